@@ -1,0 +1,33 @@
+"""The seam between the engine and hardware models."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from hwmodels.totals import Totals
+
+
+class Work(NamedTuple):
+    """Arithmetic and traffic of one iteration over all stages and GPUs of a replica (floats or float arrays)."""
+
+    flops: Any
+    hbm_bytes: Any
+
+
+class CostModel(Protocol):
+    """Seconds of an iteration as a function of its totals.
+
+    Scalars in, float out; int64 arrays in, float64 arrays out, equal bit for bit. Times are finite, non-negative
+    and do not fall when a total grows.
+    """
+
+    n_stages: int
+    window_tokens: int | None
+    peak_flops_per_s: float
+    peak_bytes_per_s: float
+
+    def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any: ...
+
+    def handover_s(self, rows: Any, /) -> Any: ...
+
+    def work(self, totals: Totals, /) -> Work: ...

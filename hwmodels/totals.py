@@ -1,0 +1,34 @@
+"""What a cost model is told of one iteration: a few integers, summed over the batch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Totals(NamedTuple):
+    """One iteration's work on one replica, as sums over its batch.
+
+    Every field is an int, or every field is an int64 array of one common shape: cost models use
+    elementwise arithmetic only, so that both give the same bits.
+    """
+
+    rows: Any
+    """Tokens through the linear layers: prompt tokens of this iteration plus decode query tokens."""
+    prefill_rows: Any = 0
+    """Of `rows`, the prompt tokens."""
+    prefill_chunks: Any = 0
+    """Sequences that contribute prompt tokens."""
+    prefill_pairs: Any = 0
+    """Causal query-key pairs of the prompt tokens: sum over chunks of q * past + q * (q + 1) / 2."""
+    prefill_kv_tokens: Any = 0
+    """KV tokens the prompt chunks attend to: sum of past + q."""
+    decode_seqs: Any = 0
+    """Sequences that decode; each submits (rows - prefill_rows) / decode_seqs query tokens."""
+    decode_kv_tokens: Any = 0
+    """KV tokens the decodes read: sum over them of cached context plus their query tokens."""
+    logit_rows: Any = 0
+    """Rows through the LM head: decode query tokens plus one for each prompt that completes."""
+    prefill_pairs_window: Any = 0
+    """`prefill_pairs` with each query limited to the model's sliding window (0 when it has none)."""
+    decode_kv_window: Any = 0
+    """`decode_kv_tokens` with each sequence limited to the sliding window (0 when it has none)."""
