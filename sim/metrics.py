@@ -1,0 +1,267 @@
+"""Metrics as functions of a run's columns, under the names that vLLM's serving benchmark uses.
+
+`summary` puts them all into the nested mapping that `summary.json` holds. What cannot be said (no request
+finished, no SLO given) is None, never NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+FINISHED, REJECTED, UNFINISHED = 0, 1, 2
+STATUS_NAMES = ("finished", "rejected", "unfinished")
+
+STATISTICS = ("mean", "median", "std", "p50", "p90", "p95", "p99", "max")
+_QUANTILES = (0.5, 0.9, 0.95, 0.99)
+
+_TREND_BINS = 16
+_TREND_T = 2.602  # Student's t, one-sided 1 %, 15 degrees of freedom (16 bins)
+_TREND_GROWTH = 0.05  # of the arrivals in the window: less than this is no overload worth the name
+_TREND_MIN_ARRIVALS = 64  # in the window: fewer than 4 arrivals a bin say nothing
+
+
+class Columns(Protocol):
+    """What the engine returns; see `sim.engine.Columns`."""
+
+    @property
+    def requests(self) -> Mapping[str, NDArray[Any]]: ...
+
+    @property
+    def reasons(self) -> Sequence[str]: ...
+
+    @property
+    def meta(self) -> Mapping[str, Any]: ...
+
+    def iterations(self) -> Mapping[str, NDArray[Any]]: ...
+
+    def itl(self) -> tuple[IntArray, IntArray]: ...
+
+
+def ttft_s(requests: Mapping[str, NDArray[Any]]) -> FloatArray:
+    """Time to first token of each request, from its arrival; NaN where it did not finish or emitted none. Shape [n]."""
+    done = _finished(requests) & (requests["first_token_ns"] >= 0)
+    return _seconds_where(done, requests["first_token_ns"] - requests["arrival_ns"])
+
+
+def e2el_s(requests: Mapping[str, NDArray[Any]]) -> FloatArray:
+    """End-to-end latency of each request, arrival to last token; NaN where it did not finish. Shape [n]."""
+    return _seconds_where(_finished(requests), requests["finish_ns"] - requests["arrival_ns"])
+
+
+def queue_s(requests: Mapping[str, NDArray[Any]]) -> FloatArray:
+    """Time from arrival until the first iteration that works on the request; NaN where it did not finish. Shape [n]."""
+    done = _finished(requests) & (requests["scheduled_ns"] >= 0)
+    return _seconds_where(done, requests["scheduled_ns"] - requests["arrival_ns"])
+
+
+def tpot_s(requests: Mapping[str, NDArray[Any]]) -> FloatArray:
+    """Time per output token after the first, (e2el - ttft) / (output_tokens - 1); NaN below two tokens. Shape [n]."""
+    more = requests["output_tokens"] > 1
+    done = _finished(requests) & more & (requests["first_token_ns"] >= 0)
+    decode_s = _seconds_where(done, requests["finish_ns"] - requests["first_token_ns"])
+    return decode_s / np.where(more, requests["output_tokens"] - 1, 1)
+
+
+def slo_met(
+    requests: Mapping[str, NDArray[Any]],
+    *,
+    ttft_limit_s: float | None = None,
+    tpot_limit_s: float | None = None,
+    e2el_limit_s: float | None = None,
+) -> NDArray[np.bool_]:
+    """Which requests finished within every limit given; one without a second token has no TPOT to miss. Shape [n]."""
+    met = _finished(requests).copy()
+    for limit_s, measure in ((ttft_limit_s, ttft_s), (tpot_limit_s, tpot_s), (e2el_limit_s, e2el_s)):
+        if limit_s is not None:
+            value_s = measure(requests)
+            met &= np.isnan(value_s) | (value_s <= limit_s)
+    return met
+
+
+def statistics(values: FloatArray) -> dict[str, float | None]:
+    """Mean, median, population std, p50, p90, p95, p99 and max of what is not NaN; all None without any."""
+    values = values[~np.isnan(values)]
+    if not values.size:
+        return dict.fromkeys(STATISTICS)
+    p50, p90, p95, p99 = (float(q) for q in np.quantile(values, _QUANTILES))
+    return _statistics(float(values.mean()), float(values.std()), p50, p90, p95, p99, float(values.max()))
+
+
+def weighted_statistics(gaps_ns: IntArray, weights: IntArray) -> dict[str, float | None]:
+    """`statistics` in seconds of gaps in nanoseconds of which each counts *weights* times; all None without any."""
+    if not gaps_ns.size:
+        return dict.fromkeys(STATISTICS)
+    count = float(weights.sum())
+    mean_ns = float((gaps_ns * weights.astype(np.float64)).sum() / count)
+    std_ns = math.sqrt(float((np.square(gaps_ns - mean_ns) * weights).sum() / count))
+    p50, p90, p95, p99 = (float(q) * 1e-9 for q in weighted_quantile(gaps_ns, weights, _QUANTILES))
+    return _statistics(mean_ns * 1e-9, std_ns * 1e-9, p50, p90, p95, p99, int(gaps_ns.max()) * 1e-9)
+
+
+def weighted_quantile(values: IntArray, weights: IntArray, probabilities: Sequence[float]) -> FloatArray:
+    """Quantiles of *values* each repeated *weights* times, equal to `np.quantile(np.repeat(values, weights), ...)`.
+
+    Values are non-negative integers, weights at least 1. Nothing is expanded and nothing sorted as a whole: a
+    histogram finds the few narrow ranges that hold the ranks asked for, and only those are sorted.
+    """
+    if not values.size:
+        raise ValueError("weighted_quantile needs at least one value; got none")
+    # 2^20 bins: the histogram stays in cache, and a bin holds few distinct values.
+    shift = max(0, int(values.max()).bit_length() - 20)
+    bins = values >> shift
+    reached = np.cumsum(np.bincount(bins, weights=weights)).astype(np.int64)
+    last = int(reached[-1]) - 1
+    members: dict[int, tuple[IntArray, IntArray]] = {}
+
+    def at_rank(rank: int) -> float:
+        index = int(np.searchsorted(reached, rank, side="right"))
+        if index not in members:
+            inside = np.flatnonzero(bins == index)
+            order = inside[np.argsort(values[inside], kind="stable")]
+            before = int(reached[index - 1]) if index else 0
+            members[index] = values[order], before + np.cumsum(weights[order])
+        sorted_values, cumulative = members[index]
+        return float(sorted_values[np.searchsorted(cumulative, rank, side="right")])
+
+    quantiles = []
+    for probability in probabilities:
+        position = last * probability
+        rank = math.floor(position)
+        t = position - rank
+        low, high = at_rank(rank), at_rank(min(rank + 1, last))
+        # numpy's own two-sided interpolation, so that the bits agree.
+        quantiles.append(low + (high - low) * t if t < 0.5 else high - (high - low) * (1 - t))
+    return np.array(quantiles)
+
+
+def makespan_s(requests: Mapping[str, NDArray[Any]], iterations: Mapping[str, NDArray[Any]]) -> float:
+    """Seconds from the first arrival to the end of the last iteration or request; 0.0 where nothing ran."""
+    ends = [int(requests["finish_ns"].max(initial=-1))]
+    if iterations["start_ns"].size:
+        ends.append(int((iterations["start_ns"] + iterations["duration_ns"]).max()))
+    return max(0, max(ends) - int(requests["arrival_ns"].min())) * 1e-9
+
+
+def saturated(requests: Mapping[str, NDArray[Any]]) -> bool | None:
+    """Whether the queue is still growing when arrivals end; None where there are too few arrivals to say.
+
+    Waiting requests (arrived, not rejected, not yet scheduled) are counted at 17 evenly spaced instants over the
+    second half of the arrivals' time span. The queue grows when both hold: the mean of its 16 increments is above
+    zero by Student's t at 1 % (one-sided; increments of a stable queue correlate negatively, which makes the test
+    conservative), and over the window it grew by at least 5 % of the requests that arrived in it, which means that
+    service kept up with less than 95 % of them. Fewer than 64 arrivals in the window, or all at one instant: None.
+    """
+    queued = requests["status"] != REJECTED
+    arrival_ns = np.sort(requests["arrival_ns"][queued])
+    if not arrival_ns.size or arrival_ns[0] == arrival_ns[-1]:
+        return None
+    begin, end = int(arrival_ns[0]), int(arrival_ns[-1])
+    at = np.linspace((begin + end) / 2, end, _TREND_BINS + 1)
+    scheduled_ns = requests["scheduled_ns"][queued]
+    scheduled_ns = np.sort(scheduled_ns[scheduled_ns >= 0])
+    arrived = np.searchsorted(arrival_ns, at, side="right")
+    waiting = arrived - np.searchsorted(scheduled_ns, at, side="right")
+    arrivals = int(arrived[-1] - arrived[0])
+    if arrivals < _TREND_MIN_ARRIVALS:
+        return None
+    steps = np.diff(waiting)
+    grew = float(waiting[-1] - waiting[0])
+    standard_error = float(steps.std(ddof=1)) / math.sqrt(_TREND_BINS)
+    return grew >= _TREND_GROWTH * arrivals and float(steps.mean()) > _TREND_T * standard_error
+
+
+def summary(columns: Columns, *, slo: Mapping[str, float | None] | None = None) -> dict[str, Any]:
+    """Every metric of a run, nested as in `summary.json`; plain Python numbers, None where there is none to give.
+
+    Rates are over the makespan (first arrival to last finish). Output tokens are those emitted, prompt tokens those
+    of requests whose prompt was completed. `slo_attainment` is the share of all requests, rejected and unfinished
+    ones included, that met every limit of *slo* (keys `ttft_s`, `tpot_s`, `e2el_s`); `goodput_requests_per_s` is
+    their rate. `busy_fraction` is the time spent in iterations over replicas (times lanes) and makespan; `mfu` and
+    `mbu` are arithmetic and memory traffic over what the replicas' GPUs could have done in the makespan.
+    `kv_utilization` is the share of KV blocks in use: mean over time (idle replicas hold none) and largest.
+    """
+    requests, iterations, meta = columns.requests, columns.iterations(), columns.meta
+    status = requests["status"]
+    total = int(status.size)
+    counts = {name: int((status == code).sum()) for code, name in enumerate(STATUS_NAMES)}
+    span_s = makespan_s(requests, iterations)
+    emitted = int(requests["emitted_tokens"].sum())
+    answered = (requests["first_token_ns"] >= 0) | _finished(requests)
+    prompt = int(requests["prompt_tokens"][answered].sum())
+    limits = {key: value for key, value in (slo or {}).items() if value is not None}
+    within = None
+    if limits:
+        within = int(
+            slo_met(
+                requests,
+                ttft_limit_s=limits.get("ttft_s"),
+                tpot_limit_s=limits.get("tpot_s"),
+                e2el_limit_s=limits.get("e2el_s"),
+            ).sum()
+        )
+    return {
+        "requests": {"total": total, **counts},
+        "ttft_s": statistics(ttft_s(requests)),
+        "tpot_s": statistics(tpot_s(requests)),
+        "itl_s": weighted_statistics(*columns.itl()),
+        "e2el_s": statistics(e2el_s(requests)),
+        "queue_s": statistics(queue_s(requests)),
+        "output_tokens_per_s": _per(emitted, span_s),
+        "total_tokens_per_s": _per(prompt + emitted, span_s),
+        "requests_per_s": _per(counts["finished"], span_s),
+        "goodput_requests_per_s": None if within is None else _per(within, span_s),
+        "slo_attainment": None if within is None else within / total,
+        "makespan_s": span_s,
+        "iterations": int(iterations["start_ns"].size),
+        "preemptions": int(requests["preemptions"].sum()),
+        "mfu": _per(meta.get("flops"), span_s * (meta.get("peak_flops_per_s") or 0.0)),
+        "mbu": _per(meta.get("hbm_bytes"), span_s * (meta.get("peak_bytes_per_s") or 0.0)),
+        "busy_fraction": _busy_fraction(iterations, meta, span_s),
+        "kv_utilization": _kv_utilization(iterations, meta, span_s),
+        "saturated": saturated(requests),
+        "wall_s": meta.get("wall_s"),
+    }
+
+
+def _busy_fraction(iterations: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], span_s: float) -> float | None:
+    replicas = len(meta["kv_blocks_total"])
+    lanes = int(iterations["lane"].max(initial=0)) + 1
+    return _per(float(iterations["duration_ns"].sum()) * 1e-9, span_s * replicas * lanes)
+
+
+def _kv_utilization(
+    iterations: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], span_s: float
+) -> dict[str, float | None]:
+    blocks_total = np.asarray(meta["kv_blocks_total"], dtype=np.float64)
+    if not iterations["start_ns"].size or span_s <= 0 or not blocks_total.all():
+        return {"mean": None, "max": None}
+    share = iterations["kv_blocks_used"] / blocks_total[iterations["replica"]]
+    held_s = float((share * iterations["duration_ns"]).sum()) * 1e-9
+    lanes = int(iterations["lane"].max()) + 1
+    return {"mean": held_s / (span_s * blocks_total.size * lanes), "max": float(share.max())}
+
+
+def _per(amount: float | None, denominator: float) -> float | None:
+    return None if amount is None or denominator <= 0 else amount / denominator
+
+
+def _finished(requests: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    return requests["status"] == FINISHED
+
+
+def _seconds_where(valid: NDArray[np.bool_], nanoseconds: NDArray[Any]) -> FloatArray:
+    return np.where(valid, nanoseconds * 1e-9, np.nan)
+
+
+def _statistics(
+    mean: float, std: float, p50: float, p90: float, p95: float, p99: float, largest: float
+) -> dict[str, float | None]:
+    return {"mean": mean, "median": p50, "std": std, "p50": p50, "p90": p90, "p95": p95, "p99": p99, "max": largest}
