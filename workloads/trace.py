@@ -99,6 +99,9 @@ class Trace:
             raise ValueError(
                 f"row {row}: model_index is a row of the {len(models)} models; got {self.model_index[row]}"
             )
+        if len(models) == 1:
+            # One canonical form, so that equal traces compare equal.
+            object.__setattr__(self, "model_index", None)
 
     def _check_prefixes(self, n: int) -> None:
         parts = (self.prefix_blocks, self.prefix_offsets, self.prefix_block_tokens)
@@ -116,7 +119,8 @@ class Trace:
         object.__setattr__(self, "prefix_block_tokens", int(tokens))
         if len(offsets) != n + 1 or offsets[0] != 0 or offsets[-1] != len(blocks) or np.any(np.diff(offsets) < 0):
             raise ValueError(
-                f"prefix_offsets are {n + 1} non-decreasing numbers from 0 to {len(blocks)}, the length of prefix_blocks"
+                f"prefix_offsets are {n + 1} non-decreasing numbers from 0 to the {len(blocks)} of prefix_blocks; "
+                f"got {offsets!r}"
             )
         too_many = np.diff(offsets) > -(-self.prompt_tokens // int(tokens))
         if (row := _first(too_many)) is not None:
@@ -200,12 +204,8 @@ class Trace:
             return NotImplemented
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray):
-                if not np.array_equal(mine, theirs):
-                    return False
-            elif mine is not theirs and (isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray)):
-                return False
-            elif mine is not theirs and mine != theirs:
+            arrays = isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray)
+            if not (np.array_equal(mine, theirs) if arrays else mine == theirs):
                 return False
         return True
 
