@@ -1,0 +1,443 @@
+"""What a run leaves: columns and a manifest in memory, and the folder that holds them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim import metrics
+from sim.errors import OutputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+FORMAT = "rooftrace-results-1"
+FILES = (
+    "summary.json",
+    "requests.parquet",
+    "iterations.parquet",
+    "manifest.json",
+    "latency.png",
+    "timeline.png",
+)
+_MARK = "manifest.json"
+_ABSENT_IS_NULL = ("scheduled_ns", "first_token_ns", "finish_ns", "replica")
+_WIDE = ("start_ns", "duration_ns", "kv_tokens")  # iteration columns that need more than 32 bits
+_STATUS_CODES = {name: code for code, name in enumerate(metrics.STATUS_NAMES)}
+
+
+class Result:
+    """A finished run. `summary`, `requests` and `iterations` are worked out when first looked at.
+
+    *columns* are the engine's, *manifest* says what was run, *slo* holds the limits in seconds that goodput is
+    counted against (keys `ttft_s`, `tpot_s`, `e2el_s`).
+    """
+
+    def __init__(
+        self, columns: metrics.Columns, *, manifest: Mapping[str, Any], slo: Mapping[str, float | None] | None = None
+    ) -> None:
+        self.columns = columns
+        self.manifest = dict(manifest)
+        self.slo = dict(slo or {})
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Every metric, nested as in summary.json; see `sim.metrics.summary`."""
+        return metrics.summary(self.columns, slo=self.slo)
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row a request: the stored columns, and ttft_s, tpot_s, e2el_s and queue_s worked out from them."""
+        frame = request_table(self.columns).to_pandas()
+        columns = self.columns.requests
+        for measure in (metrics.ttft_s, metrics.tpot_s, metrics.e2el_s, metrics.queue_s):
+            frame[measure.__name__] = measure(columns)
+        return frame
+
+    @cached_property
+    def iterations(self) -> pd.DataFrame:
+        """One row an iteration, in order of replica and start."""
+        return iteration_table(self.columns).to_pandas()
+
+    def save(self, folder: str | os.PathLike[str], *, plots: bool = True) -> Path:
+        """Write the results folder and return its path; a folder of older results is replaced as a whole.
+
+        Raises OutputError where the folder cannot be written or holds files that are not Rooftrace's.
+        """
+        with staging(folder) as scratch:
+            self.write(scratch, plots=plots)
+        return Path(folder)
+
+    def write(self, folder: Path, *, plots: bool = True) -> None:
+        """Write every file of the results folder straight into an existing *folder* (see `staging`)."""
+        write_json(folder / "summary.json", self.summary)
+        pools = [int(blocks) for blocks in self.columns.meta["kv_blocks_total"]]
+        write_json(
+            folder / "manifest.json", {"format": FORMAT, **self.manifest, "slo": self.slo, "kv_blocks_total": pools}
+        )
+        write_parquet(request_table(self.columns), folder / "requests.parquet")
+        write_parquet(iteration_table(self.columns), folder / "iterations.parquet")
+        if plots:
+            self.write_plots(folder)
+
+    def write_plots(self, folder: Path) -> None:
+        """Draw latency.png and timeline.png into *folder*."""
+        from sim.report import plots
+
+        requests = self.columns.requests
+        itl = self.summary["itl_s"]
+        latency = plots.latency_figure(
+            ttft_s=metrics.ttft_s(requests),
+            e2el_s=metrics.e2el_s(requests),
+            itl_ns=self.columns.itl(),
+            itl_quantiles_s=None if itl["p50"] is None else [itl["p50"], itl["p90"], itl["p99"]],
+            title=f"{self._latency_headline()}\n{self.label}",
+        )
+        plots.save_figure(latency, folder / "latency.png")
+        timeline = plots.timeline_figure(
+            requests=requests,
+            iterations=self.columns.iterations(),
+            kv_blocks_total=self.columns.meta["kv_blocks_total"],
+            title=f"{self._timeline_headline()}\n{self.label}",
+        )
+        plots.save_figure(timeline, folder / "timeline.png")
+
+    @property
+    def label(self) -> str:
+        """What was run, in a few words: model, hardware and scheduler."""
+        return str(self.manifest.get("label", "")) or "run"
+
+    def _latency_headline(self) -> str:
+        from sim.report.plots import seconds_text
+
+        finished = self.summary["requests"]["finished"]
+        first, whole = self.summary["ttft_s"], self.summary["e2el_s"]
+        if first["p99"] is None:
+            return f"{finished:,} requests finished, none with a first token"
+        return (
+            f"Half of {finished:,} requests see a first token within {seconds_text(first['p50'])}, "
+            f"99 % within {seconds_text(first['p99'])}; half are done within {seconds_text(whole['p50'])}"
+        )
+
+    def _timeline_headline(self) -> str:
+        summary = self.summary
+        kv = summary["kv_utilization"]["max"]
+        queue = {True: "The queue is still growing when arrivals end", False: "The queue does not keep growing"}.get(
+            summary["saturated"], "Queue, batch and memory over the run"
+        )
+        memory = "" if kv is None else f"; KV memory peaks at {kv:.0%}"
+        preempted = summary["preemptions"]
+        return f"{queue}{memory}" + (f"; {preempted:,} preemptions" if preempted else "")
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Result:
+        """The result stored in *folder*: summary, requests, iterations and manifest as they were written.
+
+        Gaps between single tokens are not stored, only their statistics in the summary; `columns.itl()` of a
+        loaded result says so. Raises OutputError where *folder* is not a complete results folder.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise OutputError(f"{folder} is not a folder; give the folder that `rooftrace run` wrote")
+        missing = [name for name in FILES[:4] if not (folder / name).is_file()]
+        if missing:
+            raise OutputError(f"{folder} is not a results folder: {', '.join(missing)} is missing")
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        found = manifest.pop("format", None)
+        if found != FORMAT:
+            raise OutputError(f"{folder} has results of format {found!r}; this version reads {FORMAT!r}: run it again")
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        columns = _stored_columns(folder, manifest, summary)
+        result = cls(columns, manifest=manifest, slo=manifest.get("slo"))
+        result.__dict__["summary"] = summary
+        return result
+
+    def __repr__(self) -> str:
+        counts = self.summary["requests"]
+        return f"Result({self.label!r}, {counts['finished']} of {counts['total']} requests finished)"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{escape(name)}</th>"
+            + "".join(f"<td style='text-align:right'>{escape(cell)}</td>" for cell in cells)
+            + "</tr>"
+            for name, cells in latency_rows(self.summary)
+        )
+        heads = "".join(f"<th>{head}</th>" for head in LATENCY_HEADS)
+        facts = "".join(
+            f"<tr><th style='text-align:left'>{escape(name)}</th><td>{escape(text)}</td></tr>"
+            for name, text in fact_rows(self.summary)
+        )
+        return (
+            f"<div><b>{escape(self.label)}</b>"
+            f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+            f"<table><tbody>{facts}</tbody></table></div>"
+        )
+
+
+LATENCY_HEADS = ("mean", "p50", "p90", "p95", "p99", "max")
+
+
+def latency_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """Latencies for a table: a name and a text for each of `LATENCY_HEADS`."""
+    from sim.report.plots import seconds_text
+
+    names = {
+        "ttft_s": "TTFT (first token)",
+        "tpot_s": "TPOT (per later token)",
+        "itl_s": "ITL (token gap)",
+        "e2el_s": "E2EL (whole request)",
+        "queue_s": "Queue (before work starts)",
+    }
+    return [
+        (name, ["-" if summary[key][head] is None else seconds_text(summary[key][head]) for head in LATENCY_HEADS])
+        for key, name in names.items()
+    ]
+
+
+def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Everything of the summary but the latencies, for people: pairs of name and text."""
+    from sim.report.plots import seconds_text
+
+    counts = summary["requests"]
+    kv = summary["kv_utilization"]
+
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1%}"
+
+    def rate(value: float | None, unit: str) -> str:
+        return "-" if value is None else f"{value:,.1f} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+
+    ends = [
+        f"{counts[key]:,} {key}" for key in ("finished", "rejected", "unfinished") if key == "finished" or counts[key]
+    ]
+    rows = [
+        ("Requests", f"{counts['total']:,}: " + ", ".join(ends)),
+        ("Request throughput", rate(summary["requests_per_s"], "requests/s")),
+        ("Output throughput", rate(summary["output_tokens_per_s"], "tokens/s")),
+        ("Total throughput", rate(summary["total_tokens_per_s"], "tokens/s (prompt and output)")),
+    ]
+    if summary["slo_attainment"] is not None:
+        good = rate(summary["goodput_requests_per_s"], "requests/s")
+        rows.append(("Within the SLO", f"{share(summary['slo_attainment'])} of requests, goodput {good}"))
+    saturated = {True: "yes: the queue still grows when arrivals end", False: "no", None: "cannot be said"}
+    rows += [
+        ("Simulated time", f"{seconds_text(summary['makespan_s'])} in {summary['iterations']:,} iterations"),
+        ("Busy", f"{share(summary['busy_fraction'])}, MFU {share(summary['mfu'])}, MBU {share(summary['mbu'])}"),
+        ("KV memory in use", f"{share(kv['mean'])} on average, {share(kv['max'])} at most"),
+        ("Preemptions", f"{summary['preemptions']:,}"),
+        ("Saturated", saturated[summary["saturated"]]),
+    ]
+    if summary["wall_s"] is not None:
+        rows.append(("Spent simulating", seconds_text(summary["wall_s"])))
+    return rows
+
+
+def request_table(columns: metrics.Columns) -> pa.Table:
+    """Requests as an Arrow table: times in ns, null where absent; status and reason as text."""
+    import pyarrow as pa
+
+    given = columns.requests
+    out: dict[str, Any] = {}
+    for name, values in given.items():
+        if name == "status":
+            out[name] = _text_column(values, metrics.STATUS_NAMES)
+        elif name == "reason":
+            out[name] = _text_column(values, columns.reasons)
+        else:
+            mask = (values < 0) if name in _ABSENT_IS_NULL else None
+            out[name] = pa.array(values.astype(np.int64, copy=False), mask=mask)
+    return pa.table(out)
+
+
+def iteration_table(columns: metrics.Columns) -> pa.Table:
+    """Iterations as an Arrow table: times and KV tokens 64 bits wide, counts 32."""
+    import pyarrow as pa
+
+    given = columns.iterations()
+    limit = np.iinfo(np.int32).max
+    out = {}
+    for name, values in given.items():
+        if values.dtype.kind == "f":
+            out[name] = pa.array(values)
+        elif name in _WIDE or name.endswith("_ns") or int(values.max(initial=0)) > limit:
+            out[name] = pa.array(values.astype(np.int64, copy=False))
+        else:
+            out[name] = pa.array(values.astype(np.int32))
+    return pa.table(out)
+
+
+def write_parquet(table: pa.Table, path: Path) -> None:
+    """Write *table* so that equal tables are equal files: no date, no compressor.
+
+    Integers are stored as packed differences (DELTA_BINARY_PACKED), which for 450,000 iterations is both smaller
+    and faster to write than dictionaries with any compressor.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    packed = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+    texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
+    pq.write_table(
+        table,
+        path,
+        compression="none",
+        use_dictionary=texts,  # type: ignore[arg-type]
+        column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
+    )
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write *value* as indented JSON with a newline at the end; NaN is refused."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def staging(folder: str | os.PathLike[str], *, files: Sequence[str] = FILES) -> Iterator[Path]:
+    """A hidden scratch folder beside *folder* that takes its place when the block ends well, and vanishes otherwise.
+
+    Entered before a run, it finds out at once whether the folder can be written. An existing folder is replaced
+    only if it is empty or holds nothing but *files* with a manifest among them. Raises OutputError.
+    """
+    target = Path(folder).resolve()
+    _check_replaceable(target, files)
+    made = _make_parents(target.parent)
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+    except OSError as error:
+        _remove_empty(made)
+        raise OutputError(f"cannot write results into {folder}: {error.strerror}; choose another --out") from None
+    done = False
+    try:
+        scratch.chmod(0o777 & ~_umask())
+        try:
+            yield scratch
+            _check_replaceable(target, files)
+            _swap_in(scratch, target)
+        except OSError as error:
+            if isinstance(error, OutputError):
+                raise
+            raise OutputError(f"cannot write results into {folder}: {error.strerror or error}") from error
+        done = True
+    finally:
+        if not done:
+            shutil.rmtree(scratch, ignore_errors=True)
+            _remove_empty(made)
+
+
+def _check_replaceable(target: Path, files: Sequence[str]) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise OutputError(f"{target} is a file, not a folder; choose another --out")
+    try:
+        names = sorted(entry.name for entry in target.iterdir())
+    except OSError as error:
+        raise OutputError(f"cannot read {target}: {error.strerror}; choose another --out") from None
+    foreign = [name for name in names if name not in files]
+    if foreign or (names and _MARK not in names):
+        shown = ", ".join((foreign or names)[:3]) + (", ..." if len(foreign or names) > 3 else "")
+        raise OutputError(f"{target} holds files that are not Rooftrace results ({shown}); choose another --out")
+
+
+def _make_parents(folder: Path) -> list[Path]:
+    """Create *folder* and its parents; the ones created, innermost first."""
+    missing: list[Path] = []
+    at = folder
+    while not at.exists():
+        missing.append(at)
+        at = at.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _remove_empty(missing)
+        raise OutputError(f"cannot create {folder}: {error.strerror}; choose another --out") from None
+    return missing
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _swap_in(scratch: Path, target: Path) -> None:
+    """Rename *scratch* to *target*; what was there is put back if that fails."""
+    if not target.exists():
+        scratch.rename(target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
+    target.rename(old / "results")
+    try:
+        scratch.rename(target)
+    except BaseException:
+        (old / "results").rename(target)
+        old.rmdir()
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _text_column(codes: NDArray[Any], names: Sequence[str]) -> pa.Array:
+    import pyarrow as pa
+
+    indices = pa.array(codes.astype(np.int32), mask=codes < 0)
+    return pa.array(list(names), pa.string()).take(indices)
+
+
+@dataclass(frozen=True)
+class StoredColumns:
+    """Columns read back from a results folder; gaps between tokens are not among them."""
+
+    requests: Mapping[str, NDArray[Any]]
+    reasons: tuple[str, ...]
+    meta: Mapping[str, Any]
+    iteration_columns: Mapping[str, NDArray[Any]] = field(repr=False)
+
+    def iterations(self) -> Mapping[str, NDArray[Any]]:
+        return self.iteration_columns
+
+    def itl(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        raise ValueError("gaps between tokens are not stored in a results folder; simulate its scenario again")
+
+
+def _stored_columns(folder: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> StoredColumns:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(folder / "requests.parquet")
+    requests: dict[str, NDArray[Any]] = {}
+    reasons: tuple[str, ...] = ()
+    for name in table.column_names:
+        column = table.column(name)
+        if name == "status":
+            codes = [_STATUS_CODES[text] for text in column.to_pylist()]
+            requests[name] = np.array(codes, dtype=np.int8)
+        elif name == "reason":
+            texts = column.to_pylist()
+            reasons = tuple(dict.fromkeys(text for text in texts if text is not None))
+            requests[name] = np.array([-1 if text is None else reasons.index(text) for text in texts], dtype=np.int64)
+        else:
+            requests[name] = column.fill_null(-1).to_numpy()
+    stored = pq.read_table(folder / "iterations.parquet")
+    iterations = {name: stored.column(name).to_numpy() for name in stored.column_names}
+    meta = {"kv_blocks_total": manifest.get("kv_blocks_total", []), "wall_s": summary.get("wall_s")}
+    return StoredColumns(requests=requests, reasons=reasons, meta=meta, iteration_columns=iterations)

@@ -1,0 +1,167 @@
+import json
+import os
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sim.errors import OutputError
+from sim.results import FILES, Result, staging
+from tests.results.fakes import FakeColumns, iterations, plausible, requests
+
+
+def result(**kwargs):
+    return Result(plausible(60, 300, **kwargs), manifest={"label": "toy model on toy chip", "seed": 0})
+
+
+def read_all(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_save_writes_the_whole_folder_and_nothing_beside_it(tmp_path):
+    result().save(tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    for name in ("latency.png", "timeline.png"):
+        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_saving_twice_gives_the_same_bytes(tmp_path):
+    result().save(tmp_path / "a")
+    result().save(tmp_path / "b")
+    assert read_all(tmp_path / "a") == read_all(tmp_path / "b")
+
+
+def test_absent_times_are_null_and_status_and_reason_are_text(tmp_path):
+    columns = FakeColumns(
+        requests=requests(
+            [0, 1, 2],
+            status=[0, 1, 2],
+            reason=[-1, 0, -1],
+            scheduled_ns=[0, -1, 5],
+            first_token_ns=[7, -1, -1],
+            finish_ns=[9, -1, -1],
+            replica=[0, -1, 0],
+        ),
+        iteration_columns=iterations([0], [9]),
+        gaps=(np.array([1]), np.array([2])),
+        reasons=("prompt of 90 tokens exceeds the KV pool",),
+    )
+    Result(columns, manifest={}).save(tmp_path / "out", plots=False)
+    table = pd.read_parquet(tmp_path / "out" / "requests.parquet")
+    assert table["status"].tolist() == ["finished", "rejected", "unfinished"]
+    assert table["reason"].dropna().tolist() == ["prompt of 90 tokens exceeds the KV pool"]
+    assert table["finish_ns"].isna().tolist() == [False, True, True]
+    assert table["arrival_ns"].tolist() == [0, 1, 2]
+    assert not (tmp_path / "out" / "latency.png").exists()
+
+
+def test_a_loaded_result_equals_the_saved_one(tmp_path):
+    saved = result()
+    loaded = Result.load(saved.save(tmp_path / "out", plots=False))
+    assert loaded.summary == saved.summary
+    assert loaded.label == saved.label
+    pd.testing.assert_frame_equal(loaded.requests, saved.requests)
+    pd.testing.assert_frame_equal(loaded.iterations, saved.iterations)
+    with pytest.raises(ValueError, match="simulate its scenario again"):
+        loaded.columns.itl()
+
+
+def test_request_frame_carries_latencies(tmp_path):
+    frame = result().requests
+    assert np.allclose(frame["e2el_s"], (frame["finish_ns"] - frame["arrival_ns"]) * 1e-9)
+
+
+def test_summary_json_has_no_nan_when_nothing_ran(tmp_path):
+    nothing = FakeColumns(
+        requests=requests([0], status=2, scheduled_ns=-1, first_token_ns=-1, finish_ns=-1, emitted_tokens=0),
+        iteration_columns=iterations([], []),
+        gaps=(np.array([], dtype=np.int64), np.array([], dtype=np.int64)),
+    )
+    Result(nothing, manifest={}).save(tmp_path / "out")
+    text = (tmp_path / "out" / "summary.json").read_text()
+    assert "NaN" not in text
+    assert json.loads(text)["ttft_s"]["p99"] is None
+
+
+def test_older_results_are_replaced_as_a_whole(tmp_path):
+    result().save(tmp_path / "out")
+    result(seed=1).save(tmp_path / "out", plots=False)
+    assert not (tmp_path / "out" / "latency.png").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("with_results", [False, True])
+def test_a_folder_with_other_files_is_left_alone(tmp_path, with_results):
+    out = tmp_path / "out"
+    out.mkdir()
+    if with_results:
+        result().save(out, plots=False)
+    (out / "thesis.txt").write_text("years of work")
+    before = read_all(out)
+    with pytest.raises(OutputError, match=r"thesis\.txt.*choose another --out"):
+        result().save(out)
+    assert read_all(out) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_output_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(OutputError, match="is a file, not a folder"):
+        result().save(tmp_path / "out")
+    with pytest.raises(OutputError, match="cannot create"):
+        result().save(tmp_path / "out" / "deeper")
+    assert (tmp_path / "out").read_text() == "a file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not os.path.isdir("/proc/self"), reason="needs a folder nobody can write to")
+def test_an_unwritable_folder_is_found_out_before_the_run(tmp_path):
+    if os.geteuid() == 0:
+        target = "/proc/self/rooftrace-out"
+    else:
+        (tmp_path / "locked").mkdir(mode=0o500)
+        target = tmp_path / "locked" / "out"
+    with pytest.raises(OutputError, match="choose another --out"), staging(target):
+        pytest.fail("the block must not be entered")
+
+
+def write_half(folder, error):
+    with staging(folder) as scratch:
+        (scratch / "summary.json").write_text("{")
+        raise error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_run_leaves_the_older_results_and_no_scratch(tmp_path, error):
+    out = result().save(tmp_path / "deep" / "out", plots=False)
+    before = read_all(out)
+    with pytest.raises(error):
+        write_half(out, error)
+    assert read_all(out) == before
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_an_interrupted_first_run_leaves_no_folder_at_all(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        write_half(tmp_path / "results" / "first", KeyboardInterrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"), [("missing", "is missing"), ("format", "this version reads"), ("absent", "not a folder")]
+)
+def test_loading_something_else_is_refused(tmp_path, damage, words):
+    out = result().save(tmp_path / "out", plots=False)
+    if damage == "missing":
+        (out / "requests.parquet").unlink()
+    elif damage == "format":
+        (out / "manifest.json").write_text('{"format": "other"}')
+    with pytest.raises(OutputError, match=words):
+        Result.load(tmp_path / "nowhere" if damage == "absent" else out)
+
+
+def test_html_shows_the_latency_table():
+    html = result()._repr_html_()
+    assert "TTFT" in html
+    assert "<table>" in html
+    assert "toy model on toy chip" in html
