@@ -1,0 +1,243 @@
+"""Accelerators: what their makers promise, in SI units, with the source of each number."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CATALOGUE = Path(__file__).with_name("devices.toml")
+PRECISION_KEYS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interconnect:
+    """A link as latency plus size over bandwidth (the alpha-beta model)."""
+
+    kind: str
+    """NVLink, PCIe, ICI, Infinity Fabric, InfiniBand, ..."""
+    latency_s: float
+    bytes_per_s: float
+    """In one direction, of one device."""
+
+    def send_s(self, size_bytes: Any) -> Any:
+        """Seconds to hand *size_bytes* to a neighbour."""
+        return self.latency_s + size_bytes / self.bytes_per_s
+
+    def ring_all_reduce_s(self, size_bytes: Any, n: int) -> Any:
+        """Seconds of a ring all-reduce of *size_bytes* over *n* devices: 2(n-1) steps of 1/n of the data each.
+
+        Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009): bandwidth-optimal all-reduce.
+        """
+        if n <= 1:
+            return size_bytes * 0.0
+        steps = 2 * (n - 1)
+        return steps * self.latency_s + size_bytes * (steps / n) / self.bytes_per_s
+
+    def ring_all_gather_s(self, size_bytes: Any, n: int) -> Any:
+        """Seconds until each of *n* devices holds all *size_bytes*, of which it started with 1/n (reduce-scatter alike)."""
+        if n <= 1:
+            return size_bytes * 0.0
+        return (n - 1) * self.latency_s + size_bytes * ((n - 1) / n) / self.bytes_per_s
+
+    def all_to_all_s(self, size_bytes: Any, n: int) -> Any:
+        """Seconds in which each of *n* devices sends 1/n of its *size_bytes* to each other one."""
+        return self.ring_all_gather_s(size_bytes, n)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator: dense peaks, memory, links, power and price.
+
+    `sources` maps a field name (peaks as `peak.bf16`) to the document behind the number.
+    """
+
+    name: str
+    title: str
+    vendor: str
+    peak_flops_per_s: Mapping[str, float] = field(hash=False)
+    """Dense (never sparse) peak by arithmetic: fp32, tf32, fp16, bf16, fp8, int8, fp4, where the device has it."""
+    memory_bytes: float
+    hbm_bytes_per_s: float
+    n_cores: int
+    """Streaming multiprocessors, compute units or TensorCores."""
+    link: Interconnect
+    """To the other devices of the node."""
+    network: Interconnect
+    """Between nodes, a device's share."""
+    devices_per_node: int
+    tdp_w: float
+    l2_bytes: float | None = None
+    price_usd_per_hour: float | None = None
+    aliases: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def peak(self, arithmetic: str) -> float:
+        """Dense FLOP/s in *arithmetic*; ValueError naming what the device offers if it has none."""
+        value = self.peak_flops_per_s.get(arithmetic)
+        if value is None:
+            raise ValueError(
+                f"{self.name} has no {arithmetic} arithmetic in its datasheet; it offers {', '.join(self.peak_flops_per_s)}"
+            )
+        return value
+
+    def first_peak(self, choices: tuple[str, ...], what: str) -> float:
+        """Dense FLOP/s of the first of *choices* that the device offers; *what* names the format in the error."""
+        for arithmetic in choices:
+            if arithmetic in self.peak_flops_per_s:
+                return self.peak_flops_per_s[arithmetic]
+        raise ValueError(
+            f"{self.name} has no {' or '.join(choices)} arithmetic, which {what} needs; "
+            f"it offers {', '.join(self.peak_flops_per_s)}: choose another precision or device"
+        )
+
+    def ridge_flops_per_byte(self, arithmetic: str) -> float:
+        """Arithmetic intensity at which peak compute and memory bandwidth take the same time."""
+        return self.peak(arithmetic) / self.hbm_bytes_per_s
+
+
+_NUMBERS = {
+    "memory_bytes": True,
+    "hbm_bytes_per_s": True,
+    "n_cores": True,
+    "devices_per_node": True,
+    "tdp_w": True,
+    "l2_bytes": False,
+    "price_usd_per_hour": False,
+    "link.latency_s": True,
+    "link.bytes_per_s": True,
+    "network.latency_s": True,
+    "network.bytes_per_s": True,
+}
+_KEYS = {"title", "vendor", "aliases", "peak", "link", "network", "like"} | {k for k in _NUMBERS if "." not in k}
+
+
+def _sourced(where: str, entry: Any, documents: Mapping[str, str]) -> tuple[float, str]:
+    if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], str)):
+        raise ValueError(f'{where}: expected [number, "source"], got {entry!r}')
+    number, source = entry
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number) or number <= 0:
+        raise ValueError(f"{where}: expected a positive finite number, got {number!r}")
+    return float(number), documents.get(source, source)
+
+
+def _device(name: str, table: Mapping[str, Any], documents: Mapping[str, str], path: Path) -> Device:
+    where = f"{path}: {name}"
+    for key in table:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(key, sorted(_KEYS), n=1)
+            raise ValueError(
+                f"{where}.{key} is not a setting of a device" + (f"; did you mean {near[0]}?" if near else "")
+            )
+    for key in ("title", "vendor", "peak", "link", "network"):
+        if key not in table:
+            raise ValueError(f"{where}.{key} is missing")
+    sources: dict[str, str] = {}
+    peaks: dict[str, float] = {}
+    for arithmetic, entry in table["peak"].items():
+        if arithmetic not in PRECISION_KEYS:
+            raise ValueError(f"{where}.peak.{arithmetic} is not an arithmetic; valid: {', '.join(PRECISION_KEYS)}")
+        peaks[arithmetic], sources[f"peak.{arithmetic}"] = _sourced(f"{where}.peak.{arithmetic}", entry, documents)
+    if not peaks:
+        raise ValueError(f"{where}.peak is empty; give at least one dense peak")
+    numbers: dict[str, float | None] = {}
+    for key, needed in _NUMBERS.items():
+        head, _, tail = key.partition(".")
+        entry = table.get(head) if not tail else table[head].get(tail)
+        if entry is None:
+            if needed:
+                raise ValueError(f"{where}.{key} is missing")
+            numbers[key] = None
+            continue
+        numbers[key], sources[key] = _sourced(f"{where}.{key}", entry, documents)
+
+    def need(key: str) -> float:
+        value = numbers[key]
+        assert value is not None
+        return value
+
+    def link(head: str) -> Interconnect:
+        return Interconnect(
+            kind=str(table[head].get("kind", head)),
+            latency_s=need(f"{head}.latency_s"),
+            bytes_per_s=need(f"{head}.bytes_per_s"),
+        )
+
+    return Device(
+        name=name,
+        title=str(table["title"]),
+        vendor=str(table["vendor"]),
+        aliases=tuple(table.get("aliases", ())),
+        peak_flops_per_s=peaks,
+        memory_bytes=need("memory_bytes"),
+        hbm_bytes_per_s=need("hbm_bytes_per_s"),
+        n_cores=int(need("n_cores")),
+        devices_per_node=int(need("devices_per_node")),
+        link=link("link"),
+        network=link("network"),
+        tdp_w=need("tdp_w"),
+        l2_bytes=numbers["l2_bytes"],
+        price_usd_per_hour=numbers["price_usd_per_hour"],
+        sources=sources,
+    )
+
+
+def read_devices(path: str | Path) -> dict[str, Device]:
+    """The devices of a TOML file in the form of `devices.toml`, by name.
+
+    Each number is `[value, "source"]`, where the source is a key of the file's `[documents]` table or free text.
+    ValueError names the file and the key of what is missing, unknown or not a positive number.
+    """
+    path = Path(path)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+    documents = data.pop("documents", {})
+    tables = {name: table for name, table in data.items() if isinstance(table, dict)}
+    if not tables:
+        raise ValueError(f"{path} holds no device; expected a table for each, such as [my-gpu]")
+    for name, table in tables.items():
+        base = table.get("like")
+        if base is not None:
+            if base not in tables or "like" in tables[base]:
+                raise ValueError(f"{path}: {name}.like names {base!r}, which is not a full device of this file")
+            tables[name] = {**tables[base], "aliases": [], **table}
+    return {name: _device(name, table, documents, path) for name, table in tables.items()}
+
+
+@functools.cache
+def device_catalogue() -> Mapping[str, Device]:
+    """Every shipped device, by its name."""
+    return read_devices(CATALOGUE)
+
+
+def load_device(name_or_path: str | Path) -> Device:
+    """The device called *name_or_path* (name or alias, case and underscores ignored), or the one in a TOML file.
+
+    ValueError with the nearest names for an unknown one.
+    """
+    text = str(name_or_path)
+    if text.endswith(".toml"):
+        if not Path(text).is_file():
+            raise ValueError(f"hardware profile {text} does not exist")
+        found = read_devices(text)
+        if len(found) != 1:
+            raise ValueError(f"{text} holds {len(found)} devices; a hardware profile holds one")
+        return next(iter(found.values()))
+    names: dict[str, Device] = {}
+    for device in device_catalogue().values():
+        for name in (device.name, *device.aliases):
+            names[name] = device
+    key = text.strip().lower().replace("_", "-").replace(" ", "-")
+    if key in names:
+        return names[key]
+    near = difflib.get_close_matches(key, names, n=3, cutoff=0.4) or sorted(device_catalogue())
+    raise ValueError(
+        f"unknown hardware {text!r}; nearest valid names: {', '.join(near)} (or a path to a .toml profile)"
+    )

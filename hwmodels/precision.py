@@ -1,0 +1,52 @@
+"""Number formats: what a weight or a cached key costs in memory, and which arithmetic multiplies it."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """One number format.
+
+    `weight_bytes` is the memory of one weight with its share of the block scales; `math` lists the arithmetic
+    that multiplies it, first choice first: the device must offer one of them.
+    """
+
+    name: str
+    weight_bytes: float
+    math: tuple[str, ...]
+    element_bytes: float
+    """Bytes of one activation or cached element in this format, without scales."""
+
+
+PRECISIONS: dict[str, Precision] = {
+    p.name: p
+    for p in (
+        Precision(name="fp32", weight_bytes=4.0, math=("fp32",), element_bytes=4.0),
+        Precision(name="bf16", weight_bytes=2.0, math=("bf16",), element_bytes=2.0),
+        Precision(name="fp16", weight_bytes=2.0, math=("fp16", "bf16"), element_bytes=2.0),
+        Precision(name="fp8", weight_bytes=1.0, math=("fp8",), element_bytes=1.0),
+        # DeepSeek-V3 report (arXiv 2412.19437), 3.3: one fp32 scale for each 128 x 128 block of weights.
+        Precision(name="fp8_block", weight_bytes=1.0 + 4.0 / (128 * 128), math=("fp8",), element_bytes=1.0),
+        Precision(name="int8", weight_bytes=1.0, math=("int8",), element_bytes=1.0),
+        # AWQ and GPTQ with the usual group of 128: one 16-bit scale a group; weights are expanded to 16 bits to multiply.
+        Precision(name="int4", weight_bytes=0.5 + 2.0 / 128, math=("bf16", "fp16"), element_bytes=0.5),
+        # Kimi-K2 releases: int4 in groups of 32 with a 16-bit scale.
+        Precision(name="int4_g32", weight_bytes=0.5 + 2.0 / 32, math=("bf16", "fp16"), element_bytes=0.5),
+        # OCP Microscaling Formats v1.0: 4 bits and one 8-bit scale for 32 elements.
+        Precision(name="mxfp4", weight_bytes=0.5 + 1.0 / 32, math=("bf16", "fp16"), element_bytes=0.5),
+        # NVIDIA NVFP4: 4 bits and one fp8 scale for 16 elements; without fp4 arithmetic the weights are expanded.
+        Precision(name="nvfp4", weight_bytes=0.5 + 1.0 / 16, math=("fp4", "bf16"), element_bytes=0.5),
+    )
+}
+
+
+def precision(name: str) -> Precision:
+    """The format called *name*; ValueError with the nearest valid names otherwise."""
+    found = PRECISIONS.get(name)
+    if found is None:
+        near = difflib.get_close_matches(name, PRECISIONS, n=2) or list(PRECISIONS)
+        raise ValueError(f"{name!r} is not a precision; valid here: {', '.join(near)}")
+    return found
