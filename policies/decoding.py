@@ -1,0 +1,329 @@
+"""Decoding methods: how many tokens a decode step verifies, and how many come out of it.
+
+A method says counts; the engine prices them. A *round* is one decode step of one request, numbered from 0 within the
+request whatever the number of tokens drafted in it, so that a request's luck in round r does not depend on k.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal, Protocol, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.acceptance import Acceptance, FromDistributions, Rule, Tree, check_rule
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+Method: TypeAlias = Literal["draft_model", "ngram", "medusa", "eagle", "mtp"]
+TableRow: TypeAlias = tuple[int, int | None, int]
+
+METHODS: tuple[str, ...] = ("autoregressive", *get_args(Method))
+# Medusa's heads run inside the target's own step, and n-gram look-up runs no model at all.
+_WITHOUT_DRAFT_STEPS = ("ngram", "medusa")
+_TREE_METHODS = ("medusa", "eagle", "mtp")
+
+
+class Decoding(Protocol):
+    """What the engine asks of a decoding method."""
+
+    def k(self, n_decoding: int, /) -> int:
+        """Drafted positions per sequence when *n_decoding* sequences decode; 0 is plain decoding."""
+        ...
+
+    def query_tokens(self, n_decoding: int, /) -> int:
+        """Query tokens that one decode step submits per sequence: drafted tokens and the one before them."""
+        ...
+
+    def draft_steps(self, n_decoding: int, /) -> int:
+        """Draft passes one after another before that step."""
+        ...
+
+    def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
+        """Tokens emitted in rounds round_start, round_start + 1, ... until *n_tokens* are out, the last round cut."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Autoregressive:
+    """One token per sequence and step."""
+
+    def k(self, n_decoding: int, /) -> int:
+        return 0
+
+    def query_tokens(self, n_decoding: int, /) -> int:
+        return 1
+
+    def draft_steps(self, n_decoding: int, /) -> int:
+        return 0
+
+    def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
+        if k:
+            raise ValueError(f"autoregressive decoding drafts nothing; got k = {k}")
+        return np.ones(n_tokens, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculative:
+    """Draft some tokens, verify them in one step of the target, keep those accepted and one more.
+
+    *num_speculative_tokens* is k, or rows [lowest batch, highest batch, k] that start at 1 and leave no gap; the last
+    highest batch may be None for "and beyond". With a tree, k is its depth. *rule* and *b* say how tokens are accepted
+    where *acceptance* comes from distributions; None leaves that to the acceptance.
+    """
+
+    method: Method
+    num_speculative_tokens: int | Sequence[Sequence[int | None]]
+    acceptance: Acceptance
+    rule: Rule | None = None
+    b: float | None = None
+    table: tuple[TableRow, ...] = field(init=False, repr=False, compare=False)
+    _highest: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(Method):
+            raise ValueError(
+                f"method is one of {', '.join(get_args(Method))} (or Autoregressive() for plain decoding); "
+                f"got {self.method!r}"
+            )
+        table = _table(self.num_speculative_tokens)
+        if not isinstance(self.num_speculative_tokens, int):
+            object.__setattr__(self, "num_speculative_tokens", table)
+        object.__setattr__(self, "table", table)
+        object.__setattr__(self, "_highest", tuple(high for _, high, _ in table if high is not None))
+        if isinstance(self.acceptance, Tree) and self.method not in _TREE_METHODS:
+            raise ValueError(
+                f"a tree of candidates comes from heads: method {self.method} drafts a chain; "
+                f"use one of {', '.join(_TREE_METHODS)}"
+            )
+        self._check_rule()
+        for k in {k for _, _, k in table}:
+            self.acceptance.mean_length(k)  # refuses a k that the acceptance says nothing about
+
+    def k(self, n_decoding: int, /) -> int:
+        """Drafted positions per sequence at this running batch; ValueError beyond the table."""
+        row = bisect_left(self._highest, n_decoding)
+        if row == len(self.table):
+            raise ValueError(
+                f"num_speculative_tokens says nothing about a batch of {n_decoding}: the table ends at "
+                f"{self._highest[-1]}; raise its last bound or make it null"
+            )
+        return self.table[row][2]
+
+    def query_tokens(self, n_decoding: int, /) -> int:
+        """k + 1, or the nodes of the tree and its root; 1 where k is 0."""
+        return self.acceptance.width(self.k(n_decoding))
+
+    def draft_steps(self, n_decoding: int, /) -> int:
+        """k passes of a draft model, EAGLE or MTP head (a tree's level is one pass); 0 for n-grams and Medusa heads."""
+        return 0 if self.method in _WITHOUT_DRAFT_STEPS else self.k(n_decoding)
+
+    @property
+    def max_k(self) -> int:
+        """The largest k of any batch."""
+        return max(k for _, _, k in self.table)
+
+    @property
+    def max_query_tokens(self) -> int:
+        """The widest step of any batch; one less is the number of look-ahead KV slots per sequence."""
+        return max(self.acceptance.width(k) for _, _, k in self.table)
+
+    def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
+        """Tokens emitted per round from round_start on, as int64 in [1, k + 1], their sum exactly *n_tokens*.
+
+        The last round is cut at the output's length. A tape that starts where another was left off continues it.
+        """
+        if n_tokens < 0 or round_start < 0:
+            raise ValueError(f"n_tokens and round_start are 0 or more; got {n_tokens} and {round_start}")
+        if k == 0 or n_tokens == 0:
+            return np.ones(n_tokens, dtype=np.int64)
+        process = self.acceptance
+        if process.finite:
+            return _frugal_tape(process, request_id, round_start, n_tokens, k, seed)
+        # Enough where at least half of the tokens of full acceptance come out; a tape that falls short is extended.
+        n_rounds = min(n_tokens, 2 * n_tokens // (k + 1) + 8)
+        emitted = process.accepted(request_id, round_start, n_rounds, k, seed)
+        emitted += 1
+        total = emitted.cumsum()
+        while total[-1] < n_tokens:
+            more = process.accepted(
+                request_id, round_start + emitted.size, min(emitted.size, n_tokens - int(total[-1])), k, seed
+            )
+            emitted = np.concatenate([emitted, more + 1])
+            total = emitted.cumsum()
+        last = int(total.searchsorted(n_tokens))
+        emitted = emitted[: last + 1]
+        emitted[last] -= total[last] - n_tokens
+        return emitted
+
+    def _check_rule(self) -> None:
+        if self.rule is None:
+            if self.b is not None:
+                raise ValueError(f"b belongs to rule lenient; got b = {self.b!r} without a rule")
+            return
+        check_rule(self.rule, self.b)
+        if isinstance(self.acceptance, FromDistributions):
+            if (self.acceptance.rule, self.acceptance.b) != (self.rule, self.b):
+                raise ValueError(
+                    f"rule {self.rule} with b = {self.b} contradicts the acceptance's own rule {self.acceptance.rule} "
+                    f"with b = {self.acceptance.b}; give it once"
+                )
+        elif self.rule != "modified_rejection":
+            raise ValueError(
+                f"what rule {self.rule} accepts follows from the two distributions; use FromDistributions, or give "
+                f"{type(self.acceptance).__name__} the acceptance that the rule leads to and leave rule out"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftStatistics:
+    """Counts of speculative rounds, by vLLM's names, and the four rates that are all called acceptance rate.
+
+    *num_draft_tokens* counts drafted positions. *num_accepted_tokens_per_pos[i]* counts rounds that accepted position
+    i + 1. Rates are NaN where nothing was drafted.
+    """
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_pos: tuple[int, ...]
+    num_drafts_per_pos: tuple[int, ...]
+    num_rejections: int
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per speculative round, the target's own counted: 1 + accepted / rounds."""
+        return 1.0 + _ratio(self.num_accepted_tokens, self.num_drafts)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted over drafted tokens."""
+        return _ratio(self.num_accepted_tokens, self.num_draft_tokens)
+
+    @property
+    def acceptance_rate_per_pos(self) -> tuple[float, ...]:
+        """Unconditional rate of each position, among the rounds that drafted it."""
+        pairs = zip(self.num_accepted_tokens_per_pos, self.num_drafts_per_pos, strict=True)
+        return tuple(_ratio(accepted, drafts) for accepted, drafts in pairs)
+
+    @property
+    def alpha(self) -> float:
+        """Maximum-likelihood i.i.d. alpha: accepted / (accepted + rejections); what follows a rejection is untried."""
+        return _ratio(self.num_accepted_tokens, self.num_accepted_tokens + self.num_rejections)
+
+
+def draft_statistics(accepted: npt.ArrayLike, drafted: npt.ArrayLike) -> DraftStatistics:
+    """Statistics of rounds from accepted and drafted counts (arrays of rounds; *drafted* may be one number).
+
+    Rounds that drafted nothing do not count. A round cut at the end of the output accepted more than it emitted: give
+    the full count, or leave the last round of each request out.
+    """
+    taken, offered = np.broadcast_arrays(np.asarray(accepted), np.asarray(drafted))
+    if taken.dtype.kind not in "iu" or offered.dtype.kind not in "iu":
+        raise TypeError("accepted and drafted are whole numbers of tokens")
+    if ((taken < 0) | (taken > offered)).any():
+        raise ValueError("accepted lies in [0, drafted] in every round")
+    taken, offered = taken[offered > 0].astype(np.int64), offered[offered > 0].astype(np.int64)
+    positions = np.arange(1, int(offered.max(initial=0)) + 1)
+    return DraftStatistics(
+        num_drafts=int(offered.size),
+        num_draft_tokens=int(offered.sum()),
+        num_accepted_tokens=int(taken.sum()),
+        num_accepted_tokens_per_pos=tuple(int((taken >= j).sum()) for j in positions),
+        num_drafts_per_pos=tuple(int((offered >= j).sum()) for j in positions),
+        num_rejections=int((taken < offered).sum()),
+    )
+
+
+def best_table(
+    step_s: Callable[[int, int], float],
+    draft_s: Callable[[int], float],
+    acceptance: Acceptance,
+    k_max: int,
+    batches: Sequence[int],
+    overhead_s: float = 0.0,
+) -> tuple[TableRow, ...]:
+    """For each batch the k in [0, k_max] with the most tokens per second, as rows [lowest batch, highest batch, k].
+
+    step_s(width, batch) prices the target's step, draft_s(batch) one draft pass (0.0 for n-grams and Medusa heads),
+    *overhead_s* what every speculative step pays besides. *batches* rise from 1; a batch between two of them takes the
+    k of the lower one, and the last row is open. A tie goes to the smaller k.
+    """
+    if not batches or batches[0] != 1 or any(b <= a for a, b in pairwise(batches)):
+        raise ValueError(f"batches rise and start at 1; got {list(batches)}")
+    if k_max < 0:
+        raise ValueError(f"k_max is 0 or more; got {k_max}")
+    lengths = [acceptance.mean_length(k) for k in range(k_max + 1)]
+    widths = [acceptance.width(k) for k in range(k_max + 1)]
+    rows: list[TableRow] = []
+    for i, batch in enumerate(batches):
+        best, best_rate = 0, 0.0
+        for k in range(k_max + 1):
+            step = step_s(widths[k], batch) + (k * draft_s(batch) + overhead_s if k else 0.0)
+            if not 0.0 < step < float("inf"):
+                raise ValueError(
+                    f"a step of width {widths[k]} at batch {batch} takes {step!r} s; expected a positive time"
+                )
+            if lengths[k] / step > best_rate:
+                best, best_rate = k, lengths[k] / step
+        high = batches[i + 1] - 1 if i + 1 < len(batches) else None
+        if rows and rows[-1][2] == best:
+            rows[-1] = (rows[-1][0], high, best)
+        else:
+            rows.append((batch, high, best))
+    return tuple(rows)
+
+
+def _frugal_tape(process: Acceptance, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
+    """A tape that never asks for a round it does not need: a recording may end with the request."""
+    parts: list[IntArray] = []
+    left, at = n_tokens, round_start
+    while left:
+        emitted = process.accepted(request_id, at, -(-left // (k + 1)), k, seed) + 1
+        at += emitted.size
+        parts.append(emitted)
+        left -= int(emitted.sum())
+        if left < 0:
+            emitted[-1] += left
+            left = 0
+    return np.concatenate(parts)
+
+
+def _table(value: int | Sequence[Sequence[int | None]]) -> tuple[TableRow, ...]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise ValueError(f"num_speculative_tokens is 0 or more; got {value}")
+        return ((1, None, value),)
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not value:
+        raise ValueError(
+            f"num_speculative_tokens is a whole number or rows [lowest batch, highest batch, k]; got {value!r}"
+        )
+    rows: list[TableRow] = []
+    expected = 1
+    for i, row in enumerate(value):
+        if len(row) != 3 or any(isinstance(x, bool) or not isinstance(x, int | None) for x in row):
+            raise ValueError(f"row {i} of num_speculative_tokens is [lowest batch, highest batch, k]; got {list(row)}")
+        low, high, k = row
+        if low is None or k is None or k < 0:
+            raise ValueError(
+                f"row {i} of num_speculative_tokens needs a lowest batch and a k of 0 or more; got {list(row)}"
+            )
+        if low != expected:
+            raise ValueError(
+                f"row {i} of num_speculative_tokens starts at batch {low}; expected {expected}: "
+                "rows start at 1 and follow each other without gap or overlap"
+            )
+        if (high is None) != (i == len(value) - 1) and high is None:
+            raise ValueError(f"row {i} of num_speculative_tokens is open, which only the last row may be")
+        if high is not None and high < low:
+            raise ValueError(f"row {i} of num_speculative_tokens ends at {high}, before it starts at {low}")
+        rows.append((low, high, k))
+        expected = low if high is None else high + 1
+    return tuple(rows)
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else float("nan")
