@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -161,18 +162,25 @@ def _assemble(
 def _read(path: str | os.PathLike[str]) -> bytes:
     data = Path(path).read_bytes()
     if data[:2] == b"\x1f\x8b":
-        data = gzip.decompress(data)
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{path}: the compressed file is damaged ({error}); fetch it again") from None
     data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start} is not UTF-8 text; convert the file to UTF-8") from None
     if not data.strip():
         raise ValueError(f"{path}: the file is empty; a trace needs at least one request")
     return data
 
 
 def _recognise(path: Any, data: bytes) -> str:
-    first = data.lstrip().split(b"\n", 1)[0].decode("utf-8", "replace").strip()
-    if first.startswith("{"):
+    if data.lstrip().startswith(b"{"):
         return "mooncake"
-    header = {cell.strip() for cell in next(csv.reader([first]))}
+    cells = _header_cells(data)
+    header = set(cells)
     for name, needed in _HEADERS.items():
         if header >= set(needed):
             return name
@@ -182,8 +190,8 @@ def _recognise(path: Any, data: bytes) -> str:
         return near
     known = "; ".join(f"{name}: {','.join(needed)}" for name, needed in _HEADERS.items())
     raise ValueError(
-        f"{path}: the first line is none of the formats known ({known}; mooncake: JSON lines); got {first[:80]!r}: "
-        "rename the columns or name the format"
+        f"{path}: the first line is none of the formats known ({known}; mooncake: JSON lines); "
+        f"got {','.join(cells)[:80]!r}: rename the columns or name the format"
     )
 
 
@@ -200,7 +208,7 @@ class _Table:
 
     @classmethod
     def parse(cls, path: Any, data: bytes, needed: Sequence[str]) -> _Table:
-        buffer, starts, ends, lines, header = _split_quoted(path, data) if b'"' in data else _split_plain(path, data)
+        header = _header_cells(data)
         if missing := [name for name in needed if name not in header]:
             raise ValueError(
                 f"{path}, line 1: column {missing[0]} is missing; "
@@ -209,6 +217,8 @@ class _Table:
         if len(set(header)) != len(header):
             twice = next(name for name in header if header.count(name) > 1)
             raise ValueError(f"{path}, line 1: column {twice} is there twice; leave one")
+        split = _split_quoted if b'"' in data else _split_plain
+        buffer, starts, ends, lines = split(path, data, len(header))
         if len(starts) == 0:
             raise ValueError(f"{path}: a header and no rows; a trace needs at least one request")
         return cls(path=path, buffer=buffer, starts=starts, ends=ends, lines=lines, header=header)
@@ -282,7 +292,16 @@ class _Table:
         return value
 
 
-def _split_plain(path: Any, data: bytes) -> tuple[NDArray[np.uint8], IntArray, IntArray, IntArray, tuple[str, ...]]:
+def _header_cells(data: bytes) -> tuple[str, ...]:
+    # The csv module refuses cells above 128 KiB, which a file that is no CSV at all may begin with.
+    first = data.lstrip().split(b"\n", 1)[0][:100_000].decode("utf-8", "replace").strip()
+    return tuple(cell.strip() for cell in next(csv.reader([first]), []))
+
+
+_Cells = tuple[NDArray[np.uint8], IntArray, IntArray, IntArray]
+
+
+def _split_plain(path: Any, data: bytes, n_columns: int) -> _Cells:
     if not data.endswith(b"\n"):
         data += b"\n"
     buffer = np.frombuffer(data, dtype=np.uint8)
@@ -291,50 +310,49 @@ def _split_plain(path: Any, data: bytes) -> tuple[NDArray[np.uint8], IntArray, I
     stops = stops - ((stops > begins) & (buffer[stops - 1] == ord("\r")))
     lines = np.arange(1, len(stops) + 1)
     filled = stops > begins
-    begins, stops, lines = begins[filled], stops[filled], lines[filled]
-    header = tuple(cell.strip() for cell in data[begins[0] : stops[0]].decode("utf-8", "replace").split(","))
-    begins, stops, lines = begins[1:], stops[1:], lines[1:]
+    begins, stops, lines = begins[filled][1:], stops[filled][1:], lines[filled][1:]
     if len(lines) == 0:
-        none = np.empty((0, len(header)), dtype=np.int64)
-        return buffer, none, none, lines, header
+        none = np.empty((0, n_columns), dtype=np.int64)
+        return buffer, none, none, lines
     commas = np.flatnonzero(buffer == ord(","))
     commas = commas[commas >= begins[0]]
-    counts = np.searchsorted(commas, stops) - np.searchsorted(commas, begins)
-    _check_widths(path, counts + 1, lines, header)
-    inner = commas.reshape(len(lines), len(header) - 1)
+    _check_widths(path, np.searchsorted(commas, stops) - np.searchsorted(commas, begins) + 1, lines, n_columns)
+    inner = commas.reshape(len(lines), n_columns - 1)
     starts = np.column_stack((begins, inner + 1))
     ends = np.column_stack((inner, stops))
     # Blanks around a cell are not part of it; nearly no file has any.
-    while (pad := (starts < ends) & (buffer[np.minimum(starts, len(buffer) - 1)] == ord(" "))).any():
+    while (pad := (starts < ends) & (buffer[starts] == ord(" "))).any():
         starts = starts + pad
     while (pad := (starts < ends) & (buffer[ends - 1] == ord(" "))).any():
         ends = ends - pad
-    return buffer, starts, ends, lines, header
+    return buffer, starts, ends, lines
 
 
-def _split_quoted(path: Any, data: bytes) -> tuple[NDArray[np.uint8], IntArray, IntArray, IntArray, tuple[str, ...]]:
+def _split_quoted(path: Any, data: bytes, n_columns: int) -> _Cells:
     reader = csv.reader(io.StringIO(data.decode("utf-8"), newline=""))
     rows, lines = [], []
-    for row in reader:
-        if row:
-            rows.append([cell.strip().encode() for cell in row])
-            lines.append(reader.line_num)
-    header = tuple(cell.decode() for cell in rows[0])
-    line_numbers = np.array(lines[1:], dtype=np.int64)
-    _check_widths(path, np.array([len(row) for row in rows[1:]], dtype=np.int64), line_numbers, header)
-    cells = [cell for row in rows[1:] for cell in row]
+    try:
+        for row in reader:
+            if row:
+                rows.append([cell.strip().encode() for cell in row])
+                lines.append(reader.line_num)
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num}: not a row of a CSV file; {error}") from None
+    rows, line_numbers = rows[1:], np.array(lines[1:], dtype=np.int64)
+    _check_widths(path, np.array([len(row) for row in rows], dtype=np.int64), line_numbers, n_columns)
+    cells = [cell for row in rows for cell in row]
     ends = np.cumsum(np.array([len(cell) for cell in cells], dtype=np.int64))
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
-    shape = (len(rows) - 1, len(header))
     buffer = np.frombuffer(b"".join(cells), dtype=np.uint8)
-    return buffer, starts.reshape(shape), ends.reshape(shape), line_numbers, header
+    shape = (len(rows), n_columns)
+    return buffer, starts.reshape(shape), ends.reshape(shape), line_numbers
 
 
-def _check_widths(path: Any, widths: IntArray, lines: IntArray, header: tuple[str, ...]) -> None:
-    wrong = widths != len(header)
+def _check_widths(path: Any, widths: IntArray, lines: IntArray, n_columns: int) -> None:
+    wrong = widths != n_columns
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise ValueError(f"{path}, line {lines[row]}: expected {len(header)} columns; got {widths[row]}")
+        raise ValueError(f"{path}, line {lines[row]}: expected {n_columns} columns; got {widths[row]}")
 
 
 def _digits(
@@ -571,8 +589,7 @@ class FunctionCounts:
         i mod *n_models*. The window is in whole bins.
         """
         n_bins = self.counts.shape[1]
-        end_s = n_bins * self.bin_s if end_s is None else end_s
-        first, last = start_s / self.bin_s, end_s / self.bin_s
+        first, last = start_s / self.bin_s, n_bins if end_s is None else end_s / self.bin_s
         if first != int(first) or last != int(last) or not 0 <= first < last <= n_bins:
             raise ValueError(
                 f"the window is whole bins of {self.bin_s} s within 0 to {n_bins * self.bin_s} s; "
