@@ -1,0 +1,1 @@
+"""Seconds of single kernels as functions of shapes, fitted parameters and a device's datasheet numbers."""

@@ -1,0 +1,101 @@
+"""Parameters with bounds, datasheet numbers and the smooth maximum: what every kernel family shares."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+P = TypeVar("P")
+
+
+def parameter(start: float, low: float, high: float, why: str) -> Any:
+    """A dataclass field with a default, the bounds a fit respects and the physical reason for them."""
+    return field(default=start, metadata={"low": low, "high": high, "why": why})
+
+
+def bounds(kind: type) -> dict[str, tuple[float, float, float]]:
+    """Name -> (start, low, high) of each parameter of a parameter dataclass."""
+    return {f.name: (float(f.default), f.metadata["low"], f.metadata["high"]) for f in _fields(kind)}
+
+
+def check_bounds(params: Any) -> None:
+    """Raise ValueError when a parameter is not a finite number inside its bounds."""
+    for f in _fields(type(params)):
+        value, low, high = getattr(params, f.name), f.metadata["low"], f.metadata["high"]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError(f"{f.name} must be a finite number; got {value!r}")
+        # A bound read back from text may differ in its last digit.
+        slack = 1e-9 * max(abs(low), abs(high))
+        if not low - slack <= value <= high + slack:
+            raise ValueError(f"{f.name} must lie in [{low:g}, {high:g}] ({f.metadata['why']}); got {value:g}")
+
+
+def with_values(kind: type[P], values: Mapping[str, float]) -> P:
+    """A parameter object from a mapping that names exactly its parameters, checked against the bounds."""
+    names = [f.name for f in _fields(kind)]
+    unknown = sorted(set(values) - set(names))
+    missing = sorted(set(names) - set(values))
+    if unknown:
+        raise ValueError(f"{unknown[0]} is not a parameter of {kind.__name__}; it has {', '.join(names)}")
+    if missing:
+        raise ValueError(f"{kind.__name__} needs {', '.join(missing)}; the values given are incomplete")
+    params = kind(**values)
+    check_bounds(params)
+    return params
+
+
+def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Datasheet:
+    """The vendor's numbers that a kernel model scales with: dense peaks, memory, cores and cache of one device.
+
+    `peak_flops_per_s` maps a format (bf16, fp8, int8, fp4) to its dense tensor-core rate; `link_bytes_per_s` is one
+    direction of one device's in-node link (NVLink, PCIe, ICI).
+    """
+
+    name: str
+    peak_flops_per_s: Mapping[str, float]
+    vector_flops_per_s: float
+    hbm_bytes_per_s: float
+    sm_count: int
+    l2_bytes: float
+    link_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("vector_flops_per_s", "hbm_bytes_per_s", "sm_count", "l2_bytes", "link_bytes_per_s"):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+                raise ValueError(f"datasheet {self.name}: {name} must be a positive number; got {value!r}")
+        if "bf16" not in self.peak_flops_per_s:
+            raise ValueError(f"datasheet {self.name}: peak_flops_per_s needs at least bf16 (fp16 on older devices)")
+        for dtype, value in self.peak_flops_per_s.items():
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"datasheet {self.name}: peak_flops_per_s.{dtype} must be positive; got {value!r}")
+
+    def flops_per_s(self, dtype: str) -> float:
+        """Dense peak of *dtype*; ValueError names the formats the device has."""
+        try:
+            return self.peak_flops_per_s[dtype]
+        except KeyError:
+            have = ", ".join(sorted(self.peak_flops_per_s))
+            raise ValueError(
+                f"{self.name} has no {dtype} tensor cores; it has {have}. Price weight-only formats as bf16"
+            ) from None
+
+
+def smooth_max(x: Any, y: Any, overlap_loss: Any) -> Any:
+    """Between max(x, y) (`overlap_loss` 0) and x + y (`overlap_loss` 4), by arithmetic and square roots only.
+
+    (x + y + sqrt((x - y)^2 + s x y)) / 2: non-decreasing in x and y for x, y >= 0 and s in [0, 4]; scalars and arrays
+    give the same bits, which a general power does not promise.
+    """
+    gap = x - y
+    return 0.5 * (x + y + np.sqrt(gap * gap + overlap_loss * (x * y)))
