@@ -1,0 +1,99 @@
+"""Which replica a request goes to. Each router is a frozen dataclass with one pure method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class RoutedRequest(NamedTuple):
+    """A request at the router. *luck*: two uniform draws in [0, 1) that belong to this request."""
+
+    index: int
+    prompt_tokens: int = 0
+    model: int = 0
+    session: int = -1
+    luck: tuple[float, float] = (0.0, 0.0)
+
+
+class ReplicaLoad(Protocol):
+    """A replica as the router sees it: what has happened up to the last iteration that has ended."""
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def kv_blocks_used(self) -> int: ...
+
+
+class Load(NamedTuple):
+    """A `ReplicaLoad` in literals, for tests and examples."""
+
+    waiting: int = 0
+    running: int = 0
+    kv_blocks_used: int = 0
+
+
+class Router(Protocol):
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int: ...
+
+
+def _outstanding(load: ReplicaLoad) -> int:
+    return load.waiting + load.running
+
+
+@dataclass(frozen=True)
+class RoundRobin:
+    """Request i goes to replica i modulo their number."""
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+        return request.index % len(replicas)
+
+
+@dataclass(frozen=True)
+class Random:
+    """A replica drawn uniformly."""
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+        return int(request.luck[0] * len(replicas))
+
+
+@dataclass(frozen=True)
+class LeastOutstanding:
+    """The replica with the fewest requests waiting and running; the lowest index among equals."""
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+        best, fewest = 0, _outstanding(replicas[0])
+        for index in range(1, len(replicas)):
+            outstanding = _outstanding(replicas[index])
+            if outstanding < fewest:
+                best, fewest = index, outstanding
+        return best
+
+
+@dataclass(frozen=True)
+class PowerOfTwo:
+    """The less loaded of two replicas drawn at random (Mitzenmacher, 2001)."""
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+        n = len(replicas)
+        if n == 1:
+            return 0
+        first = int(request.luck[0] * n)
+        second = int(request.luck[1] * (n - 1))
+        second += second >= first
+        if _outstanding(replicas[second]) < _outstanding(replicas[first]):
+            return second
+        return first
+
+
+@dataclass(frozen=True)
+class LeastKv:
+    """The replica with the fewest KV blocks in use; then the fewest requests; then the lowest index."""
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+        return min(range(len(replicas)), key=lambda i: (replicas[i].kv_blocks_used, _outstanding(replicas[i]), i))

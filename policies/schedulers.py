@@ -1,0 +1,187 @@
+"""Batching policies. Each is a frozen dataclass with one pure method; see docs/policies.md for how to add one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is a whole number of at least {least}; got {value!r}")
+
+
+def _fraction(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} is a fraction in [0, 1); got {value!r}")
+
+
+def _admissible_blocks(view: ReplicaView, watermark: float) -> int:
+    """KV blocks that admissions may take: free, less what the decodes need now, less the watermark.
+
+    An empty replica keeps no watermark, or a request as large as the pool would wait for ever.
+    """
+    reserve = int(watermark * view.total_blocks) if view.n_running else 0
+    return view.free_blocks - view.growth_blocks - reserve
+
+
+@dataclass(frozen=True)
+class Static:
+    """Request-level batching (FasterTransformer): a batch is taken from the queue, and nobody joins until all have left."""
+
+    batch_size: int = 8
+
+    def __post_init__(self) -> None:
+        _at_least("batch_size", self.batch_size, 1)
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        if view.prefilling:
+            return Plan(chunks=tuple((seq.id, seq.remaining_tokens) for seq in view.prefilling))
+        if view.n_decoding:
+            return Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
+        free = view.free_blocks
+        chunks = []
+        for seq in view.waiting:
+            free -= view.blocks(seq.tokens)
+            if free < 0 or len(chunks) == self.batch_size:
+                break
+            chunks.append((seq.id, seq.tokens))
+        return Plan(chunks=tuple(chunks))
+
+
+@dataclass(frozen=True)
+class Orca:
+    """Iteration-level batching (Yu et al., OSDI 2022): whole prompts join the running decodes in one iteration."""
+
+    max_sequences: int = 128
+    watermark: float = 0.01
+
+    def __post_init__(self) -> None:
+        _at_least("max_sequences", self.max_sequences, 1)
+        _fraction("watermark", self.watermark)
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        chunks = [(seq.id, seq.remaining_tokens) for seq in view.prefilling]
+        seats = self.max_sequences - view.n_running
+        free = _admissible_blocks(view, self.watermark)
+        blocked = False
+        for seq in view.waiting:
+            free -= view.blocks(seq.tokens)
+            if seats <= 0 or free < 0:
+                blocked = True
+                break
+            seats -= 1
+            chunks.append((seq.id, seq.tokens))
+        if chunks:
+            return Plan(decode=view.n_decoding > 0, chunks=tuple(chunks))
+        return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=blocked or seats <= 0)
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """Prefill first (vLLM before chunked prefill): waiting prompts run alone, whole, and stall the decodes."""
+
+    max_batched_tokens: int = 8192
+    max_sequences: int = 256
+    watermark: float = 0.01
+
+    def __post_init__(self) -> None:
+        _at_least("max_batched_tokens", self.max_batched_tokens, 1)
+        _at_least("max_sequences", self.max_sequences, 1)
+        _fraction("watermark", self.watermark)
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        chunks = [(seq.id, seq.remaining_tokens) for seq in view.prefilling]
+        seats = self.max_sequences - view.n_running
+        free = _admissible_blocks(view, self.watermark)
+        left = self.max_batched_tokens - sum(tokens for _, tokens in chunks)
+        blocked = False
+        for seq in view.waiting:
+            free -= view.blocks(seq.tokens)
+            # A prompt longer than the budget runs alone rather than never.
+            if seats <= 0 or free < 0 or (seq.tokens > left and chunks):
+                blocked = True
+                break
+            seats -= 1
+            left -= seq.tokens
+            chunks.append((seq.id, seq.tokens))
+        if chunks:
+            return Plan(chunks=tuple(chunks))
+        return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=blocked or seats <= 0)
+
+
+@dataclass(frozen=True)
+class Sarathi:
+    """Stall-free batching (Sarathi-Serve, OSDI 2024): all decodes, then prompt chunks up to the token budget."""
+
+    token_budget: int = 512
+    max_sequences: int = 128
+    watermark: float = 0.01
+
+    def __post_init__(self) -> None:
+        _at_least("token_budget", self.token_budget, 1)
+        _at_least("max_sequences", self.max_sequences, 1)
+        _fraction("watermark", self.watermark)
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        waiting, prefilling, n_decoding = view.waiting, view.prefilling, view.n_decoding
+        left = self.token_budget - n_decoding * view.query_tokens
+        if n_decoding and left <= 0:
+            return Plan(True, hold=UNTIL_CHANGE, through_arrivals=True)
+        chunks = []
+        for seq in prefilling:
+            if left <= 0:
+                break
+            tokens = min(seq.remaining_tokens, left)
+            left -= tokens
+            chunks.append((seq.id, tokens))
+        blocked = False
+        if waiting and left > 0:
+            seats = self.max_sequences - n_decoding - len(prefilling)
+            free = _admissible_blocks(view, self.watermark)
+            for seq in waiting:
+                free -= view.blocks(seq.tokens)
+                if left <= 0 or seats <= 0 or free < 0:
+                    blocked = True
+                    break
+                tokens = min(seq.tokens, left)
+                left -= tokens
+                seats -= 1
+                chunks.append((seq.id, tokens))
+        if chunks:
+            return Plan(n_decoding > 0, tuple(chunks))
+        full = blocked or n_decoding + len(prefilling) >= self.max_sequences
+        return Plan(n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=full)
+
+
+@dataclass(frozen=True)
+class EvictNewest:
+    """Preemption by recomputation around any scheduler: when the decodes cannot grow, the newest sequences give way."""
+
+    inner: Scheduler
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        free, growth = view.free_blocks, view.growth_blocks
+        if growth <= free:
+            return self.inner.plan(view)
+        evicted: list[int] = []
+        for seq in reversed(view.running):
+            evicted.append(seq.id)
+            free += seq.blocks
+            growth -= seq.growth_blocks
+            if growth <= free:
+                break
+        gone = set(evicted)
+        prefilling = tuple(seq for seq in view.prefilling if seq.id not in gone)
+        n_evicted_decoding = len(evicted) - (len(view.prefilling) - len(prefilling))
+        # Nobody is admitted in an iteration that evicts: memory is what is short.
+        rest = view._replace(
+            waiting=(),
+            prefilling=prefilling,
+            n_decoding=view.n_decoding - n_evicted_decoding,
+            free_blocks=free,
+            growth_blocks=growth,
+            running=tuple(seq for seq in view.running if seq.id not in gone),
+        )
+        return self.inner.plan(rest)._replace(preempt=tuple(evicted), hold=1)

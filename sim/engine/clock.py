@@ -1,0 +1,47 @@
+"""Time inside the engine.
+
+SimPy's clock counts integer nanoseconds. A replica adds its iterations up in integer ticks of 2**-20 ns, so that n decode
+iterations, whose cost is linear in the growing KV cache, are summed exactly without visiting each: the n-th iteration of a
+span ends at the same tick whether the span was one event or n.
+"""
+
+from __future__ import annotations
+
+from math import isfinite, isqrt
+
+TICK_BITS = 20
+TICKS_PER_NS = 1 << TICK_BITS
+TICKS_PER_S = 1e9 * TICKS_PER_NS
+
+ARRIVAL_PRIORITY = 1
+ITERATION_PRIORITY = 2
+"""Iteration ends fire after the arrivals of their instant, in the order of replicas: ITERATION_PRIORITY + replica index."""
+
+
+def to_ticks(seconds: float) -> int:
+    """Seconds as ticks, rounded to the nearest; a cost that is negative, NaN or infinite is an error."""
+    if not isfinite(seconds) or seconds < 0:
+        raise ValueError(f"a cost model returned {seconds!r} seconds; expected a finite number of at least 0")
+    return round(seconds * TICKS_PER_S)
+
+
+def elapsed(n: int, first: int, growth: int) -> int:
+    """Ticks of n iterations that last first, first + growth, first + 2 * growth, ..."""
+    return n * first + growth * (n * (n - 1) // 2)
+
+
+def iterations_to_reach(ticks: int, first: int, growth: int) -> int:
+    """The smallest n >= 1 with elapsed(n) >= ticks."""
+    if ticks <= first:
+        return 1
+    if growth == 0:
+        return -(-ticks // first)
+    # growth/2 n^2 + b n - ticks = 0 with b = first - growth/2; doubled to stay in integers.
+    b = 2 * first - growth
+    n = (isqrt(b * b + 8 * growth * ticks) - b) // (2 * growth)
+    n = max(n, 1)
+    while elapsed(n, first, growth) < ticks:
+        n += 1
+    while n > 1 and elapsed(n - 1, first, growth) >= ticks:
+        n -= 1
+    return n

@@ -1,0 +1,199 @@
+"""Replays a workload: arrivals, the router, the replicas, and the columns that they leave."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import simpy
+
+from policies.routers import RoutedRequest
+from sim.engine.clock import ARRIVAL_PRIORITY
+from sim.engine.columns import REJECTED, Columns
+from sim.engine.experiment import Experiment
+from sim.engine.replica import PolicyError, Replica, RequestState
+from workloads import ClosedLoop, Trace
+
+_ROUTING_STREAM = 0x726F7574
+"""Names the random stream of routing draws; the other streams are in `workloads` and `policies`."""
+
+
+def run(experiment: Experiment, *, fast_forward: bool = True) -> Columns:
+    """Replay the experiment's workload to its end, or to its horizon.
+
+    With *fast_forward* off every iteration is an event of its own: the same columns, slower.
+    """
+    began = time.perf_counter()
+    cluster = _Cluster(experiment, fast_forward)
+    columns = cluster.run()
+    columns.meta["wall_s"] = time.perf_counter() - began
+    return columns
+
+
+class _Arrival(simpy.Event):
+    """Fires when the next requests of a trace, or one of a client, arrive."""
+
+    def __init__(self, env: simpy.Environment, delay: int, callback: Any, id_: int = -1) -> None:
+        self.env = env
+        self.callbacks = [callback]
+        self._value = None
+        self._ok = True
+        self._defused = False
+        self.id = id_
+        env.schedule(self, ARRIVAL_PRIORITY, delay)
+
+
+class _Cluster:
+    def __init__(self, experiment: Experiment, fast_forward: bool) -> None:
+        workload = experiment.workload
+        self.turn = ARRIVAL_PRIORITY
+        self._experiment = experiment
+        self._n = n = len(workload)
+        self._prompt = workload.prompt_tokens.tolist()
+        model = deadline = None
+        if isinstance(workload, Trace):
+            arrival = array("q", workload.arrival_ns.tobytes())
+            if workload.model_index is not None:
+                model = workload.model_index.tolist()
+            if workload.deadline_ns is not None:
+                deadline = workload.deadline_ns.tolist()
+        else:
+            arrival = array("q", [-1]) * n
+        self._state = RequestState(self._prompt, workload.output_tokens.tolist(), arrival, model, deadline)
+        self._env = env = simpy.Environment(initial_time=0)
+        self._replicas: Sequence[Replica] = [
+            Replica(env, index, spec, self._state, self, experiment.seed, fast_forward)
+            for index, spec in enumerate(experiment.replicas)
+        ]
+        self._only = self._replicas[0] if len(self._replicas) == 1 else None
+        self._luck = None if self._only else np.random.default_rng([experiment.seed, _ROUTING_STREAM]).random((n, 2))
+        self._reasons: dict[str, int] = {}
+        self._rejected = 0
+        self._sent = 0
+        self._think = None
+        if isinstance(workload, ClosedLoop):
+            self._think = workload.think_ns.tolist() if workload.think_ns is not None else [0] * n
+
+    def run(self) -> Columns:
+        workload, env = self._experiment.workload, self._env
+        if isinstance(workload, ClosedLoop):
+            for _ in range(min(workload.concurrency, self._n)):
+                self._send_next(0)
+        else:
+            visible = workload.arrival_ns + self._admission_ns(workload.prompt_tokens)
+            order = np.argsort(visible, kind="stable")
+            self._visible, self._order = visible[order].tolist(), order.tolist()
+            self._next = 0
+            _Arrival(env, self._visible[0], self._on_trace)
+        env.run(until=self._experiment.horizon_ns)
+        for replica in self._replicas:
+            replica.stop()
+        return self._columns()
+
+    def _admission_ns(self, prompt_tokens: Any) -> Any:
+        experiment = self._experiment
+        seconds = experiment.admission_s + experiment.admission_s_per_token * prompt_tokens
+        return np.rint(np.asarray(seconds) * 1e9).astype(np.int64)
+
+    def _on_trace(self, _event: simpy.Event) -> None:
+        visible, order, env = self._visible, self._order, self._env
+        now, i, n = env.now, self._next, self._n
+        while i < n and visible[i] == now:
+            self._route(order[i])
+            i += 1
+        self._next = i
+        if i < n:
+            _Arrival(env, visible[i] - now, self._on_trace)
+
+    def _on_client(self, event: Any) -> None:
+        self._route(event.id)
+
+    def _route(self, id_: int) -> None:
+        if self._only is not None:
+            self._only.enqueue(id_)
+            return
+        replicas = self._replicas
+        model = self._state.model
+        assert self._luck is not None
+        request = RoutedRequest(
+            id_,
+            self._prompt[id_],
+            0 if model is None else model[id_],
+            luck=tuple(self._luck[id_].tolist()),
+        )
+        index = self._experiment.router.route(request, replicas)
+        if not 0 <= index < len(replicas):
+            raise PolicyError(
+                f"{self._experiment.router!r} sent request {id_} to replica {index!r}; expected 0 to {len(replicas) - 1}"
+            )
+        replicas[index].enqueue(id_)
+
+    def _send_next(self, now_ns: int) -> None:
+        """A client of a closed loop sends the next request, after its thinking time."""
+        id_ = self._sent
+        if id_ >= self._n:
+            return
+        self._sent += 1
+        assert self._think is not None
+        sent_ns = now_ns + (self._think[id_] if now_ns else 0)
+        self._state.arrival[id_] = sent_ns
+        seen_ns = sent_ns + int(self._admission_ns(self._prompt[id_]))
+        if seen_ns > self._env.now or self.turn == ARRIVAL_PRIORITY:
+            _Arrival(self._env, seen_ns - self._env.now, self._on_client, id_)
+        else:
+            self._route(id_)
+
+    # What replicas tell.
+
+    def finished(self, now_ns: int, turn: int) -> None:
+        if self._think is not None:
+            self.turn = turn
+            self._send_next(now_ns)
+            self.turn = ARRIVAL_PRIORITY
+
+    def rejected(self, id_: int, reason: str) -> None:
+        state = self._state
+        state.status[id_] = REJECTED
+        state.reason[id_] = self._reasons.setdefault(reason, len(self._reasons))
+        self._rejected += 1
+        if self._think is not None:
+            self._send_next(self._env.now)
+
+    def _columns(self) -> Columns:
+        state = self._state
+        as_array = np.frombuffer
+        output = np.array(state.output, np.int64)
+        finish = as_array(state.finish, np.int64).copy()
+        replicas = tuple(replica.columns() for replica in self._replicas)
+        makespan_ns = int(finish.max(initial=0))
+        if self._experiment.horizon_ns is not None:
+            makespan_ns = min(max(makespan_ns, int(self._env.now)), self._experiment.horizon_ns)
+        return Columns(
+            requests={
+                "request_id": np.arange(self._n),
+                "model_index": np.zeros(self._n, np.int64) if state.model is None else np.array(state.model, np.int64),
+                "arrival_ns": as_array(state.arrival, np.int64).copy(),
+                "scheduled_ns": as_array(state.scheduled, np.int64).copy(),
+                "first_token_ns": as_array(state.first_token, np.int64).copy(),
+                "finish_ns": finish,
+                "prompt_tokens": np.array(state.prompt, np.int64),
+                "output_tokens": output,
+                "emitted_tokens": output - np.array(state.left, np.int64),
+                "replica": as_array(state.replica, np.int32).copy(),
+                "preemptions": as_array(state.preemptions, np.int32).copy(),
+                "status": np.frombuffer(state.status, np.uint8).astype(np.int8),
+                "reason": as_array(state.reason, np.int32).copy(),
+                "bubble_ns": as_array(state.bubble, np.int64).copy(),
+            },
+            reasons=tuple(self._reasons),
+            replicas=replicas,
+            meta={
+                "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
+                "makespan_ns": makespan_ns,
+                "preemptions": sum(state.preemptions),
+                "events": sum(replica.events for replica in self._replicas),
+            },
+        )

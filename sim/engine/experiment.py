@@ -1,0 +1,61 @@
+"""Everything that a run needs, resolved to objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+from hwmodels.cost import CostModel
+from policies.routers import Router
+from policies.view import Scheduler
+from sim.engine.running import Decoding
+from workloads import ClosedLoop, Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaSpec:
+    """One replica: what its iterations cost, who plans them, and how many KV blocks it has."""
+
+    cost: CostModel
+    scheduler: Scheduler
+    kv_blocks: int
+    block_tokens: int = 16
+    decoding: Decoding | None = None
+    """None: one token a step."""
+    draft_cost: CostModel | None = None
+    """What one step of the draft model costs; None where drafting is free or part of the round overhead."""
+    speculation_overhead_s: float = 0.0
+    """Fixed cost of every iteration that verifies drafted tokens."""
+    micro_batches: int | None = None
+    """Micro-batches in flight; None: as many as there are pipeline stages."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("kv_blocks", 1), ("block_tokens", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is at least {least}; got {getattr(self, name)}")
+        if self.micro_batches is not None and self.micro_batches < 1:
+            raise ValueError(f"micro_batches is at least 1; got {self.micro_batches}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A workload, the replicas that serve it, and the router between them."""
+
+    workload: Trace | ClosedLoop
+    replicas: tuple[ReplicaSpec, ...]
+    router: Router
+    seed: int = 0
+    horizon_ns: int | None = None
+    """When the clock stops; None: when every request has ended."""
+    admission_s: float = 0.0
+    """From arrival until the router sees a request (tokenisation and the rest of the front end), and the same ..."""
+    admission_s_per_token: float = 0.0
+    """... for each prompt token."""
+
+    def __post_init__(self) -> None:
+        if not self.replicas:
+            raise ValueError("replicas needs at least one ReplicaSpec; got none")
+        for name in ("admission_s", "admission_s_per_token"):
+            value = getattr(self, name)
+            if not (isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is a finite time of at least 0; got {value!r}")

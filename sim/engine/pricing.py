@@ -1,0 +1,111 @@
+"""Seconds of an iteration as ticks, with decode-only iterations tabulated as straight lines in the KV tokens they read."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+from hwmodels.cost import CostModel
+from hwmodels.totals import Totals
+from sim.engine.clock import to_ticks
+
+_FIRST_KNOT = 256
+_KNOTS_PER_OCTAVE = 4
+
+
+def _knots() -> list[int]:
+    """0, 256, then four to the octave: a chord between them is within 0.4 % of any convex power law up to the square."""
+    knots = [0]
+    for i in range(4 * 42):
+        knots.append(round(_FIRST_KNOT * 2 ** (i / _KNOTS_PER_OCTAVE)))
+    return knots
+
+
+_KNOTS = _knots()
+
+
+class Line(NamedTuple):
+    """Ticks of a decode iteration that reads kv (and kv_window) tokens: base + slope * kv + slope_window * kv_window."""
+
+    base: int
+    slope: int
+    slope_window: int
+    kv_end: int
+    kv_window_end: int
+
+
+class Pricing:
+    """Prices the iterations of one replica: target, and draft where the decoding method has one.
+
+    Decode-only iterations are priced on chords between knots in KV tokens; both ways of running the clock use them, so
+    they agree to the tick. All other iterations are priced by the cost model itself.
+    """
+
+    def __init__(self, cost: CostModel, draft: CostModel | None = None, round_s: float = 0.0) -> None:
+        self._cost = cost
+        self._draft = draft
+        self._round_ticks = to_ticks(round_s)
+        self._window = cost.window_tokens is not None
+        self._lines: dict[tuple[int, int, int, int, int], Line] = {}
+
+    def decode_line(self, n: int, query_tokens: int, draft_steps: int, kv: int, kv_window: int) -> Line:
+        """The line for *n* sequences of *query_tokens* each at *kv* tokens; valid below its ends."""
+        cell = bisect_right(_KNOTS, kv) - 1
+        cell_window = bisect_right(_KNOTS, kv_window) - 1 if self._window else 0
+        key = (n, query_tokens, draft_steps, cell, cell_window)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = self._make_line(n, query_tokens, draft_steps, cell, cell_window)
+        return line
+
+    def _make_line(self, n: int, query_tokens: int, draft_steps: int, cell: int, cell_window: int) -> Line:
+        kv0, kv1 = _KNOTS[cell], _KNOTS[cell + 1]
+        w0, w1 = (_KNOTS[cell_window], _KNOTS[cell_window + 1]) if self._window else (0, 1)
+
+        def ticks(kv: int, kv_window: int) -> int:
+            rows = n * query_tokens
+            seconds = self._cost.iteration_s(Totals(rows, 0, 0, 0, 0, n, kv, rows, 0, kv_window if self._window else 0))
+            if draft_steps and self._draft is not None:
+                seconds += draft_steps * self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, kv))
+            return to_ticks(seconds) + (self._round_ticks if draft_steps else 0)
+
+        corner = ticks(kv0, w0)
+        slope = max(0, (ticks(kv1, w0) - corner) // (kv1 - kv0))
+        slope_window = max(0, (ticks(kv0, w1) - corner) // (w1 - w0)) if self._window else 0
+        base = corner - slope * kv0 - slope_window * w0
+        return Line(base, slope, slope_window, kv1, w1 if self._window else 1 << 62)
+
+    def iteration(self, totals: Totals, draft_steps: int) -> int:
+        """Ticks of one iteration on a replica without pipeline stages."""
+        return to_ticks(self._cost.iteration_s(totals)) + self._draft_ticks(totals, draft_steps)
+
+    def stages(self, totals: Totals, draft_steps: int) -> tuple[list[int], int]:
+        """Ticks of each stage, and of the hand-over between two of them. The draft runs with the first stage."""
+        cost = self._cost
+        stages = [to_ticks(cost.iteration_s(totals, stage)) for stage in range(cost.n_stages)]
+        stages[0] += self._draft_ticks(totals, draft_steps)
+        return stages, to_ticks(cost.handover_s(totals.rows))
+
+    def _draft_ticks(self, totals: Totals, draft_steps: int) -> int:
+        """A draft model computes the prompt chunks too, then takes its steps for the decodes."""
+        ticks = 0
+        n, kv = totals.decode_seqs, totals.decode_kv_tokens
+        if self._draft is not None:
+            if totals.prefill_rows:
+                ticks += to_ticks(
+                    self._draft.iteration_s(
+                        totals._replace(
+                            rows=totals.prefill_rows,
+                            decode_seqs=0,
+                            decode_kv_tokens=0,
+                            decode_kv_window=0,
+                            logit_rows=0,
+                        )
+                    )
+                )
+            if draft_steps and n:
+                step = self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, kv))
+                ticks += to_ticks(draft_steps * step)
+        if draft_steps and n:
+            ticks += self._round_ticks
+        return ticks

@@ -1,0 +1,915 @@
+"""One replica: shows its scheduler a view, prices the plan, sleeps, commits.
+
+A replica has one *lane* for each micro-batch that may be in flight: one without a pipeline, as many as stages with one. A lane has
+its own running set; queue and KV pool are shared. With one lane, decode iterations between which nothing can change are one event
+(a span), cut at the iteration in flight when a request arrives.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import simpy
+
+from hwmodels.totals import Totals
+from policies.view import PartialSeq, Plan, ReplicaView, RunningSeq, WaitingSeq
+from sim.engine.clock import ITERATION_PRIORITY, TICK_BITS, TICKS_PER_S, elapsed, iterations_to_reach
+from sim.engine.columns import Recorder, ReplicaColumns, Span
+from sim.engine.experiment import ReplicaSpec
+from sim.engine.pricing import Pricing
+from sim.engine.running import Departure, TapedSet, UniformSet
+
+_LONGEST_SPAN = 1 << 20
+_LONGEST_TAPED_SPAN = 4096
+
+
+class Cluster(Protocol):
+    """What a replica tells the cluster."""
+
+    turn: int
+    """Priority of the event that is having its turn in this instant."""
+
+    def finished(self, now_ns: int, turn: int, /) -> None: ...
+
+    def rejected(self, id_: int, reason: str, /) -> None: ...
+
+
+class PolicyError(ValueError):
+    """A plan that cannot be carried out; the message says which policy, what it asked and the way out."""
+
+
+class RequestState:
+    """What is known of every request, by id: columns shared by all replicas of a run."""
+
+    def __init__(
+        self, prompt: list[int], output: list[int], arrival: array[int],
+        model: list[int] | None = None, deadline: list[int] | None = None,
+    ) -> None:  # fmt: skip
+        n = len(prompt)
+        self.prompt = prompt
+        self.output = output
+        self.model = model
+        self.deadline = deadline
+        """Relative to arrival, -1 absent; None: nobody has one."""
+        self.left = output.copy()
+        """Tokens still to emit."""
+        self.arrival = arrival
+        blank = array("q", [-1]) * n
+        self.scheduled = array("q", blank)
+        self.first_token = array("q", blank)
+        self.finish = array("q", blank)
+        self.bubble = array("q", bytes(8 * n))
+        self.replica = array("i", [-1]) * n
+        self.preemptions = array("i", bytes(4 * n))
+        self.status = bytearray([2]) * n
+        self.reason = array("i", [-1]) * n
+
+
+class _End(simpy.Event):
+    """The end of an iteration; fires after everything else of its instant. *version* tells whether it was cut meanwhile."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        delay: int,
+        priority: int,
+        callback: Any,
+        lane: _Lane | None = None,
+        version: int = 0,
+    ) -> None:
+        self.env = env
+        self.callbacks = [callback]
+        self._value = None
+        self._ok = True
+        self._defused = False
+        self.lane = lane
+        self.version = version
+        env.schedule(self, priority, delay)
+
+
+class _QueueView(Sequence[WaitingSeq]):
+    """The queue as policies see it: nothing to write with."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: deque[WaitingSeq]) -> None:
+        self._queue = queue
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    def __iter__(self) -> Iterator[WaitingSeq]:
+        return iter(self._queue)
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self._queue)[index] if isinstance(index, slice) else self._queue[index]
+
+
+class _RunningView(Sequence[RunningSeq]):
+    """A lane's admitted sequences, oldest first, built when looked at."""
+
+    __slots__ = ("_lane", "_replica")
+
+    def __init__(self, replica: Replica, lane: _Lane) -> None:
+        self._replica = replica
+        self._lane = lane
+
+    def __len__(self) -> int:
+        return len(self._lane.admitted)
+
+    def __getitem__(self, index: Any) -> Any:
+        ids = list(self._lane.admitted)
+        if isinstance(index, slice):
+            return tuple(self._replica.running_seq(self._lane, id_) for id_ in ids[index])
+        return self._replica.running_seq(self._lane, ids[index])
+
+    def __reversed__(self) -> Iterator[RunningSeq]:
+        for id_ in list(reversed(self._lane.admitted)):
+            yield self._replica.running_seq(self._lane, id_)
+
+
+class _Partial:
+    __slots__ = ("blocks", "cached", "remaining")
+
+    def __init__(self, remaining: int, blocks: int) -> None:
+        self.cached = 0
+        self.remaining = remaining
+        self.blocks = blocks
+
+
+class _Paused:
+    """A decoding sequence that the present plan leaves out."""
+
+    __slots__ = ("blocks", "cached", "token_ns")
+
+    def __init__(self, cached: int, blocks: int, token_ns: int) -> None:
+        self.cached = cached
+        self.blocks = blocks
+        self.token_ns = token_ns
+
+
+class _Lane:
+    """A micro-batch slot: its running set and the iteration in flight."""
+
+    __slots__ = (
+        "admitted",
+        "bubble",
+        "bubble_at_join",
+        "chunks",
+        "completing",
+        "decodes",
+        "decoding",
+        "end_ticks",
+        "first_ticks",
+        "growth_first",
+        "growth_ticks",
+        "in_flight",
+        "index",
+        "last_round_ns",
+        "n",
+        "partial",
+        "paused",
+        "record",
+        "running_view",
+        "span_end_ticks",
+        "start_ticks",
+        "taped",
+        "through_arrivals",
+        "version",
+    )
+
+    def __init__(self, index: int, decoding: UniformSet | TapedSet) -> None:
+        self.index = index
+        self.decoding = decoding
+        self.taped = isinstance(decoding, TapedSet)
+        self.admitted: dict[int, None] = {}
+        self.partial: dict[int, _Partial] = {}
+        self.paused: dict[int, _Paused] = {}
+        self.last_round_ns = -1
+        self.in_flight = False
+        self.version = 0
+        self.n = 0
+        self.start_ticks = 0
+        self.span_end_ticks = 0
+        self.bubble = 0
+        """Ticks that its decodes have waited for stages, all rounds together."""
+        self.bubble_at_join: dict[int, int] = {}
+        self.first_ticks = 0
+        self.growth_ticks = 0
+        self.end_ticks: Any = None
+        """Taped spans: the end of each iteration, ticks from the start."""
+        self.decodes = False
+        self.chunks: tuple[tuple[int, int], ...] = ()
+        self.completing: list[int] = []
+        self.growth_first = 0
+        self.through_arrivals = True
+        self.record: tuple[Any, ...] = ()
+        self.running_view: Sequence[RunningSeq] = ()
+
+
+class Replica:
+    """Serves the requests routed to it."""
+
+    def __init__(
+        self, env: simpy.Environment, index: int, spec: ReplicaSpec, state: RequestState, cluster: Cluster,
+        seed: int, fast_forward: bool,
+    ) -> None:  # fmt: skip
+        self.index = index
+        self.recorder = Recorder()
+        self.events = 0
+        self._env = env
+        self._spec = spec
+        self._state = state
+        self._cluster = cluster
+        self._fast_forward = fast_forward
+        self._plan = spec.scheduler.plan
+        self._window = spec.cost.window_tokens
+        self._block_tokens = spec.block_tokens
+        self._total_blocks = spec.kv_blocks
+        self._free_blocks = spec.kv_blocks
+        self._pricing = Pricing(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
+        self._queue: deque[WaitingSeq] = deque()
+        self._queue_view = _QueueView(self._queue)
+        self._priority = ITERATION_PRIORITY + 2 * index
+        n_stages = spec.cost.n_stages
+        n_lanes = spec.micro_batches or n_stages
+        self._lanes = [self._new_lane(i, seed) for i in range(n_lanes)]
+        self._lane = self._lanes[0]
+        self._pipelined = n_stages > 1 or n_lanes > 1
+        self._ready = deque(self._lanes)
+        """Lanes that are not in flight, the longest idle first."""
+        self._stage_free = [0] * n_stages
+        self._stage_used = [False] * n_stages
+        """Whether the stage has worked since the replica was last idle: only then is its waiting a bubble."""
+        self._n_in_flight = 0
+        self._ticks = 0
+        self._kicked = False
+        self._committing = False
+        self._interrupted_token_ns: dict[int, int] = {}
+        self._n_admitted = 0
+        self._n_dispatched = 0
+        # Tokens of KV that a request needs beyond its own: the slots of drafted tokens.
+        self._lookahead = 0 if spec.decoding is None else max(spec.decoding.query_tokens(b) for b in range(1, 1025)) - 1
+
+    def _new_lane(self, index: int, seed: int) -> _Lane:
+        spec = self._spec
+        if spec.decoding is None:
+            lane = _Lane(index, UniformSet(spec.block_tokens, self._window))
+        else:
+            lane = _Lane(index, TapedSet(spec.block_tokens, self._window, spec.decoding, seed))
+        lane.running_view = _RunningView(self, lane)
+        return lane
+
+    # What routers see: iterations that have ended.
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        return self._n_admitted
+
+    @property
+    def kv_blocks_used(self) -> int:
+        used = self._total_blocks - self._free_blocks
+        lane = self._lane
+        if not self._pipelined and lane.in_flight and lane.n > 1:
+            used += lane.decoding.blocks_for(self._in_flight_now(lane)) - lane.growth_first
+        return used
+
+    # Arrivals.
+
+    def enqueue(self, id_: int) -> None:
+        """Take a request at the present instant; one that can never fit is rejected with its reason."""
+        state = self._state
+        prompt, output = state.prompt[id_], state.output[id_]
+        state.replica[id_] = self.index
+        needed = -(-(prompt + output + (self._lookahead if output else 0)) // self._block_tokens)
+        if needed > self._total_blocks:
+            self._cluster.rejected(
+                id_, f"needs {needed} KV blocks for prompt and output but the replica has {self._total_blocks}"
+            )
+            return
+        # A request without a prompt starts from one begin-of-sequence token.
+        if state.deadline is None and state.model is None:
+            self._queue.append(WaitingSeq(id_, prompt or 1, state.arrival[id_]))
+        else:
+            self._queue.append(self._waiting_seq(id_, prompt or 1, False))
+        if self._committing:
+            return
+        lane = self._lane
+        if self._pipelined:
+            if self._ready and not self._kicked and self._stage_free[0] >> TICK_BITS <= self._env.now:
+                self._kick()
+        elif not lane.in_flight:
+            if not self._kicked:
+                self._kick()
+        elif not lane.through_arrivals:
+            self._cut(lane)
+
+    def _waiting_seq(self, id_: int, tokens: int, preempted: bool) -> WaitingSeq:
+        state = self._state
+        model = 0 if state.model is None else state.model[id_]
+        deadline = -1 if state.deadline is None else state.deadline[id_]
+        return WaitingSeq(id_, tokens, state.arrival[id_], model, deadline, preempted)
+
+    def _kick(self) -> None:
+        """Plan at the end of this instant, when all that arrives in it has arrived."""
+        self._kicked = True
+        _End(self._env, 0, self._priority + 1, self._on_kick)
+
+    def _on_kick(self, _event: simpy.Event) -> None:
+        self._kicked = False
+        self._ticks = max(self._ticks, self._env.now << TICK_BITS)
+        if self._pipelined:
+            self._pump()
+        elif not self._lane.in_flight and not self._begin(self._lane):
+            self._refuse_idling()
+
+    def _in_flight_now(self, lane: _Lane) -> int:
+        """Which iteration of the span is in flight, from 1.
+
+        Until the iteration ends of an instant have had their turn, one that ends in it is still in flight.
+        """
+        late = self._cluster.turn > self._priority
+        target = ((self._env.now + late) << TICK_BITS) - lane.start_ticks
+        if lane.end_ticks is not None:
+            j = int(np.searchsorted(lane.end_ticks, target)) + 1
+        else:
+            j = iterations_to_reach(target, lane.first_ticks, lane.growth_ticks)
+        return min(j, lane.n)
+
+    def _cut(self, lane: _Lane) -> None:
+        lane.through_arrivals = True
+        if lane.n > 1:
+            j = self._in_flight_now(lane)
+            if j < lane.n:
+                lane.n = j
+                self._sleep(lane)
+
+    def _sleep(self, lane: _Lane) -> None:
+        if lane.end_ticks is not None:
+            end = lane.start_ticks + int(lane.end_ticks[lane.n - 1])
+        else:
+            end = lane.start_ticks + elapsed(lane.n, lane.first_ticks, lane.growth_ticks)
+        lane.version += 1
+        lane.span_end_ticks = end
+        env = self._env
+        _End(env, (end >> TICK_BITS) - env.now, self._priority, self._on_end, lane, lane.version)
+
+    # Planning.
+
+    def running_seq(self, lane: _Lane, id_: int) -> RunningSeq:
+        arrival = self._state.arrival[id_]
+        if id_ in lane.decoding:
+            cached, blocks = lane.decoding.state_of(id_)
+            return RunningSeq(id_, cached, blocks, lane.decoding.growth_of(id_), arrival)
+        if id_ in lane.partial:
+            partial = lane.partial[id_]
+            return RunningSeq(id_, partial.cached, partial.blocks, 0, arrival)
+        paused = lane.paused[id_]
+        return RunningSeq(id_, paused.cached, paused.blocks, self._paused_growth(lane, paused), arrival)
+
+    def _paused_growth(self, lane: _Lane, paused: _Paused) -> int:
+        query = lane.decoding.query_tokens if lane.taped else 1
+        return max(0, -(-(paused.cached + query) // self._block_tokens) - paused.blocks)
+
+    def _begin(self, lane: _Lane) -> bool:
+        """Ask the scheduler, and start what it plans at tick `_ticks`; False if it plans nothing."""
+        decoding = lane.decoding
+        n_decoding = decoding.n
+        query = 1
+        if lane.taped:
+            decoding.follow_batch()
+            query = decoding.query_tokens
+        growth = decoding.growth_blocks if n_decoding else 0
+        if lane.paused:
+            n_decoding += len(lane.paused)
+            growth += sum(self._paused_growth(lane, paused) for paused in lane.paused.values())
+        queue = self._queue
+        if not n_decoding and not queue and not lane.partial:
+            return False
+        partial = lane.partial
+        view = ReplicaView(
+            self._queue_view,
+            tuple([PartialSeq(id_, p.cached, p.remaining) for id_, p in partial.items()]) if partial else (),
+            n_decoding,
+            query,
+            self._free_blocks,
+            growth,
+            self._block_tokens,
+            self._total_blocks,
+            self._ticks >> TICK_BITS,
+            lane.running_view,
+        )
+        plan = self._plan(view)
+        if plan.preempt:
+            for id_ in plan.preempt:
+                self._preempt(lane, id_)
+        decode = plan.decode
+        if decode is not True or lane.paused:
+            decode = self._choose_decodes(lane, decode)
+        if plan.chunks:
+            self._start_mixed(lane, plan, decode)
+        elif decode and decoding.n:
+            if self._pipelined or not self._fast_forward or plan.hold <= 1:
+                self._start_rounds(lane, 1, plan.through_arrivals)
+            else:
+                self._start_rounds(lane, min(plan.hold, _LONGEST_SPAN), plan.through_arrivals)
+        elif plan.preempt:
+            return self._begin(lane)
+        else:
+            return False
+        return True
+
+    def _refuse_idling(self) -> None:
+        """An empty plan is an error when there is work and nothing in flight that could change what the policy sees."""
+        prefilling = sum(len(lane.partial) for lane in self._lanes)
+        decoding = sum(lane.decoding.n + len(lane.paused) for lane in self._lanes)
+        if self._n_in_flight or not (self._queue or prefilling or decoding):
+            return
+        raise PolicyError(
+            f"{self._spec.scheduler!r} planned nothing at t={self._ticks / TICKS_PER_S:.6f} s with {len(self._queue)} waiting, "
+            f"{prefilling} prefilling and {decoding} decoding; a plan must make progress when nothing else runs"
+        )
+
+    def _choose_decodes(self, lane: _Lane, decode: bool | tuple[int, ...]) -> bool:
+        """Bring the decoding set in line with the plan: pause who is left out, resume who is named again."""
+        if decode is False:
+            return False
+        decoding, paused = lane.decoding, lane.paused
+        wanted = set(paused) | set(decoding) if decode is True else set(decode)
+        unknown = [id_ for id_ in wanted if id_ not in decoding and id_ not in paused]
+        if unknown:
+            raise PolicyError(
+                f"{self._spec.scheduler!r} planned a decode step for request {unknown[0]}, which is not decoding here"
+            )
+        if decode is not True:
+            for id_ in [id_ for id_ in decoding if id_ not in wanted]:
+                departure = self._leave(lane, id_)
+                paused[id_] = _Paused(departure.cached_tokens, departure.blocks, self._last_token_ns(lane, departure))
+        for id_ in [id_ for id_ in paused if id_ in wanted]:
+            seq = paused.pop(id_)
+            # Slots held for drafted tokens beyond what is cached go back while it waits.
+            self._join(lane, id_, seq.cached, seq.token_ns)
+        return decoding.n > 0
+
+    def _leave(self, lane: _Lane, id_: int) -> Departure:
+        departure = lane.decoding.leave(id_)
+        self._log_departure(lane, departure)
+        self._state.left[id_] -= departure.emitted
+        kept = -(-departure.cached_tokens // self._block_tokens)
+        self._free_blocks += departure.blocks - kept
+        return departure._replace(blocks=kept)
+
+    def _join(self, lane: _Lane, id_: int, cached: int, token_ns: int) -> None:
+        lane.decoding.join(id_, cached, self._state.left[id_], token_ns)
+        if self._pipelined:
+            lane.bubble_at_join[id_] = lane.bubble
+
+    def _log_departure(self, lane: _Lane, departure: Departure) -> None:
+        if self._pipelined:
+            waited = lane.bubble - lane.bubble_at_join.pop(departure.id)
+            self._state.bubble[departure.id] += waited >> TICK_BITS
+        self.recorder.joins.append(
+            (lane.index, departure.since, lane.decoding.round, departure.cached_before, departure.token_ns)
+        )
+
+    def _last_token_ns(self, lane: _Lane, departure: Departure) -> int:
+        return lane.last_round_ns if departure.emitted else departure.token_ns
+
+    def _preempt(self, lane: _Lane, id_: int) -> None:
+        """Give back a sequence's blocks; it returns to the head of the queue to be computed again."""
+        state = self._state
+        if id_ in lane.decoding:
+            departure = self._leave(lane, id_)
+            blocks = departure.blocks
+            self._interrupted_token_ns[id_] = self._last_token_ns(lane, departure)
+        elif id_ in lane.paused:
+            paused = lane.paused.pop(id_)
+            blocks = paused.blocks
+            self._interrupted_token_ns[id_] = paused.token_ns
+        elif id_ in lane.partial:
+            blocks = lane.partial.pop(id_).blocks
+        else:
+            raise PolicyError(f"{self._spec.scheduler!r} preempted request {id_}, which is not running here")
+        self._free_blocks += blocks
+        del lane.admitted[id_]
+        self._n_admitted -= 1
+        state.preemptions[id_] += 1
+        tokens = (state.prompt[id_] or 1) + state.output[id_] - state.left[id_]
+        self._queue.appendleft(self._waiting_seq(id_, tokens, True))
+
+    def _admit(self, lane: _Lane, id_: int, now_ns: int) -> _Partial:
+        queue = self._queue
+        if queue and queue[0].id == id_:
+            seq = queue.popleft()
+        else:
+            seq = next((seq for seq in queue if seq.id == id_), None)
+            if seq is None:
+                raise PolicyError(
+                    f"{self._spec.scheduler!r} planned prompt tokens for request {id_}, which neither waits nor prefills here"
+                )
+            queue.remove(seq)
+        blocks = -(-seq.tokens // self._block_tokens)
+        self._free_blocks -= blocks
+        partial = lane.partial[id_] = _Partial(seq.tokens, blocks)
+        lane.admitted[id_] = None
+        self._n_admitted += 1
+        if self._state.scheduled[id_] < 0:
+            self._state.scheduled[id_] = now_ns
+        return partial
+
+    def _start_mixed(self, lane: _Lane, plan: Plan, decode: bool) -> None:
+        """One iteration with prompt chunks, and a decode step if *decode*."""
+        decoding = lane.decoding
+        start = self._ticks
+        now_ns = start >> TICK_BITS
+        waiting = len(self._queue)
+        free_before = self._free_blocks
+        growth = decoding.growth_blocks if decode else 0
+        self._free_blocks -= growth
+        rows = pairs = pairs_window = kv = 0
+        window = self._window
+        completing: list[int] = []
+        partials = lane.partial
+        for id_, tokens in plan.chunks:
+            partial = partials.get(id_)
+            if partial is None:
+                partial = self._admit(lane, id_, now_ns)
+            cached, remaining = partial.cached, partial.remaining - tokens
+            if remaining < 0 or tokens <= 0:
+                raise PolicyError(
+                    f"{self._spec.scheduler!r} planned {tokens} prompt tokens for request {id_}, "
+                    f"of which {partial.remaining} are left to compute"
+                )
+            rows += tokens
+            pairs += tokens * cached + tokens * (tokens + 1) // 2
+            if window is not None:
+                pairs_window += _pairs_within(cached, tokens, window)
+            cached += tokens
+            kv += cached
+            partial.cached = cached
+            partial.remaining = remaining
+            if remaining == 0:
+                completing.append(id_)
+        if self._free_blocks < 0:
+            raise PolicyError(
+                f"{self._spec.scheduler!r} planned {free_before - self._free_blocks} new KV blocks at "
+                f"t={now_ns / 1e9:.6f} s but only {free_before} are free; wrap it in EvictNewest or admit less"
+            )
+        n = decoding.n if decode else 0
+        query = draft_steps = 1
+        decode_rows = decode_kv = decode_window = 0
+        emitted = n
+        if lane.taped:
+            query, draft_steps = decoding.query_tokens, decoding.k
+            if n:
+                emitted = int(decoding.emitted_in(1)[0])
+        else:
+            draft_steps = 0
+        if n:
+            decode_rows = n * query
+            decode_kv = decoding.cached + decode_rows
+            if window is not None:
+                decode_window = int(decoding.window_in(1)[0]) if lane.taped else decoding.window_sum
+        completions = len(completing)
+        totals = Totals(
+            rows + decode_rows, rows, len(plan.chunks), pairs, kv, n, decode_kv, decode_rows + completions,
+            pairs_window, decode_window,
+        )  # fmt: skip
+        lane.chunks = plan.chunks
+        lane.completing = completing
+        lane.decodes = n > 0
+        lane.growth_first = growth
+        lane.through_arrivals = True
+        lane.n = 1
+        lane.growth_ticks = 0
+        lane.end_ticks = None
+        for id_ in completing:
+            emitted += self._state.left[id_] > 0
+        self._dispatch(
+            lane,
+            totals,
+            draft_steps,
+            (
+                rows, len(plan.chunks), pairs, kv, pairs_window, n, query, draft_steps, decode_kv, decode_window, 0,
+                completions, emitted, self._n_admitted, waiting, self._total_blocks - self._free_blocks, decoding.round,
+            ),
+        )  # fmt: skip
+
+    def _start_rounds(self, lane: _Lane, hold: int, through_arrivals: bool) -> None:
+        """Decode iterations only, as many as nothing can change in, *hold* at most."""
+        decoding = lane.decoding
+        growth = decoding.growth_blocks
+        if growth > self._free_blocks:
+            raise PolicyError(
+                f"{self._spec.scheduler!r} planned {growth} new KV blocks at t={self._ticks / TICKS_PER_S:.6f} s "
+                f"but only {self._free_blocks} are free; wrap it in EvictNewest or admit less"
+            )
+        lane.chunks = ()
+        lane.completing = []
+        lane.decodes = True
+        lane.growth_first = growth
+        lane.through_arrivals = through_arrivals
+        n = decoding.n
+        if lane.taped:
+            self._start_taped_rounds(lane, hold, n, growth)
+            return
+        kv = decoding.cached + n
+        window, window_growth = decoding.window_sum, decoding.window_growth
+        used = self._total_blocks - self._free_blocks + growth
+        record = (
+            0, 0, 0, 0, 0, n, 1, 0, kv, window, window_growth, 0, n, self._n_admitted, len(self._queue), used,
+            decoding.round,
+        )  # fmt: skip
+        if self._pipelined:
+            self._free_blocks -= growth
+            lane.n = 1
+            lane.growth_ticks = 0
+            lane.end_ticks = None
+            self._dispatch(lane, Totals(n, 0, 0, 0, 0, n, kv, n, 0, window), 0, record)
+            return
+        base, slope, slope_window, kv_end, window_end = self._pricing.decode_line(n, 1, 0, kv, window)
+        rounds = min(hold, decoding.until_finish(), (kv_end - 1 - kv) // n + 1)
+        if self._window is not None:
+            rounds = min(rounds, decoding.until_bend())
+            if window_growth:
+                rounds = min(rounds, (window_end - 1 - window) // window_growth + 1)
+        if rounds > 1:
+            rounds = decoding.rounds_within(self._free_blocks, rounds)
+        self._free_blocks -= growth
+        lane.n = rounds
+        lane.start_ticks = self._ticks
+        lane.first_ticks = base + slope * kv + slope_window * window
+        lane.growth_ticks = slope * n + slope_window * window_growth
+        lane.end_ticks = None
+        lane.record = record
+        lane.in_flight = True
+        self._n_in_flight = 1
+        self._sleep(lane)
+
+    def _start_taped_rounds(self, lane: _Lane, hold: int, n: int, growth: int) -> None:
+        decoding = lane.decoding
+        query, k = decoding.query_tokens, decoding.k
+        kv = decoding.cached + n * query
+        if self._pipelined:
+            window = int(decoding.window_in(1)[0]) if self._window is not None else 0
+            emitted = int(decoding.emitted_in(1)[0])
+            self._free_blocks -= growth
+            record = (
+                0, 0, 0, 0, 0, n, query, k, kv, window, 0, 0, emitted, self._n_admitted, len(self._queue),
+                self._total_blocks - self._free_blocks, decoding.round,
+            )  # fmt: skip
+            lane.n = 1
+            lane.growth_ticks = 0
+            lane.end_ticks = None
+            totals = Totals(n * query, 0, 0, 0, 0, n, kv, n * query, 0, window)
+            self._dispatch(lane, totals, k, record)
+            return
+        rounds = min(hold, decoding.until_finish(), _LONGEST_TAPED_SPAN)
+        if rounds > 1:
+            rounds = decoding.rounds_within(self._free_blocks, rounds)
+        emitted = decoding.emitted_in(rounds)
+        kvs = np.cumsum(emitted)
+        kvs -= emitted
+        kvs += kv
+        if self._window is not None:
+            windows = decoding.window_in(rounds)
+            line = self._pricing.decode_line(n, query, k, kv, int(windows[0]))
+            inside = (kvs < line.kv_end) & (windows < line.kv_window_end)
+            rounds = rounds if inside.all() else int(np.argmin(inside))
+            durations = line.base + line.slope * kvs[:rounds] + line.slope_window * windows[:rounds]
+        else:
+            windows = np.zeros(rounds, np.int64)
+            line = self._pricing.decode_line(n, query, k, kv, 0)
+            rounds = int(np.searchsorted(kvs, line.kv_end))
+            durations = line.base + line.slope * kvs[:rounds]
+        self._free_blocks -= growth
+        lane.n = rounds
+        lane.start_ticks = self._ticks
+        lane.first_ticks = int(durations[0])
+        lane.growth_ticks = 0
+        lane.end_ticks = np.cumsum(durations)
+        lane.record = (n, query, k, kvs, windows, emitted, len(self._queue))
+        lane.in_flight = True
+        self._n_in_flight = 1
+        self._sleep(lane)
+
+    def _dispatch(self, lane: _Lane, totals: Totals, draft_steps: int, record: tuple[int, ...]) -> None:
+        """Send one iteration off: through the stages of the pipeline, or on the only one."""
+        lane.start_ticks = self._ticks
+        lane.record = record
+        lane.in_flight = True
+        self._n_in_flight += 1
+        if not self._pipelined:
+            self._n_in_flight = 1
+            lane.first_ticks = self._pricing.iteration(totals, draft_steps)
+            self._sleep(lane)
+            return
+        stages, handover = self._pricing.stages(totals, draft_steps)
+        ready = self._ticks
+        bubble = 0
+        row = self._n_dispatched
+        self._n_dispatched += 1
+        for stage, duration in enumerate(stages):
+            free = self._stage_free[stage]
+            start = max(ready, free)
+            if self._stage_used[stage]:
+                bubble += start - free
+            self._stage_used[stage] = True
+            end = self._stage_free[stage] = start + duration
+            self.recorder.stage_rows.append((row, stage, start >> TICK_BITS, (end >> TICK_BITS) - (start >> TICK_BITS)))
+            ready = end + handover
+        lane.first_ticks = ready - handover - lane.start_ticks
+        lane.record = (*record, bubble)
+        self._sleep(lane)
+        env = self._env
+        _End(env, (self._stage_free[0] >> TICK_BITS) - env.now, self._priority + 1, self._on_stage_free)
+
+    # Pipelines.
+
+    def _on_stage_free(self, _event: simpy.Event) -> None:
+        self._pump()
+
+    def _pump(self) -> None:
+        """Plan the next micro-batch if the first stage is free: the lane that has been idle longest and has work goes first."""
+        if self._stage_free[0] >> TICK_BITS > self._env.now:
+            return
+        self._ticks = max(self._stage_free[0], self._env.now << TICK_BITS)
+        for _ in range(len(self._ready)):
+            lane = self._ready.popleft()
+            if self._begin(lane):
+                return
+            self._ready.append(lane)
+        self._refuse_idling()
+
+    # Commit.
+
+    def _on_end(self, event: Any) -> None:
+        lane: _Lane = event.lane
+        if lane.version != event.version:
+            return
+        end_ticks = lane.span_end_ticks
+        self._committing = True
+        self.events += 1
+        end_ns = end_ticks >> TICK_BITS
+        lane.in_flight = False
+        self._n_in_flight -= 1
+        self._write_record(lane)
+        self._finish_iterations(lane, end_ns)
+        self.recorder.flush_if_full()
+        self._committing = False
+        if self._pipelined:
+            self._ready.append(lane)
+            if not self._n_in_flight and not self._queue and not self._n_admitted:
+                self._stage_used = [False] * len(self._stage_used)
+            if not self._kicked and self._stage_free[0] >> TICK_BITS <= self._env.now:
+                self._kick()
+            return
+        self._ticks = end_ticks
+        if not self._begin(lane):
+            self._refuse_idling()
+
+    def _finish_iterations(self, lane: _Lane, end_ns: int) -> None:
+        state, decoding = self._state, lane.decoding
+        if lane.decodes:
+            n = lane.n
+            if n > 1:
+                self._free_blocks -= decoding.blocks_for(n) - lane.growth_first
+            lane.last_round_ns = end_ns
+            for departure in decoding.advance(n):
+                self._log_departure(lane, departure)
+                id_ = departure.id
+                state.left[id_] -= departure.emitted
+                self._free_blocks += departure.blocks
+                self._end_request(lane, id_, end_ns)
+        for id_ in lane.completing:
+            partial = lane.partial.pop(id_)
+            left = state.left[id_]
+            if left:
+                if state.first_token[id_] < 0:
+                    state.first_token[id_] = end_ns
+                else:
+                    self.recorder.resumed_gaps_ns.append(end_ns - self._interrupted_token_ns.pop(id_))
+                state.left[id_] = left = left - 1
+            if left:
+                self._join(lane, id_, partial.cached, end_ns)
+            else:
+                self._free_blocks += partial.blocks
+                self._end_request(lane, id_, end_ns)
+
+    def _end_request(self, lane: _Lane, id_: int, end_ns: int) -> None:
+        del lane.admitted[id_]
+        self._n_admitted -= 1
+        self._state.finish[id_] = end_ns
+        self._state.status[id_] = 0
+        self._cluster.finished(end_ns, self._priority)
+
+    def _write_record(self, lane: _Lane) -> None:
+        start, rows = lane.start_ticks, self.recorder.rows
+        if lane.end_ticks is not None:
+            self._write_taped(lane)
+            return
+        record = lane.record
+        if self._pipelined:
+            bubble = record[-1]
+            if lane.decodes:
+                lane.bubble += bubble
+            for id_, _ in lane.chunks:
+                self._state.bubble[id_] += bubble >> TICK_BITS
+        else:
+            record = (*record, 0)
+        rows.append(
+            (
+                start >> TICK_BITS,
+                start & ((1 << TICK_BITS) - 1),
+                lane.n,
+                lane.first_ticks,
+                lane.growth_ticks,
+                lane.index,
+                *record,
+            )
+        )
+
+    def _write_taped(self, lane: _Lane) -> None:
+        """A taped span as one row an iteration."""
+        n_rounds = lane.n
+        n, query, k, kvs, windows, emitted, waiting = lane.record
+        ends = lane.end_ticks[:n_rounds]
+        durations = np.diff(ends, prepend=0)
+        starts = (lane.start_ticks & ((1 << TICK_BITS) - 1)) + ends - durations
+        start_ns = (lane.start_ticks >> TICK_BITS) + (starts >> TICK_BITS)
+        used = self._total_blocks - self._free_blocks - lane.growth_first + np.cumsum(lane.decoding.blocks_in(n_rounds))
+        table = np.zeros((n_rounds, len(Span._fields)), np.int64)
+        table[:, 0] = start_ns
+        table[:, 1] = starts & ((1 << TICK_BITS) - 1)
+        table[:, 2] = 1
+        table[:, 3] = durations
+        table[:, 11] = n
+        table[:, 12] = query
+        table[:, 13] = k
+        table[:, 14] = kvs[:n_rounds]
+        table[:, 15] = windows[:n_rounds]
+        table[:, 18] = emitted[:n_rounds]
+        table[:, 19] = self._n_admitted
+        table[:, 20] = waiting
+        table[:, 21] = used
+        table[:, 22] = lane.decoding.round + np.arange(n_rounds)
+        self.recorder.rows.extend(map(tuple, table.tolist()))
+
+    # The end of the run.
+
+    def stop(self) -> None:
+        """Account for what is in flight when the clock stops: iterations that have ended count, the others have not been."""
+        for lane in self._lanes:
+            if lane.in_flight and not self._pipelined:
+                done = self._in_flight_now(lane) - 1
+                if done:
+                    lane.n = done
+                    self._write_record(lane)
+                    ticks = (
+                        int(lane.end_ticks[done - 1])
+                        if lane.end_ticks is not None
+                        else elapsed(done, lane.first_ticks, lane.growth_ticks)
+                    )
+                    self._finish_iterations(lane, (lane.start_ticks + ticks) >> TICK_BITS)
+            for id_ in list(lane.decoding):
+                self._leave(lane, id_)
+
+    def columns(self) -> ReplicaColumns:
+        speculation = None
+        if self._spec.decoding is not None:
+            sets = [lane.decoding for lane in self._lanes if isinstance(lane.decoding, TapedSet)]
+            positions = max((len(s.accepted_by_position) for s in sets), default=0)
+            speculation = {
+                "drafts": sum(s.drafts for s in sets),
+                "draft_tokens": sum(s.draft_tokens for s in sets),
+                "accepted_by_position": [
+                    sum(s.accepted_by_position[i] for s in sets if i < len(s.accepted_by_position))
+                    for i in range(positions)
+                ],
+            }
+        return ReplicaColumns(
+            spans=self.recorder.spans(),
+            joins=self.recorder.join_table(),
+            resumed_gaps_ns=np.array(self.recorder.resumed_gaps_ns, np.int64),
+            stages=self.recorder.stage_table(),
+            kv_blocks_total=self._total_blocks,
+            block_tokens=self._block_tokens,
+            speculation=speculation,
+        )
+
+
+def _pairs_within(past: int, tokens: int, window: int) -> int:
+    """Query-key pairs of a chunk whose queries see *window* keys at most, themselves included."""
+    growing = max(0, min(tokens, window - past))
+    return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * window

@@ -1,0 +1,417 @@
+"""The decoding sequences of one lane, as running totals.
+
+Work per round does not grow with the batch: finish rounds sit in a heap, KV blocks grow by a histogram of residues (or, where
+speculation makes progress uneven, by per-request tapes that are added up once on joining), and the totals change by what changed.
+A *round* is one decode step of all sequences in the set; rounds are counted from the start of the lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+
+class Departure(NamedTuple):
+    """A sequence taken out of the set."""
+
+    id: int
+    cached_tokens: int
+    blocks: int
+    emitted: int
+    """Tokens emitted since it joined."""
+    since: int
+    """Round after which it joined, with *cached_before* tokens, its latest token being of *token_ns*."""
+    cached_before: int
+    token_ns: int
+
+
+class Decoding(Protocol):
+    """How many tokens a decode step submits and how many come out; see policies.decoding for implementations."""
+
+    def query_tokens(self, n_decoding: int, /) -> int: ...
+
+    def k(self, n_decoding: int, /) -> int: ...
+
+    def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int, /) -> IntArray: ...
+
+
+class UniformSet:
+    """Sequences that emit one token each round."""
+
+    def __init__(self, block_tokens: int, window_tokens: int | None) -> None:
+        self.n = 0
+        self.cached = 0
+        """KV tokens cached by all of them."""
+        self.window_sum = 0
+        """The same with each sequence limited to the window, counting the token its next round adds."""
+        self.window_growth = 0
+        """Sequences whose windowed context still grows."""
+        self.round = 0
+        self._block_tokens = block_tokens
+        self._window = window_tokens
+        # Keyed by (cached - round) mod block: constant for as long as a sequence runs.
+        self._residues = [0] * block_tokens
+        self._seqs: dict[int, tuple[int, int, int, int]] = {}
+        self._finishes: list[tuple[int, int, int]] = []
+        self._saturations: list[tuple[int, int, int]] = []
+        self._joined = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._seqs)
+
+    def __contains__(self, id_: int) -> bool:
+        return id_ in self._seqs
+
+    def join(self, id_: int, cached: int, remaining: int, token_ns: int) -> None:
+        """Add a sequence with *cached* tokens and *remaining* >= 1 tokens to emit, its latest token being of *token_ns*."""
+        round_ = self.round
+        self.n += 1
+        self.cached += cached
+        self._residues[(cached - round_) % self._block_tokens] += 1
+        self._joined = order = self._joined + 1
+        self._seqs[id_] = (round_, cached, order, token_ns)
+        heappush(self._finishes, (round_ + remaining, order, id_))
+        if self._window is not None:
+            self.window_sum += min(cached + 1, self._window)
+            if cached + 1 < self._window:
+                self.window_growth += 1
+                heappush(self._saturations, (round_ + self._window - cached - 1, order, id_))
+
+    def leave(self, id_: int) -> Departure:
+        """Take a sequence out before it has finished."""
+        since, cached, _, token_ns = self._seqs.pop(id_)
+        emitted = self.round - since
+        after = cached + emitted
+        self._forget(cached - since, after)
+        return Departure(id_, after, -(-after // self._block_tokens), emitted, since, cached, token_ns)
+
+    def _forget(self, residue: int, cached: int) -> None:
+        self.n -= 1
+        self.cached -= cached
+        self._residues[residue % self._block_tokens] -= 1
+        if self._window is not None:
+            self.window_sum -= min(cached + 1, self._window)
+            if cached + 1 < self._window:
+                self.window_growth -= 1
+
+    @property
+    def growth_blocks(self) -> int:
+        """New KV blocks that the next round needs."""
+        return self._residues[-self.round % self._block_tokens]
+
+    def growth_of(self, id_: int) -> int:
+        since, cached, _, _ = self._seqs[id_]
+        return int((cached + self.round - since) % self._block_tokens == 0)
+
+    def state_of(self, id_: int) -> tuple[int, int]:
+        """(cached tokens, KV blocks) of one sequence."""
+        since, cached, _, _ = self._seqs[id_]
+        cached += self.round - since
+        return cached, -(-cached // self._block_tokens)
+
+    def until_finish(self) -> int:
+        """Rounds until the first sequence finishes."""
+        finishes = self._finishes
+        while True:
+            finish, order, id_ = finishes[0]
+            seq = self._seqs.get(id_)
+            if seq is not None and seq[2] == order:
+                return finish - self.round
+            heappop(finishes)
+
+    def until_bend(self) -> int:
+        """Rounds until a windowed context stops growing, after which the totals grow differently."""
+        saturations = self._saturations
+        while saturations:
+            at, order, id_ = saturations[0]
+            seq = self._seqs.get(id_)
+            if seq is not None and seq[2] == order:
+                return at - self.round
+            heappop(saturations)
+        return 1 << 62
+
+    def blocks_for(self, rounds: int) -> int:
+        """New KV blocks that the next *rounds* rounds need together."""
+        block = self._block_tokens
+        turns, rest = divmod(rounds, block)
+        blocks = turns * self.n
+        if rest:
+            residues, round_ = self._residues, self.round
+            for i in range(round_, round_ + rest):
+                blocks += residues[-i % block]
+        return blocks
+
+    def rounds_within(self, free_blocks: int, rounds: int) -> int:
+        """The most of the next *rounds* rounds that *free_blocks* new KV blocks allow."""
+        block = self._block_tokens
+        if free_blocks >= (rounds // block + 1) * self.n:
+            return rounds
+        turns = free_blocks // self.n
+        done = turns * block
+        free = free_blocks - turns * self.n
+        residues, round_ = self._residues, self.round + done
+        while done < rounds:
+            free -= residues[-round_ % block]
+            if free < 0:
+                break
+            done += 1
+            round_ += 1
+        return min(done, rounds)
+
+    def advance(self, rounds: int) -> list[Departure]:
+        """Run *rounds* rounds, none beyond the first finish; returns those who finish with the last, oldest first."""
+        self.round = round_ = self.round + rounds
+        self.cached += rounds * self.n
+        if self._window is not None:
+            self.window_sum += rounds * self.window_growth
+            saturations = self._saturations
+            while saturations and saturations[0][0] <= round_:
+                _, order, id_ = heappop(saturations)
+                seq = self._seqs.get(id_)
+                if seq is not None and seq[2] == order:
+                    self.window_growth -= 1
+        finishes = self._finishes
+        departures: list[Departure] = []
+        while finishes and finishes[0][0] <= round_:
+            finish, order, id_ = finishes[0]
+            seq = self._seqs.get(id_)
+            if seq is None or seq[2] != order:
+                heappop(finishes)
+                continue
+            heappop(finishes)
+            since, cached, _, token_ns = self._seqs.pop(id_)
+            emitted = finish - since
+            after = cached + emitted
+            self._forget(cached - since, after)
+            departures.append(Departure(id_, after, -(-after // self._block_tokens), emitted, since, cached, token_ns))
+        return departures
+
+
+class _Taped(NamedTuple):
+    since: int
+    cached: int
+    order: int
+    token_ns: int
+    rounds_before: int
+    """Rounds that the request had done before it joined (its acceptance draws go on from there)."""
+    tape: IntArray
+    """Tokens emitted in each round since it joined."""
+    held: IntArray
+    """KV blocks held before each round of the tape, and after the last."""
+    counted: int = 0
+    """Rounds of the tape that are in the acceptance statistics already."""
+
+
+class TapedSet:
+    """Sequences whose progress per round is read off a tape drawn when they join (speculative decoding).
+
+    Each sequence holds KV slots for the tokens that the round in hand submits; those of rejected tokens are used again.
+    """
+
+    def __init__(self, block_tokens: int, window_tokens: int | None, decoding: Decoding, seed: int) -> None:
+        self.n = 0
+        self.cached = 0
+        self.round = 0
+        self.k = decoding.k(1)
+        self.query_tokens = decoding.query_tokens(1)
+        self.drafts = 0
+        self.draft_tokens = 0
+        self.accepted_by_position: list[int] = []
+        """Accepted drafts by position, over the rounds that have been run."""
+        self._decoding = decoding
+        self._seed = seed
+        self._block_tokens = block_tokens
+        self._window = window_tokens
+        self._seqs: dict[int, _Taped] = {}
+        self._finishes: list[tuple[int, int, int]] = []
+        self._joined = 0
+        self._rounds_of: dict[int, int] = {}
+        # Sums over the sequences for each coming round, starting with round self._base.
+        self._base = 0
+        self._tokens = np.zeros(4096, np.int64)
+        self._blocks = np.zeros(4096, np.int64)
+        self._windowed = np.zeros(4096, np.int64)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._seqs)
+
+    def __contains__(self, id_: int) -> bool:
+        return id_ in self._seqs
+
+    def _reserve(self, rounds: int) -> None:
+        """Make room for *rounds* rounds from now, dropping those behind."""
+        here = self.round - self._base
+        if here + rounds <= len(self._tokens):
+            return
+        size = max(2 * rounds, len(self._tokens))
+        for name in ("_tokens", "_blocks", "_windowed"):
+            fresh = np.zeros(size, np.int64)
+            rest = getattr(self, name)[here:]
+            fresh[: len(rest)] = rest
+            setattr(self, name, fresh)
+        self._base = self.round
+
+    def _draw(
+        self, id_: int, rounds_before: int, cached: int, remaining: int, blocks: int
+    ) -> tuple[IntArray, IntArray]:
+        """A tape from here to the last token, and the KV blocks held along it."""
+        tape = self._decoding.tape(id_, rounds_before, remaining, self.k, self._seed)
+        before = np.cumsum(tape)
+        before -= tape
+        before += cached + self.query_tokens
+        held = np.empty(len(tape) + 1, np.int64)
+        held[0] = blocks
+        held[1:] = -(-before // self._block_tokens)
+        np.maximum(held, blocks, out=held)
+        return tape, held
+
+    def _book(self, cached: int, tape: IntArray, held: IntArray, sign: int) -> None:
+        """Add (or with sign -1 take back) a tape's coming rounds to the sums."""
+        n = len(tape)
+        self._reserve(n + 1)
+        here = self.round - self._base
+        self._tokens[here : here + n] += sign * tape
+        self._blocks[here : here + n] += sign * (held[1:] - held[:-1])
+        if self._window is not None:
+            reads = cached + np.cumsum(tape) - tape + self.query_tokens
+            self._windowed[here : here + n] += sign * np.minimum(reads, self._window)
+
+    def join(self, id_: int, cached: int, remaining: int, token_ns: int) -> None:
+        """Add a sequence with *cached* tokens and *remaining* >= 1 tokens to emit, its latest token being of *token_ns*."""
+        rounds_before = self._rounds_of.pop(id_, 0)
+        tape, held = self._draw(id_, rounds_before, cached, remaining, -(-cached // self._block_tokens))
+        self._book(cached, tape, held, 1)
+        self.n += 1
+        self.cached += cached
+        self._joined = order = self._joined + 1
+        self._seqs[id_] = _Taped(self.round, cached, order, token_ns, rounds_before, tape, held)
+        heappush(self._finishes, (self.round + len(tape), order, id_))
+
+    def leave(self, id_: int) -> Departure:
+        """Take a sequence out before it has finished."""
+        seq = self._seqs.pop(id_)
+        done = self.round - seq.since
+        emitted = int(seq.tape[:done].sum())
+        self._book(seq.cached + emitted, seq.tape[done:], seq.held[done:], -1)
+        self._rounds_of[id_] = seq.rounds_before + done
+        return self._depart(id_, seq, done, emitted)
+
+    def _depart(self, id_: int, seq: _Taped, done: int, emitted: int) -> Departure:
+        self.n -= 1
+        cached = seq.cached + emitted
+        self.cached -= cached
+        self._count(seq.tape[seq.counted : done])
+        return Departure(id_, cached, int(seq.held[done]), emitted, seq.since, seq.cached, seq.token_ns)
+
+    def _count(self, tape: IntArray) -> None:
+        """Add rounds that have been run to the acceptance statistics."""
+        if not self.k or not len(tape):
+            return
+        self.drafts += len(tape)
+        self.draft_tokens += len(tape) * self.k
+        exactly = np.bincount(tape - 1)
+        at_least = exactly[::-1].cumsum()[::-1][1:].tolist()
+        counts = self.accepted_by_position
+        counts.extend([0] * (len(at_least) - len(counts)))
+        for position, count in enumerate(at_least):
+            counts[position] += count
+
+    def follow_batch(self) -> None:
+        """Take the number of drafted tokens that the decoding method wants at the present batch; tapes are redrawn if it changed."""
+        n = max(self.n, 1)
+        k, query_tokens = self._decoding.k(n), self._decoding.query_tokens(n)
+        if k == self.k and query_tokens == self.query_tokens:
+            return
+        taken: list[tuple[int, _Taped, int, int]] = []
+        for id_, seq in self._seqs.items():
+            done = self.round - seq.since
+            cached = seq.cached + int(seq.tape[:done].sum())
+            self._book(cached, seq.tape[done:], seq.held[done:], -1)
+            self._count(seq.tape[seq.counted : done])
+            taken.append((id_, seq, done, cached))
+        self.k, self.query_tokens = k, query_tokens
+        for id_, seq, done, cached in taken:
+            remaining = int(seq.tape[done:].sum())
+            tape, held = self._draw(id_, seq.rounds_before + done, cached, remaining, int(seq.held[done]))
+            self._book(cached, tape, held, 1)
+            self._seqs[id_] = seq._replace(
+                tape=np.concatenate((seq.tape[:done], tape)),
+                held=np.concatenate((seq.held[:done], held)),
+                counted=done,
+            )
+            heappush(self._finishes, (self.round + len(tape), seq.order, id_))
+
+    @property
+    def growth_blocks(self) -> int:
+        """New KV blocks that the next round needs."""
+        return int(self._blocks[self.round - self._base])
+
+    def growth_of(self, id_: int) -> int:
+        seq = self._seqs[id_]
+        done = self.round - seq.since
+        return int(seq.held[done + 1] - seq.held[done])
+
+    def state_of(self, id_: int) -> tuple[int, int]:
+        """(cached tokens, KV blocks) of one sequence."""
+        seq = self._seqs[id_]
+        done = self.round - seq.since
+        return seq.cached + int(seq.tape[:done].sum()), int(seq.held[done])
+
+    def _finishes_at(self, id_: int, finish: int, order: int) -> bool:
+        seq = self._seqs.get(id_)
+        return seq is not None and seq.order == order and seq.since + len(seq.tape) == finish
+
+    def until_finish(self) -> int:
+        """Rounds until the first sequence finishes."""
+        finishes = self._finishes
+        while True:
+            finish, order, id_ = finishes[0]
+            if self._finishes_at(id_, finish, order):
+                return finish - self.round
+            heappop(finishes)
+
+    def emitted_in(self, rounds: int) -> IntArray:
+        """Tokens emitted in each of the next *rounds* rounds."""
+        here = self.round - self._base
+        return self._tokens[here : here + rounds].copy()
+
+    def window_in(self, rounds: int) -> IntArray:
+        """KV tokens read in each of the next *rounds* rounds, each sequence limited to the window."""
+        here = self.round - self._base
+        return self._windowed[here : here + rounds].copy()
+
+    def blocks_in(self, rounds: int) -> IntArray:
+        """New KV blocks in each of the next *rounds* rounds."""
+        here = self.round - self._base
+        return self._blocks[here : here + rounds].copy()
+
+    def blocks_for(self, rounds: int) -> int:
+        """New KV blocks that the next *rounds* rounds need together."""
+        here = self.round - self._base
+        return int(self._blocks[here : here + rounds].sum())
+
+    def rounds_within(self, free_blocks: int, rounds: int) -> int:
+        """The most of the next *rounds* rounds that *free_blocks* new KV blocks allow."""
+        here = self.round - self._base
+        needed = np.cumsum(self._blocks[here : here + rounds])
+        return int(np.searchsorted(needed, free_blocks, side="right"))
+
+    def advance(self, rounds: int) -> list[Departure]:
+        """Run *rounds* rounds, none beyond the first finish; returns those who finish with the last, oldest first."""
+        here = self.round - self._base
+        self.cached += int(self._tokens[here : here + rounds].sum())
+        self.round = round_ = self.round + rounds
+        departures: list[Departure] = []
+        finishes = self._finishes
+        while finishes and finishes[0][0] <= round_:
+            finish, order, id_ = heappop(finishes)
+            if self._finishes_at(id_, finish, order):
+                seq = self._seqs.pop(id_)
+                departures.append(self._depart(id_, seq, len(seq.tape), int(seq.tape.sum())))
+        return departures
