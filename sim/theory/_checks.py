@@ -10,7 +10,7 @@ import numpy.typing as npt
 Values: TypeAlias = npt.ArrayLike
 """A number or an array of numbers; the closed forms broadcast over it."""
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
 
 def finite(name: str, value: Values) -> FloatArray:
