@@ -22,7 +22,8 @@ from workloads.trace import NS_PER_S, IntArray, Trace
 
 FORMATS = ("azure_llm", "burstgpt", "mooncake", "plain", "azure_functions_2019", "azure_functions_2021")
 
-# Mooncake's open traces hash prompts in blocks of 512 tokens (FAST'25 release notes of the traces).
+# github.com/kvcache-ai/Mooncake hashes prompts in blocks of 512 tokens; each of the 12,031 prompts of its
+# conversation trace has ceil(input_length / 512) ids.
 MOONCAKE_BLOCK_TOKENS = 512
 
 _HEADERS: dict[str, tuple[str, ...]] = {
@@ -295,7 +296,7 @@ class _Table:
 def _header_cells(data: bytes) -> tuple[str, ...]:
     # The csv module refuses cells above 128 KiB, which a file that is no CSV at all may begin with.
     first = data.lstrip().split(b"\n", 1)[0][:100_000].decode("utf-8", "replace").strip()
-    return tuple(cell.strip() for cell in next(csv.reader([first]), []))
+    return tuple(cell.strip() for cell in next(csv.reader([first], skipinitialspace=True), []))
 
 
 _Cells = tuple[NDArray[np.uint8], IntArray, IntArray, IntArray]
@@ -329,7 +330,7 @@ def _split_plain(path: Any, data: bytes, n_columns: int) -> _Cells:
 
 
 def _split_quoted(path: Any, data: bytes, n_columns: int) -> _Cells:
-    reader = csv.reader(io.StringIO(data.decode("utf-8"), newline=""))
+    reader = csv.reader(io.StringIO(data.decode("utf-8"), newline=""), skipinitialspace=True)
     rows, lines = [], []
     try:
         for row in reader:
