@@ -40,7 +40,7 @@ class Interconnect:
         return steps * self.latency_s + size_bytes * (steps / n) / self.bytes_per_s
 
     def ring_all_gather_s(self, size_bytes: Any, n: int) -> Any:
-        """Seconds until each of *n* devices holds all *size_bytes*, of which it started with 1/n (reduce-scatter alike)."""
+        """Seconds until each of *n* devices holds all *size_bytes*, having started with 1/n (reduce-scatter alike)."""
         if n <= 1:
             return size_bytes * 0.0
         return (n - 1) * self.latency_s + size_bytes * ((n - 1) / n) / self.bytes_per_s
@@ -82,7 +82,8 @@ class Device:
         value = self.peak_flops_per_s.get(arithmetic)
         if value is None:
             raise ValueError(
-                f"{self.name} has no {arithmetic} arithmetic in its datasheet; it offers {', '.join(self.peak_flops_per_s)}"
+                f"{self.name} has no {arithmetic} arithmetic in its datasheet; "
+                f"it offers {', '.join(self.peak_flops_per_s)}"
             )
         return value
 

@@ -252,9 +252,13 @@ class ModelSpec:
         """The same model with its weights in another format.
 
         16- and 32-bit formats apply to everything. Smaller ones apply to the linear layers; embedding, LM head, router
-        and normalisations stay in 16 bits, as serving engines keep them. *experts* names another format for the experts.
+        and normalisations stay in 16 bits, as serving engines keep them. *experts* names another format for the
+        experts. A checkpoint that is already in the format (or a block-scaled form of it) stays as it is.
         """
         found = precision(name)
+        own = {self.attention_precision, self.mlp_precision, self.expert_precision}
+        if found.element_bytes < 2 and experts is None and any(o == name or o.startswith(f"{name}_") for o in own):
+            return self
         base = self.base_precision
         if found.element_bytes >= 2:
             base = name
@@ -580,8 +584,8 @@ def spec_from_config(
     if isinstance(attention, LatentAttention) and attention.index_topk:
         window, windowed = attention.index_topk, (True,) * n_layers
         notes.append(
-            f"Sparse attention: each query reads {attention.index_topk} chosen tokens, priced as a window of that size, "
-            "plus an indexer over all tokens."
+            f"Sparse attention: each query reads {attention.index_topk} chosen tokens, priced as a window of "
+            "that size, plus an indexer over all tokens."
         )
     mtp = c.integer(
         "num_nextn_predict_layers",
@@ -708,7 +712,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         quant = _read_json(side) if side.is_file() else None
         name = path.parent.resolve().name if path.name == "config.json" else path.stem
         return spec_from_config(_read_json(path), name=name, where=str(path), quant_config=quant)
-    if text.endswith(".json") or "/" in text.strip("/") and Path(text).parent.is_dir():
+    if text.endswith(".json") or ("/" in text.strip("/") and Path(text).parent.is_dir()):
         raise ValueError(f"model file {text} does not exist")
     known = [*model_catalogue(), *_aliases()]
     near = difflib.get_close_matches(key, known, n=3, cutoff=0.4) or list(model_catalogue())

@@ -31,7 +31,7 @@ PRECISIONS: dict[str, Precision] = {
         # DeepSeek-V3 report (arXiv 2412.19437), 3.3: one fp32 scale for each 128 x 128 block of weights.
         Precision(name="fp8_block", weight_bytes=1.0 + 4.0 / (128 * 128), math=("fp8",), element_bytes=1.0),
         Precision(name="int8", weight_bytes=1.0, math=("int8",), element_bytes=1.0),
-        # AWQ and GPTQ with the usual group of 128: one 16-bit scale a group; weights are expanded to 16 bits to multiply.
+        # AWQ and GPTQ with the usual group of 128: a 16-bit scale each; expanded to 16 bits to multiply.
         Precision(name="int4", weight_bytes=0.5 + 2.0 / 128, math=("bf16", "fp16"), element_bytes=0.5),
         # Kimi-K2 releases: int4 in groups of 32 with a 16-bit scale.
         Precision(name="int4_g32", weight_bytes=0.5 + 2.0 / 32, math=("bf16", "fp16"), element_bytes=0.5),

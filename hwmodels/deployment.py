@@ -1,0 +1,204 @@
+"""A model on devices: what it weighs there, how much cache is left, and the cost model that prices it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hwmodels.cost import CostModel
+from hwmodels.device import Device, device_catalogue, load_device
+from hwmodels.model import ModelSpec, load_model
+from hwmodels.parallel import ParallelConfig
+from hwmodels.precision import precision as number_format
+from hwmodels.roofline import Roofline
+from hwmodels.work import StageWork, stage_work
+
+CostFactory = Callable[..., CostModel]
+"""(spec, device, parallel, *, kv_precision) -> CostModel, such as `Roofline`."""
+
+# vLLM's default limit on running sequences (max_num_seqs); recurrent states are set aside for that many.
+STATE_SEQUENCES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """One replica of *model* on `parallel.n_devices` of *device*."""
+
+    model: ModelSpec
+    device: Device
+    parallel: ParallelConfig
+    kv_precision: str
+    cost: CostModel = field(compare=False, repr=False)
+
+    def _stages(self) -> tuple[StageWork, ...]:
+        return _stages(self.model, self.parallel, self.kv_precision)
+
+    @property
+    def weight_bytes_per_device(self) -> float:
+        """Weights on one device of the fullest stage."""
+        return max(stage.resident_bytes for stage in self._stages())
+
+    @property
+    def kv_bytes_per_token_per_device(self) -> float:
+        """Cache of one token on one device of the stage with the most layers; replicated heads are counted."""
+        return max(_kv_bytes(stage) for stage in self._stages())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the model leaves out or approximates."""
+        return self.model.notes
+
+    def free_bytes(self, gpu_fraction: float = 0.9, reserve_bytes: float = 0.0) -> tuple[float, ...]:
+        """For each stage, what one device has left for the cache; negative where the weights do not fit."""
+        return _free_bytes(self.model, self.device, self.parallel, self.kv_precision, gpu_fraction, reserve_bytes)
+
+    def kv_pool_blocks(self, gpu_fraction: float = 0.9, reserve_bytes: float = 0.0, block_tokens: int = 16) -> int:
+        """Blocks of *block_tokens* tokens that the replica's cache holds, over all groups of data-parallel attention.
+
+        Each stage caches its own layers of every token, so the fullest stage decides. ValueError if the weights, or not
+        even one block beside them, fit; the message says what is missing and what would fit.
+        """
+        if not 0 < gpu_fraction <= 1:
+            raise ValueError(f"gpu_fraction is a share of the memory in (0, 1]; got {gpu_fraction!r}")
+        if not 0 <= reserve_bytes < float("inf"):
+            raise ValueError(f"reserve_bytes must be a finite number of at least 0; got {reserve_bytes!r}")
+        if isinstance(block_tokens, bool) or not isinstance(block_tokens, int) or block_tokens < 1:
+            raise ValueError(f"block_tokens must be an integer of at least 1; got {block_tokens!r}")
+        free = self.free_bytes(gpu_fraction, reserve_bytes)
+        needs = [_kv_bytes(stage) * block_tokens for stage in self._stages()]
+        # A stage of linear-attention layers only caches nothing and limits nothing.
+        blocks = min(
+            (int(have // need) if need else (1 << 40)) if have >= 0 else -1
+            for have, need in zip(free, needs, strict=True)
+        )
+        if blocks < 1:
+            missing = max(need - have for have, need in zip(free, needs, strict=True))
+            usable = self.device.memory_bytes * gpu_fraction - reserve_bytes
+            raise ValueError(
+                f"{self.model.name} ({_formats(self.model)}) does not fit: a {self.device.name} offers "
+                f"{usable / 1e9:.1f} GB for it and it takes {self.weight_bytes_per_device / 1e9:.1f} GB of weights on each "
+                f"device, so {missing / 1e9:.1f} GB is missing with {_degrees(self.parallel)}; "
+                f"{self._way_out(gpu_fraction, reserve_bytes, block_tokens)}"
+            )
+        return blocks * self.parallel.data
+
+    def _way_out(self, gpu_fraction: float, reserve_bytes: float, block_tokens: int) -> str:
+        def fits(device: Device, parallel: ParallelConfig) -> bool:
+            try:
+                parallel.check(self.model)
+                for fmt in (self.model.attention_precision, self.model.expert_precision, self.model.base_precision):
+                    device.first_peak(number_format(fmt).math, fmt)
+            except ValueError:
+                return False
+            free = _free_bytes(self.model, device, parallel, self.kv_precision, gpu_fraction, reserve_bytes)
+            stages = _stages(self.model, parallel, self.kv_precision)
+            return all(have >= _kv_bytes(stage) * block_tokens for have, stage in zip(free, stages, strict=True))
+
+        offers: list[str] = []
+        for name in ("tensor", "pipeline"):
+            for degree in (1, 2, 4, 8, 16, 32, 64):
+                if degree <= getattr(self.parallel, name):
+                    continue
+                if fits(self.device, dataclasses.replace(self.parallel, **{name: degree})):
+                    offers.append(f"{name} {degree}")
+                    break
+        larger = [d for d in device_catalogue().values() if d.memory_bytes > self.device.memory_bytes]
+        for device in sorted(larger, key=lambda d: (d.memory_bytes, d.name)):
+            if fits(device, self.parallel):
+                offers.append(f"{device.name} ({device.memory_bytes / 1e9:.0f} GB)")
+                break
+        if not offers:
+            return "no tensor or pipeline degree up to 64 and no larger device fits; use a smaller precision or model"
+        return f"it would fit with {' or with '.join(offers)}"
+
+
+def _formats(spec: ModelSpec) -> str:
+    formats = dict.fromkeys((spec.mlp_precision, spec.attention_precision, spec.expert_precision))
+    if spec.experts is None:
+        formats = dict.fromkeys((spec.mlp_precision, spec.attention_precision))
+    return "/".join(formats)
+
+
+def _degrees(parallel: ParallelConfig) -> str:
+    return f"tensor {parallel.tensor}, pipeline {parallel.pipeline}" + (
+        f", expert {parallel.expert}, data {parallel.data}" if parallel.expert * parallel.data > 1 else ""
+    )
+
+
+def _kv_bytes(stage: StageWork) -> float:
+    return sum(shape.kv_bytes * shape.layers for shape in stage.attention)
+
+
+@functools.lru_cache(maxsize=1024)
+def _stages(spec: ModelSpec, parallel: ParallelConfig, kv_precision: str) -> tuple[StageWork, ...]:
+    return tuple(stage_work(spec, parallel, s, kv_precision=kv_precision) for s in range(parallel.pipeline))
+
+
+def _free_bytes(
+    spec: ModelSpec,
+    device: Device,
+    parallel: ParallelConfig,
+    kv_precision: str,
+    gpu_fraction: float,
+    reserve_bytes: float,
+) -> tuple[float, ...]:
+    usable = device.memory_bytes * gpu_fraction - reserve_bytes
+    found = []
+    for stage in _stages(spec, parallel, kv_precision):
+        # Half of the traffic of a sequence's state is its size: it is read and written once.
+        state = stage.recurrence.bytes_per_sequence / 2 * STATE_SEQUENCES / parallel.data if stage.recurrence else 0.0
+        found.append(usable - stage.resident_bytes - state)
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _deployment(
+    spec: ModelSpec, device: Device, parallel: ParallelConfig, kv_precision: str, cost: CostFactory
+) -> Deployment:
+    return Deployment(
+        model=spec,
+        device=device,
+        parallel=parallel,
+        kv_precision=kv_precision,
+        cost=cost(spec, device, parallel, kv_precision=kv_precision),
+    )
+
+
+def deploy(
+    *,
+    model: str | Path | ModelSpec,
+    hardware: str | Path | Device,
+    parallel: ParallelConfig | Mapping[str, Any] | None = None,
+    precision: str | None = None,
+    kv_precision: str | None = None,
+    expert_precision: str | None = None,
+    cost: CostFactory = Roofline,
+) -> Deployment:
+    """One replica of *model* on *hardware*: the entry for scenarios.
+
+    *precision* None keeps the checkpoint's own formats; *kv_precision* None takes the checkpoint's, else its base format
+    (16 bits for quantised weights). *expert_precision* sets experts apart. Equal arguments give the same object. Whether
+    it fits in memory is asked of `kv_pool_blocks`. ValueError for unknown names and impossible combinations.
+    """
+    spec = model if isinstance(model, ModelSpec) else load_model(model)
+    device = hardware if isinstance(hardware, Device) else load_device(hardware)
+    if parallel is None:
+        parallel = ParallelConfig()
+    elif not isinstance(parallel, ParallelConfig):
+        fields = [f.name for f in dataclasses.fields(ParallelConfig)]
+        for key in parallel:
+            if key not in fields:
+                raise ValueError(f"parallel.{key} is not a degree of parallelism; valid: {', '.join(fields)}")
+        parallel = ParallelConfig(**parallel)
+    if precision is not None:
+        spec = spec.with_precision(precision, experts=expert_precision)
+    elif expert_precision is not None:
+        if spec.experts is None:
+            raise ValueError(f"expert_precision is set but {spec.name} has no experts; set precision")
+        spec = dataclasses.replace(spec, expert_precision=number_format(expert_precision).name)
+    cache = number_format(kv_precision or spec.kv_precision or spec.base_precision).name
+    return _deployment(spec, device, parallel, cache, cost)

@@ -1,0 +1,453 @@
+"""From operations and kernels to a `CostModel`: tables over rows, a few multiplications for attention."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwmodels.cost import Work
+from hwmodels.model import ModelSpec
+from hwmodels.parallel import ParallelConfig
+from hwmodels.precision import precision
+from hwmodels.totals import Totals
+from hwmodels.work import AttentionShape, ExpertMlp, StageWork, stage_work
+
+FloatArray = NDArray[np.float64]
+EXACT_ROWS = 8192
+COARSE_ROWS = 256
+
+
+class Ops(Protocol):
+    """The arithmetic beyond + - * / that gives the same bits for Python numbers and for arrays."""
+
+    def maximum(self, x: Any, y: Any, /) -> Any: ...
+
+    def minimum(self, x: Any, y: Any, /) -> Any: ...
+
+    def sqrt(self, x: Any, /) -> Any: ...
+
+
+class _ScalarOps:
+    maximum = staticmethod(max)
+    minimum = staticmethod(min)
+    sqrt = staticmethod(math.sqrt)
+
+
+class _ArrayOps:
+    maximum = staticmethod(np.maximum)
+    minimum = staticmethod(np.minimum)
+    sqrt = staticmethod(np.sqrt)
+
+
+SCALARS: Ops = _ScalarOps()
+ARRAYS: Ops = _ArrayOps()
+
+PrefillForm = Callable[[Ops, Any, Any, Any, Any], Any]
+"""(ops, prompt rows, chunks, query-key pairs, KV tokens) -> seconds of all the shape's layers."""
+DecodeForm = Callable[[Ops, Any, Any, Any], Any]
+"""(ops, sequences, query tokens of all of them, KV tokens of all of them) -> seconds of all the shape's layers."""
+
+
+class Kernels(Protocol):
+    """Seconds of each kind of operation on one device; what tells a datasheet roofline from a calibrated one.
+
+    The `*_s` methods take float64 arrays (or scalars) and need not be fast: they are tabulated. Attention depends on
+    more than the rows, so it comes as a form: a function of totals written with + - * / and the given `Ops` (or with
+    `tabulated_decode`), which is what makes scalars and arrays agree bit for bit. Times must not fall when an argument grows.
+    """
+
+    step_s: float
+    """Host and launch overhead of an iteration on a stage."""
+    sequence_s: float
+    """Overhead of each sequence in the batch."""
+
+    def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any: ...
+
+    def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
+        """One layer's routed experts."""
+        ...
+
+    def prefill_form(self, shape: AttentionShape) -> PrefillForm: ...
+
+    def decode_form(self, shape: AttentionShape) -> DecodeForm: ...
+
+    def elementwise_s(self, size_bytes: Any, launches: int) -> Any: ...
+
+    def stream_s(self, flops: Any, hbm_bytes: Any) -> Any:
+        """Work that is neither GEMM nor softmax attention: recurrent states."""
+        ...
+
+    def all_reduce_s(self, size_bytes: Any, n: int) -> Any: ...
+
+    def all_gather_s(self, size_bytes: Any, n: int) -> Any: ...
+
+    def all_to_all_s(self, size_bytes: Any, n: int) -> Any: ...
+
+    def send_s(self, size_bytes: Any, between_nodes: bool) -> Any: ...
+
+    def sample_s(self, logit_rows: Any) -> Any:
+        """Sampling and its host work."""
+        ...
+
+
+class RowTable:
+    """A non-decreasing function of rows, tabulated where it is asked for.
+
+    Exact for each row up to `EXACT_ROWS`, linear between multiples of `COARSE_ROWS` above. Zero rows cost nothing.
+    """
+
+    def __init__(self, of_rows: Callable[[FloatArray], FloatArray]) -> None:
+        self._of_rows = of_rows
+        self._exact: list[float] = [0.0]
+        self._nodes: list[float] = []
+
+    def _evaluate(self, rows: FloatArray, at_least: float) -> list[float]:
+        values = np.asarray(self._of_rows(rows), dtype=np.float64)
+        if not np.isfinite(values).all() or (values < 0).any():
+            raise ValueError("a kernel returned a time that is negative or not finite; check the hardware profile")
+        return np.maximum(np.maximum.accumulate(values), at_least).tolist()
+
+    def _grow(self, rows: int) -> None:
+        have = len(self._exact)
+        stop = min(EXACT_ROWS, max(512, -(-rows // 512) * 512)) + 1
+        if have < stop:
+            self._exact += self._evaluate(np.arange(have, stop, dtype=np.float64), self._exact[-1])
+        if rows > EXACT_ROWS:
+            if not self._nodes:
+                self._nodes.append(self._exact[EXACT_ROWS])
+            have = len(self._nodes)
+            stop = max(2 * have, (rows - EXACT_ROWS) // COARSE_ROWS + 2)
+            nodes = EXACT_ROWS + COARSE_ROWS * np.arange(have, stop, dtype=np.float64)
+            self._nodes += self._evaluate(nodes, self._nodes[-1])
+
+    def scalar(self, rows: int) -> float:
+        if rows <= EXACT_ROWS:
+            if rows < 0:
+                raise ValueError(f"totals must not be negative, got {rows} rows")
+            try:
+                return self._exact[rows]
+            except IndexError:
+                self._grow(rows)
+                return self._exact[rows]
+        i = (rows - EXACT_ROWS) // COARSE_ROWS
+        if i + 1 >= len(self._nodes):
+            self._grow(rows)
+        low = self._nodes[i]
+        return low + (self._nodes[i + 1] - low) * ((rows - EXACT_ROWS - i * COARSE_ROWS) * (1.0 / COARSE_ROWS))
+
+    def array(self, rows: NDArray[np.int64]) -> FloatArray:
+        if not rows.size:
+            return np.zeros(rows.shape)
+        if rows.min() < 0:
+            raise ValueError(f"totals must not be negative, got {rows.min()} rows")
+        self._grow(int(rows.max()))
+        found = np.asarray(self._exact)[np.minimum(rows, EXACT_ROWS)]
+        if self._nodes:
+            nodes = np.asarray(self._nodes)
+            i = np.maximum(rows - EXACT_ROWS, 0) // COARSE_ROWS
+            i = np.minimum(i, len(nodes) - 2)
+            low = nodes[i]
+            above = low + (nodes[i + 1] - low) * ((rows - EXACT_ROWS - i * COARSE_ROWS) * (1.0 / COARSE_ROWS))
+            found = np.where(rows > EXACT_ROWS, above, found)
+        return found
+
+
+class _Stage:
+    """One stage's tables and forms."""
+
+    def __init__(
+        self, work: StageWork, spec: ModelSpec, parallel: ParallelConfig, kernels: Kernels, last: bool
+    ) -> None:
+        self.work, self.kernels = work, kernels
+        self.share = 1.0 / parallel.data
+        self.data = parallel.data
+        self.rows = RowTable(self._rows_s)
+        self.logits = RowTable(self._logits_s)
+        self.has_head = last
+        self.encoder = spec.is_encoder
+        self.attention = tuple(
+            (kernels.prefill_form(shape), kernels.decode_form(shape), shape.windowed) for shape in work.attention
+        )
+        self.sequence_s = kernels.sequence_s
+        if work.recurrence is not None:
+            self.sequence_s += float(kernels.stream_s(0.0, work.recurrence.bytes_per_sequence)) * self.share
+        self.step_s = kernels.step_s
+
+    def _collectives_s(self, rows: FloatArray, of_logits: bool) -> FloatArray:
+        total = np.zeros_like(rows)
+        price = {
+            "all_reduce": self.kernels.all_reduce_s,
+            "all_gather": self.kernels.all_gather_s,
+            "all_to_all": self.kernels.all_to_all_s,
+        }
+        for op in self.work.collectives:
+            if op.of_logits == of_logits:
+                total = total + op.layers * price[op.kind](rows * op.bytes_per_row, op.n)
+        return total
+
+    def _rows_s(self, rows: FloatArray) -> FloatArray:
+        k, own = self.kernels, np.ceil(rows * self.share)
+        total = self._collectives_s(own, False)
+        for op in self.work.linears:
+            if not op.of_logits:
+                total = total + op.layers * k.gemm_s(own, op.n, op.k, precision=op.precision)
+        if self.work.experts is not None:
+            total = total + self.work.experts.layers * k.moe_s(rows, self.work.experts)
+        for op in self.work.elementwise:
+            total = total + op.layers * k.elementwise_s(own * op.bytes_per_row, op.launches)
+        if self.work.recurrence is not None:
+            total = total + k.stream_s(own * self.work.recurrence.flops_per_row, 0.0)
+        return total
+
+    def _logits_s(self, rows: FloatArray) -> FloatArray:
+        own = np.ceil(rows * self.share)
+        total = self._collectives_s(own, True) + self.kernels.sample_s(own)
+        for op in self.work.linears:
+            if op.of_logits:
+                total = total + op.layers * self.kernels.gemm_s(own, op.n, op.k, precision=op.precision)
+        return total
+
+    def scalar(self, totals: Totals) -> float:
+        rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = totals
+        seconds = self.rows.scalar(rows) + self.step_s + (seqs + chunks) * self.sequence_s
+        if self.has_head and logits:
+            seconds += self.logits.scalar(logits)
+        if self.data > 1:
+            f = self.share
+            prompt_f, chunks, pairs, prompt_kv = prompt * f, chunks * f, pairs * f, prompt_kv * f
+            pairs_window, seqs_f, queries = pairs_window * f, seqs * f, (rows - prompt) * f
+            kv, kv_window = kv * f, kv_window * f
+        else:
+            prompt_f, seqs_f, queries = prompt, seqs, rows - prompt
+        if self.encoder:
+            pairs = 2 * pairs - prompt_f
+        if prompt:
+            for prefill, _, windowed in self.attention:
+                seconds += prefill(SCALARS, prompt_f, chunks, pairs_window if windowed else pairs, prompt_kv)
+        if seqs:
+            for _, decode, windowed in self.attention:
+                seconds += decode(SCALARS, seqs_f, queries, kv_window if windowed else kv)
+        return seconds
+
+    def array(self, totals: Totals) -> FloatArray:
+        columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
+        rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = columns
+        seconds = self.rows.array(rows) + self.step_s + (seqs + chunks) * self.sequence_s
+        if self.has_head:
+            seconds = seconds + self.logits.array(logits)
+        queries = rows - prompt
+        prompt_f, seqs_f = prompt, seqs
+        if self.data > 1:
+            f = self.share
+            prompt_f, chunks, pairs, prompt_kv = prompt * f, chunks * f, pairs * f, prompt_kv * f
+            pairs_window, seqs_f, queries = pairs_window * f, seqs * f, queries * f
+            kv, kv_window = kv * f, kv_window * f
+        if self.encoder:
+            pairs = 2 * pairs - prompt_f
+        some_prompt, some_decode = prompt > 0, seqs > 0
+        # Where nothing of a kind runs, one stands in for zero so that no division fails; the result is not used.
+        if some_prompt.any():
+            rows_1, chunks_1 = np.where(some_prompt, prompt_f, 1), np.where(some_prompt, chunks, 1)
+            for prefill, _, windowed in self.attention:
+                one = prefill(ARRAYS, rows_1, chunks_1, pairs_window if windowed else pairs, prompt_kv)
+                seconds = seconds + np.where(some_prompt, one, 0.0)
+        if some_decode.any():
+            seqs_1 = np.where(some_decode, seqs_f, 1)
+            for _, decode, windowed in self.attention:
+                one = decode(ARRAYS, seqs_1, queries, kv_window if windowed else kv)
+                seconds = seconds + np.where(some_decode, one, 0.0)
+        return seconds
+
+
+class LayerwiseCost:
+    """`CostModel` that adds up a model's operations, priced by *kernels*.
+
+    Scalars take about a microsecond; tables grow with the rows that are asked for. Each field of the totals must be a
+    non-negative int, or all int64 arrays.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        parallel: ParallelConfig,
+        kernels: Kernels,
+        *,
+        peak_flops_per_s: float,
+        peak_bytes_per_s: float,
+        devices_per_node: int,
+        kv_precision: str | None = None,
+    ) -> None:
+        """*peak_flops_per_s* and *peak_bytes_per_s* are those of one device."""
+        self.spec, self.parallel, self.kernels = spec, parallel, kernels
+        self.n_stages = parallel.pipeline
+        self.window_tokens = spec.window_tokens
+        self.peak_flops_per_s = peak_flops_per_s * parallel.n_devices
+        self.peak_bytes_per_s = peak_bytes_per_s * parallel.n_devices
+        self._between_nodes = parallel.n_devices > devices_per_node
+        self._stages = tuple(
+            _Stage(
+                stage_work(spec, parallel, s, kv_precision=kv_precision),
+                spec,
+                parallel,
+                kernels,
+                s == self.n_stages - 1,
+            )
+            for s in range(self.n_stages)
+        )
+        self._scalar = tuple(stage.scalar for stage in self._stages)
+        self._handover_bytes = spec.hidden * precision(spec.base_precision).element_bytes / parallel.data
+        self._handover = RowTable(
+            lambda rows: np.asarray(kernels.send_s(rows * self._handover_bytes, self._between_nodes))
+        )
+        self._expert_bytes = RowTable(self._expert_bytes_of)
+        self._work_terms = self._linear_work()
+
+    def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
+        """Seconds of one stage: a float for int totals, float64 arrays for int64 arrays, equal bit for bit."""
+        if type(totals[0]) is int:
+            return self._scalar[stage](totals)
+        if isinstance(totals[0], np.ndarray):
+            return self._stages[stage].array(totals)
+        return self._scalar[stage](Totals(*(int(x) for x in totals)))
+
+    def handover_s(self, rows: Any, /) -> Any:
+        """Seconds to pass the activations of *rows* to the next stage (between nodes where the replica spans several)."""
+        if isinstance(rows, np.ndarray):
+            return self._handover.array(rows)
+        return self._handover.scalar(int(rows))
+
+    def _expert_bytes_of(self, rows: FloatArray) -> FloatArray:
+        total = np.zeros_like(rows)
+        for stage in self._stages:
+            if stage.work.experts is not None:
+                total = total + stage.work.experts.read_bytes(rows) * (self.parallel.tensor * self.parallel.data)
+        return total
+
+    def _linear_work(self) -> dict[str, float]:
+        """Coefficients of FLOPs and bytes over all devices, so that `work` is a dozen multiplications."""
+        t, d = self.parallel.tensor, self.parallel.data
+        terms: dict[str, float] = dict.fromkeys(
+            (
+                "row_flops", "logit_flops", "row_bytes", "logit_bytes", "pair_flops", "window_pair_flops", "past_flops",
+                "query_flops", "window_query_flops", "kv_bytes", "window_kv_bytes", "sequence_bytes",
+            ),
+            0.0,
+        )  # fmt: skip
+        for stage in self._stages:
+            for op in stage.work.linears:
+                kind = "logit" if op.of_logits else "row"
+                terms[f"{kind}_flops"] += op.flops(1) * t
+                terms[f"{kind}_bytes"] += op.weight_bytes * t * d
+            if stage.work.experts is not None:
+                terms["row_flops"] += stage.work.experts.flops(1) * t * d
+            for shape in stage.work.attention:
+                prefix, n = ("window_" if shape.windowed else ""), shape.layers * t
+                terms[f"{prefix}pair_flops"] += shape.prefill_flops_per_pair * n
+                terms["past_flops"] += shape.expand_flops * n
+                terms[f"{prefix}query_flops"] += shape.decode_flops_per_pair * n
+                terms[f"{prefix}kv_bytes"] += shape.kv_bytes * n
+            if stage.work.recurrence is not None:
+                terms["row_flops"] += stage.work.recurrence.flops_per_row * t
+                terms["sequence_bytes"] += stage.work.recurrence.bytes_per_sequence * t
+        return terms
+
+    def work(self, totals: Totals, /) -> Work:
+        """FLOPs and memory bytes of one iteration over all stages and devices, by the counting rules of `hwmodels.work`.
+
+        With speculative decoding the query-key pairs of a decode are its KV tokens times its query tokens.
+        """
+        w = self._work_terms
+        if isinstance(totals[0], np.ndarray):
+            columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
+            some = columns[0] > 0
+            experts = self._expert_bytes.array(columns[0])
+            ops: Ops = ARRAYS
+            some_logits = columns[7] > 0
+            seqs_1 = np.maximum(columns[5], 1)
+        else:
+            columns = tuple(int(c) for c in totals)
+            some, some_logits = columns[0] > 0, columns[7] > 0
+            experts = self._expert_bytes.scalar(columns[0])
+            ops = SCALARS
+            seqs_1 = max(columns[5], 1)
+        rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = columns
+        if self.spec.is_encoder:
+            pairs = 2 * pairs - prompt
+        window = self.window_tokens
+        prompt_kv_window = ops.minimum(prompt_kv, chunks * window + prompt) if window else 0
+        queries = (rows - prompt) / seqs_1
+        flops = (
+            rows * w["row_flops"]
+            + logits * w["logit_flops"]
+            + pairs * w["pair_flops"]
+            + pairs_window * w["window_pair_flops"]
+            + ops.maximum(prompt_kv - prompt, 0) * w["past_flops"]
+            + queries * kv * w["query_flops"]
+            + queries * kv_window * w["window_query_flops"]
+        )
+        hbm_bytes = (
+            some * w["row_bytes"]
+            + some_logits * w["logit_bytes"]
+            + experts
+            + (prompt_kv + kv) * w["kv_bytes"]
+            + (prompt_kv_window + kv_window) * w["window_kv_bytes"]
+            + (seqs + chunks) * w["sequence_bytes"]
+        )
+        return Work(flops, hbm_bytes)
+
+
+def tabulated_decode(of_shape: Callable[[FloatArray, FloatArray, FloatArray], Any], *, layers: int = 1) -> DecodeForm:
+    """A decode form from any numpy function (sequences, query tokens of one, KV tokens of one) -> seconds of one layer.
+
+    For each number of sequences and query tokens it is tabulated on first use at context lengths a quarter apart, and
+    interpolated linearly in the KV tokens; beyond two million tokens a sequence the last slope goes on.
+    """
+    nodes = np.concatenate([np.arange(0.0, 16.0), 16.0 * 1.125 ** np.arange(101)])
+    tables: dict[
+        tuple[float, float], tuple[list[float], list[float], list[float], FloatArray, FloatArray, FloatArray]
+    ] = {}
+
+    def table(seqs: float, queries: float) -> Any:
+        found = tables.get((seqs, queries))
+        if found is None:
+            ones = np.ones_like(nodes)
+            at = np.maximum(nodes, 1.0)
+            values = layers * np.asarray(of_shape(seqs * ones, queries / seqs * ones, at), dtype=np.float64)
+            values = np.maximum.accumulate(values)
+            kv = nodes * seqs
+            slopes = np.diff(values) / np.diff(kv)
+            found = (kv.tolist(), values.tolist(), slopes.tolist(), kv, values, slopes)
+            tables[(seqs, queries)] = found
+        return found
+
+    def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+        if ops is SCALARS:
+            starts, values, slopes, *_ = table(seqs, queries)
+            i = bisect_right(starts, kv) - 1
+            if i >= len(slopes):
+                i = len(slopes) - 1
+            return values[i] + (kv - starts[i]) * slopes[i]
+        shape = np.broadcast_shapes(np.shape(seqs), np.shape(queries), np.shape(kv))
+        seqs, queries, kv = (np.broadcast_to(x, shape).ravel() for x in (seqs, queries, kv))
+        found = np.empty(kv.shape)
+        keys, which = np.unique(np.stack([seqs, queries]), axis=1, return_inverse=True)
+        which = which.ravel()
+        for j in range(keys.shape[1]):
+            mine = which == j
+            _, _, _, starts, values, slopes = table(keys[0, j].item(), keys[1, j].item())
+            x = kv[mine]
+            i = np.minimum(np.searchsorted(starts, x, side="right") - 1, len(slopes) - 1)
+            found[mine] = values[i] + (x - starts[i]) * slopes[i]
+        return found.reshape(shape)
+
+    return form
+
+
+def stages_of(cost: LayerwiseCost) -> Sequence[StageWork]:
+    """The operations behind *cost*, stage by stage, for reports."""
+    return tuple(stage.work for stage in cost._stages)

@@ -1,0 +1,97 @@
+"""How one replica of a model is spread over devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hwmodels.model import Attention, ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """Degrees of parallelism of one replica, on `tensor * pipeline * data` devices.
+
+    `data` is the degree of data-parallel attention in a mixture-of-experts deployment: each group of `tensor` devices
+    holds its own attention weights and its share of the sequences, while the experts spread over all `tensor * data`
+    devices of a stage. `expert` of those groups hold different experts; within a group an expert is split by columns.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+    data: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "pipeline", "expert", "data"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"parallel.{name} must be an integer of at least 1, got {value!r}")
+        if (self.tensor * self.data) % self.expert:
+            raise ValueError(
+                f"parallel.expert {self.expert} must divide tensor * data = {self.tensor * self.data}, "
+                "the devices that share a layer's experts"
+            )
+
+    @property
+    def n_devices(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def expert_tensor(self) -> int:
+        """Devices that split one expert by columns."""
+        return self.tensor * self.data // self.expert
+
+    def stage_layers(self, n_layers: int) -> tuple[range, ...]:
+        """Layers of each stage: equal shares, the remainder one by one to the first stages.
+
+        The last stage also runs the LM head, which is why it is the last to get an extra layer.
+        """
+        share, extra = divmod(n_layers, self.pipeline)
+        found, start = [], 0
+        for stage in range(self.pipeline):
+            stop = start + share + (stage < extra)
+            found.append(range(start, stop))
+            start = stop
+        return tuple(found)
+
+    def check(self, spec: ModelSpec) -> None:
+        """ValueError in one sentence if *spec* cannot be split this way."""
+        heads = spec.attention.n_heads
+        if heads % self.tensor:
+            fits = [str(t) for t in range(1, heads + 1) if heads % t == 0]
+            raise ValueError(
+                f"parallel.tensor {self.tensor} does not divide the {heads} attention heads of {spec.name}; "
+                f"it may be {', '.join(fits)}"
+            )
+        if isinstance(spec.attention, Attention):
+            kv = spec.attention.n_kv_heads
+            if kv % self.tensor and self.tensor % kv:
+                raise ValueError(
+                    f"parallel.tensor {self.tensor} neither divides the {kv} key-value heads of {spec.name} nor is a "
+                    "multiple of them"
+                )
+        if spec.ffn % self.tensor:
+            raise ValueError(f"parallel.tensor {self.tensor} does not divide the MLP width {spec.ffn} of {spec.name}")
+        if spec.linear_attention is not None and spec.linear_attention.n_key_heads % self.tensor:
+            raise ValueError(
+                f"parallel.tensor {self.tensor} does not divide the {spec.linear_attention.n_key_heads} "
+                f"linear-attention heads of {spec.name}"
+            )
+        if self.pipeline > spec.n_layers:
+            raise ValueError(f"parallel.pipeline {self.pipeline} exceeds the {spec.n_layers} layers of {spec.name}")
+        if spec.experts is None:
+            for name in ("expert", "data"):
+                if getattr(self, name) > 1:
+                    raise ValueError(
+                        f"parallel.{name} needs a mixture of experts, and {spec.name} is dense; use replicas or tensor"
+                    )
+            return
+        if spec.experts.n_experts % self.expert:
+            raise ValueError(
+                f"parallel.expert {self.expert} does not divide the {spec.experts.n_experts} experts of {spec.name}"
+            )
+        if spec.experts.ffn % self.expert_tensor:
+            raise ValueError(
+                f"an expert of {spec.name} is {spec.experts.ffn} wide, which tensor * data / expert = "
+                f"{self.expert_tensor} does not divide; raise parallel.expert"
+            )

@@ -1,0 +1,151 @@
+"""The datasheet roofline: each operation takes the longer of its arithmetic and its memory traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hwmodels.device import Device, Interconnect
+from hwmodels.layerwise import DecodeForm, LayerwiseCost, Ops, PrefillForm
+from hwmodels.model import ModelSpec
+from hwmodels.parallel import ParallelConfig
+from hwmodels.precision import precision as number_format
+from hwmodels.work import AttentionShape, ExpertMlp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineKernels:
+    """Kernels of a datasheet, each max(FLOPs / peak, bytes / bandwidth), without launch or step overheads.
+
+    Bytes follow `hwmodels.work`: weights and KV cache; activations, norms and sampling cost nothing, so this is the
+    lower bound that kernels approach. The three efficiencies scale peak, memory bandwidth and link bandwidth.
+    """
+
+    device: Device
+    base_precision: str = "bf16"
+    compute_efficiency: float = 1.0
+    bandwidth_efficiency: float = 1.0
+    link_efficiency: float = 1.0
+    step_s: float = 0.0
+    sequence_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("compute_efficiency", "bandwidth_efficiency", "link_efficiency"):
+            value = getattr(self, name)
+            if not 0 < value <= 1:
+                raise ValueError(f"{name} is a share in (0, 1] of the datasheet; got {value!r}")
+        for name in ("step_s", "sequence_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be a finite time of at least 0; got {getattr(self, name)!r}")
+
+    def _flops_per_s(self, fmt: str) -> float:
+        return self.device.first_peak(number_format(fmt).math, f"precision {fmt}") * self.compute_efficiency
+
+    @property
+    def _bytes_per_s(self) -> float:
+        return self.device.hbm_bytes_per_s * self.bandwidth_efficiency
+
+    def _link(self, between_nodes: bool) -> Interconnect:
+        link = self.device.network if between_nodes else self.device.link
+        return Interconnect(
+            kind=link.kind, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s * self.link_efficiency
+        )
+
+    def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any:
+        weights = n * k * number_format(precision).weight_bytes
+        return np.maximum(2.0 * m * n * k / self._flops_per_s(precision), weights / self._bytes_per_s)
+
+    def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
+        flops_s = experts.flops(rows) / experts.layers / self._flops_per_s(experts.precision)
+        return np.maximum(flops_s, experts.read_bytes(rows) / experts.layers / self._bytes_per_s)
+
+    def prefill_form(self, shape: AttentionShape) -> PrefillForm:
+        peak = self._flops_per_s(shape.precision)
+        pair_s = shape.prefill_flops_per_pair * shape.layers / peak
+        past_s = shape.expand_flops * shape.layers / peak
+        kv_s = shape.kv_bytes * shape.layers / self._bytes_per_s
+        window = shape.window_tokens
+        if window is not None and not shape.absorbed:
+
+            def windowed(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+                return ops.maximum(pairs * pair_s, ops.minimum(kv, chunks * window + rows) * kv_s)
+
+            return windowed
+        if past_s:
+
+            def latent(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+                return ops.maximum(pairs * pair_s + ops.maximum(kv - rows, 0) * past_s, kv * kv_s)
+
+            return latent
+
+        def plain(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+            return ops.maximum(pairs * pair_s, kv * kv_s)
+
+        return plain
+
+    def decode_form(self, shape: AttentionShape) -> DecodeForm:
+        pair_s = shape.decode_flops_per_pair * shape.layers / self._flops_per_s(shape.precision)
+        kv_s = shape.kv_bytes * shape.layers / self._bytes_per_s
+
+        def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+            return kv * ops.maximum(queries / seqs * pair_s, kv_s)
+
+        return form
+
+    def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
+        return size_bytes * 0.0
+
+    def stream_s(self, flops: Any, hbm_bytes: Any) -> Any:
+        return np.maximum(flops / self._flops_per_s(self.base_precision), hbm_bytes / self._bytes_per_s)
+
+    def all_reduce_s(self, size_bytes: Any, n: int) -> Any:
+        return self._link(n > self.device.devices_per_node).ring_all_reduce_s(size_bytes, n)
+
+    def all_gather_s(self, size_bytes: Any, n: int) -> Any:
+        return self._link(n > self.device.devices_per_node).ring_all_gather_s(size_bytes, n)
+
+    def all_to_all_s(self, size_bytes: Any, n: int) -> Any:
+        return self._link(n > self.device.devices_per_node).all_to_all_s(size_bytes, n)
+
+    def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
+        return self._link(between_nodes).send_s(size_bytes)
+
+    def sample_s(self, logit_rows: Any) -> Any:
+        return logit_rows * 0.0
+
+
+def Roofline(
+    spec: ModelSpec,
+    device: Device,
+    parallel: ParallelConfig | None = None,
+    *,
+    kv_precision: str | None = None,
+    compute_efficiency: float = 1.0,
+    bandwidth_efficiency: float = 1.0,
+    link_efficiency: float = 1.0,
+) -> LayerwiseCost:
+    """The datasheet roofline of *spec* on *device* as a `CostModel`.
+
+    ValueError if the device lacks the arithmetic that the model's precision needs, or the model cannot be split so.
+    """
+    parallel = parallel or ParallelConfig()
+    kernels = RooflineKernels(
+        device=device,
+        base_precision=spec.base_precision,
+        compute_efficiency=compute_efficiency,
+        bandwidth_efficiency=bandwidth_efficiency,
+        link_efficiency=link_efficiency,
+    )
+    for fmt in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
+        device.first_peak(number_format(fmt).math, f"precision {fmt}")
+    return LayerwiseCost(
+        spec,
+        parallel,
+        kernels,
+        peak_flops_per_s=device.first_peak(number_format(spec.mlp_precision).math, f"precision {spec.mlp_precision}"),
+        peak_bytes_per_s=device.hbm_bytes_per_s,
+        devices_per_node=device.devices_per_node,
+        kv_precision=kv_precision,
+    )
