@@ -167,7 +167,7 @@ def _read(path: str | os.PathLike[str]) -> bytes:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{path}: the compressed file is damaged ({error}); fetch it again") from None
-    data = data.removeprefix(b"\xef\xbb\xbf")
+    data = data.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -308,7 +308,6 @@ def _split_plain(path: Any, data: bytes, n_columns: int) -> _Cells:
     buffer = np.frombuffer(data, dtype=np.uint8)
     stops = np.flatnonzero(buffer == ord("\n"))
     begins = np.concatenate(([0], stops[:-1] + 1))
-    stops = stops - ((stops > begins) & (buffer[stops - 1] == ord("\r")))
     lines = np.arange(1, len(stops) + 1)
     filled = stops > begins
     begins, stops, lines = begins[filled][1:], stops[filled][1:], lines[filled][1:]
@@ -616,7 +615,9 @@ class FunctionCounts:
         calls = counts.ravel()
         total = int(calls.sum())
         if total == 0:
-            raise ValueError(f"{self.source}: no function is called from {start_s} to {end_s} s; take another window")
+            raise ValueError(
+                f"{self.source}: no function is called from {start_s} s to {end_s or 'the end'}; take another window"
+            )
         model, bins = np.divmod(np.repeat(np.arange(counts.size), calls), counts.shape[1])
         nth = np.arange(total) - np.repeat(np.cumsum(calls) - calls, calls)
         per_bin = np.repeat(calls, calls)
@@ -676,7 +677,9 @@ class FunctionInvocations:
         """The calls of a window as requests, each at its own time."""
         arrival, model = self._window(len(models), start_s, end_s)
         if len(arrival) == 0:
-            raise ValueError(f"{self.source}: no function is called from {start_s} to {end_s} s; take another window")
+            raise ValueError(
+                f"{self.source}: no function is called from {start_s} s to {end_s or 'the end'}; take another window"
+            )
         return Trace(
             arrival_ns=arrival,
             prompt_tokens=np.full(len(arrival), prompt_tokens),

@@ -111,6 +111,14 @@ def test_quoted_cells_and_blanks_are_understood(write):
     assert trace.prompt_tokens.tolist() == [1, 3]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_all_line_ends_are_understood(write, end):
+    assert read_trace(write(f"arrival_s,prompt_tokens,output_tokens{end}1,2,3{end}4,5,6")).prompt_tokens.tolist() == [
+        2,
+        5,
+    ]
+
+
 def test_blanks_around_cells_are_no_part_of_them(write):
     trace = read_trace(write("arrival_s, prompt_tokens , output_tokens,model\n 0,  1 ,2, a b \n"))
     assert trace.prompt_tokens.tolist() == [1]
@@ -268,7 +276,7 @@ def test_functions_2021_are_ordered_by_start(write):
 
 def test_functions_2021_windows_without_calls_are_refused(write):
     path = write(CALLS + "a,f,1.5,0.25\n")
-    with pytest.raises(ValueError, match=r"no function is called from 5.0 to 6.0 s"):
+    with pytest.raises(ValueError, match=r"no function is called from 5\.0 s to 6\.0"):
         read_trace(path, models=["m"], prompt_tokens=7, start_s=5.0, end_s=6.0)
 
 
