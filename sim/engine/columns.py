@@ -67,6 +67,8 @@ class Recorder:
         self._blocks: list[Table] = []
         self.joins: list[tuple[int, ...]] = []
         """(lane, round after which it joined, round after which it left, cached tokens, time of its latest token): a row a stay."""
+        self.queued_ns: list[int] = []
+        """Arrivals during a span that they did not cut: the first instant whose iterations find them in the queue."""
         self.resumed_gaps_ns: list[int] = []
         """Inter-token gaps across a preemption."""
         self.stage_rows: list[tuple[int, ...]] = []
@@ -107,6 +109,7 @@ class ReplicaColumns:
 
     spans: Table
     joins: Table
+    queued_ns: IntArray
     resumed_gaps_ns: IntArray
     stages: Table
     """Pipelines: micro_batch (row of `spans`), stage, start_ns, duration_ns; empty otherwise."""
@@ -160,12 +163,17 @@ class Columns:
             "decode_tokens": decode_tokens,
             "sequences": decode + spans["prefill_chunks"][row],
             "running": spans["running"][row].astype(np.int64),
-            "waiting": spans["waiting"][row].astype(np.int64),
+            "waiting": spans["waiting"][row] + self._queued_since(replica, spans["start_ns"][row], start_ns),
             "kv_tokens": spans["decode_kv_tokens"][row] + decode * step,
             "kv_blocks_used": self._kv_blocks(replica, row, step),
             "emitted_tokens": spans["emitted"][row].astype(np.int64),
             "bubble_ns": spans["bubble_ticks"][row] >> TICK_BITS,
         }
+
+    def _queued_since(self, replica: ReplicaColumns, span_ns: IntArray, start_ns: IntArray) -> IntArray:
+        """Requests that have joined the queue between a span's start and an iteration of it."""
+        queued = replica.queued_ns
+        return np.searchsorted(queued, start_ns, side="right") - np.searchsorted(queued, span_ns, side="right")
 
     def _kv_blocks(self, replica: ReplicaColumns, row: IntArray, step: IntArray) -> IntArray:
         """KV blocks in use in every iteration: the recorded value of a span's first, plus what each sequence's growth

@@ -41,7 +41,8 @@ class Pricing:
     they agree to the tick. All other iterations are priced by the cost model itself.
     """
 
-    def __init__(self, cost: CostModel, draft: CostModel | None = None, round_s: float = 0.0) -> None:
+    def __init__(self, cost: CostModel, draft: CostModel | None, round_s: float) -> None:
+        """*round_s*: fixed cost of every iteration whose decodes submit more than one token each."""
         self._cost = cost
         self._draft = draft
         self._round_ticks = to_ticks(round_s)
@@ -67,7 +68,7 @@ class Pricing:
             seconds = self._cost.iteration_s(Totals(rows, 0, 0, 0, 0, n, kv, rows, 0, kv_window if self._window else 0))
             if draft_steps and self._draft is not None:
                 seconds += draft_steps * self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, kv))
-            return to_ticks(seconds) + (self._round_ticks if draft_steps else 0)
+            return to_ticks(seconds) + (self._round_ticks if query_tokens > 1 else 0)
 
         corner = ticks(kv0, w0)
         slope = max(0, (ticks(kv1, w0) - corner) // (kv1 - kv0))
@@ -106,6 +107,6 @@ class Pricing:
             if draft_steps and n:
                 step = self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, kv))
                 ticks += to_ticks(draft_steps * step)
-        if draft_steps and n:
+        if totals.rows - totals.prefill_rows > n:
             ticks += self._round_ticks
         return ticks

@@ -255,8 +255,8 @@ class Replica:
         self._interrupted_token_ns: dict[int, int] = {}
         self._n_admitted = 0
         self._n_dispatched = 0
-        # Tokens of KV that a request needs beyond its own: the slots of drafted tokens.
-        self._lookahead = 0 if spec.decoding is None else max(spec.decoding.query_tokens(b) for b in range(1, 1025)) - 1
+        # KV slots that a request alone on the replica needs beyond its own tokens: those of drafted tokens.
+        self._lookahead = 0 if spec.decoding is None else spec.decoding.query_tokens(1) - 1
 
     def _new_lane(self, index: int, seed: int) -> _Lane:
         spec = self._spec
@@ -314,6 +314,8 @@ class Replica:
                 self._kick()
         elif not lane.through_arrivals:
             self._cut(lane)
+        elif lane.n > 1:
+            self.recorder.queued_ns.append(self._env.now + (self._cluster.turn > self._priority))
 
     def _waiting_seq(self, id_: int, tokens: int, preempted: bool) -> WaitingSeq:
         state = self._state
@@ -571,7 +573,7 @@ class Replica:
         decode_rows = decode_kv = decode_window = 0
         emitted = n
         if lane.taped:
-            query, draft_steps = decoding.query_tokens, decoding.k
+            query, draft_steps = decoding.query_tokens, decoding.draft_steps
             if n:
                 emitted = int(decoding.emitted_in(1)[0])
         else:
@@ -659,21 +661,21 @@ class Replica:
 
     def _start_taped_rounds(self, lane: _Lane, hold: int, n: int, growth: int) -> None:
         decoding = lane.decoding
-        query, k = decoding.query_tokens, decoding.k
+        query, steps = decoding.query_tokens, decoding.draft_steps
         kv = decoding.cached + n * query
         if self._pipelined:
             window = int(decoding.window_in(1)[0]) if self._window is not None else 0
             emitted = int(decoding.emitted_in(1)[0])
             self._free_blocks -= growth
             record = (
-                0, 0, 0, 0, 0, n, query, k, kv, window, 0, 0, emitted, self._n_admitted, len(self._queue),
+                0, 0, 0, 0, 0, n, query, steps, kv, window, 0, 0, emitted, self._n_admitted, len(self._queue),
                 self._total_blocks - self._free_blocks, decoding.round,
             )  # fmt: skip
             lane.n = 1
             lane.growth_ticks = 0
             lane.end_ticks = None
             totals = Totals(n * query, 0, 0, 0, 0, n, kv, n * query, 0, window)
-            self._dispatch(lane, totals, k, record)
+            self._dispatch(lane, totals, steps, record)
             return
         rounds = min(hold, decoding.until_finish(), _LONGEST_TAPED_SPAN)
         if rounds > 1:
@@ -684,13 +686,13 @@ class Replica:
         kvs += kv
         if self._window is not None:
             windows = decoding.window_in(rounds)
-            line = self._pricing.decode_line(n, query, k, kv, int(windows[0]))
+            line = self._pricing.decode_line(n, query, steps, kv, int(windows[0]))
             inside = (kvs < line.kv_end) & (windows < line.kv_window_end)
             rounds = rounds if inside.all() else int(np.argmin(inside))
             durations = line.base + line.slope * kvs[:rounds] + line.slope_window * windows[:rounds]
         else:
             windows = np.zeros(rounds, np.int64)
-            line = self._pricing.decode_line(n, query, k, kv, 0)
+            line = self._pricing.decode_line(n, query, steps, kv, 0)
             rounds = int(np.searchsorted(kvs, line.kv_end))
             durations = line.base + line.slope * kvs[:rounds]
         self._free_blocks -= growth
@@ -699,7 +701,7 @@ class Replica:
         lane.first_ticks = int(durations[0])
         lane.growth_ticks = 0
         lane.end_ticks = np.cumsum(durations)
-        lane.record = (n, query, k, kvs, windows, emitted, len(self._queue))
+        lane.record = (n, query, steps, kvs, windows, emitted, len(self._queue), len(self.recorder.queued_ns))
         lane.in_flight = True
         self._n_in_flight = 1
         self._sleep(lane)
@@ -843,7 +845,7 @@ class Replica:
     def _write_taped(self, lane: _Lane) -> None:
         """A taped span as one row an iteration."""
         n_rounds = lane.n
-        n, query, k, kvs, windows, emitted, waiting = lane.record
+        n, query, steps, kvs, windows, emitted, waiting, n_queued = lane.record
         ends = lane.end_ticks[:n_rounds]
         durations = np.diff(ends, prepend=0)
         starts = (lane.start_ticks & ((1 << TICK_BITS) - 1)) + ends - durations
@@ -856,12 +858,13 @@ class Replica:
         table[:, 3] = durations
         table[:, 11] = n
         table[:, 12] = query
-        table[:, 13] = k
+        table[:, 13] = steps
         table[:, 14] = kvs[:n_rounds]
         table[:, 15] = windows[:n_rounds]
         table[:, 18] = emitted[:n_rounds]
         table[:, 19] = self._n_admitted
-        table[:, 20] = waiting
+        queued = np.array(self.recorder.queued_ns[n_queued:], np.int64)
+        table[:, 20] = waiting + np.searchsorted(queued, start_ns, side="right")
         table[:, 21] = used
         table[:, 22] = lane.decoding.round + np.arange(n_rounds)
         self.recorder.rows.extend(map(tuple, table.tolist()))
@@ -901,6 +904,7 @@ class Replica:
         return ReplicaColumns(
             spans=self.recorder.spans(),
             joins=self.recorder.join_table(),
+            queued_ns=np.array(self.recorder.queued_ns, np.int64),
             resumed_gaps_ns=np.array(self.recorder.resumed_gaps_ns, np.int64),
             stages=self.recorder.stage_table(),
             kv_blocks_total=self._total_blocks,

@@ -38,6 +38,8 @@ class Decoding(Protocol):
 
     def k(self, n_decoding: int, /) -> int: ...
 
+    def draft_steps(self, n_decoding: int, /) -> int: ...
+
     def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int, /) -> IntArray: ...
 
 
@@ -220,6 +222,7 @@ class TapedSet:
         self.round = 0
         self.k = decoding.k(1)
         self.query_tokens = decoding.query_tokens(1)
+        self.draft_steps = decoding.draft_steps(1)
         self.drafts = 0
         self.draft_tokens = 0
         self.accepted_by_position: list[int] = []
@@ -335,7 +338,7 @@ class TapedSet:
             self._book(cached, seq.tape[done:], seq.held[done:], -1)
             self._count(seq.tape[seq.counted : done])
             taken.append((id_, seq, done, cached))
-        self.k, self.query_tokens = k, query_tokens
+        self.k, self.query_tokens, self.draft_steps = k, query_tokens, self._decoding.draft_steps(n)
         for id_, seq, done, cached in taken:
             remaining = int(seq.tape[done:].sum())
             tape, held = self._draw(id_, seq.rounds_before + done, cached, remaining, int(seq.held[done]))
