@@ -1,0 +1,40 @@
+"""Rooftrace: replay LLM request traces against models of real hardware.
+
+from sim import Scenario, simulate
+result = simulate(Scenario.default().with_set("replicas=2"))
+result.summary["ttft_s"]["p99"]
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sim.errors import OutputError, RooftraceError, ScenarioError
+    from sim.results import Result
+    from sim.run import simulate
+    from sim.scenario import Scenario
+
+__all__ = ["OutputError", "Result", "RooftraceError", "Scenario", "ScenarioError", "simulate"]
+
+# Imported when first looked at (PEP 562): the command line's --help needs none of them.
+_HOMES = {
+    "OutputError": "sim.errors",
+    "Result": "sim.results",
+    "RooftraceError": "sim.errors",
+    "Scenario": "sim.scenario",
+    "ScenarioError": "sim.errors",
+    "simulate": "sim.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'sim' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,90 @@
+"""rooftrace hardware: the catalogue of devices."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from sim.errors import RooftraceError
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="List the devices of the catalogue, or show one.", invoke_without_command=True)
+    group.callback()(hardware)
+    group.command()(show)
+    app.add_typer(group, name="hardware")
+
+
+def hardware(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """List the devices of the catalogue with the source of their peaks (dense, not sparse)."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from hwmodels.device import device_catalogue
+
+    devices = list(device_catalogue().values())
+    if as_json:
+        typer.echo(json.dumps([_facts(device) for device in devices], indent=2))
+        return
+    from sim.cli.tables import print_table
+
+    rows = [
+        (
+            device.name,
+            _tera(device, "bf16", "fp16", "fp32"),
+            _tera(device, "fp8"),
+            f"{device.memory_bytes / 1e9:,.0f}",
+            f"{device.hbm_bytes_per_s / 1e12:,.2f}",
+            f"{device.link.bytes_per_s / 1e9:,.0f}",
+            f"{device.tdp_w:,.0f}",
+            "-" if device.price_usd_per_hour is None else f"{device.price_usd_per_hour:.2f}",
+            device.sources.get("peak.bf16") or device.sources.get("peak.fp16") or device.sources.get("peak.fp32", "-"),
+        )
+        for device in devices
+    ]
+    heads = ("Device", "16-bit, TFLOP/s", "fp8", "GB", "TB/s", "link GB/s", "W", "$/h", "Source of the peaks")
+    print_table(heads, rows, fold=1)
+
+
+def show(name: Annotated[str, typer.Argument(help="Catalogue name, or path to a profile.")]) -> None:
+    """Show one device with the source of every number."""
+    from hwmodels.device import load_device
+    from sim.cli.tables import print_table
+
+    try:
+        device = load_device(name)
+    except ValueError as error:
+        raise RooftraceError(str(error)) from None
+    facts = _facts(device)
+    rows = [
+        (key, "-" if value is None else f"{value:,g}", device.sources.get(key, "-"))
+        for key, value in facts["numbers"].items()
+    ]
+    print_table(("", "value, SI units", "Source"), rows, title=device.title, fold=1)
+
+
+def _facts(device: Any) -> dict[str, Any]:
+    numbers = {f"peak.{arithmetic}": peak for arithmetic, peak in device.peak_flops_per_s.items()}
+    for key in (
+        "memory_bytes",
+        "hbm_bytes_per_s",
+        "n_cores",
+        "devices_per_node",
+        "tdp_w",
+        "l2_bytes",
+        "price_usd_per_hour",
+    ):
+        numbers[key] = getattr(device, key)
+    for head in ("link", "network"):
+        numbers[f"{head}.latency_s"] = getattr(device, head).latency_s
+        numbers[f"{head}.bytes_per_s"] = getattr(device, head).bytes_per_s
+    return {"name": device.name, "title": device.title, "numbers": numbers, "sources": dict(device.sources)}
+
+
+def _tera(device: Any, *choices: str) -> str:
+    peaks = [device.peak_flops_per_s[choice] for choice in choices if choice in device.peak_flops_per_s]
+    return f"{peaks[0] / 1e12:,.0f}" if peaks else "-"

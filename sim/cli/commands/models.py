@@ -1,0 +1,83 @@
+"""rooftrace models: the catalogue of models."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from sim.errors import RooftraceError
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="List the models of the catalogue, or show one.", invoke_without_command=True)
+    group.callback()(models)
+    group.command()(show)
+    app.add_typer(group, name="models")
+
+
+def models(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """List the models of the catalogue with their sources."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from hwmodels.model import load_model, model_catalogue
+
+    found: list[dict[str, Any]] = []
+    for name in model_catalogue():
+        try:
+            found.append(_facts(load_model(name)))
+        except ValueError as error:
+            found.append({"name": name, "refused": str(error)})
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    from sim.cli.tables import print_table
+
+    rows = [
+        (model["name"], "-", "-", "-", "-", f"not modelled: {model['refused']}")
+        if "refused" in model
+        else (
+            model["name"],
+            f"{model['params'] / 1e9:,.2f}",
+            f"{model['active_params'] / 1e9:,.2f}",
+            f"{model['weight_bytes'] / 1e9:,.1f}",
+            f"{model['kv_bytes_per_token'] / 1e3:,.1f}",
+            model["source"],
+        )
+        for model in found
+    ]
+    print_table(("Model", "params, 1e9", "active, 1e9", "weights, GB", "KV/token, kB", "Source"), rows, fold=1)
+
+
+def show(name: Annotated[str, typer.Argument(help="Catalogue name, or path to a config.json.")]) -> None:
+    """Show what is known of one model."""
+    from hwmodels.model import load_model
+    from sim.cli.tables import print_facts
+
+    try:
+        spec = load_model(name)
+    except ValueError as error:
+        raise RooftraceError(str(error)) from None
+    facts = _facts(spec)
+    facts["notes"] = " ".join(spec.notes) or "-"
+    print_facts([(key, f"{value:,}" if isinstance(value, int | float) else str(value)) for key, value in facts.items()])
+
+
+def _facts(spec: Any) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "family": spec.family,
+        "layers": spec.n_layers,
+        "hidden": spec.hidden,
+        "vocab": spec.vocab,
+        "params": spec.params,
+        "active_params": spec.active_params,
+        "weight_bytes": spec.weight_bytes(),
+        "kv_bytes_per_token": spec.kv_bytes_per_token(),
+        "window_tokens": spec.window_tokens,
+        "source": spec.source,
+    }

@@ -1,0 +1,57 @@
+"""rooftrace run: replay a workload and write its results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(run)
+
+
+def run(
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Scenario file (YAML); without one, the built-in default.", show_default=False)
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set replicas=2; VALUE is YAML."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; default results/NAME-HASH.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
+    plots: Annotated[bool, typer.Option(help="Draw latency.png and timeline.png.")] = True,
+) -> None:
+    """Replay a workload on a simulated deployment and answer with latency, throughput and utilisation."""
+    from sim.results import staging
+    from sim.run import run_built
+    from sim.scenario import Scenario
+    from sim.scenario.build import resolve
+
+    chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
+    for assignment in set_ or ():
+        chosen = chosen.with_set(assignment)
+    built = resolve(chosen)
+    folder = out if out is not None else Path("results") / f"{chosen.name}-{chosen.hash[:8]}"
+    with staging(folder) as scratch:
+        result = run_built(built)
+        result.write(scratch, plots=plots)
+    if as_json:
+        typer.echo(json.dumps(result.summary, indent=2, allow_nan=False))
+    else:
+        _print(result, folder)
+
+
+def _print(result: Any, folder: Path) -> None:
+    from sim.cli.tables import console, print_facts, print_table
+    from sim.results import LATENCY_HEADS, fact_rows, latency_rows
+
+    console().print(result.label, style="bold", markup=False)
+    rows = [(name, *cells) for name, cells in latency_rows(result.summary)]
+    print_table(("Latency", *LATENCY_HEADS), rows)
+    print_facts([*fact_rows(result.summary), ("Results", f"{folder}/")])

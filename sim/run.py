@@ -1,0 +1,90 @@
+"""One way to run anything: a scenario or an experiment in, a result out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.errors import ScenarioError
+from sim.results import Result
+
+if TYPE_CHECKING:
+    from sim.engine import Columns, Experiment
+    from sim.scenario import Scenario
+    from sim.scenario.build import Built
+
+
+def simulate(what: Scenario | Experiment, *, fast_forward: bool = True) -> Result:
+    """Run a scenario, or an experiment made by hand, to its end.
+
+    With *fast_forward* off every iteration is an event of its own: the same result, slower. Raises ScenarioError
+    (a ValueError) for a scenario that cannot be built, and for a policy that breaks its rules.
+    """
+    from sim.engine import Experiment
+
+    if isinstance(what, Experiment):
+        return Result(_run(what, fast_forward), manifest={"label": "experiment", "seed": what.seed})
+    from sim.scenario import Scenario
+
+    if not isinstance(what, Scenario):
+        raise TypeError(f"simulate takes a Scenario or an Experiment; got {type(what).__name__}")
+    from sim.scenario.build import resolve
+
+    return run_built(resolve(what), fast_forward=fast_forward)
+
+
+def run_built(built: Built, *, fast_forward: bool = True) -> Result:
+    """Run what `sim.scenario.build.resolve` made of a scenario."""
+    columns = _run(built.experiment, fast_forward)
+    return Result(columns, manifest=built.manifest, slo=built.slo)
+
+
+def _run(experiment: Experiment, fast_forward: bool) -> Columns:
+    from sim.engine import PolicyError, run
+
+    try:
+        columns = run(experiment, fast_forward=fast_forward)
+    except PolicyError as error:
+        raise ScenarioError(str(error)) from error
+    columns.meta.update(work_done(experiment, columns))
+    return columns
+
+
+def work_done(experiment: Experiment, columns: Columns) -> dict[str, float]:
+    """Arithmetic and memory traffic of a run over all replicas, and what their GPUs could do in a second.
+
+    Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s. Within a span only the KV tokens read change, evenly,
+    and work is affine in them: the mean of its first and last iteration is that of all.
+    """
+    from hwmodels.totals import Totals
+
+    done = {"flops": 0.0, "hbm_bytes": 0.0, "peak_flops_per_s": 0.0, "peak_bytes_per_s": 0.0}
+    for spec, replica in zip(experiment.replicas, columns.replicas, strict=True):
+        done["peak_flops_per_s"] += spec.cost.peak_flops_per_s
+        done["peak_bytes_per_s"] += spec.cost.peak_bytes_per_s
+        span = {name: column.astype(np.int64) for name, column in replica.spans.items()}
+        if not span["n"].size:
+            continue
+        queries = span["decode_seqs"] * span["query_tokens"]
+        for steps in (0, span["n"] - 1):
+            totals = Totals(
+                rows=span["prefill_rows"] + queries,
+                prefill_rows=span["prefill_rows"],
+                prefill_chunks=span["prefill_chunks"],
+                prefill_pairs=span["prefill_pairs"],
+                prefill_kv_tokens=span["prefill_kv_tokens"],
+                decode_seqs=span["decode_seqs"],
+                decode_kv_tokens=span["decode_kv_tokens"] + steps * span["decode_seqs"],
+                logit_rows=queries + span["completions"],
+                prefill_pairs_window=span["prefill_pairs_window"],
+                decode_kv_window=span["decode_kv_window"] + steps * span["window_growth"],
+            )
+            work = spec.cost.work(totals)
+            done["flops"] += 0.5 * float(_total(work.flops, span["n"]))
+            done["hbm_bytes"] += 0.5 * float(_total(work.hbm_bytes, span["n"]))
+    return done
+
+
+def _total(each: Any, times: np.ndarray) -> Any:
+    return (np.broadcast_to(each, times.shape) * times).sum()

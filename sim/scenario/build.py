@@ -1,0 +1,289 @@
+"""From a scenario to the objects that the engine runs."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sim.errors import RooftraceError, ScenarioError
+from sim.scenario import named
+from sim.scenario.explain import unknown
+from sim.scenario.settings import Scenario, Workload
+
+if TYPE_CHECKING:
+    from hwmodels.deployment import Deployment
+    from sim.engine import Experiment
+    from workloads import ClosedLoop, Trace
+
+BUILT_IN_TRACES = ("conversation",)
+BUILT_IN_REQUESTS = 2500
+SAME_FOR_KV = ("bf16", "fp16", "fp32", "fp8")
+"""Weight formats that the KV cache takes over; integer and 4-bit weights leave it in the checkpoint's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """An experiment, and what its results should say about where it came from."""
+
+    experiment: Experiment
+    manifest: dict[str, Any]
+    slo: dict[str, float | None]
+
+
+def build(scenario: Scenario) -> Experiment:
+    """The experiment that *scenario* describes; ScenarioError where something cannot be found, read or fitted."""
+    return resolve(scenario).experiment
+
+
+def resolve(scenario: Scenario) -> Built:
+    """The experiment that *scenario* describes, with its provenance.
+
+    Raises ScenarioError, naming the scenario and the key, where something cannot be found, read or fitted.
+    """
+    from sim.engine import Experiment, ReplicaSpec
+
+    scheduler = _policy(scenario, "scheduler", named.SCHEDULERS, "plan")
+    if scenario.memory.preemption == "recompute":
+        from policies.schedulers import EvictNewest
+
+        scheduler = EvictNewest(inner=scheduler)
+    router = _policy(scenario, "router", named.ROUTERS, "route")
+    deployment = _deployment(scenario)
+    memory = scenario.memory
+    with _told_by(scenario):
+        kv_blocks = deployment.kv_pool_blocks(
+            gpu_fraction=memory.gpu_fraction, reserve_bytes=memory.reserve_bytes, block_tokens=memory.block_tokens
+        )
+    workload = workload_of(scenario)
+    if deployment.model.is_encoder and workload.output_tokens.any():
+        raise ScenarioError(
+            f"{scenario.source}: {deployment.model.name} is an encoder and emits no tokens, but the workload asks for "
+            "some; give output_tokens: 0 or another model"
+        )
+    replica = ReplicaSpec(
+        cost=deployment.cost, scheduler=scheduler, kv_blocks=kv_blocks, block_tokens=memory.block_tokens
+    )
+    experiment = Experiment(
+        workload=workload, replicas=(replica,) * scenario.replicas, router=router, seed=scenario.seed
+    )
+    return Built(
+        experiment=experiment, manifest=_manifest(scenario, deployment, experiment), slo=scenario.slo.model_dump()
+    )
+
+
+def _policy(scenario: Scenario, key: str, table: Mapping[str, str], method: str) -> Any:
+    settings = getattr(scenario, key)
+    with _told_by(scenario, key):
+        return named.policy(settings.policy, settings.settings, table, key=key, method=method)
+
+
+def _deployment(scenario: Scenario) -> Deployment:
+    from hwmodels.deployment import deploy
+    from hwmodels.device import load_device
+    from hwmodels.model import load_model
+
+    with _told_by(scenario, "model"):
+        model = load_model(scenario.find(scenario.model) or scenario.model)
+    with _told_by(scenario, "hardware"):
+        hardware = load_device(scenario.find(scenario.hardware) or scenario.hardware)
+    precision, kv_precision = scenario.precision, scenario.kv_precision
+    if kv_precision is None and precision in SAME_FOR_KV:
+        kv_precision = precision
+    with _told_by(scenario):
+        return deploy(
+            model=model,
+            hardware=hardware,
+            parallel=scenario.parallel.model_dump(),
+            precision=precision,
+            kv_precision=kv_precision,
+        )
+
+
+def _manifest(scenario: Scenario, deployment: Deployment, experiment: Experiment) -> dict[str, Any]:
+    workload = experiment.workload
+    model, device, parallel = deployment.model, deployment.device, deployment.parallel
+    gpus = scenario.replicas * parallel.n_devices
+    return {
+        "label": f"{model.name} on {gpus} x {device.name}, {scenario.scheduler.policy}",
+        "hash": scenario.hash,
+        "seed": scenario.seed,
+        "scenario": scenario.resolved(),
+        "model": {
+            "name": model.name,
+            "source": model.source,
+            "params": model.params,
+            "weight_bytes_per_device": deployment.weight_bytes_per_device,
+            "kv_precision": deployment.kv_precision,
+            "notes": list(deployment.notes),
+        },
+        "hardware": {
+            "name": device.name,
+            "title": device.title,
+            "profile": "datasheet roofline: peaks of the datasheet, no calibration",
+            "sources": dict(device.sources),
+        },
+        "scheduler": repr(experiment.replicas[0].scheduler),
+        "router": repr(experiment.router),
+        "workload": {"source": workload.source, "requests": len(workload)},
+        "versions": versions(),
+    }
+
+
+@contextlib.contextmanager
+def _told_by(scenario: Scenario, key: str = "") -> Iterator[None]:
+    """Errors from below become scenario errors that name the scenario and the key."""
+    try:
+        yield
+    except ScenarioError as error:
+        raise ScenarioError(f"{scenario.source}: {error}") from error
+    except (ValueError, RooftraceError) as error:
+        where = f"{scenario.source}: {key}: " if key else f"{scenario.source}: "
+        raise ScenarioError(f"{where}{error}") from error
+    except OSError as error:
+        raise ScenarioError(f"{scenario.source}: {key}: cannot read {error.filename}: {error.strerror}") from error
+
+
+def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
+    """The requests that *scenario* replays or generates, its limit and rate scale applied."""
+    with _told_by(scenario, "workload"):
+        settings = scenario.workload
+        source = _read(scenario, settings) if settings.trace is not None else None
+        made = source if settings.arrivals is None else _generate(settings, source, scenario.seed)
+        assert made is not None
+        if settings.limit is not None:
+            made = _first(made, settings.limit)
+        if settings.rate_scale != 1.0:
+            if not hasattr(made, "scale_rate"):
+                raise ScenarioError(
+                    "workload.rate_scale is for arrivals in time, and closed-loop clients have none; "
+                    "change workload.arrivals.concurrency instead"
+                )
+            made = made.scale_rate(settings.rate_scale)  # type: ignore[union-attr]
+        return made
+
+
+def _read(scenario: Scenario, settings: Workload) -> Trace:
+    name = settings.trace
+    assert name is not None
+    if name in BUILT_IN_TRACES:
+        from workloads.generators import azure_conversation_like
+
+        asked = [key for key in ("sort", "drop_empty") if getattr(settings, key)]
+        asked += ["format"] if settings.format != "auto" else []
+        if asked:
+            raise ScenarioError(f"workload.{asked[0]} is about reading a file, and {name!r} is built in")
+        return azure_conversation_like(settings.requests or BUILT_IN_REQUESTS, scenario.seed)
+    file = scenario.find(name)
+    if file is None:
+        if "/" not in name and "." not in name:
+            raise ScenarioError(
+                unknown(f"workload.trace {name!r} is neither a file nor built in", name, BUILT_IN_TRACES)
+            )
+        raise ScenarioError(f"workload.trace: {name} does not exist, neither beside the scenario nor in this folder")
+    if settings.requests is not None and settings.arrivals is None:
+        raise ScenarioError("workload.requests is for generated workloads; use workload.limit to shorten a trace")
+    from workloads import read_trace
+
+    return read_trace(file, settings.format, sort=settings.sort, drop_empty=settings.drop_empty)
+
+
+def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | ClosedLoop:
+    from workloads import generators
+
+    assert settings.arrivals is not None
+    process = named.choice(
+        settings.arrivals.process,
+        settings.arrivals.settings,
+        named.PROCESSES,
+        key="workload.arrivals",
+        what="an arrival process",
+    )
+    if lengths is not None:
+        if settings.requests is not None and settings.requests > len(lengths):
+            raise ScenarioError(f"workload.requests is {settings.requests}, but the trace has only {len(lengths)}")
+        lengths = lengths if settings.requests is None else lengths.limit(settings.requests)
+        if isinstance(process, named.Clients):
+            return _closed_loop_of(lengths, process, seed)
+        return replace(
+            lengths,
+            arrival_ns=generators.arrivals_ns(process, seed, n_requests=len(lengths)),
+            source=f"lengths of {lengths.source}, arrivals {process!r}, seed {seed}",
+        )
+    prompt, output = (
+        named.choice(
+            distribution.distribution,
+            distribution.settings,
+            named.DISTRIBUTIONS,
+            key=f"workload.{key}",
+            what="a distribution",
+        )
+        for key, distribution in (("prompt_tokens", settings.prompt_tokens), ("output_tokens", settings.output_tokens))
+        if distribution is not None
+    )
+    assert settings.requests is not None
+    if isinstance(process, named.Clients):
+        return generators.closed_loop(
+            n_requests=settings.requests,
+            concurrency=process.concurrency,
+            prompt=prompt,
+            output=output,
+            seed=seed,
+            mean_think_s=process.mean_think_s,
+        )
+    return generators.synthesize(
+        arrivals=process, prompt=prompt, output=output, n_requests=settings.requests, seed=seed
+    )
+
+
+def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> ClosedLoop:
+    from workloads import generators
+
+    think_ns = None
+    if clients.mean_think_s:
+        # The draws of generators.closed_loop, so that both sources of lengths meet the same think times.
+        none = generators.Fixed(tokens=1)
+        think_ns = generators.closed_loop(
+            n_requests=len(lengths),
+            concurrency=clients.concurrency,
+            prompt=none,
+            output=none,
+            seed=seed,
+            mean_think_s=clients.mean_think_s,
+        ).think_ns
+    return generators.ClosedLoop(
+        prompt_tokens=lengths.prompt_tokens,
+        output_tokens=lengths.output_tokens,
+        concurrency=clients.concurrency,
+        think_ns=think_ns,
+        source=f"closed loop of {clients.concurrency} clients, lengths of {lengths.source}, seed {seed}",
+    )
+
+
+def _first(workload: Trace | ClosedLoop, n: int) -> Trace | ClosedLoop:
+    if hasattr(workload, "limit"):
+        return workload.limit(n)  # type: ignore[union-attr]
+    if n >= len(workload):
+        return workload
+    think_ns = workload.think_ns  # type: ignore[union-attr]
+    return replace(
+        workload,
+        prompt_tokens=workload.prompt_tokens[:n],
+        output_tokens=workload.output_tokens[:n],
+        think_ns=None if think_ns is None else think_ns[:n],
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, Rooftrace and the libraries whose numbers a result depends on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for name in ("rooftrace", "numpy", "simpy", "pyarrow"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -1,0 +1,125 @@
+"""Turns what pydantic finds wrong into one sentence: which file, which key, what was expected, what came."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "finite_number": "a finite number",
+    "dict_type": "a mapping of settings",
+    "list_type": "a list",
+    "tuple_type": "a list",
+}
+_LIMITS = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "below"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def sentence(error: ValidationError, model: type[BaseModel], source: str) -> str:
+    """The first thing wrong with a scenario, in words; unknown keys come first, being the likelier slip."""
+    found = sorted(error.errors(include_url=False), key=lambda details: details["type"] != "extra_forbidden")
+    more = f" (and {len(found) - 1} more to mend)" if len(found) > 1 else ""
+    return f"{source}: {describe(found[0], model)}{more}"
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The valid name that *word* was probably meant to be, or None where none is close."""
+    close = difflib.get_close_matches(word.lower(), list(choices), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def unknown(what: str, word: str, choices: Iterable[str], *, hint: str = "") -> str:
+    """'what is not ...' with the nearest valid name, or all of them where none is near."""
+    choices = list(choices)
+    close = nearest(word, choices)
+    way_out = f"did you mean {close}?" if close else f"valid here: {', '.join(choices) or 'nothing'}"
+    return f"{what}; {way_out}{hint}"
+
+
+def shown(value: Any) -> str:
+    """*value* as it is quoted in a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def describe(details: ErrorDetails, model: type[BaseModel]) -> str:
+    kind, value = details["type"], details["input"]
+    key = ".".join(str(part) for part in details["loc"]) or "the scenario"
+    context: Mapping[str, Any] = details.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_key([str(part) for part in details["loc"]], model)
+    if kind == "missing":
+        return f"{key} is missing"
+    if kind in ("model_type", "model_attributes_type"):
+        inner = _section(model, [str(part) for part in details["loc"]])
+        names = "" if inner is None else f" ({', '.join(inner.model_fields)})"
+        return f"{key} is a mapping of settings{names}; got {shown(value)}"
+    if kind in ("literal_error", "enum"):
+        expected = context["expected"].replace(" or ", ", ").replace("'", "").split(", ")
+        close = nearest(str(value), expected)
+        meant = f"; did you mean {close}?" if close else ""
+        return f"{key} is one of {', '.join(expected)}; got {shown(value)}{meant}"
+    if kind in _LIMITS:
+        limit, words = _LIMITS[kind]
+        return f"{key} is a number {words} {context[limit]:g}; got {shown(value)}"
+    if kind in _EXPECTED:
+        return f"{key} is {_EXPECTED[kind]}; got {shown(value)}"
+    if kind == "value_error":
+        return f"{key}: {context['error']}" if details["loc"] else str(context["error"])
+    return f"{key}: {details['msg'][0].lower()}{details['msg'][1:]}; got {shown(value)}"
+
+
+def _unknown_key(path: list[str], model: type[BaseModel]) -> str:
+    section = _section(model, path[:-1])
+    key = path[-1]
+    dotted = ".".join(path)
+    if "." in key:
+        first, _, rest = key.partition(".")
+        return f"{dotted} is not a setting; in a file, write it nested: '{first}: {{{rest}: ...}}'"
+    choices = list(section.model_fields) if section is not None else []
+    if nearest(key, choices) is None:
+        elsewhere = [full for full in _all_keys(model) if full.rsplit(".", 1)[-1] == key]
+        if elsewhere:
+            return f"{dotted} is not a setting; did you mean {elsewhere[0]}?"
+    return unknown(f"{dotted} is not a setting", key, choices)
+
+
+def _section(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
+    at: type[BaseModel] | None = model
+    for part in path:
+        if at is None or part not in at.model_fields:
+            return None
+        at = _model_in(at.model_fields[part].annotation)
+    return at
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    for candidate in (annotation, *typing.get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _all_keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
+    for name, info in model.model_fields.items():
+        yield prefix + name
+        inner = _model_in(info.annotation)
+        if inner is not None:
+            yield from _all_keys(inner, f"{prefix}{name}.")

@@ -1,0 +1,59 @@
+"""The JSON Schema of a scenario file, for editors and for checking files without running them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sim.scenario import named
+from sim.scenario.settings import Settings
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) in which every built-in policy, process and distribution lists its settings."""
+    schema = Settings.model_json_schema()
+    definitions = schema["$defs"]
+    definitions["Scheduler"] = _policy("policy", named.SCHEDULERS, short=True, foreign=True)
+    definitions["Router"] = _policy("policy", named.ROUTERS, short=True, foreign=True)
+    definitions["Process"] = _policy("process", named.PROCESSES)
+    definitions["Distribution"] = _policy("distribution", named.DISTRIBUTIONS, number=True)
+    del definitions["Policy"]
+    for key, name in (("scheduler", "Scheduler"), ("router", "Router")):
+        default = schema["properties"][key].get("default")
+        schema["properties"][key] = {"$ref": f"#/$defs/{name}", "default": default}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Rooftrace scenario"}
+
+
+def _policy(
+    key: str, table: Mapping[str, str], *, short: bool = False, foreign: bool = False, number: bool = False
+) -> dict[str, Any]:
+    options: list[dict[str, Any]] = []
+    pattern = {"type": "string", "pattern": "^[A-Za-z_][\\w.]*:[A-Za-z_][\\w.]*$"}
+    if short:
+        options.append({"type": "string", "enum": list(table)})
+    if short and foreign:
+        options.append(pattern)
+    if number:
+        options.append({"type": "integer", "minimum": 0})
+    for name, path in table.items():
+        for variant in path.split("|"):
+            cls = named.load(variant)
+            required = [field for field, (_, needed) in named.parameters(cls).items() if needed]
+            options.append(
+                {
+                    "type": "object",
+                    **_description(cls),
+                    "properties": {key: {"const": name}, **named.schema(cls)},
+                    "required": [key, *required],
+                    "additionalProperties": False,
+                }
+            )
+    if foreign:
+        options.append({"type": "object", "properties": {key: pattern}, "required": [key]})
+    return {"anyOf": options}
+
+
+def _description(cls: Any) -> dict[str, str]:
+    first = (cls.__doc__ or "").strip().split("\n")[0]
+    # A dataclass without a docstring of its own shows its signature, which the properties say better.
+    return {} if not first or first.startswith(f"{cls.__name__}(") else {"description": first}

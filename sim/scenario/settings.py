@@ -1,0 +1,357 @@
+"""The settings of a scenario: every key that a scenario file may hold, with its bounds and its default."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
+
+from sim.errors import ScenarioError
+from sim.scenario import explain
+from sim.scenario.yaml import parse_yaml
+
+if TYPE_CHECKING:
+    from sim.engine import Experiment
+
+# Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
+TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain"]
+# Names of `hwmodels.precision.PRECISIONS`; a test compares.
+WeightPrecision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "int8", "int4", "int4_g32", "mxfp4", "nvfp4"]
+KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
+Seconds = Annotated[float, Field(gt=0)]
+
+DEFAULT_SCENARIO = """\
+model: llama-3.1-8b
+hardware: h100-sxm
+scheduler: {policy: sarathi}
+workload: {trace: conversation}
+slo: {ttft_s: 1.0, tpot_s: 0.05}
+"""
+
+
+class Section(BaseModel):
+    """Keys are fixed, values keep their types, and nothing changes after reading."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Policy(Section):
+    """A policy by name; every other key is a setting of that policy, checked when it is made."""
+
+    model_config = ConfigDict(extra="allow")
+
+    policy: Annotated[str, Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"policy": value} if isinstance(value, str) else value
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Process(Section):
+    """An arrival process by name; every other key is a setting of it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    process: Annotated[str, Field(min_length=1)]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Distribution(Section):
+    """A distribution of lengths by name; every other key is a setting of it. A number alone is a fixed length."""
+
+    model_config = ConfigDict(extra="allow")
+
+    distribution: Annotated[str, Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        number = isinstance(value, int) and not isinstance(value, bool)
+        return {"distribution": "fixed", "tokens": value} if number else value
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Parallel(Section):
+    """How one replica is spread over GPUs."""
+
+    tensor: Annotated[int, Field(ge=1)] = 1
+    """GPUs that share every layer."""
+    pipeline: Annotated[int, Field(ge=1)] = 1
+    """Stages of consecutive layers."""
+
+
+class Memory(Section):
+    """What of the GPUs' memory holds the KV cache, and what happens when it runs out."""
+
+    gpu_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of memory that weights and KV cache may take."""
+    reserve_bytes: Annotated[float, Field(ge=0)] = 0
+    """Bytes on each GPU kept out of that share: activations, graphs, other programs."""
+    block_tokens: Annotated[int, Field(ge=1)] = 16
+    preemption: Literal["recompute", "none"] = "recompute"
+    """`recompute`: the newest sequences give their KV back and are computed again; `none`: running out is an error."""
+
+
+class Workload(Section):
+    """What arrives: a trace, a generator, or the lengths of a trace under generated arrivals."""
+
+    trace: Annotated[str, Field(min_length=1)] | None = None
+    """A file, or the name of a built-in workload (conversation)."""
+    format: TraceFormat = "auto"
+    sort: bool = False
+    """Accept a file whose arrivals are out of order."""
+    drop_empty: bool = False
+    """Leave out rows with neither prompt nor output tokens."""
+    arrivals: Process | None = None
+    prompt_tokens: Distribution | None = None
+    output_tokens: Distribution | None = None
+    requests: Annotated[int, Field(ge=1)] | None = None
+    """How many to generate."""
+    rate_scale: Annotated[float, Field(gt=0)] = 1.0
+    """Arrivals come this many times as fast."""
+    limit: Annotated[int, Field(ge=1)] | None = None
+    """Keep the first requests only."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        lengths = {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
+        if self.trace is not None:
+            given = [name for name, value in lengths.items() if value is not None]
+            if given:
+                raise ValueError(
+                    f"trace already says the lengths, so {' and '.join(given)} cannot be given too; "
+                    "leave out one or replace the whole section (--set 'workload={...}')"
+                )
+            return self
+        needed = {"arrivals": self.arrivals, **lengths, "requests": self.requests}
+        missing = [name for name, value in needed.items() if value is None]
+        if missing == list(needed):
+            raise ValueError("give a trace, or a generator: arrivals, prompt_tokens, output_tokens and requests")
+        if missing:
+            raise ValueError(f"a generated workload also needs {', '.join(missing)}")
+        files_only = {"format": self.format != "auto", "sort": self.sort, "drop_empty": self.drop_empty}
+        misplaced = [name for name, value in files_only.items() if value]
+        if misplaced:
+            raise ValueError(f"{', '.join(misplaced)} is about reading a trace, and this workload is generated")
+        return self
+
+
+class Slo(Section):
+    """Limits that a request must keep to count as goodput."""
+
+    ttft_s: Seconds | None = None
+    tpot_s: Seconds | None = None
+    e2el_s: Seconds | None = None
+
+
+class Settings(Section):
+    """Every key of a scenario file."""
+
+    model: Annotated[str, Field(min_length=1)] = "llama-3.1-8b"
+    """Catalogue name (`rooftrace models`), or a path to a HuggingFace config.json."""
+    hardware: Annotated[str, Field(min_length=1)] = "h100-sxm"
+    """Catalogue name (`rooftrace hardware`), or a path to a hardware profile (.toml)."""
+    precision: WeightPrecision | None = None
+    """Of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
+    kv_precision: KvPrecision | None = None
+    """Of the KV cache; where it is left out, that of floating-point weights, or the checkpoint's."""
+    parallel: Parallel = Parallel()
+    replicas: Annotated[int, Field(ge=1)] = 1
+    router: Policy = Policy(policy="round_robin")
+    scheduler: Policy = Policy(policy="sarathi")
+    memory: Memory = Memory()
+    workload: Workload = Workload(trace="conversation")
+    slo: Slo = Slo()
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @field_validator("model", "hardware")
+    @classmethod
+    def _no_blank(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError(f"expected a name or a path; got {value!r}")
+        return value
+
+
+class Scenario(Settings):
+    """What to simulate. Built from keyword arguments, `Scenario.load(path)` or `Scenario.default()`.
+
+    Raises ScenarioError, in one sentence, for an unknown key, a value of the wrong type or out of bounds.
+    Relative paths are looked up beside the scenario file, then in the current folder.
+    """
+
+    _source: str = PrivateAttr(default="scenario")
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    def __init__(self, **settings: Any) -> None:
+        self._build_from(settings, "scenario", Path())
+
+    def _build_from(self, settings: Mapping[str, Any], source: str, folder: Path) -> None:
+        try:
+            BaseModel.__init__(self, **settings)
+        except ValidationError as error:
+            raise ScenarioError(explain.sentence(error, Settings, source)) from None
+        self._source = source
+        self._folder = folder
+
+    @classmethod
+    def from_mapping(cls, settings: Any, *, source: str = "scenario", folder: Path | None = None) -> Scenario:
+        """The scenario that *settings* describe; *source* names it in errors, paths are relative to *folder*."""
+        if not isinstance(settings, Mapping):
+            raise ScenarioError(
+                f"{source}: a scenario is a mapping of settings ({', '.join(Settings.model_fields)}); "
+                f"got {explain.shown(settings)}"
+            )
+        _check_keys(settings, source)
+        scenario = cls.__new__(cls)
+        scenario._build_from(settings, source, folder or Path())
+        return scenario
+
+    @classmethod
+    def from_yaml(cls, text: str, *, source: str = "scenario", folder: Path | None = None) -> Scenario:
+        """The scenario written in *text*; an empty text is all defaults."""
+        found = parse_yaml(text, source)
+        return cls.from_mapping({} if found is None else found, source=source, folder=folder)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Scenario:
+        """The scenario in the YAML file at *path*."""
+        file = Path(path)
+        try:
+            text = file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise ScenarioError(f"scenario {file} does not exist") from None
+        except IsADirectoryError:
+            raise ScenarioError(f"scenario {file} is a folder; give a YAML file") from None
+        except UnicodeDecodeError:
+            raise ScenarioError(f"{file} is not text; a scenario is a YAML file in UTF-8") from None
+        except OSError as error:
+            raise ScenarioError(f"cannot read scenario {file}: {error.strerror}") from None
+        return cls.from_yaml(text, source=str(file), folder=file.parent)
+
+    @classmethod
+    def default(cls) -> Scenario:
+        """Llama-3.1-8B on one H100 under the built-in conversation workload: what runs without a file."""
+        return cls.from_yaml(DEFAULT_SCENARIO, source="default scenario")
+
+    def with_set(self, assignment: str) -> Scenario:
+        """A copy with one setting changed by 'key.path=value', the value being read as YAML.
+
+        A mapping as the value takes the place of the whole section: 'scheduler={policy: vllm}'.
+        """
+        key, equals, text = assignment.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise ScenarioError(f"--set {assignment!r}: expected key.path=VALUE, such as replicas=2")
+        return self.with_value(key, parse_yaml(text, f"--set {key}"))
+
+    def with_value(self, key: str, value: Any) -> Scenario:
+        """A copy with the setting at the dotted *key* changed to *value*."""
+        settings = copy.deepcopy(self.settings())
+        at: Any = settings
+        *path, last = key.split(".")
+        for depth, part in enumerate(path):
+            inner = at.get(part)
+            if inner is None:
+                default = Settings.model_fields[part].default if not depth and part in Settings.model_fields else None
+                inner = at[part] = default.model_dump(exclude_unset=True) if isinstance(default, BaseModel) else {}
+            elif isinstance(inner, str) and part in ("scheduler", "router"):
+                inner = at[part] = {"policy": inner}
+            elif not isinstance(inner, dict):
+                raise ScenarioError(f"{self._source}: {'.'.join(path[: depth + 1])} has no settings of its own ({key})")
+            at = inner
+        at[last] = value
+        return Scenario.from_mapping(settings, source=self._source, folder=self._folder)
+
+    def settings(self) -> dict[str, Any]:
+        """What was set, without the defaults, as plain values."""
+        return self.model_dump(exclude_unset=True)
+
+    def resolved(self) -> dict[str, Any]:
+        """Every setting, defaults included, as plain values."""
+        return self.model_dump()
+
+    @property
+    def source(self) -> str:
+        """The file that the scenario came from, or what else to call it."""
+        return self._source
+
+    @property
+    def name(self) -> str:
+        """A short name for folders: that of the scenario file, or 'default'."""
+        stem = Path(self._source).stem
+        return stem if self._source.endswith((".yaml", ".yml")) else stem.split()[0]
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """Sixteen hexadecimal digits of the scenario's content: equal for equal settings and equal files."""
+        content = self.resolved()
+        for section, key in ((content, "model"), (content, "hardware"), (content["workload"], "trace")):
+            file = self.find(section[key]) if section[key] else None
+            if file is not None:
+                section[key] = "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest()
+        text = json.dumps(content, sort_keys=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def find(self, name: str) -> Path | None:
+        """The file that *name* stands for, beside the scenario or in the current folder; None where there is none."""
+        for candidate in (self._folder / name, Path(name)):
+            if candidate.is_file():
+                return candidate
+            if (candidate / "config.json").is_file():
+                return candidate / "config.json"
+        return None
+
+    def build(self) -> Experiment:
+        """Everything resolved to objects: files read, workload generated, model placed in memory.
+
+        Raises ScenarioError for what cannot be found, read or fitted.
+        """
+        from sim.scenario.build import build
+
+        return build(self)
+
+    def to_yaml(self) -> str:
+        """The settings that were made, as YAML that `Scenario.load` reads back."""
+        import yaml
+
+        return yaml.safe_dump(self.settings(), sort_keys=False)
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """JSON Schema (draft 2020-12) of a scenario file, with the settings of the built-in policies."""
+        from sim.scenario.schema import json_schema
+
+        return json_schema()
+
+    def __repr__(self) -> str:
+        return f"Scenario({', '.join(f'{key}={value!r}' for key, value in self.settings().items())})"
+
+    __str__ = __repr__
+
+
+def _check_keys(settings: Mapping[Any, Any], source: str, prefix: str = "") -> None:
+    for key, value in settings.items():
+        if not isinstance(key, str):
+            raise ScenarioError(f"{source}: {prefix}{key!r} is not a setting; keys are words")
+        if isinstance(value, Mapping):
+            _check_keys(value, source, f"{prefix}{key}.")
