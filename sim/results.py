@@ -259,8 +259,8 @@ def request_table(columns: metrics.Columns) -> pa.Table:
         elif name == "reason":
             out[name] = _text_column(values, columns.reasons)
         else:
-            mask = (values < 0) if name in _ABSENT_IS_NULL else None
-            out[name] = pa.array(values.astype(np.int64, copy=False), mask=mask)
+            absent = (values < 0) if name in _ABSENT_IS_NULL else None
+            out[name] = _number_column(values.astype(np.int64, copy=False), absent)
     return pa.table(out)
 
 
@@ -273,11 +273,11 @@ def iteration_table(columns: metrics.Columns) -> pa.Table:
     out = {}
     for name, values in given.items():
         if values.dtype.kind == "f":
-            out[name] = pa.array(values)
+            out[name] = _number_column(values)
         elif name in _WIDE or name.endswith("_ns") or int(values.max(initial=0)) > limit:
-            out[name] = pa.array(values.astype(np.int64, copy=False))
+            out[name] = _number_column(values.astype(np.int64, copy=False))
         else:
-            out[name] = pa.array(values.astype(np.int32))
+            out[name] = _number_column(values.astype(np.int32))
     return pa.table(out)
 
 
@@ -397,11 +397,28 @@ def _umask() -> int:
     return mask
 
 
-def _text_column(codes: NDArray[Any], names: Sequence[str]) -> pa.Array:
+def _number_column(values: NDArray[Any], absent: NDArray[np.bool_] | None = None) -> pa.Array:
+    """An Arrow column over the memory of *values*, null where *absent*.
+
+    From buffers, because `pyarrow.array` imports pandas on its first call: 0.25 s that a run has no other use for.
+    """
     import pyarrow as pa
 
-    indices = pa.array(codes.astype(np.int32), mask=codes < 0)
-    return pa.array(list(names), pa.string()).take(indices)
+    valid = None if absent is None else pa.py_buffer(np.packbits(~absent, bitorder="little"))
+    data = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [valid, data])
+
+
+def _text_column(codes: NDArray[Any], names: Sequence[str]) -> pa.Array:
+    """An Arrow column of texts, *names* by *codes*, null where a code is negative."""
+    import pyarrow as pa
+
+    encoded = [name.encode() for name in names]
+    ends = np.cumsum([0, *map(len, encoded)]).astype(np.int32)
+    data = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+    texts = pa.Array.from_buffers(pa.string(), len(names), data)
+    indices = _number_column(codes.astype(np.int32), codes < 0)
+    return pa.DictionaryArray.from_arrays(indices, texts).dictionary_decode()
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,7 @@ slo: {ttft_s: 1.0, tpot_s: 0.05}
 class Section(BaseModel):
     """Keys are fixed, values keep their types, and nothing changes after reading."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Policy(Section):
