@@ -134,9 +134,10 @@ class Result:
     def _timeline_headline(self) -> str:
         summary = self.summary
         kv = summary["kv_utilization"]["max"]
-        queue = {True: "The queue is still growing when arrivals end", False: "The queue does not keep growing"}.get(
-            summary["saturated"], "Queue, batch and memory over the run"
-        )
+        queue = {
+            True: "Arrivals outrun the deployment: the queue still grows when they end",
+            False: "The deployment keeps up with its arrivals",
+        }.get(summary["saturated"], "Queue, batch and memory over the run")
         memory = "" if kv is None else f"; KV memory peaks at {kv:.0%}"
         preempted = summary["preemptions"]
         return f"{queue}{memory}" + (f"; {preempted:,} preemptions" if preempted else "")

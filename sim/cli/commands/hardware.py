@@ -37,7 +37,7 @@ def hardware(
             device.name,
             _tera(device, "bf16", "fp16", "fp32"),
             _tera(device, "fp8"),
-            f"{device.memory_bytes / 1e9:,.0f}",
+            f"{device.memory_bytes / 2**30:,.0f}",
             f"{device.hbm_bytes_per_s / 1e12:,.2f}",
             f"{device.link.bytes_per_s / 1e9:,.0f}",
             f"{device.tdp_w:,.0f}",
@@ -46,7 +46,7 @@ def hardware(
         )
         for device in devices
     ]
-    heads = ("Device", "16-bit, TFLOP/s", "fp8", "GB", "TB/s", "link GB/s", "W", "$/h", "Source of the peaks")
+    heads = ("Device", "16-bit, TFLOP/s", "fp8", "GiB", "TB/s", "link GB/s", "W", "$/h", "Source of the peaks")
     print_table(heads, rows, fold=1)
 
 
