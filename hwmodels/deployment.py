@@ -80,8 +80,8 @@ class Deployment:
             usable = self.device.memory_bytes * gpu_fraction - reserve_bytes
             raise ValueError(
                 f"{self.model.name} ({_formats(self.model)}) does not fit: a {self.device.name} offers "
-                f"{usable / 1e9:.1f} GB for it and it takes {self.weight_bytes_per_device / 1e9:.1f} GB of weights on each "
-                f"device, so {missing / 1e9:.1f} GB is missing with {_degrees(self.parallel)}; "
+                f"{usable / 1e9:.1f} GB for it and it takes {self.weight_bytes_per_device / 1e9:.1f} GB of weights on "
+                f"each device, so {missing / 1e9:.1f} GB is missing with {_degrees(self.parallel)}; "
                 f"{self._way_out(gpu_fraction, reserve_bytes, block_tokens)}"
             )
         return blocks * self.parallel.data
@@ -180,9 +180,9 @@ def deploy(
 ) -> Deployment:
     """One replica of *model* on *hardware*: the entry for scenarios.
 
-    *precision* None keeps the checkpoint's own formats; *kv_precision* None takes the checkpoint's, else its base format
-    (16 bits for quantised weights). *expert_precision* sets experts apart. Equal arguments give the same object. Whether
-    it fits in memory is asked of `kv_pool_blocks`. ValueError for unknown names and impossible combinations.
+    *precision* None keeps the checkpoint's own formats; *kv_precision* None takes the checkpoint's, else its base
+    format (16 bits for quantised weights). *expert_precision* sets experts apart. Equal arguments give the same object.
+    Whether it fits in memory is asked of `kv_pool_blocks`. ValueError for unknown names and impossible combinations.
     """
     spec = model if isinstance(model, ModelSpec) else load_model(model)
     device = hardware if isinstance(hardware, Device) else load_device(hardware)

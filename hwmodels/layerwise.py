@@ -58,13 +58,19 @@ class Kernels(Protocol):
 
     The `*_s` methods take float64 arrays (or scalars) and need not be fast: they are tabulated. Attention depends on
     more than the rows, so it comes as a form: a function of totals written with + - * / and the given `Ops` (or with
-    `tabulated_decode`), which is what makes scalars and arrays agree bit for bit. Times must not fall when an argument grows.
+    `tabulated_decode`), which is what makes scalars and arrays agree bit for bit. Times must not fall when an
+    argument grows.
     """
 
-    step_s: float
-    """Host and launch overhead of an iteration on a stage."""
-    sequence_s: float
-    """Overhead of each sequence in the batch."""
+    @property
+    def step_s(self) -> float:
+        """Host and launch overhead of an iteration on a stage."""
+        ...
+
+    @property
+    def sequence_s(self) -> float:
+        """Overhead of each sequence in the batch, on a stage."""
+        ...
 
     def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any: ...
 
@@ -316,7 +322,7 @@ class LayerwiseCost:
         return self._scalar[stage](Totals(*(int(x) for x in totals)))
 
     def handover_s(self, rows: Any, /) -> Any:
-        """Seconds to pass the activations of *rows* to the next stage (between nodes where the replica spans several)."""
+        """Seconds to pass the activations of *rows* to the next stage; by network where a replica spans nodes."""
         if isinstance(rows, np.ndarray):
             return self._handover.array(rows)
         return self._handover.scalar(int(rows))
@@ -357,7 +363,7 @@ class LayerwiseCost:
         return terms
 
     def work(self, totals: Totals, /) -> Work:
-        """FLOPs and memory bytes of one iteration over all stages and devices, by the counting rules of `hwmodels.work`.
+        """FLOPs and memory bytes of one iteration over all stages and devices, counted as `hwmodels.work` says.
 
         With speculative decoding the query-key pairs of a decode are its KV tokens times its query tokens.
         """

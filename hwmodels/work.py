@@ -45,7 +45,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertMlp:
-    """The routed experts of `layers` layers: one device's `n_experts / expert` experts, each `ffn` wide after its split."""
+    """The routed experts of `layers` layers: `n_experts / expert` on a device, each `ffn` wide after its split."""
 
     name: str
     hidden: int
@@ -80,8 +80,8 @@ class ExpertMlp:
 class AttentionShape:
     """Attention of `layers` layers on one device; `kind` is gqa, mla or indexer.
 
-    `windowed` layers count the window totals. For `mla` prefill multiplies expanded heads (`qk_dim`, `v_dim`) and decode
-    the latent (`latent_dim` + `rope_dim`), except where `absorbed` says that prefill does so too.
+    `windowed` layers count the window totals. For `mla` prefill multiplies expanded heads (`qk_dim`, `v_dim`) and
+    decode the latent (`latent_dim` + `rope_dim`), except where `absorbed` says that prefill does so too.
     """
 
     kind: str
@@ -128,7 +128,7 @@ class Elementwise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """`kind` is all_reduce, all_gather or all_to_all over `n` devices; `bytes_per_row` of the whole tensor, one layer."""
+    """`kind` is all_reduce, all_gather or all_to_all over `n` devices; `bytes_per_row` of one layer's whole tensor."""
 
     name: str
     kind: str
@@ -140,7 +140,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrence:
-    """The state of linear-attention layers: read and written once a sequence and iteration, on one device, all layers."""
+    """The state of linear-attention layers: read and written once a sequence and iteration, on one device."""
 
     flops_per_row: float
     bytes_per_sequence: float
@@ -161,7 +161,7 @@ class StageWork:
 
 
 def expected_active_experts(rows: Any, n_experts: int, per_token: int) -> Any:
-    """E (1 - (1 - k/E)^rows): experts that *rows* tokens visit when each chooses *per_token* of *n_experts* uniformly."""
+    """E (1 - (1 - k/E)^rows): experts that *rows* tokens visit when each chooses k of E at random."""
     return n_experts * (1.0 - np.power(1.0 - per_token / n_experts, rows))
 
 
@@ -360,18 +360,17 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
             if count:
                 collectives.append(Collective(name=name, kind="all_reduce", bytes_per_row=h * act, n=t, layers=count))
     if parallel.data > 1 and n_moe and spec.experts is not None:
-        # Tokens travel to their experts and back; with fewer experts a token than groups, each copy travels.
-        sent = min(spec.experts.per_token, parallel.expert) if parallel.expert > 1 else 1
+        group = parallel.tensor * parallel.data
+        if parallel.expert > 1:
+            # Every token travels once to each of its experts, its row split over the devices of its attention group.
+            kind, sent = "all_to_all", min(spec.experts.per_token, parallel.expert) / t
+        else:
+            # Every device holds a slice of every expert and needs the rows of all groups; back it is a reduce-scatter.
+            kind, sent = "all_gather", parallel.data
         for name in ("dispatch", "combine"):
-            collectives.append(
-                Collective(
-                    name=name,
-                    kind="all_to_all" if parallel.expert > 1 else "all_gather",
-                    bytes_per_row=h * act * sent,
-                    n=parallel.tensor * parallel.data,
-                    layers=n_moe,
-                )
-            )
+            collectives.append(Collective(name=name, kind=kind, bytes_per_row=h * act * sent, n=group, layers=n_moe))
+        if t > 1:
+            collectives.append(Collective(name="experts", kind="all_gather", bytes_per_row=h * act, n=t, layers=n_moe))
     q_width = (
         spec.attention.n_heads
         // t

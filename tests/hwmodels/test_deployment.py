@@ -1,0 +1,104 @@
+"""What fits where, and what the error says when it does not."""
+
+import pytest
+
+from hwmodels.deployment import STATE_SEQUENCES, deploy
+from hwmodels.parallel import ParallelConfig
+
+
+def test_pool_of_llama_8b_by_hand():
+    found = deploy(model="llama-3.1-8b", hardware="h100-sxm")
+    free = 80 * 2**30 * 0.9 - 16_060_522_496 - 1e9
+    assert found.weight_bytes_per_device == 16_060_522_496
+    assert found.kv_bytes_per_token_per_device == 131_072
+    assert found.kv_pool_blocks(0.9, 1e9, 16) == int(free // (131_072 * 16))
+
+
+def test_fp8_cache_doubles_the_pool():
+    plain = deploy(model="llama-3.1-8b", hardware="h100-sxm").kv_pool_blocks()
+    fp8 = deploy(model="llama-3.1-8b", hardware="h100-sxm", kv_precision="fp8").kv_pool_blocks()
+    assert fp8 in (2 * plain, 2 * plain + 1)
+
+
+def test_replicated_kv_heads_limit_the_pool():
+    eight = deploy(model="llama-3.1-8b", hardware="h100-sxm", parallel={"tensor": 8})
+    sixteen = deploy(model="llama-3.1-8b", hardware="h100-sxm", parallel={"tensor": 16})
+    assert eight.kv_bytes_per_token_per_device == sixteen.kv_bytes_per_token_per_device == 131_072 / 8
+
+
+def test_latent_cache_is_on_every_device_and_data_parallel_groups_add_up():
+    tensor = deploy(model="deepseek-r1", hardware="h200", parallel={"tensor": 8})
+    data = deploy(model="deepseek-r1", hardware="h200", parallel={"data": 8, "expert": 8})
+    assert tensor.kv_bytes_per_token_per_device == data.kv_bytes_per_token_per_device == 70_272
+    assert data.kv_pool_blocks() > 5 * tensor.kv_pool_blocks()
+
+
+def test_a_tied_head_is_stored_once_but_on_both_ends_of_a_pipeline():
+    one = deploy(model="qwen3-0.6b", hardware="l4")
+    two = deploy(model="qwen3-0.6b", hardware="l4", parallel={"pipeline": 2})
+    table = 151_936 * 1024 * 2
+    assert one.weight_bytes_per_device == 596_049_920 * 2
+    total = sum(0.9 * two.device.memory_bytes - free for free in two.free_bytes())
+    assert total == pytest.approx(596_049_920 * 2 + table, rel=1e-12)
+
+
+def test_recurrent_states_are_set_aside():
+    found = deploy(model="qwen3.5-397b-a17b", hardware="b200", parallel={"tensor": 8})
+    state = 45 * 64 * 128 * 128 * 4 / 8 * STATE_SEQUENCES
+    free = found.device.memory_bytes * 0.9 - found.weight_bytes_per_device - state
+    assert found.free_bytes()[0] == pytest.approx(free, rel=1e-12)
+
+
+def test_a_model_that_does_not_fit_says_what_is_missing_and_what_would_fit():
+    found = deploy(model="llama-3.1-70b", hardware="h100-sxm")
+    with pytest.raises(
+        ValueError,
+        match=r"llama-3\.1-70b \(bf16\) does not fit: a h100-sxm offers 77\.3 GB .* 141\.1 GB of weights .* "
+        r"63\.8 GB is missing with tensor 1, pipeline 1; it would fit with tensor 2 or with pipeline 2 "
+        r"or with b200 \(193 GB\)",
+    ):
+        found.kv_pool_blocks()
+
+
+@pytest.mark.parametrize(("name", "degree"), [("tensor", 2), ("pipeline", 2)])
+def test_what_the_error_proposes_does_fit(name, degree):
+    assert deploy(model="llama-3.1-70b", hardware="h100-sxm", parallel={name: degree}).kv_pool_blocks() > 0
+    assert deploy(model="llama-3.1-70b", hardware="b200").kv_pool_blocks() > 0
+
+
+def test_a_model_that_fits_nowhere_says_so():
+    found = deploy(model="llama-3.1-405b", hardware="a10", precision="fp32")
+    with pytest.raises(ValueError, match="no tensor or pipeline degree up to 64 and no larger device fits"):
+        found.kv_pool_blocks(0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gpu_fraction": 1.5}, r"gpu_fraction is a share of the memory in \(0, 1\]; got 1.5"),
+        ({"reserve_bytes": -1}, "reserve_bytes must be a finite number"),
+        ({"block_tokens": 0}, "block_tokens must be an integer of at least 1; got 0"),
+        ({"reserve_bytes": 80e9}, "does not fit"),
+    ],
+)
+def test_bad_memory_settings_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        deploy(model="llama-3.1-8b", hardware="h100-sxm").kv_pool_blocks(**arguments)
+
+
+def test_equal_arguments_give_the_same_deployment():
+    one = deploy(model="llama-3.1-8b", hardware="h100", parallel={"tensor": 2})
+    assert deploy(model="llama-3.1-8b", hardware="h100-sxm", parallel=ParallelConfig(tensor=2)) is one
+
+
+def test_precisions_reach_the_model():
+    found = deploy(model="llama-3.1-70b", hardware="h200", precision="fp8", kv_precision="fp8")
+    assert (found.model.mlp_precision, found.kv_precision) == ("fp8", "fp8")
+    kept = deploy(model="gpt-oss-120b", hardware="h100-sxm")
+    assert (kept.model.expert_precision, kept.kv_precision) == ("mxfp4", "bf16")
+    apart = deploy(model="mixtral-8x7b", hardware="h100-sxm", expert_precision="int4")
+    assert (apart.model.attention_precision, apart.model.expert_precision) == ("bf16", "int4")
+    with pytest.raises(ValueError, match="has no experts"):
+        deploy(model="llama-3.1-8b", hardware="h100-sxm", expert_precision="int4")
+    with pytest.raises(ValueError, match=r"parallel\.tensr is not a degree"):
+        deploy(model="llama-3.1-8b", hardware="h100-sxm", parallel={"tensr": 2})

@@ -1,0 +1,179 @@
+"""The device catalogue against independent arithmetic: sparse-as-dense and factor-of-two slips fail here."""
+
+import pytest
+
+from hwmodels.device import Interconnect, device_catalogue, load_device, read_devices
+
+# Dense FLOPs of one SM (or CU) in one clock in bf16 (fp16 on V100), and the tensor-core boost clock in Hz, from the
+# architecture whitepapers; TPUs: MXUs x 128 x 128 (256 x 256 on v6e) x 2 x clock.
+TENSOR_RATE = {
+    "v100-32": (1024, 1.530e9),
+    "a100-80gb-sxm": (2048, 1.410e9),
+    "a6000": (1024, 1.800e9),
+    "a40": (1024, 1.740e9),
+    "a10": (1024, 1.695e9),
+    "l4": (1024, 2.040e9),
+    "l40s": (1024, 2.520e9),
+    "h100-sxm": (4096, 1.830e9),
+    "h100-pcie": (4096, 1.620e9),
+    "rtx-4090": (512, 2.520e9),
+    "mi300x": (2048, 2.100e9),
+    "tpu-v3": (2 * 128 * 128 * 2, 0.940e9),
+    "tpu-v4": (4 * 128 * 128 * 2, 1.050e9),
+    "tpu-v5e": (4 * 128 * 128 * 2, 1.500e9),
+    "tpu-v5p": (4 * 128 * 128 * 2, 1.750e9),
+}
+# FLOPs per byte of memory traffic at the ridge, as published or computed by hand from public figures.
+RIDGE = {
+    "v100-32": 139,
+    "a100-80gb-sxm": 153,
+    "a6000": 202,
+    "l4": 403,
+    "l40s": 419,
+    "h100-sxm": 295,
+    "h200": 206,
+    "h20": 37,
+    "b200": 292,
+    "rtx-pro-6000": 301,
+    "mi300x": 247,
+    "tpu-v4": 229,
+    "tpu-v5e": 241,
+    "tpu-v5p": 166,
+    "tpu-v6e": 560,
+}
+
+
+def half_precision(name):
+    device = load_device(name)
+    return device, device.first_peak(("bf16", "fp16"), "the test")
+
+
+@pytest.mark.parametrize("name", TENSOR_RATE)
+def test_half_precision_peak_is_cores_times_rate_times_clock(name):
+    device, peak = half_precision(name)
+    rate, clock_hz = TENSOR_RATE[name]
+    assert peak == pytest.approx(device.n_cores * rate * clock_hz, rel=0.02)
+
+
+@pytest.mark.parametrize("name", RIDGE)
+def test_ridge_point(name):
+    device, peak = half_precision(name)
+    assert peak / device.hbm_bytes_per_s == pytest.approx(RIDGE[name], rel=0.01)
+
+
+@pytest.mark.parametrize("device", device_catalogue().values(), ids=lambda d: d.name)
+def test_narrower_formats_double_the_dense_rate(device):
+    peaks = device.peak_flops_per_s
+    if "fp16" in peaks and "bf16" in peaks:
+        assert peaks["fp16"] == peaks["bf16"]
+    for wide, narrow in (("tf32", "bf16"), ("bf16", "fp8"), ("fp8", "fp4")):
+        if wide in peaks and narrow in peaks:
+            assert peaks[narrow] / peaks[wide] == pytest.approx(2.0, rel=0.025)
+    if "bf16" in peaks and "int8" in peaks and device.name not in ("tpu-v4", "rtx-4090"):
+        assert peaks["int8"] / peaks["bf16"] == pytest.approx(2.0, rel=0.025)
+
+
+def test_exceptions_to_the_doubling_are_the_documented_ones():
+    tpu, rtx = load_device("tpu-v4"), load_device("rtx-4090")
+    assert tpu.peak("int8") == tpu.peak("bf16")
+    # fp16 with fp32 accumulation runs at half rate on GeForce, int8 does not.
+    assert rtx.peak("int8") / rtx.peak("bf16") == pytest.approx(4.0, rel=0.01)
+
+
+@pytest.mark.parametrize("device", device_catalogue().values(), ids=lambda d: d.name)
+def test_every_number_has_a_source(device):
+    fields = {f"peak.{a}" for a in device.peak_flops_per_s}
+    fields |= {"memory_bytes", "hbm_bytes_per_s", "n_cores", "devices_per_node", "tdp_w"}
+    fields |= {"link.bytes_per_s", "link.latency_s", "network.bytes_per_s", "network.latency_s"}
+    fields |= {f for f in ("l2_bytes", "price_usd_per_hour") if getattr(device, f) is not None}
+    assert fields == set(device.sources)
+    assert all(len(source) > 15 for source in device.sources.values())
+
+
+@pytest.mark.parametrize("device", device_catalogue().values(), ids=lambda d: d.name)
+def test_magnitudes_are_those_of_an_accelerator(device):
+    peak = device.first_peak(("bf16", "fp16"), "the test")
+    assert 10e9 < device.memory_bytes < 300e9
+    assert 200e9 < device.hbm_bytes_per_s < 10e12
+    assert device.memory_bytes / device.hbm_bytes_per_s < 0.1
+    assert 0.1e12 < peak / device.tdp_w < 5e12
+    assert device.network.bytes_per_s <= device.link.bytes_per_s or device.link.kind == "PCIe"
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("h100", "h100-sxm"),
+        ("A100", "a100-80gb-sxm"),
+        ("a100-40", "a100-40gb-sxm"),
+        ("h200_sxm", "h200"),
+        ("V100", "v100-32"),
+    ],
+)
+def test_aliases_and_spelling(alias, name):
+    assert load_device(alias).name == name
+
+
+def test_aliases_are_unique():
+    names = [n for d in device_catalogue().values() for n in (d.name, *d.aliases)]
+    assert len(names) == len(set(names))
+
+
+def test_unknown_hardware_names_the_nearest():
+    with pytest.raises(ValueError, match=r"unknown hardware 'h100-smx'.*h100-sxm"):
+        load_device("h100-smx")
+
+
+PROFILE = """
+[my-gpu]
+title = "Mine"
+vendor = "Me"
+peak = { bf16 = [1e14, "measured"] }
+memory_bytes = [8e10, "label"]
+hbm_bytes_per_s = [2e12, "label"]
+n_cores = [100, "label"]
+link = { kind = "PCIe", latency_s = [1e-6, "guess"], bytes_per_s = [3e10, "label"] }
+network = { kind = "Ethernet", latency_s = [1e-5, "guess"], bytes_per_s = [1e10, "label"] }
+devices_per_node = [4, "label"]
+tdp_w = [300, "label"]
+"""
+
+
+def test_a_profile_file_loads(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(PROFILE)
+    device = load_device(path)
+    assert (device.name, device.peak("bf16"), device.sources["peak.bf16"]) == ("my-gpu", 1e14, "measured")
+    with pytest.raises(ValueError, match="my-gpu has no fp8 arithmetic"):
+        device.peak("fp8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("hbm_bytes_per_s = [2e12", "hbm_bytes_per_s = [-2e12", r"hbm_bytes_per_s: expected a positive finite number"),
+        ("memory_bytes =", "memory_byte =", r"memory_byte is not a setting.*did you mean memory_bytes"),
+        ('tdp_w = [300, "label"]', "tdp_w = 300", r'tdp_w: expected \[number, "source"\]'),
+        ('n_cores = [100, "label"]', "", r"n_cores is missing"),
+        ("bf16 = [1e14", "bf17 = [1e14", r"peak\.bf17 is not an arithmetic"),
+        ("[my-gpu]", "[my-gpu", r"is not TOML"),
+    ],
+)
+def test_a_bad_profile_is_refused_by_key(tmp_path, old, new, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(PROFILE.replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        read_devices(path)
+
+
+def test_a_missing_profile_is_an_error():
+    with pytest.raises(ValueError, match=r"profile nowhere\.toml does not exist"):
+        load_device("nowhere.toml")
+
+
+def test_ring_all_reduce_by_hand():
+    link = Interconnect(kind="NVLink", latency_s=1e-6, bytes_per_s=100e9)
+    # Four devices: six steps of a quarter each.
+    assert link.ring_all_reduce_s(4e6, 4) == pytest.approx(6 * (1e-6 + 1e6 / 100e9), rel=1e-12)
+    assert link.ring_all_reduce_s(4e6, 1) == 0.0
+    assert link.send_s(1e6) == pytest.approx(11e-6)
