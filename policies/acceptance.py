@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, TypeAlias, cast
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
-FloatArray: TypeAlias = npt.NDArray[np.float64]
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Rule: TypeAlias = Literal["modified_rejection", "naive_match", "lenient"]
 RULES: tuple[Rule, ...] = ("modified_rejection", "naive_match", "lenient")
 
@@ -145,7 +145,7 @@ class MeanLength(_Chain):
 
     mean: float
     at_k: int
-    alpha: float = field(init=False)
+    alpha: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.at_k, bool) or not isinstance(self.at_k, int) or self.at_k < 1:
@@ -364,8 +364,8 @@ class FromDistributions(_Chain):
     draft: Sequence[Sequence[float]] | Sequence[float]
     rule: Rule = "modified_rejection"
     b: float | None = None
-    rates: tuple[float, ...] = field(init=False)
-    _everywhere: bool = field(init=False, repr=False)
+    rates: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _everywhere: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         q, p = _distributions("target", self.target), _distributions("draft", self.draft)
@@ -555,7 +555,7 @@ def greedy_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> tuple[tupl
     possible = sum(math.prod(map(len, heads[: d + 1])) for d in range(len(heads)))
     if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= possible:
         raise ValueError(f"nodes is a whole number in [1, {possible}] with these accuracies; got {nodes!r}")
-    heap = [(-heads[0][0], 1, (0,))]
+    heap: list[tuple[float, int, tuple[int, ...]]] = [(-heads[0][0], 1, (0,))]
     tree: list[tuple[int, ...]] = []
     while len(tree) < nodes:
         negative, depth, path = heapq.heappop(heap)

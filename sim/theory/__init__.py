@@ -88,7 +88,7 @@ class Theory:
 
 
 def parse_value(text: str) -> Any:
-    """Numbers from text: 0.8 · 0.5,0.7,0.9 · 1:8 (whole numbers, both ends included) · 0.6,0.2;0.5,0.1 (rows) · true."""
+    """Numbers from text: 0.8 · 0.5,0.7,0.9 · 1:8 (whole numbers, both ends) · 0.6,0.2;0.5,0.1 (rows) · true."""
     words = {"true": True, "false": False}
     stripped = text.strip()
     if stripped.lower() in words:
