@@ -30,6 +30,11 @@ _TREE_METHODS = ("medusa", "eagle", "mtp")
 class Decoding(Protocol):
     """What the engine asks of a decoding method."""
 
+    @property
+    def max_query_tokens(self) -> int:
+        """The widest step of any batch; one less is the number of look-ahead KV slots per sequence."""
+        ...
+
     def k(self, n_decoding: int, /) -> int:
         """Drafted positions per sequence when *n_decoding* sequences decode; 0 is plain decoding."""
         ...
@@ -50,6 +55,11 @@ class Decoding(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Autoregressive:
     """One token per sequence and step."""
+
+    @property
+    def max_query_tokens(self) -> int:
+        """One token, and so no look-ahead KV slot."""
+        return 1
 
     def k(self, n_decoding: int, /) -> int:
         return 0

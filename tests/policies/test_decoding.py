@@ -28,7 +28,7 @@ def name(process):
 
 def test_autoregressive_decoding_is_one_token_a_step():
     plain = Autoregressive()
-    assert (plain.k(5), plain.query_tokens(5), plain.draft_steps(5)) == (0, 1, 0)
+    assert (plain.k(5), plain.query_tokens(5), plain.draft_steps(5), plain.max_query_tokens) == (0, 1, 0, 1)
     assert plain.tape(3, 0, 4, 0, 1).tolist() == [1, 1, 1, 1]
     with pytest.raises(ValueError, match="drafts nothing"):
         plain.tape(3, 0, 4, 2, 1)
