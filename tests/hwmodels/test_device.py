@@ -43,6 +43,51 @@ RIDGE = {
 }
 
 
+# Links from the physical layer: lanes or links, each at its rate in one direction (bytes/s).
+LINKS = {
+    "v100-32": 6 * 25e9,
+    "a100-80gb-sxm": 12 * 25e9,
+    "a100-80gb-pcie": 16 * 16e9 / 8 * 128 / 130,
+    "l40s": 16 * 16e9 / 8 * 128 / 130,
+    "h100-sxm": 18 * 25e9,
+    "h100-pcie": 16 * 32e9 / 8 * 128 / 130,
+    "h200": 18 * 25e9,
+    "b200": 18 * 50e9,
+    "gb200": 18 * 50e9,
+    "mi300x": 7 * 64e9,
+    "tpu-v5e": 4 * 50e9,
+    "tpu-v5p": 6 * 100e9,
+}
+# Memory bandwidth from the physical layer: bus width in bits times the rate of a pin in bit/s.
+MEMORY = {
+    "v100-32": (4096, 1.75e9),
+    "a100-40gb-sxm": (5120, 2.43e9),
+    "a100-80gb-sxm": (5120, 3.186e9),
+    "a6000": (384, 16e9),
+    "a40": (384, 14.5e9),
+    "a10": (384, 12.5e9),
+    "l4": (192, 12.5e9),
+    "l40s": (384, 18e9),
+    "h100-sxm": (5120, 5.23e9),
+    "h200": (6144, 6.25e9),
+    "b200": (8192, 7.52e9),
+    "rtx-pro-6000": (512, 25e9),
+    "rtx-4090": (384, 21e9),
+    "mi300x": (8192, 5.2e9),
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_link_bandwidth_is_one_direction(name):
+    assert load_device(name).link.bytes_per_s == pytest.approx(LINKS[name], rel=0.01)
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory_bandwidth_is_width_times_pin_rate(name):
+    width, rate = MEMORY[name]
+    assert load_device(name).hbm_bytes_per_s == pytest.approx(width * rate / 8, rel=0.01)
+
+
 def half_precision(name):
     device = load_device(name)
     return device, device.first_peak(("bf16", "fp16"), "the test")
