@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +52,12 @@ class Result:
         self.manifest = dict(manifest)
         self.slo = dict(slo or {})
 
-    @cached_property
+    @functools.cached_property
     def summary(self) -> dict[str, Any]:
         """Every metric, nested as in summary.json; see `sim.metrics.summary`."""
         return metrics.summary(self.columns, slo=self.slo)
 
-    @cached_property
+    @functools.cached_property
     def requests(self) -> pd.DataFrame:
         """One row a request: the stored columns, and ttft_s, tpot_s, e2el_s and queue_s worked out from them."""
         frame = request_table(self.columns).to_pandas()
@@ -66,7 +66,7 @@ class Result:
             frame[measure.__name__] = measure(columns)
         return frame
 
-    @cached_property
+    @functools.cached_property
     def iterations(self) -> pd.DataFrame:
         """One row an iteration, in order of replica and start."""
         return iteration_table(self.columns).to_pandas()
@@ -82,37 +82,50 @@ class Result:
 
     def write(self, folder: Path, *, plots: bool = True) -> None:
         """Write every file of the results folder straight into an existing *folder* (see `staging`)."""
+        columns = _Once(self.columns)
+        if "summary" not in self.__dict__:
+            self.__dict__["summary"] = metrics.summary(columns, slo=self.slo)
         write_json(folder / "summary.json", self.summary)
         pools = [int(blocks) for blocks in self.columns.meta["kv_blocks_total"]]
         write_json(
             folder / "manifest.json", {"format": FORMAT, **self.manifest, "slo": self.slo, "kv_blocks_total": pools}
         )
         write_parquet(request_table(self.columns), folder / "requests.parquet")
-        write_parquet(iteration_table(self.columns), folder / "iterations.parquet")
+        write_parquet(iteration_table(columns), folder / "iterations.parquet")
         if plots:
-            self.write_plots(folder)
+            self._write_plots(folder, columns)
 
     def write_plots(self, folder: Path) -> None:
         """Draw latency.png and timeline.png into *folder*."""
+        self._write_plots(folder, self.columns)
+
+    def _write_plots(self, folder: Path, columns: metrics.Columns) -> None:
         from sim.report import plots
 
-        requests = self.columns.requests
+        requests = columns.requests
         itl = self.summary["itl_s"]
         latency = plots.latency_figure(
             ttft_s=metrics.ttft_s(requests),
             e2el_s=metrics.e2el_s(requests),
-            itl_ns=self.columns.itl(),
+            itl_ns=columns.itl(),
             itl_quantiles_s=None if itl["p50"] is None else [itl["p50"], itl["p90"], itl["p99"]],
             title=f"{self._latency_headline()}\n{self.label}",
         )
         plots.save_figure(latency, folder / "latency.png")
         timeline = plots.timeline_figure(
             requests=requests,
-            iterations=self.columns.iterations(),
-            kv_blocks_total=self.columns.meta["kv_blocks_total"],
+            iterations=columns.iterations(),
+            kv_blocks_total=columns.meta["kv_blocks_total"],
             title=f"{self._timeline_headline()}\n{self.label}",
         )
         plots.save_figure(timeline, folder / "timeline.png")
+
+    @property
+    def rejections(self) -> dict[str, int]:
+        """How many requests were rejected for each reason."""
+        reason = self.columns.requests["reason"]
+        counts = np.bincount(reason[reason >= 0], minlength=len(self.columns.reasons)).tolist()
+        return dict(zip(self.columns.reasons, counts, strict=True))
 
     @property
     def label(self) -> str:
@@ -188,6 +201,17 @@ class Result:
             f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>"
             f"<table><tbody>{facts}</tbody></table></div>"
         )
+
+
+class _Once:
+    """Columns whose iterations and gaps are worked out once, while a folder is written, and not kept for longer."""
+
+    def __init__(self, columns: metrics.Columns) -> None:
+        self.requests = columns.requests
+        self.reasons = columns.reasons
+        self.meta = columns.meta
+        self.iterations = functools.cache(columns.iterations)
+        self.itl = functools.cache(columns.itl)
 
 
 LATENCY_HEADS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -452,7 +476,8 @@ def _stored_columns(folder: Path, manifest: Mapping[str, Any], summary: Mapping[
         elif name == "reason":
             texts = column.to_pylist()
             reasons = tuple(dict.fromkeys(text for text in texts if text is not None))
-            requests[name] = np.array([-1 if text is None else reasons.index(text) for text in texts], dtype=np.int64)
+            codes = {None: -1} | {text: code for code, text in enumerate(reasons)}
+            requests[name] = np.array([codes[text] for text in texts], dtype=np.int64)
         else:
             requests[name] = column.fill_null(-1).to_numpy()
     stored = pq.read_table(folder / "iterations.parquet")

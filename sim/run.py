@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from sim.scenario.build import Built
 
 
+_SPAN_FIELDS = (
+    *("n", "prefill_rows", "prefill_chunks", "prefill_pairs", "prefill_kv_tokens", "decode_seqs", "query_tokens"),
+    *("decode_kv_tokens", "completions", "prefill_pairs_window", "decode_kv_window", "window_growth"),
+)
+
+
 def simulate(what: Scenario | Experiment, *, fast_forward: bool = True) -> Result:
     """Run a scenario, or an experiment made by hand, to its end.
 
@@ -63,9 +69,9 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, float]:
     for spec, replica in zip(experiment.replicas, columns.replicas, strict=True):
         done["peak_flops_per_s"] += spec.cost.peak_flops_per_s
         done["peak_bytes_per_s"] += spec.cost.peak_bytes_per_s
-        span = {name: column.astype(np.int64) for name, column in replica.spans.items()}
-        if not span["n"].size:
+        if not len(replica.spans["n"]):
             continue
+        span = {name: replica.spans[name].astype(np.int64) for name in _SPAN_FIELDS}
         queries = span["decode_seqs"] * span["query_tokens"]
         for steps in (0, span["n"] - 1):
             totals = Totals(

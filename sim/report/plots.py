@@ -38,6 +38,8 @@ _DPI = 120
 
 def seconds_text(value_s: float) -> str:
     """A duration for people: '8.31 ms', '1.20 s', '3.5 min'."""
+    if value_s == 0:
+        return "0 s"
     if value_s < 0.9995e-3:
         return f"{value_s * 1e6:.3g} µs"
     if value_s < 0.9995:

@@ -54,4 +54,10 @@ def _print(result: Any, folder: Path) -> None:
     console().print(result.label, style="bold", markup=False)
     rows = [(name, *cells) for name, cells in latency_rows(result.summary)]
     print_table(("Latency", *LATENCY_HEADS), rows)
-    print_facts([*fact_rows(result.summary), ("Results", f"{folder}/")])
+    facts = fact_rows(result.summary)
+    rejections = result.rejections
+    if rejections:
+        reason, count = max(rejections.items(), key=lambda item: item[1])
+        others = f", and {len(rejections) - 1} more reasons in requests.parquet" if len(rejections) > 1 else ""
+        facts.append(("Rejected", f"{count:,} x {reason}{others}"))
+    print_facts([*facts, ("Results", f"{folder}/")])

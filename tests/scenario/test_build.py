@@ -1,0 +1,237 @@
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from policies.schedulers import EvictNewest, Sarathi, Vllm
+from policies.view import Plan
+from sim import simulate
+from sim.errors import ScenarioError
+from sim.run import work_done
+from sim.scenario import Scenario
+from sim.scenario.build import resolve, workload_of
+from workloads import ClosedLoop
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+@dataclass(frozen=True)
+class OneAtATime:
+    """A scheduler of the user's own, named by its import path."""
+
+    patience: int = 1
+
+    def plan(self, view, /):
+        if view.prefilling:
+            return Plan(chunks=tuple((seq.id, seq.remaining_tokens) for seq in view.prefilling))
+        if view.n_decoding:
+            return Plan(decode=True)
+        return Plan(chunks=tuple((seq.id, seq.tokens) for seq in view.waiting[:1]))
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Breaks the rules: plans nothing while work waits."""
+
+    def plan(self, view, /):
+        return Plan()
+
+
+def scenario(text="", **settings):
+    return Scenario.from_yaml(text, source="my.yaml") if text else Scenario(**settings)
+
+
+def workload(**settings):
+    return workload_of(Scenario(workload=settings))
+
+
+def refusal(text):
+    with pytest.raises(ScenarioError) as error:
+        resolve(scenario(text))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_the_default_scenario_follows_the_azure_conversation_trace():
+    made = workload_of(Scenario.default())
+    # Mean, median, p90 and p99 of AzureLLMInferenceTrace_conv.csv.
+    for values, published in (
+        (made.prompt_tokens, (1154.7, 1020.0, 2734.5, 4142.0)),
+        (made.output_tokens, (211.1, 129.0, 424.0, 601.0)),
+    ):
+        found = (values.mean(), *np.percentile(values, [50, 90, 99]))
+        assert found == pytest.approx(published, rel=0.1)
+
+
+def test_preemption_wraps_the_scheduler():
+    def made(preemption):
+        memory = {"preemption": preemption}
+        return Scenario(scheduler={"policy": "vllm"}, memory=memory).build().replicas[0].scheduler
+
+    assert made("recompute") == EvictNewest(inner=Vllm())
+    assert made("none") == Vllm()
+
+
+def test_policy_settings_reach_the_policy():
+    experiment = Scenario(scheduler={"policy": "sarathi", "token_budget": 64}, replicas=2, router="random").build()
+    assert experiment.replicas[0].scheduler == EvictNewest(inner=Sarathi(token_budget=64))
+    assert len(experiment.replicas) == 2
+    assert type(experiment.router).__name__ == "Random"
+
+
+def test_a_policy_of_ones_own_is_found_by_its_import_path():
+    name = f"{__name__}:OneAtATime"
+    result = simulate(
+        Scenario(scheduler={"policy": name, "patience": 3}, workload={"trace": "conversation", "limit": 5})
+    )
+    assert result.summary["requests"]["finished"] == 5
+    assert "patience=3" in result.manifest["scheduler"]
+
+
+def test_a_policy_that_breaks_the_rules_is_an_error_and_not_a_hang():
+    with pytest.raises(ScenarioError, match="Idle"):
+        simulate(Scenario(scheduler=f"{__name__}:Idle", workload={"trace": "conversation", "limit": 5}))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model: lama-3.1-8b", "my.yaml: model: unknown model 'lama-3.1-8b'; nearest valid names: llama-3.1-8b"),
+        ("hardware: h100", None),
+        ("hardware: h1000", "my.yaml: hardware: unknown hardware 'h1000'"),
+        ("hardware: nowhere.toml", "my.yaml: hardware: hardware profile nowhere.toml does not exist"),
+        ("model: llama-3.1-70b", "GB is missing"),
+        ("model: llama-3.1-70b", "it would fit with tensor"),
+        ("parallel: {tensor: 3}", "my.yaml: parallel.tensor 3 does not divide"),
+        ("scheduler: sarthi", "my.yaml: scheduler: 'sarthi' is not a policy; did you mean sarathi?"),
+        ("scheduler: {policy: sarathi, token_bugdet: 1}", "token_bugdet is not a setting of sarathi; did you mean"),
+        ("scheduler: {policy: sarathi, token_budget: 0}", "token_budget is a whole number of at least 1; got 0"),
+        ("scheduler: {policy: sarathi, token_budget: '9'}", "scheduler.token_budget is a whole number; got '9'"),
+        ("scheduler: {policy: sarathi, watermark: .nan}", "scheduler.watermark is a finite number; got nan"),
+        ("scheduler: {policy: static, token_budget: 1}", "valid here: batch_size"),
+        ("scheduler: nowhere:Thing", "my.yaml: scheduler: cannot import 'nowhere:Thing'"),
+        ("scheduler: policies.schedulers:Thing", "policies.schedulers has no 'Thing'"),
+        ("scheduler: os:path", "a policy is a class with the method plan"),
+        ("router: {policy: random, x: 1}", "router.x is not a setting of random, which has none"),
+        ("router: power_of_too", "did you mean power_of_two?"),
+        ("workload: {trace: nowhere.csv}", "workload.trace: nowhere.csv does not exist"),
+        ("workload: {trace: conversatio}", "did you mean conversation?"),
+        ("workload: {trace: conversation, format: plain}", "workload.format is about reading a file"),
+        ("model: bert-base", "bert-base is an encoder and emits no tokens"),
+    ],
+)
+def test_what_cannot_be_built_names_the_key_and_the_way_out(text, expected):
+    if expected is None:
+        resolve(scenario(text))
+    else:
+        assert expected in refusal(text)
+
+
+GENERATED = "workload: {{requests: 10, prompt_tokens: {prompt}, output_tokens: {output}, arrivals: {arrivals}}}"
+POISSON = "{process: poisson, rate_per_s: 1}"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "arrivals", "expected"),
+    [
+        ("-1", "1", POISSON, "tokens is a whole number from 0; got -1"),
+        ("1.5", "1", POISSON, "workload.prompt_tokens is a mapping of settings"),
+        ("0", "0", POISSON, "a request needs prompt_tokens or output_tokens above 0"),
+        ("{distribution: lognormal, mu: 1, mean: 3}", "1", POISSON, "lognormal needs mu, sigma or mean, median"),
+        ("{distribution: lognormal, mu: a, sigma: 3}", "1", POISSON, "workload.prompt_tokens.mu is a number; got 'a'"),
+        ("{distribution: uniform, min_token: 1}", "1", POISSON, "did you mean min_tokens?"),
+        ("{distribution: normal}", "1", POISSON, "'normal' is not a distribution; did you mean lognormal?"),
+        ("1", "1", "{process: poison}", "'poison' is not an arrival process; did you mean poisson?"),
+        ("1", "1", "{process: poisson}", "poisson needs rate_per_s; got nothing"),
+        ("1", "1", "{process: poisson, rate_per_s: .nan}", "workload.arrivals.rate_per_s is a finite number"),
+        ("1", "1", "{process: poisson, rate_per_s: 0}", "rate_per_s is a finite number above 0"),
+        ("1", "1", "{process: closed_loop, concurrency: 0}", "concurrency is at least 1; got 0"),
+        ("1", "1", "{process: closed_loop}", "closed_loop needs concurrency"),
+    ],
+)
+def test_a_generator_that_cannot_work_is_refused(prompt, output, arrivals, expected):
+    assert expected in refusal(GENERATED.format(prompt=prompt, output=output, arrivals=arrivals))
+
+
+def test_rate_scale_is_refused_for_closed_loop_clients():
+    with pytest.raises(ScenarioError, match=r"change workload\.arrivals\.concurrency instead"):
+        workload(trace="conversation", arrivals={"process": "closed_loop", "concurrency": 2}, rate_scale=2.0)
+
+
+def test_a_trace_lends_its_lengths_to_generated_arrivals():
+    plain = workload(trace="conversation", limit=50)
+    paced = workload(
+        trace="conversation", requests=2500, limit=50, arrivals={"process": "deterministic", "rate_per_s": 4}
+    )
+    assert paced.prompt_tokens.tolist() == plain.prompt_tokens.tolist()
+    assert set(np.diff(paced.arrival_ns).tolist()) == {250_000_000}
+    clients = workload(trace="conversation", limit=50, arrivals={"process": "closed_loop", "concurrency": 3})
+    assert isinstance(clients, ClosedLoop)
+    assert clients.output_tokens.tolist() == plain.output_tokens.tolist()
+
+
+def test_think_times_do_not_depend_on_where_lengths_come_from():
+    arrivals = {"process": "closed_loop", "concurrency": 3, "mean_think_s": 2.0}
+    lent = workload(trace="conversation", requests=20, arrivals=arrivals)
+    drawn = workload(requests=20, prompt_tokens=5, output_tokens=5, arrivals=arrivals)
+    assert lent.think_ns.tolist() == drawn.think_ns.tolist()
+
+
+def test_paths_are_relative_to_the_scenario_file(tmp_path):
+    (tmp_path / "mine.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,10,2\n1,20,3\n")
+    (tmp_path / "s.yaml").write_text("workload: {trace: mine.csv, rate_scale: 2}\n")
+    assert workload_of(Scenario.load(tmp_path / "s.yaml")).arrival_ns.tolist() == [0, 500_000_000]
+
+
+def test_a_requests_count_for_a_trace_file_points_to_limit(tmp_path):
+    (tmp_path / "mine.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,10,2\n")
+    text = "workload: {trace: mine.csv, requests: 1}"
+    with pytest.raises(ScenarioError, match=r"use workload\.limit"):
+        workload_of(Scenario.from_yaml(text, folder=tmp_path))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run_and_account_for_every_request(path):
+    result = simulate(Scenario.load(path))
+    counts = result.summary["requests"]
+    assert counts["finished"] + counts["rejected"] == counts["total"] == len(result.columns.requests["status"])
+    assert 0 < result.summary["mfu"] < 1
+    assert 0 < result.summary["mbu"] <= 1
+    assert result.summary["kv_utilization"]["max"] <= 1
+
+
+def test_the_examples_show_what_they_say():
+    def summary(name):
+        return simulate(Scenario.load(next(path for path in EXAMPLES if path.stem == name))).summary
+
+    assert summary("prefill-first")["itl_s"]["p99"] > summary("conversation")["itl_s"]["p99"]
+    tight = summary("tight-memory")
+    assert tight["preemptions"] > 0
+    assert tight["requests"]["rejected"] > 0
+
+
+def test_work_over_spans_equals_work_over_single_iterations():
+    experiment = Scenario(workload={"trace": "conversation", "limit": 30}).build()
+    from sim.engine import run
+
+    fast, slow = (work_done(experiment, run(experiment, fast_forward=way)) for way in (True, False))
+    assert fast == pytest.approx(slow, rel=1e-12)
+
+
+def test_memory_bound_decoding_has_full_bandwidth_utilisation():
+    alone = Scenario(
+        workload={
+            "requests": 1,
+            "prompt_tokens": 8,
+            "output_tokens": 500,
+            "arrivals": {"process": "deterministic", "rate_per_s": 1},
+        }
+    )
+    assert simulate(alone).summary["mbu"] == pytest.approx(1.0, abs=0.03)
+
+
+def test_simulate_says_what_it_takes():
+    with pytest.raises(TypeError, match="simulate takes a Scenario or an Experiment; got str"):
+        simulate("scenario.yaml")
+    assert simulate(Scenario(workload={"trace": "conversation", "limit": 3}).build()).label == "experiment"

@@ -1,0 +1,197 @@
+import pickle
+import typing
+
+import pytest
+
+from hwmodels.precision import PRECISIONS
+from sim.errors import ScenarioError
+from sim.scenario import Scenario, named
+from sim.scenario.settings import KvPrecision, TraceFormat, WeightPrecision
+from workloads import FORMATS
+
+
+def message(text):
+    with pytest.raises(ScenarioError) as error:
+        Scenario.from_yaml(text, source="my.yaml")
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_an_empty_file_is_all_defaults():
+    scenario = Scenario.from_yaml("")
+    assert scenario.model == "llama-3.1-8b"
+    assert scenario.memory.block_tokens == 16
+    assert scenario.settings() == {}
+
+
+def test_every_key_of_a_full_file_is_kept():
+    text = """
+model: llama-3.1-8b
+hardware: h100-sxm
+precision: bf16
+kv_precision: fp8
+parallel: {tensor: 2, pipeline: 1}
+replicas: 3
+router: random
+scheduler: {policy: sarathi, token_budget: 256, max_sequences: 64}
+memory: {gpu_fraction: 0.8, reserve_bytes: 1e9, block_tokens: 32, preemption: recompute}
+workload: {trace: x.csv, rate_scale: 2, limit: 50}
+slo: {ttft_s: 1.0, tpot_s: 0.05}
+seed: 4
+"""
+    scenario = Scenario.from_yaml(text)
+    assert scenario.router.policy == "random"
+    assert scenario.scheduler.settings == {"token_budget": 256, "max_sequences": 64}
+    assert scenario.memory.reserve_bytes == 1e9
+    assert scenario.workload.rate_scale == 2.0
+    assert Scenario.from_mapping(scenario.resolved()).resolved() == scenario.resolved()
+    assert Scenario.from_yaml(scenario.to_yaml()).hash == scenario.hash
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("replikas: 3", "my.yaml: replikas is not a setting; did you mean replicas?"),
+        ("memory: {gpu_fracton: 1}", "my.yaml: memory.gpu_fracton is not a setting; did you mean gpu_fraction?"),
+        ("tensor: 4", "my.yaml: tensor is not a setting; did you mean parallel.tensor?"),
+        ("xyzzy: 4", "my.yaml: xyzzy is not a setting; valid here: model, hardware, precision"),
+        ("scheduler.token_budget: 3", "write it nested: 'scheduler: {token_budget: ...}'"),
+        ("seed: -1", "my.yaml: seed is a number at least 0; got -1"),
+        ("seed: 1.5", "my.yaml: seed is a whole number; got 1.5"),
+        ("seed: .nan", "my.yaml: seed is a whole number; got nan"),
+        ("seed: true", "my.yaml: seed is a whole number; got True"),
+        ("replicas: two", "my.yaml: replicas is a whole number; got 'two'"),
+        ("replicas: 0", "my.yaml: replicas is a number at least 1; got 0"),
+        ("memory: {gpu_fraction: .nan}", "my.yaml: memory.gpu_fraction is a finite number; got nan"),
+        ("memory: {gpu_fraction: 1.2}", "my.yaml: memory.gpu_fraction is a number at most 1; got 1.2"),
+        ("memory: {reserve_bytes: -1}", "my.yaml: memory.reserve_bytes is a number at least 0; got -1"),
+        ("memory: {block_tokens: '16'}", "my.yaml: memory.block_tokens is a whole number; got '16'"),
+        ("memory: {preemption: swap}", "my.yaml: memory.preemption is one of recompute, none; got 'swap'"),
+        ("workload: {trace: x, rate_scale: .inf}", "my.yaml: workload.rate_scale is a finite number; got inf"),
+        ("workload: {trace: x, limit: 0}", "my.yaml: workload.limit is a number at least 1; got 0"),
+        ("slo: {ttft_s: 0}", "my.yaml: slo.ttft_s is a number above 0; got 0"),
+        ("precision: fb8", "got 'fb8'; did you mean fp8?"),
+        ("parallel: 3", "my.yaml: parallel is a mapping of settings (tensor, pipeline); got 3"),
+        ("scheduler: {token_budget: 3}", "my.yaml: scheduler.policy is missing"),
+        ("model: [a]", "my.yaml: model is text; got ['a']"),
+        ("model: ' '", "my.yaml: model: expected a name or a path"),
+        ("[1, 2]", "my.yaml: a scenario is a mapping of settings"),
+        ("1: 2", "my.yaml: 1 is not a setting; keys are words"),
+        ("a: [", "my.yaml, line 2: not valid YAML"),
+        ("seed: 1\nseed: 2", "my.yaml, line 2: not valid YAML: seed is given twice"),
+        ("workload: {}", "my.yaml: workload: give a trace, or a generator"),
+        ("workload: {requests: 5}", "a generated workload also needs arrivals, prompt_tokens, output_tokens"),
+        ("workload: {trace: x, prompt_tokens: 5}", "trace already says the lengths"),
+        (
+            "workload: {format: plain, requests: 1, prompt_tokens: 1, output_tokens: 1, arrivals: {process: poisson}}",
+            "format is about reading a trace",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_sentence(text, expected):
+    assert expected in message(text)
+
+
+def test_several_slips_are_counted_and_unknown_keys_come_first():
+    assert message("seed: -1\nreplikas: 3").endswith("did you mean replicas? (and 1 more to mend)")
+
+
+def test_keyword_arguments_are_checked_alike():
+    assert Scenario(replicas=2).replicas == 2
+    with pytest.raises(ScenarioError, match="replikas is not a setting"):
+        Scenario(replikas=2)
+
+
+def test_numbers_with_exponents_need_no_dot():
+    assert Scenario.from_yaml("memory: {reserve_bytes: 2e9}").memory.reserve_bytes == 2e9
+
+
+def test_set_changes_one_setting_and_leaves_the_original():
+    before = Scenario.default()
+    after = before.with_set("workload.rate_scale=2")
+    assert (before.workload.rate_scale, after.workload.rate_scale) == (1.0, 2.0)
+    assert after.workload.trace == before.workload.trace
+
+
+def test_set_with_a_mapping_replaces_the_section():
+    scenario = Scenario.from_yaml("scheduler: {policy: sarathi, token_budget: 9}")
+    assert scenario.with_set("scheduler={policy: vllm}").scheduler.settings == {}
+
+
+@pytest.mark.parametrize("assignment", ["scheduler=orca", "scheduler.policy=orca", "scheduler={policy: orca}"])
+def test_a_policy_can_be_set_in_three_ways(assignment):
+    assert Scenario.default().with_set(assignment).scheduler.policy == "orca"
+
+
+def test_set_below_a_default_keeps_the_rest_of_it():
+    scenario = Scenario()
+    assert scenario.with_set("scheduler.token_budget=64").scheduler.policy == "sarathi"
+    assert scenario.with_set("workload.limit=5").workload.trace == "conversation"
+    assert Scenario.from_yaml("router: random").with_set("router.x=1").router.settings == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("replicas", "expected key.path=VALUE"),
+        ("=3", "expected key.path=VALUE"),
+        ("model.x=3", "model has no settings of its own"),
+        ("seed=[", "--set seed, line 2: not valid YAML"),
+        ("replikas=3", "default scenario: replikas is not a setting; did you mean replicas?"),
+    ],
+)
+def test_a_wrong_set_is_refused(assignment, expected):
+    with pytest.raises(ScenarioError) as error:
+        Scenario.default().with_set(assignment)
+    assert expected in str(error.value)
+
+
+def test_the_hash_follows_settings_and_file_contents_but_not_spelling(tmp_path):
+    def scenario(text):
+        return Scenario.from_yaml(text, folder=tmp_path)
+
+    (tmp_path / "a.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
+    (tmp_path / "b.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
+    first = scenario("workload: {trace: a.csv}")
+    assert first.hash == scenario("seed: 0\nworkload: {trace: b.csv, rate_scale: 1}").hash
+    assert first.hash != scenario("seed: 1\nworkload: {trace: a.csv}").hash
+    (tmp_path / "b.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,1,2\n")
+    assert first.hash != scenario("workload: {trace: b.csv}").hash
+
+
+def test_a_scenario_can_be_pickled_and_printed():
+    scenario = Scenario.default().with_set("replicas=2")
+    assert pickle.loads(pickle.dumps(scenario)) == scenario
+    assert eval(str(scenario)).settings() == scenario.settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("missing.yaml", None, "does not exist"),
+        ("binary.yaml", b"\xff\xfe\x00", "is not text"),
+        ("folder", "folder", "is a folder"),
+    ],
+)
+def test_a_scenario_file_that_cannot_be_read_is_named(tmp_path, name, content, expected):
+    path = tmp_path / name
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ScenarioError, match=expected):
+        Scenario.load(path)
+
+
+def test_the_names_copied_from_other_packages_are_still_theirs():
+    assert set(typing.get_args(TraceFormat)) - {"auto"} <= set(FORMATS)
+    assert set(typing.get_args(WeightPrecision)) == set(PRECISIONS)
+    assert set(typing.get_args(KvPrecision)) <= set(PRECISIONS)
+
+
+@pytest.mark.parametrize("table", [named.SCHEDULERS, named.ROUTERS, named.PROCESSES, named.DISTRIBUTIONS])
+def test_every_short_name_leads_to_something_with_settings_of_its_own(table):
+    for paths in table.values():
+        for path in paths.split("|"):
+            assert callable(named.load(path))
+            named.parameters(named.load(path))
