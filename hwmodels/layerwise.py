@@ -290,6 +290,7 @@ class LayerwiseCost:
     ) -> None:
         """*peak_flops_per_s* and *peak_bytes_per_s* are those of one device."""
         self.spec, self.parallel, self.kernels = spec, parallel, kernels
+        self._settings = (peak_flops_per_s, peak_bytes_per_s, devices_per_node, kv_precision)
         self.n_stages = parallel.pipeline
         self.window_tokens = spec.window_tokens
         self.peak_flops_per_s = peak_flops_per_s * parallel.n_devices
@@ -312,6 +313,22 @@ class LayerwiseCost:
         )
         self._expert_bytes = RowTable(self._expert_bytes_of)
         self._work_terms = self._linear_work()
+
+    # Tables and closures follow from these values, so they alone are compared, printed and pickled.
+    def _key(self) -> tuple[Any, ...]:
+        return (self.spec, self.parallel, self.kernels, *self._settings)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LayerwiseCost) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"LayerwiseCost({self.spec.name} by {type(self.kernels).__name__}, {self.parallel})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, self._key()
 
     def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
         """Seconds of one stage: a float for int totals, float64 arrays for int64 arrays, equal bit for bit."""
@@ -405,6 +422,26 @@ class LayerwiseCost:
             + (seqs + chunks) * w["sequence_bytes"]
         )
         return Work(flops, hbm_bytes)
+
+
+def _rebuild(
+    spec: ModelSpec,
+    parallel: ParallelConfig,
+    kernels: Kernels,
+    peak_flops_per_s: float,
+    peak_bytes_per_s: float,
+    devices_per_node: int,
+    kv_precision: str | None,
+) -> LayerwiseCost:
+    return LayerwiseCost(
+        spec,
+        parallel,
+        kernels,
+        peak_flops_per_s=peak_flops_per_s,
+        peak_bytes_per_s=peak_bytes_per_s,
+        devices_per_node=devices_per_node,
+        kv_precision=kv_precision,
+    )
 
 
 def tabulated_decode(of_shape: Callable[[FloatArray, FloatArray, FloatArray], Any], *, layers: int = 1) -> DecodeForm:

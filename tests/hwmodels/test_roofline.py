@@ -1,5 +1,7 @@
 """The datasheet roofline as a CostModel: closed forms, monotonicity, and scalars equal to arrays."""
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -176,6 +178,16 @@ def test_no_batch_beats_the_peaks():
         seconds, work = cost.iteration_s(batch), cost.work(batch)
         assert work.flops / seconds <= cost.peak_flops_per_s * (1 + 1e-12)
         assert work.hbm_bytes / seconds <= cost.peak_bytes_per_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_a_cost_model_survives_pickling_and_compares_by_value(name):
+    cost, batch = COSTS[name], Totals(100, 90, 1, 90 * 91 // 2, 90, 10, 500, 11)
+    copy = pickle.loads(pickle.dumps(cost))
+    assert copy == cost
+    assert hash(copy) == hash(cost)
+    assert copy.iteration_s(batch) == cost.iteration_s(batch)
+    assert all(copy != other for key, other in COSTS.items() if key != name)
 
 
 def test_numpy_integers_are_taken_as_ints():
