@@ -1,8 +1,9 @@
 """Rooftrace: replay LLM request traces against models of real hardware.
 
-from sim import Scenario, simulate
-result = simulate(Scenario.default().with_set("replicas=2"))
-result.summary["ttft_s"]["p99"]
+>>> from sim import Scenario, simulate
+>>> result = simulate(Scenario.default().with_set("replicas=2"))
+>>> result.summary["requests"]["finished"]
+2500
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Memory(Section):
 
     gpu_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of memory that weights and KV cache may take."""
-    reserve_bytes: Annotated[float, Field(ge=0)] = 0
+    reserve_bytes: Annotated[float, Field(ge=0)] = 0.0
     """Bytes on each GPU kept out of that share: activations, graphs, other programs."""
     block_tokens: Annotated[int, Field(ge=1)] = 16
     preemption: Literal["recompute", "none"] = "recompute"

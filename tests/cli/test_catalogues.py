@@ -1,0 +1,97 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sim.cli import build_app
+
+APP = build_app()
+ROOT = Path(__file__).parents[2]
+
+
+def rooftrace(*arguments):
+    return CliRunner().invoke(APP, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize(
+    ("command", "names"), [("models", ["llama-3.1-8b", "gpt2-xl"]), ("hardware", ["h100-sxm", "l40s"])]
+)
+def test_a_catalogue_lists_names_with_sources(command, names):
+    text = rooftrace(command)
+    assert text.exit_code == 0, text.output
+    assert all(name in text.stdout for name in names)
+    assert "Source" in text.stdout
+    entries = json.loads(rooftrace(command, "--json").stdout)
+    assert set(names) <= {entry["name"] for entry in entries}
+    assert all(entry.get("source") or entry.get("sources") or entry.get("refused") for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "shown"), [("models", "llama-3.1-8b", "8,030,261,248"), ("hardware", "h100-sxm", "whitepaper")]
+)
+def test_one_entry_is_shown_in_full(command, name, shown):
+    assert shown in rooftrace(command, "show", name).stdout
+
+
+@pytest.mark.parametrize("command", ["models", "hardware"])
+def test_an_unknown_entry_is_refused_with_the_nearest(command):
+    result = rooftrace(command, "show", "h100-sxn" if command == "hardware" else "llama-3.1-8c")
+    assert result.exit_code == 2
+    assert ("h100-sxm" if command == "hardware" else "llama-3.1-8b") in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_version_is_printed():
+    assert rooftrace("--version").stdout.strip().count(".") == 2
+
+
+def test_trace_describe_gives_counts_and_lengths():
+    file = ROOT / "examples" / "tiny-trace.csv"
+    found = json.loads(rooftrace("trace", "describe", file, "--json").stdout)
+    assert found["requests"] == 40
+    assert found["prompt_tokens"]["p99"] >= found["prompt_tokens"]["median"]
+    text = rooftrace("trace", "describe", file).stdout
+    assert "prompt_tokens" in text
+    assert "p99" in text
+
+
+def test_trace_convert_writes_the_plain_format(tmp_path):
+    source = tmp_path / "azure.csv"
+    source.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n"
+        "2023-11-16 18:15:50.9951690,396,109\n"
+    )
+    out = tmp_path / "plain.csv"
+    assert rooftrace("trace", "convert", source, out).exit_code == 0
+    assert out.read_text().splitlines() == [
+        "arrival_s,prompt_tokens,output_tokens",
+        "0.000000000,374,44",
+        "4.314579000,396,109",
+    ]
+
+
+def test_trace_convert_replaces_a_file_only_when_told(tmp_path):
+    source = ROOT / "examples" / "tiny-trace.csv"
+    out = tmp_path / "out.csv"
+    out.write_text("mine")
+    refused = rooftrace("trace", "convert", source, out)
+    assert refused.exit_code == 2
+    assert "--overwrite" in refused.stderr
+    assert out.read_text() == "mine"
+    assert rooftrace("trace", "convert", source, out, "--limit", "5", "--overwrite").exit_code == 0
+    assert len(out.read_text().splitlines()) == 6
+
+
+@pytest.mark.parametrize("command", ["describe", "convert"])
+@pytest.mark.parametrize("content", [None, "", "a,b\n1,2\n", "arrival_s,prompt_tokens,output_tokens\n0,-1,1\n"])
+def test_a_bad_trace_is_refused_and_nothing_written(tmp_path, command, content):
+    source, out = tmp_path / "bad.csv", tmp_path / "out.csv"
+    if content is not None:
+        source.write_text(content)
+    result = rooftrace("trace", command, source, *([out] if command == "convert" else []))
+    assert result.exit_code == 2
+    assert "bad.csv" in result.stderr
+    assert "Traceback" not in result.output
+    assert not out.exists()

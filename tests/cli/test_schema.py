@@ -1,0 +1,94 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sim.cli import build_app
+from sim.scenario import Scenario
+from sim.scenario.settings import DEFAULT_SCENARIO
+from sim.scenario.yaml import parse_yaml
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+SCHEMA = json.loads(CliRunner().invoke(build_app(), ["schema"]).stdout)
+TYPES = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "null": type(None),
+}
+
+
+def accepts(schema, value):
+    """Whether *value* keeps to *schema*, for the keywords that occur in ours (JSON Schema, draft 2020-12)."""
+    if "$ref" in schema and not accepts(SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]], value):
+        return False
+    if "anyOf" in schema and not any(accepts(option, value) for option in schema["anyOf"]):
+        return False
+    if "const" in schema and value != schema["const"]:
+        return False
+    if "enum" in schema and value not in schema["enum"]:
+        return False
+    kind = schema.get("type")
+    if kind is not None and (not isinstance(value, TYPES[kind]) or (kind != "boolean" and isinstance(value, bool))):
+        return False
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        limits = (("minimum", value.__ge__), ("exclusiveMinimum", value.__gt__), ("maximum", value.__le__))
+        if any(limit in schema and not keeps(schema[limit]) for limit, keeps in limits):
+            return False
+    if isinstance(value, str):
+        return re.search(schema.get("pattern", ""), value) is not None and len(value) >= schema.get("minLength", 0)
+    if isinstance(value, list):
+        return all(accepts(schema.get("items", {}), item) for item in value)
+    if isinstance(value, dict):
+        known = schema.get("properties", {})
+        if any(name not in value for name in schema.get("required", ())):
+            return False
+        if schema.get("additionalProperties") is False and set(value) - set(known):
+            return False
+        return all(accepts(known.get(name, {}), inner) for name, inner in value.items())
+    return True
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_schema_accepts_every_example(path):
+    assert accepts(SCHEMA, parse_yaml(path.read_text(), path.name))
+
+
+def test_the_schema_accepts_the_default_and_what_a_manifest_holds():
+    assert accepts(SCHEMA, parse_yaml(DEFAULT_SCENARIO, "default"))
+    assert accepts(SCHEMA, Scenario.default().resolved())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "replikas: 2",
+        "replicas: 0",
+        "replicas: two",
+        "scheduler: sarthi",
+        "scheduler: {policy: sarathi, token_bugdet: 3}",
+        "memory: {gpu_fraction: 1.5}",
+        "workload: {trace: 3}",
+        "workload: {arrivals: {process: poisson}}",
+        "slo: {ttft_s: 0}",
+        "precision: fb8",
+    ],
+)
+def test_the_schema_refuses_what_the_scenario_refuses(text):
+    assert not accepts(SCHEMA, parse_yaml(text, "bad"))
+
+
+def test_settings_are_described_and_defaults_given():
+    assert "HuggingFace" in SCHEMA["properties"]["model"]["description"]
+    assert SCHEMA["properties"]["hardware"]["default"] == "h100-sxm"
+    sarathi = next(
+        option
+        for option in SCHEMA["$defs"]["Scheduler"]["anyOf"]
+        if option.get("properties", {}).get("policy") == {"const": "sarathi"}
+    )
+    assert sarathi["properties"]["token_budget"] == {"type": "integer", "default": 512}
