@@ -7,7 +7,7 @@ span ends at the same tick whether the span was one event or n.
 
 from __future__ import annotations
 
-from math import isfinite, isqrt
+from math import isfinite, sqrt
 
 TICK_BITS = 20
 TICKS_PER_NS = 1 << TICK_BITS
@@ -36,10 +36,9 @@ def iterations_to_reach(ticks: int, first: int, growth: int) -> int:
         return 1
     if growth == 0:
         return -(-ticks // first)
-    # growth/2 n^2 + b n - ticks = 0 with b = first - growth/2; doubled to stay in integers.
-    b = 2 * first - growth
-    n = (isqrt(b * b + 8 * growth * ticks) - b) // (2 * growth)
-    n = max(n, 1)
+    # The root of growth/2 n^2 + b n = ticks in the form that does not cancel; integers then settle the last place.
+    b = first - growth / 2
+    n = max(int(2 * ticks / (b + sqrt(b * b + 2.0 * growth * ticks))), 1)
     while elapsed(n, first, growth) < ticks:
         n += 1
     while n > 1 and elapsed(n - 1, first, growth) >= ticks:

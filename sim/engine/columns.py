@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,102 +18,128 @@ FINISHED, REJECTED, UNFINISHED = 0, 1, 2
 STATUS_NAMES = ("finished", "rejected", "unfinished")
 
 
-class Span(NamedTuple):
-    """Iterations of one lane that differ only in the KV tokens they read; the field order is that of the record."""
+class Layout:
+    """Names, codes and meaning of a record's fields; records are packed, so that a million take little memory and time."""
 
-    start_ns: int
-    start_frac: int
-    """Ticks past start_ns."""
-    n: int
-    first_ticks: int
-    growth_ticks: int
-    """The i-th iteration lasts first_ticks + i * growth_ticks."""
-    lane: int
-    prefill_rows: int
-    prefill_chunks: int
-    prefill_pairs: int
-    prefill_kv_tokens: int
-    prefill_pairs_window: int
-    decode_seqs: int
-    query_tokens: int
-    draft_steps: int
-    decode_kv_tokens: int
-    """Read by the first iteration; grows by decode_seqs with each."""
-    decode_kv_window: int
-    window_growth: int
-    completions: int
-    """Prompts that complete."""
-    emitted: int
-    """Tokens that each iteration emits."""
-    running: int
-    waiting: int
-    kv_blocks_used: int
-    """In the first iteration."""
-    round: int
-    """Decode rounds of the lane before this span."""
-    bubble_ticks: int
-    """Idle time of the stages ahead of this micro-batch."""
+    def __init__(self, *fields: tuple[str, str]) -> None:
+        codes = "<" + "".join(code for _, code in fields)
+        self.dtype = np.dtype([(name, {"q": "<i8", "i": "<i4"}[code]) for name, code in fields])
+        self.size = struct.calcsize(codes)
+        self.pack_into = struct.Struct(codes).pack_into
+        self.offset = {name: int(self.dtype.fields[name][1]) for name, _ in fields}  # type: ignore[index]
 
 
-_WIDE = {"start_ns", "first_ticks", "growth_ticks", "prefill_pairs", "prefill_pairs_window", "bubble_ticks"}
-_DTYPES = {name: np.dtype(np.int64 if name in _WIDE else np.int32) for name in Span._fields}
-_FLUSH_ROWS = 8192
+SPAN = Layout(
+    # Iterations of one lane that differ only in the KV tokens they read.
+    ("start_ns", "q"),
+    ("start_frac", "i"),  # ticks past start_ns
+    ("n", "i"),
+    ("first_ticks", "q"),
+    ("growth_ticks", "q"),  # the i-th iteration, from 0, lasts first_ticks + i * growth_ticks
+    ("lane", "i"),
+    ("prefill_rows", "i"),
+    ("prefill_chunks", "i"),
+    ("prefill_pairs", "q"),
+    ("prefill_kv_tokens", "q"),
+    ("prefill_pairs_window", "q"),
+    ("decode_seqs", "i"),
+    ("query_tokens", "i"),
+    ("draft_steps", "i"),
+    ("decode_kv_tokens", "q"),  # read by the first iteration; grows by decode_seqs with each
+    ("decode_kv_window", "q"),
+    ("window_growth", "i"),
+    ("completions", "i"),  # prompts that complete
+    ("emitted", "i"),  # tokens that each iteration emits
+    ("running", "i"),
+    ("waiting", "i"),
+    ("kv_blocks_used", "i"),  # in the first iteration
+    ("round", "i"),  # decode rounds of the lane before this span
+    ("bubble_ns", "q"),  # idle time of the stages ahead of this micro-batch
+)
+
+JOIN = Layout(
+    # One stay of a sequence in a lane's decoding set.
+    ("lane", "i"),
+    ("since", "i"),  # round after which it joined
+    ("until", "i"),  # round after which it left
+    ("cached", "i"),  # tokens cached when it joined
+    ("token_ns", "q"),  # time of its latest token when it joined
+)
+
+STAGE = Layout(("micro_batch", "i"), ("stage", "i"), ("start_ns", "q"), ("duration_ns", "q"))
+
+_BLOCK_RECORDS = 4096
+
+
+class Records:
+    """Packed records of one layout, appended one at a time."""
+
+    __slots__ = ("_at", "_blocks", "_buffer", "_end", "_layout", "_pack_into", "_size", "_surplus")
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._pack_into = layout.pack_into
+        self._size = layout.size
+        self._buffer = bytearray(layout.size * _BLOCK_RECORDS)
+        self._end = len(self._buffer)
+        self._at = 0
+        self._surplus = 0
+        self._blocks: list[NDArray[Any]] = []
+
+    def add(self, *fields: int) -> None:
+        if self._at == self._end:
+            self._flush()
+        self._pack_into(self._buffer, self._at, *fields)
+        self._at += self._size
+
+    def add_array(self, records: NDArray[Any]) -> None:
+        self._flush()
+        self._blocks.append(records)
+
+    def change_last(self, name: str, value: int) -> None:
+        struct.pack_into("<i", self._buffer, self._at - self._size + self._layout.offset[name], value)
+
+    def drop_last(self, n: int) -> None:
+        """Forget the last *n* records, when the run has ended and nothing will be added."""
+        self._surplus = n
+
+    def _flush(self) -> None:
+        if self._at:
+            self._blocks.append(np.frombuffer(bytes(self._buffer[: self._at]), self._layout.dtype))
+            self._at = 0
+
+    def array(self) -> NDArray[Any]:
+        self._flush()
+        records = np.concatenate(self._blocks) if self._blocks else np.empty(0, self._layout.dtype)
+        return records[: len(records) - self._surplus]
 
 
 class Recorder:
-    """Collects the spans of one replica, a block of rows at a time in narrow columns."""
+    """What one replica records while it runs."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[int, ...]] = []
-        self._blocks: list[Table] = []
-        self.joins: list[tuple[int, ...]] = []
-        """(lane, round after which it joined, round after which it left, cached tokens, time of its latest token): a row a stay."""
+        self.spans = Records(SPAN)
+        self.joins = Records(JOIN)
+        self.stages = Records(STAGE)
+        """Pipelines: micro-batches numbered as they are sent off."""
         self.queued_ns: list[int] = []
         """Arrivals during a span that they did not cut: the first instant whose iterations find them in the queue."""
         self.resumed_gaps_ns: list[int] = []
         """Inter-token gaps across a preemption."""
-        self.stage_rows: list[tuple[int, ...]] = []
-        """Pipelines: (micro-batch, stage, start ns, duration ns), micro-batches numbered as they are sent off."""
-
-    def flush_if_full(self) -> None:
-        if len(self.rows) >= _FLUSH_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self.rows:
-            table = np.array(self.rows, np.int64)
-            self._blocks.append({name: table[:, i].astype(_DTYPES[name]) for i, name in enumerate(Span._fields)})
-            self.rows.clear()
-
-    def spans(self) -> Table:
-        self._flush()
-        return {
-            name: np.concatenate([block[name] for block in self._blocks])
-            if self._blocks
-            else np.empty(0, _DTYPES[name])
-            for name in Span._fields
-        }
-
-    def stage_table(self) -> Table:
-        table = np.array(self.stage_rows, np.int64).reshape(-1, 4)
-        return {name: table[:, i] for i, name in enumerate(("micro_batch", "stage", "start_ns", "duration_ns"))}
-
-    def join_table(self) -> Table:
-        table = np.array(self.joins, np.int64).reshape(-1, 5)
-        names = ("lane", "since", "until", "cached", "token_ns")
-        return {name: table[:, i] for i, name in enumerate(names)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaColumns:
     """The record of one replica."""
 
-    spans: Table
-    joins: Table
+    spans: NDArray[Any]
+    """Structured by SPAN, in the order in which they started."""
+    joins: NDArray[Any]
+    """Structured by JOIN."""
     queued_ns: IntArray
     resumed_gaps_ns: IntArray
-    stages: Table
-    """Pipelines: micro_batch (row of `spans`), stage, start_ns, duration_ns; empty otherwise."""
+    stages: NDArray[Any]
+    """Structured by STAGE, micro_batch being a row of `spans`; empty without a pipeline."""
     kv_blocks_total: int
     block_tokens: int
     speculation: dict[str, Any] | None = None
@@ -167,7 +194,7 @@ class Columns:
             "kv_tokens": spans["decode_kv_tokens"][row] + decode * step,
             "kv_blocks_used": self._kv_blocks(replica, row, step),
             "emitted_tokens": spans["emitted"][row].astype(np.int64),
-            "bubble_ns": spans["bubble_ticks"][row] >> TICK_BITS,
+            "bubble_ns": spans["bubble_ns"][row],
         }
 
     def _queued_since(self, replica: ReplicaColumns, span_ns: IntArray, start_ns: IntArray) -> IntArray:
@@ -186,7 +213,7 @@ class Columns:
         block, joins = replica.block_tokens, replica.joins
         n_rounds = int(max(spans["round"].max() + spans["n"].max(), joins["until"].max(initial=0))) + 2
         # A sequence that joined after round r with c cached tokens takes a block in round d (from 0) when (c + d - r) % block == 0.
-        first = joins["since"] + (-joins["cached"]) % block
+        first = joins["since"].astype(np.int64) + (-joins["cached"]) % block
         count = np.maximum(0, -(-(joins["until"] - first) // block))
         which, turn = expand(count)
         grown = np.bincount(first[which] + turn * block, minlength=n_rounds)
@@ -234,7 +261,7 @@ def expand(counts: IntArray) -> tuple[IntArray, IntArray]:
     return row, np.arange(len(row)) - starts[row]
 
 
-def _round_ends(spans: Table, decoding: NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
+def _round_ends(spans: NDArray[Any], decoding: NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
     """End time in ns, and number of sequences, of every decode round of one lane."""
     part = {
         name: spans[name][decoding].astype(np.int64)

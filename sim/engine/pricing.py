@@ -46,6 +46,7 @@ class Pricing:
         self._cost = cost
         self._draft = draft
         self._round_ticks = to_ticks(round_s)
+        self._speculative = draft is not None or round_s > 0
         self._window = cost.window_tokens is not None
         self._lines: dict[tuple[int, int, int, int, int], Line] = {}
 
@@ -78,13 +79,17 @@ class Pricing:
 
     def iteration(self, totals: Totals, draft_steps: int) -> int:
         """Ticks of one iteration on a replica without pipeline stages."""
-        return to_ticks(self._cost.iteration_s(totals)) + self._draft_ticks(totals, draft_steps)
+        ticks = to_ticks(self._cost.iteration_s(totals))
+        if self._speculative:
+            ticks += self._draft_ticks(totals, draft_steps)
+        return ticks
 
     def stages(self, totals: Totals, draft_steps: int) -> tuple[list[int], int]:
         """Ticks of each stage, and of the hand-over between two of them. The draft runs with the first stage."""
         cost = self._cost
         stages = [to_ticks(cost.iteration_s(totals, stage)) for stage in range(cost.n_stages)]
-        stages[0] += self._draft_ticks(totals, draft_steps)
+        if self._speculative:
+            stages[0] += self._draft_ticks(totals, draft_steps)
         return stages, to_ticks(cost.handover_s(totals.rows))
 
     def _draft_ticks(self, totals: Totals, draft_steps: int) -> int:

@@ -16,15 +16,20 @@ import numpy as np
 import simpy
 
 from hwmodels.totals import Totals
-from policies.view import PartialSeq, Plan, ReplicaView, RunningSeq, WaitingSeq
+from policies.view import PartialSeq, ReplicaView, RunningSeq, WaitingSeq
 from sim.engine.clock import ITERATION_PRIORITY, TICK_BITS, TICKS_PER_S, elapsed, iterations_to_reach
-from sim.engine.columns import Recorder, ReplicaColumns, Span
+from sim.engine.columns import SPAN, Recorder, ReplicaColumns
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.pricing import Pricing
 from sim.engine.running import Departure, TapedSet, UniformSet
 
+_FRACTION = (1 << TICK_BITS) - 1
 _LONGEST_SPAN = 1 << 20
 _LONGEST_TAPED_SPAN = 4096
+
+
+_new = tuple.__new__
+"""Builds a NamedTuple without the detour through its constructor: a third of the time, several times an iteration."""
 
 
 class Cluster(Protocol):
@@ -69,26 +74,23 @@ class RequestState:
         self.reason = array("i", [-1]) * n
 
 
-class _End(simpy.Event):
-    """The end of an iteration; fires after everything else of its instant. *version* tells whether it was cut meanwhile."""
+class _Turn(simpy.Event):
+    """A replica's turn at the end of an instant. One that has fired can be armed again."""
 
-    def __init__(
-        self,
-        env: simpy.Environment,
-        delay: int,
-        priority: int,
-        callback: Any,
-        lane: _Lane | None = None,
-        version: int = 0,
-    ) -> None:
+    _value = None
+    _ok = True
+    _defused = False
+
+    def __init__(self, env: simpy.Environment, callbacks: list[Any]) -> None:
         self.env = env
-        self.callbacks = [callback]
-        self._value = None
-        self._ok = True
-        self._defused = False
-        self.lane = lane
-        self.version = version
-        env.schedule(self, priority, delay)
+        self.callbacks = None
+        self._mine = callbacks
+        self.lane: Any = None
+        self.version = 0
+
+    def arm(self, priority: int, delay: int) -> None:
+        self.callbacks = self._mine
+        self.env.schedule(self, priority, delay)
 
 
 class _QueueView(Sequence[WaitingSeq]):
@@ -135,15 +137,6 @@ class _RunningView(Sequence[RunningSeq]):
             yield self._replica.running_seq(self._lane, id_)
 
 
-class _Partial:
-    __slots__ = ("blocks", "cached", "remaining")
-
-    def __init__(self, remaining: int, blocks: int) -> None:
-        self.cached = 0
-        self.remaining = remaining
-        self.blocks = blocks
-
-
 class _Paused:
     """A decoding sequence that the present plan leaves out."""
 
@@ -160,7 +153,7 @@ class _Lane:
 
     __slots__ = (
         "admitted",
-        "bubble",
+        "bubble_ns",
         "bubble_at_join",
         "chunks",
         "completing",
@@ -168,6 +161,7 @@ class _Lane:
         "decoding",
         "end_ticks",
         "first_ticks",
+        "event",
         "growth_first",
         "growth_ticks",
         "in_flight",
@@ -190,16 +184,17 @@ class _Lane:
         self.decoding = decoding
         self.taped = isinstance(decoding, TapedSet)
         self.admitted: dict[int, None] = {}
-        self.partial: dict[int, _Partial] = {}
+        self.partial: dict[int, PartialSeq] = {}
         self.paused: dict[int, _Paused] = {}
         self.last_round_ns = -1
         self.in_flight = False
+        self.event: _Turn | None = None
         self.version = 0
         self.n = 0
         self.start_ticks = 0
         self.span_end_ticks = 0
-        self.bubble = 0
-        """Ticks that its decodes have waited for stages, all rounds together."""
+        self.bubble_ns = 0
+        """Time that its decodes have waited for stages, all rounds together."""
         self.bubble_at_join: dict[int, int] = {}
         self.first_ticks = 0
         self.growth_ticks = 0
@@ -223,6 +218,7 @@ class Replica:
     ) -> None:  # fmt: skip
         self.index = index
         self.recorder = Recorder()
+        self._record = self.recorder.spans.add
         self.events = 0
         self._env = env
         self._spec = spec
@@ -250,13 +246,14 @@ class Replica:
         """Whether the stage has worked since the replica was last idle: only then is its waiting a bubble."""
         self._n_in_flight = 0
         self._ticks = 0
+        self._end_callbacks = [self._on_end]
         self._kicked = False
         self._committing = False
         self._interrupted_token_ns: dict[int, int] = {}
         self._n_admitted = 0
         self._n_dispatched = 0
-        # KV slots that a request alone on the replica needs beyond its own tokens: those of drafted tokens.
-        self._lookahead = 0 if spec.decoding is None else spec.decoding.query_tokens(1) - 1
+        # KV slots that a request needs beyond its own tokens: those of drafted tokens.
+        self._lookahead = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
 
     def _new_lane(self, index: int, seed: int) -> _Lane:
         spec = self._spec
@@ -326,7 +323,7 @@ class Replica:
     def _kick(self) -> None:
         """Plan at the end of this instant, when all that arrives in it has arrived."""
         self._kicked = True
-        _End(self._env, 0, self._priority + 1, self._on_kick)
+        _Turn(self._env, [self._on_kick]).arm(self._priority + 1, 0)
 
     def _on_kick(self, _event: simpy.Event) -> None:
         self._kicked = False
@@ -355,6 +352,8 @@ class Replica:
             j = self._in_flight_now(lane)
             if j < lane.n:
                 lane.n = j
+                if lane.end_ticks is None:
+                    self.recorder.spans.change_last("n", j)
                 self._sleep(lane)
 
     def _sleep(self, lane: _Lane) -> None:
@@ -362,10 +361,18 @@ class Replica:
             end = lane.start_ticks + int(lane.end_ticks[lane.n - 1])
         else:
             end = lane.start_ticks + elapsed(lane.n, lane.first_ticks, lane.growth_ticks)
-        lane.version += 1
-        lane.span_end_ticks = end
-        env = self._env
-        _End(env, (end >> TICK_BITS) - env.now, self._priority, self._on_end, lane, lane.version)
+        self._sleep_until(lane, end)
+
+    def _sleep_until(self, lane: _Lane, end_ticks: int) -> None:
+        lane.span_end_ticks = end_ticks
+        lane.version = version = lane.version + 1
+        event = lane.event
+        if event is None or event.callbacks is not None:
+            # The one before has been cut short and will find that its version has passed.
+            event = lane.event = _Turn(self._env, self._end_callbacks)
+            event.lane = lane
+        event.version = version
+        event.arm(self._priority, (end_ticks >> TICK_BITS) - self._env.now)
 
     # Planning.
 
@@ -376,9 +383,13 @@ class Replica:
             return RunningSeq(id_, cached, blocks, lane.decoding.growth_of(id_), arrival)
         if id_ in lane.partial:
             partial = lane.partial[id_]
-            return RunningSeq(id_, partial.cached, partial.blocks, 0, arrival)
+            return RunningSeq(id_, partial.cached_tokens, self._blocks_of(partial), 0, arrival)
         paused = lane.paused[id_]
         return RunningSeq(id_, paused.cached, paused.blocks, self._paused_growth(lane, paused), arrival)
+
+    def _blocks_of(self, partial: PartialSeq) -> int:
+        """KV blocks are taken for all of a prompt when it is admitted."""
+        return -(-(partial.cached_tokens + partial.remaining_tokens) // self._block_tokens)
 
     def _paused_growth(self, lane: _Lane, paused: _Paused) -> int:
         query = lane.decoding.query_tokens if lane.taped else 1
@@ -396,37 +407,41 @@ class Replica:
         if lane.paused:
             n_decoding += len(lane.paused)
             growth += sum(self._paused_growth(lane, paused) for paused in lane.paused.values())
-        queue = self._queue
-        if not n_decoding and not queue and not lane.partial:
-            return False
         partial = lane.partial
-        view = ReplicaView(
-            self._queue_view,
-            tuple([PartialSeq(id_, p.cached, p.remaining) for id_, p in partial.items()]) if partial else (),
-            n_decoding,
-            query,
-            self._free_blocks,
-            growth,
-            self._block_tokens,
-            self._total_blocks,
-            self._ticks >> TICK_BITS,
-            lane.running_view,
+        if not (n_decoding or partial or self._queue):
+            return False
+        view = _new(
+            ReplicaView,
+            (
+                self._queue_view if self._queue else (),
+                tuple(partial.values()),
+                n_decoding,
+                query,
+                self._free_blocks,
+                growth,
+                self._block_tokens,
+                self._total_blocks,
+                self._ticks >> TICK_BITS,
+                lane.running_view,
+                None,
+            ),
         )
         plan = self._plan(view)
-        if plan.preempt:
-            for id_ in plan.preempt:
+        decode, chunks, preempt, hold, through_arrivals = plan
+        if preempt or decode is not True or lane.paused:
+            for id_ in preempt:
                 self._preempt(lane, id_)
-        decode = plan.decode
-        if decode is not True or lane.paused:
-            decode = self._choose_decodes(lane, decode)
-        if plan.chunks:
-            self._start_mixed(lane, plan, decode)
-        elif decode and decoding.n:
-            if self._pipelined or not self._fast_forward or plan.hold <= 1:
-                self._start_rounds(lane, 1, plan.through_arrivals)
-            else:
-                self._start_rounds(lane, min(plan.hold, _LONGEST_SPAN), plan.through_arrivals)
-        elif plan.preempt:
+            if decode is not True or lane.paused:
+                self._choose_decodes(lane, decode)
+            n_decoding = decoding.n if decode else 0
+            growth = decoding.growth_blocks if n_decoding else 0
+        if chunks:
+            self._start_mixed(lane, chunks, n_decoding, growth)
+        elif n_decoding:
+            if self._pipelined or not self._fast_forward or hold <= 1:
+                hold = 1
+            self._start_rounds(lane, min(hold, _LONGEST_SPAN), through_arrivals, growth)
+        elif preempt:
             return self._begin(lane)
         else:
             return False
@@ -443,10 +458,10 @@ class Replica:
             f"{prefilling} prefilling and {decoding} decoding; a plan must make progress when nothing else runs"
         )
 
-    def _choose_decodes(self, lane: _Lane, decode: bool | tuple[int, ...]) -> bool:
+    def _choose_decodes(self, lane: _Lane, decode: bool | tuple[int, ...]) -> None:
         """Bring the decoding set in line with the plan: pause who is left out, resume who is named again."""
         if decode is False:
-            return False
+            return
         decoding, paused = lane.decoding, lane.paused
         wanted = set(paused) | set(decoding) if decode is True else set(decode)
         unknown = [id_ for id_ in wanted if id_ not in decoding and id_ not in paused]
@@ -462,7 +477,6 @@ class Replica:
             seq = paused.pop(id_)
             # Slots held for drafted tokens beyond what is cached go back while it waits.
             self._join(lane, id_, seq.cached, seq.token_ns)
-        return decoding.n > 0
 
     def _leave(self, lane: _Lane, id_: int) -> Departure:
         departure = lane.decoding.leave(id_)
@@ -475,14 +489,13 @@ class Replica:
     def _join(self, lane: _Lane, id_: int, cached: int, token_ns: int) -> None:
         lane.decoding.join(id_, cached, self._state.left[id_], token_ns)
         if self._pipelined:
-            lane.bubble_at_join[id_] = lane.bubble
+            lane.bubble_at_join[id_] = lane.bubble_ns
 
     def _log_departure(self, lane: _Lane, departure: Departure) -> None:
         if self._pipelined:
-            waited = lane.bubble - lane.bubble_at_join.pop(departure.id)
-            self._state.bubble[departure.id] += waited >> TICK_BITS
-        self.recorder.joins.append(
-            (lane.index, departure.since, lane.decoding.round, departure.cached_before, departure.token_ns)
+            self._state.bubble[departure.id] += lane.bubble_ns - lane.bubble_at_join.pop(departure.id)
+        self.recorder.joins.add(
+            lane.index, departure.since, lane.decoding.round, departure.cached_before, departure.token_ns
         )
 
     def _last_token_ns(self, lane: _Lane, departure: Departure) -> int:
@@ -500,7 +513,7 @@ class Replica:
             blocks = paused.blocks
             self._interrupted_token_ns[id_] = paused.token_ns
         elif id_ in lane.partial:
-            blocks = lane.partial.pop(id_).blocks
+            blocks = self._blocks_of(lane.partial.pop(id_))
         else:
             raise PolicyError(f"{self._spec.scheduler!r} preempted request {id_}, which is not running here")
         self._free_blocks += blocks
@@ -510,7 +523,7 @@ class Replica:
         tokens = (state.prompt[id_] or 1) + state.output[id_] - state.left[id_]
         self._queue.appendleft(self._waiting_seq(id_, tokens, True))
 
-    def _admit(self, lane: _Lane, id_: int, now_ns: int) -> _Partial:
+    def _admit(self, lane: _Lane, id_: int, now_ns: int) -> PartialSeq:
         queue = self._queue
         if queue and queue[0].id == id_:
             seq = queue.popleft()
@@ -521,37 +534,34 @@ class Replica:
                     f"{self._spec.scheduler!r} planned prompt tokens for request {id_}, which neither waits nor prefills here"
                 )
             queue.remove(seq)
-        blocks = -(-seq.tokens // self._block_tokens)
-        self._free_blocks -= blocks
-        partial = lane.partial[id_] = _Partial(seq.tokens, blocks)
+        self._free_blocks -= -(-seq.tokens // self._block_tokens)
         lane.admitted[id_] = None
         self._n_admitted += 1
         if self._state.scheduled[id_] < 0:
             self._state.scheduled[id_] = now_ns
-        return partial
+        return PartialSeq(id_, 0, seq.tokens)
 
-    def _start_mixed(self, lane: _Lane, plan: Plan, decode: bool) -> None:
-        """One iteration with prompt chunks, and a decode step if *decode*."""
+    def _start_mixed(self, lane: _Lane, chunks: tuple[tuple[int, int], ...], n: int, growth: int) -> None:
+        """One iteration with prompt chunks and a decode step of *n* sequences, all or none, that takes *growth* blocks."""
         decoding = lane.decoding
         start = self._ticks
         now_ns = start >> TICK_BITS
-        waiting = len(self._queue)
         free_before = self._free_blocks
-        growth = decoding.growth_blocks if decode else 0
         self._free_blocks -= growth
         rows = pairs = pairs_window = kv = 0
         window = self._window
         completing: list[int] = []
         partials = lane.partial
-        for id_, tokens in plan.chunks:
+        for id_, tokens in chunks:
             partial = partials.get(id_)
             if partial is None:
                 partial = self._admit(lane, id_, now_ns)
-            cached, remaining = partial.cached, partial.remaining - tokens
+            _, cached, remaining = partial
+            remaining -= tokens
             if remaining < 0 or tokens <= 0:
                 raise PolicyError(
                     f"{self._spec.scheduler!r} planned {tokens} prompt tokens for request {id_}, "
-                    f"of which {partial.remaining} are left to compute"
+                    f"of which {partial.remaining_tokens} are left to compute"
                 )
             rows += tokens
             pairs += tokens * cached + tokens * (tokens + 1) // 2
@@ -559,8 +569,7 @@ class Replica:
                 pairs_window += _pairs_within(cached, tokens, window)
             cached += tokens
             kv += cached
-            partial.cached = cached
-            partial.remaining = remaining
+            partials[id_] = _new(PartialSeq, (id_, cached, remaining))
             if remaining == 0:
                 completing.append(id_)
         if self._free_blocks < 0:
@@ -568,50 +577,48 @@ class Replica:
                 f"{self._spec.scheduler!r} planned {free_before - self._free_blocks} new KV blocks at "
                 f"t={now_ns / 1e9:.6f} s but only {free_before} are free; wrap it in EvictNewest or admit less"
             )
-        n = decoding.n if decode else 0
-        query = draft_steps = 1
+        query, draft_steps = 1, 0
         decode_rows = decode_kv = decode_window = 0
         emitted = n
         if lane.taped:
             query, draft_steps = decoding.query_tokens, decoding.draft_steps
             if n:
                 emitted = int(decoding.emitted_in(1)[0])
-        else:
-            draft_steps = 0
         if n:
             decode_rows = n * query
             decode_kv = decoding.cached + decode_rows
             if window is not None:
                 decode_window = int(decoding.window_in(1)[0]) if lane.taped else decoding.window_sum
-        completions = len(completing)
-        totals = Totals(
-            rows + decode_rows, rows, len(plan.chunks), pairs, kv, n, decode_kv, decode_rows + completions,
-            pairs_window, decode_window,
-        )  # fmt: skip
-        lane.chunks = plan.chunks
+        completions, n_chunks = len(completing), len(chunks)
+        left = self._state.left
+        for id_ in completing:
+            emitted += left[id_] > 0
+        lane.chunks = chunks
         lane.completing = completing
         lane.decodes = n > 0
         lane.growth_first = growth
         lane.through_arrivals = True
-        lane.n = 1
-        lane.growth_ticks = 0
-        lane.end_ticks = None
-        for id_ in completing:
-            emitted += self._state.left[id_] > 0
+        totals = _new(
+            Totals,
+            (
+                rows + decode_rows, rows, n_chunks, pairs, kv, n, decode_kv, decode_rows + completions,
+                pairs_window, decode_window,
+            ),
+        )  # fmt: skip
         self._dispatch(
             lane,
             totals,
             draft_steps,
             (
-                rows, len(plan.chunks), pairs, kv, pairs_window, n, query, draft_steps, decode_kv, decode_window, 0,
-                completions, emitted, self._n_admitted, waiting, self._total_blocks - self._free_blocks, decoding.round,
+                lane.index, rows, n_chunks, pairs, kv, pairs_window, n, query, draft_steps, decode_kv, decode_window,
+                0, completions, emitted, self._n_admitted, len(self._queue), self._total_blocks - self._free_blocks,
+                decoding.round,
             ),
         )  # fmt: skip
 
-    def _start_rounds(self, lane: _Lane, hold: int, through_arrivals: bool) -> None:
-        """Decode iterations only, as many as nothing can change in, *hold* at most."""
+    def _start_rounds(self, lane: _Lane, hold: int, through_arrivals: bool, growth: int) -> None:
+        """Decode iterations only, as many as nothing can change in, *hold* at most; the first takes *growth* blocks."""
         decoding = lane.decoding
-        growth = decoding.growth_blocks
         if growth > self._free_blocks:
             raise PolicyError(
                 f"{self._spec.scheduler!r} planned {growth} new KV blocks at t={self._ticks / TICKS_PER_S:.6f} s "
@@ -628,16 +635,12 @@ class Replica:
             return
         kv = decoding.cached + n
         window, window_growth = decoding.window_sum, decoding.window_growth
-        used = self._total_blocks - self._free_blocks + growth
         record = (
-            0, 0, 0, 0, 0, n, 1, 0, kv, window, window_growth, 0, n, self._n_admitted, len(self._queue), used,
-            decoding.round,
+            lane.index, 0, 0, 0, 0, 0, n, 1, 0, kv, window, window_growth, 0, n, self._n_admitted, len(self._queue),
+            self._total_blocks - self._free_blocks + growth, decoding.round,
         )  # fmt: skip
         if self._pipelined:
             self._free_blocks -= growth
-            lane.n = 1
-            lane.growth_ticks = 0
-            lane.end_ticks = None
             self._dispatch(lane, Totals(n, 0, 0, 0, 0, n, kv, n, 0, window), 0, record)
             return
         base, slope, slope_window, kv_end, window_end = self._pricing.decode_line(n, 1, 0, kv, window)
@@ -649,15 +652,18 @@ class Replica:
         if rounds > 1:
             rounds = decoding.rounds_within(self._free_blocks, rounds)
         self._free_blocks -= growth
+        start = self._ticks
+        first = base + slope * kv + slope_window * window
+        growth_ticks = slope * n + slope_window * window_growth
         lane.n = rounds
-        lane.start_ticks = self._ticks
-        lane.first_ticks = base + slope * kv + slope_window * window
-        lane.growth_ticks = slope * n + slope_window * window_growth
+        lane.start_ticks = start
+        lane.first_ticks = first
+        lane.growth_ticks = growth_ticks
         lane.end_ticks = None
-        lane.record = record
         lane.in_flight = True
         self._n_in_flight = 1
-        self._sleep(lane)
+        self._record(start >> TICK_BITS, start & _FRACTION, rounds, first, growth_ticks, *record, 0)
+        self._sleep_until(lane, start + elapsed(rounds, first, growth_ticks))
 
     def _start_taped_rounds(self, lane: _Lane, hold: int, n: int, growth: int) -> None:
         decoding = lane.decoding
@@ -668,12 +674,9 @@ class Replica:
             emitted = int(decoding.emitted_in(1)[0])
             self._free_blocks -= growth
             record = (
-                0, 0, 0, 0, 0, n, query, steps, kv, window, 0, 0, emitted, self._n_admitted, len(self._queue),
-                self._total_blocks - self._free_blocks, decoding.round,
+                lane.index, 0, 0, 0, 0, 0, n, query, steps, kv, window, 0, 0, emitted, self._n_admitted,
+                len(self._queue), self._total_blocks - self._free_blocks, decoding.round,
             )  # fmt: skip
-            lane.n = 1
-            lane.growth_ticks = 0
-            lane.end_ticks = None
             totals = Totals(n * query, 0, 0, 0, 0, n, kv, n * query, 0, window)
             self._dispatch(lane, totals, steps, record)
             return
@@ -708,34 +711,44 @@ class Replica:
 
     def _dispatch(self, lane: _Lane, totals: Totals, draft_steps: int, record: tuple[int, ...]) -> None:
         """Send one iteration off: through the stages of the pipeline, or on the only one."""
-        lane.start_ticks = self._ticks
-        lane.record = record
+        start = self._ticks
+        lane.start_ticks = start
+        lane.n = 1
+        lane.growth_ticks = 0
+        lane.end_ticks = None
         lane.in_flight = True
         self._n_in_flight += 1
         if not self._pipelined:
-            self._n_in_flight = 1
-            lane.first_ticks = self._pricing.iteration(totals, draft_steps)
-            self._sleep(lane)
+            lane.first_ticks = first = self._pricing.iteration(totals, draft_steps)
+            self._record(start >> TICK_BITS, start & _FRACTION, 1, first, 0, *record, 0)
+            self._sleep_until(lane, start + first)
             return
         stages, handover = self._pricing.stages(totals, draft_steps)
-        ready = self._ticks
+        ready = start
         bubble = 0
-        row = self._n_dispatched
-        self._n_dispatched += 1
         for stage, duration in enumerate(stages):
             free = self._stage_free[stage]
-            start = max(ready, free)
+            begin = max(ready, free)
             if self._stage_used[stage]:
-                bubble += start - free
+                bubble += begin - free
             self._stage_used[stage] = True
-            end = self._stage_free[stage] = start + duration
-            self.recorder.stage_rows.append((row, stage, start >> TICK_BITS, (end >> TICK_BITS) - (start >> TICK_BITS)))
+            end = self._stage_free[stage] = begin + duration
+            begin_ns = begin >> TICK_BITS
+            self.recorder.stages.add(self._n_dispatched, stage, begin_ns, (end >> TICK_BITS) - begin_ns)
             ready = end + handover
-        lane.first_ticks = ready - handover - lane.start_ticks
-        lane.record = (*record, bubble)
-        self._sleep(lane)
-        env = self._env
-        _End(env, (self._stage_free[0] >> TICK_BITS) - env.now, self._priority + 1, self._on_stage_free)
+        self._n_dispatched += 1
+        end = ready - handover
+        lane.first_ticks = end - start
+        bubble_ns = bubble >> TICK_BITS
+        self._record(start >> TICK_BITS, start & _FRACTION, 1, end - start, 0, *record, bubble_ns)
+        if lane.decodes:
+            lane.bubble_ns += bubble_ns
+        for id_, _ in lane.chunks:
+            self._state.bubble[id_] += bubble_ns
+        self._sleep_until(lane, end)
+        _Turn(self._env, [self._on_stage_free]).arm(
+            self._priority + 1, (self._stage_free[0] >> TICK_BITS) - self._env.now
+        )
 
     # Pipelines.
 
@@ -766,9 +779,7 @@ class Replica:
         end_ns = end_ticks >> TICK_BITS
         lane.in_flight = False
         self._n_in_flight -= 1
-        self._write_record(lane)
         self._finish_iterations(lane, end_ns)
-        self.recorder.flush_if_full()
         self._committing = False
         if self._pipelined:
             self._ready.append(lane)
@@ -785,6 +796,8 @@ class Replica:
         state, decoding = self._state, lane.decoding
         if lane.decodes:
             n = lane.n
+            if lane.end_ticks is not None:
+                self._write_taped(lane)
             if n > 1:
                 self._free_blocks -= decoding.blocks_for(n) - lane.growth_first
             lane.last_round_ns = end_ns
@@ -804,9 +817,9 @@ class Replica:
                     self.recorder.resumed_gaps_ns.append(end_ns - self._interrupted_token_ns.pop(id_))
                 state.left[id_] = left = left - 1
             if left:
-                self._join(lane, id_, partial.cached, end_ns)
+                self._join(lane, id_, partial.cached_tokens, end_ns)
             else:
-                self._free_blocks += partial.blocks
+                self._free_blocks += self._blocks_of(partial)
                 self._end_request(lane, id_, end_ns)
 
     def _end_request(self, lane: _Lane, id_: int, end_ns: int) -> None:
@@ -816,69 +829,50 @@ class Replica:
         self._state.status[id_] = 0
         self._cluster.finished(end_ns, self._priority)
 
-    def _write_record(self, lane: _Lane) -> None:
-        start, rows = lane.start_ticks, self.recorder.rows
-        if lane.end_ticks is not None:
-            self._write_taped(lane)
-            return
-        record = lane.record
-        if self._pipelined:
-            bubble = record[-1]
-            if lane.decodes:
-                lane.bubble += bubble
-            for id_, _ in lane.chunks:
-                self._state.bubble[id_] += bubble >> TICK_BITS
-        else:
-            record = (*record, 0)
-        rows.append(
-            (
-                start >> TICK_BITS,
-                start & ((1 << TICK_BITS) - 1),
-                lane.n,
-                lane.first_ticks,
-                lane.growth_ticks,
-                lane.index,
-                *record,
-            )
-        )
-
     def _write_taped(self, lane: _Lane) -> None:
         """A taped span as one row an iteration."""
         n_rounds = lane.n
         n, query, steps, kvs, windows, emitted, waiting, n_queued = lane.record
         ends = lane.end_ticks[:n_rounds]
         durations = np.diff(ends, prepend=0)
-        starts = (lane.start_ticks & ((1 << TICK_BITS) - 1)) + ends - durations
+        starts = (lane.start_ticks & _FRACTION) + ends - durations
         start_ns = (lane.start_ticks >> TICK_BITS) + (starts >> TICK_BITS)
         used = self._total_blocks - self._free_blocks - lane.growth_first + np.cumsum(lane.decoding.blocks_in(n_rounds))
-        table = np.zeros((n_rounds, len(Span._fields)), np.int64)
-        table[:, 0] = start_ns
-        table[:, 1] = starts & ((1 << TICK_BITS) - 1)
-        table[:, 2] = 1
-        table[:, 3] = durations
-        table[:, 11] = n
-        table[:, 12] = query
-        table[:, 13] = steps
-        table[:, 14] = kvs[:n_rounds]
-        table[:, 15] = windows[:n_rounds]
-        table[:, 18] = emitted[:n_rounds]
-        table[:, 19] = self._n_admitted
         queued = np.array(self.recorder.queued_ns[n_queued:], np.int64)
-        table[:, 20] = waiting + np.searchsorted(queued, start_ns, side="right")
-        table[:, 21] = used
-        table[:, 22] = lane.decoding.round + np.arange(n_rounds)
-        self.recorder.rows.extend(map(tuple, table.tolist()))
+        table = np.zeros(n_rounds, SPAN.dtype)
+        table["start_ns"] = start_ns
+        table["start_frac"] = starts & _FRACTION
+        table["n"] = 1
+        table["first_ticks"] = durations
+        table["decode_seqs"] = n
+        table["query_tokens"] = query
+        table["draft_steps"] = steps
+        table["decode_kv_tokens"] = kvs[:n_rounds]
+        table["decode_kv_window"] = windows[:n_rounds]
+        table["emitted"] = emitted[:n_rounds]
+        table["running"] = self._n_admitted
+        table["waiting"] = waiting + np.searchsorted(queued, start_ns, side="right")
+        table["kv_blocks_used"] = used
+        table["round"] = lane.decoding.round + np.arange(n_rounds)
+        self.recorder.spans.add_array(table)
 
     # The end of the run.
 
     def stop(self) -> None:
         """Account for what is in flight when the clock stops: iterations that have ended count, the others have not been."""
+        if self._pipelined:
+            self.recorder.spans.drop_last(self._n_in_flight)
+            self.recorder.stages.drop_last(self._n_in_flight * len(self._stage_free))
         for lane in self._lanes:
             if lane.in_flight and not self._pipelined:
                 done = self._in_flight_now(lane) - 1
+                if lane.end_ticks is None:
+                    if done:
+                        self.recorder.spans.change_last("n", done)
+                    else:
+                        self.recorder.spans.drop_last(1)
                 if done:
                     lane.n = done
-                    self._write_record(lane)
                     ticks = (
                         int(lane.end_ticks[done - 1])
                         if lane.end_ticks is not None
@@ -902,11 +896,11 @@ class Replica:
                 ],
             }
         return ReplicaColumns(
-            spans=self.recorder.spans(),
-            joins=self.recorder.join_table(),
+            spans=self.recorder.spans.array(),
+            joins=self.recorder.joins.array(),
             queued_ns=np.array(self.recorder.queued_ns, np.int64),
             resumed_gaps_ns=np.array(self.recorder.resumed_gaps_ns, np.int64),
-            stages=self.recorder.stage_table(),
+            stages=self.recorder.stages.array(),
             kv_blocks_total=self._total_blocks,
             block_tokens=self._block_tokens,
             speculation=speculation,

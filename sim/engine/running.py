@@ -34,6 +34,9 @@ class Departure(NamedTuple):
 class Decoding(Protocol):
     """How many tokens a decode step submits and how many come out; see policies.decoding for implementations."""
 
+    @property
+    def max_query_tokens(self) -> int: ...
+
     def query_tokens(self, n_decoding: int, /) -> int: ...
 
     def k(self, n_decoding: int, /) -> int: ...
@@ -179,14 +182,14 @@ class UniformSet:
                 if seq is not None and seq[2] == order:
                     self.window_growth -= 1
         finishes = self._finishes
+        if finishes[0][0] > round_:
+            return []
         departures: list[Departure] = []
         while finishes and finishes[0][0] <= round_:
-            finish, order, id_ = finishes[0]
+            finish, order, id_ = heappop(finishes)
             seq = self._seqs.get(id_)
             if seq is None or seq[2] != order:
-                heappop(finishes)
                 continue
-            heappop(finishes)
             since, cached, _, token_ns = self._seqs.pop(id_)
             emitted = finish - since
             after = cached + emitted
