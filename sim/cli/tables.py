@@ -31,7 +31,7 @@ def print_table(
         wraps = index >= len(heads) - fold
         text = index < left or wraps
         table.add_column(
-            head, justify="left" if text else "right", overflow="fold" if wraps else None, no_wrap=not wraps
+            head, justify="left" if text else "right", overflow="fold" if wraps else "ellipsis", no_wrap=not wraps
         )
     for row in rows:
         table.add_row(*row)
