@@ -1,0 +1,105 @@
+"""One published number beside the simulated one."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal["theory", "calibrated", "emulated", "qualitative"]
+COLUMNS = ("experiment", "case", "quantity", "published", "simulated", "error_pct", "tolerance", "kind", "ok")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A quantity that a document prints, and what the simulator gives for it.
+
+    *kind*: theory (an identity), calibrated (constants in, other numbers out), emulated (a published experiment run
+    here) or qualitative (a sign, an order, a bound). Exactly one tolerance: absolute, percent of the published value,
+    or *holds* for qualitative rows. *informational* rows are shown and never fail, with the reason in *note*.
+    """
+
+    experiment: str
+    case: str
+    quantity: str
+    published: float | str
+    simulated: float | str
+    kind: Kind
+    within_abs: float | None = None
+    within_pct: float | None = None
+    holds: bool | None = None
+    informational: bool = False
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        given = [self.within_abs is not None, self.within_pct is not None, self.holds is not None, self.informational]
+        if sum(given) != 1:
+            raise ValueError(
+                f"{self.experiment}, {self.case}: give one of within_abs, within_pct, holds, informational"
+            )
+
+    @property
+    def error_pct(self) -> float | None:
+        """Simulated against published in percent; None where either is not a number or the published one is 0."""
+        if isinstance(self.published, str) or isinstance(self.simulated, str) or self.published == 0:
+            return None
+        return 100.0 * (self.simulated - self.published) / abs(self.published)
+
+    @property
+    def ok(self) -> bool:
+        if self.informational:
+            return True
+        if self.holds is not None:
+            return self.holds
+        if isinstance(self.published, str) or isinstance(self.simulated, str):
+            return self.published == self.simulated
+        distance = abs(self.simulated - self.published)
+        if not math.isfinite(distance):
+            return False
+        if self.within_abs is not None:
+            return distance <= self.within_abs
+        assert self.within_pct is not None
+        return distance <= self.within_pct / 100.0 * abs(self.published)
+
+    @property
+    def tolerance(self) -> str:
+        if self.informational:
+            return "none: " + self.note if self.note else "none"
+        if self.within_abs is not None:
+            return f"{self.within_abs:g}"
+        if self.within_pct is not None:
+            return f"{self.within_pct:g} %"
+        return "holds"
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as text, in the order of COLUMNS."""
+        error = self.error_pct
+        return (
+            self.experiment,
+            self.case,
+            self.quantity,
+            _text(self.published),
+            _text(self.simulated),
+            "" if error is None else f"{error:.2f}",
+            self.tolerance,
+            self.kind,
+            "yes" if self.ok else "no",
+        )
+
+
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def write_csv(rows: Iterable[Row], path: Path) -> None:
+    """Write *rows* to *path*, whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        writer.writerows(row.cells() for row in rows)
+    os.replace(part, path)
