@@ -245,7 +245,9 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         return "-" if value is None else f"{value:.1%}"
 
     def rate(value: float | None, unit: str) -> str:
-        return "-" if value is None else f"{value:,.1f} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+        if value is None:
+            return "-"
+        return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
 
     ends = [
         f"{counts[key]:,} {key}" for key in ("finished", "rejected", "unfinished") if key == "finished" or counts[key]

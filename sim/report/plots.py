@@ -99,7 +99,7 @@ def plot_latency_ecdf(
     for probability, mark_s in zip(_MARKED, marks, strict=True):
         at = max(float(mark_s), 1e-9)
         ax.plot([at], [probability], "o", color=OKABE_ITO["vermillion"], markersize=4, zorder=3)
-    text = "\n".join(f"p{p * 100:g}  {seconds_text(float(q))}" for p, q in zip(_MARKED, marks, strict=True))
+    text = "\n".join(f"p{p * 100:g}{seconds_text(float(q)):>9}" for p, q in zip(_MARKED, marks, strict=True))
     box = {"facecolor": "white", "edgecolor": "#CCCCCC", "boxstyle": "round,pad=0.4", "alpha": 0.9}
     # The curve is low on the left and high on the right, so that one of two corners is always free.
     middle = float(np.sqrt(ax.get_xlim()[0] * ax.get_xlim()[1]))
@@ -216,7 +216,7 @@ def timeline_figure(
     kv_blocks_total: Sequence[int],
     title: str,
 ) -> Figure:
-    """Requests waiting and running, KV memory in use and token throughput over time, one above the other."""
+    """Requests waiting and running, KV memory in use and tokens a second over time, one above the other."""
     from matplotlib.figure import Figure
 
     arrival_ns = requests["arrival_ns"]
@@ -248,17 +248,20 @@ def timeline_figure(
         prompt_rate += rate_per_s(edges_ns, start, duration, iterations["prefill_tokens"][mine])
         output_rate += rate_per_s(edges_ns, start, duration, iterations["emitted_tokens"][mine])
 
-    figure = Figure(figsize=(11, 7.4), dpi=_DPI)
-    figure.subplots_adjust(left=0.085, right=0.985, bottom=0.07, top=0.91, hspace=0.12)
+    figure = Figure(figsize=(11, 8.4), dpi=_DPI)
+    figure.subplots_adjust(left=0.085, right=0.985, bottom=0.06, top=0.92, hspace=0.12)
     figure.suptitle(title, fontsize=11)
-    queue_ax, running_ax, kv_ax, rate_ax = figure.subplots(4, 1, sharex=True)
+    queue_ax, running_ax, kv_ax, prompt_ax, output_ax = figure.subplots(5, 1, sharex=True)
     plot_level(queue_ax, edges_s, {"waiting": waiting}, label="requests waiting", fill=True)
     plot_level(running_ax, edges_s, {"running": running}, label="requests running", fill=True)
     plot_level(kv_ax, edges_s, {"KV": kv_share * 100}, label="KV blocks used, %", fill=True)
-    plot_level(rate_ax, edges_s, {"prompt": prompt_rate, "output": output_rate}, label="tokens per second")
-    rate_ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    rate_ax.set_xlabel("time since the first arrival, s", fontsize=9)
-    rate_ax.set_xlim(0, float(edges_s[-1]))
+    plot_level(prompt_ax, edges_s, {"prompt": prompt_rate}, label="prompt tokens/s", fill=True)
+    plot_level(output_ax, edges_s, {"output": output_rate}, label="output tokens/s", fill=True)
+    for ax in (prompt_ax, output_ax):
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    width = seconds_text(float(edges_s[1] - edges_s[0]))
+    output_ax.set_xlabel(f"time since the first arrival, s (means over intervals of {width})", fontsize=9)
+    output_ax.set_xlim(0, float(edges_s[-1]))
     figure.align_ylabels()
     return figure
 

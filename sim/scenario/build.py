@@ -117,7 +117,6 @@ def _manifest(scenario: Scenario, deployment: Deployment, experiment: Experiment
             "params": model.params,
             "weight_bytes_per_device": deployment.weight_bytes_per_device,
             "kv_precision": deployment.kv_precision,
-            "notes": list(deployment.notes),
         },
         "hardware": {
             "name": device.name,
@@ -128,8 +127,20 @@ def _manifest(scenario: Scenario, deployment: Deployment, experiment: Experiment
         "scheduler": repr(experiment.replicas[0].scheduler),
         "router": repr(experiment.router),
         "workload": {"source": workload.source, "requests": len(workload)},
+        "notes": _notes(workload, model.name) + list(model.notes),
         "versions": versions(),
     }
+
+
+def _notes(workload: Trace | ClosedLoop, model: str) -> list[str]:
+    """What of the workload the run leaves out."""
+    notes = []
+    models = getattr(workload, "models", ())
+    if len(models) > 1:
+        notes.append(f"The trace asks for {len(models)} models ({', '.join(models[:4])}); all requests go to {model}.")
+    if getattr(workload, "prefix_blocks", None) is not None:
+        notes.append("The trace says which prompts share a beginning; every prompt is computed in full all the same.")
+    return notes
 
 
 @contextlib.contextmanager

@@ -125,6 +125,14 @@ def test_only_one_shot_requests_leave_token_latencies_empty():
     assert summary["ttft_s"]["mean"] > 0
 
 
+def test_what_a_run_leaves_out_of_the_trace_is_said():
+    trace("arrival_s,prompt_tokens,output_tokens,model\n0,10,1,small\n1,20,1,large\n")
+    result = rooftrace("run", "--json", "--no-plots", "--set", "workload.trace=trace.csv", "--out", "out")
+    assert "Note: The trace asks for 2 models (small, large); all requests go to llama-3.1-8b." in result.stderr
+    assert json.loads(result.stdout)["requests"]["finished"] == 2
+    assert json.loads(Path("out/manifest.json").read_text())["notes"] == [result.stderr.strip().removeprefix("Note: ")]
+
+
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 
 

@@ -37,6 +37,8 @@ def run(
     for assignment in set_ or ():
         chosen = chosen.with_set(assignment)
     built = resolve(chosen)
+    for note in built.manifest["notes"]:
+        typer.echo(f"Note: {note}", err=True)
     folder = out if out is not None else Path("results") / f"{chosen.name}-{chosen.hash[:8]}"
     with staging(folder) as scratch:
         result = run_built(built)
