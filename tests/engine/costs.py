@@ -1,0 +1,40 @@
+"""Cost models small enough to compute by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hwmodels.cost import Work
+from hwmodels.totals import Totals
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """Seconds linear in the totals; one stage, or several that are alike."""
+
+    fixed_s: float = 1e-3
+    row_s: float = 0.0
+    pair_s: float = 0.0
+    kv_s: float = 0.0
+    window_s: float = 0.0
+    n_stages: int = 1
+    transfer_s: float = 0.0
+    window_tokens: int | None = None
+    peak_flops_per_s: float = 1e15
+    peak_bytes_per_s: float = 1e12
+
+    def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
+        return (
+            self.fixed_s
+            + self.row_s * totals.rows
+            + self.pair_s * totals.prefill_pairs
+            + self.kv_s * totals.decode_kv_tokens
+            + self.window_s * totals.decode_kv_window
+        )
+
+    def handover_s(self, rows: Any, /) -> Any:
+        return self.transfer_s + 0.0 * rows
+
+    def work(self, totals: Totals, /) -> Work:
+        return Work(2.0 * totals.rows, 1.0 * totals.decode_kv_tokens)

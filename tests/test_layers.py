@@ -1,0 +1,70 @@
+"""Imports run downwards only, and packages come from where they should."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("sim", "hwmodels", "policies", "workloads")
+GROUND = ("hwmodels", "policies", "workloads")
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names that a file imports, at any depth of nesting."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def files(folder: str) -> list[Path]:
+    found = sorted((ROOT / folder).rglob("*.py"))
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("room", GROUND)
+def test_ground_floor_rooms_import_nothing_of_ours_but_themselves(room: str) -> None:
+    others = [other for other in ROOMS if other != room]
+    for path in files(room):
+        wrong = {name for name in imports(path) if name.split(".")[0] in others}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
+    allowed = {
+        *("hwmodels.cost", "hwmodels.totals", "policies.view", "policies.routers", "workloads"),
+        *("hwmodels.cost.CostModel", "hwmodels.totals.Totals", "workloads.ClosedLoop", "workloads.Trace"),
+        *("policies.routers.Router", "policies.routers.RoutedRequest", "policies.routers.ReplicaLoad"),
+    }
+    for path in files("sim/engine"):
+        ours = {name for name in imports(path) if name.split(".")[0] in GROUND}
+        wrong = {name for name in ours - allowed if not name.startswith("policies.view.")}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_nothing_below_the_command_line_knows_it() -> None:
+    for path in files("sim"):
+        if "cli" not in path.relative_to(ROOT / "sim").parts:
+            wrong = {name for name in imports(path) if name.startswith("sim.cli")}
+            assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_packages_are_loaded_from_here(room: str) -> None:
+    where = Path(importlib.import_module(room).__file__ or "").resolve()
+    assert where.is_relative_to(ROOT), f"{room} was loaded from {where}: that file shadows this project's package"
+
+
+def test_there_is_no_module_level_state() -> None:
+    for room in ROOMS:
+        for path in files(room):
+            lines = path.read_text(encoding="utf-8").splitlines()
+            assert not [line for line in lines if line.strip().startswith("global ")], path
