@@ -7,7 +7,8 @@ finished, no SLO given) is None, never NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -142,12 +143,55 @@ def weighted_quantile(values: IntArray, weights: IntArray, probabilities: Sequen
     return np.array(quantiles)
 
 
-def makespan_s(requests: Mapping[str, NDArray[Any]], iterations: Mapping[str, NDArray[Any]]) -> float:
-    """Seconds from the first arrival to the end of the last iteration or request; 0.0 where nothing ran."""
-    ends = [int(requests["finish_ns"].max(initial=-1))]
-    if iterations["start_ns"].size:
-        ends.append(int((iterations["start_ns"] + iterations["duration_ns"]).max()))
-    return max(0, max(ends) - int(requests["arrival_ns"].min())) * 1e-9
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationSums:
+    """What the metrics need of the iterations, which may be too many to be held at once."""
+
+    n: int
+    n_lanes: int
+    last_end_ns: int
+    """-1 without iterations."""
+    busy_ns: int
+    held_ns: float
+    """Share of its replica's KV blocks in use times duration, summed over iterations."""
+    largest_share: float
+
+
+def iteration_blocks(columns: Columns) -> Iterable[Mapping[str, NDArray[Any]]]:
+    """The iterations of a run, in pieces where the columns offer them (`iteration_blocks()`), else all at once."""
+    pieces = getattr(columns, "iteration_blocks", None)
+    return (columns.iterations(),) if pieces is None else pieces()
+
+
+def iteration_sums(blocks: Iterable[Mapping[str, NDArray[Any]]], kv_blocks_total: Sequence[int]) -> IterationSums:
+    """One pass over *blocks* of iterations."""
+    pools = np.asarray(kv_blocks_total, dtype=np.float64)
+    n, n_lanes, last_end_ns, busy_ns, held_ns, largest_share = 0, 1, -1, 0, 0.0, 0.0
+    for block in blocks:
+        duration_ns = block["duration_ns"]
+        if not duration_ns.size:
+            continue
+        share = block["kv_blocks_used"] / pools[block["replica"]]
+        n += duration_ns.size
+        n_lanes = max(n_lanes, int(block["lane"].max()) + 1)
+        last_end_ns = max(last_end_ns, int((block["start_ns"] + duration_ns).max()))
+        busy_ns += int(duration_ns.sum())
+        held_ns += float((share * duration_ns).sum())
+        largest_share = max(largest_share, float(share.max()))
+    return IterationSums(
+        n=n,
+        n_lanes=n_lanes,
+        last_end_ns=last_end_ns,
+        busy_ns=busy_ns,
+        held_ns=held_ns,
+        largest_share=largest_share,
+    )
+
+
+def makespan_s(requests: Mapping[str, NDArray[Any]], last_iteration_end_ns: int = -1) -> float:
+    """Seconds from the first arrival to the last finish or end of an iteration; 0.0 where nothing ran."""
+    end_ns = max(last_iteration_end_ns, int(requests["finish_ns"].max()))
+    return max(0, end_ns - int(requests["arrival_ns"].min())) * 1e-9
 
 
 def saturated(requests: Mapping[str, NDArray[Any]]) -> bool | None:
@@ -188,11 +232,13 @@ def summary(columns: Columns, *, slo: Mapping[str, float | None] | None = None) 
     `mbu` are arithmetic and memory traffic over what the replicas' GPUs could have done in the makespan.
     `kv_utilization` is the share of KV blocks in use: mean over time (idle replicas hold none) and largest.
     """
-    requests, iterations, meta = columns.requests, columns.iterations(), columns.meta
+    requests, meta = columns.requests, columns.meta
+    iterations = iteration_sums(iteration_blocks(columns), meta["kv_blocks_total"])
     status = requests["status"]
     total = int(status.size)
     counts = {name: int((status == code).sum()) for code, name in enumerate(STATUS_NAMES)}
-    span_s = makespan_s(requests, iterations)
+    span_s = makespan_s(requests, iterations.last_end_ns)
+    lane_s = span_s * len(meta["kv_blocks_total"]) * iterations.n_lanes
     emitted = int(requests["emitted_tokens"].sum())
     answered = (requests["first_token_ns"] >= 0) | _finished(requests)
     prompt = int(requests["prompt_tokens"][answered].sum())
@@ -220,33 +266,18 @@ def summary(columns: Columns, *, slo: Mapping[str, float | None] | None = None) 
         "goodput_requests_per_s": None if within is None else _per(within, span_s),
         "slo_attainment": None if within is None else within / total,
         "makespan_s": span_s,
-        "iterations": int(iterations["start_ns"].size),
+        "iterations": iterations.n,
         "preemptions": int(requests["preemptions"].sum()),
         "mfu": _per(meta.get("flops"), span_s * (meta.get("peak_flops_per_s") or 0.0)),
         "mbu": _per(meta.get("hbm_bytes"), span_s * (meta.get("peak_bytes_per_s") or 0.0)),
-        "busy_fraction": _busy_fraction(iterations, meta, span_s),
-        "kv_utilization": _kv_utilization(iterations, meta, span_s),
+        "busy_fraction": _per(iterations.busy_ns * 1e-9, lane_s),
+        "kv_utilization": {
+            "mean": _per(iterations.held_ns * 1e-9, lane_s) if iterations.n else None,
+            "max": iterations.largest_share if iterations.n else None,
+        },
         "saturated": saturated(requests),
         "wall_s": meta.get("wall_s"),
     }
-
-
-def _busy_fraction(iterations: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], span_s: float) -> float | None:
-    replicas = len(meta["kv_blocks_total"])
-    lanes = int(iterations["lane"].max(initial=0)) + 1
-    return _per(float(iterations["duration_ns"].sum()) * 1e-9, span_s * replicas * lanes)
-
-
-def _kv_utilization(
-    iterations: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], span_s: float
-) -> dict[str, float | None]:
-    blocks_total = np.asarray(meta["kv_blocks_total"], dtype=np.float64)
-    if not iterations["start_ns"].size or span_s <= 0 or not blocks_total.all():
-        return {"mean": None, "max": None}
-    share = iterations["kv_blocks_used"] / blocks_total[iterations["replica"]]
-    held_s = float((share * iterations["duration_ns"]).sum()) * 1e-9
-    lanes = int(iterations["lane"].max()) + 1
-    return {"mean": held_s / (span_s * blocks_total.size * lanes), "max": float(share.max())}
 
 
 def _per(amount: float | None, denominator: float) -> float | None:

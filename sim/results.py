@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,8 +69,10 @@ class Result:
 
     @functools.cached_property
     def iterations(self) -> pd.DataFrame:
-        """One row an iteration, in order of replica and start."""
-        return iteration_table(self.columns).to_pandas()
+        """One row an iteration, in the order of iterations.parquet."""
+        import pyarrow as pa
+
+        return pa.concat_tables(map(iteration_table, metrics.iteration_blocks(self.columns))).to_pandas()
 
     def save(self, folder: str | os.PathLike[str], *, plots: bool = True) -> Path:
         """Write the results folder and return its path; a folder of older results is replaced as a whole.
@@ -90,16 +93,16 @@ class Result:
         write_json(
             folder / "manifest.json", {"format": FORMAT, **self.manifest, "slo": self.slo, "kv_blocks_total": pools}
         )
-        write_parquet(request_table(self.columns), folder / "requests.parquet")
-        write_parquet(iteration_table(columns), folder / "iterations.parquet")
+        write_parquet([request_table(self.columns)], folder / "requests.parquet")
+        write_parquet(map(iteration_table, columns.iteration_blocks()), folder / "iterations.parquet")
         if plots:
             self._write_plots(folder, columns)
 
     def write_plots(self, folder: Path) -> None:
         """Draw latency.png and timeline.png into *folder*."""
-        self._write_plots(folder, self.columns)
+        self._write_plots(folder, _Once(self.columns))
 
-    def _write_plots(self, folder: Path, columns: metrics.Columns) -> None:
+    def _write_plots(self, folder: Path, columns: _Once) -> None:
         from sim.report import plots
 
         requests = columns.requests
@@ -114,7 +117,8 @@ class Result:
         plots.save_figure(latency, folder / "latency.png")
         timeline = plots.timeline_figure(
             requests=requests,
-            iterations=columns.iterations(),
+            iterations=columns.iteration_blocks(),
+            sums=metrics.iteration_sums(columns.iteration_blocks(), columns.meta["kv_blocks_total"]),
             kv_blocks_total=columns.meta["kv_blocks_total"],
             title=f"{self._timeline_headline()}\n{self.label}",
         )
@@ -204,14 +208,25 @@ class Result:
 
 
 class _Once:
-    """Columns whose iterations and gaps are worked out once, while a folder is written, and not kept for longer."""
+    """Columns whose gaps, and iterations where they are one block, are worked out once while a folder is written."""
 
     def __init__(self, columns: metrics.Columns) -> None:
         self.requests = columns.requests
         self.reasons = columns.reasons
         self.meta = columns.meta
-        self.iterations = functools.cache(columns.iterations)
+        self.iterations = columns.iterations
         self.itl = functools.cache(columns.itl)
+        self._columns = columns
+        self._only: tuple[Mapping[str, NDArray[Any]], ...] = ()
+
+    def iteration_blocks(self) -> Iterable[Mapping[str, NDArray[Any]]]:
+        if self._only:
+            return self._only
+        blocks = iter(metrics.iteration_blocks(self._columns))
+        first = tuple(itertools.islice(blocks, 2))
+        if len(first) == 1:
+            self._only = first
+        return itertools.chain(first, blocks)
 
 
 LATENCY_HEADS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -291,25 +306,19 @@ def request_table(columns: metrics.Columns) -> pa.Table:
     return pa.table(out)
 
 
-def iteration_table(columns: metrics.Columns) -> pa.Table:
+def iteration_table(iterations: Mapping[str, NDArray[Any]]) -> pa.Table:
     """Iterations as an Arrow table: times and KV tokens 64 bits wide, counts 32."""
     import pyarrow as pa
 
-    given = columns.iterations()
-    limit = np.iinfo(np.int32).max
     out = {}
-    for name, values in given.items():
-        if values.dtype.kind == "f":
-            out[name] = _number_column(values)
-        elif name in _WIDE or name.endswith("_ns") or int(values.max(initial=0)) > limit:
-            out[name] = _number_column(values.astype(np.int64, copy=False))
-        else:
-            out[name] = _number_column(values.astype(np.int32))
+    for name, values in iterations.items():
+        width = np.int64 if name in _WIDE or name.endswith("_ns") else np.int32
+        out[name] = _number_column(values if values.dtype.kind == "f" else values.astype(width, copy=False))
     return pa.table(out)
 
 
-def write_parquet(table: pa.Table, path: Path) -> None:
-    """Write *table* so that equal tables are equal files: no date, no compressor.
+def write_parquet(tables: Iterable[pa.Table], path: Path) -> None:
+    """Write *tables* of one schema, at least one, under each other; equal tables make equal files.
 
     Integers are stored as packed differences (DELTA_BINARY_PACKED), which for 450,000 iterations is both smaller
     and faster to write than dictionaries with any compressor.
@@ -317,15 +326,19 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    packed = [field.name for field in table.schema if pa.types.is_integer(field.type)]
-    texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
-    pq.write_table(
-        table,
+    tables = iter(tables)
+    first = next(tables)
+    packed = [field.name for field in first.schema if pa.types.is_integer(field.type)]
+    texts = [field.name for field in first.schema if pa.types.is_string(field.type)]
+    with pq.ParquetWriter(
         path,
+        first.schema,
         compression="none",
-        use_dictionary=texts,  # type: ignore[arg-type]
+        use_dictionary=texts,  # type: ignore[arg-type]  # the stubs know only bool
         column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
-    )
+    ) as writer:
+        for table in itertools.chain([first], tables):
+            writer.write_table(table)
 
 
 def write_json(path: Path, value: Any) -> None:

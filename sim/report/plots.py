@@ -5,7 +5,7 @@ matplotlib is imported where a figure is made, never when this module is, and wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from sim.metrics import IterationSums
 
 FloatArray = NDArray[np.float64]
 
@@ -212,19 +214,20 @@ def latency_figure(
 def timeline_figure(
     *,
     requests: Mapping[str, NDArray[Any]],
-    iterations: Mapping[str, NDArray[Any]],
+    iterations: Iterable[Mapping[str, NDArray[Any]]],
+    sums: IterationSums,
     kv_blocks_total: Sequence[int],
     title: str,
 ) -> Figure:
-    """Requests waiting and running, KV memory in use and tokens a second over time, one above the other."""
+    """Requests waiting and running, KV memory in use and tokens a second over time, one above the other.
+
+    *iterations* come in blocks, each in order of start within a lane; *sums* are of all of them.
+    """
     from matplotlib.figure import Figure
 
     arrival_ns = requests["arrival_ns"]
-    start_ns, duration_ns = iterations["start_ns"], iterations["duration_ns"]
     begin = int(arrival_ns.min())
-    end = max(int(requests["finish_ns"].max()), int(arrival_ns.max()))
-    if start_ns.size:
-        end = max(end, int((start_ns + duration_ns).max()))
+    end = max(int(requests["finish_ns"].max()), int(arrival_ns.max()), sums.last_end_ns)
     edges_ns = np.linspace(begin, max(end, begin + 1), _TIMELINE_BINS + 1)
     edges_s = (edges_ns - begin) * 1e-9
 
@@ -237,16 +240,17 @@ def timeline_figure(
 
     kv_share = np.zeros(_TIMELINE_BINS)
     prompt_rate, output_rate = np.zeros(_TIMELINE_BINS), np.zeros(_TIMELINE_BINS)
-    n_lanes = int(iterations["lane"].max(initial=0)) + 1
     total_blocks = float(sum(kv_blocks_total)) or 1.0
-    lane_of = iterations["replica"] * n_lanes + iterations["lane"]
-    for lane in np.unique(lane_of):
-        mine = slice(None) if lane_of[0] == lane and (lane_of == lane).all() else np.flatnonzero(lane_of == lane)
-        start, duration = start_ns[mine], duration_ns[mine]
-        held = iterations["kv_blocks_used"][mine] * (duration * 1e-9)
-        kv_share += rate_per_s(edges_ns, start, duration, held) / (total_blocks * n_lanes)
-        prompt_rate += rate_per_s(edges_ns, start, duration, iterations["prefill_tokens"][mine])
-        output_rate += rate_per_s(edges_ns, start, duration, iterations["emitted_tokens"][mine])
+    for block in iterations:
+        lane_of = block["replica"] * sums.n_lanes + block["lane"]
+        for lane in np.unique(lane_of):
+            mine = np.flatnonzero(lane_of == lane)
+            mine = slice(None) if mine.size == lane_of.size else mine
+            start, duration = block["start_ns"][mine], block["duration_ns"][mine]
+            held = block["kv_blocks_used"][mine] * (duration * 1e-9)
+            kv_share += rate_per_s(edges_ns, start, duration, held) / (total_blocks * sums.n_lanes)
+            prompt_rate += rate_per_s(edges_ns, start, duration, block["prefill_tokens"][mine])
+            output_rate += rate_per_s(edges_ns, start, duration, block["emitted_tokens"][mine])
 
     figure = Figure(figsize=(11, 8.4), dpi=_DPI)
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.06, top=0.92, hspace=0.12)

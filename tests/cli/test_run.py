@@ -238,6 +238,21 @@ def test_a_signal_in_the_middle_leaves_nothing(number, code):
     assert everything_under(".") == []
 
 
+def test_a_policy_in_the_current_folder_is_found():
+    Path("mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from policies.schedulers import Orca\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(Orca):\n"
+        "    max_sequences: int = 3\n"
+    )
+    start = "from sim.cli import main; main()"
+    command = [sys.executable, "-c", start, "run", "--no-plots", "--out", "out", *TINY, "--set", "scheduler=mine:Mine"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Mine(max_sequences=3" in json.loads(Path("out/manifest.json").read_text())["scheduler"]
+
+
 def imported_by(*arguments):
     start = (
         "import sys; sys.argv = ['rooftrace', *sys.argv[1:]]; from sim.cli import main\n"

@@ -26,6 +26,29 @@ def test_save_writes_the_whole_folder_and_nothing_beside_it(tmp_path):
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
 
 
+class Split(FakeColumns):
+    """Offers its iterations in pieces of seventy."""
+
+    def iteration_blocks(self):
+        for at in range(0, len(self.iteration_columns["start_ns"]), 70):
+            yield {name: column[at : at + 70] for name, column in self.iteration_columns.items()}
+
+
+def test_iterations_in_pieces_give_the_same_folder(tmp_path):
+    whole = plausible(60, 300)
+    split = Split(requests=whole.requests, iteration_columns=whole.iteration_columns, gaps=whole.gaps, meta=whole.meta)
+    first, second = (Result(columns, manifest={}) for columns in (whole, split))
+    first.save(tmp_path / "whole")
+    second.save(tmp_path / "split")
+    pd.testing.assert_frame_equal(first.iterations, second.iterations)
+    stored = [pd.read_parquet(tmp_path / name / "iterations.parquet") for name in ("whole", "split")]
+    pd.testing.assert_frame_equal(*stored)
+    assert first.summary["kv_utilization"] == pytest.approx(second.summary["kv_utilization"], rel=1e-12)
+    for key in ("iterations", "makespan_s", "busy_fraction"):
+        assert first.summary[key] == second.summary[key]
+    assert (tmp_path / "whole" / "timeline.png").read_bytes() == (tmp_path / "split" / "timeline.png").read_bytes()
+
+
 def test_saving_twice_gives_the_same_bytes(tmp_path):
     result().save(tmp_path / "a")
     result().save(tmp_path / "b")
