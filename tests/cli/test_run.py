@@ -247,7 +247,20 @@ def test_a_policy_in_the_current_folder_is_found():
         "    max_sequences: int = 3\n"
     )
     start = "from sim.cli import main; main()"
-    command = [sys.executable, "-c", start, "run", "--no-plots", "--out", "out", *TINY, "--set", "scheduler=mine:Mine"]
+    # -P: as for an installed command, Python itself does not look into the current folder.
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        start,
+        "run",
+        "--no-plots",
+        "--out",
+        "out",
+        *TINY,
+        "--set",
+        "scheduler=mine:Mine",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Mine(max_sequences=3" in json.loads(Path("out/manifest.json").read_text())["scheduler"]
