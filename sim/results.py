@@ -7,8 +7,8 @@ import functools
 import itertools
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -355,28 +355,29 @@ def staging(folder: str | os.PathLike[str], *, files: Sequence[str] = FILES) -> 
     """
     target = Path(folder).resolve()
     _check_replaceable(target, files)
-    made = _make_parents(target.parent)
-    try:
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
-    except OSError as error:
-        _remove_empty(made)
-        raise OutputError(f"cannot write results into {folder}: {error.strerror}; choose another --out") from None
+    # Named before they are made, so that an interruption at any point finds what to remove.
+    made = _missing_parents(target.parent)
+    scratch = target.parent / f".{target.name}.partial-{secrets.token_hex(4)}"
     done = False
     try:
-        scratch.chmod(0o777 & ~_umask())
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            scratch.mkdir()
             yield scratch
             _check_replaceable(target, files)
             _swap_in(scratch, target)
+        except OutputError:
+            raise
         except OSError as error:
-            if isinstance(error, OutputError):
-                raise
-            raise OutputError(f"cannot write results into {folder}: {error.strerror or error}") from error
+            reason = error.strerror or str(error)
+            raise OutputError(f"cannot write results into {folder}: {reason}; choose another --out") from error
         done = True
     finally:
         if not done:
             shutil.rmtree(scratch, ignore_errors=True)
-            _remove_empty(made)
+            for parent in made:
+                with contextlib.suppress(OSError):
+                    parent.rmdir()
 
 
 def _check_replaceable(target: Path, files: Sequence[str]) -> None:
@@ -394,25 +395,13 @@ def _check_replaceable(target: Path, files: Sequence[str]) -> None:
         raise OutputError(f"{target} holds files that are not Rooftrace results ({shown}); choose another --out")
 
 
-def _make_parents(folder: Path) -> list[Path]:
-    """Create *folder* and its parents; the ones created, innermost first."""
-    missing: list[Path] = []
-    at = folder
-    while not at.exists():
-        missing.append(at)
-        at = at.parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        _remove_empty(missing)
-        raise OutputError(f"cannot create {folder}: {error.strerror}; choose another --out") from None
+def _missing_parents(folder: Path) -> list[Path]:
+    """Those of *folder* and its parents that are not there, innermost first."""
+    missing = list(itertools.takewhile(lambda parent: not parent.exists(), (folder, *folder.parents)))
+    nearest = missing[-1].parent if missing else folder
+    if not nearest.is_dir():
+        raise OutputError(f"{nearest} is a file, not a folder; choose another --out")
     return missing
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
 
 
 def _swap_in(scratch: Path, target: Path) -> None:
@@ -420,21 +409,15 @@ def _swap_in(scratch: Path, target: Path) -> None:
     if not target.exists():
         scratch.rename(target)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
-    target.rename(old / "results")
+    old = target.parent / f".{target.name}.old-{secrets.token_hex(4)}"
     try:
+        target.rename(old)
         scratch.rename(target)
     except BaseException:
-        (old / "results").rename(target)
-        old.rmdir()
+        if old.exists() and not target.exists():
+            old.rename(target)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _number_column(values: NDArray[Any], absent: NDArray[np.bool_] | None = None) -> pa.Array:

@@ -132,7 +132,7 @@ def test_an_output_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "out").write_text("a file")
     with pytest.raises(OutputError, match="is a file, not a folder"):
         result().save(tmp_path / "out")
-    with pytest.raises(OutputError, match="cannot create"):
+    with pytest.raises(OutputError, match="out is a file, not a folder"):
         result().save(tmp_path / "out" / "deeper")
     assert (tmp_path / "out").read_text() == "a file"
 
