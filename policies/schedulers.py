@@ -128,7 +128,7 @@ class Sarathi:
         waiting, prefilling, n_decoding = view.waiting, view.prefilling, view.n_decoding
         left = self.token_budget - n_decoding * view.query_tokens
         if n_decoding and left <= 0:
-            return Plan(True, hold=UNTIL_CHANGE, through_arrivals=True)
+            return Plan(True, (), (), UNTIL_CHANGE, True)
         chunks = []
         for seq in prefilling:
             if left <= 0:
@@ -152,7 +152,7 @@ class Sarathi:
         if chunks:
             return Plan(n_decoding > 0, tuple(chunks))
         full = blocked or n_decoding + len(prefilling) >= self.max_sequences
-        return Plan(n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=full)
+        return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full)
 
 
 @dataclass(frozen=True)

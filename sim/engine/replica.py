@@ -18,7 +18,7 @@ import simpy
 from hwmodels.totals import Totals
 from policies.view import PartialSeq, ReplicaView, RunningSeq, WaitingSeq
 from sim.engine.clock import ITERATION_PRIORITY, TICK_BITS, TICKS_PER_S, elapsed, iterations_to_reach
-from sim.engine.columns import SPAN, Recorder, ReplicaColumns
+from sim.engine.columns import Recorder, ReplicaColumns, sum_rounds
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.pricing import Pricing
 from sim.engine.running import Departure, TapedSet, UniformSet
@@ -86,7 +86,6 @@ class _Turn(simpy.Event):
         self.callbacks = None
         self._mine = callbacks
         self.lane: Any = None
-        self.version = 0
 
     def arm(self, priority: int, delay: int) -> None:
         self.callbacks = self._mine
@@ -176,7 +175,6 @@ class _Lane:
         "start_ticks",
         "taped",
         "through_arrivals",
-        "version",
     )
 
     def __init__(self, index: int, decoding: UniformSet | TapedSet) -> None:
@@ -189,7 +187,6 @@ class _Lane:
         self.last_round_ns = -1
         self.in_flight = False
         self.event: _Turn | None = None
-        self.version = 0
         self.n = 0
         self.start_ticks = 0
         self.span_end_ticks = 0
@@ -341,7 +338,7 @@ class Replica:
         late = self._cluster.turn > self._priority
         target = ((self._env.now + late) << TICK_BITS) - lane.start_ticks
         if lane.end_ticks is not None:
-            j = int(np.searchsorted(lane.end_ticks, target)) + 1
+            j = int(lane.end_ticks.searchsorted(target)) + 1
         else:
             j = iterations_to_reach(target, lane.first_ticks, lane.growth_ticks)
         return min(j, lane.n)
@@ -365,14 +362,14 @@ class Replica:
 
     def _sleep_until(self, lane: _Lane, end_ticks: int) -> None:
         lane.span_end_ticks = end_ticks
-        lane.version = version = lane.version + 1
         event = lane.event
         if event is None or event.callbacks is not None:
-            # The one before has been cut short and will find that its version has passed.
+            # The one before was cut short: it will find another in its place.
             event = lane.event = _Turn(self._env, self._end_callbacks)
             event.lane = lane
-        event.version = version
-        event.arm(self._priority, (end_ticks >> TICK_BITS) - self._env.now)
+        event.callbacks = self._end_callbacks
+        env = self._env
+        env.schedule(event, self._priority, (end_ticks >> TICK_BITS) - env.now)
 
     # Planning.
 
@@ -435,12 +432,11 @@ class Replica:
                 self._choose_decodes(lane, decode)
             n_decoding = decoding.n if decode else 0
             growth = decoding.growth_blocks if n_decoding else 0
-        if chunks:
-            self._start_mixed(lane, chunks, n_decoding, growth)
+        if chunks or (n_decoding and self._pipelined):
+            self._start_iteration(lane, chunks, n_decoding, growth)
         elif n_decoding:
-            if self._pipelined or not self._fast_forward or hold <= 1:
-                hold = 1
-            self._start_rounds(lane, min(hold, _LONGEST_SPAN), through_arrivals, growth)
+            hold = min(hold, _LONGEST_SPAN) if self._fast_forward and hold > 1 else 1
+            self._start_rounds(lane, hold, through_arrivals, growth)
         elif preempt:
             return self._begin(lane)
         else:
@@ -541,7 +537,7 @@ class Replica:
             self._state.scheduled[id_] = now_ns
         return PartialSeq(id_, 0, seq.tokens)
 
-    def _start_mixed(self, lane: _Lane, chunks: tuple[tuple[int, int], ...], n: int, growth: int) -> None:
+    def _start_iteration(self, lane: _Lane, chunks: tuple[tuple[int, int], ...], n: int, growth: int) -> None:
         """One iteration with prompt chunks and a decode step of *n* sequences, all or none, that takes *growth* blocks."""
         decoding = lane.decoding
         start = self._ticks
@@ -605,16 +601,23 @@ class Replica:
                 pairs_window, decode_window,
             ),
         )  # fmt: skip
-        self._dispatch(
-            lane,
-            totals,
-            draft_steps,
-            (
-                lane.index, rows, n_chunks, pairs, kv, pairs_window, n, query, draft_steps, decode_kv, decode_window,
-                0, completions, emitted, self._n_admitted, len(self._queue), self._total_blocks - self._free_blocks,
-                decoding.round,
-            ),
+        lane.start_ticks = start
+        lane.n = 1
+        lane.growth_ticks = 0
+        lane.end_ticks = None
+        lane.in_flight = True
+        self._n_in_flight += 1
+        if self._pipelined:
+            end, bubble_ns = self._through_stages(lane, totals, draft_steps)
+        else:
+            end, bubble_ns = start + self._pricing.iteration(totals, draft_steps), 0
+        lane.first_ticks = end - start
+        self._record(
+            now_ns, start & _FRACTION, 1, end - start, 0, lane.index, rows, n_chunks, pairs, kv, pairs_window, n, query,
+            draft_steps, decode_kv, decode_window, 0, completions, emitted, self._n_admitted, len(self._queue),
+            self._total_blocks - self._free_blocks, decoding.round, bubble_ns,
         )  # fmt: skip
+        self._sleep_until(lane, end)
 
     def _start_rounds(self, lane: _Lane, hold: int, through_arrivals: bool, growth: int) -> None:
         """Decode iterations only, as many as nothing can change in, *hold* at most; the first takes *growth* blocks."""
@@ -635,14 +638,6 @@ class Replica:
             return
         kv = decoding.cached + n
         window, window_growth = decoding.window_sum, decoding.window_growth
-        record = (
-            lane.index, 0, 0, 0, 0, 0, n, 1, 0, kv, window, window_growth, 0, n, self._n_admitted, len(self._queue),
-            self._total_blocks - self._free_blocks + growth, decoding.round,
-        )  # fmt: skip
-        if self._pipelined:
-            self._free_blocks -= growth
-            self._dispatch(lane, Totals(n, 0, 0, 0, 0, n, kv, n, 0, window), 0, record)
-            return
         base, slope, slope_window, kv_end, window_end = self._pricing.decode_line(n, 1, 0, kv, window)
         rounds = min(hold, decoding.until_finish(), (kv_end - 1 - kv) // n + 1)
         if self._window is not None:
@@ -662,69 +657,53 @@ class Replica:
         lane.end_ticks = None
         lane.in_flight = True
         self._n_in_flight = 1
-        self._record(start >> TICK_BITS, start & _FRACTION, rounds, first, growth_ticks, *record, 0)
+        self._record(
+            start >> TICK_BITS, start & _FRACTION, rounds, first, growth_ticks, lane.index, 0, 0, 0, 0, 0, n, 1, 0, kv,
+            window, window_growth, 0, n, self._n_admitted, len(self._queue), self._total_blocks - self._free_blocks,
+            decoding.round, 0,
+        )  # fmt: skip
         self._sleep_until(lane, start + elapsed(rounds, first, growth_ticks))
 
     def _start_taped_rounds(self, lane: _Lane, hold: int, n: int, growth: int) -> None:
         decoding = lane.decoding
         query, steps = decoding.query_tokens, decoding.draft_steps
         kv = decoding.cached + n * query
-        if self._pipelined:
-            window = int(decoding.window_in(1)[0]) if self._window is not None else 0
-            emitted = int(decoding.emitted_in(1)[0])
-            self._free_blocks -= growth
-            record = (
-                lane.index, 0, 0, 0, 0, 0, n, query, steps, kv, window, 0, 0, emitted, self._n_admitted,
-                len(self._queue), self._total_blocks - self._free_blocks, decoding.round,
-            )  # fmt: skip
-            totals = Totals(n * query, 0, 0, 0, 0, n, kv, n * query, 0, window)
-            self._dispatch(lane, totals, steps, record)
-            return
         rounds = min(hold, decoding.until_finish(), _LONGEST_TAPED_SPAN)
         if rounds > 1:
             rounds = decoding.rounds_within(self._free_blocks, rounds)
         emitted = decoding.emitted_in(rounds)
-        kvs = np.cumsum(emitted)
+        kvs = emitted.cumsum()
         kvs -= emitted
         kvs += kv
+        windows = None
         if self._window is not None:
             windows = decoding.window_in(rounds)
             line = self._pricing.decode_line(n, query, steps, kv, int(windows[0]))
             inside = (kvs < line.kv_end) & (windows < line.kv_window_end)
-            rounds = rounds if inside.all() else int(np.argmin(inside))
+            if not inside.all():
+                rounds = int(inside.argmin())
             durations = line.base + line.slope * kvs[:rounds] + line.slope_window * windows[:rounds]
         else:
-            windows = np.zeros(rounds, np.int64)
             line = self._pricing.decode_line(n, query, steps, kv, 0)
-            rounds = int(np.searchsorted(kvs, line.kv_end))
-            durations = line.base + line.slope * kvs[:rounds]
+            if kvs[-1] >= line.kv_end:
+                rounds = int(kvs.searchsorted(line.kv_end))
+            durations = kvs[:rounds] * line.slope
+            durations += line.base
         self._free_blocks -= growth
         lane.n = rounds
         lane.start_ticks = self._ticks
         lane.first_ticks = int(durations[0])
         lane.growth_ticks = 0
-        lane.end_ticks = np.cumsum(durations)
+        lane.end_ticks = durations.cumsum()
         lane.record = (n, query, steps, kvs, windows, emitted, len(self._queue), len(self.recorder.queued_ns))
         lane.in_flight = True
         self._n_in_flight = 1
         self._sleep(lane)
 
-    def _dispatch(self, lane: _Lane, totals: Totals, draft_steps: int, record: tuple[int, ...]) -> None:
-        """Send one iteration off: through the stages of the pipeline, or on the only one."""
-        start = self._ticks
-        lane.start_ticks = start
-        lane.n = 1
-        lane.growth_ticks = 0
-        lane.end_ticks = None
-        lane.in_flight = True
-        self._n_in_flight += 1
-        if not self._pipelined:
-            lane.first_ticks = first = self._pricing.iteration(totals, draft_steps)
-            self._record(start >> TICK_BITS, start & _FRACTION, 1, first, 0, *record, 0)
-            self._sleep_until(lane, start + first)
-            return
+    def _through_stages(self, lane: _Lane, totals: Totals, draft_steps: int) -> tuple[int, int]:
+        """Send a micro-batch through the stages of the pipeline; the tick it leaves the last at, and its bubble in ns."""
         stages, handover = self._pricing.stages(totals, draft_steps)
-        ready = start
+        ready = lane.start_ticks
         bubble = 0
         for stage, duration in enumerate(stages):
             free = self._stage_free[stage]
@@ -737,18 +716,15 @@ class Replica:
             self.recorder.stages.add(self._n_dispatched, stage, begin_ns, (end >> TICK_BITS) - begin_ns)
             ready = end + handover
         self._n_dispatched += 1
-        end = ready - handover
-        lane.first_ticks = end - start
         bubble_ns = bubble >> TICK_BITS
-        self._record(start >> TICK_BITS, start & _FRACTION, 1, end - start, 0, *record, bubble_ns)
         if lane.decodes:
             lane.bubble_ns += bubble_ns
         for id_, _ in lane.chunks:
             self._state.bubble[id_] += bubble_ns
-        self._sleep_until(lane, end)
         _Turn(self._env, [self._on_stage_free]).arm(
             self._priority + 1, (self._stage_free[0] >> TICK_BITS) - self._env.now
         )
+        return ready - handover, bubble_ns
 
     # Pipelines.
 
@@ -771,7 +747,7 @@ class Replica:
 
     def _on_end(self, event: Any) -> None:
         lane: _Lane = event.lane
-        if lane.version != event.version:
+        if lane.event is not event:
             return
         end_ticks = lane.span_end_ticks
         self._committing = True
@@ -830,31 +806,21 @@ class Replica:
         self._cluster.finished(end_ns, self._priority)
 
     def _write_taped(self, lane: _Lane) -> None:
-        """A taped span as one row an iteration."""
+        """A taped span: what its iterations have in common, and an array for what they have not."""
         n_rounds = lane.n
         n, query, steps, kvs, windows, emitted, waiting, n_queued = lane.record
-        ends = lane.end_ticks[:n_rounds]
-        durations = np.diff(ends, prepend=0)
-        starts = (lane.start_ticks & _FRACTION) + ends - durations
-        start_ns = (lane.start_ticks >> TICK_BITS) + (starts >> TICK_BITS)
-        used = self._total_blocks - self._free_blocks - lane.growth_first + np.cumsum(lane.decoding.blocks_in(n_rounds))
-        queued = np.array(self.recorder.queued_ns[n_queued:], np.int64)
-        table = np.zeros(n_rounds, SPAN.dtype)
-        table["start_ns"] = start_ns
-        table["start_frac"] = starts & _FRACTION
-        table["n"] = 1
-        table["first_ticks"] = durations
-        table["decode_seqs"] = n
-        table["query_tokens"] = query
-        table["draft_steps"] = steps
-        table["decode_kv_tokens"] = kvs[:n_rounds]
-        table["decode_kv_window"] = windows[:n_rounds]
-        table["emitted"] = emitted[:n_rounds]
-        table["running"] = self._n_admitted
-        table["waiting"] = waiting + np.searchsorted(queued, start_ns, side="right")
-        table["kv_blocks_used"] = used
-        table["round"] = lane.decoding.round + np.arange(n_rounds)
-        self.recorder.spans.add_array(table)
+        decoding, start = lane.decoding, lane.start_ticks
+        self.recorder.add_taped(
+            (
+                start >> TICK_BITS, start & _FRACTION, n_rounds, -1, 0,
+                lane.index, 0, 0, 0, 0, 0, n, query, steps, 0, 0,
+                0, 0, 0, self._n_admitted, waiting, 0, decoding.round, 0,
+            ),
+            self._total_blocks - self._free_blocks - lane.growth_first,
+            n_queued,
+            lane.end_ticks[:n_rounds], kvs[:n_rounds], None if windows is None else windows[:n_rounds],
+            emitted[:n_rounds], decoding.blocks_in(n_rounds),
+        )  # fmt: skip
 
     # The end of the run.
 
@@ -886,17 +852,9 @@ class Replica:
         speculation = None
         if self._spec.decoding is not None:
             sets = [lane.decoding for lane in self._lanes if isinstance(lane.decoding, TapedSet)]
-            positions = max((len(s.accepted_by_position) for s in sets), default=0)
-            speculation = {
-                "drafts": sum(s.drafts for s in sets),
-                "draft_tokens": sum(s.draft_tokens for s in sets),
-                "accepted_by_position": [
-                    sum(s.accepted_by_position[i] for s in sets if i < len(s.accepted_by_position))
-                    for i in range(positions)
-                ],
-            }
+            speculation = sum_rounds([set_.rounds_by_k for set_ in sets])
         return ReplicaColumns(
-            spans=self.recorder.spans.array(),
+            spans=self.recorder.all_spans(),
             joins=self.recorder.joins.array(),
             queued_ns=np.array(self.recorder.queued_ns, np.int64),
             resumed_gaps_ns=np.array(self.recorder.resumed_gaps_ns, np.int64),

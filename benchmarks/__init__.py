@@ -1,0 +1,1 @@
+"""Scripts that print figures; they assert nothing about time."""

@@ -1,0 +1,197 @@
+"""Replay speed of the engine, as a ratio to a bare SimPy loop measured in the same run.
+
+    python -m benchmarks.engine [--trace AZURE_CONVERSATION.csv] [--only WORD] [--million]
+
+Prints requests and iterations per second, peak memory, and requests per second divided by the events per second of a SimPy process
+that does nothing but sleep. Each case runs in a process of its own; absolute times on shared machines mean little, ratios more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+DEFAULT_TRACE = Path(__file__).parents[2] / "shared" / "traces" / "AzureLLMInferenceTrace_conv.csv"
+REPEATS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    trace: str | None = None
+    rate_scale: float = 1.0
+    synthetic_requests: int = 0
+    synthetic_rate_per_s: float = 5.0
+    output_tokens: int | None = None
+    fast_forward: bool = True
+    save: bool = False
+
+
+def bare_events_per_s(n: int = 300_000) -> float:
+    """Events per second of a SimPy process that only sleeps."""
+    import simpy
+
+    def sleeper(env: simpy.Environment) -> Iterator[simpy.Event]:
+        for _ in range(n):
+            yield env.timeout(1)
+
+    best = 0.0
+    for _ in range(REPEATS):
+        env = simpy.Environment()
+        env.process(sleeper(env))
+        began = time.perf_counter()
+        env.run()
+        best = max(best, n / (time.perf_counter() - began))
+    return best
+
+
+def measure(case: Case) -> dict[str, float]:
+    """Run one case in this process; the best of a few runs, beside the bare loop."""
+    import tempfile
+
+    from sim.results import Result
+    from sim.run import simulate
+
+    experiment = _experiment(case)
+    repeats = 1 if len(experiment.workload) > 200_000 else REPEATS
+    bare = bare_events_per_s()
+    best: Result | None = None
+    for _ in range(repeats):
+        result = simulate(experiment, fast_forward=case.fast_forward)
+        if best is None or result.columns.meta["wall_s"] < best.columns.meta["wall_s"]:
+            best = result
+    assert best is not None
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    iterations = sum(int(replica.spans["n"].sum()) for replica in best.columns.replicas)
+    wall_s, n = best.columns.meta["wall_s"], len(experiment.workload)
+    figures = {
+        "requests_per_s": n / wall_s,
+        "iterations_per_s": iterations / wall_s,
+        "wall_s": wall_s,
+        "iterations": iterations,
+        "peak_mb": peak_bytes / 1e6,
+        "bare_events_per_s": bare,
+        "ratio": n / wall_s / bare,
+    }
+    if case.save:
+        with tempfile.TemporaryDirectory() as folder:
+            best.save(Path(folder) / "warm")  # matplotlib's first import and fonts are not the engine's
+            began = time.perf_counter()
+            best.save(Path(folder) / "results")
+            figures["save_s"] = time.perf_counter() - began
+    return figures
+
+
+def _experiment(case: Case) -> Any:
+    from sim.scenario import Scenario
+    from sim.scenario.build import build
+    from workloads import Fixed, LogNormal, Poisson, synthesize
+
+    scenario = Scenario.default()
+    for key, value in case.settings.items():
+        scenario = scenario.with_set(f"{key}={value}")
+    if case.trace is not None:
+        scenario = scenario.with_set(f"workload={{trace: {case.trace}, rate_scale: {case.rate_scale}}}")
+        return build(scenario)
+    import dataclasses
+
+    output = (
+        Fixed(tokens=case.output_tokens) if case.output_tokens else LogNormal.from_mean_median(mean=211, median=129)
+    )
+    workload = synthesize(
+        arrivals=Poisson(rate_per_s=case.synthetic_rate_per_s),
+        prompt=LogNormal.from_mean_median(mean=1155, median=1020),
+        output=output,
+        n_requests=case.synthetic_requests,
+        seed=0,
+    )
+    return dataclasses.replace(build(scenario), workload=workload)
+
+
+def cases(trace: Path, million: bool) -> list[Case]:
+    """What the figures are asked for."""
+    found: list[Case] = []
+    if trace.exists():
+        for policy in ("sarathi", "vllm"):
+            for scale in (0.25, 0.5, 1.0, 2.0):
+                found.append(
+                    Case(
+                        name=f"conversation x{scale:g}, {policy}, 1 replica",
+                        settings={"scheduler": f"{{policy: {policy}}}"},
+                        trace=str(trace),
+                        rate_scale=scale,
+                        save=policy == "sarathi" and scale == 1.0,
+                    )
+                )
+            found.append(
+                Case(
+                    name=f"conversation x4, {policy}, 4 replicas",
+                    settings={"scheduler": f"{{policy: {policy}}}", "replicas": 4, "router": "least_outstanding"},
+                    trace=str(trace),
+                    rate_scale=4.0,
+                )
+            )
+        found += [
+            Case(name="conversation x1, stepping", trace=str(trace), fast_forward=False),
+            Case(name="conversation x0.05 (light load)", trace=str(trace), rate_scale=0.05),
+            Case(name="conversation x16 (saturated)", trace=str(trace), rate_scale=16.0),
+        ]
+    sizes = [1_000, 10_000, 100_000] + ([1_000_000] if million else [])
+    found += [Case(name=f"synthetic, {n:,} requests", synthetic_requests=n) for n in sizes]
+    for batch in (16, 64, 256, 1024):
+        found.append(
+            Case(
+                name=f"batch limit {batch}, stepping",
+                settings={
+                    "scheduler": f"{{policy: sarathi, max_sequences: {batch}, token_budget: 2048}}",
+                    "hardware": "h200-sxm",
+                },
+                synthetic_requests=20 * batch,
+                synthetic_rate_per_s=1e4,
+                output_tokens=256,
+                fast_forward=False,
+            )
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--trace", type=Path, default=DEFAULT_TRACE, help="Azure conversation trace")
+    parser.add_argument("--only", default="", help="run only cases whose name holds this word")
+    parser.add_argument("--million", action="store_true", help="also a million requests")
+    options = parser.parse_args()
+    if not options.trace.exists():
+        print(f"{options.trace} is not here: the conversation cases are left out")
+    print(
+        f"{'case':44} {'requests/s':>11} {'iterations/s':>13} {'us/iteration':>13} {'peak MB':>8} {'ratio to bare':>14}"
+    )
+    for case in cases(options.trace, options.million):
+        if options.only in case.name:
+            figures = _in_its_own_process(measure, case)
+            saved = (
+                f"  saving {figures['save_s']:.2f} s beside {figures['wall_s']:.2f} s" if "save_s" in figures else ""
+            )
+            print(
+                f"{case.name:44} {figures['requests_per_s']:11,.0f} {figures['iterations_per_s']:13,.0f} "
+                f"{1e6 * figures['wall_s'] / figures['iterations']:13.2f} {figures['peak_mb']:8.0f} "
+                f"{figures['ratio']:14.4f}{saved}",
+                flush=True,
+            )
+
+
+def _in_its_own_process(function: Callable[[Case], dict[str, float]], case: Case) -> dict[str, float]:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, case).result()
+
+
+if __name__ == "__main__":
+    main()
