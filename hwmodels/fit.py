@@ -170,3 +170,52 @@ def _intervals(result: Any, free: Sequence[str], low: np.ndarray, high: np.ndarr
         name: (float(max(lo, c - s)), float(min(hi, c + s)))
         for name, c, s, lo, hi in zip(free, centre, spread, low, high, strict=True)
     }
+
+
+def fit_profile(measurements: Sequence[Any], datasheet: Any, *, fitted_on: str, max_points: int = 2000) -> Any:
+    """A profile fitted to measurements of one device (from `measured.read`), with errors on held-back shapes.
+
+    Each parameter set is fitted twice: without half of the shapes, which are then scored, and, for the profile, on all
+    of them. Files that feed one parameter set are pooled. `fitted_on` is the ISO date to record.
+    """
+    from hwmodels import measured
+    from hwmodels.profiles import Kernel, Profile, Provenance
+
+    pools: dict[tuple[str, str], list[tuple[Any, Any]]] = {}
+    for measurement in measurements:
+        if measured.is_kernel_level(measurement):
+            for part in measured.parts(measurement, datasheet):
+                if part.groups and len(part.rows):
+                    pools.setdefault((part.family, part.variants[0]), []).append((measurement, part))
+    if not pools:
+        raise ValueError(
+            "no kernel-level measurement to fit; name files as gemm_DEVICE_DTYPE_SOFTWARE.csv and the like"
+        )
+    kernels = []
+    for (family, variant), pool in sorted(pools.items()):
+        part = pool[0][1]
+        names = set(part.columns)
+        columns = {name: np.concatenate([other.columns[name] for _, other in pool]) for name in names}
+        measured_s = np.concatenate([m.measured_s[other.rows] for m, other in pool])
+        settings: dict[str, Any] = {"fixed": part.fixed, "starts": part.starts[1:], "max_points": max_points}
+        hold = held_back_groups(columns, part.groups)
+        free = len(bounds(type(part.starts[0]))) - len(part.fixed)
+        scored = None
+        if hold.any() and (~hold).sum() >= 2 * free:
+            scored = fit(part.seconds, part.starts[0], columns, measured_s, held_back=hold, **settings)
+        whole = fit(part.seconds, part.starts[0], columns, measured_s, **settings)
+        held = scored.held_back if scored is not None and scored.held_back is not None else whole.fitted
+        software = sorted({f"{m.source} {m.version}".strip() for m, _ in pool})
+        origin = Provenance(
+            files=tuple(sorted({m.path.name for m, _ in pool})),
+            software=", ".join(software),
+            fitted_on=fitted_on,
+            points=whole.fitted.points,
+            fit_mape_pct=whole.fitted.mape_pct,
+            fit_median_pct=whole.fitted.median_pct,
+            held_mape_pct=held.mape_pct,
+            held_median_pct=held.median_pct,
+            held_p90_pct=held.p90_pct,
+        )
+        kernels.append(Kernel(family=family, variant=variant, params=whole.params, provenance=origin))
+    return Profile(name=datasheet.name, datasheet=datasheet, kernels=tuple(kernels), note="fitted to measurements")

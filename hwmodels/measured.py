@@ -1,0 +1,797 @@
+"""Read measured latencies by file-name convention, and predict kernel-level rows from a profile.
+
+A file's name says its kind, device, arithmetic and software (`gemm_h200_fp8_vllm0.24.csv`); its header must be the one
+of its kind. Whatever does not fit is refused, and rows without a model are NaN with the reason, never dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwmodels.kernels import attention, collectives, elementwise, gemm, mla, moe, tpu
+from hwmodels.kernels.parameters import Datasheet
+
+if TYPE_CHECKING:
+    from hwmodels.profiles import Profile
+
+_PREFILL = ("batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim", "latency_us")
+_DECODE = ("batch_size", "kv_len", "num_heads", "num_kv_heads", "head_dim", "latency_us")
+_PAGED = (
+    "is_prefill", "batch_size", "prefill_chunk_size", "kv_cache_size", "latency_us", "heads_per_rank",
+    "kv_heads_per_rank",
+)  # fmt: skip
+_SILICON = (
+    "model_path", "system", "backend", "backend_version", "precision", "gemm_quant_mode", "moe_quant_mode", "mode",
+    "isl", "osl", "concurrency",
+)  # fmt: skip
+_NODE = r"(?P<device>[a-z0-9]+)"
+_SOFTWARE = r"(?P<source>[a-z]+)(?P<version>[0-9][0-9a-z.]*)?"
+
+# kind -> (pattern of the stem, columns that must be there, columns that may be)
+_KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "gemm": (
+        rf"gemm_{_NODE}(?:_(?P<dtype>bf16|fp16|fp8|int8|fp4))?(?:_(?P<model>[a-z0-9.-]+?))?_{_SOFTWARE}",
+        ("m", "n", "k", "latency_us"),
+        ("model", "op", "tp", "layer", "min_us"),
+    ),
+    "attention_prefill": (rf"attention_prefill_{_NODE}_{_SOFTWARE}", _PREFILL, ()),
+    "attention_decode": (rf"attention_decode_{_NODE}_{_SOFTWARE}", _DECODE, ()),
+    "attention_mixed": (
+        rf"attention_mixed_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}",
+        ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "latency_us"),
+        (),
+    ),
+    "attention_paged": (rf"attention_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}", _PAGED, ()),
+    "collectives_nccl": (
+        rf"collectives_(?P<source>nccl)_{_NODE}(?:_(?P<topology>[a-z_]+))?",
+        ("collective", "dtype", "num_gpus", "message_bytes", "latency_us"),
+        (),
+    ),
+    "collectives_nodes": (
+        rf"collectives_{_NODE}_(?P<topology>[a-z_]+)_(?P<source>vidur)",
+        ("collective", "num_workers", "devices_per_node", "size_bytes", "latency_us"),
+        ("min_us",),
+    ),
+    "allreduce": (
+        rf"allreduce_(?P<source>[a-z]+)custom_{_NODE}",
+        ("backend", "num_gpus", "message_bytes", "latency_us"),
+        (),
+    ),
+    "elementwise": (
+        rf"elementwise_{_NODE}_(?P<source>vidur)",
+        ("model", "op", "tp", "m", "width", "gated", "latency_us"),
+        (),
+    ),
+    "elementwise_rates": (
+        rf"elementwise_{_NODE}_(?P<source>llmcompass)",
+        ("op", "rows", "cols", "gelements_per_s", "latency_us"),
+        (),
+    ),
+    "layers": (
+        rf"layers_{_NODE}_(?P<model>[a-z0-9.-]+)_{_SOFTWARE}",
+        ("model", "tp", "layer", "m", "n", "k", "latency_us"),
+        (),
+    ),
+    "moe": (
+        rf"moe_{_NODE}(?:_(?P<dtype>bf16|fp8))?_{_SOFTWARE}",
+        (
+            "moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size",
+            "moe_ep_size", "distribution", "latency_us",
+        ),  # fmt: skip
+        (),
+    ),
+    "moe_layer": (
+        rf"moe_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}",
+        ("tokens", "activated_experts", "latency_us"),
+        (),
+    ),
+    "mla": (
+        rf"mla_(?P<phase>prefill|decode)_{_NODE}(?:_{_SOFTWARE})?",
+        ("batch_size", "isl", "step", "num_heads", "tp_size", "latency_us"),
+        (),
+    ),
+    "tpu_attention": (rf"tpu_(?P<device>[a-z0-9]+)_attention_(?P<model>[a-z0-9.-]+)", _PAGED, ()),
+    "tpu_layers": (
+        rf"tpu_(?P<device>[a-z0-9]+)_layers_(?P<model>[a-z0-9.-]+)",
+        ("layer", "m", "n", "k", "latency_us", "flag"),
+        (),
+    ),
+    "iteration": (
+        rf"iteration_(?P<source>[a-z]+)_{_NODE}_(?P<model>[a-z0-9.-]+)",
+        (
+            "model", "hardware", "tensor_parallel", "prompt_size", "batch_size", "token_size", "prompt_time_ms",
+            "token_time_ms",
+        ),  # fmt: skip
+        ("repeats", "e2e_time_ms", "prompt_std_ms", "flag"),
+    ),
+    "e2e_silicon_agg": (
+        r"e2e_silicon_agg",
+        (*_SILICON, "batch_size", "tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "ttft_ms",
+         "tpot_ms"),
+        ("measured", "provenance"),
+    ),
+    "e2e_silicon_disagg": (
+        r"e2e_silicon_disagg",
+        (
+            *_SILICON,
+            *(
+                f"{phase}_{what}"
+                for phase in ("prefill", "decode")
+                for what in ("batch_size", "num_workers", "tp_size", "pp_size", "attention_dp_size", "moe_tp_size",
+                             "moe_ep_size")
+            ),
+            "ttft_ms",
+            "tpot_ms",
+        ),
+        ("measured", "provenance"),
+    ),
+    "e2e_requests": (
+        rf"e2e_requests_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}",
+        ("request_id", "input_toks", "output_toks", "arrival_s", "queued_s", "scheduled_s", "first_token_s",
+         "last_token_s"),
+        (),
+    ),
+    "e2e_timeseries": (
+        rf"e2e_timeseries_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}",
+        ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct"),
+        (),
+    ),
+}  # fmt: skip
+KINDS = tuple(_KINDS)
+_TEXT = {
+    "model", "op", "layer", "collective", "dtype", "backend", "moe_dtype", "distribution", "flag", "hardware",
+    "model_path", "system", "backend_version", "precision", "gemm_quant_mode", "moe_quant_mode", "mode", "request_id",
+    "measured", "provenance",
+}  # fmt: skip
+_FLAGS = {"is_prefill", "gated"}
+# Blank cells that the conventions allow: operations that are no GEMM, one-dimensional operations, unknown settings.
+_MAY_BE_BLANK = {
+    "layers": {"n", "k"},
+    "tpu_layers": {"n", "k"},
+    "elementwise_rates": {"rows", "cols"},
+    "e2e_silicon_agg": None,
+    "e2e_silicon_disagg": None,
+    "iteration": {"prompt_std_ms", "e2e_time_ms", "prompt_time_ms"},
+}
+# Models whose head or expert counts a file's name implies: query heads, KV heads, head dimension (config.json).
+_HEADS = {
+    "llama3.1-8b": (32, 8, 128),
+    "llama3.1-70b": (64, 8, 128),
+    "llama70b": (64, 8, 128),
+    "qwen3-32b": (64, 8, 128),
+    "qwen3-30b": (32, 4, 128),
+    "qwen3-8b": (32, 8, 128),
+}
+_EXPERTS = {"qwen3-30b": (2048, 768, 8, 128), "mixtral-8x7b": (4096, 14336, 2, 8)}  # hidden, inner, top-k, experts
+_TRT_WIDEST_GROUP = 32.0  # beyond it the measured tables fall to one block per query head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One measured file: what its name says, its columns as numpy arrays, and for kernels the measured seconds."""
+
+    path: Path
+    kind: str
+    device: str
+    source: str
+    version: str
+    dtype: str
+    labels: Mapping[str, str]
+    columns: Mapping[str, np.ndarray]
+    measured_s: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Rows of a measurement that one kernel model with one parameter set describes."""
+
+    family: str
+    variants: tuple[str, ...]
+    """Parameter sets that may serve, the best first; a fit fills the first."""
+    rows: np.ndarray
+    columns: Mapping[str, np.ndarray]
+    seconds: Callable[[Any, Mapping[str, np.ndarray]], Any]
+    """(parameters, columns) -> seconds."""
+    groups: tuple[str, ...]
+    """Columns whose values make a shape: held back together."""
+    starts: tuple[Any, ...]
+    fixed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Seconds for each row (NaN: no model) and how many rows each reason left without one."""
+
+    seconds: np.ndarray
+    unmodelled: Mapping[str, int] = field(default_factory=dict)
+
+
+def read(path: str | Path) -> Measurement:
+    """Read one file; ValueError names the file and what was expected when its name, header or cells do not fit."""
+    path = Path(path)
+    kind, labels = _classify(path)
+    _, required, optional = _KINDS[kind]
+    header, cells = _read_csv(path)
+    missing = [name for name in required if name not in header]
+    unknown = [name for name in header if name not in required and name not in optional]
+    if missing or unknown:
+        what = f"lacks {', '.join(missing)}" if missing else f"has the unknown column {unknown[0]}"
+        raise ValueError(f"{path.name}: a {kind} file has the columns {', '.join(required)}; this one {what}")
+    columns = {name: _column(path, kind, name, cell) for name, cell in zip(header, cells, strict=True)}
+    seconds = None
+    if "latency_us" in columns:
+        seconds = columns["latency_us"] * 1e-6
+        bad = np.flatnonzero(~(np.isfinite(seconds) & (seconds > 0)))
+        if len(bad):
+            raise ValueError(f"{path.name}: latency_us must be positive; line {bad[0] + 2} is not; remove or repair it")
+    dtype = {"fp16": "bf16"}.get(labels.get("dtype") or "", labels.get("dtype") or "bf16")
+    return Measurement(
+        path=path,
+        kind=kind,
+        device=labels.get("device") or "",
+        source=labels.get("source") or "",
+        version=labels.get("version") or "",
+        dtype=dtype,
+        labels={name: value for name, value in labels.items() if value},
+        columns=columns,
+        measured_s=seconds,
+    )
+
+
+def read_folder(folder: str | Path) -> list[Measurement]:
+    """Every CSV of a folder, sorted by name; a file that is not understood is an error, not a gap."""
+    folder = Path(folder)
+    paths = sorted(folder.glob("*.csv"))
+    if not paths:
+        raise ValueError(f"{folder} holds no CSV files; expected names such as gemm_h100_bf16_vllm0.24.csv")
+    return [read(path) for path in paths]
+
+
+def is_kernel_level(measurement: Measurement) -> bool:
+    """Whether `predict` covers the file; iteration and end-to-end files need a whole model or a simulation."""
+    return not measurement.kind.startswith(("iteration", "e2e_"))
+
+
+def predict(measurement: Measurement, profile: Profile) -> Prediction:
+    """Seconds of every row of a kernel-level file on the profile's device."""
+    if not is_kernel_level(measurement):
+        raise ValueError(
+            f"{measurement.path.name}: {measurement.kind} files are simulated, not priced kernel by kernel"
+        )
+    seconds = np.full(len(measurement), np.nan)
+    reasons: dict[str, int] = {}
+    covered = np.zeros(len(measurement), bool)
+    for part in parts(measurement, profile.datasheet):
+        covered[part.rows] = True
+        params = profile.find(part.family, part.variants)
+        if params is None:
+            reason = f"{profile.name} has no {part.family} parameters for {part.variants[0]}"
+            reasons[reason] = reasons.get(reason, 0) + len(part.rows)
+            continue
+        try:
+            seconds[part.rows] = part.seconds(params, part.columns)
+        except ValueError as error:
+            reasons[str(error)] = reasons.get(str(error), 0) + len(part.rows)
+    for reason, mask in _unmodelled(measurement):
+        if (left := int((mask & ~covered).sum())) > 0:
+            reasons[reason] = left
+            covered |= mask
+    if not covered.all():
+        reasons["no kernel model covers this kind of row"] = int((~covered).sum())
+    return Prediction(seconds=seconds, unmodelled=reasons)
+
+
+def parts(measurement: Measurement, device: Datasheet) -> Iterator[Part]:
+    """The kernel models behind a file's rows, for prediction and for fitting alike."""
+    yield from _PARTS[measurement.kind](measurement, device)
+
+
+def _classify(path: Path) -> tuple[str, dict[str, str]]:
+    for kind, (pattern, _, _) in _KINDS.items():
+        if match := re.fullmatch(pattern, path.stem):
+            return kind, {name: value or "" for name, value in match.groupdict().items()}
+    raise ValueError(
+        f"{path.name}: the name says no known kind of measurement; expected gemm_DEVICE_DTYPE_SOFTWARE.csv, "
+        "attention_prefill_DEVICE_SOFTWARE.csv or another of: " + ", ".join(KINDS)
+    )
+
+
+def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
+    import csv
+
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.reader(file)
+        header = next(reader, None)
+        if not header:
+            raise ValueError(f"{path.name}: the file is empty; expected a header and rows")
+        rows = list(reader)
+    if not rows:
+        raise ValueError(f"{path.name}: there is a header but no row; the file looks truncated")
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(header):
+            raise ValueError(
+                f"{path.name}: line {number} has {len(row)} cells, the header {len(header)}; truncated file?"
+            )
+    return header, [list(cells) for cells in zip(*rows, strict=True)]
+
+
+def _column(path: Path, kind: str, name: str, cells: Sequence[str]) -> np.ndarray:
+    if name in _TEXT:
+        return np.array(cells)
+    if name in _FLAGS:
+        if unknown := set(cells) - {"True", "False"}:
+            raise ValueError(f"{path.name}: {name} must be True or False; got {sorted(unknown)[0]!r}")
+        return np.array(cells) == "True"
+    blank = _MAY_BE_BLANK.get(kind, set())
+    values = np.empty(len(cells))
+    for index, cell in enumerate(cells):
+        if cell == "" and (blank is None or name in blank):
+            values[index] = np.nan
+            continue
+        try:
+            values[index] = float(cell)
+        except ValueError:
+            raise ValueError(f"{path.name}: {name} in line {index + 2} must be a number; got {cell!r}") from None
+    if not np.isfinite(values[~np.isnan(values)]).all() or (
+        np.isnan(values).any() and blank is not None and name not in blank
+    ):
+        raise ValueError(f"{path.name}: {name} must be finite numbers; some are not")
+    return values
+
+
+def _pick(m: Measurement, mask: np.ndarray, names: Mapping[str, str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    rows = np.flatnonzero(mask)
+    return rows, {new: m.columns[old][rows] for new, old in names.items()}
+
+
+def _gemm_options(dtype: str, source: str) -> dict[str, Any]:
+    """How a benchmark of this software and format ran its GEMMs."""
+    narrow = {"fp8": 1.0, "int8": 1.0, "fp4": 0.5}.get(dtype, 2.0)
+    options: dict[str, Any] = {"dtype": dtype, "weight_bytes": narrow, "activation_bytes": narrow}
+    if dtype == "fp8":
+        options |= {"quantise_activations": True, "library": "dispatch"}
+    # The serving-kernel collector cycles six weight tensors; the others repeat one layer.
+    return options | {"weight_copies": 6.0 if source in ("vllm", "trtllm", "sglang") else 1.0}
+
+
+def _gemm_part(m: Measurement, device: Datasheet, mask: np.ndarray, source: str, dtype: str) -> Part:
+    rows, columns = _pick(m, mask, {"m": "m", "n": "n", "k": "k"})
+    options = _gemm_options(dtype, source)
+    fixed = () if options.get("quantise_activations") else gemm.QUANTISE_FIELDS
+    start = gemm.GemmParams(launch_s=3e-5) if source == "llmcompass" else gemm.GemmParams()
+    if dtype == "fp8":
+        start = gemm.GemmParams(launch_s=5e-6, fill_k=500.0, tile_edge=2.0, l2_intensity=60.0, block_bandwidth=3.0)
+        fixed = ("split_s",)
+    if source == "llmcompass":  # 20 points: what a few large shapes can tell
+        fixed = (*gemm.QUANTISE_FIELDS, "cache_gain", "block_bandwidth", "split_s", "throttle_after_s", "wave_softness",
+                 "l2_intensity", "fill_k")  # fmt: skip
+    return Part(
+        family="gemm",
+        variants=(f"{dtype}/{source}", f"{dtype}/vllm", f"{dtype}/trtllm", f"{dtype}/vidur"),
+        rows=rows,
+        columns=columns,
+        seconds=lambda p, c: gemm.gemm_s(p, device, c["m"], c["n"], c["k"], **options),
+        groups=("n", "k"),
+        starts=(start,),
+        fixed=fixed,
+    )
+
+
+def _gemm(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    yield _gemm_part(m, device, np.ones(len(m), bool), m.source, m.dtype)
+
+
+def _prefill_part(m: Measurement, device: Datasheet, rows: np.ndarray, columns: dict, groups: tuple[str, ...]) -> Part:
+    def seconds(p: Any, c: Mapping[str, np.ndarray]) -> Any:
+        b, q, past = c["batch"], c["query"], c["past"]
+        return attention.attention_prefill_s(
+            p, device, chunks=b, rows=b * q, pairs=b * (q * past + q * (q + 1) / 2), kv_tokens=b * (q + past),
+            heads=c["heads"], kv_heads=c["kv_heads"], head_dim=c["head_dim"], longest_kv=q + past, resident=True,
+        )  # fmt: skip
+
+    return Part(
+        family="prefill", variants=(m.source, "vllm"), rows=rows, columns=columns, seconds=seconds, groups=groups,
+        starts=(attention.PrefillParams(), attention.PrefillParams(launch_s=3e-6)),
+    )  # fmt: skip
+
+
+def _decode_part(m: Measurement, device: Datasheet, rows: np.ndarray, columns: dict, groups: tuple[str, ...]) -> Part:
+    widest = _TRT_WIDEST_GROUP if m.source == "trtllm" else np.inf
+
+    def seconds(p: Any, c: Mapping[str, np.ndarray]) -> Any:
+        kv = c["kv"]
+        return attention.attention_decode_s(
+            p, device, seqs=c["batch"], kv_tokens=c["batch"] * kv, heads=c["heads"], kv_heads=c["kv_heads"],
+            head_dim=c["head_dim"], longest_kv=kv, resident=True, widest_group=widest,
+        )  # fmt: skip
+
+    return Part(
+        family="decode", variants=(m.source, "vllm"), rows=rows, columns=columns, seconds=seconds, groups=groups,
+        starts=(attention.DecodeParams(), attention.DecodeParams(single_blocks=1.0),
+                attention.DecodeParams(launch_s=3e-6, combine_s=0.0)),
+    )  # fmt: skip
+
+
+_HEAD_COLUMNS = {"batch": "batch_size", "heads": "num_heads", "kv_heads": "num_kv_heads", "head_dim": "head_dim"}
+_WIDEST_HEAD = 256.0  # wider heads run a fallback kernel, up to 200 times slower than the bandwidth allows
+
+
+def _attention_prefill(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    usual = m.columns["head_dim"] <= _WIDEST_HEAD
+    rows, columns = _pick(m, usual & (m.columns["seq_len"] > 1), {**_HEAD_COLUMNS, "query": "seq_len"})
+    columns["past"] = 0.0 * columns["query"]
+    yield _prefill_part(m, device, rows, columns, ("heads", "kv_heads", "head_dim"))
+    rows, columns = _pick(m, usual & (m.columns["seq_len"] <= 1), {**_HEAD_COLUMNS, "kv": "seq_len"})
+    if len(rows):
+        # A prompt of one token is a decode without a past; it is predicted so, and not fitted.
+        part = _decode_part(m, device, rows, columns, ())
+        yield part
+
+
+def _attention_decode(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    rows, columns = _pick(m, m.columns["head_dim"] <= _WIDEST_HEAD, {**_HEAD_COLUMNS, "kv": "kv_len"})
+    columns["kv"] = columns["kv"] + 1.0
+    yield _decode_part(m, device, rows, columns, ("heads", "kv_heads", "head_dim"))
+
+
+def _heads_of(m: Measurement) -> tuple[float, float, float]:
+    model, tp = m.labels["model"], float(m.labels.get("tp", "1"))
+    if model not in _HEADS:
+        raise ValueError(f"{m.path.name}: the head counts of {model} are not known here; known: {', '.join(_HEADS)}")
+    heads, kv_heads, head_dim = _HEADS[model]
+    return heads / tp, max(1.0, kv_heads / tp), float(head_dim)
+
+
+def _attention_mixed(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    heads, kv_heads, head_dim = _heads_of(m)
+    prompt, decodes = m.columns["prefill_chunk"] > 0, m.columns["n_decode"] > 0
+    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+
+    def filled(mask: np.ndarray, names: Mapping[str, str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        rows, columns = _pick(m, mask, names)
+        return rows, columns | {name: np.full(len(rows), value) for name, value in shape.items()}
+
+    rows, columns = filled(prompt & ~decodes, {"query": "prefill_chunk", "past": "kv_prefill"})
+    columns["batch"] = np.ones(len(rows))
+    yield _prefill_part(m, device, rows, columns, ("query", "past"))
+    rows, columns = filled(decodes & ~prompt, {"batch": "n_decode", "kv": "kv_decode"})
+    columns["kv"] = columns["kv"] + 1.0
+    yield _decode_part(m, device, rows, columns, ("batch", "kv"))
+    rows, columns = filled(
+        prompt & decodes, {"query": "prefill_chunk", "past": "kv_prefill", "seqs": "n_decode", "kv": "kv_decode"}
+    )
+
+    def seconds(p: Any, c: Mapping[str, np.ndarray]) -> Any:
+        q, past, kv = c["query"], c["past"], c["kv"] + 1.0
+        return attention.attention_mixed_s(
+            p, device, chunks=np.ones_like(q), rows=q, pairs=q * past + q * (q + 1) / 2, kv_tokens=q + past,
+            seqs=c["seqs"], decode_kv_tokens=c["seqs"] * kv, heads=c["heads"], kv_heads=c["kv_heads"],
+            head_dim=c["head_dim"], longest_kv=np.maximum(q + past, kv), resident=True,
+        )  # fmt: skip
+
+    yield Part(
+        family="mixed", variants=(m.source, "lss"), rows=rows, columns=columns, seconds=seconds,
+        groups=("query", "past"), starts=(attention.PrefillParams(unpacked=0.5, padding=2.0, block_s=5e-6),),
+    )  # fmt: skip
+
+
+def _attention_paged(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    names = {"batch": "batch_size", "heads": "heads_per_rank", "kv_heads": "kv_heads_per_rank"}
+    prompt = m.columns["is_prefill"]
+    rows, columns = _pick(m, prompt, {**names, "query": "prefill_chunk_size", "past": "kv_cache_size"})
+    columns["head_dim"] = np.full(len(rows), 128.0)
+    yield _prefill_part(m, device, rows, columns, ("query", "past"))
+    rows, columns = _pick(m, ~prompt, {**names, "kv": "kv_cache_size"})
+    columns["head_dim"] = np.full(len(rows), 128.0)
+    yield _decode_part(m, device, rows, columns, ("batch", "kv"))
+
+
+_COLLECTIVES = {"alltoall": "all_to_all"}
+
+
+def _collective_part(
+    m: Measurement, mask: np.ndarray, kind: str, names: Mapping[str, str], variants: tuple[str, ...], link: float
+) -> Part:
+    rows, columns = _pick(m, mask, names)
+    start = collectives.CollectiveParams()
+    return Part(
+        family="collective", variants=variants, rows=rows, columns=columns,
+        seconds=lambda p, c: collectives.collective_s(p, kind, c["bytes"], c["devices"], link),
+        groups=("devices", "bytes"),
+        starts=(start, collectives.CollectiveParams(contention=1.0, bandwidth_high=0.5, bandwidth_mid=0.2),
+                collectives.CollectiveParams(start_s=3e-5), collectives.CollectiveParams(host_s=2e-5)),
+    )  # fmt: skip
+
+
+def _collectives_nccl(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    for name in np.unique(m.columns["collective"]):
+        kind = _COLLECTIVES.get(str(name), str(name))
+        yield _collective_part(
+            m, m.columns["collective"] == name, kind, {"bytes": "message_bytes", "devices": "num_gpus"},
+            (f"{kind}/nccl",), device.link_bytes_per_s,
+        )  # fmt: skip
+
+
+NETWORK_BYTES_PER_S = 25e9  # a 200 Gb/s adapter: the unit in which shares of a link between nodes are kept
+
+
+def _collectives_nodes(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    across = m.columns["devices_per_node"] < m.columns["num_workers"]
+    pairs = "pairwise" in m.labels["topology"]
+    for name in np.unique(m.columns["collective"]):
+        for network in (False, True):
+            mask = (m.columns["collective"] == name) & (across == network)
+            if not mask.any():
+                continue
+            place = "network" if network else "node"
+            variants = (f"{name}/vidur-{place}", f"{name}/nccl")
+            if pairs:
+                variants = (f"{name}/vidur-pairs-{place}", *variants)
+            link = NETWORK_BYTES_PER_S if network else device.link_bytes_per_s
+            yield _collective_part(
+                m, mask, str(name), {"bytes": "size_bytes", "devices": "num_workers"}, variants, link
+            )
+
+
+def _allreduce(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    for backend in np.unique(m.columns["backend"]):
+        yield _collective_part(
+            m, m.columns["backend"] == backend, "all_reduce", {"bytes": "message_bytes", "devices": "num_gpus"},
+            (f"all_reduce/{str(backend).replace('_', '-')}", "all_reduce/nccl"), device.link_bytes_per_s,
+        )  # fmt: skip
+
+
+def _elementwise_part(
+    device: Datasheet, op: str, variants: tuple[str, ...], rows: np.ndarray, columns: dict, calls: float = 1.0
+) -> Part:
+    return Part(
+        family="elementwise", variants=variants, rows=rows, columns=columns,
+        seconds=lambda p, c: calls
+        * elementwise.elementwise_s(p, device, op, c["rows"], c["width"], gated=c.get("gated", False)),
+        groups=("rows",),
+        starts=(elementwise.ElementwiseParams(), elementwise.ElementwiseParams(launch_s=2e-5)),
+    )  # fmt: skip
+
+
+_VIDUR_OPS = {
+    "add": "add", "attn_rope": "rope", "emb": "embedding", "input_layernorm": "norm", "mlp_act": "act",
+    "post_attention_layernorm": "norm",
+}  # fmt: skip
+
+
+def _elementwise(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    ops = np.array([_VIDUR_OPS.get(str(op), "") for op in m.columns["op"]])
+    for op in np.unique(ops):
+        for gated in (True, False):
+            mask = (ops == op) & (m.columns["gated"] == gated)
+            if not op or not mask.any():
+                continue
+            rows, columns = _pick(m, mask, {"rows": "m", "width": "width", "gated": "gated"})
+            # Models with a gated feed-forward use RMSNorm from elementary kernels; the others LayerNorm from one, and
+            # add attention and feed-forward to the residual in two calls.
+            name = "layer-norm" if op == "norm" and not gated else op
+            calls = 2.0 if op == "add" and not gated else 1.0
+            variants = (f"{name}/{m.source}", f"{op}/{m.source}", f"{op}/lss", f"{op}/llmcompass")
+            yield _elementwise_part(device, op, variants, rows, columns, calls)
+
+
+def _elementwise_rates(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    for name, op in (("gelu", "act"), ("layernorm", "norm"), ("softmax", "softmax")):
+        mask = m.columns["op"] == name
+        if mask.any():
+            rows, columns = _pick(m, mask, {"rows": "rows", "width": "cols"})
+            # gelu ran over one long vector: rows of 1024 numbers stand for its blocks.
+            if op == "act":
+                columns = {"rows": columns["rows"] / 1024.0, "width": np.full(len(rows), 1024.0)}
+            yield _elementwise_part(device, op, (f"{op}/{m.source}", f"{op}/vidur"), rows, columns)
+
+
+_LAYER_OPS = {
+    "act_fn": "act", "embedding": "embedding", "final_layernorm": "norm", "layernorm": "norm", "rotary_emb": "rope",
+    "rope": "rope", "sampler": "softmax", "input_layernorm": "norm", "post_layernorm": "norm",
+}  # fmt: skip
+
+
+def _layer_widths(m: Measurement, tp: float | None = None) -> dict[str, float]:
+    """Widths of the elementwise layers, from the GEMMs of the same file and parallelism."""
+    mine = ~np.isnan(m.columns["k"])
+    if tp is not None:
+        mine &= m.columns["tp"] == tp
+    shapes = {
+        str(layer): (n, k) for layer, n, k in zip(*(m.columns[c][mine] for c in ("layer", "n", "k")), strict=True)
+    }
+    hidden = next(shapes[name][1] for name in ("qkv_proj", "q_proj", "gate_up_proj", "gate_proj") if name in shapes)
+    inner = shapes["gate_up_proj"][0] / 2 if "gate_up_proj" in shapes else shapes.get("gate_proj", (hidden, 0))[0]
+    rotary = shapes.get("qkv_proj", shapes.get("q_proj", (hidden, 0)))[0]
+    vocabulary = shapes.get("lm_head", (hidden, 0))[0]
+    widths = {"norm": hidden, "embedding": hidden, "act": inner, "rope": rotary, "softmax": vocabulary}
+    return {name: float(width) for name, width in widths.items()}
+
+
+def _layers(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    matrix = ~np.isnan(m.columns["k"])
+    yield _gemm_part(m, device, matrix, m.source, m.dtype)
+    for layer in np.unique(m.columns["layer"][~matrix]):
+        op = _LAYER_OPS.get(str(layer))
+        mask = ~matrix & (m.columns["layer"] == layer)
+        if op is None:
+            continue
+        rows, columns = _pick(m, mask, {"rows": "m", "tp": "tp"})
+        by_tp = {tp: _layer_widths(m, tp)[op] for tp in np.unique(columns["tp"])}
+        columns["width"] = np.array([by_tp[tp] for tp in columns.pop("tp")])
+        columns["gated"] = np.full(len(rows), op == "act")
+        name = str(layer).replace("_", "-") if op in ("norm", "softmax") else op
+        yield _elementwise_part(device, op, (f"{name}/{m.source}", f"{op}/vidur"), rows, columns)
+
+
+_MOE_DTYPES = {"bfloat16": ("bf16", 2.0), "fp8_block": ("fp8", 1.0), "fp8": ("fp8", 1.0)}
+_MOE_SHAPE = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+
+
+def _moe(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    for name in np.unique(m.columns["moe_dtype"]):
+        if str(name) not in _MOE_DTYPES:
+            continue
+        dtype, width = _MOE_DTYPES[str(name)]
+        names = {c: c for c in (*_MOE_SHAPE, "num_tokens", "distribution")}
+        rows, columns = _pick(m, m.columns["moe_dtype"] == name, names)
+
+        def seconds(p: Any, c: Mapping[str, np.ndarray], dtype: str = dtype, width: float = width) -> Any:
+            keys = np.stack([c[column].astype(str) for column in (*_MOE_SHAPE, "distribution")])
+            _, first, inverse = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+            inverse = inverse.reshape(-1)
+            out = np.empty(len(c["num_tokens"]))
+            for group, at in enumerate(first):
+                mine = inverse == group
+                hidden, inner, topk, experts, tp, ep = (int(c[column][at]) for column in _MOE_SHAPE)
+                # Nemotron's experts have two matrices (squared ReLU), all others of the tables three.
+                gated = not (topk == 22 or (hidden, inner) == (2688, 1856))
+                out[mine] = moe.moe_s(
+                    p, device, c["num_tokens"][mine], hidden_size=hidden, inter_size=inner, topk=topk, experts=experts,
+                    tp=tp, ep=ep, distribution=str(c["distribution"][at]), dtype=dtype, weight_bytes=width, gated=gated,
+                )  # fmt: skip
+            return out
+
+        yield Part(
+            family="moe", variants=(f"{dtype}/{m.source}", f"{dtype}/vllm"), rows=rows, columns=columns,
+            seconds=seconds, groups=_MOE_SHAPE, starts=(moe.MoeParams(),),
+        )  # fmt: skip
+
+
+def _moe_layer(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    if m.labels["model"] not in _EXPERTS:
+        known = ", ".join(_EXPERTS)
+        raise ValueError(f"{m.path.name}: the expert shapes of {m.labels['model']} are not known here; known: {known}")
+    hidden, inner, topk, experts = _EXPERTS[m.labels["model"]]
+    rows, columns = _pick(m, np.ones(len(m), bool), {"tokens": "tokens", "active": "activated_experts"})
+    tp = int(m.labels["tp"])
+    yield Part(
+        family="moe", variants=(f"bf16/{m.source}", "bf16/vllm"), rows=rows, columns=columns,
+        seconds=lambda p, c: moe.moe_s(
+            p, device, c["tokens"], hidden_size=hidden, inter_size=inner, topk=topk, experts=experts, tp=tp,
+            experts_active=c["active"],
+        ),
+        groups=("tokens", "active"),
+        starts=(moe.MoeParams(),),
+        fixed=("rank_skew", "expert_s", "fill_k", "inner_passes"),
+    )  # fmt: skip
+
+
+def _mla(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    source = m.source or "vllm"
+    rows, columns = _pick(
+        m, np.ones(len(m), bool), {"batch": "batch_size", "isl": "isl", "step": "step", "heads": "num_heads"}
+    )
+    if m.labels["phase"] == "decode":
+
+        def seconds(p: Any, c: Mapping[str, np.ndarray]) -> Any:
+            kv = c["batch"] * (c["isl"] + c["step"])
+            return mla.mla_decode_s(p, device, seqs=c["batch"], kv_tokens=kv, heads=c["heads"])
+
+    else:
+
+        def seconds(p: Any, c: Mapping[str, np.ndarray]) -> Any:
+            b, q, past = c["batch"], c["isl"], c["step"]
+            pairs = b * (q * past + q * (q + 1) / 2)
+            return mla.mla_prefill_s(
+                p, device, chunks=b, rows=b * q, pairs=pairs, kv_tokens=b * (q + past), heads=c["heads"]
+            )
+
+    yield Part(
+        family=f"mla_{m.labels['phase']}", variants=(source, "vllm"), rows=rows, columns=columns, seconds=seconds,
+        groups=("heads", "batch", "isl", "step"), starts=(mla.MlaParams(),),
+    )  # fmt: skip
+
+
+def _tpu_attention(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    names = {"batch": "batch_size", "query": "prefill_chunk_size", "kv": "kv_cache_size", "heads": "heads_per_rank",
+             "kv_heads": "kv_heads_per_rank"}  # fmt: skip
+    decode_fields = ("decode_launch_s", "decode_seq_s", "decode_token_s")
+    prefill_fields = ("prefill_launch_s", "prefill_row_s", "prefill_pair_s", "prefill_token_s", "overlap_loss")
+    prompt = m.columns["is_prefill"]
+    rows, columns = _pick(m, ~prompt, names)
+    yield Part(
+        family="tpu_decode", variants=("jax",), rows=rows, columns=columns,
+        seconds=lambda p, c: tpu.tpu_decode_s(
+            p, seqs=c["batch"], kv_tokens=c["batch"] * c["kv"], kv_heads=c["kv_heads"]
+        ),
+        groups=("batch", "kv"), starts=(tpu.TpuAttentionParams(),), fixed=prefill_fields,
+    )  # fmt: skip
+    rows, columns = _pick(m, prompt, names)
+    yield Part(
+        family="tpu_prefill", variants=("jax",), rows=rows, columns=columns,
+        seconds=lambda p, c: tpu.tpu_prefill_s(
+            p, rows=c["batch"] * c["query"], heads=c["heads"], kv_tokens=c["batch"] * (c["kv"] + c["query"]),
+            pairs=c["batch"] * (c["query"] * c["kv"] + c["query"] * (c["query"] + 1) / 2),
+        ),
+        groups=("query", "kv"), starts=(tpu.TpuAttentionParams(),), fixed=decode_fields,
+    )  # fmt: skip
+
+
+def _tpu_layers(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    clean, matrix = m.columns["flag"] == "ok", ~np.isnan(m.columns["k"])
+    rows, columns = _pick(m, clean & matrix, {"m": "m", "n": "n", "k": "k"})
+    yield Part(
+        family="tpu_gemm", variants=("bf16",), rows=rows, columns=columns,
+        seconds=lambda p, c: tpu.tpu_gemm_s(p, device, c["m"], c["n"], c["k"]),
+        groups=("m",), starts=(tpu.TpuGemmParams(),),
+    )  # fmt: skip
+    widths = _layer_widths(m)
+    for layer in np.unique(m.columns["layer"][~matrix]):
+        op = _LAYER_OPS.get(str(layer))
+        mask = clean & ~matrix & (m.columns["layer"] == layer)
+        if op is None or not mask.any():
+            continue
+        rows, columns = _pick(m, mask, {"rows": "m"})
+        columns["width"] = np.full(len(rows), widths[op])
+        columns["gated"] = np.full(len(rows), op == "act")
+        name = str(layer).replace("_", "-") if op == "norm" else op
+        yield _elementwise_part(device, op, (f"{name}/jax",), rows, columns)
+
+
+_PARTS: dict[str, Callable[[Measurement, Datasheet], Iterator[Part]]] = {
+    "gemm": _gemm,
+    "attention_prefill": _attention_prefill,
+    "attention_decode": _attention_decode,
+    "attention_mixed": _attention_mixed,
+    "attention_paged": _attention_paged,
+    "collectives_nccl": _collectives_nccl,
+    "collectives_nodes": _collectives_nodes,
+    "allreduce": _allreduce,
+    "elementwise": _elementwise,
+    "elementwise_rates": _elementwise_rates,
+    "layers": _layers,
+    "moe": _moe,
+    "moe_layer": _moe_layer,
+    "mla": _mla,
+    "tpu_attention": _tpu_attention,
+    "tpu_layers": _tpu_layers,
+}
+
+
+def _unmodelled(m: Measurement) -> Iterator[tuple[str, np.ndarray]]:
+    """Reasons why rows have no model, with the rows each explains."""
+    if "head_dim" in m.columns:
+        yield "head_dim above 256 runs a fallback kernel", m.columns["head_dim"] > _WIDEST_HEAD
+    if m.kind == "tpu_layers":
+        for flag in np.unique(m.columns["flag"]):
+            if flag != "ok":
+                yield f"flagged {flag}: the row times more or less than its operation", m.columns["flag"] == flag
+    if m.kind == "attention_mixed":
+        yield "an empty batch", (m.columns["prefill_chunk"] <= 0) & (m.columns["n_decode"] <= 0)
+    for name in ("layer", "op"):
+        if name in m.columns:
+            for value in np.unique(m.columns[name]):
+                yield f"{name} {value} has no kernel model", m.columns[name] == value
+    if "moe_dtype" in m.columns:
+        for value in np.unique(m.columns["moe_dtype"]):
+            yield f"moe_dtype {value} has no kernel model", m.columns["moe_dtype"] == value

@@ -1,0 +1,283 @@
+"""Calibrated profiles: fitted kernel parameters of a device, where each came from, and its datasheet numbers apart."""
+
+from __future__ import annotations
+
+import functools
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from hwmodels.device import Device, load_device
+from hwmodels.kernels.attention import DecodeParams, PrefillParams
+from hwmodels.kernels.collectives import CollectiveParams
+from hwmodels.kernels.elementwise import ElementwiseParams
+from hwmodels.kernels.gemm import GemmParams
+from hwmodels.kernels.mla import MlaParams
+from hwmodels.kernels.moe import MoeParams
+from hwmodels.kernels.parameters import Datasheet, with_values
+from hwmodels.kernels.tpu import TpuAttentionParams, TpuGemmParams
+
+FORMAT = 1
+FOLDER = Path(__file__).parent
+FAMILIES: Mapping[str, type] = {
+    "gemm": GemmParams,
+    "prefill": PrefillParams,
+    "decode": DecodeParams,
+    "mixed": PrefillParams,
+    "moe": MoeParams,
+    "mla_prefill": MlaParams,
+    "mla_decode": MlaParams,
+    "collective": CollectiveParams,
+    "elementwise": ElementwiseParams,
+    "tpu_gemm": TpuGemmParams,
+    "tpu_prefill": TpuAttentionParams,
+    "tpu_decode": TpuAttentionParams,
+}
+# Calibrated device -> file. For any other, the relative whose library kernels are the most alike; a device of the same
+# architecture before one of the same size.
+_RELATIVES = {
+    "h100-pcie": "h100-sxm",
+    "h20": "h200",
+    "b200": "h200",
+    "gb200": "h200",
+    "a100-40gb-sxm": "a100-80gb-sxm",
+    "a100-80gb-pcie": "a100-80gb-sxm",
+    "a6000": "a100-80gb-sxm",
+    "a40": "a100-80gb-sxm",
+    "a10": "a100-80gb-sxm",
+    "v100-32": "a100-80gb-sxm",
+    "v100-16": "a100-80gb-sxm",
+    "l4": "l40s",
+    "rtx-4090": "l40s",
+    "mi300x": "h100-sxm",
+    "tpu-v3": "tpu-v6e",
+    "tpu-v4": "tpu-v6e",
+    "tpu-v5e": "tpu-v6e",
+    "tpu-v5p": "tpu-v6e",
+}
+_BORROWERS_BY_VENDOR = {"NVIDIA": "h100-sxm", "Google": "tpu-v6e"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where a parameter set came from; errors in percent, `held_*` on shapes that the scored fit did not see."""
+
+    files: tuple[str, ...]
+    software: str
+    fitted_on: str
+    """ISO date of the fit."""
+    points: int
+    fit_mape_pct: float
+    fit_median_pct: float
+    held_mape_pct: float
+    held_median_pct: float
+    held_p90_pct: float
+    borrowed_from: str = ""
+    """The device whose measurements these are, when it is not this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One fitted parameter set: a family, the variant it describes (format, operation, software) and its origin."""
+
+    family: str
+    variant: str
+    params: Any
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Everything the kernel models need of one device."""
+
+    name: str
+    datasheet: Datasheet
+    kernels: tuple[Kernel, ...] = field(repr=False)
+    note: str = ""
+
+    def find(self, family: str, variants: Sequence[str]) -> Any | None:
+        """Parameters of the first of `variants` that the profile has, or None."""
+        kernel = self.kernel(family, variants)
+        return None if kernel is None else kernel.params
+
+    def kernel(self, family: str, variants: Sequence[str]) -> Kernel | None:
+        """As `find`, with the origin of the parameters."""
+        if family not in FAMILIES:
+            raise ValueError(f"family must be one of {', '.join(FAMILIES)}; got {family!r}")
+        have = {kernel.variant: kernel for kernel in self.kernels if kernel.family == family}
+        return next((have[variant] for variant in variants if variant in have), None)
+
+    def get(self, family: str, variants: Sequence[str]) -> Any:
+        """As `find`, but ValueError says what the profile has when it has none of them."""
+        params = self.find(family, variants)
+        if params is None:
+            have = ", ".join(kernel.variant for kernel in self.kernels if kernel.family == family) or "none"
+            raise ValueError(
+                f"profile {self.name} has no {family} parameters for {' or '.join(variants)}; it has {have}"
+            )
+        return params
+
+
+def datasheet_of(device: Device) -> Datasheet:
+    """The numbers of the device catalogue that kernel models use.
+
+    fp16 stands in for bf16 on devices without it (both run at one rate where both exist). A device without a stated L2
+    counts as having 1 MiB, which no kernel's working set fits.
+    """
+    peaks = {name: value for name, value in device.peak_flops_per_s.items() if name in ("bf16", "fp8", "int8", "fp4")}
+    peaks.setdefault("bf16", device.first_peak(("bf16", "fp16"), "matrix multiplication"))
+    return Datasheet(
+        name=device.name,
+        peak_flops_per_s=peaks,
+        vector_flops_per_s=device.peak_flops_per_s.get("fp32", peaks["bf16"]),
+        hbm_bytes_per_s=device.hbm_bytes_per_s,
+        sm_count=device.n_cores,
+        l2_bytes=device.l2_bytes or float(2**20),
+        link_bytes_per_s=device.link.bytes_per_s,
+    )
+
+
+def calibrated_devices() -> tuple[str, ...]:
+    """Names of the devices whose profiles were fitted to their own measurements."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+
+
+@functools.cache
+def load_profile(name_or_path: str) -> Profile:
+    """A calibrated profile, a file's profile (a path ending in .toml), or a borrowed one for another catalogue device."""
+    if name_or_path.endswith(".toml"):
+        return read_profile(name_or_path)
+    device = load_device(name_or_path)
+    if device.name in calibrated_devices():
+        return read_profile(FOLDER / f"{device.name}.toml")
+    relative = _RELATIVES.get(device.name) or _BORROWERS_BY_VENDOR.get(device.vendor)
+    if relative is None:
+        raise ValueError(
+            f"{device.name} has no calibrated profile and no calibrated relative; fit one with rooftrace fit, or name "
+            f"the profile file of one of {', '.join(calibrated_devices())}"
+        )
+    return borrow(read_profile(FOLDER / f"{relative}.toml"), datasheet_of(device))
+
+
+def borrow(profile: Profile, datasheet: Datasheet) -> Profile:
+    """The fitted efficiencies and latencies of one device on another's datasheet numbers; every origin says so."""
+    kernels = tuple(
+        replace(
+            kernel, provenance=replace(kernel.provenance, borrowed_from=kernel.provenance.borrowed_from or profile.name)
+        )
+        for kernel in profile.kernels
+    )
+    note = f"efficiencies and latencies borrowed from {profile.name}, with the datasheet numbers of {datasheet.name}"
+    return Profile(name=datasheet.name, datasheet=datasheet, kernels=kernels, note=note)
+
+
+def read_profile(path: str | Path) -> Profile:
+    """Read and check a profile file; ValueError names the file and the first thing that is wrong."""
+    path = Path(path)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist; calibrated profiles: {', '.join(calibrated_devices())}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path.name}: not readable as TOML ({error}); is the file truncated?") from None
+    where = path.name
+    version = table.get("format")
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise ValueError(f"{where}: format is missing; expected format = {FORMAT}")
+    if version > FORMAT:
+        raise ValueError(f"{where}: written in format {version}, this release reads up to {FORMAT}; update rooftrace")
+    _only(where, table, {"format", "device", "note", "kernel_count", "datasheet", "kernel"}, {"note"})
+    sheet = table["datasheet"]
+    names = {f.name for f in fields(Datasheet)} - {"name"}
+    _only(f"{where}: datasheet", sheet, names, set())
+    for key, value in [*sheet.items(), *((f"peak_flops_per_s.{k}", v) for k, v in sheet["peak_flops_per_s"].items())]:
+        if key != "peak_flops_per_s":
+            _number(f"{where}: datasheet.{key}", value)
+    datasheet = Datasheet(name=table["device"], **sheet)
+    rows = table["kernel"]
+    if len(rows) != table["kernel_count"]:
+        raise ValueError(f"{where}: holds {len(rows)} of {table['kernel_count']} kernels; the file is truncated")
+    kernels = tuple(_kernel(f"{where}: kernel {index + 1}", row) for index, row in enumerate(rows))
+    keys = [(kernel.family, kernel.variant) for kernel in kernels]
+    if doubled := next((key for key in keys if keys.count(key) > 1), None):
+        raise ValueError(f"{where}: {' '.join(doubled)} appears twice; keep one")
+    return Profile(name=table["device"], datasheet=datasheet, kernels=kernels, note=table.get("note", ""))
+
+
+def write_profile(profile: Profile, path: str | Path) -> None:
+    """Write a profile as TOML that `read_profile` gives back; numbers keep six significant digits."""
+    lines = [
+        f"format = {FORMAT}",
+        f"device = {_text(profile.name)}",
+        f"note = {_text(profile.note)}",
+        f"kernel_count = {len(profile.kernels)}",
+        "",
+        "[datasheet]",
+    ]
+    for name, value in asdict(profile.datasheet).items():
+        if name == "peak_flops_per_s":
+            lines.append(f"{name} = {{ " + ", ".join(f"{k} = {_digits(v)}" for k, v in value.items()) + " }")
+        elif name != "name":
+            lines.append(f"{name} = {value if isinstance(value, int) else _digits(value)}")
+    for kernel in profile.kernels:
+        lines += ["", "[[kernel]]", f"family = {_text(kernel.family)}", f"variant = {_text(kernel.variant)}"]
+        lines += ["[kernel.parameters]"]
+        lines += [f"{name} = {_digits(value)}" for name, value in asdict(kernel.params).items()]
+        lines += ["[kernel.provenance]"]
+        for name, value in asdict(kernel.provenance).items():
+            if isinstance(value, tuple):
+                lines.append(f"{name} = [" + ", ".join(_text(item) for item in value) + "]")
+            elif isinstance(value, str):
+                lines.append(f"{name} = {_text(value)}")
+            else:
+                lines.append(f"{name} = {value if isinstance(value, int) else f'{value:.2f}'}")
+    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _kernel(where: str, row: Any) -> Kernel:
+    if not isinstance(row, Mapping):
+        raise ValueError(f"{where}: expected a table; got {row!r}")
+    _only(where, row, {"family", "variant", "parameters", "provenance"}, set())
+    family = row["family"]
+    if family not in FAMILIES:
+        raise ValueError(f"{where}: family must be one of {', '.join(FAMILIES)}; got {family!r}")
+    where = f"{where} ({family} {row['variant']})"
+    for name, value in row["parameters"].items():
+        _number(f"{where}: {name}", value)
+    try:
+        params = with_values(FAMILIES[family], {name: float(value) for name, value in row["parameters"].items()})
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    origin = row["provenance"]
+    names = {f.name for f in fields(Provenance)}
+    _only(f"{where}: provenance", origin, names, set())
+    for name in ("fit_mape_pct", "fit_median_pct", "held_mape_pct", "held_median_pct", "held_p90_pct"):
+        _number(f"{where}: provenance.{name}", origin[name])
+    provenance = Provenance(**{**origin, "files": tuple(origin["files"])})
+    return Kernel(family=family, variant=row["variant"], params=params, provenance=provenance)
+
+
+def _only(where: str, table: Any, known: set[str], optional: set[str]) -> None:
+    if not isinstance(table, Mapping):
+        raise ValueError(f"{where}: expected a table; got {table!r}")
+    if unknown := sorted(set(table) - known):
+        raise ValueError(f"{where}: {unknown[0]} is not a setting; expected {', '.join(sorted(known))}")
+    if missing := sorted(known - optional - set(table)):
+        raise ValueError(f"{where}: {missing[0]} is missing; is the file truncated?")
+
+
+def _number(where: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{where} must be a finite number; got {value!r}")
+
+
+def _digits(value: float) -> str:
+    text = f"{value:.6g}"
+    return text if any(mark in text for mark in ".e") else f"{text}.0"
+
+
+def _text(value: str) -> str:
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
