@@ -1,0 +1,46 @@
+"""Code blocks marked in the documents are executed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MARK = "<!-- executed by tests/test_docs.py -->"
+
+
+def blocks() -> list[tuple[str, str]]:
+    """(document, code) of every marked Python block."""
+    found = []
+    for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]):
+        text = path.read_text(encoding="utf-8")
+        for code in re.findall(re.escape(MARK) + r"\n```python\n(.*?)```", text, re.DOTALL):
+            found.append((path.relative_to(ROOT).as_posix(), code))
+    return found
+
+
+@pytest.mark.parametrize(("document", "code"), blocks(), ids=lambda value: value if value.endswith(".md") else "")
+def test_code_in_documents_runs(document: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType("example_from_a_document")
+    # Dataclasses look their module up.
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(code, document, "exec"), module.__dict__)
+    tests = [value for name, value in vars(module).items() if name.startswith("test_") and callable(value)]
+    for test in tests:
+        test()
+
+
+def test_the_contributors_policy_runs_in_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sim import Scenario, simulate
+
+    code = next(code for document, code in blocks() if document == "CONTRIBUTING.md")
+    (tmp_path / "shortest_example.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    scenario = Scenario.default().with_set("workload={trace: conversation, limit: 50}")
+    scenario = scenario.with_set("scheduler={policy: 'shortest_example:ShortestFirst', max_sequences: 8}")
+    assert simulate(scenario).summary["requests"]["finished"] == 50
