@@ -48,7 +48,10 @@ class Decoding(Protocol):
         ...
 
     def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
-        """Tokens emitted in rounds round_start, round_start + 1, ... until *n_tokens* are out, the last round cut."""
+        """Tokens emitted in rounds round_start, round_start + 1, ... until *n_tokens* are out, in a fresh array.
+
+        The last round is whole: what it emits beyond *n_tokens* is the caller's to cut.
+        """
         ...
 
 
@@ -142,9 +145,10 @@ class Speculative:
         return max(self.acceptance.width(k) for _, _, k in self.table)
 
     def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
-        """Tokens emitted per round from round_start on, as int64 in [1, k + 1], their sum exactly *n_tokens*.
+        """Tokens emitted per round from round_start on, as int64 in [1, k + 1], until their sum reaches *n_tokens*.
 
-        The last round is cut at the output's length. A tape that starts where another was left off continues it.
+        The last round is whole and may go beyond; whoever uses the tape cuts it at the output's length, and still
+        knows what was accepted. A tape that starts where another was left off continues it.
         """
         if n_tokens < 0 or round_start < 0:
             raise ValueError(f"n_tokens and round_start are 0 or more; got {n_tokens} and {round_start}")
@@ -164,10 +168,7 @@ class Speculative:
             )
             emitted = np.concatenate([emitted, more + 1])
             total = emitted.cumsum()
-        last = int(total.searchsorted(n_tokens))
-        emitted = emitted[: last + 1]
-        emitted[last] -= total[last] - n_tokens
-        return emitted
+        return emitted[: int(total.searchsorted(n_tokens)) + 1]
 
     def _check_rule(self) -> None:
         if self.rule is None:
@@ -291,14 +292,11 @@ def _frugal_tape(process: Acceptance, request_id: int, round_start: int, n_token
     """A tape that never asks for a round it does not need: a recording may end with the request."""
     parts: list[IntArray] = []
     left, at = n_tokens, round_start
-    while left:
+    while left > 0:
         emitted = process.accepted(request_id, at, -(-left // (k + 1)), k, seed) + 1
         at += emitted.size
         parts.append(emitted)
         left -= int(emitted.sum())
-        if left < 0:
-            emitted[-1] += left
-            left = 0
     return np.concatenate(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,21 @@ Table = dict[str, NDArray[Any]]
 
 FINISHED, REJECTED, UNFINISHED = 0, 1, 2
 STATUS_NAMES = ("finished", "rejected", "unfinished")
+
+
+RoundCounts = dict[tuple[int, int], list[int]]
+"""By (drafted positions, tokens verified besides the one before them): how many rounds accepted 0, 1, 2, ... drafts."""
+
+
+def sum_rounds(counts: Iterable[RoundCounts]) -> RoundCounts:
+    """The counts of several lanes or replicas together."""
+    total: RoundCounts = {}
+    for of_one in counts:
+        for key, by_accepted in of_one.items():
+            have = total.setdefault(key, [0] * len(by_accepted))
+            for accepted, rounds in enumerate(by_accepted):
+                have[accepted] += rounds
+    return total
 
 
 class Layout:
@@ -126,6 +142,71 @@ class Recorder:
         """Arrivals during a span that they did not cut: the first instant whose iterations find them in the queue."""
         self.resumed_gaps_ns: list[int] = []
         """Inter-token gaps across a preemption."""
+        self._taped = np.zeros((5, _BLOCK_RECORDS), np.int64)
+        """Of every iteration of a taped span: its end (ticks from the span's start), KV tokens, the same within the window,
+        tokens emitted and KV blocks added."""
+        self._n_taped = 0
+        self._taped_before: list[tuple[int, int]] = []
+
+    def add_taped(
+        self, fields: tuple[int, ...], blocks_before: int, n_queued: int,
+        ends: IntArray, kv: IntArray, window: IntArray | None, emitted: IntArray, blocks: IntArray,
+    ) -> None:  # fmt: skip
+        """A span whose iterations differ in more than a constant growth: one record now, one an iteration in `all_spans`.
+
+        *fields* are the record's, its first_ticks being -1; the arrays have one entry an iteration, *ends* in ticks from
+        the start. *blocks_before*: KV blocks in use before it; *n_queued*: entries of `queued_ns` when it started.
+        """
+        self.spans.add(*fields)
+        self._taped_before.append((blocks_before, n_queued))
+        at = self._n_taped
+        self._n_taped = end = at + len(ends)
+        table = self._taped
+        if end > table.shape[1]:
+            self._taped = np.zeros((5, 2 * end), np.int64)
+            self._taped[:, :at] = table[:, :at]
+            table = self._taped
+        table[0, at:end] = ends
+        table[1, at:end] = kv
+        if window is not None:
+            table[2, at:end] = window
+        table[3, at:end] = emitted
+        table[4, at:end] = blocks
+
+    def all_spans(self) -> NDArray[Any]:
+        """Structured by SPAN, taped spans taken apart into iterations."""
+        spans = self.spans.array()
+        if not self._n_taped:
+            return spans
+        which = np.flatnonzero(spans["first_ticks"] == -1)
+        ends, kv, window, emitted, blocks = self._taped[:, : self._n_taped]
+        before = np.array(self._taped_before, np.int64)
+        lengths = np.ones(len(spans), np.int64)
+        lengths[which] = spans["n"][which]
+        table = np.repeat(spans, lengths)
+        taped = np.repeat(spans["first_ticks"] == -1, lengths)
+        n = lengths[which]
+        of = np.repeat(np.arange(len(which)), n)
+        first = np.cumsum(n) - n
+        step = np.arange(len(of)) - first[of]
+        durations = np.diff(ends, prepend=0)
+        durations[first] = ends[first]
+        starts = spans["start_frac"][which][of] + ends - durations
+        start_ns = spans["start_ns"][which][of] + (starts >> TICK_BITS)
+        queued = np.searchsorted(np.array(self.queued_ns, np.int64), start_ns, side="right") - before[of, 1]
+        summed = np.cumsum(blocks)
+        table["start_ns"][taped] = start_ns
+        table["start_frac"][taped] = starts & ((1 << TICK_BITS) - 1)
+        table["n"][taped] = 1
+        table["first_ticks"][taped] = durations
+        table["decode_kv_tokens"][taped] = kv
+        table["decode_kv_window"][taped] = window
+        table["emitted"][taped] = emitted
+        # An entry counts from the instant after its own when the span's end has had its turn, so before it may be later.
+        table["waiting"][taped] += np.maximum(queued, 0)
+        table["kv_blocks_used"][taped] = before[of, 0] + summed - (summed[first] - blocks[first])[of]
+        table["round"][taped] += step
+        return table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +223,8 @@ class ReplicaColumns:
     """Structured by STAGE, micro_batch being a row of `spans`; empty without a pipeline."""
     kv_blocks_total: int
     block_tokens: int
-    speculation: dict[str, Any] | None = None
-    """Counts of the rounds that drafted tokens; None without speculation."""
+    speculation: RoundCounts | None = None
+    """Counts of the rounds that drafted tokens, by how many they drafted; None without speculation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.engine.columns import RoundCounts
+
 IntArray = NDArray[np.int64]
 
 
@@ -209,6 +211,8 @@ class _Taped(NamedTuple):
     """Tokens emitted in each round since it joined."""
     held: IntArray
     """KV blocks held before each round of the tape, and after the last."""
+    cut: int
+    """Tokens of the last round that the end of the output cuts off."""
     counted: int = 0
     """Rounds of the tape that are in the acceptance statistics already."""
 
@@ -226,10 +230,8 @@ class TapedSet:
         self.k = decoding.k(1)
         self.query_tokens = decoding.query_tokens(1)
         self.draft_steps = decoding.draft_steps(1)
-        self.drafts = 0
-        self.draft_tokens = 0
-        self.accepted_by_position: list[int] = []
-        """Accepted drafts by position, over the rounds that have been run."""
+        self.rounds_by_k: RoundCounts = {}
+        """Rounds that have been run."""
         self._decoding = decoding
         self._seed = seed
         self._block_tokens = block_tokens
@@ -237,6 +239,8 @@ class TapedSet:
         self._seqs: dict[int, _Taped] = {}
         self._finishes: list[tuple[int, int, int]] = []
         self._joined = 0
+        self._followed = 1
+        """Batch that `k` was chosen for."""
         self._rounds_of: dict[int, int] = {}
         # Sums over the sequences for each coming round, starting with round self._base.
         self._base = 0
@@ -265,17 +269,23 @@ class TapedSet:
 
     def _draw(
         self, id_: int, rounds_before: int, cached: int, remaining: int, blocks: int
-    ) -> tuple[IntArray, IntArray]:
-        """A tape from here to the last token, and the KV blocks held along it."""
+    ) -> tuple[IntArray, IntArray, int]:
+        """A tape from here to the last token, the KV blocks held along it, and the tokens cut off at its end."""
         tape = self._decoding.tape(id_, rounds_before, remaining, self.k, self._seed)
-        before = np.cumsum(tape)
-        before -= tape
-        before += cached + self.query_tokens
         held = np.empty(len(tape) + 1, np.int64)
         held[0] = blocks
-        held[1:] = -(-before // self._block_tokens)
-        np.maximum(held, blocks, out=held)
-        return tape, held
+        after = held[1:]
+        tape.cumsum(out=after)
+        cut = int(after[-1]) - remaining
+        after -= tape
+        # Slots for the tokens that the round submits, in whole blocks; those of an earlier, larger k are kept.
+        after += cached + self.query_tokens + self._block_tokens - 1
+        after //= self._block_tokens
+        if after[0] < blocks:
+            np.maximum(after, blocks, out=after)
+        if cut:
+            tape[-1] -= cut
+        return tape, held, cut
 
     def _book(self, cached: int, tape: IntArray, held: IntArray, sign: int) -> None:
         """Add (or with sign -1 take back) a tape's coming rounds to the sums."""
@@ -285,18 +295,18 @@ class TapedSet:
         self._tokens[here : here + n] += sign * tape
         self._blocks[here : here + n] += sign * (held[1:] - held[:-1])
         if self._window is not None:
-            reads = cached + np.cumsum(tape) - tape + self.query_tokens
+            reads = cached + tape.cumsum() - tape + self.query_tokens
             self._windowed[here : here + n] += sign * np.minimum(reads, self._window)
 
     def join(self, id_: int, cached: int, remaining: int, token_ns: int) -> None:
         """Add a sequence with *cached* tokens and *remaining* >= 1 tokens to emit, its latest token being of *token_ns*."""
         rounds_before = self._rounds_of.pop(id_, 0)
-        tape, held = self._draw(id_, rounds_before, cached, remaining, -(-cached // self._block_tokens))
+        tape, held, cut = self._draw(id_, rounds_before, cached, remaining, -(-cached // self._block_tokens))
         self._book(cached, tape, held, 1)
         self.n += 1
         self.cached += cached
         self._joined = order = self._joined + 1
-        self._seqs[id_] = _Taped(self.round, cached, order, token_ns, rounds_before, tape, held)
+        self._seqs[id_] = _Taped(self.round, cached, order, token_ns, rounds_before, tape, held, cut)
         heappush(self._finishes, (self.round + len(tape), order, id_))
 
     def leave(self, id_: int) -> Departure:
@@ -312,25 +322,32 @@ class TapedSet:
         self.n -= 1
         cached = seq.cached + emitted
         self.cached -= cached
-        self._count(seq.tape[seq.counted : done])
+        self._count(seq, done)
         return Departure(id_, cached, int(seq.held[done]), emitted, seq.since, seq.cached, seq.token_ns)
 
-    def _count(self, tape: IntArray) -> None:
-        """Add rounds that have been run to the acceptance statistics."""
-        if not self.k or not len(tape):
+    def _count(self, seq: _Taped, done: int) -> None:
+        """Add rounds that have been run to the acceptance statistics; the last one of a request counts in full."""
+        if not self.k or done == seq.counted:
             return
-        self.drafts += len(tape)
-        self.draft_tokens += len(tape) * self.k
-        exactly = np.bincount(tape - 1)
-        at_least = exactly[::-1].cumsum()[::-1][1:].tolist()
-        counts = self.accepted_by_position
-        counts.extend([0] * (len(at_least) - len(counts)))
-        for position, count in enumerate(at_least):
-            counts[position] += count
+        key = (self.k, self.query_tokens - 1)
+        counts = self.rounds_by_k.get(key)
+        if counts is None:
+            counts = self.rounds_by_k[key] = [0] * (self.k + 1)
+        tape = seq.tape[seq.counted : done]
+        for emitted, rounds in enumerate(np.bincount(tape).tolist()):
+            if rounds:
+                counts[emitted - 1] += rounds
+        if seq.cut and done == len(seq.tape):
+            last = int(tape[-1]) - 1
+            counts[last] -= 1
+            counts[last + seq.cut] += 1
 
     def follow_batch(self) -> None:
         """Take the number of drafted tokens that the decoding method wants at the present batch; tapes are redrawn if it changed."""
         n = max(self.n, 1)
+        if n == self._followed:
+            return
+        self._followed = n
         k, query_tokens = self._decoding.k(n), self._decoding.query_tokens(n)
         if k == self.k and query_tokens == self.query_tokens:
             return
@@ -339,16 +356,17 @@ class TapedSet:
             done = self.round - seq.since
             cached = seq.cached + int(seq.tape[:done].sum())
             self._book(cached, seq.tape[done:], seq.held[done:], -1)
-            self._count(seq.tape[seq.counted : done])
+            self._count(seq, done)
             taken.append((id_, seq, done, cached))
         self.k, self.query_tokens, self.draft_steps = k, query_tokens, self._decoding.draft_steps(n)
         for id_, seq, done, cached in taken:
             remaining = int(seq.tape[done:].sum())
-            tape, held = self._draw(id_, seq.rounds_before + done, cached, remaining, int(seq.held[done]))
+            tape, held, cut = self._draw(id_, seq.rounds_before + done, cached, remaining, int(seq.held[done]))
             self._book(cached, tape, held, 1)
             self._seqs[id_] = seq._replace(
                 tape=np.concatenate((seq.tape[:done], tape)),
                 held=np.concatenate((seq.held[:done], held)),
+                cut=cut,
                 counted=done,
             )
             heappush(self._finishes, (self.round + len(tape), seq.order, id_))
@@ -383,19 +401,19 @@ class TapedSet:
             heappop(finishes)
 
     def emitted_in(self, rounds: int) -> IntArray:
-        """Tokens emitted in each of the next *rounds* rounds."""
+        """Tokens emitted in each of the next *rounds* rounds: a view, good until a sequence joins or leaves."""
         here = self.round - self._base
-        return self._tokens[here : here + rounds].copy()
+        return self._tokens[here : here + rounds]
 
     def window_in(self, rounds: int) -> IntArray:
-        """KV tokens read in each of the next *rounds* rounds, each sequence limited to the window."""
+        """KV tokens read in each of the next *rounds* rounds, each sequence limited to the window; a view."""
         here = self.round - self._base
-        return self._windowed[here : here + rounds].copy()
+        return self._windowed[here : here + rounds]
 
     def blocks_in(self, rounds: int) -> IntArray:
-        """New KV blocks in each of the next *rounds* rounds."""
+        """New KV blocks in each of the next *rounds* rounds; a view."""
         here = self.round - self._base
-        return self._blocks[here : here + rounds].copy()
+        return self._blocks[here : here + rounds]
 
     def blocks_for(self, rounds: int) -> int:
         """New KV blocks that the next *rounds* rounds need together."""
@@ -405,13 +423,16 @@ class TapedSet:
     def rounds_within(self, free_blocks: int, rounds: int) -> int:
         """The most of the next *rounds* rounds that *free_blocks* new KV blocks allow."""
         here = self.round - self._base
-        needed = np.cumsum(self._blocks[here : here + rounds])
-        return int(np.searchsorted(needed, free_blocks, side="right"))
+        blocks = self._blocks[here : here + rounds]
+        if blocks.sum() <= free_blocks:
+            return rounds
+        return int(blocks.cumsum().searchsorted(free_blocks, side="right"))
 
     def advance(self, rounds: int) -> list[Departure]:
         """Run *rounds* rounds, none beyond the first finish; returns those who finish with the last, oldest first."""
         here = self.round - self._base
-        self.cached += int(self._tokens[here : here + rounds].sum())
+        tokens = self._tokens
+        self.cached += int(tokens[here] if rounds == 1 else tokens[here : here + rounds].sum())
         self.round = round_ = self.round + rounds
         departures: list[Departure] = []
         finishes = self._finishes
