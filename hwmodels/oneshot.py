@@ -1,0 +1,209 @@
+"""Models that answer in one forward pass: how long each stage takes and what it weighs, for every shape of group.
+
+For the models of AlpaServe's table stage times are those measured, as ratios to the measured single-device latency,
+where the artifact gives them; otherwise the roofline cost model's for the model's layers, scaled to that latency.
+Any other model of the catalogue comes from the cost model alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from hwmodels.autoparallel import ParallelPlan, layer_seconds, parallelise, plan
+from hwmodels.device import Device, load_device
+from hwmodels.model import ModelSpec, spec_from_config
+from hwmodels.parallel import ParallelConfig
+from hwmodels.roofline import Roofline
+from hwmodels.work import stage_work
+
+TOKENS = 2048
+"""Of one request to the models of the table (AlpaServe, section 6.1)."""
+
+# Makes the roofline's two-device split of the 2.7B model at 1024 tokens take the measured 0.0985 / 0.1452 of one
+# device; a test computes it. XLA's all-reduces on those machines ran at a tenth of what NVLink could carry.
+LINK_EFFICIENCY = 0.1015
+DEVICES_PER_NODE = 8
+# In a node 0.3 to 0.4 ms (artifact, scripts/pipeline_latency/plot.py); between nodes 25 Gb/s (AlpaServe, section 6.1).
+HANDOVER_S = 0.35e-3
+NETWORK_BYTES_PER_S = 25e9 / 8
+
+
+class OneShot(Protocol):
+    """A model that answers in one pass, on groups of any shape."""
+
+    name: str
+    latency_s: float
+    """Of one request on one device."""
+
+    def stage_s(self, inter_op: int, intra_op: int, batch: int = 1) -> tuple[float, ...]:
+        """Seconds of each stage; ValueError where the model cannot be split so."""
+        ...
+
+    def device_bytes(self, inter_op: int, intra_op: int) -> float:
+        """Weights on each device of the fullest stage; ValueError where the model cannot be split so."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableModel:
+    """A model of AlpaServe's table."""
+
+    name: str
+    weight_bytes: float
+    latency_s: float
+    layers: int
+    hidden: int
+    """0 where the architecture is not published: equal layer groups, which split over devices like the 1.3B model."""
+    vocab: int
+    measured: Mapping[tuple[int, int], tuple[float, ...]] = field(hash=False, repr=False)
+    """(inter_op, intra_op) -> stage times over the single-device latency."""
+    batches: Mapping[int, float] = field(hash=False, repr=False)
+    """Batch size -> latency over that of one request."""
+
+    def stage_s(self, inter_op: int, intra_op: int, batch: int = 1) -> tuple[float, ...]:
+        if batch not in self.batches:
+            raise ValueError(
+                f"{self.name}: latencies of batches {', '.join(map(str, self.batches))} are known; got {batch}"
+            )
+        return tuple(stage * self.batches[batch] for stage in self._one(inter_op, intra_op))
+
+    def _one(self, inter_op: int, intra_op: int) -> tuple[float, ...]:
+        if (inter_op, intra_op) in self.measured:
+            return tuple(ratio * self.latency_s for ratio in self.measured[inter_op, intra_op])
+        return self.plan(inter_op, intra_op).stage_s
+
+    def plan(self, inter_op: int, intra_op: int) -> ParallelPlan:
+        """The automatic split by the cost model, also for shapes that have been measured."""
+        groups = self._layers(intra_op)
+        if inter_op > len(groups):
+            raise ValueError(f"{self.name} has {len(groups)} layer groups; got {inter_op} stages")
+
+        def handover_s(stage: int) -> float:
+            ends = (stage + 1) * intra_op
+            crosses = ends % DEVICES_PER_NODE == 0
+            return TOKENS * (self.hidden or _ASSUMED_HIDDEN) * 2 / NETWORK_BYTES_PER_S if crosses else HANDOVER_S
+
+        return plan(groups, inter_op, single_device_s=self.latency_s, intra_op=intra_op, handover_s=handover_s)
+
+    def _layers(self, intra_op: int) -> tuple[float, ...]:
+        if self.hidden:
+            return _layers_of(self.layers, self.hidden, self.vocab, self.latency_s, intra_op)
+        like = load_oneshot(_ASSUMED_LIKE)
+        factor = sum(like._layers(intra_op)) / like.latency_s
+        return (self.latency_s * factor / self.layers,) * self.layers
+
+    def device_bytes(self, inter_op: int, intra_op: int) -> float:
+        bounds = self.plan(inter_op, intra_op).bounds
+        block, table = (12 * self.hidden**2, self.vocab * self.hidden) if self.hidden else (1, 0)
+        # The head shares the embedding's weights; where they are stages apart, each has a copy of them.
+        whole = self.layers * block + table
+        stages = []
+        for stage in range(inter_op):
+            ends = (stage == 0) + (stage == inter_op - 1)
+            stages.append((bounds[stage + 1] - bounds[stage]) * block + min(ends, 1) * table)
+        return self.weight_bytes * max(stages) / whole / intra_op
+
+
+_ASSUMED_LIKE = "bert-1.3b"
+_ASSUMED_HIDDEN = 2048
+
+
+@functools.lru_cache(maxsize=256)
+def _layers_of(layers: int, hidden: int, vocab: int, latency_s: float, intra_op: int) -> tuple[float, ...]:
+    """Seconds of each layer by the roofline, with the efficiency at which one device takes *latency_s*."""
+    device = load_device("v100-16")
+    spec = _encoder(layers, hidden, vocab)
+    efficiency = sum(layer_seconds(spec, device, 1, TOKENS)) / latency_s
+
+    def groups(intra: int) -> tuple[float, ...]:
+        cost = functools.partial(Roofline, compute_efficiency=efficiency, link_efficiency=LINK_EFFICIENCY)
+        return layer_seconds(spec, device, intra, TOKENS, cost)
+
+    # What is bound by memory does not slow down with the arithmetic; the last percent is scaled away.
+    scale = latency_s / sum(groups(1))
+    return tuple(scale * group for group in groups(intra_op))
+
+
+def _encoder(layers: int, hidden: int, vocab: int) -> ModelSpec:
+    # Heads of 64 or more and a multiple of eight of them, so that a layer splits over a node.
+    config = {
+        "model_type": "opt",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 32,
+        "ffn_dim": 4 * hidden,
+        "vocab_size": max(vocab, 8),
+        "max_position_embeddings": TOKENS,
+        "word_embed_proj_dim": hidden,
+        "do_layer_norm_before": True,
+        "torch_dtype": "float16",
+    }
+    return spec_from_config(config, name=f"encoder of {layers} layers of {hidden}", where="hwmodels.oneshot")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueModel:
+    """Any model of the catalogue asked for one forward pass (its prompt), priced by the cost model."""
+
+    name: str
+    spec: ModelSpec
+    device: Device
+    tokens: int
+
+    @property
+    def latency_s(self) -> float:  # type: ignore[override]
+        return sum(layer_seconds(self.spec, self.device, 1, self.tokens))
+
+    def stage_s(self, inter_op: int, intra_op: int, batch: int = 1) -> tuple[float, ...]:
+        # A batch of prompts is as many rows; attention stays within each, which a longer prompt would overstate.
+        one = parallelise(self.spec, self.device, inter_op=inter_op, intra_op=intra_op, tokens=self.tokens).stage_s
+        return tuple(stage * batch for stage in one)
+
+    def device_bytes(self, inter_op: int, intra_op: int) -> float:
+        parallel = ParallelConfig(tensor=intra_op, pipeline=inter_op)
+        return max(stage_work(self.spec, parallel, stage).resident_bytes for stage in range(inter_op))
+
+
+def _rows(file: str) -> Iterable[dict[str, str]]:
+    text = (Path(__file__).parent / file).read_text(encoding="utf-8")
+    return csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+
+
+@functools.cache
+def oneshot_catalogue() -> Mapping[str, TableModel]:
+    """The models of AlpaServe's table, by name."""
+    measured: dict[str, dict[tuple[int, int], tuple[float, ...]]] = {}
+    for row in _rows("oneshot_measured.csv"):
+        ratios = tuple(float(stage) / float(row["single_s"]) for stage in row["stage_s"].split())
+        measured.setdefault(row["name"], {})[int(row["inter_op"]), int(row["intra_op"])] = ratios
+    batches: dict[int, dict[int, float]] = {}
+    for row in _rows("oneshot_batches.csv"):
+        batches.setdefault(int(row["hidden"]), {})[int(row["batch"])] = float(row["latency_s"])
+    found = {}
+    for row in _rows("oneshot_models.csv"):
+        # The wider of the two models measured with batches stands for those that take as long as it or longer.
+        times = batches[4096 if float(row["latency_s"]) > 0.3 else 2560]
+        found[row["name"]] = TableModel(
+            name=row["name"],
+            weight_bytes=float(row["weight_bytes"]),
+            latency_s=float(row["latency_s"]),
+            layers=int(row["layers"]),
+            hidden=int(row["hidden"]),
+            vocab=int(row["vocab"]),
+            measured=measured.get(row["name"], {}),
+            batches={size: time / times[1] for size, time in times.items()},
+        )
+    return found
+
+
+def load_oneshot(name: str) -> TableModel:
+    """The model called *name* in AlpaServe's table; ValueError naming those there are."""
+    catalogue = oneshot_catalogue()
+    if name not in catalogue:
+        raise ValueError(f"{name!r} is not a one-shot model of the table; there are {', '.join(catalogue)}")
+    return catalogue[name]

@@ -1,0 +1,27 @@
+"""Placing many models on one cluster by simulation: `find` a placement, `serve` traffic with it, save and load it."""
+
+from sim.placement.files import load_placement, save_placement
+from sim.placement.planning import Plan, Scoring, find, serve
+from sim.placement.serving import (
+    ARTIFACT_OVERHEAD_S,
+    ARTIFACT_STAGE_OVERHEAD,
+    Outcome,
+    Serving,
+    evaluate,
+    evaluate_windows,
+)
+
+__all__ = [
+    "ARTIFACT_OVERHEAD_S",
+    "ARTIFACT_STAGE_OVERHEAD",
+    "Outcome",
+    "Plan",
+    "Scoring",
+    "Serving",
+    "evaluate",
+    "evaluate_windows",
+    "find",
+    "load_placement",
+    "save_placement",
+    "serve",
+]

@@ -1,0 +1,77 @@
+"""Placements in files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from policies.placement import Group, Placement
+from sim.errors import OutputError, ScenarioError
+
+FORMAT = "rooftrace-placement-1"
+
+
+def save_placement(
+    placement: Placement, names: Sequence[str], path: str | os.PathLike[str], *, about: Mapping[str, Any] | None = None
+) -> None:
+    """Write *placement* as JSON that names its models and numbers its devices; *about* is kept beside it."""
+    device, groups = 0, []
+    for group in placement.groups:
+        devices = list(range(device, device + group.n_devices))
+        device += group.n_devices
+        groups.append(
+            {
+                "devices": devices,
+                "inter_op": group.inter_op,
+                "intra_op": group.intra_op,
+                "models": [names[model] for model in group.models],
+            }
+        )
+    file = Path(path)
+    part = file.with_name(f".{file.name}.part")
+    try:
+        part.write_text(
+            json.dumps({"format": FORMAT, "groups": groups, "about": dict(about or {})}, indent=1) + "\n",
+            encoding="utf-8",
+        )
+        os.replace(part, file)
+    except OSError as error:
+        raise OutputError(f"cannot write the placement {file}: {error.strerror}") from error
+
+
+def load_placement(path: str | os.PathLike[str], names: Sequence[str]) -> Placement:
+    """The placement in the file at *path*, for models in the order of *names*.
+
+    ScenarioError where the file is no placement or hosts a model that is not among *names*.
+    """
+    file = Path(path)
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ScenarioError(f"cannot read the placement {file}: {error.strerror}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ScenarioError(f"{file} is not a placement: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ScenarioError(f"{file} is not a placement of this version; write one with rooftrace place --out")
+    row = {name: index for index, name in enumerate(names)}
+    groups = []
+    try:
+        for group in found["groups"]:
+            strangers = [name for name in group["models"] if name not in row]
+            if strangers:
+                raise ScenarioError(f"{file} hosts {', '.join(strangers)}, which the scenario does not have")
+            groups.append(
+                Group(
+                    inter_op=group["inter_op"],
+                    intra_op=group["intra_op"],
+                    models=tuple(sorted(row[name] for name in group["models"])),
+                )
+            )
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ScenarioError):
+            raise
+        raise ScenarioError(f"{file} is not a placement: {error!r}") from error
+    return Placement(groups=tuple(groups))
