@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -243,16 +243,27 @@ class Columns:
         sequences (that take part), running, waiting, kv_tokens (read by the decodes), kv_blocks_used, emitted_tokens,
         bubble_ns.
         """
-        parts = [self._iterations_of(index) for index in range(len(self.replicas))]
+        parts = list(self.iteration_blocks())
         table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         order = np.lexsort((table["replica"], table["start_ns"]))
         return {name: column[order] for name, column in table.items()}
 
-    def _iterations_of(self, index: int) -> Table:
+    def iteration_blocks(self, max_rows: int = 1 << 20) -> Iterator[Table]:
+        """The same in pieces of about *max_rows* rows, replica after replica, in the order in which they were planned."""
+        for index, replica in enumerate(self.replicas):
+            spans = replica.spans
+            growth = _block_growth(replica)
+            ends = np.cumsum(spans["n"], dtype=np.int64)
+            at = 0
+            while at < len(spans) or (at == 0 and not len(spans)):
+                before = ends[at - 1] if at else 0
+                to = max(at + 1, int(np.searchsorted(ends, before + max_rows, side="right")))
+                yield self._iterations_of(index, spans[at:to], growth)
+                at = to
+
+    def _iterations_of(self, index: int, spans: NDArray[Any], block_growth: IntArray | None) -> Table:
         replica = self.replicas[index]
-        spans = replica.spans
-        n = spans["n"].astype(np.int64)
-        row, step = expand(n)
+        row, step = expand(spans["n"].astype(np.int64))
         first = spans["first_ticks"][row]
         growth = spans["growth_ticks"][row]
         start = spans["start_frac"][row] + step * first + growth * (step * (step - 1) // 2)
@@ -261,6 +272,11 @@ class Columns:
         decode = spans["decode_seqs"][row].astype(np.int64)
         decode_tokens = decode * spans["query_tokens"][row]
         prefill = spans["prefill_rows"][row].astype(np.int64)
+        used = spans["kv_blocks_used"][row].astype(np.int64)
+        if block_growth is not None:
+            # The recorded value is that of the span's first iteration; the rounds behind that one have added theirs.
+            round_ = spans["round"][row].astype(np.int64)
+            used += block_growth[round_ + step + 1] - block_growth[round_ + 1]
         return {
             "replica": np.full(len(row), index, np.int32),
             "lane": spans["lane"][row],
@@ -273,7 +289,7 @@ class Columns:
             "running": spans["running"][row].astype(np.int64),
             "waiting": spans["waiting"][row] + self._queued_since(replica, spans["start_ns"][row], start_ns),
             "kv_tokens": spans["decode_kv_tokens"][row] + decode * step,
-            "kv_blocks_used": self._kv_blocks(replica, row, step),
+            "kv_blocks_used": used,
             "emitted_tokens": spans["emitted"][row].astype(np.int64),
             "bubble_ns": spans["bubble_ns"][row],
         }
@@ -282,27 +298,6 @@ class Columns:
         """Requests that have joined the queue between a span's start and an iteration of it."""
         queued = replica.queued_ns
         return np.searchsorted(queued, start_ns, side="right") - np.searchsorted(queued, span_ns, side="right")
-
-    def _kv_blocks(self, replica: ReplicaColumns, row: IntArray, step: IntArray) -> IntArray:
-        """KV blocks in use in every iteration: the recorded value of a span's first, plus what each sequence's growth
-        has added since. Only spans of one lane have more than one iteration."""
-        spans = replica.spans
-        used = spans["kv_blocks_used"][row].astype(np.int64)
-        inside = step > 0
-        if not inside.any():
-            return used
-        block, joins = replica.block_tokens, replica.joins
-        n_rounds = int(max(spans["round"].max() + spans["n"].max(), joins["until"].max(initial=0))) + 2
-        # A sequence that joined after round r with c cached tokens takes a block in round d (from 0) when (c + d - r) % block == 0.
-        first = joins["since"].astype(np.int64) + (-joins["cached"]) % block
-        count = np.maximum(0, -(-(joins["until"] - first) // block))
-        which, turn = expand(count)
-        grown = np.bincount(first[which] + turn * block, minlength=n_rounds)
-        total = np.concatenate(([0], np.cumsum(grown)))
-        round_ = spans["round"][row].astype(np.int64)
-        # Growth of rounds round_ + 1 ... round_ + step, the first round's being in the recorded value.
-        used[inside] += (total[round_ + step + 1] - total[round_ + 1])[inside]
-        return used
 
     def itl(self) -> tuple[IntArray, IntArray]:
         """Inter-token gaps in ns and how many gaps have that length.
@@ -333,6 +328,22 @@ class Columns:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         gap, weight = np.concatenate(gaps), np.concatenate(weights)
         return gap[weight > 0], weight[weight > 0]
+
+
+def _block_growth(replica: ReplicaColumns) -> IntArray | None:
+    """KV blocks that decoding sequences took before each round of the lane; None where every span is one iteration."""
+    spans, joins, block = replica.spans, replica.joins, replica.block_tokens
+    if not len(spans) or spans["n"].max() <= 1:
+        return None
+    n_rounds = int(max(spans["round"].max() + spans["n"].max(), joins["until"].max(initial=0))) + 2
+    grown = np.zeros(n_rounds + 1, np.int32)
+    # A sequence that joined after round r with c tokens takes a block in round d (from 0) when (c + d - r) % block == 0.
+    first = joins["since"].astype(np.int64) + (-joins["cached"]) % block
+    counts = np.maximum(0, -(-(joins["until"] - first) // block))
+    for at in range(0, len(joins), 1 << 16):
+        which, turn = expand(counts[at : at + (1 << 16)])
+        np.add.at(grown, first[at : at + (1 << 16)][which] + turn * block + 1, 1)
+    return np.cumsum(grown, out=grown)
 
 
 def expand(counts: IntArray) -> tuple[IntArray, IntArray]:
