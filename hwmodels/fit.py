@@ -56,7 +56,7 @@ def errors(predicted_s: Any, measured_s: Any) -> Errors:
 def held_back_groups(columns: Columns, names: Sequence[str], *, fraction: float = 0.5) -> np.ndarray:
     """Mask of the rows to hold back: whole groups of equal `names`, chosen by a hash of the values.
 
-    Shapes are held back as groups, (n, k) say, because neighbouring token counts of one shape are nearly the same point.
+    Shapes are held back as groups, (n, k) say: neighbouring token counts of one shape are nearly the same point.
     """
     stacked = np.stack([np.asarray(columns[name]).astype(str) for name in names])
     keys, inverse = np.unique(np.char.add(np.char.add(names[0], ":"), stacked[0]), return_inverse=True)
@@ -82,10 +82,11 @@ def fit(
 ) -> Fit[P]:
     """Fit the parameters of the dataclass `start` so that predict(params, columns) meets `measured_s`.
 
-    Residuals are log(predicted / measured) under a soft-L1 loss of scale `loss_scale`, parameters stay within the bounds
-    of their dataclass, and names in `fixed` keep the value of `start`. Rows of the mask `held_back` are only scored.
-    At most `max_points` rows are fitted, spread evenly over the range of latencies; all rows are scored. Further
-    `starts` are tried and the best kept. Intervals are asymptotic (linearised), 1.96 standard errors, cut at the bounds.
+    Residuals are log(predicted / measured) under a soft-L1 loss of scale `loss_scale`, parameters stay within the
+    bounds of their dataclass, and names in `fixed` keep the value of `start`. Rows of the mask `held_back` are only
+    scored. At most `max_points` rows are fitted, spread evenly over the sorted latencies; all rows are scored. Further
+    `starts` are tried and the best kept. Intervals are asymptotic (linearised): 1.96 standard errors, cut at the
+    bounds. ValueError for too few points, measurements that are not positive, and columns of unequal length.
     """
     from scipy.optimize import least_squares
 
@@ -172,7 +173,7 @@ def _intervals(result: Any, free: Sequence[str], low: np.ndarray, high: np.ndarr
     }
 
 
-def fit_profile(measurements: Sequence[Any], datasheet: Any, *, fitted_on: str, max_points: int = 2000) -> Any:
+def fit_profile(measurements: Sequence[Any], datasheet: Any, *, fitted_on: str, max_points: int = 1500) -> Any:
     """A profile fitted to measurements of one device (from `measured.read`), with errors on held-back shapes.
 
     Each parameter set is fitted twice: without half of the shapes, which are then scored, and, for the profile, on all
@@ -219,3 +220,53 @@ def fit_profile(measurements: Sequence[Any], datasheet: Any, *, fitted_on: str, 
         )
         kernels.append(Kernel(family=family, variant=variant, params=whole.params, provenance=origin))
     return Profile(name=datasheet.name, datasheet=datasheet, kernels=tuple(kernels), note="fitted to measurements")
+
+
+# Measured label -> devices, the most alike first, that lend what was not measured on it.
+_DONORS = {
+    "h200": ("h100", "a100", "rtxpro6000"),
+    "h100": ("h200", "a100", "rtxpro6000"),
+    "a100": ("h100", "h200", "rtxpro6000"),
+    "l40s": ("rtxpro6000", "h200", "h100", "a100"),
+    "rtxpro6000": ("l40s", "h200", "h100", "a100"),
+    "v6e": (),
+}
+
+
+def fit_folder(folder: Any, out: Any, *, fitted_on: str) -> list[Any]:
+    """Fit a profile to each device of a folder of measurements, complete it from its relatives, write it to `out`."""
+    from pathlib import Path
+
+    from hwmodels import measured
+    from hwmodels.device import load_device
+    from hwmodels.profiles import complete, datasheet_of, write_profile
+
+    by_label: dict[str, list[Any]] = {}
+    for measurement in measured.read_folder(folder):
+        if measured.is_kernel_level(measurement):
+            by_label.setdefault(measurement.device, []).append(measurement)
+    own = {
+        label: fit_profile(files, datasheet_of(load_device(measured.catalogue_name(label))), fitted_on=fitted_on)
+        for label, files in by_label.items()
+    }
+    whole = []
+    for label, profile in own.items():
+        donors = [own[donor] for donor in _DONORS.get(label, ()) if donor in own]
+        whole.append(complete(profile, donors))
+        write_profile(whole[-1], Path(out) / f"{profile.name}.toml")
+    return whole
+
+
+if __name__ == "__main__":
+    import datetime
+    import sys
+
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m hwmodels.fit MEASURED_DIR OUT_DIR")
+    for fitted in fit_folder(sys.argv[1], sys.argv[2], fitted_on=datetime.date.today().isoformat()):
+        for kernel in fitted.kernels:
+            origin = kernel.provenance
+            if not origin.borrowed_from:
+                held = f"{origin.held_mape_pct:.1f} ({origin.held_median_pct:.1f}), p90 {origin.held_p90_pct:.1f}"
+                fitted_pct = f"{origin.fit_mape_pct:.1f}"
+                print(f"{fitted.name} {kernel.family} {kernel.variant}: fit {fitted_pct} %, held back {held} %")

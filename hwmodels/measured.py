@@ -33,6 +33,7 @@ _SILICON = (
 _NODE = r"(?P<device>[a-z0-9]+)"
 _SOFTWARE = r"(?P<source>[a-z]+)(?P<version>[0-9][0-9a-z.]*)?"
 
+# fmt: off
 # kind -> (pattern of the stem, columns that must be there, columns that may be)
 _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "gemm": (
@@ -83,7 +84,7 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         (
             "moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size",
             "moe_ep_size", "distribution", "latency_us",
-        ),  # fmt: skip
+        ),
         (),
     ),
     "moe_layer": (
@@ -96,9 +97,9 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("batch_size", "isl", "step", "num_heads", "tp_size", "latency_us"),
         (),
     ),
-    "tpu_attention": (rf"tpu_(?P<device>[a-z0-9]+)_attention_(?P<model>[a-z0-9.-]+)", _PAGED, ()),
+    "tpu_attention": (r"tpu_(?P<device>[a-z0-9]+)_attention_(?P<model>[a-z0-9.-]+)", _PAGED, ()),
     "tpu_layers": (
-        rf"tpu_(?P<device>[a-z0-9]+)_layers_(?P<model>[a-z0-9.-]+)",
+        r"tpu_(?P<device>[a-z0-9]+)_layers_(?P<model>[a-z0-9.-]+)",
         ("layer", "m", "n", "k", "latency_us", "flag"),
         (),
     ),
@@ -107,7 +108,7 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         (
             "model", "hardware", "tensor_parallel", "prompt_size", "batch_size", "token_size", "prompt_time_ms",
             "token_time_ms",
-        ),  # fmt: skip
+        ),
         ("repeats", "e2e_time_ms", "prompt_std_ms", "flag"),
     ),
     "e2e_silicon_agg": (
@@ -142,7 +143,8 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct"),
         (),
     ),
-}  # fmt: skip
+}
+# fmt: on
 KINDS = tuple(_KINDS)
 _TEXT = {
     "model", "op", "layer", "collective", "dtype", "backend", "moe_dtype", "distribution", "flag", "hardware",
@@ -254,6 +256,11 @@ def read_folder(folder: str | Path) -> list[Measurement]:
     if not paths:
         raise ValueError(f"{folder} holds no CSV files; expected names such as gemm_h100_bf16_vllm0.24.csv")
     return [read(path) for path in paths]
+
+
+def catalogue_name(label: str) -> str:
+    """The device catalogue's name or alias for the device in a file's name (TPUs leave out "tpu-")."""
+    return f"tpu-{label}" if re.fullmatch(r"v\d+[a-z]*", label) and label != "v100" else label
 
 
 def is_kernel_level(measurement: Measurement) -> bool:
@@ -427,14 +434,14 @@ _WIDEST_HEAD = 256.0  # wider heads run a fallback kernel, up to 200 times slowe
 
 def _attention_prefill(m: Measurement, device: Datasheet) -> Iterator[Part]:
     usual = m.columns["head_dim"] <= _WIDEST_HEAD
-    rows, columns = _pick(m, usual & (m.columns["seq_len"] > 1), {**_HEAD_COLUMNS, "query": "seq_len"})
+    # vLLM runs a prompt of one token as a decode without a past: predicted so, and not fitted.
+    single = (m.columns["seq_len"] <= 1) & (m.source != "trtllm")
+    rows, columns = _pick(m, usual & ~single, {**_HEAD_COLUMNS, "query": "seq_len"})
     columns["past"] = 0.0 * columns["query"]
     yield _prefill_part(m, device, rows, columns, ("heads", "kv_heads", "head_dim"))
-    rows, columns = _pick(m, usual & (m.columns["seq_len"] <= 1), {**_HEAD_COLUMNS, "kv": "seq_len"})
+    rows, columns = _pick(m, usual & single, {**_HEAD_COLUMNS, "kv": "seq_len"})
     if len(rows):
-        # A prompt of one token is a decode without a past; it is predicted so, and not fitted.
-        part = _decode_part(m, device, rows, columns, ())
-        yield part
+        yield _decode_part(m, device, rows, columns, ())
 
 
 def _attention_decode(m: Measurement, device: Datasheet) -> Iterator[Part]:
@@ -502,10 +509,11 @@ def _collective_part(
     m: Measurement, mask: np.ndarray, kind: str, names: Mapping[str, str], variants: tuple[str, ...], link: float
 ) -> Part:
     rows, columns = _pick(m, mask, names)
+    columns.setdefault("adapters", np.ones(len(rows)))
     start = collectives.CollectiveParams()
     return Part(
         family="collective", variants=variants, rows=rows, columns=columns,
-        seconds=lambda p, c: collectives.collective_s(p, kind, c["bytes"], c["devices"], link),
+        seconds=lambda p, c: collectives.collective_s(p, kind, c["bytes"], c["devices"], link * c["adapters"]),
         groups=("devices", "bytes"),
         starts=(start, collectives.CollectiveParams(contention=1.0, bandwidth_high=0.5, bandwidth_mid=0.2),
                 collectives.CollectiveParams(start_s=3e-5), collectives.CollectiveParams(host_s=2e-5)),
@@ -537,9 +545,10 @@ def _collectives_nodes(m: Measurement, device: Datasheet) -> Iterator[Part]:
             if pairs:
                 variants = (f"{name}/vidur-pairs-{place}", *variants)
             link = NETWORK_BYTES_PER_S if network else device.link_bytes_per_s
-            yield _collective_part(
-                m, mask, str(name), {"bytes": "size_bytes", "devices": "num_workers"}, variants, link
-            )
+            names = {"bytes": "size_bytes", "devices": "num_workers"}
+            if network:  # each device of a node has its adapter, and NCCL runs a ring over each
+                names["adapters"] = "devices_per_node"
+            yield _collective_part(m, mask, str(name), names, variants, link)
 
 
 def _allreduce(m: Measurement, device: Datasheet) -> Iterator[Part]:
@@ -737,6 +746,10 @@ def _tpu_attention(m: Measurement, device: Datasheet) -> Iterator[Part]:
     )  # fmt: skip
 
 
+# Compiled into their neighbours: what is left takes 30 ns to 4 us without a trend in the rows.
+_TPU_FUSED = ("final_layernorm", "post_layernorm")
+
+
 def _tpu_layers(m: Measurement, device: Datasheet) -> Iterator[Part]:
     clean, matrix = m.columns["flag"] == "ok", ~np.isnan(m.columns["k"])
     rows, columns = _pick(m, clean & matrix, {"m": "m", "n": "n", "k": "k"})
@@ -749,7 +762,7 @@ def _tpu_layers(m: Measurement, device: Datasheet) -> Iterator[Part]:
     for layer in np.unique(m.columns["layer"][~matrix]):
         op = _LAYER_OPS.get(str(layer))
         mask = clean & ~matrix & (m.columns["layer"] == layer)
-        if op is None or not mask.any():
+        if op is None or layer in _TPU_FUSED or not mask.any():
             continue
         rows, columns = _pick(m, mask, {"rows": "m"})
         columns["width"] = np.full(len(rows), widths[op])
@@ -786,6 +799,7 @@ def _unmodelled(m: Measurement) -> Iterator[tuple[str, np.ndarray]]:
         for flag in np.unique(m.columns["flag"]):
             if flag != "ok":
                 yield f"flagged {flag}: the row times more or less than its operation", m.columns["flag"] == flag
+        yield "normalisation that the compiler fused into its neighbours", np.isin(m.columns["layer"], _TPU_FUSED)
     if m.kind == "attention_mixed":
         yield "an empty batch", (m.columns["prefill_chunk"] <= 0) & (m.columns["n_decode"] <= 0)
     for name in ("layer", "op"):

@@ -1,7 +1,8 @@
 """Attention over a KV cache: prompt chunks, decode steps and both in one batch, from sums over the batch.
 
-Arguments are sums, so that the engine can price an iteration without walking its sequences, and arithmetic is limited to
-+ - * /, square roots, minima and maxima: scalars and arrays give the same bits. Results do not fall when a sum grows.
+Arguments are sums, so that the engine can price an iteration without walking its sequences, and arithmetic is limited
+to + - * /, square roots, minima and maxima: scalars and arrays give the same bits. Without `longest_kv` results do not
+fall when a sum grows.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ def attention_decode_s(
 ) -> Any:
     """Seconds of decode attention in one layer on one device; no sequences cost nothing.
 
-    `seqs` sequences with `query_width` query tokens each (1, or K + 1 to verify K drafts) read `kv_tokens` cached tokens
-    in all (context plus query; a sliding window caps them). Heads are per device. `longest_kv`, the longest context,
+    `seqs` sequences with `query_width` query tokens each (1, or K + 1 to verify K drafts) read `kv_tokens` cached
+    tokens in all (context plus query; a sliding window caps them). Heads are per device. `longest_kv`, the longest one,
     bounds the time by what one sequence's blocks can draw; without it contexts are taken to balance and to exceed one
     split. Groups of query heads wider than `widest_group` fall back to a block per query head (TensorRT-LLM: 32).
     `resident` lets a small cache stay in L2, as in benchmarks that repeat one layer.

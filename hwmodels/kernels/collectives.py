@@ -34,7 +34,7 @@ def moved_share(kind: str, devices: Any) -> Any:
 
     The message is the buffer on each rank (all-reduce, send), or the whole gathered or scattered buffer.
     """
-    n = np.asarray(devices, float)
+    n = np.maximum(1.0, np.asarray(devices, float))
     if kind == "all_reduce":
         return 2.0 * (n - 1.0) / n
     if kind in ("all_gather", "reduce_scatter", "all_to_all"):

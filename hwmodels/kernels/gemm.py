@@ -12,13 +12,15 @@ from hwmodels.kernels.parameters import Datasheet, parameter, smooth_max
 # Output rows x columns of one thread block. The weight side takes the 64..256 edge of the tensor-core instruction, the
 # token side shrinks when there are few tokens; 256 x 256 does not fit a register file.
 _SEARCHED_TILES = (
-    (16, 32), (16, 64), (32, 64), (64, 32), (64, 64), (64, 128), (128, 32), (128, 64), (128, 128), (128, 256), (256, 128),
+    (16, 32), (16, 64), (32, 64), (64, 32), (64, 64), (64, 128), (128, 32), (128, 64), (128, 128), (128, 256),
+    (256, 128),
 )  # fmt: skip
 _SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
 # vLLM's CUTLASS fp8 kernels choose a tile by the number of rows and never split k (vllm, scaled_mm_sm90_fp8_dispatch):
 # rows above, rows up to, tile rows, tile columns.
 _DISPATCHED_TILES = (
-    (0.0, 16.0, 16, 64), (0.0, 64.0, 64, 64), (64.0, 128.0, 64, 128), (128.0, np.inf, 128, 128), (128.0, np.inf, 256, 128),
+    (0.0, 16.0, 16, 64), (0.0, 64.0, 64, 64), (64.0, 128.0, 64, 128), (128.0, np.inf, 128, 128),
+    (128.0, np.inf, 256, 128),
 )  # fmt: skip
 LIBRARIES = ("search", "dispatch")
 _CACHE_EDGE = 3.0  # residence in L2 falls from 1 to 0 between two thirds of its capacity and all of it

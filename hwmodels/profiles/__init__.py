@@ -147,7 +147,7 @@ def calibrated_devices() -> tuple[str, ...]:
 
 @functools.cache
 def load_profile(name_or_path: str) -> Profile:
-    """A calibrated profile, a file's profile (a path ending in .toml), or a borrowed one for another catalogue device."""
+    """A calibrated profile, a file's (a path ending in .toml), or a borrowed one for another catalogue device."""
     if name_or_path.endswith(".toml"):
         return read_profile(name_or_path)
     device = load_device(name_or_path)
@@ -172,6 +172,27 @@ def borrow(profile: Profile, datasheet: Datasheet) -> Profile:
     )
     note = f"efficiencies and latencies borrowed from {profile.name}, with the datasheet numbers of {datasheet.name}"
     return Profile(name=datasheet.name, datasheet=datasheet, kernels=kernels, note=note)
+
+
+def complete(profile: Profile, donors: Sequence[Profile]) -> Profile:
+    """The profile with what it lacks taken from the donors, in their order; every origin says so.
+
+    Tables of one measured layer stay where they were measured, and in-node collectives do not cross between switched
+    and PCIe links (more than a factor three apart).
+    """
+    kernels = list(profile.kernels)
+    have = {(kernel.family, kernel.variant) for kernel in kernels}
+    for donor in donors:
+        factor = donor.datasheet.link_bytes_per_s / profile.datasheet.link_bytes_per_s
+        alike = 1 / 3 <= factor <= 3
+        for kernel in donor.kernels:
+            in_node = kernel.family == "collective" and not kernel.variant.endswith("-network")
+            if (kernel.family, kernel.variant) in have or (in_node and not alike) or kernel.variant == "bf16/lss":
+                continue
+            have.add((kernel.family, kernel.variant))
+            origin = replace(kernel.provenance, borrowed_from=kernel.provenance.borrowed_from or donor.name)
+            kernels.append(replace(kernel, provenance=origin))
+    return replace(profile, kernels=tuple(kernels))
 
 
 def read_profile(path: str | Path) -> Profile:
