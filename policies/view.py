@@ -59,6 +59,8 @@ class ReplicaView(NamedTuple):
     """Prefilling and decoding sequences, oldest admission first; built when looked at."""
     cached: dict[int, int] | None = None
     """Prompt tokens found in the prefix cache by request id; None: no prefix caching."""
+    after_prefill: bool = False
+    """Whether the iteration before this one computed prompt tokens."""
 
     @property
     def n_running(self) -> int:
@@ -89,6 +91,10 @@ class Plan(NamedTuple):
     """For how many iterations the same answer holds if no sequence finishes and no request arrives."""
     through_arrivals: bool = False
     """True: an arrival behind the present queue would not change the answer either."""
+    pad_tokens: int = 0
+    """Shorter chunks, and the contexts of decodes, take as long as if they had this many tokens; 0: no padding."""
+    pad_sequences: int = 0
+    """With *pad_tokens*: the decode step takes as long as one of this many sequences, if there are fewer."""
 
 
 class Scheduler(Protocol):

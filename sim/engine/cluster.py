@@ -12,7 +12,7 @@ import simpy
 
 from policies.routers import RoutedRequest
 from sim.engine.clock import ARRIVAL_PRIORITY
-from sim.engine.columns import REJECTED, Columns
+from sim.engine.columns import BUBBLES, REJECTED, Columns
 from sim.engine.experiment import Experiment
 from sim.engine.replica import PolicyError, Replica, RequestState
 from workloads import ClosedLoop, Trace
@@ -186,7 +186,11 @@ class _Cluster:
                 "preemptions": as_array(state.preemptions, np.int32).copy(),
                 "status": np.frombuffer(state.status, np.uint8).astype(np.int8),
                 "reason": as_array(state.reason, np.int32).copy(),
-                "bubble_ns": as_array(state.bubble, np.int64).copy(),
+                "bubble_ns": sum((as_array(kind, np.int64) for kind in state.bubbles), np.zeros(self._n, np.int64)),
+                **{
+                    f"bubble_{name}_ns": as_array(kind, np.int64).copy()
+                    for name, kind in zip(BUBBLES[:3], state.bubbles, strict=False)
+                },
             },
             reasons=tuple(self._reasons),
             replicas=replicas,

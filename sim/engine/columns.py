@@ -82,7 +82,19 @@ JOIN = Layout(
     ("token_ns", "q"),  # time of its latest token when it joined
 )
 
-STAGE = Layout(("micro_batch", "i"), ("stage", "i"), ("start_ns", "q"), ("duration_ns", "q"))
+BUBBLES = ("pb1", "pb2", "pb3", "depth")
+"""Why a stage idles ahead of a micro-batch while the replica has work (SARATHI, arXiv 2308.16369, section 3.2): it and
+the one before it have prompt chunks that take unequal times; one of them has prompt tokens and the other has none; both
+only decode, over unequal contexts. `depth`: too few micro-batches in flight to fill the pipeline and its hand-overs."""
+
+STAGE = Layout(
+    ("micro_batch", "i"),
+    ("stage", "i"),
+    ("start_ns", "q"),
+    ("duration_ns", "q"),
+    ("bubble_ns", "q"),  # idle time of the stage just before
+    ("bubble", "i"),  # its kind, an index into BUBBLES
+)
 
 _BLOCK_RECORDS = 4096
 

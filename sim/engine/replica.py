@@ -18,12 +18,13 @@ import simpy
 from hwmodels.totals import Totals
 from policies.view import PartialSeq, ReplicaView, RunningSeq, WaitingSeq
 from sim.engine.clock import ITERATION_PRIORITY, TICK_BITS, TICKS_PER_S, elapsed, iterations_to_reach
-from sim.engine.columns import Recorder, ReplicaColumns, sum_rounds
+from sim.engine.columns import BUBBLES, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.pricing import Pricing
 from sim.engine.running import Departure, TapedSet, UniformSet
 
 _FRACTION = (1 << TICK_BITS) - 1
+_PB1, _PB2, _PB3, _DEPTH = range(len(BUBBLES))
 _LONGEST_SPAN = 1 << 20
 _LONGEST_TAPED_SPAN = 4096
 
@@ -67,7 +68,8 @@ class RequestState:
         self.scheduled = array("q", blank)
         self.first_token = array("q", blank)
         self.finish = array("q", blank)
-        self.bubble = array("q", bytes(8 * n))
+        self.bubbles = tuple(array("q", bytes(8 * n)) for _ in BUBBLES)
+        """Idle time of stages ahead of its micro-batches, by kind."""
         self.replica = array("i", [-1]) * n
         self.preemptions = array("i", bytes(4 * n))
         self.status = bytearray([2]) * n
@@ -152,8 +154,8 @@ class _Lane:
 
     __slots__ = (
         "admitted",
-        "bubble_ns",
-        "bubble_at_join",
+        "bubbles",
+        "bubbles_at_join",
         "chunks",
         "completing",
         "decodes",
@@ -190,9 +192,9 @@ class _Lane:
         self.n = 0
         self.start_ticks = 0
         self.span_end_ticks = 0
-        self.bubble_ns = 0
-        """Time that its decodes have waited for stages, all rounds together."""
-        self.bubble_at_join: dict[int, int] = {}
+        self.bubbles = [0] * len(BUBBLES)
+        """Idle time of stages ahead of its decodes in ns, all rounds together, by kind."""
+        self.bubbles_at_join: dict[int, list[int]] = {}
         self.first_ticks = 0
         self.growth_ticks = 0
         self.end_ticks: Any = None
@@ -249,6 +251,8 @@ class Replica:
         self._interrupted_token_ns: dict[int, int] = {}
         self._n_admitted = 0
         self._n_dispatched = 0
+        self._dispatched: tuple[bool, list[int]] = (False, [0] * n_stages)
+        """Of the micro-batch sent off last: whether it had prompt tokens, and its ticks in each stage."""
         # KV slots that a request needs beyond its own tokens: those of drafted tokens.
         self._lookahead = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
 
@@ -421,10 +425,10 @@ class Replica:
                 self._ticks >> TICK_BITS,
                 lane.running_view,
                 None,
+                bool(lane.chunks),
             ),
         )
-        plan = self._plan(view)
-        decode, chunks, preempt, hold, through_arrivals = plan
+        decode, chunks, preempt, hold, through_arrivals, pad_tokens, pad_sequences = self._plan(view)
         if preempt or decode is not True or lane.paused:
             for id_ in preempt:
                 self._preempt(lane, id_)
@@ -432,8 +436,8 @@ class Replica:
                 self._choose_decodes(lane, decode)
             n_decoding = decoding.n if decode else 0
             growth = decoding.growth_blocks if n_decoding else 0
-        if chunks or (n_decoding and self._pipelined):
-            self._start_iteration(lane, chunks, n_decoding, growth)
+        if chunks or (n_decoding and (self._pipelined or pad_tokens)):
+            self._start_iteration(lane, chunks, n_decoding, growth, pad_tokens, pad_sequences)
         elif n_decoding:
             hold = min(hold, _LONGEST_SPAN) if self._fast_forward and hold > 1 else 1
             self._start_rounds(lane, hold, through_arrivals, growth)
@@ -485,11 +489,13 @@ class Replica:
     def _join(self, lane: _Lane, id_: int, cached: int, token_ns: int) -> None:
         lane.decoding.join(id_, cached, self._state.left[id_], token_ns)
         if self._pipelined:
-            lane.bubble_at_join[id_] = lane.bubble_ns
+            lane.bubbles_at_join[id_] = lane.bubbles.copy()
 
     def _log_departure(self, lane: _Lane, departure: Departure) -> None:
         if self._pipelined:
-            self._state.bubble[departure.id] += lane.bubble_ns - lane.bubble_at_join.pop(departure.id)
+            before = lane.bubbles_at_join.pop(departure.id)
+            for kind, column in enumerate(self._state.bubbles):
+                column[departure.id] += lane.bubbles[kind] - before[kind]
         self.recorder.joins.add(
             lane.index, departure.since, lane.decoding.round, departure.cached_before, departure.token_ns
         )
@@ -537,7 +543,9 @@ class Replica:
             self._state.scheduled[id_] = now_ns
         return PartialSeq(id_, 0, seq.tokens)
 
-    def _start_iteration(self, lane: _Lane, chunks: tuple[tuple[int, int], ...], n: int, growth: int) -> None:
+    def _start_iteration(
+        self, lane: _Lane, chunks: tuple[tuple[int, int], ...], n: int, growth: int, pad_tokens: int, pad_sequences: int
+    ) -> None:
         """One iteration with prompt chunks and a decode step of *n* sequences, all or none, that takes *growth* blocks."""
         decoding = lane.decoding
         start = self._ticks
@@ -601,6 +609,8 @@ class Replica:
                 pairs_window, decode_window,
             ),
         )  # fmt: skip
+        if pad_tokens:
+            totals = _padded(totals, chunks, n and max(n, pad_sequences), query, pad_tokens, window)
         lane.start_ticks = start
         lane.n = 1
         lane.growth_ticks = 0
@@ -703,28 +713,37 @@ class Replica:
     def _through_stages(self, lane: _Lane, totals: Totals, draft_steps: int) -> tuple[int, int]:
         """Send a micro-batch through the stages of the pipeline; the tick it leaves the last at, and its bubble in ns."""
         stages, handover = self._pricing.stages(totals, draft_steps)
+        prefills = totals.prefill_rows > 0
+        prefilled, before = self._dispatched
+        self._dispatched = prefills, stages
+        kind = _PB2 if prefills != prefilled else _PB1 if prefills else _PB3
+        if self._n_in_flight < len(stages):
+            kind = _DEPTH
         ready = lane.start_ticks
-        bubble = 0
+        bubbles = [0] * len(BUBBLES)
         for stage, duration in enumerate(stages):
             free = self._stage_free[stage]
             begin = max(ready, free)
-            if self._stage_used[stage]:
-                bubble += begin - free
+            begin_ns = begin >> TICK_BITS
+            bubble_ns = begin_ns - (free >> TICK_BITS) if self._stage_used[stage] else 0
+            of_kind = kind if duration != before[stage] else _DEPTH
+            bubbles[of_kind] += bubble_ns
             self._stage_used[stage] = True
             end = self._stage_free[stage] = begin + duration
-            begin_ns = begin >> TICK_BITS
-            self.recorder.stages.add(self._n_dispatched, stage, begin_ns, (end >> TICK_BITS) - begin_ns)
+            duration_ns = (end >> TICK_BITS) - begin_ns
+            self.recorder.stages.add(self._n_dispatched, stage, begin_ns, duration_ns, bubble_ns, of_kind)
             ready = end + handover
         self._n_dispatched += 1
-        bubble_ns = bubble >> TICK_BITS
-        if lane.decodes:
-            lane.bubble_ns += bubble_ns
-        for id_, _ in lane.chunks:
-            self._state.bubble[id_] += bubble_ns
+        for kind, bubble_ns in enumerate(bubbles):
+            if bubble_ns:
+                if lane.decodes:
+                    lane.bubbles[kind] += bubble_ns
+                for id_, _ in lane.chunks:
+                    self._state.bubbles[kind][id_] += bubble_ns
         _Turn(self._env, [self._on_stage_free]).arm(
             self._priority + 1, (self._stage_free[0] >> TICK_BITS) - self._env.now
         )
-        return ready - handover, bubble_ns
+        return ready - handover, sum(bubbles)
 
     # Pipelines.
 
@@ -869,3 +888,29 @@ def _pairs_within(past: int, tokens: int, window: int) -> int:
     """Query-key pairs of a chunk whose queries see *window* keys at most, themselves included."""
     growing = max(0, min(tokens, window - past))
     return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * window
+
+
+def _padded(
+    totals: Totals, chunks: tuple[tuple[int, int], ...], n: int, query: int, pad_tokens: int, window: int | None
+) -> Totals:
+    """What an iteration takes whose chunks are padded to *pad_tokens* each, and its decodes to *n* of that context."""
+    short = [pad_tokens - tokens for _, tokens in chunks if tokens < pad_tokens]
+    rows = sum(short)
+    # Padding attends to what is before it, as causal attention over the padded length does.
+    pairs = sum(pad_tokens * (pad_tokens + 1) // 2 - (pad_tokens - gap) * (pad_tokens - gap + 1) // 2 for gap in short)
+    pairs_window = 0
+    if window is not None:
+        pairs_window = sum(
+            _pairs_within(0, pad_tokens, window) - _pairs_within(0, pad_tokens - gap, window) for gap in short
+        )
+    return totals._replace(
+        rows=totals.prefill_rows + rows + n * query,
+        prefill_rows=totals.prefill_rows + rows,
+        prefill_pairs=totals.prefill_pairs + pairs,
+        prefill_kv_tokens=totals.prefill_kv_tokens + rows,
+        decode_seqs=n,
+        decode_kv_tokens=max(n * pad_tokens, totals.decode_kv_tokens) if n else 0,
+        logit_rows=totals.logit_rows - totals.decode_seqs * query + n * query,
+        prefill_pairs_window=totals.prefill_pairs_window + pairs_window,
+        decode_kv_window=max(n * min(pad_tokens, window), totals.decode_kv_window) if n and window is not None else 0,
+    )

@@ -1,0 +1,127 @@
+"""SARATHI's batches as published, and what it is compared with. Sarathi-Serve's token budget is `schedulers.Sarathi`.
+
+SARATHI = Agrawal et al., arXiv 2308.16369; Sarathi-Serve = Agrawal et al., OSDI 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.schedulers import _admissible_blocks, _at_least, _fraction
+from policies.view import UNTIL_CHANGE, Plan, ReplicaView
+
+
+@dataclass(frozen=True)
+class DecodeMaximal:
+    """SARATHI: each hybrid batch has exactly one prompt chunk of fixed size, and the decodes fill the rest.
+
+    With *align* the chunk is C - (B - 1), so that chunk and B - 1 decodes fill *chunk* and its tiles (section 4.4);
+    without, it is C. A prompt's last chunk is what is left of it. Decodes run alone when no prompt is left.
+    """
+
+    chunk: int = 256
+    max_sequences: int = 18
+    align: bool = True
+    watermark: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least("chunk", self.chunk, 1)
+        _at_least("max_sequences", self.max_sequences, 1)
+        _fraction("watermark", self.watermark)
+        if self.align and self.chunk < self.max_sequences:
+            raise ValueError(
+                f"chunk {self.chunk} leaves no prompt tokens beside {self.max_sequences - 1} decodes; "
+                "give a larger chunk or align: false"
+            )
+
+    @property
+    def prompt_chunk(self) -> int:
+        """Prompt tokens of a hybrid batch."""
+        return self.chunk - (self.max_sequences - 1) if self.align else self.chunk
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        decode = view.n_decoding > 0
+        if view.prefilling:
+            seq = view.prefilling[0]
+            return Plan(decode, ((seq.id, min(seq.remaining_tokens, self.prompt_chunk)),))
+        full = view.n_running >= self.max_sequences
+        if view.waiting and not full:
+            first = view.waiting[0]
+            if view.blocks(first.tokens) <= _admissible_blocks(view, self.watermark):
+                return Plan(decode, ((first.id, min(first.tokens, self.prompt_chunk)),))
+            full = True
+        return Plan(decode, hold=UNTIL_CHANGE, through_arrivals=full)
+
+
+@dataclass(frozen=True)
+class ChunkedOnly:
+    """Ablation of Sarathi-Serve (table 4): prompts in chunks up to a token budget, never in one batch with decodes.
+
+    While prompts are unfinished, batches of chunks and batches of decodes take turns.
+    """
+
+    token_budget: int = 512
+    max_sequences: int = 128
+    watermark: float = 0.01
+
+    def __post_init__(self) -> None:
+        _at_least("token_budget", self.token_budget, 1)
+        _at_least("max_sequences", self.max_sequences, 1)
+        _fraction("watermark", self.watermark)
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        left = self.token_budget
+        chunks = []
+        for partial in view.prefilling:
+            if left <= 0:
+                break
+            tokens = min(partial.remaining_tokens, left)
+            left -= tokens
+            chunks.append((partial.id, tokens))
+        seats = self.max_sequences - view.n_running
+        free = _admissible_blocks(view, self.watermark)
+        blocked = False
+        for seq in view.waiting:
+            free -= view.blocks(seq.tokens)
+            if left <= 0 or seats <= 0 or free < 0:
+                blocked = True
+                break
+            tokens = min(seq.tokens, left)
+            left -= tokens
+            seats -= 1
+            chunks.append((seq.id, tokens))
+        if not view.n_decoding:
+            return Plan(chunks=tuple(chunks))
+        if not chunks:
+            return Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=blocked or seats <= 0)
+        return Plan(decode=True) if view.after_prefill else Plan(chunks=tuple(chunks))
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Request-level batching with padding (FasterTransformer): one shape for a whole batch until all have ended.
+
+    Prompts are computed at the length of the batch's longest, and every decode step at *batch_size* sequences with the
+    longest context, whoever has ended before. Nobody joins until all have left.
+    """
+
+    batch_size: int = 8
+
+    def __post_init__(self) -> None:
+        _at_least("batch_size", self.batch_size, 1)
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        if view.prefilling:
+            chunks = tuple((seq.id, seq.remaining_tokens) for seq in view.prefilling)
+            return Plan(chunks=chunks, pad_tokens=max(tokens for _, tokens in chunks))
+        if view.n_decoding:
+            context = max(seq.cached_tokens for seq in view.running) + view.query_tokens
+            return Plan(decode=True, pad_tokens=context, pad_sequences=self.batch_size, through_arrivals=True)
+        free = view.free_blocks
+        chunks = []
+        for seq in view.waiting:
+            free -= view.blocks(seq.tokens)
+            if free < 0 or len(chunks) == self.batch_size:
+                break
+            chunks.append((seq.id, seq.tokens))
+        return Plan(chunks=tuple(chunks), pad_tokens=max((tokens for _, tokens in chunks), default=0))
