@@ -1,0 +1,1 @@
+"""Many runs and what they say together: sweeps, statistics, comparison and optimisation."""

@@ -1,0 +1,241 @@
+"""How sure a simulated number is: intervals over replications and batches, warm-up, paired comparison, quantiles.
+
+Levels are two-sided: 0.95 leaves 2.5 % on each side. Notation follows Law, "Simulation Modeling and Analysis",
+5th edition (2015), chapters 9 and 10.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float64]
+
+LEVEL = 0.95
+N_BATCHES = 20  # 20 to 30 suffice and more only weaken the normality of batch means: Schmeiser, Oper. Res. 30 (1982)
+MSER_BATCH = 5  # White and Robinson, "The problem of the initial transient (again), or why MSER works" (2010)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A mean and how far off it may be: mean ± half_width holds at *level*, from *n* independent values."""
+
+    mean: float
+    half_width: float
+    """NaN where there is only one value."""
+    n: int
+    level: float = LEVEL
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half_width
+
+    @property
+    def relative(self) -> float:
+        """Half-width as a share of the mean's size; NaN where the mean is 0."""
+        return self.half_width / abs(self.mean) if self.mean else math.nan
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g}" if math.isnan(self.half_width) else f"{self.mean:.4g} ± {self.half_width:.2g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantileInterval:
+    """A quantile between two order statistics: *low* and *high* hold it with probability *coverage*."""
+
+    value: float
+    low: float
+    high: float
+    coverage: float
+    """Exact for independent values; at least the level asked for."""
+    n: int
+
+
+def student_t(probability: float, degrees: float) -> float:
+    """Quantile of Student's t distribution; `student_t(0.975, 10)` is 2.228."""
+    if not 0 < probability < 1:
+        raise ValueError(f"probability is between 0 and 1; got {probability}")
+    if degrees < 1:
+        raise ValueError(f"degrees of freedom are at least 1; got {degrees}")
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, probability))
+
+
+def mean_interval(values: ArrayLike, *, level: float = LEVEL) -> Interval:
+    """Student-t interval of the mean of independent *values*, one for each replication. Shape [n], n at least 1."""
+    values = _vector(values, 1)
+    _check_level(level)
+    n, mean = values.size, float(values.mean())
+    if n == 1:
+        return Interval(mean=mean, half_width=math.nan, n=1, level=level)
+    standard_error = float(values.std(ddof=1)) / math.sqrt(n)
+    return Interval(mean=mean, half_width=student_t((1 + level) / 2, n - 1) * standard_error, n=n, level=level)
+
+
+def batch_means(values: ArrayLike, *, n_batches: int = N_BATCHES, level: float = LEVEL) -> Interval:
+    """Student-t interval of the mean of a correlated series, from the means of *n_batches* stretches of equal length.
+
+    What is left over goes from the start, where warm-up would be. Trustworthy where batches are much longer than the
+    correlation lasts: see `lag_one` of the batch means. ValueError below two values a batch.
+    """
+    if n_batches < 2:
+        raise ValueError(f"n_batches is at least 2; got {n_batches}")
+    return mean_interval(_batches(_vector(values, 2 * n_batches), n_batches).mean(axis=1), level=level)
+
+
+def batch_quantiles(
+    values: ArrayLike, probability: float, *, n_batches: int = N_BATCHES, level: float = LEVEL
+) -> Interval:
+    """Student-t interval of a quantile of a correlated series, from the same quantile of each of *n_batches* stretches.
+
+    ValueError where a batch holds fewer than 1 / (1 - probability) values, which leaves nothing beyond the quantile.
+    """
+    _check_probability(probability)
+    tail = min(probability, 1 - probability)
+    needed = max(2, math.ceil(1 / tail - 1e-9)) * n_batches
+    values = _vector(values, needed)
+    return mean_interval(np.quantile(_batches(values, n_batches), probability, axis=1), level=level)
+
+
+def lag_one(values: ArrayLike) -> float:
+    """Correlation of a series with itself one step on; 0 for a constant series."""
+    values = _vector(values, 3)
+    centred = values - values.mean()
+    power = float(centred @ centred)
+    return float(centred[1:] @ centred[:-1]) / power if power > 0 else 0.0
+
+
+def mser5(values: ArrayLike, *, batch: int = MSER_BATCH) -> int:
+    """How many of the first *values* to leave out as warm-up, by the rule MSER-5.
+
+    Over means of *batch* values, the cut d minimises the squared standard error of what is left,
+    sum((z - mean)^2) / (n - d)^2, among the first half. A minimum at the very end of that half says that the series is
+    too short to be past its warm-up: ValueError. White, Cobb and Spratt, Proc. Winter Simulation Conf. (2000).
+    """
+    values = _vector(values, 4 * batch)
+    means = values[: values.size // batch * batch].reshape(-1, batch).mean(axis=1)
+    n = means.size
+    # Sums over the tail that starts at each d, from the back; centred first, so that squares do not cancel.
+    means = means - means.mean()
+    left = np.arange(n, 0, -1)
+    sums = np.cumsum(means[::-1])[::-1]
+    squares = np.cumsum((means**2)[::-1])[::-1]
+    error = np.maximum(squares - sums**2 / left, 0.0) / left.astype(np.float64) ** 2
+    half = n // 2
+    cut = int(np.argmin(error[: half + 1]))
+    if cut == half:
+        raise ValueError(
+            f"the series of {values.size} values has no end of its warm-up in its first half; run longer, "
+            "or it has no steady state"
+        )
+    return cut * batch
+
+
+def steady(values: ArrayLike) -> FloatArray:
+    """*values* without their warm-up by `mser5`; ValueError where it does not end in the first half."""
+    values = _vector(values, 1)
+    return values[mser5(values) :]
+
+
+def difference(a: ArrayLike, b: ArrayLike, *, level: float = LEVEL) -> Interval:
+    """Student-t interval of mean(b - a) over pairs that share their random numbers. Shapes [n], n at least 2."""
+    a, b = _pairs(a, b)
+    return mean_interval(b - a, level=level)
+
+
+def relative_difference(a: ArrayLike, b: ArrayLike, *, level: float = LEVEL) -> Interval:
+    """Student-t interval of mean(b / a - 1) over pairs that share their random numbers; *a* above 0. Shapes [n].
+
+    The ratio is taken within each pair, so that what the two runs of a pair have in common cancels.
+    """
+    a, b = _pairs(a, b)
+    if not (a > 0).all():
+        raise ValueError(f"a relative difference needs positive values of a; got {a.min():g}")
+    return mean_interval(b / a - 1, level=level)
+
+
+def quantile_interval(values: ArrayLike, probability: float, *, level: float = LEVEL) -> QuantileInterval:
+    """A quantile of independent *values* with an interval between order statistics, free of any distribution.
+
+    Exact from the binomial distribution (Law 2015, section 9.5.2). For correlated values, as the latencies of one run
+    are, use `batch_quantiles` or replications. ValueError where there are too few values for *level*.
+    """
+    values = np.sort(_vector(values, 1))
+    _check_probability(probability)
+    _check_level(level)
+    from scipy.special import bdtr
+
+    n = values.size
+    below = np.asarray(bdtr(np.arange(n + 1.0), n, probability))  # P(at most i of n values lie below the quantile)
+    tail = (1 - level) / 2
+    # The quantile lies between the order statistics low and high (counted from 1) when low <= count below < high.
+    low = int(np.searchsorted(below, tail, side="right"))
+    high = int(np.searchsorted(below, 1 - tail, side="left")) + 1
+    if low < 1 or high > n:
+        least = math.ceil(math.log(tail) / math.log(max(probability, 1 - probability)))
+        raise ValueError(
+            f"{n} values are too few for an interval of their {probability:g} quantile at {level:g}; "
+            f"{least} are the least"
+        )
+    coverage = float(below[high - 1] - below[low - 1])
+    return QuantileInterval(
+        value=float(np.quantile(values, probability)),
+        low=float(values[low - 1]),
+        high=float(values[high - 1]),
+        coverage=coverage,
+        n=n,
+    )
+
+
+def replications_needed(pilot: Sequence[float] | FloatArray, relative: float, *, level: float = LEVEL) -> int:
+    """About how many replications give a half-width of *relative* times the mean, judged by those in *pilot*.
+
+    From the pilot's variance, n = (t s / (relative mean))^2 (Law 2015, section 9.4.1); at least the pilot's own count.
+    """
+    interval = mean_interval(pilot, level=level)
+    if relative <= 0:
+        raise ValueError(f"relative is above 0; got {relative}")
+    if interval.n < 2 or interval.mean == 0:
+        raise ValueError("the pilot needs at least two replications and a mean other than 0")
+    return max(interval.n, math.ceil(interval.n * (interval.relative / relative) ** 2))
+
+
+def _batches(values: FloatArray, n_batches: int) -> FloatArray:
+    return values[values.size % n_batches :].reshape(n_batches, -1)
+
+
+def _vector(values: ArrayLike, least: int) -> FloatArray:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1:
+        raise ValueError(f"values are a vector; got shape {array.shape}")
+    if array.size < least:
+        raise ValueError(f"at least {least} values are needed; got {array.size}")
+    if not np.isfinite(array).all():
+        raise ValueError("values are finite numbers; leave out NaN and infinity beforehand")
+    return array
+
+
+def _pairs(a: ArrayLike, b: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    first, second = _vector(a, 2), _vector(b, 2)
+    if first.size != second.size:
+        raise ValueError(f"pairs need as many values of a as of b; got {first.size} and {second.size}")
+    return first, second
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"level is a probability between 0 and 1; got {level}")
+
+
+def _check_probability(probability: float) -> None:
+    if not 0 < probability < 1:
+        raise ValueError(f"probability is between 0 and 1; got {probability}")
