@@ -28,42 +28,61 @@ def _admissible_blocks(view: ReplicaView, watermark: float) -> int:
 
 @dataclass(frozen=True)
 class Static:
-    """Request-level batching (FasterTransformer): a batch is taken from the queue, and nobody joins until all have left."""
+    """Request-level batching (FasterTransformer): a batch is taken from the queue; nobody joins until all have left.
+
+    Prompts of the batch are computed together, or *max_prompts* in an iteration, before the first decode step.
+    """
 
     batch_size: int = 8
+    max_prompts: int | None = None
 
     def __post_init__(self) -> None:
         _at_least("batch_size", self.batch_size, 1)
+        if self.max_prompts is not None:
+            _at_least("max_prompts", self.max_prompts, 1)
 
     def plan(self, view: ReplicaView, /) -> Plan:
         if view.prefilling:
             return Plan(chunks=tuple((seq.id, seq.remaining_tokens) for seq in view.prefilling))
-        if view.n_decoding:
-            return Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
-        free = view.free_blocks
         chunks = []
-        for seq in view.waiting:
-            free -= view.blocks(seq.tokens)
-            if free < 0 or len(chunks) == self.batch_size:
-                break
-            chunks.append((seq.id, seq.tokens))
-        return Plan(chunks=tuple(chunks))
+        # With a limit on prompts the batch is still being formed until it has decoded.
+        if not view.n_decoding or (self.max_prompts is not None and view.after_prefill):
+            seats = self.batch_size - view.n_decoding
+            if self.max_prompts is not None:
+                seats = min(seats, self.max_prompts)
+            free = view.free_blocks - view.growth_blocks
+            for seq in view.waiting:
+                free -= view.blocks(seq.tokens)
+                if free < 0 or len(chunks) >= seats:
+                    break
+                chunks.append((seq.id, seq.tokens))
+        if chunks:
+            return Plan(chunks=tuple(chunks))
+        return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
 @dataclass(frozen=True)
 class Orca:
-    """Iteration-level batching (Yu et al., OSDI 2022): whole prompts join the running decodes in one iteration."""
+    """Iteration-level batching (Yu et al., OSDI 2022): whole prompts join the running decodes in one iteration.
+
+    *max_prompts* limits the prompts of an iteration; 1 is the best case that SARATHI is compared with.
+    """
 
     max_sequences: int = 128
     watermark: float = 0.01
+    max_prompts: int | None = None
 
     def __post_init__(self) -> None:
         _at_least("max_sequences", self.max_sequences, 1)
         _fraction("watermark", self.watermark)
+        if self.max_prompts is not None:
+            _at_least("max_prompts", self.max_prompts, 1)
 
     def plan(self, view: ReplicaView, /) -> Plan:
         chunks = [(seq.id, seq.remaining_tokens) for seq in view.prefilling]
         seats = self.max_sequences - view.n_running
+        if self.max_prompts is not None:
+            seats = min(seats, self.max_prompts - len(chunks))
         free = _admissible_blocks(view, self.watermark)
         blocked = False
         for seq in view.waiting:
@@ -150,7 +169,8 @@ class Sarathi:
                 seats -= 1
                 chunks.append((seq.id, tokens))
         if chunks:
-            return Plan(n_decoding > 0, tuple(chunks))
+            # A budget that is used up leaves nothing to anyone who arrives.
+            return Plan(n_decoding > 0, tuple(chunks), (), 1 if left else UNTIL_CHANGE, not left)
         full = blocked or n_decoding + len(prefilling) >= self.max_sequences
         return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full)
 

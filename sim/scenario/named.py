@@ -20,6 +20,9 @@ SCHEDULERS: Mapping[str, str] = {
     "orca": "policies.schedulers:Orca",
     "vllm": "policies.schedulers:Vllm",
     "sarathi": "policies.schedulers:Sarathi",
+    "decode_maximal": "policies.sarathi:DecodeMaximal",
+    "chunked_only": "policies.sarathi:ChunkedOnly",
+    "padded": "policies.sarathi:Padded",
 }
 ROUTERS: Mapping[str, str] = {
     "round_robin": "policies.routers:RoundRobin",
