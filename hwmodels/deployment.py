@@ -48,6 +48,11 @@ class Deployment:
         return max(_kv_bytes(stage) for stage in self._stages())
 
     @property
+    def stage_kv_bytes_per_token(self) -> tuple[float, ...]:
+        """Cache of one token on one device of each stage."""
+        return tuple(_kv_bytes(stage) for stage in self._stages())
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the model leaves out or approximates."""
         return self.model.notes

@@ -7,7 +7,7 @@ request whatever the number of tokens drafted in it, so that a request's luck in
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, Protocol, TypeAlias, get_args
@@ -193,8 +193,8 @@ class Speculative:
 class DraftStatistics:
     """Counts of speculative rounds, by vLLM's names, and the four rates that are all called acceptance rate.
 
-    *num_draft_tokens* counts drafted positions. *num_accepted_tokens_per_pos[i]* counts rounds that accepted position
-    i + 1. Rates are NaN where nothing was drafted.
+    *num_draft_tokens* counts drafted tokens, all nodes of a tree. *num_accepted_tokens_per_pos[i]* counts rounds that
+    accepted position i + 1. Rates are NaN where nothing was drafted.
     """
 
     num_drafts: int
@@ -238,14 +238,37 @@ def draft_statistics(accepted: npt.ArrayLike, drafted: npt.ArrayLike) -> DraftSt
     if ((taken < 0) | (taken > offered)).any():
         raise ValueError("accepted lies in [0, drafted] in every round")
     taken, offered = taken[offered > 0].astype(np.int64), offered[offered > 0].astype(np.int64)
-    positions = np.arange(1, int(offered.max(initial=0)) + 1)
+    counts: dict[tuple[int, int], list[int]] = {}
+    for k in np.unique(offered).tolist():
+        counts[k, k] = np.bincount(taken[offered == k], minlength=k + 1).tolist()
+    return statistics_of_counts(counts)
+
+
+def statistics_of_counts(counts: Mapping[tuple[int, int], Sequence[int]]) -> DraftStatistics:
+    """Statistics from counts by (k, draft tokens per round): how many rounds accepted 0, 1, ..., k drafts.
+
+    A chain of k drafts k tokens per round; a tree of depth k drafts its nodes, of which k at most are accepted.
+    """
+    deepest = max((k for k, _ in counts), default=0)
+    accepted_per_pos, drafts_per_pos = [0] * deepest, [0] * deepest
+    drafts = draft_tokens = accepted = rejections = 0
+    for (k, drafted), rounds in counts.items():
+        n = sum(rounds)
+        drafts += n
+        draft_tokens += n * drafted
+        rejections += n - rounds[k]
+        for j in range(1, k + 1):
+            reached = sum(rounds[j:])
+            accepted += reached
+            accepted_per_pos[j - 1] += reached
+            drafts_per_pos[j - 1] += n
     return DraftStatistics(
-        num_drafts=int(offered.size),
-        num_draft_tokens=int(offered.sum()),
-        num_accepted_tokens=int(taken.sum()),
-        num_accepted_tokens_per_pos=tuple(int((taken >= j).sum()) for j in positions),
-        num_drafts_per_pos=tuple(int((offered >= j).sum()) for j in positions),
-        num_rejections=int((taken < offered).sum()),
+        num_drafts=drafts,
+        num_draft_tokens=draft_tokens,
+        num_accepted_tokens=accepted,
+        num_accepted_tokens_per_pos=tuple(accepted_per_pos),
+        num_drafts_per_pos=tuple(drafts_per_pos),
+        num_rejections=rejections,
     )
 
 

@@ -276,7 +276,34 @@ def summary(columns: Columns, *, slo: Mapping[str, float | None] | None = None) 
             "max": iterations.largest_share if iterations.n else None,
         },
         "saturated": saturated(requests),
+        "speculation": speculation(meta.get("speculation")),
         "wall_s": meta.get("wall_s"),
+    }
+
+
+def speculation(counts: Mapping[tuple[int, int], Sequence[int]] | None) -> dict[str, Any] | None:
+    """Counts and rates of speculative rounds under vLLM's names, alpha apart; None where nothing was speculated.
+
+    The four acceptance rates differ: alpha is of a drafted token given that those before it were accepted,
+    `acceptance_rate_per_pos` of each position among all rounds that drafted it, `draft_acceptance_rate` of all drafted
+    tokens, and `mean_acceptance_length` counts tokens per round with the target's own. The last round of a request
+    counts in full, though the output may end within it.
+    """
+    if counts is None:
+        return None
+    from policies.decoding import statistics_of_counts
+
+    found = statistics_of_counts(counts)
+    drafted = found.num_drafts > 0
+    return {
+        "num_drafts": found.num_drafts,
+        "num_draft_tokens": found.num_draft_tokens,
+        "num_accepted_tokens": found.num_accepted_tokens,
+        "num_accepted_tokens_per_pos": list(found.num_accepted_tokens_per_pos),
+        "mean_acceptance_length": found.mean_acceptance_length if drafted else None,
+        "draft_acceptance_rate": found.draft_acceptance_rate if drafted else None,
+        "acceptance_rate_per_pos": list(found.acceptance_rate_per_pos),
+        "alpha": found.alpha if drafted else None,
     }
 
 

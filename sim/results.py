@@ -90,9 +90,10 @@ class Result:
             self.__dict__["summary"] = metrics.summary(columns, slo=self.slo)
         write_json(folder / "summary.json", self.summary)
         pools = [int(blocks) for blocks in self.columns.meta["kv_blocks_total"]]
-        write_json(
-            folder / "manifest.json", {"format": FORMAT, **self.manifest, "slo": self.slo, "kv_blocks_total": pools}
-        )
+        manifest = {"format": FORMAT, **self.manifest, "slo": self.slo, "kv_blocks_total": pools}
+        if self.summary["speculation"] is not None:
+            manifest["speculation"] = self.summary["speculation"]
+        write_json(folder / "manifest.json", manifest)
         write_parquet([request_table(self.columns)], folder / "requests.parquet")
         write_parquet(map(iteration_table, columns.iteration_blocks()), folder / "iterations.parquet")
         if plots:
@@ -284,6 +285,17 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Preemptions", f"{summary['preemptions']:,}"),
         ("Saturated", saturated[summary["saturated"]]),
     ]
+    speculation = summary.get("speculation")
+    if speculation is not None and speculation["num_drafts"]:
+        rows += [
+            (
+                "Speculation",
+                f"{speculation['mean_acceptance_length']:.2f} tokens a round, "
+                f"{share(speculation['draft_acceptance_rate'])} of drafted tokens accepted, "
+                f"alpha {speculation['alpha']:.3f}",
+            ),
+            ("Accepted by position", ", ".join(share(rate) for rate in speculation["acceptance_rate_per_pos"])),
+        ]
     if summary["wall_s"] is not None:
         rows.append(("Spent simulating", seconds_text(summary["wall_s"])))
     return rows

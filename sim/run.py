@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from sim.errors import ScenarioError
 from sim.results import Result
 
 if TYPE_CHECKING:
+    from hwmodels.cost import CostModel
     from sim.engine import Columns, Experiment
     from sim.scenario import Scenario
     from sim.scenario.build import Built
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 _SPAN_FIELDS = (
     *("n", "prefill_rows", "prefill_chunks", "prefill_pairs", "prefill_kv_tokens", "decode_seqs", "query_tokens"),
     *("decode_kv_tokens", "completions", "prefill_pairs_window", "decode_kv_window", "window_growth"),
+    "draft_steps",
 )
 
 
@@ -54,6 +57,11 @@ def _run(experiment: Experiment, fast_forward: bool) -> Columns:
     except PolicyError as error:
         raise ScenarioError(str(error)) from error
     columns.meta.update(work_done(experiment, columns))
+    rounds = [replica.speculation for replica in columns.replicas if replica.speculation is not None]
+    if rounds:
+        from sim.engine.columns import sum_rounds
+
+        columns.meta["speculation"] = sum_rounds(rounds)
     return columns
 
 
@@ -89,7 +97,36 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, float]:
             work = spec.cost.work(totals)
             done["flops"] += 0.5 * float(_total(work.flops, span["n"]))
             done["hbm_bytes"] += 0.5 * float(_total(work.hbm_bytes, span["n"]))
+        if spec.draft_cost is not None:
+            _add_draft_work(done, spec.draft_cost, span)
     return done
+
+
+def _add_draft_work(done: dict[str, float], draft: CostModel, span: Mapping[str, Any]) -> None:
+    """Prompts and passes of the draft model; a draft of which only a time is known adds nothing."""
+    from hwmodels.totals import Totals
+
+    zero = np.zeros_like(span["n"])
+    prompts = Totals(
+        rows=span["prefill_rows"],
+        prefill_rows=span["prefill_rows"],
+        prefill_chunks=span["prefill_chunks"],
+        prefill_pairs=span["prefill_pairs"],
+        prefill_kv_tokens=span["prefill_kv_tokens"],
+        decode_seqs=zero,
+        decode_kv_tokens=zero,
+        logit_rows=zero,
+        prefill_pairs_window=span["prefill_pairs_window"],
+        decode_kv_window=zero,
+    )
+    seqs, kv = span["decode_seqs"], span["decode_kv_tokens"]
+    window = zero if draft.window_tokens is None else span["decode_kv_window"]
+    passes = Totals(seqs, zero, zero, zero, zero, seqs, kv, seqs, zero, window)
+    decoding = span["draft_steps"] * (seqs > 0)
+    for totals, times in ((prompts, span["n"] * (span["prefill_rows"] > 0)), (passes, span["n"] * decoding)):
+        work = draft.work(totals)
+        done["flops"] += float(_total(work.flops, times))
+        done["hbm_bytes"] += float(_total(work.hbm_bytes, times))
 
 
 def _total(each: Any, times: np.ndarray) -> Any:

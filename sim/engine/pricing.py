@@ -48,6 +48,7 @@ class Pricing:
         self._round_ticks = to_ticks(round_s)
         self._speculative = draft is not None or round_s > 0
         self._window = cost.window_tokens is not None
+        self._draft_window = draft is not None and draft.window_tokens is not None
         self._lines: dict[tuple[int, int, int, int, int], Line] = {}
 
     def decode_line(self, n: int, query_tokens: int, draft_steps: int, kv: int, kv_window: int) -> Line:
@@ -68,7 +69,8 @@ class Pricing:
             rows = n * query_tokens
             seconds = self._cost.iteration_s(Totals(rows, 0, 0, 0, 0, n, kv, rows, 0, kv_window if self._window else 0))
             if draft_steps and self._draft is not None:
-                seconds += draft_steps * self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, kv))
+                within = kv_window if self._draft_window else 0
+                seconds += draft_steps * self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, within))
             return to_ticks(seconds) + (self._round_ticks if query_tokens > 1 else 0)
 
         corner = ticks(kv0, w0)
@@ -110,7 +112,8 @@ class Pricing:
                     )
                 )
             if draft_steps and n:
-                step = self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, kv))
+                within = totals.decode_kv_window if self._draft_window else 0
+                step = self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, within))
                 ticks += to_ticks(draft_steps * step)
         if totals.rows - totals.prefill_rows > n:
             ticks += self._round_ticks

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import RooftraceError, ScenarioError
 from sim.scenario import named
+from sim.scenario.decoding import BuiltDecoding, build_decoding
 from sim.scenario.explain import unknown
 from sim.scenario.settings import Scenario, Workload
 
@@ -53,11 +54,24 @@ def resolve(scenario: Scenario) -> Built:
     router = _policy(scenario, "router", named.ROUTERS, "route")
     deployment = _deployment(scenario)
     memory = scenario.memory
+    pool = {
+        "gpu_fraction": memory.gpu_fraction,
+        "reserve_bytes": memory.reserve_bytes,
+        "block_tokens": memory.block_tokens,
+    }
     with _told_by(scenario):
-        kv_blocks = deployment.kv_pool_blocks(
-            gpu_fraction=memory.gpu_fraction, reserve_bytes=memory.reserve_bytes, block_tokens=memory.block_tokens
-        )
+        kv_blocks = deployment.kv_pool_blocks(**pool)
     workload = workload_of(scenario)
+    with _told_by(scenario):
+        decoding = build_decoding(
+            scenario.decoding,
+            target=deployment,
+            kv_blocks=kv_blocks,
+            pool=pool,
+            scheduler=scheduler,
+            workload=workload,
+            find=scenario.find,
+        )
     if deployment.model.is_encoder and workload.output_tokens.any():
         raise ScenarioError(
             f"{scenario.source}: {deployment.model.name} is an encoder and emits no tokens, but the workload asks for "
@@ -66,11 +80,21 @@ def resolve(scenario: Scenario) -> Built:
     replica = ReplicaSpec(
         cost=deployment.cost, scheduler=scheduler, kv_blocks=kv_blocks, block_tokens=memory.block_tokens
     )
+    if decoding is not None:
+        replica = replace(
+            replica,
+            decoding=decoding.decoding,
+            draft_cost=decoding.draft_cost,
+            kv_blocks=decoding.kv_blocks,
+            speculation_overhead_s=decoding.overhead_s,
+        )
     experiment = Experiment(
         workload=workload, replicas=(replica,) * scenario.replicas, router=router, seed=scenario.seed
     )
     return Built(
-        experiment=experiment, manifest=_manifest(scenario, deployment, experiment), slo=scenario.slo.model_dump()
+        experiment=experiment,
+        manifest=_manifest(scenario, deployment, experiment, decoding),
+        slo=scenario.slo.model_dump(),
     )
 
 
@@ -102,12 +126,15 @@ def _deployment(scenario: Scenario) -> Deployment:
         )
 
 
-def _manifest(scenario: Scenario, deployment: Deployment, experiment: Experiment) -> dict[str, Any]:
+def _manifest(
+    scenario: Scenario, deployment: Deployment, experiment: Experiment, decoding: BuiltDecoding | None
+) -> dict[str, Any]:
     workload = experiment.workload
     model, device, parallel = deployment.model, deployment.device, deployment.parallel
     gpus = scenario.replicas * parallel.n_devices
+    speculation = "" if decoding is None else f", {scenario.decoding.method}"
     return {
-        "label": f"{model.name} on {gpus} x {device.name}, {scenario.scheduler.policy}",
+        "label": f"{model.name} on {gpus} x {device.name}, {scenario.scheduler.policy}{speculation}",
         "hash": scenario.hash,
         "seed": scenario.seed,
         "scenario": scenario.resolved(),
@@ -126,6 +153,7 @@ def _manifest(scenario: Scenario, deployment: Deployment, experiment: Experiment
         },
         "scheduler": repr(experiment.replicas[0].scheduler),
         "router": repr(experiment.router),
+        "decoding": {"method": "autoregressive"} if decoding is None else decoding.manifest,
         "workload": {"source": workload.source, "requests": len(workload)},
         "notes": _notes(workload, model.name) + list(model.notes),
         "versions": versions(),

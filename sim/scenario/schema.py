@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from sim.scenario import named, settings
+from sim.scenario import decoding, named, settings
 from sim.scenario.settings import Settings
 
 
@@ -34,7 +34,10 @@ def _describe(schema: dict[str, Any]) -> None:
     pydantic can do so itself (use_attribute_docstrings), but at every import: a fifth of the time to start.
     """
     sections = {
-        node.name: node for node in ast.parse(inspect.getsource(settings)).body if isinstance(node, ast.ClassDef)
+        node.name: node
+        for module in (settings, decoding)
+        for node in ast.parse(inspect.getsource(module)).body
+        if isinstance(node, ast.ClassDef)
     }
     for name, properties in {"Settings": schema, **schema["$defs"]}.items():
         body = sections[name].body

@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from sim.errors import ScenarioError
 from sim.scenario import explain
+from sim.scenario.decoding import Decoding
+from sim.scenario.section import Section
 from sim.scenario.yaml import parse_yaml
 
 if TYPE_CHECKING:
@@ -34,12 +36,6 @@ scheduler: {policy: sarathi}
 workload: {trace: conversation}
 slo: {ttft_s: 1.0, tpot_s: 0.05}
 """
-
-
-class Section(BaseModel):
-    """Keys are fixed, values keep their types, and nothing changes after reading."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Policy(Section):
@@ -177,6 +173,7 @@ class Settings(Section):
     replicas: Annotated[int, Field(ge=1)] = 1
     router: Policy = Policy(policy="round_robin")
     scheduler: Policy = Policy(policy="sarathi")
+    decoding: Decoding = Decoding()
     memory: Memory = Memory()
     workload: Workload = Workload(trace="conversation")
     slo: Slo = Slo()
@@ -303,8 +300,11 @@ class Scenario(Settings):
     def hash(self) -> str:
         """Sixteen hexadecimal digits of the scenario's content: equal for equal settings and equal files."""
         content = self.resolved()
-        for section, key in ((content, "model"), (content, "hardware"), (content["workload"], "trace")):
-            file = self.find(section[key]) if section[key] else None
+        decoding = content["decoding"]
+        files = [(content, "model"), (content, "hardware"), (content["workload"], "trace")]
+        files += [(decoding["draft"] or {}, "model"), (decoding["acceptance"] or {}, "recorded")]
+        for section, key in files:
+            file = self.find(section[key]) if section.get(key) else None
             if file is not None:
                 section[key] = "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest()
         text = json.dumps(content, sort_keys=True, allow_nan=False)
