@@ -169,8 +169,7 @@ class Sarathi:
                 seats -= 1
                 chunks.append((seq.id, tokens))
         if chunks:
-            # A budget that is used up leaves nothing to anyone who arrives.
-            return Plan(n_decoding > 0, tuple(chunks), (), 1 if left else UNTIL_CHANGE, not left)
+            return Plan(n_decoding > 0, tuple(chunks))
         full = blocked or n_decoding + len(prefilling) >= self.max_sequences
         return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full)
 

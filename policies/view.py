@@ -88,7 +88,8 @@ class Plan(NamedTuple):
     preempt: tuple[int, ...] = ()
     """Ids whose KV blocks are given back first; they return to the head of the queue and are recomputed."""
     hold: int = 1
-    """For how many iterations the same answer holds if no sequence finishes and no request arrives."""
+    """For how many iterations the same answer holds if no sequence finishes and no request arrives. Only plans of decodes
+    alone are held; an iteration with chunks is always followed by another look."""
     through_arrivals: bool = False
     """True: an arrival behind the present queue would not change the answer either."""
     pad_tokens: int = 0

@@ -7,7 +7,7 @@ span ends at the same tick whether the span was one event or n.
 
 from __future__ import annotations
 
-from math import isfinite, sqrt
+from math import inf, sqrt
 
 TICK_BITS = 20
 TICKS_PER_NS = 1 << TICK_BITS
@@ -20,9 +20,9 @@ ITERATION_PRIORITY = 2
 
 def to_ticks(seconds: float) -> int:
     """Seconds as ticks, rounded to the nearest; a cost that is negative, NaN or infinite is an error."""
-    if not isfinite(seconds) or seconds < 0:
+    if not 0.0 <= seconds < inf:
         raise ValueError(f"a cost model returned {seconds!r} seconds; expected a finite number of at least 0")
-    return round(seconds * TICKS_PER_S)
+    return int(seconds * TICKS_PER_S + 0.5)
 
 
 def elapsed(n: int, first: int, growth: int) -> int:

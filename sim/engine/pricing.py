@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from math import inf
 from typing import NamedTuple
 
 from hwmodels.cost import CostModel
 from hwmodels.totals import Totals
-from sim.engine.clock import to_ticks
+from sim.engine.clock import TICKS_PER_S, to_ticks
 
 _FIRST_KNOT = 256
 _KNOTS_PER_OCTAVE = 4
@@ -44,6 +45,7 @@ class Pricing:
     def __init__(self, cost: CostModel, draft: CostModel | None, round_s: float) -> None:
         """*round_s*: fixed cost of every iteration whose decodes submit more than one token each."""
         self._cost = cost
+        self._iteration_s = cost.iteration_s
         self._draft = draft
         self._round_ticks = to_ticks(round_s)
         self._speculative = draft is not None or round_s > 0
@@ -81,7 +83,9 @@ class Pricing:
 
     def iteration(self, totals: Totals, draft_steps: int) -> int:
         """Ticks of one iteration on a replica without pipeline stages."""
-        ticks = to_ticks(self._cost.iteration_s(totals))
+        seconds = self._iteration_s(totals)
+        # `to_ticks`, inline: this runs once an iteration.
+        ticks = int(seconds * TICKS_PER_S + 0.5) if 0.0 <= seconds < inf else to_ticks(seconds)
         if self._speculative:
             ticks += self._draft_ticks(totals, draft_steps)
         return ticks

@@ -149,9 +149,13 @@ class UniformSet:
         turns, rest = divmod(rounds, block)
         blocks = turns * self.n
         if rest:
-            residues, round_ = self._residues, self.round
-            for i in range(round_, round_ + rest):
-                blocks += residues[-i % block]
+            # Residues of rounds round, ..., round + rest - 1 are those at -round, -round - 1, ...: one slice or two.
+            residues = self._residues
+            first, last = -(self.round + rest - 1) % block, -self.round % block
+            if first <= last:
+                blocks += sum(residues[first : last + 1])
+            else:
+                blocks += sum(residues[first:]) + sum(residues[: last + 1])
         return blocks
 
     def rounds_within(self, free_blocks: int, rounds: int) -> int:
