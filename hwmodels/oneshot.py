@@ -10,7 +10,8 @@ from __future__ import annotations
 import csv
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +27,7 @@ TOKENS = 2048
 
 # Makes the roofline's two-device split of the 2.7B model at 1024 tokens take the measured 0.0985 / 0.1452 of one
 # device; a test computes it. XLA's all-reduces on those machines ran at a tenth of what NVLink could carry.
-LINK_EFFICIENCY = 0.1015
+LINK_EFFICIENCY = 0.088
 DEVICES_PER_NODE = 8
 # In a node 0.3 to 0.4 ms (artifact, scripts/pipeline_latency/plot.py); between nodes 25 Gb/s (AlpaServe, section 6.1).
 HANDOVER_S = 0.35e-3
@@ -59,7 +60,6 @@ class TableModel:
     layers: int
     hidden: int
     """0 where the architecture is not published: equal layer groups, which split over devices like the 1.3B model."""
-    vocab: int
     measured: Mapping[tuple[int, int], tuple[float, ...]] = field(hash=False, repr=False)
     """(inter_op, intra_op) -> stage times over the single-device latency."""
     batches: Mapping[int, float] = field(hash=False, repr=False)
@@ -92,21 +92,16 @@ class TableModel:
 
     def _layers(self, intra_op: int) -> tuple[float, ...]:
         if self.hidden:
-            return _layers_of(self.layers, self.hidden, self.vocab, self.latency_s, intra_op)
+            return _layers_of(self.layers, self.hidden, self.latency_s, intra_op)
         like = load_oneshot(_ASSUMED_LIKE)
         factor = sum(like._layers(intra_op)) / like.latency_s
         return (self.latency_s * factor / self.layers,) * self.layers
 
     def device_bytes(self, inter_op: int, intra_op: int) -> float:
+        # By layers alone: the artifact's stages of one model weigh the same (alpa_serve/profiling.py).
         bounds = self.plan(inter_op, intra_op).bounds
-        block, table = (12 * self.hidden**2, self.vocab * self.hidden) if self.hidden else (1, 0)
-        # The head shares the embedding's weights; where they are stages apart, each has a copy of them.
-        whole = self.layers * block + table
-        stages = []
-        for stage in range(inter_op):
-            ends = (stage == 0) + (stage == inter_op - 1)
-            stages.append((bounds[stage + 1] - bounds[stage]) * block + min(ends, 1) * table)
-        return self.weight_bytes * max(stages) / whole / intra_op
+        most = max(b - a for a, b in pairwise(bounds))
+        return self.weight_bytes * most / self.layers / intra_op
 
 
 _ASSUMED_LIKE = "bert-1.3b"
@@ -114,10 +109,10 @@ _ASSUMED_HIDDEN = 2048
 
 
 @functools.lru_cache(maxsize=256)
-def _layers_of(layers: int, hidden: int, vocab: int, latency_s: float, intra_op: int) -> tuple[float, ...]:
+def _layers_of(layers: int, hidden: int, latency_s: float, intra_op: int) -> tuple[float, ...]:
     """Seconds of each layer by the roofline, with the efficiency at which one device takes *latency_s*."""
     device = load_device("v100-16")
-    spec = _encoder(layers, hidden, vocab)
+    spec = encoder(layers, hidden)
     efficiency = sum(layer_seconds(spec, device, 1, TOKENS)) / latency_s
 
     def groups(intra: int) -> tuple[float, ...]:
@@ -129,21 +124,23 @@ def _layers_of(layers: int, hidden: int, vocab: int, latency_s: float, intra_op:
     return tuple(scale * group for group in groups(intra_op))
 
 
-def _encoder(layers: int, hidden: int, vocab: int) -> ModelSpec:
-    # Heads of 64 or more and a multiple of eight of them, so that a layer splits over a node.
+def encoder(layers: int, hidden: int) -> ModelSpec:
+    """An encoder of equal layers without a head.
+
+    The artifact's four stages of the 2.7B model take the same time each, which leaves no room for a head.
+    """
     config = {
-        "model_type": "opt",
+        "model_type": "bert",
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": 32,
-        "ffn_dim": 4 * hidden,
-        "vocab_size": max(vocab, 8),
+        "intermediate_size": 4 * hidden,
+        "vocab_size": 1,
         "max_position_embeddings": TOKENS,
-        "word_embed_proj_dim": hidden,
-        "do_layer_norm_before": True,
         "torch_dtype": "float16",
     }
-    return spec_from_config(config, name=f"encoder of {layers} layers of {hidden}", where="hwmodels.oneshot")
+    spec = spec_from_config(config, name=f"encoder of {layers} layers of {hidden}", where="hwmodels.oneshot")
+    return replace(spec, lm_head_params=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +191,6 @@ def oneshot_catalogue() -> Mapping[str, TableModel]:
             latency_s=float(row["latency_s"]),
             layers=int(row["layers"]),
             hidden=int(row["hidden"]),
-            vocab=int(row["vocab"]),
             measured=measured.get(row["name"], {}),
             batches={size: time / times[1] for size, time in times.items()},
         )

@@ -373,7 +373,10 @@ class ClockworkPlusPlus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRobin:
-    """Equal groups; models are dealt to groups in turn until nothing fits. Nothing is simulated."""
+    """Equal groups; models are dealt to groups in turn until the one whose turn it is does not fit.
+
+    Nothing is simulated. A group that hosts the model already is passed over.
+    """
 
     inter_op: int = 4
     intra_op: int = 1
@@ -384,15 +387,19 @@ class RoundRobin:
     def search(self, cluster: Cluster, models: Sequence[ModelView], score: Scorer, /) -> Placement:
         placement = uniform_groups(cluster.n_devices, self.inter_op, self.intra_op)
         room = _Room(placement, cluster, models)
-        n, turn, dealt = len(placement.groups), 0, True
-        while dealt:
-            dealt = False
-            for model in range(len(models)):
-                groups = room.groups(model)
-                if groups:
-                    chosen = min(groups, key=lambda group: (group - turn) % n)
-                    room.put(model, chosen)
-                    turn, dealt = chosen + 1, True
+        n = len(placement.groups)
+        if n:
+            turn = 0
+            for model in itertools.cycle(range(len(models))):
+                hosting = [group for group in range(n) if model in room.placement.groups[group].models]
+                if len(hosting) == n:
+                    break
+                while turn % n in hosting:
+                    turn += 1
+                if turn % n not in room.groups(model):
+                    break
+                room.put(model, turn % n)
+                turn += 1
         return room.placement
 
 

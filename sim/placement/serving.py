@@ -122,7 +122,7 @@ class Serving:
 
     def experiment(self, placement: Placement, workload: Trace) -> GroupExperiment:
         """What the engine runs; ValueError where the placement does not fit the cluster."""
-        check(placement, self.cluster, self._sizes)
+        check(placement, self.cluster, self.views_without_traffic)
         return GroupExperiment(
             workload=workload,
             groups=self.groups(placement),
@@ -131,7 +131,8 @@ class Serving:
         )
 
     @functools.cached_property
-    def _sizes(self) -> tuple[ModelView, ...]:
+    def views_without_traffic(self) -> tuple[ModelView, ...]:
+        """The models' views with rates of 0: what memory is checked against."""
         return tuple(
             ModelView(name=name, latency_s=model.latency_s, rate_per_s=0.0, device_bytes=sizes)
             for (name, model), sizes in zip(self.models.items(), self._bytes, strict=True)

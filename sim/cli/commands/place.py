@@ -1,0 +1,182 @@
+"""rooftrace place: find out which models should share which devices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from sim.placement import Outcome, Plan
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(place)
+
+
+def place(
+    scenario: Annotated[Path, typer.Argument(help="Placement scenario (YAML).", show_default=False)],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set cluster.devices=16."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for placement.json, placement.png and summary.json.", show_default=False)
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Serve with this saved placement; nothing is searched.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
+) -> None:
+    """Search a placement of many models on one cluster by simulation, and say what share it serves in time."""
+    from sim.errors import RooftraceError, ScenarioError
+    from sim.placement import find, load_placement, serve
+    from sim.placement.scenario import PlaceScenario
+
+    chosen = PlaceScenario.load(scenario, set_ or ())
+    serving, settings = chosen.serving, chosen.settings
+    train, test = chosen.traffic()
+    plan: Plan | None = None
+    if replay is not None:
+        placements, window_s = [load_placement(replay, serving.names)], None
+        trained = _served(serve, chosen.source, serving, placements, train, None)
+    else:
+        try:
+            with _progress(not as_json) as progress:
+                plan = find(
+                    chosen.search, serving, train, jobs=settings.jobs, budget_s=settings.budget_s, progress=progress
+                )
+        except ScenarioError:
+            raise
+        except ValueError as error:
+            raise RooftraceError(f"{chosen.source}: {error}") from error
+        placements, window_s, trained = list(plan.placements), plan.window_s, plan.train
+    tested = None if test is None else _served(serve, chosen.source, serving, placements, test, window_s)
+    summary = _summary(chosen, plan, placements, trained, tested)
+    if out is not None:
+        _write(out, placements[0], serving, summary)
+    if as_json:
+        typer.echo(json.dumps(summary, indent=2, allow_nan=False))
+    else:
+        _print(placements, serving, summary, out)
+
+
+def _served(serve: Any, source: str, *arguments: Any) -> Outcome:
+    from sim.errors import ScenarioError
+
+    try:
+        return serve(*arguments)
+    except ValueError as error:
+        raise ScenarioError(f"{source}: {error}") from error
+
+
+def _progress(shown: bool) -> Any:
+    """A context that gives a callback to be told of progress; drawn on standard error where that is a terminal."""
+    import contextlib
+    import sys
+
+    @contextlib.contextmanager
+    def bar() -> Any:
+        if not shown or not sys.stderr.isatty():
+            yield None
+            return
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("searching", total=None)
+
+            def tell(simulations: int, best: float) -> None:
+                progress.update(task, description=f"{simulations:,} placements simulated, best {best:.2%} in time")
+
+            yield tell
+
+    return bar()
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    import numpy as np
+
+    latency = outcome.latency_s
+    facts: dict[str, Any] = {"requests": len(outcome.workload), "attainment": outcome.attainment}
+    if latency.size:
+        facts["mean_latency_s"] = float(latency.mean())
+        facts["p99_latency_s"] = float(np.quantile(latency, 0.99))
+    return facts
+
+
+def _summary(chosen: Any, plan: Any, placements: list[Any], trained: Any, tested: Any) -> dict[str, Any]:
+    summary: dict[str, Any] = {
+        "scenario": chosen.settings.model_dump(mode="json"),
+        "groups": placements[0].describe(),
+        "replicas": placements[0].replicas,
+        "train": _outcome(trained),
+    }
+    if tested is not None:
+        summary["test"] = _outcome(tested)
+    if plan is not None:
+        summary["planning"] = {
+            "search": repr(plan.search),
+            "simulations": plan.simulations,
+            "wall_s": plan.planning_s,
+            "processor_s": plan.processor_s,
+            "windows": len(plan.placements),
+        }
+    return summary
+
+
+def _write(out: Path, placement: Any, serving: Any, summary: dict[str, Any]) -> None:
+    from sim.errors import OutputError
+    from sim.placement import save_placement
+    from sim.report.placement import placement_figure
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        about = {key: value for key, value in summary.items() if key != "scenario"}
+        save_placement(placement, serving.names, out / "placement.json", about=about)
+        placement_figure(placement, serving.names, serving.cluster).savefig(out / "placement.png", dpi=120)
+        (out / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        raise OutputError(f"cannot write to the folder {out}: {error.strerror}") from error
+
+
+def _print(placements: list[Any], serving: Any, summary: dict[str, Any], out: Path | None) -> None:
+    from policies.placement import group_bytes
+    from sim.cli.tables import print_facts, print_table
+
+    placement = placements[0]
+    rows, device = [], 0
+    sizes = serving.views_without_traffic
+    for index, group in enumerate(placement.groups):
+        last = device + group.n_devices - 1
+        names = ", ".join(serving.names[model] for model in group.models) or "nothing"
+        rows.append(
+            (
+                str(index),
+                f"{device}-{last}" if last > device else str(device),
+                f"({group.inter_op}, {group.intra_op})",
+                f"{group_bytes(group, sizes) / 1e9:.1f} GB",
+                str(len(group.models)),
+                names if len(names) <= 60 else names[:57] + "...",
+            )
+        )
+        device = last + 1
+    heads = ("Group", "Devices", "(inter, intra)", "Per device", "Hosts", "Models")
+    print_table(heads, rows, fold=1)
+    facts = [("Groups", summary["groups"])]
+    for key, title in (("train", "In time, planned traffic"), ("test", "In time, other traffic")):
+        if key in summary:
+            part = summary[key]
+            facts.append((title, f"{part['attainment']:.2%} of {part['requests']:,} requests"))
+    if "planning" in summary:
+        planning = summary["planning"]
+        windows = f", {planning['windows']} windows (the first is shown)" if planning["windows"] > 1 else ""
+        facts.append(("Planning", f"{planning['wall_s']:.2f} s for {planning['simulations']:,} simulations{windows}"))
+    if out is not None:
+        facts.append(("Results", f"{out}/"))
+    print_facts(facts)
