@@ -58,13 +58,10 @@ def held_back_groups(columns: Columns, names: Sequence[str], *, fraction: float 
 
     Shapes are held back as groups, (n, k) say: neighbouring token counts of one shape are nearly the same point.
     """
-    stacked = np.stack([np.asarray(columns[name]).astype(str) for name in names])
-    keys, inverse = np.unique(np.char.add(np.char.add(names[0], ":"), stacked[0]), return_inverse=True)
-    for name, column in zip(names[1:], stacked[1:], strict=True):
-        joined = np.char.add(keys[inverse], np.char.add(f"|{name}:", column))
-        keys, inverse = np.unique(joined, return_inverse=True)
-    held = np.array([zlib.crc32(str(key).encode()) % 10_000 < 10_000 * fraction for key in keys])
-    return held[inverse]
+    texts = [[f"{name}:{value}" for value in np.asarray(columns[name]).astype(str).tolist()] for name in names]
+    keys = ["|".join(values) for values in zip(*texts, strict=True)]
+    held = {key: zlib.crc32(key.encode()) % 10_000 < 10_000 * fraction for key in set(keys)}
+    return np.array([held[key] for key in keys], bool)
 
 
 def fit(

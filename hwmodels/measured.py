@@ -171,7 +171,9 @@ _HEADS = {
     "qwen3-8b": (32, 8, 128),
 }
 _EXPERTS = {"qwen3-30b": (2048, 768, 8, 128), "mixtral-8x7b": (4096, 14336, 2, 8)}  # hidden, inner, top-k, experts
-_TRT_WIDEST_GROUP = 32.0  # beyond it the measured tables fall to one block per query head
+# Query heads of a group that one block takes; above, each head has its own. TensorRT-LLM's tables change kernels beyond
+# 32; the profiler of the Llama-70B tables called FlashAttention without packing.
+_WIDEST_GROUP = {"trtllm": 32.0, "lssv": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,7 +414,7 @@ def _prefill_part(m: Measurement, device: Datasheet, rows: np.ndarray, columns: 
 
 
 def _decode_part(m: Measurement, device: Datasheet, rows: np.ndarray, columns: dict, groups: tuple[str, ...]) -> Part:
-    widest = _TRT_WIDEST_GROUP if m.source == "trtllm" else np.inf
+    widest = _WIDEST_GROUP.get(m.source, np.inf)
 
     def seconds(p: Any, c: Mapping[str, np.ndarray]) -> Any:
         kv = c["kv"]
@@ -497,7 +499,11 @@ def _attention_paged(m: Measurement, device: Datasheet) -> Iterator[Part]:
     rows, columns = _pick(m, prompt, {**names, "query": "prefill_chunk_size", "past": "kv_cache_size"})
     columns["head_dim"] = np.full(len(rows), 128.0)
     yield _prefill_part(m, device, rows, columns, ("query", "past"))
-    rows, columns = _pick(m, ~prompt, {**names, "kv": "kv_cache_size"})
+    # Fewer cached tokens than sequences: some have no cache, and the profiled kernel returned at once.
+    cached = m.columns["kv_cache_size"] >= 2 * m.columns["batch_size"]
+    rows, columns = _pick(m, ~prompt & cached, {**names, "kv": "kv_cache_size"})
+    # On GPUs the column sums the batch (times fall with the batch at one size); on the TPU it is each sequence's.
+    columns["kv"] = columns["kv"] / columns["batch"] + 1.0
     columns["head_dim"] = np.full(len(rows), 128.0)
     yield _decode_part(m, device, rows, columns, ("batch", "kv"))
 
@@ -800,6 +806,9 @@ def _unmodelled(m: Measurement) -> Iterator[tuple[str, np.ndarray]]:
             if flag != "ok":
                 yield f"flagged {flag}: the row times more or less than its operation", m.columns["flag"] == flag
         yield "normalisation that the compiler fused into its neighbours", np.isin(m.columns["layer"], _TPU_FUSED)
+    if m.kind == "attention_paged":
+        few = m.columns["kv_cache_size"] < 2 * m.columns["batch_size"]
+        yield "less than two cached tokens a sequence", few & ~m.columns["is_prefill"]
     if m.kind == "attention_mixed":
         yield "an empty batch", (m.columns["prefill_chunk"] <= 0) & (m.columns["n_decode"] <= 0)
     for name in ("layer", "op"):

@@ -44,7 +44,7 @@ def moved_share(kind: str, devices: Any) -> Any:
     raise ValueError(f"collective must be one of {', '.join(KINDS)}; got {kind!r}")
 
 
-def collective_s(params: CollectiveParams, kind: str, message_bytes: Any, devices: Any, link_bytes_per_s: float) -> Any:
+def collective_s(params: CollectiveParams, kind: str, message_bytes: Any, devices: Any, link_bytes_per_s: Any) -> Any:
     """Seconds of one collective; one device or no bytes cost nothing.
 
     `link_bytes_per_s` is one direction of a device's link: NVLink or PCIe in a node, the network between nodes.

@@ -76,7 +76,11 @@ def gemm_s(
     number of rows and does not split (CUTLASS fp8). `dtype` names the tensor-core rate, the `*_bytes` are per element
     (weights may be narrower than the arithmetic). `weight_copies` is how many weight tensors the caller cycles through:
     a benchmark with six keeps small ones in L2, a served model never does. `quantise_activations` adds the pass that
-    turns 16-bit activations into the format. Deterministic, but array and scalar results are not promised bit-equal.
+    turns 16-bit activations into the format.
+
+    Not promised: equal bits for arrays and scalars, nor that a row more never takes less time. Where a row more opens
+    another row of tiles, more blocks draw on the memory and libraries do become faster; callers that need a
+    non-decreasing function of rows take the running maximum.
     """
     m, n, k = np.broadcast_arrays(np.asarray(m, float), np.asarray(n, float), np.asarray(k, float))
     shape = m.shape
@@ -99,7 +103,7 @@ def gemm_s(
         work = np.maximum(2.0 * (rows * columns + params.tile_edge**2), params.l2_intensity * operands)
         compute_s = waves * depth * work / sm_rate
         compute_s = compute_s / (1.0 - params.throttle * compute_s / (compute_s + params.throttle_after_s))
-        drawn = np.minimum(1.0, blocks_per_sm * (params.block_bandwidth * (rows + columns) / 128.0))
+        drawn = np.minimum(1.0, blocks_per_sm * (rows + np.minimum(n, columns)) * (params.block_bandwidth / 128.0))
         total = smooth_max(compute_s, stream_s / np.maximum(drawn, 1e-9), params.overlap_loss)
         if split > 1:
             total = total + params.split_s + 4.0 * (split + 1) * m * n / stream

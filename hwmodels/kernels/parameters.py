@@ -20,7 +20,7 @@ def parameter(start: float, low: float, high: float, why: str) -> Any:
 
 def bounds(kind: type) -> dict[str, tuple[float, float, float]]:
     """Name -> (start, low, high) of each parameter of a parameter dataclass."""
-    return {f.name: (float(f.default), f.metadata["low"], f.metadata["high"]) for f in _fields(kind)}
+    return {f.name: (f.default, f.metadata["low"], f.metadata["high"]) for f in _fields(kind)}  # pyright: ignore
 
 
 def check_bounds(params: Any) -> None:

@@ -229,7 +229,7 @@ def read_profile(path: str | Path) -> Profile:
 
 
 def write_profile(profile: Profile, path: str | Path) -> None:
-    """Write a profile as TOML that `read_profile` gives back; numbers keep six significant digits."""
+    """Write a profile as TOML that `read_profile` gives back; fitted numbers keep six significant digits."""
     lines = [
         f"format = {FORMAT}",
         f"device = {_text(profile.name)}",
@@ -240,9 +240,9 @@ def write_profile(profile: Profile, path: str | Path) -> None:
     ]
     for name, value in asdict(profile.datasheet).items():
         if name == "peak_flops_per_s":
-            lines.append(f"{name} = {{ " + ", ".join(f"{k} = {_digits(v)}" for k, v in value.items()) + " }")
+            lines.append(f"{name} = {{ " + ", ".join(f"{k} = {_digits(v, 15)}" for k, v in value.items()) + " }")
         elif name != "name":
-            lines.append(f"{name} = {value if isinstance(value, int) else _digits(value)}")
+            lines.append(f"{name} = {value if isinstance(value, int) else _digits(value, 15)}")
     for kernel in profile.kernels:
         lines += ["", "[[kernel]]", f"family = {_text(kernel.family)}", f"variant = {_text(kernel.variant)}"]
         lines += ["[kernel.parameters]"]
@@ -295,8 +295,8 @@ def _number(where: str, value: Any) -> None:
         raise ValueError(f"{where} must be a finite number; got {value!r}")
 
 
-def _digits(value: float) -> str:
-    text = f"{value:.6g}"
+def _digits(value: float, significant: int = 6) -> str:
+    text = f"{value:.{significant}g}"
     return text if any(mark in text for mark in ".e") else f"{text}.0"
 
 

@@ -29,7 +29,7 @@ def test_a_fit_recovers_the_gemm_parameters_behind_noisy_times():
     noise = np.exp(np.random.default_rng(1).normal(0, 0.02, len(columns["m"])))
     fixed = (*QUANTISE_FIELDS, "cache_gain", "throttle", "throttle_after_s")
     start = GemmParams(cache_gain=truth.cache_gain, throttle=0.0)
-    result = fit(price_gemm, start, columns, price_gemm(truth, columns) * noise, fixed=fixed)
+    result = fit(price_gemm, start, columns, price_gemm(truth, columns) * noise, fixed=fixed, max_points=500)
     for name in ("launch_s", "compute_efficiency", "bandwidth_efficiency", "fill_k"):
         assert getattr(result.params, name) == pytest.approx(getattr(truth, name), rel=0.06), name
     assert result.fitted.mape_pct < 2.5
@@ -60,7 +60,9 @@ def test_a_fit_recovers_the_decode_parameters_and_scores_shapes_it_did_not_see()
 
 def test_fitted_parameters_stay_within_their_bounds():
     columns = gemm_columns()
-    result = fit(price_gemm, GemmParams(), columns, price_gemm(GemmParams(), columns) / 3, fixed=QUANTISE_FIELDS)
+    result = fit(
+        price_gemm, GemmParams(), columns, price_gemm(GemmParams(), columns) / 3, fixed=QUANTISE_FIELDS, max_points=200
+    )
     for name, (_, low, high) in bounds(GemmParams).items():
         assert low <= getattr(result.params, name) <= high
 

@@ -1,0 +1,150 @@
+"""Profile files: what is written is read back, and what is broken is refused with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from hwmodels.device import device_catalogue, load_device
+from hwmodels.kernels.calibrated import CalibratedKernels
+from hwmodels.profiles import (
+    borrow,
+    calibrated_devices,
+    complete,
+    datasheet_of,
+    load_profile,
+    read_profile,
+    write_profile,
+)
+
+CALIBRATED = ("a100-80gb-sxm", "h100-sxm", "h200", "l40s", "rtx-pro-6000", "tpu-v6e")
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A profile file of two kernels, as text."""
+    full = load_profile("tpu-v6e")
+    path = tmp_path / "tpu.toml"
+    write_profile(type(full)(name=full.name, datasheet=full.datasheet, kernels=full.kernels[:2]), path)
+    return path.read_text()
+
+
+def refuse(tmp_path, text, message):
+    path = tmp_path / "broken.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_profile(path)
+
+
+def test_a_written_profile_reads_back(tmp_path):
+    profile = load_profile("h200")
+    write_profile(profile, tmp_path / "h200.toml")
+    assert read_profile(tmp_path / "h200.toml") == profile
+
+
+def test_unknown_keys_are_refused_at_every_level(tmp_path, text):
+    refuse(tmp_path, "colour = 1\n" + text, "colour is not a setting")
+    refuse(tmp_path, text.replace("[datasheet]", "[datasheet]\nspeed = 1.0"), "datasheet: speed is not a setting")
+    refuse(
+        tmp_path, text.replace("[kernel.parameters]", "[kernel.parameters]\nspeed = 1.0"), "speed is not a parameter"
+    )
+    refuse(tmp_path, text.replace("[kernel.provenance]", "[kernel.provenance]\nwho = 'me'"), "who is not a setting")
+
+
+def test_numbers_that_are_none_are_refused(tmp_path, text):
+    broken = text.replace("launch_s = ", "launch_s = nan\n#", 1)
+    refuse(tmp_path, broken, "launch_s must be a finite number; got nan")
+    refuse(tmp_path, text.replace("l2_bytes = ", "l2_bytes = inf\n#", 1), "l2_bytes must be a finite number")
+
+
+def test_parameters_out_of_bounds_are_refused(tmp_path, text):
+    refuse(tmp_path, text.replace("bandwidth_efficiency = ", "bandwidth_efficiency = 7.0\n#", 1), "must lie in")
+
+
+def test_truncated_files_are_refused(tmp_path, text):
+    refuse(tmp_path, text[: text.rindex("[[kernel]]")], "holds 1 of 2 kernels; the file is truncated")
+    refuse(tmp_path, text[: text.rindex("held_p90_pct")], "borrowed_from is missing; is the file truncated")
+    refuse(tmp_path, text[: len(text) // 2] + "\n[", "truncated")
+
+
+def test_newer_and_unversioned_files_are_refused(tmp_path, text):
+    refuse(tmp_path, text.replace("format = 1", "format = 2", 1), "update rooftrace")
+    refuse(tmp_path, text.replace("format = 1\n", "", 1), "format is missing")
+
+
+def test_a_variant_given_twice_is_refused(tmp_path, text):
+    first, second = text.index("[[kernel]]"), text.rindex("[[kernel]]")
+    refuse(tmp_path, text[:second] + text[first:second], "appears twice")
+
+
+def test_a_missing_file_names_the_calibrated_devices(tmp_path):
+    with pytest.raises(ValueError, match="calibrated profiles: a100-80gb-sxm"):
+        read_profile(tmp_path / "none.toml")
+
+
+def test_six_devices_are_calibrated_on_the_catalogues_datasheets():
+    assert calibrated_devices() == CALIBRATED
+    for name in CALIBRATED:
+        assert load_profile(name).datasheet == datasheet_of(load_device(name)), name
+
+
+def test_shipped_profiles_keep_their_own_fits_and_say_what_is_borrowed():
+    for name in CALIBRATED:
+        kernels = load_profile(name).kernels
+        assert any(not kernel.provenance.borrowed_from for kernel in kernels)
+        assert all(kernel.provenance.borrowed_from != name for kernel in kernels)
+        assert all(kernel.provenance.files for kernel in kernels)
+
+
+def test_borrowing_keeps_efficiencies_and_takes_the_other_datasheet():
+    h200, b200 = load_profile("h200"), load_profile("b200")
+    assert b200.datasheet.hbm_bytes_per_s == load_device("b200").hbm_bytes_per_s
+    assert b200.get("gemm", ("bf16/vllm",)) == h200.get("gemm", ("bf16/vllm",))
+    assert "borrowed from h200" in b200.note
+    assert {kernel.provenance.borrowed_from for kernel in b200.kernels if kernel.variant == "fp8/vllm"} == {"h200"}
+
+
+def test_completing_takes_only_what_is_missing():
+    l40s, h200 = load_profile("l40s"), load_profile("h200")
+    bare = borrow(type(l40s)(name="l40s", datasheet=l40s.datasheet, kernels=l40s.kernels[:1]), l40s.datasheet)
+    whole = complete(bare, [h200])
+    assert whole.kernels[0] == bare.kernels[0]
+    assert whole.find("moe", ("bf16/vllm",)) == h200.find("moe", ("bf16/vllm",))
+    # Custom all-reduce over NVLink says nothing about PCIe.
+    assert whole.find("collective", ("all_reduce/vllm-graph",)) is None
+
+
+def test_every_device_of_the_catalogue_has_a_profile_that_prices_a_layer():
+    shape = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+    for name in device_catalogue():
+        kernels = CalibratedKernels(profile=load_profile(name))
+        assert 0 < kernels.gemm_s(1, 4096, 4096) < kernels.gemm_s(4096, 4096, 4096) < 1
+        assert 0 < kernels.attention_decode_s(seqs=8, kv_tokens=8192, **shape) < 0.1
+        assert 0 < kernels.attention_prefill_s(chunks=1, rows=512, pairs=131328, kv_tokens=512, **shape) < 0.1
+
+
+def test_a_stack_prices_with_its_own_kernels_and_an_unmeasured_one_with_vllms():
+    profile = load_profile("h200")
+    work = {"seqs": 16, "kv_tokens": 16 * 1024, "heads": 32, "kv_heads": 8, "head_dim": 128}
+    vllm, trtllm, sglang = (
+        CalibratedKernels(profile=profile, stack=stack).attention_decode_s(**work)
+        for stack in ("vllm", "trtllm", "sglang")
+    )
+    assert vllm == sglang != trtllm
+
+
+def test_calibrated_kernels_answer_for_whole_models():
+    kernels = CalibratedKernels(profile=load_profile("l40s"))
+    assert kernels.gemm_s(64, 4096, 4096, dtype="fp8") > 0
+    assert kernels.gemm_s(1, 4096, 14336, weight_bytes=0.5) < kernels.gemm_s(1, 4096, 14336)
+    assert kernels.moe_s(64, hidden_size=2048, inter_size=768, topk=8, experts=128) > 0
+    assert kernels.mla_decode_s(seqs=8, kv_tokens=8192, heads=16) > 0
+    assert kernels.elementwise_s("norm", 256, 4096) > 0
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        in_node = kernels.collective_s(kind, 1e6, 4)
+        assert 0 < in_node < kernels.collective_s(kind, 1e8, 4)
+    assert kernels.collective_s("send_recv", 1e6, 2, between_nodes=True) > 0
+
+
+def test_an_absent_parameter_set_says_what_there_is():
+    with pytest.raises(ValueError, match="profile tpu-v6e has no gemm parameters for bf16/vllm; it has none"):
+        load_profile("tpu-v6e").get("gemm", ("bf16/vllm",))
