@@ -46,13 +46,17 @@ def resolve(scenario: Scenario) -> Built:
     """
     from sim.engine import Experiment, ReplicaSpec
 
-    scheduler = _policy(scenario, "scheduler", named.SCHEDULERS, "plan")
+    deployment = _deployment(scenario)
+    workload = workload_of(scenario)
+    chosen = _chosen(scenario, deployment, workload)
+    scheduler = _policy(
+        scenario, "scheduler", named.SCHEDULERS, "plan", {key: tokens for key, (tokens, _) in chosen.items()}
+    )
     if scenario.memory.preemption == "recompute":
         from policies.schedulers import EvictNewest
 
         scheduler = EvictNewest(inner=scheduler)
     router = _policy(scenario, "router", named.ROUTERS, "route")
-    deployment = _deployment(scenario)
     memory = scenario.memory
     pool = {
         "gpu_fraction": memory.gpu_fraction,
@@ -61,7 +65,6 @@ def resolve(scenario: Scenario) -> Built:
     }
     with _told_by(scenario):
         kv_blocks = deployment.kv_pool_blocks(**pool)
-    workload = workload_of(scenario)
     with _told_by(scenario):
         decoding = build_decoding(
             scenario.decoding,
@@ -91,17 +94,43 @@ def resolve(scenario: Scenario) -> Built:
     experiment = Experiment(
         workload=workload, replicas=(replica,) * scenario.replicas, router=router, seed=scenario.seed
     )
+    manifest = _manifest(scenario, deployment, experiment, decoding)
+    if chosen:
+        manifest["auto"] = {f"scheduler.{key}": {"tokens": n, "why": why} for key, (n, why) in chosen.items()}
     return Built(
         experiment=experiment,
-        manifest=_manifest(scenario, deployment, experiment, decoding),
+        manifest=manifest,
         slo=scenario.slo.model_dump(),
     )
 
 
-def _policy(scenario: Scenario, key: str, table: Mapping[str, str], method: str) -> Any:
+def _policy(
+    scenario: Scenario, key: str, table: Mapping[str, str], method: str, chosen: Mapping[str, int] | None = None
+) -> Any:
     settings = getattr(scenario, key)
     with _told_by(scenario, key):
-        return named.policy(settings.policy, settings.settings, table, key=key, method=method)
+        return named.policy(settings.policy, {**settings.settings, **(chosen or {})}, table, key=key, method=method)
+
+
+def _chosen(scenario: Scenario, deployment: Deployment, workload: Trace | ClosedLoop) -> dict[str, tuple[int, str]]:
+    """Scheduler settings that are `auto`, with the tokens chosen from the cost model and the reason."""
+    settings = scenario.scheduler.settings
+    keys = [key for key in named.AUTO if settings.get(key) == named.AUTO_VALUE]
+    if not keys:
+        return {}
+    from sim.capacity import saturating_tokens, tokens_within
+
+    limit_s = scenario.slo.tpot_s
+    with _told_by(scenario, f"scheduler.{keys[0]}"):
+        if limit_s is None:
+            tokens = saturating_tokens(deployment.cost)
+            why = "fewest tokens that reach 80 % of the best throughput"
+        else:
+            decodes = settings.get("max_sequences", 128)
+            context = int((workload.prompt_tokens + workload.output_tokens).mean())
+            tokens = tokens_within(deployment.cost, tbt_s=limit_s, decodes=decodes, context_tokens=context)
+            why = f"most tokens within slo.tpot_s {limit_s:g} s beside {decodes} decodes of {context} tokens"
+    return {key: (tokens, why) for key in keys}
 
 
 def _deployment(scenario: Scenario) -> Deployment:

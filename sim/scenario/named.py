@@ -24,6 +24,9 @@ SCHEDULERS: Mapping[str, str] = {
     "chunked_only": "policies.sarathi:ChunkedOnly",
     "padded": "policies.sarathi:Padded",
 }
+AUTO = ("token_budget", "chunk")
+"""Scheduler settings that may be AUTO_VALUE: chosen from the cost model."""
+AUTO_VALUE = "auto"
 ROUTERS: Mapping[str, str] = {
     "round_robin": "policies.routers:RoundRobin",
     "random": "policies.routers:Random",
@@ -158,6 +161,8 @@ def schema(factory: Callable[..., Any]) -> dict[str, Any]:
     out = {}
     for name, (hint, required) in parameters(factory).items():
         properties = TypeAdapter(hint).json_schema()
+        if name in AUTO:
+            properties = {"anyOf": [properties, {"const": AUTO_VALUE}]}
         if not required:
             properties["default"] = signature.parameters[name].default
         out[name] = properties

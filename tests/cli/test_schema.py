@@ -91,4 +91,4 @@ def test_settings_are_described_and_defaults_given():
         for option in SCHEMA["$defs"]["Scheduler"]["anyOf"]
         if option.get("properties", {}).get("policy") == {"const": "sarathi"}
     )
-    assert sarathi["properties"]["token_budget"] == {"type": "integer", "default": 512}
+    assert sarathi["properties"]["token_budget"] == {"anyOf": [{"type": "integer"}, {"const": "auto"}], "default": 512}
