@@ -62,7 +62,7 @@ class Datasheet:
     """
 
     name: str
-    peak_flops_per_s: Mapping[str, float]
+    peak_flops_per_s: Mapping[str, float] = field(hash=False)
     vector_flops_per_s: float
     hbm_bytes_per_s: float
     sm_count: int

@@ -1,0 +1,89 @@
+"""What a serving stack adds to its kernels: host work of a step, launches, sampling, and the front end's share of TTFT."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from hwmodels.kernels.parameters import check_bounds, parameter
+
+FILE = Path(__file__).with_name("overheads.toml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """Terms that kernels do not explain, each a time in seconds unless its name says otherwise."""
+
+    step_s: float = parameter(0.0, 0.0, 0.05, "host work of an iteration that the device waits for")
+    sequence_s: float = parameter(0.0, 0.0, 2e-4, "host work of each sequence in an iteration")
+    row_s: float = parameter(0.0, 0.0, 1e-5, "host work of each token of an iteration: slots, positions, input copies")
+    sample_s: float = parameter(0.0, 0.0, 5e-3, "sampling of an iteration, whatever the batch")
+    sample_row_s: float = parameter(0.0, 0.0, 1e-4, "sampling of each sequence")
+    kernel_s: float = parameter(0.0, 0.0, 1e-4, "least time of a kernel: its launch by the host, or a graph node")
+    layer_s: float = parameter(0.0, 0.0, 2e-3, "small kernels of a layer that the work model does not list")
+    admission_s: float = parameter(0.0, 0.0, 1.0, "from arrival until the scheduler sees a request")
+    admission_s_per_token: float = parameter(0.0, 0.0, 1e-4, "tokenisation, for each prompt token")
+    reply_s: float = parameter(0.0, 0.0, 1.0, "from a token's iteration to the client: detokenisation and streaming")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingStack:
+    """A named set of overheads, the kernels it runs, and how it batches."""
+
+    name: str
+    title: str
+    overheads: Overheads
+    kernels: str
+    """Whose kernel parameters stand for the stack's: vllm or trtllm; empty: the datasheet roofline."""
+    graph: bool
+    """Decode steps replay a CUDA graph rather than launch kernel by kernel."""
+    token_budget: int
+    """Most tokens of an iteration (vLLM's max_num_batched_tokens)."""
+    sources: Mapping[str, str] = field(hash=False)
+    """Where each term comes from."""
+
+
+_TEXT = ("title", "kernels")
+
+
+@functools.cache
+def serving_stacks() -> Mapping[str, ServingStack]:
+    """The catalogue: name -> stack, read once from overheads.toml."""
+    table = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return {name: _stack(name, entry) for name, entry in table.items()}
+
+
+def serving_stack(name: str) -> ServingStack:
+    """The stack called *name*; ValueError with the nearest valid names otherwise."""
+    found = serving_stacks().get(name)
+    if found is None:
+        near = difflib.get_close_matches(name, serving_stacks(), n=2) or list(serving_stacks())
+        raise ValueError(f"{name!r} is not a serving stack; valid here: {', '.join(near)}")
+    return found
+
+
+def _stack(name: str, entry: Mapping[str, object]) -> ServingStack:
+    values: dict[str, float] = {}
+    sources: dict[str, str] = {}
+    known = [f.name for f in fields(Overheads)]
+    terms = entry["terms"]
+    assert isinstance(terms, Mapping)
+    for key, pair in terms.items():
+        if key not in known:
+            raise ValueError(f"{FILE.name}: {name}.terms.{key} is not an overhead; valid: {', '.join(known)}")
+        values[key], sources[key] = float(pair[0]), str(pair[1])
+    overheads = Overheads(**values)
+    check_bounds(overheads)
+    return ServingStack(
+        name=name,
+        title=str(entry["title"]),
+        overheads=overheads,
+        kernels=str(entry["kernels"]),
+        graph=bool(entry["graph"]),
+        token_budget=int(entry["token_budget"]),  # type: ignore[arg-type]
+        sources=sources,
+    )
