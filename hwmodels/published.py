@@ -27,6 +27,9 @@ PROVENANCE = (
     "five published times of LLaMA-13B on one A6000 (SARATHI, arXiv 2308.16369, table 2 and section 4.4); "
     "efficiencies carried over to other devices"
 )
+TP_RIDGE_TOKENS = 550
+"""From 500 to 600 tokens a batch is compute-bound in practice under tensor parallelism on A100, against 200 in theory.
+Sarathi-Serve, OSDI 2024, section 3.1."""
 TILE_ROWS = 128
 """Rows of a thread block's tile in matrix products. SARATHI, section 4.4."""
 
@@ -193,6 +196,27 @@ class PublishedKernels:
         return self.base.sample_s(logit_rows)
 
 
+def _cost(
+    spec: ModelSpec, device: Device, parallel: ParallelConfig, kv_precision: str | None, step_s: float
+) -> LayerwiseCost:
+    if spec.experts is not None:
+        raise ValueError(f"the published times are of dense models and {spec.name} has experts; use Roofline")
+    return LayerwiseCost(
+        spec,
+        parallel,
+        PublishedKernels(
+            device=device,
+            efficiency=efficiencies(),
+            base=RooflineKernels(device=device, base_precision=spec.base_precision),
+            step_s=step_s,
+        ),
+        peak_flops_per_s=device.first_peak(number_format(spec.mlp_precision).math, f"precision {spec.mlp_precision}"),
+        peak_bytes_per_s=device.hbm_bytes_per_s,
+        devices_per_node=device.devices_per_node,
+        kv_precision=kv_precision,
+    )
+
+
 def Published(
     spec: ModelSpec, device: Device, parallel: ParallelConfig | None = None, *, kv_precision: str | None = None
 ) -> LayerwiseCost:
@@ -200,18 +224,25 @@ def Published(
 
     ValueError for mixtures of experts, latent or windowed attention, and for a device without the arithmetic needed.
     """
-    if spec.experts is not None:
-        raise ValueError(f"the published times are of dense models and {spec.name} has experts; use Roofline")
-    return LayerwiseCost(
-        spec,
-        parallel or ParallelConfig(),
-        PublishedKernels(
-            device=device,
-            efficiency=efficiencies(),
-            base=RooflineKernels(device=device, base_precision=spec.base_precision),
-        ),
-        peak_flops_per_s=device.first_peak(number_format(spec.mlp_precision).math, f"precision {spec.mlp_precision}"),
-        peak_bytes_per_s=device.hbm_bytes_per_s,
-        devices_per_node=device.devices_per_node,
-        kv_precision=kv_precision,
-    )
+    return _cost(spec, device, parallel or ParallelConfig(), kv_precision, 0.0)
+
+
+def PublishedTensorParallel(
+    spec: ModelSpec, device: Device, parallel: ParallelConfig | None = None, *, kv_precision: str | None = None
+) -> LayerwiseCost:
+    """`Published` with the overhead that tensor parallelism shows in practice, as a time added to every layer.
+
+    It is what makes a batch compute-bound from TP_RIDGE_TOKENS on: weights' traffic and overhead together take as long
+    as the arithmetic of so many tokens. Without tensor parallelism it is `Published`. A rough figure: the published
+    decode times of Yi-34B on two A100 leave less room for it than it takes.
+    """
+    parallel = parallel or ParallelConfig()
+    if parallel.tensor == 1:
+        return Published(spec, device, parallel, kv_precision=kv_precision)
+    of = efficiencies()
+    work = stage_work(spec, parallel, 0, kv_precision=kv_precision)
+    peak = device.first_peak(number_format(spec.mlp_precision).math, f"precision {spec.mlp_precision}")
+    linears = [op for op in work.linears if not op.of_logits]
+    row_s = sum(op.flops(1) for op in linears) / (peak * of.gemm_flops)
+    weights_s = sum(op.weight_bytes for op in linears) / (device.hbm_bytes_per_s * of.gemm_bandwidth)
+    return _cost(spec, device, parallel, kv_precision, max(0.0, TP_RIDGE_TOKENS * row_s - weights_s))

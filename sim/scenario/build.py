@@ -46,7 +46,7 @@ def resolve(scenario: Scenario) -> Built:
     """
     from sim.engine import Experiment, ReplicaSpec
 
-    deployment = _deployment(scenario)
+    deployment = deployment_of(scenario)
     workload = workload_of(scenario)
     chosen = _chosen(scenario, deployment, workload)
     scheduler = _policy(
@@ -133,7 +133,8 @@ def _chosen(scenario: Scenario, deployment: Deployment, workload: Trace | Closed
     return {key: (tokens, why) for key in keys}
 
 
-def _deployment(scenario: Scenario) -> Deployment:
+def deployment_of(scenario: Scenario) -> Deployment:
+    """The replica that *scenario* describes, its memory not yet looked at."""
     from hwmodels.deployment import deploy
     from hwmodels.device import load_device
     from hwmodels.model import load_model

@@ -1,0 +1,188 @@
+"""rooftrace capacity: sequences that fit in memory, or requests a second within an SLO."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sim.errors import RooftraceError
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(capacity)
+
+
+def capacity(
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Scenario file (YAML); without one, the built-in default.", show_default=False)
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as in rooftrace run.")
+    ] = None,
+    tokens: Annotated[
+        list[int] | None, typer.Option("--tokens", help="Sequence length, prompt and output; may be repeated.")
+    ] = None,
+    reserve_gb: Annotated[
+        float | None,
+        typer.Option(
+            help="GB of each device kept for activations and workspace; default what memory.* leaves out.",
+            show_default=False,
+        ),
+    ] = None,
+    slo: Annotated[bool, typer.Option("--slo", help="Search the highest request rate within the limits.")] = False,
+    tbt_p99: Annotated[
+        float | None, typer.Option(help="With --slo: seconds that 99 % of gaps between tokens must keep to.")
+    ] = None,
+    queue_p50: Annotated[float, typer.Option(help="With --slo: median seconds a request may wait to start.")] = 2.0,
+    attainment: Annotated[
+        float | None, typer.Option(help="With --slo: share of requests that must meet the scenario's slo.")
+    ] = None,
+    tolerance: Annotated[float, typer.Option(help="With --slo: width of the answer, as a share of it.")] = 0.02,
+    published: Annotated[
+        bool, typer.Option("--published", help="Explain the batch sizes that the SARATHI paper states.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Say how many sequences fit in memory, or with --slo how many requests a second are served within limits."""
+    if published:
+        _explain(as_json)
+        return
+    from sim.scenario import Scenario
+
+    chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
+    for assignment in set_ or ():
+        chosen = chosen.with_set(assignment)
+    if slo:
+        _search(chosen, tbt_p99, queue_p50, attainment, tolerance, as_json)
+        return
+    for given, name in ((tbt_p99, "--tbt-p99"), (attainment, "--attainment")):
+        if given is not None:
+            raise RooftraceError(f"{name} is about the search for a rate; add --slo")
+    _plan(chosen, tokens or [1024, 2048, 4096], reserve_gb, as_json)
+
+
+def _plan(scenario: Any, lengths: list[int], reserve_gb: float | None, as_json: bool) -> None:
+    from sim.capacity import deployment_plan
+    from sim.scenario.build import deployment_of
+
+    deployment = deployment_of(scenario)
+    memory = scenario.memory
+    if reserve_gb is None:
+        reserve_bytes = deployment.device.memory_bytes * (1 - memory.gpu_fraction) + memory.reserve_bytes
+        why = f"memory.gpu_fraction {memory.gpu_fraction:g} and memory.reserve_bytes {memory.reserve_bytes:g}"
+    else:
+        reserve_bytes, why = reserve_gb * 1e9, "--reserve-gb"
+    if not 0 <= reserve_bytes < float("inf"):
+        raise RooftraceError(f"--reserve-gb is a finite number of at least 0; got {reserve_gb}")
+    try:
+        plans = [deployment_plan(deployment, length, reserve_bytes=reserve_bytes) for length in lengths]
+    except ValueError as error:
+        raise RooftraceError(str(error)) from None
+    first = plans[0]
+    if as_json:
+        facts = {
+            "model": deployment.model.name,
+            "hardware": deployment.device.name,
+            "devices": deployment.parallel.n_devices,
+            "memory_bytes": first.memory_bytes,
+            "weight_bytes": first.weight_bytes,
+            "reserve_bytes": first.reserve_bytes,
+            "pool_bytes": first.pool_bytes,
+            "kv_bytes_per_token": first.kv_bytes_per_token,
+            "sequences": {str(plan.sequence_tokens): plan.sequences for plan in plans},
+        }
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    from sim.cli.tables import print_facts, print_table
+
+    print_facts(
+        [
+            ("Deployment", f"{deployment.model.name} on {deployment.parallel.n_devices} x {deployment.device.name}"),
+            ("Memory", f"{first.memory_bytes / 1e9:,.2f} GB a device (M_G)"),
+            ("Weights", f"{first.weight_bytes / 1e9:,.2f} GB on the fullest (M_S)"),
+            ("Reserve", f"{first.reserve_bytes / 1e9:,.2f} GB, from {why}"),
+            ("KV pool", f"{first.pool_bytes / 1e9:,.2f} GB"),
+            ("KV cache", f"{first.kv_bytes_per_token:,.0f} bytes a token and device (L m_kv / L)"),
+        ]
+    )
+    print_table(
+        ("tokens a sequence", "sequences"),
+        [(f"{plan.sequence_tokens:,}", f"{plan.sequences:,}") for plan in plans],
+        left=0,
+    )
+
+
+def _search(
+    scenario: Any,
+    tbt_p99: float | None,
+    queue_p50: float,
+    attainment: float | None,
+    tolerance: float,
+    as_json: bool,
+) -> None:
+    from sim.capacity import Limits, slo_capacity
+
+    if not 0 < tolerance < 1:
+        raise RooftraceError(f"--tolerance is a share in (0, 1); got {tolerance}")
+    if attainment is None and tbt_p99 is None:
+        if not any(value is not None for value in scenario.slo.model_dump().values()):
+            raise RooftraceError("--slo needs limits: give --tbt-p99, or slo settings in the scenario")
+        attainment = 0.99
+    limits = Limits(tbt_p99_s=tbt_p99, queue_p50_s=queue_p50, attainment=attainment)
+    found = slo_capacity(scenario, limits, tolerance=tolerance)
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "rate_per_s": found.rate_per_s,
+                    "outside_per_s": found.outside_per_s,
+                    "limits": {"tbt_p99_s": tbt_p99, "queue_p50_s": queue_p50, "attainment": attainment},
+                    "probes": [{"rate_per_s": probe.rate_per_s, "miss": probe.miss} for probe in found.probes],
+                },
+                indent=2,
+            )
+        )
+        return
+    from sim.cli.tables import print_facts, print_table
+
+    probes = sorted(found.probes, key=lambda probe: probe.rate_per_s)
+    rows = [(f"{probe.rate_per_s:.4g}", probe.miss or "within all limits") for probe in probes]
+    print_table(("requests/s", "limits"), rows, left=0, fold=1)
+    print_facts(
+        [
+            ("Capacity", f"{found.rate_per_s:.4g} requests/s"),
+            ("Outside", f"{found.outside_per_s:.4g} requests/s"),
+        ]
+    )
+
+
+def _explain(as_json: bool) -> None:
+    """The paper's stated batches against its formula, and the reserve that would explain them."""
+    from sim.reproduce.sarathi import stated_batches
+
+    cases = stated_batches()
+    if as_json:
+        typer.echo(json.dumps(cases, indent=2))
+        return
+    from sim.cli.tables import print_table
+
+    rows = []
+    for case in cases:
+        for batch in case["batches"]:
+            rows.append(
+                (
+                    case["model"],
+                    f"{batch['tokens']:,}",
+                    str(batch["formula"]),
+                    str(batch["stated"]),
+                    f"{batch['pool_gb'][0]:.2f} to {batch['pool_gb'][1]:.2f}",
+                    f"{case['free_gb']:.2f}",
+                )
+            )
+    heads = ("model", "tokens", "formula", "stated", "pool that the stated batch needs, GB", "M_G - M_S, GB")
+    print_table(heads, rows, title="B = floor((M_G - M_S) / (L m_kv)), SARATHI section 4.3.1, no reserve")
+    for case in cases:
+        typer.echo(f"{case['model']}: {case['verdict']}")

@@ -1,0 +1,642 @@
+"""SARATHI (Agrawal et al., arXiv 2308.16369) and Sarathi-Serve (OSDI 2024), from the event loop.
+
+Times come from `hwmodels.published`: five published times of LLaMA-13B on an A6000 go in, everything else comes out.
+The A100 takes over the A6000's efficiencies. A request here emits one token more than the paper's D decodes: its first
+token is computed with the prompt.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hwmodels.cost import CostModel
+from hwmodels.deployment import CostFactory, deploy
+from hwmodels.model import load_model
+from hwmodels.parallel import ParallelConfig
+from hwmodels.published import Published, PublishedTensorParallel
+from policies.routers import LeastOutstanding, RoundRobin
+from policies.sarathi import ChunkedOnly, DecodeMaximal
+from policies.schedulers import EvictNewest, Orca, Sarathi, Static
+from policies.view import Scheduler
+from sim.capacity import batch_plan, reserve_range
+from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.reproduce.rows import Row
+from sim.theory import sarathi as theory
+from workloads import Trace
+from workloads.generators import LogNormal, Poisson, Zipf, synthesize
+
+TITLE = "SARATHI: chunked prefill, decode-maximal batches, pipelines"
+AMPLE_BLOCKS = 1 << 24
+"""KV blocks where batches are limited by their number of sequences, as in the paper."""
+
+
+def rows(quick: bool) -> list[Row]:
+    """Every published number beside the simulated one; *quick* runs fewer requests."""
+    return [
+        *_iteration_times(),
+        *_ratios(),
+        *_tiles(),
+        *_peak_gains(quick),
+        *_pd_optima(quick),
+        *_chunking(),
+        *_orca(quick),
+        *_capacity_formula(),
+        *_gpt3(quick),
+        *_serve_ablation(quick),
+    ]
+
+
+def published(name: str) -> list[dict[str, str]]:
+    """Rows of one table of published numbers, `data/sarathi_NAME.csv`."""
+    text = resources.files("sim.reproduce").joinpath(f"data/sarathi_{name}.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+# Runs.
+
+
+@functools.cache
+def cost_of(model: str, device: str, tensor: int = 1, pipeline: int = 1, factory: CostFactory = Published) -> CostModel:
+    """The cost model of published times for a deployment in fp16."""
+    parallel = ParallelConfig(tensor=tensor, pipeline=pipeline)
+    return deploy(model=model, hardware=device, parallel=parallel, precision="fp16", cost=factory).cost
+
+
+def replay(
+    cost: CostModel, scheduler: Scheduler, trace: Trace, *, replicas: int = 1, lanes: int | None = None
+) -> Columns:
+    """Run *trace* on replicas with ample memory."""
+    spec = ReplicaSpec(cost=cost, scheduler=scheduler, kv_blocks=AMPLE_BLOCKS, micro_batches=lanes)
+    router = RoundRobin() if replicas == 1 else LeastOutstanding()
+    return run(Experiment(workload=trace, replicas=(spec,) * replicas, router=router))
+
+
+def at_once(prompts: Any, decodes: Any) -> Trace:
+    """Requests that are all there from the start, each with so many decodes behind its prompt."""
+    prompts, decodes = np.broadcast_arrays(np.asarray(prompts, np.int64), np.asarray(decodes, np.int64))
+    return Trace(arrival_ns=np.zeros(len(prompts), np.int64), prompt_tokens=prompts, output_tokens=decodes + 1)
+
+
+def steady_rate(columns: Columns, batch: int) -> float:
+    """Requests a second from a quarter of the batches to three quarters: neither filling nor draining counts."""
+    finish = np.sort(columns.requests["finish_ns"])
+    batches = len(finish) // batch
+    first, last = batches // 4 * batch, batches * 3 // 4 * batch
+    return (last - first) / float(finish[last - 1] - finish[first - 1]) * 1e9
+
+
+def throughput(
+    cost: CostModel, scheduler: Scheduler, batch: int, prompt: int, decodes: int, batches: int = 40
+) -> float:
+    """Requests a second of a stream of equal requests."""
+    return steady_rate(replay(cost, scheduler, at_once(np.full(batches * batch, prompt), decodes)), batch)
+
+
+class Gain(NamedTuple):
+    """SARATHI over the baseline at one ratio of prompt to decodes."""
+
+    prompt: int
+    decodes: int
+    gain: float
+
+    @property
+    def pd_ratio(self) -> float:
+        return self.prompt / self.decodes
+
+
+def gain(cost: CostModel, scheduler: Scheduler, batch: int, tokens: int, decodes: int, batches: int = 40) -> Gain:
+    """Throughput of *scheduler* over prefill-only and decode-only batches, requests of *tokens* tokens in all.
+
+    The baseline's prefill-only batches are of one prompt, as in table 2 of the paper.
+    """
+    prompt = tokens - decodes
+    base = throughput(cost, Static(batch, max_prompts=1), batch, prompt, decodes, batches=8)
+    return Gain(prompt, decodes, throughput(cost, scheduler, batch, prompt, decodes, batches) / base)
+
+
+def gains_over_pd(
+    cost: CostModel, batch: int, tokens: int, chunk: int, decodes: Sequence[int], batches: int = 40
+) -> list[Gain]:
+    """`gain` of SARATHI with chunk *chunk* for each number of decodes."""
+    return [gain(cost, DecodeMaximal(chunk, batch), batch, tokens, d, batches) for d in decodes]
+
+
+def decodes_at(tokens: int, pd_ratio: float) -> int:
+    """Decodes of a request of *tokens* tokens with this ratio of prompt to decodes, rounded."""
+    return round(tokens / (pd_ratio + 1))
+
+
+def around(centre: int, tokens: int) -> list[int]:
+    """Numbers of decodes to sweep: every one near *centre*, and further off in steps."""
+    near = range(max(1, centre - 4), centre + 5)
+    far = [round(centre * factor) for factor in (0.35, 0.5, 0.65, 0.8, 1.25, 1.5, 2.0, 3.0)]
+    return sorted({d for d in (*near, *far) if 1 <= d < tokens // 2})
+
+
+# The paper's tables.
+
+
+def iteration_s(cost: CostModel, prompt: int, decodes: int, context: int = 1024) -> float:
+    """Seconds of the iteration that computes a prompt and a step of so many others, found by running it.
+
+    The others have *context* tokens in their step, the one it adds included.
+    """
+    # The prompt arrives while those of the decodes are computed, and so joins their first step.
+    lengths = [context - 1] * decodes + ([prompt] if prompt else [])
+    arrivals = [0] * decodes + ([1 if decodes else 0] if prompt else [])
+    trace = Trace(arrival_ns=arrivals, prompt_tokens=lengths, output_tokens=[2] * len(lengths))
+    iterations = replay(cost, Orca(len(lengths)), trace).iterations()
+    wanted = (iterations["prefill_tokens"] == prompt) & (iterations["decode_tokens"] == decodes)
+    return float(iterations["duration_ns"][np.flatnonzero(wanted)[0]]) * 1e-9
+
+
+def _iteration_times() -> Iterator[Row]:
+    cost = cost_of("llama-13b", "a6000")
+    found = {}
+    for line in published("iterations")[:3]:
+        prompt, decodes = int(line["prompt_tokens"]), int(line["decodes"])
+        found[line["scheme"]] = ms = 1e3 * iteration_s(cost, prompt, decodes)
+        goes_in = line["scheme"] != "decode-maximal"
+        yield Row(
+            experiment="iteration time",
+            case=f"{line['scheme']}, {prompt} prompt tokens, {decodes} decodes" + (" (goes in)" if goes_in else ""),
+            quantity="ms",
+            published=float(line["total_ms"]),
+            simulated=ms,
+            kind="calibrated",
+            within_pct=3.0,
+        )
+    yield Row(
+        experiment="iteration time",
+        case="marginal decode: (decode-maximal - prefill-only) / 3",
+        quantity="ms",
+        published=1.2,
+        simulated=(found["decode-maximal"] - found["prefill-only"]) / 3,
+        kind="calibrated",
+        within_pct=10.0,
+    )
+
+
+def _ratios() -> Iterator[Row]:
+    cost = cost_of("llama-13b", "a6000")
+    per_prompt_token = iteration_s(cost, 1024, 0) / 1024
+    for batch, ratio in ((1, 200.0), (2, 100.0), (18, 16.7)):
+        yield Row(
+            experiment="decode over prefill, per token",
+            case=f"LLaMA-13B, A6000, 1024 tokens, batch {batch}",
+            quantity="ratio",
+            published=ratio,
+            simulated=iteration_s(cost, 0, batch) / batch / per_prompt_token,
+            kind="calibrated",
+            within_pct=3.0,
+        )
+
+
+def _tiles() -> Iterator[Row]:
+    cost = cost_of("llama-13b", "a6000")
+    found = {}
+    for line in published("iterations")[3:]:
+        tokens = int(line["prompt_tokens"])
+        found[tokens] = ms = 1e3 * iteration_s(cost, tokens, 0)
+        yield Row(
+            experiment="tile steps",
+            case=f"{tokens} tokens" + (" (goes in)" if tokens == 256 else ""),
+            quantity="ms",
+            published=float(line["total_ms"]),
+            simulated=ms,
+            kind="calibrated",
+            within_pct=5.0,
+        )
+    yield Row(
+        experiment="tile steps",
+        case="one token beyond two tiles",
+        quantity="step, %",
+        published=32.0,
+        simulated=100 * (found[257] / found[256] - 1),
+        kind="calibrated",
+        within_abs=5.0,
+    )
+
+
+def peak(line: dict[str, str], quick: bool) -> tuple[CostModel, Gain]:
+    """The best of a sweep over the number of decodes, for a row of `peak_gains`."""
+    cost = cost_of(line["model"], line["device"])
+    batch, tokens = int(line["batch"]), int(line["tokens"])
+    centre = decodes_at(tokens, theory.optimal_pd_ratio(256, batch))
+    swept = range(max(1, centre - 3), centre + 4) if quick else around(centre, tokens)
+    return cost, max(gains_over_pd(cost, batch, tokens, 256, swept), key=lambda found: found.gain)
+
+
+def _peak_gains(quick: bool) -> Iterator[Row]:
+    for line in published("peak_gains"):
+        batch, tokens, pd_ratio = int(line["batch"]), int(line["tokens"]), float(line["pd_ratio"])
+        cost, best = peak(line, quick)
+        case = f"{line['model']}, {line['device']}, {tokens} tokens, batch {batch}, chunk 256"
+        yield Row(
+            experiment="peak gain",
+            case=case,
+            quantity="throughput, SARATHI / baseline",
+            published=float(line["gain"]),
+            simulated=best.gain,
+            kind="calibrated",
+            within_pct=float(line["gain_within_pct"]),
+        )
+        yield Row(
+            experiment="peak gain",
+            case=f"{case}; published P:D {pd_ratio:g}, here {best.pd_ratio:.1f}",
+            quantity="decodes of a request at the peak",
+            published=decodes_at(tokens, pd_ratio),
+            simulated=best.decodes,
+            kind="calibrated",
+            within_abs=1.0,
+        )
+        # Contexts at the end of a request, where the paper measures.
+        alone = iteration_s(cost, 0, batch, tokens) / batch
+        chunk = 256 - (batch - 1)
+        beside = (iteration_s(cost, chunk, batch - 1, tokens) - iteration_s(cost, 256, 0)) / (batch - 1)
+        yield Row(
+            experiment="peak gain",
+            case=case,
+            quantity="decode speed-up, alone / marginal",
+            published=float(line["decode_speedup"]),
+            simulated=alone / beside,
+            kind="calibrated",
+            within_pct=15.0,
+        )
+
+
+def _pd_optima(quick: bool) -> Iterator[Row]:
+    cost = cost_of("llama-13b", "a6000")
+    for chunk, pd_ratio in ((256, 14.0), (512, 28.0)):
+        centre = decodes_at(1024, theory.optimal_pd_ratio(chunk, 18))
+        swept = around(centre, 1024)
+        best = max(gains_over_pd(cost, 18, 1024, chunk, swept, 12 if quick else 40), key=lambda found: found.gain)
+        yield Row(
+            experiment="P:D optimum",
+            case=f"LLaMA-13B, 1024 tokens, B 18, chunk {chunk}; published P:D {pd_ratio:g}, here {best.pd_ratio:.1f}",
+            quantity="decodes of a request at the peak",
+            published=decodes_at(1024, pd_ratio),
+            simulated=best.decodes,
+            kind="calibrated",
+            within_abs=1.0,
+        )
+        if chunk == 512:
+            yield Row(
+                experiment="P:D optimum",
+                case="LLaMA-13B, 1024 tokens, batch 18, chunk 512",
+                quantity="throughput, SARATHI / baseline",
+                published=1.23,
+                simulated=best.gain,
+                kind="calibrated",
+                within_pct=3.0,
+            )
+
+
+def prefill_s(cost: CostModel, prompt: int, chunk: int) -> tuple[float, int]:
+    """Seconds to compute a prompt alone in chunks, and the KV tokens that its chunks read."""
+    trace = Trace(arrival_ns=[0], prompt_tokens=[prompt], output_tokens=[1])
+    columns = replay(cost, DecodeMaximal(chunk, 1, align=False), trace)
+    return float(columns.requests["finish_ns"][0]) * 1e-9, int(columns.replicas[0].spans["prefill_kv_tokens"].sum())
+
+
+def _chunking() -> Iterator[Row]:
+    cost = cost_of("llama-13b", "a6000")
+    whole, _ = prefill_s(cost, 1024, 1024)
+    for line in published("chunking"):
+        chunk = int(line["chunk"])
+        chunked, kv_read = prefill_s(cost, 1024, chunk)
+        yield Row(
+            experiment="chunking overhead",
+            case=f"LLaMA-13B, A6000, 1024 tokens, chunk {chunk}",
+            quantity="more prefill time, %",
+            published=100 * float(line["loss"]),
+            simulated=100 * (chunked / whole - 1),
+            kind="emulated",
+            within_abs=float(line["within_points"]),
+        )
+        n = int(theory.chunk_count(1024, chunk))
+        yield Row(
+            experiment="chunking overhead",
+            case=f"KV reads of {n} chunks: N (N + 1) / 2",
+            quantity="chunk-sized reads",
+            published=float(theory.kv_chunk_reads(n)),
+            simulated=kv_read / chunk,
+            kind="theory",
+            within_abs=0.0,
+        )
+    better = prefill_s(cost, 1024, 256)[0]
+    worse = prefill_s(cost, 1024, 320)[0]
+    yield Row(
+        experiment="chunking overhead",
+        case="chunk 256 beats 320, which is no multiple of the tile",
+        quantity="prefill time, chunk 256 / chunk 320",
+        published="below 1",
+        simulated=better / worse,
+        kind="qualitative",
+        holds=better < worse,
+    )
+
+
+def _orca(quick: bool) -> Iterator[Row]:
+    cost = cost_of("llama-13b", "a6000")
+    batches = 16 if quick else 40
+    for line in published("orca"):
+        tokens, batch = int(line["tokens"]), int(line["batch"])
+        decodes = decodes_at(tokens, theory.optimal_pd_ratio(256, batch))
+        # The nearest number of decodes at which whole chunks make up the prompt.
+        chunk = 256 - (batch - 1)
+        prompt = round((tokens - decodes) / chunk) * chunk
+        decodes = tokens - prompt
+        case = f"LLaMA-13B, A6000, {tokens} tokens, batch {batch}, P:D {prompt / decodes:.1f}"
+        for system, scheduler, figure, tolerance in (
+            ("SARATHI", DecodeMaximal(256, batch), float(line["sarathi"]), 4.0),
+            ("Orca best case", Orca(batch, max_prompts=1), float(line["orca_best"]), 4.0),
+            ("Orca worst case", Orca(batch), 1.0, 4.0),
+        ):
+            yield Row(
+                experiment="Orca",
+                case=case,
+                quantity=f"throughput, {system} / baseline",
+                published=figure,
+                simulated=gain(cost, scheduler, batch, tokens, decodes, batches).gain,
+                kind="emulated",
+                within_pct=tolerance,
+            )
+        together = throughput(cost, Orca(batch), batch, prompt, decodes, batches)
+        static = throughput(cost, Static(batch), batch, prompt, decodes, batches)
+        yield Row(
+            experiment="Orca",
+            case=f"{case}; request-level batching, prompts computed together",
+            quantity="throughput, Orca worst case / request-level",
+            published=1.0,
+            simulated=together / static,
+            kind="emulated",
+            within_pct=2.0,
+        )
+
+
+def stated_batches() -> list[dict[str, Any]]:
+    """For each model the batches by formula and as stated, the KV pools that these need, and what that says."""
+    cases = []
+    for model in ("llama-13b", "llama-33b"):
+        spec = load_model(model)
+        lines = [line for line in published("batches") if line["model"] == model]
+        kv = theory.kv_bytes_per_token(spec.n_layers, spec.hidden)
+        memory, weights = float(lines[0]["memory_gb"]) * 1e9, float(lines[0]["weights_gb"]) * 1e9
+        batches = []
+        for line in lines:
+            tokens, stated = int(line["tokens"]), int(line["stated"])
+            plan = batch_plan(memory_bytes=memory, weight_bytes=weights, kv_bytes_per_token=kv, sequence_tokens=tokens)
+            pool = theory.implied_pool_bytes(stated, tokens, kv)
+            batches.append(
+                {
+                    "tokens": tokens,
+                    "formula": plan.sequences,
+                    "published_formula": int(line["formula"]),
+                    "stated": stated,
+                    "pool_gb": [float(end) / 1e9 for end in pool],
+                }
+            )
+        reserve = reserve_range(
+            memory_bytes=memory,
+            weight_bytes=weights,
+            kv_bytes_per_token=kv,
+            batches={batch["tokens"]: batch["stated"] for batch in batches},
+        )
+        if reserve is None:
+            verdict = (
+                "no single pool gives the stated batches, so they are not the formula's; they are captions of figures, "
+                "and a reserve has to be given for each length"
+            )
+        elif reserve[1] < 0:
+            verdict = (
+                f"the stated batches need {-reserve[1] / 1e9:.2f} to {-reserve[0] / 1e9:.2f} GB more than "
+                "M_G - M_S in decimal GB; the device's 80 GiB (85.9 GB) has that, with the rest as reserve"
+            )
+        else:
+            verdict = f"the stated batches follow with a reserve of {reserve[0] / 1e9:.2f} to {reserve[1] / 1e9:.2f} GB"
+        cases.append(
+            {
+                "model": model,
+                "free_gb": (memory - weights) / 1e9,
+                "batches": batches,
+                "reserve_gb": None if reserve is None else [end / 1e9 for end in reserve],
+                "verdict": verdict,
+            }
+        )
+    return cases
+
+
+def _capacity_formula() -> Iterator[Row]:
+    for case in stated_batches():
+        for batch in case["batches"]:
+            yield Row(
+                experiment="batch capacity",
+                case=f"{case['model']}, {batch['tokens']} tokens, decimal GB, no reserve",
+                quantity="sequences",
+                published=batch["published_formula"],
+                simulated=batch["formula"],
+                kind="theory",
+                within_abs=0.0,
+            )
+    first, second = stated_batches()
+    yield Row(
+        experiment="batch capacity",
+        case="llama-13b: 18, 10 and 6 from one pool",
+        quantity="possible",
+        published="no",
+        simulated="no" if first["reserve_gb"] is None else "yes",
+        kind="theory",
+        within_abs=0.0,
+    )
+    kv = theory.kv_bytes_per_token(60, 6656)
+    for tokens, stated in ((1024, 10), (2048, 5), (3072, 3)):
+        yield Row(
+            experiment="batch capacity",
+            case=f"llama-33b, {tokens} tokens, a pool of 17 GB",
+            quantity="sequences",
+            published=stated,
+            simulated=int(theory.batch_capacity(17e9, 0.0, tokens, kv)),
+            kind="theory",
+            within_abs=0.0,
+        )
+    assert second["reserve_gb"] is not None
+
+
+# GPT-3 on 64 A100.
+
+
+def gpt3_trace(requests: int, seed: int = 0) -> Trace:
+    """Requests of 1K to 4K tokens, Zipf with theta 0.4, ten prompt tokens to each decode. SARATHI, section 5.3."""
+    tokens = Zipf(theta=0.4, min_tokens=1024, max_tokens=4096).sample(
+        np.random.default_rng([seed, 0x67707433]), requests
+    )
+    decodes = np.rint(tokens / 11).astype(np.int64)
+    return at_once(tokens - decodes, decodes)
+
+
+class Gpt3(NamedTuple):
+    """Seconds to complete all requests, and the median of the bubbles per request, of three deployments."""
+
+    orca_s: float
+    sarathi_s: float
+    tensor_only_s: float
+    orca_bubble_s: float
+    sarathi_bubble_s: float
+
+
+def gpt3(requests: int, factory: CostFactory = PublishedTensorParallel) -> Gpt3:
+    """GPT-3 by 8-way tensor and 8-way pipeline parallelism, Orca's best case and SARATHI; and as eight replicas."""
+    trace = gpt3_trace(requests)
+    both = cost_of("gpt3-175b", "a100-80gb-sxm", 8, 8, factory)
+    orca = replay(both, Orca(27, max_prompts=1), trace)
+    sarathi = replay(both, DecodeMaximal(256, 27), trace)
+    tensor_only = replay(
+        cost_of("gpt3-175b", "a100-80gb-sxm", 8, 1, factory), Orca(11, max_prompts=1), trace, replicas=8
+    )
+
+    def end_s(columns: Columns) -> float:
+        return float(columns.requests["finish_ns"].max()) * 1e-9
+
+    def bubble_s(columns: Columns) -> float:
+        return float(np.median(columns.requests["bubble_ns"])) * 1e-9
+
+    return Gpt3(end_s(orca), end_s(sarathi), end_s(tensor_only), bubble_s(orca), bubble_s(sarathi))
+
+
+def _gpt3(quick: bool) -> Iterator[Row]:
+    requests = 3000 if quick else 10_000
+    for factory, profile in (
+        (PublishedTensorParallel, "overhead of tensor parallelism as published"),
+        (Published, "no such overhead"),
+    ):
+        found = gpt3(requests, factory)
+        case = f"TP8 x PP8, {requests:,} requests; {profile}"
+        bubbles = found.orca_bubble_s / found.sarathi_bubble_s
+        # No profile of GPT-3 on A100 is published: the second set shows how much hangs on the one assumption.
+        assumed = factory is Published
+        yield Row(
+            experiment="GPT-3, 64 A100",
+            case=case,
+            quantity="median bubble a request, Orca / SARATHI (4 to 9)",
+            published=6.29,
+            simulated=bubbles,
+            kind="emulated",
+            holds=None if assumed else 4 <= bubbles <= 9,
+            informational=assumed,
+            note="sensitivity" if assumed else "",
+        )
+        for quantity, figure, ratio in (
+            ("time, Orca TP-PP / SARATHI TP-PP", 1.91, found.orca_s / found.sarathi_s),
+            ("time, Orca TP only / SARATHI TP-PP", 1.48, found.tensor_only_s / found.sarathi_s),
+            ("time, Orca TP-PP / Orca TP only", 1.28, found.orca_s / found.tensor_only_s),
+        ):
+            yield Row(
+                experiment="GPT-3, 64 A100",
+                case=case,
+                quantity=quantity,
+                published=figure,
+                simulated=ratio,
+                kind="emulated",
+                within_pct=None if assumed else 15.0,
+                informational=assumed,
+                note="sensitivity" if assumed else "",
+            )
+
+
+# Sarathi-Serve's ablation.
+
+# Medians and 90th percentiles of prompts and outputs, and the longest total. Sarathi-Serve, table 2.
+DATASETS = {
+    "openchat": ((1730, 5696), (415, 834), 8192),
+    "arxiv": ((7059, 12985), (208, 371), 16384),
+}
+_Z90 = 1.2815515655446004
+
+
+def _lognormal(median: float, p90: float, most: int) -> LogNormal:
+    return LogNormal(mu=float(np.log(median)), sigma=float(np.log(p90 / median)) / _Z90, max_tokens=most)
+
+
+def serve_trace(dataset: str, rate_per_s: float, requests: int, seed: int) -> Trace:
+    """Requests with a data set's medians and 90th percentiles, at random; lognormal lengths are an assumption."""
+    prompt, output, most = DATASETS[dataset]
+    return synthesize(
+        arrivals=Poisson(rate_per_s=rate_per_s),
+        prompt=_lognormal(*prompt, most - 1024),
+        output=_lognormal(*output, 1024),
+        n_requests=requests,
+        seed=seed,
+    )
+
+
+SERVE_SYSTEMS: dict[str, Scheduler] = {
+    "hybrid-only": Orca(128),
+    "chunked-only": ChunkedOnly(1024),
+    "both": Sarathi(1024),
+}
+# The paper gives no rate for this table. Both are below what any of the three can carry.
+SERVE_RATES = {"openchat": 0.8, "arxiv": 0.35}
+
+
+def serve_ablation(dataset: str, seeds: int) -> dict[str, tuple[float, float]]:
+    """Median TTFT and 99th percentile of token gaps in seconds of each system, over runs of 128 requests."""
+    from sim.metrics import ttft_s, weighted_quantile
+
+    cost = cost_of("yi-34b", "a100-80gb-sxm", 2)
+    found = {}
+    for system, scheduler in SERVE_SYSTEMS.items():
+        first, gaps, weights = [], [], []
+        for seed in range(seeds):
+            trace = serve_trace(dataset, SERVE_RATES[dataset], 128, seed)
+            columns = replay(cost, EvictNewest(scheduler), trace)
+            first.append(ttft_s(columns.requests))
+            gap, weight = columns.itl()
+            gaps.append(gap)
+            weights.append(weight)
+        tbt_ns = weighted_quantile(np.concatenate(gaps), np.concatenate(weights), [0.99])[0]
+        found[system] = float(np.median(np.concatenate(first))), float(tbt_ns) * 1e-9
+    return found
+
+
+def _serve_ablation(quick: bool) -> Iterator[Row]:
+    for dataset in DATASETS:
+        found = serve_ablation(dataset, 4 if quick else 16)
+        lines = {line["scheduler"]: line for line in published("serve_ablation") if line["dataset"] == dataset}
+        for index, (column, name) in enumerate((("ttft_p50_s", "median TTFT"), ("tbt_p99_s", "p99 TBT"))):
+            order = sorted(lines, key=lambda system: float(lines[system][column]))
+            here = sorted(found, key=lambda system: found[system][index])
+            yield Row(
+                experiment="Sarathi-Serve ablation",
+                case=f"Yi-34B, 2 A100, {dataset}, budget 1024",
+                quantity=f"order of {name}",
+                published=" < ".join(order),
+                simulated=" < ".join(here),
+                kind="emulated",
+                within_abs=0.0,
+            )
+            for system in order:
+                yield Row(
+                    experiment="Sarathi-Serve ablation",
+                    case=f"{dataset}, {system}",
+                    quantity=f"{name}, s",
+                    published=float(lines[system][column]),
+                    simulated=found[system][index],
+                    kind="emulated",
+                    informational=True,
+                    note="rate not published",
+                )
+
+
+def plots(folder: Path) -> list[Path]:
+    """Draw the pictures of this group into *folder*."""
+    from sim.report import batching
+
+    return batching.draw_all(folder)
