@@ -106,6 +106,8 @@ class Limits:
         total, finished = summary["requests"]["total"], summary["requests"]["finished"]
         if finished < total:
             return f"{total - finished} of {total} requests did not finish"
+        if summary["saturated"]:
+            return "the queue still grows when arrivals end"
         if self.tbt_p99_s is not None:
             value = summary["itl_s"]["p99"]
             if value is not None and value > self.tbt_p99_s:

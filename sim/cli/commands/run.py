@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+EVENTS = "events.json"
+
 
 def register(app: typer.Typer) -> None:
     app.command()(run)
@@ -26,9 +28,12 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
     plots: Annotated[bool, typer.Option(help="Draw latency.png and timeline.png.")] = True,
+    events: Annotated[
+        bool, typer.Option("--events", help="Write events.json, a timeline that Perfetto (ui.perfetto.dev) opens.")
+    ] = False,
 ) -> None:
     """Replay a workload on a simulated deployment and answer with latency, throughput and utilisation."""
-    from sim.results import staging
+    from sim.results import FILES, staging
     from sim.run import run_built
     from sim.scenario import Scenario
     from sim.scenario.build import resolve
@@ -40,13 +45,25 @@ def run(
     for note in built.manifest["notes"]:
         typer.echo(f"Note: {note}", err=True)
     folder = out if out is not None else Path("results") / f"{chosen.name}-{chosen.hash[:8]}"
-    with staging(folder) as scratch:
+    with staging(folder, files=(*FILES, EVENTS)) as scratch:
         result = run_built(built)
         result.write(scratch, plots=plots)
+        if events:
+            _write_events(result, scratch / EVENTS)
     if as_json:
         typer.echo(json.dumps(result.summary, indent=2, allow_nan=False))
     else:
         _print(result, folder)
+
+
+def _write_events(result: Any, path: Path) -> None:
+    from sim.errors import OutputError
+    from sim.report.timeline import write_timeline
+
+    try:
+        write_timeline(result.columns, path)
+    except ValueError as error:
+        raise OutputError(str(error)) from error
 
 
 def _print(result: Any, folder: Path) -> None:

@@ -1,0 +1,144 @@
+"""Chrome trace events of a run, for Perfetto (ui.perfetto.dev) or chrome://tracing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.engine.columns import BUBBLES
+
+if TYPE_CHECKING:
+    from sim.engine.columns import Columns
+
+MOST_EVENTS = 2_000_000
+_REQUESTS = 1_000_000
+"""Process number of the rows of requests; replicas count from 0."""
+
+
+def events(columns: Columns, *, begin_s: float = 0.0, end_s: float = float("inf")) -> Iterator[dict[str, Any]]:
+    """Trace events of what overlaps the time from *begin_s* to *end_s*; times in microseconds from the run's start.
+
+    A replica is a process, a pipeline stage (or the replica itself) a thread; bubbles are slices of their own. Counters
+    show requests running and waiting and KV blocks in use; each request is a pair of slices, queued and served.
+    """
+    begin_ns, end_ns = begin_s * 1e9, end_s * 1e9
+    iterations = columns.iterations()
+    for index, replica in enumerate(columns.replicas):
+        yield {"ph": "M", "pid": index, "name": "process_name", "args": {"name": f"replica {index}"}}
+        stages = replica.stages
+        if len(stages):
+            yield from _stage_events(index, replica, begin_ns, end_ns)
+        mine = np.flatnonzero(
+            (iterations["replica"] == index)
+            & (iterations["start_ns"] + iterations["duration_ns"] > begin_ns)
+            & (iterations["start_ns"] < end_ns)
+        )
+        if not len(stages):
+            yield {"ph": "M", "pid": index, "tid": 0, "name": "thread_name", "args": {"name": "iterations"}}
+        names = ("prefill_tokens", "decode_tokens", "sequences", "running", "waiting", "kv_blocks_used")
+        table = {name: iterations[name][mine].tolist() for name in names}
+        start, duration = iterations["start_ns"][mine].tolist(), iterations["duration_ns"][mine].tolist()
+        for i, at in enumerate(start):
+            if not len(stages):
+                prompt, decodes = table["prefill_tokens"][i], table["decode_tokens"][i]
+                yield {
+                    "ph": "X", "pid": index, "tid": 0, "ts": at / 1e3, "dur": duration[i] / 1e3,
+                    "name": _name(prompt, decodes), "cat": "iteration",
+                    "args": {name: column[i] for name, column in table.items()},
+                }  # fmt: skip
+            yield {
+                "ph": "C", "pid": index, "ts": at / 1e3, "name": "requests",
+                "args": {"running": table["running"][i], "waiting": table["waiting"][i]},
+            }  # fmt: skip
+            yield {
+                "ph": "C", "pid": index, "ts": at / 1e3, "name": "KV blocks",
+                "args": {"used": table["kv_blocks_used"][i]},
+            }  # fmt: skip
+    yield from _request_events(columns, begin_ns, end_ns)
+
+
+def _name(prompt: int, decodes: int) -> str:
+    if prompt and decodes:
+        return f"hybrid {prompt} + {decodes}"
+    return f"prefill {prompt}" if prompt else f"decode {decodes}"
+
+
+def _stage_events(index: int, replica: Any, begin_ns: float, end_ns: float) -> Iterator[dict[str, Any]]:
+    stages, spans = replica.stages, replica.spans
+    for stage in range(int(stages["stage"].max()) + 1):
+        yield {
+            "ph": "M", "pid": index, "tid": stage, "name": "thread_name", "args": {"name": f"stage {stage + 1}"},
+        }  # fmt: skip
+    inside = (stages["start_ns"] + stages["duration_ns"] > begin_ns) & (stages["start_ns"] < end_ns)
+    for record in stages[inside].tolist():
+        micro_batch, stage, start, duration, bubble_ns, bubble = record
+        span = spans[micro_batch]
+        prompt, decodes = int(span["prefill_rows"]), int(span["decode_seqs"] * span["query_tokens"])
+        if bubble_ns:
+            yield {
+                "ph": "X", "pid": index, "tid": stage, "ts": (start - bubble_ns) / 1e3, "dur": bubble_ns / 1e3,
+                "name": f"bubble {BUBBLES[bubble]}", "cat": "bubble",
+            }  # fmt: skip
+        yield {
+            "ph": "X", "pid": index, "tid": stage, "ts": start / 1e3, "dur": duration / 1e3,
+            "name": _name(prompt, decodes), "cat": "micro-batch",
+            "args": {"micro_batch": micro_batch, "lane": int(span["lane"])},
+        }  # fmt: skip
+
+
+def _request_events(columns: Columns, begin_ns: float, end_ns: float) -> Iterator[dict[str, Any]]:
+    requests = columns.requests
+    yield {"ph": "M", "pid": _REQUESTS, "name": "process_name", "args": {"name": "requests"}}
+    served = (requests["finish_ns"] >= 0) & (requests["finish_ns"] > begin_ns) & (requests["arrival_ns"] < end_ns)
+    names = (
+        "request_id",
+        "arrival_ns",
+        "scheduled_ns",
+        "first_token_ns",
+        "finish_ns",
+        "prompt_tokens",
+        "output_tokens",
+    )
+    for id_, arrival, scheduled, first, finish, prompt, output in zip(
+        *(requests[name][served].tolist() for name in names), strict=True
+    ):
+        args = {"prompt_tokens": prompt, "output_tokens": output, "first_token_us": first / 1e3}
+        # Requests overlap, so each is a track of its own: an asynchronous slice.
+        for name, start, end in (("queued", arrival, scheduled), ("served", scheduled, finish)):
+            if end > start:
+                common = {"pid": _REQUESTS, "cat": "request", "id": id_, "name": name}
+                yield {"ph": "b", "ts": start / 1e3, "args": args, **common}
+                yield {"ph": "e", "ts": end / 1e3, **common}
+
+
+def write_timeline(
+    columns: Columns, path: str | os.PathLike[str], *, begin_s: float = 0.0, end_s: float = float("inf")
+) -> int:
+    """Write the events as JSON to *path*, whole or not at all; returns how many.
+
+    ValueError, naming the way out, beyond MOST_EVENTS: viewers do not open such files.
+    """
+    target = Path(path)
+    part = target.with_name(f".{target.name}.part")
+    count = 0
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+            for event in events(columns, begin_s=begin_s, end_s=end_s):
+                count += 1
+                if count > MOST_EVENTS:
+                    raise ValueError(
+                        f"the timeline has more than {MOST_EVENTS:,} events, which no viewer opens; "
+                        "give a shorter stretch with begin_s and end_s, or fewer requests"
+                    )
+                file.write((",\n" if count > 1 else "") + json.dumps(event, separators=(",", ":")))
+            file.write("\n]}\n")
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return count
