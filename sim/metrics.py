@@ -7,7 +7,7 @@ finished, no SLO given) is None, never NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ FINISHED, REJECTED, UNFINISHED = 0, 1, 2
 STATUS_NAMES = ("finished", "rejected", "unfinished")
 
 STATISTICS = ("mean", "median", "std", "p50", "p90", "p95", "p99", "max")
+_GAPS_TO_KEEP = 4_000_000
 _QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 _TREND_BINS = 16
@@ -41,9 +42,9 @@ class Columns(Protocol):
     @property
     def meta(self) -> Mapping[str, Any]: ...
 
-    def iterations(self) -> Mapping[str, NDArray[Any]]: ...
+    def iteration_blocks(self) -> Iterable[Mapping[str, NDArray[Any]]]: ...
 
-    def itl(self) -> tuple[IntArray, IntArray]: ...
+    def itl_blocks(self) -> Iterable[tuple[IntArray, IntArray]]: ...
 
 
 def ttft_s(requests: Mapping[str, NDArray[Any]]) -> FloatArray:
@@ -96,51 +97,86 @@ def statistics(values: FloatArray) -> dict[str, float | None]:
     return _statistics(float(values.mean()), float(values.std()), p50, p90, p95, p99, float(values.max()))
 
 
-def weighted_statistics(gaps_ns: IntArray, weights: IntArray) -> dict[str, float | None]:
-    """`statistics` in seconds of gaps in nanoseconds of which each counts *weights* times; all None without any."""
-    if not gaps_ns.size:
+Blocks = Callable[[], Iterable[tuple[IntArray, IntArray]]]
+"""Values and their weights in pieces, as often as one asks: a long run's gaps are never held all at once."""
+
+
+def weighted_statistics(blocks: Blocks) -> dict[str, float | None]:
+    """`statistics` in seconds of gaps in nanoseconds of which each counts weight times; all None without any."""
+    count, total_ns, largest_ns = 0, 0, 0
+    for gaps_ns, weights in blocks():
+        count += int(weights.sum())
+        total_ns += int((gaps_ns * weights).sum())
+        largest_ns = max(largest_ns, int(gaps_ns.max(initial=0)))
+    if not count:
         return dict.fromkeys(STATISTICS)
-    count = float(weights.sum())
-    mean_ns = float((gaps_ns * weights.astype(np.float64)).sum() / count)
-    std_ns = math.sqrt(float((np.square(gaps_ns - mean_ns) * weights).sum() / count))
-    p50, p90, p95, p99 = (float(q) * 1e-9 for q in weighted_quantile(gaps_ns, weights, _QUANTILES))
-    return _statistics(mean_ns * 1e-9, std_ns * 1e-9, p50, p90, p95, p99, int(gaps_ns.max()) * 1e-9)
+    mean_ns = total_ns / count
+    squares = sum(float((np.square(gaps_ns - mean_ns) * weights).sum()) for gaps_ns, weights in blocks())
+    p50, p90, p95, p99 = (float(q) * 1e-9 for q in block_quantile(blocks, _QUANTILES))
+    return _statistics(mean_ns * 1e-9, math.sqrt(squares / count) * 1e-9, p50, p90, p95, p99, largest_ns * 1e-9)
 
 
 def weighted_quantile(values: IntArray, weights: IntArray, probabilities: Sequence[float]) -> FloatArray:
-    """Quantiles of *values* each repeated *weights* times, equal to `np.quantile(np.repeat(values, weights), ...)`.
+    """Quantiles of *values* each repeated *weights* times, equal to `np.quantile(np.repeat(values, weights), ...)`."""
+    return block_quantile(lambda: ((values, weights),), probabilities)
+
+
+def block_quantile(blocks: Blocks, probabilities: Sequence[float]) -> FloatArray:
+    """`weighted_quantile` of values and weights in pieces.
 
     Values are non-negative integers, weights at least 1. Nothing is expanded and nothing sorted as a whole: a
     histogram finds the few narrow ranges that hold the ranks asked for, and only those are sorted.
     """
-    if not values.size:
-        raise ValueError("weighted_quantile needs at least one value; got none")
+    largest = max((int(values.max(initial=0)) for values, _ in blocks()), default=0)
     # 2^20 bins: the histogram stays in cache, and a bin holds few distinct values.
-    shift = max(0, int(values.max()).bit_length() - 20)
-    bins = values >> shift
-    reached = np.cumsum(np.bincount(bins, weights=weights)).astype(np.int64)
+    shift = max(0, largest.bit_length() - 20)
+    n_bins = (largest >> shift) + 1
+    counts = np.zeros(n_bins, np.int64)
+    for values, weights in blocks():
+        # Sums of integers below 2^53 in floats: exact.
+        counts += np.bincount(values >> shift, weights=weights, minlength=n_bins).astype(np.int64)
+    reached = np.cumsum(counts)
     last = int(reached[-1]) - 1
-    members: dict[int, tuple[IntArray, IntArray]] = {}
+    if last < 0:
+        raise ValueError("weighted_quantile needs at least one value; got none")
+    positions = [last * probability for probability in probabilities]
+    ranks = sorted({min(math.floor(position) + more, last) for position in positions for more in (0, 1)})
+    wanted = np.unique(np.searchsorted(reached, ranks, side="right"))
+    found: list[IntArray] = []
+    found_weights: list[IntArray] = []
+    for values, weights in blocks():
+        inside = np.isin(values >> shift, wanted)
+        found.append(values[inside])
+        found_weights.append(weights[inside])
+    members, member_weights = np.concatenate(found), np.concatenate(found_weights)
+    order = np.argsort(members, kind="stable")
+    members, cumulative = members[order], np.cumsum(member_weights[order])
+    # Ranks among the members: those of bins that nobody asked for lie in between.
+    skipped = np.cumsum(np.where(np.isin(np.arange(n_bins), wanted), 0, counts))
 
     def at_rank(rank: int) -> float:
         index = int(np.searchsorted(reached, rank, side="right"))
-        if index not in members:
-            inside = np.flatnonzero(bins == index)
-            order = inside[np.argsort(values[inside], kind="stable")]
-            before = int(reached[index - 1]) if index else 0
-            members[index] = values[order], before + np.cumsum(weights[order])
-        sorted_values, cumulative = members[index]
-        return float(sorted_values[np.searchsorted(cumulative, rank, side="right")])
+        return float(members[np.searchsorted(cumulative, rank - int(skipped[index]), side="right")])
 
     quantiles = []
-    for probability in probabilities:
-        position = last * probability
+    for position in positions:
         rank = math.floor(position)
         t = position - rank
         low, high = at_rank(rank), at_rank(min(rank + 1, last))
         # numpy's own two-sided interpolation, so that the bits agree.
         quantiles.append(low + (high - low) * t if t < 0.5 else high - (high - low) * (1 - t))
     return np.array(quantiles)
+
+
+def _gap_blocks(columns: Columns) -> Blocks:
+    """The gaps of a run, kept where they are few and made again on each pass where they are many."""
+    kept, n = [], 0
+    for gaps, weights in columns.itl_blocks():
+        kept.append((gaps, weights))
+        n += gaps.size
+        if n > _GAPS_TO_KEEP:
+            return columns.itl_blocks
+    return lambda: kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +191,6 @@ class IterationSums:
     held_ns: float
     """Share of its replica's KV blocks in use times duration, summed over iterations."""
     largest_share: float
-
-
-def iteration_blocks(columns: Columns) -> Iterable[Mapping[str, NDArray[Any]]]:
-    """The iterations of a run, in pieces where the columns offer them (`iteration_blocks()`), else all at once."""
-    pieces = getattr(columns, "iteration_blocks", None)
-    return (columns.iterations(),) if pieces is None else pieces()
 
 
 def iteration_sums(blocks: Iterable[Mapping[str, NDArray[Any]]], kv_blocks_total: Sequence[int]) -> IterationSums:
@@ -233,7 +263,7 @@ def summary(columns: Columns, *, slo: Mapping[str, float | None] | None = None) 
     `kv_utilization` is the share of KV blocks in use: mean over time (idle replicas hold none) and largest.
     """
     requests, meta = columns.requests, columns.meta
-    iterations = iteration_sums(iteration_blocks(columns), meta["kv_blocks_total"])
+    iterations = iteration_sums(columns.iteration_blocks(), meta["kv_blocks_total"])
     status = requests["status"]
     total = int(status.size)
     counts = {name: int((status == code).sum()) for code, name in enumerate(STATUS_NAMES)}
@@ -257,7 +287,7 @@ def summary(columns: Columns, *, slo: Mapping[str, float | None] | None = None) 
         "requests": {"total": total, **counts},
         "ttft_s": statistics(ttft_s(requests)),
         "tpot_s": statistics(tpot_s(requests)),
-        "itl_s": weighted_statistics(*columns.itl()),
+        "itl_s": weighted_statistics(_gap_blocks(columns)),
         "e2el_s": statistics(e2el_s(requests)),
         "queue_s": statistics(queue_s(requests)),
         "output_tokens_per_s": _per(emitted, span_s),

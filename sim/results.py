@@ -72,7 +72,7 @@ class Result:
         """One row an iteration, in the order of iterations.parquet."""
         import pyarrow as pa
 
-        return pa.concat_tables(map(iteration_table, metrics.iteration_blocks(self.columns))).to_pandas()
+        return pa.concat_tables(map(iteration_table, self.columns.iteration_blocks())).to_pandas()
 
     def save(self, folder: str | os.PathLike[str], *, plots: bool = True) -> Path:
         """Write the results folder and return its path; a folder of older results is replaced as a whole.
@@ -209,25 +209,35 @@ class Result:
 
 
 class _Once:
-    """Columns whose gaps, and iterations where they are one block, are worked out once while a folder is written."""
+    """Columns whose gaps, and iterations where they are few blocks, are worked out once while a folder is written."""
 
     def __init__(self, columns: metrics.Columns) -> None:
         self.requests = columns.requests
         self.reasons = columns.reasons
         self.meta = columns.meta
-        self.iterations = columns.iterations
-        self.itl = functools.cache(columns.itl)
+        self.itl_blocks = columns.itl_blocks
         self._columns = columns
-        self._only: tuple[Mapping[str, NDArray[Any]], ...] = ()
+        self._kept: list[Mapping[str, NDArray[Any]]] = []
 
     def iteration_blocks(self) -> Iterable[Mapping[str, NDArray[Any]]]:
-        if self._only:
-            return self._only
-        blocks = iter(metrics.iteration_blocks(self._columns))
-        first = tuple(itertools.islice(blocks, 2))
-        if len(first) == 1:
-            self._only = first
+        if self._kept:
+            return self._kept
+        blocks = iter(self._columns.iteration_blocks())
+        first = list(itertools.islice(blocks, _BLOCKS_TO_KEEP + 1))
+        if len(first) <= _BLOCKS_TO_KEEP:
+            self._kept = first
         return itertools.chain(first, blocks)
+
+    def itl(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        blocks = list(self.itl_blocks())
+        none = np.empty(0, np.int64)
+        return (
+            np.concatenate([none, *(gaps for gaps, _ in blocks)]),
+            np.concatenate([none, *(weights for _, weights in blocks)]),
+        )
+
+
+_BLOCKS_TO_KEEP = 8
 
 
 LATENCY_HEADS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -467,6 +477,12 @@ class StoredColumns:
 
     def iterations(self) -> Mapping[str, NDArray[Any]]:
         return self.iteration_columns
+
+    def iteration_blocks(self) -> tuple[Mapping[str, NDArray[Any]], ...]:
+        return (self.iterations(),)
+
+    def itl_blocks(self) -> Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        return (self.itl(),)
 
     def itl(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         raise ValueError("gaps between tokens are not stored in a results folder; simulate its scenario again")

@@ -22,6 +22,7 @@ _SPAN_FIELDS = (
     *("decode_kv_tokens", "completions", "prefill_pairs_window", "decode_kv_window", "window_growth"),
     "draft_steps",
 )
+_SPANS_AT_ONCE = 1 << 17
 
 
 def simulate(what: Scenario | Experiment, *, fast_forward: bool = True) -> Result:
@@ -77,28 +78,28 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, float]:
     for spec, replica in zip(experiment.replicas, columns.replicas, strict=True):
         done["peak_flops_per_s"] += spec.cost.peak_flops_per_s
         done["peak_bytes_per_s"] += spec.cost.peak_bytes_per_s
-        if not len(replica.spans["n"]):
-            continue
-        span = {name: replica.spans[name].astype(np.int64) for name in _SPAN_FIELDS}
-        queries = span["decode_seqs"] * span["query_tokens"]
-        for steps in (0, span["n"] - 1):
-            totals = Totals(
-                rows=span["prefill_rows"] + queries,
-                prefill_rows=span["prefill_rows"],
-                prefill_chunks=span["prefill_chunks"],
-                prefill_pairs=span["prefill_pairs"],
-                prefill_kv_tokens=span["prefill_kv_tokens"],
-                decode_seqs=span["decode_seqs"],
-                decode_kv_tokens=span["decode_kv_tokens"] + steps * span["decode_seqs"],
-                logit_rows=queries + span["completions"],
-                prefill_pairs_window=span["prefill_pairs_window"],
-                decode_kv_window=span["decode_kv_window"] + steps * span["window_growth"],
-            )
-            work = spec.cost.work(totals)
-            done["flops"] += 0.5 * float(_total(work.flops, span["n"]))
-            done["hbm_bytes"] += 0.5 * float(_total(work.hbm_bytes, span["n"]))
-        if spec.draft_cost is not None:
-            _add_draft_work(done, spec.draft_cost, span)
+        for at in range(0, len(replica.spans), _SPANS_AT_ONCE):
+            spans = replica.spans[at : at + _SPANS_AT_ONCE]
+            span = {name: spans[name].astype(np.int64) for name in _SPAN_FIELDS}
+            queries = span["decode_seqs"] * span["query_tokens"]
+            for steps in (0, span["n"] - 1):
+                totals = Totals(
+                    rows=span["prefill_rows"] + queries,
+                    prefill_rows=span["prefill_rows"],
+                    prefill_chunks=span["prefill_chunks"],
+                    prefill_pairs=span["prefill_pairs"],
+                    prefill_kv_tokens=span["prefill_kv_tokens"],
+                    decode_seqs=span["decode_seqs"],
+                    decode_kv_tokens=span["decode_kv_tokens"] + steps * span["decode_seqs"],
+                    logit_rows=queries + span["completions"],
+                    prefill_pairs_window=span["prefill_pairs_window"],
+                    decode_kv_window=span["decode_kv_window"] + steps * span["window_growth"],
+                )
+                work = spec.cost.work(totals)
+                done["flops"] += 0.5 * float(_total(work.flops, span["n"]))
+                done["hbm_bytes"] += 0.5 * float(_total(work.hbm_bytes, span["n"]))
+            if spec.draft_cost is not None:
+                _add_draft_work(done, spec.draft_cost, span)
     return done
 
 

@@ -137,8 +137,14 @@ class Records:
             self._at = 0
 
     def array(self) -> NDArray[Any]:
+        """All records; they are handed over, block by block, so that there are never two copies of them."""
         self._flush()
-        records = np.concatenate(self._blocks) if self._blocks else np.empty(0, self._layout.dtype)
+        records = np.empty(sum(map(len, self._blocks)), self._layout.dtype)
+        end = len(records)
+        while self._blocks:
+            block = self._blocks.pop()
+            records[end - len(block) : end] = block
+            end -= len(block)
         return records[: len(records) - self._surplus]
 
 
@@ -260,11 +266,11 @@ class Columns:
         order = np.lexsort((table["replica"], table["start_ns"]))
         return {name: column[order] for name, column in table.items()}
 
-    def iteration_blocks(self, max_rows: int = 1 << 20) -> Iterator[Table]:
+    def iteration_blocks(self, max_rows: int = 1 << 18) -> Iterator[Table]:
         """The same in pieces of about *max_rows* rows, replica after replica, in the order in which they were planned."""
         for index, replica in enumerate(self.replicas):
             spans = replica.spans
-            growth = _block_growth(replica)
+            growth = _BlockGrowth(replica) if len(spans) and spans["n"].max() > 1 else None
             ends = np.cumsum(spans["n"], dtype=np.int64)
             at = 0
             while at < len(spans) or (at == 0 and not len(spans)):
@@ -273,7 +279,7 @@ class Columns:
                 yield self._iterations_of(index, spans[at:to], growth)
                 at = to
 
-    def _iterations_of(self, index: int, spans: NDArray[Any], block_growth: IntArray | None) -> Table:
+    def _iterations_of(self, index: int, spans: NDArray[Any], growth_of: _BlockGrowth | None) -> Table:
         replica = self.replicas[index]
         row, step = expand(spans["n"].astype(np.int64))
         first = spans["first_ticks"][row]
@@ -285,10 +291,9 @@ class Columns:
         decode_tokens = decode * spans["query_tokens"][row]
         prefill = spans["prefill_rows"][row].astype(np.int64)
         used = spans["kv_blocks_used"][row].astype(np.int64)
-        if block_growth is not None:
+        if growth_of is not None:
             # The recorded value is that of the span's first iteration; the rounds behind that one have added theirs.
-            round_ = spans["round"][row].astype(np.int64)
-            used += block_growth[round_ + step + 1] - block_growth[round_ + 1]
+            used += growth_of.between(spans["round"][row] + 1, spans["round"][row] + step + 1)
         return {
             "replica": np.full(len(row), index, np.int32),
             "lane": spans["lane"][row],
@@ -317,45 +322,70 @@ class Columns:
         A sequence that decodes in two rounds of its lane, one after the other, sees the time between their ends; one that
         joins sees the time since its latest token. Tokens that a speculative round emits together count as one arrival.
         """
-        gaps: list[IntArray] = []
-        weights: list[IntArray] = []
+        parts = list(self.itl_blocks())
+        if not parts:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.concatenate([gaps for gaps, _ in parts]), np.concatenate([weights for _, weights in parts])
+
+    def itl_blocks(self, max_rounds: int = 1 << 18) -> Iterator[tuple[IntArray, IntArray]]:
+        """The same in pieces of about *max_rounds* rounds."""
         for replica in self.replicas:
             spans, joins = replica.spans, replica.joins
             for lane in np.unique(spans["lane"]):
-                decoding = (spans["lane"] == lane) & (spans["decode_seqs"] > 0)
-                ends, seqs = _round_ends(spans, decoding)
-                mine = joins["lane"] == lane
-                since, until = joins["since"][mine], joins["until"][mine]
-                took_part = until > since
-                new = np.bincount(since[took_part], minlength=len(ends)) if len(ends) else np.empty(0, np.int64)
-                if len(ends) > 1:
-                    gaps.append(np.diff(ends))
-                    weights.append((seqs - new[: len(ends)])[1:])
-                joined_ns = joins["token_ns"][mine][took_part]
-                gaps.append(ends[since[took_part]] - joined_ns)
-                weights.append(np.ones(len(joined_ns), np.int64))
-            gaps.append(replica.resumed_gaps_ns)
-            weights.append(np.ones(len(replica.resumed_gaps_ns), np.int64))
-        if not gaps:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        gap, weight = np.concatenate(gaps), np.concatenate(weights)
-        return gap[weight > 0], weight[weight > 0]
+                yield from _lane_gaps(
+                    spans[(spans["lane"] == lane) & (spans["decode_seqs"] > 0)],
+                    joins[joins["lane"] == lane],
+                    max_rounds,
+                )
+            if len(replica.resumed_gaps_ns):
+                yield replica.resumed_gaps_ns, np.ones(len(replica.resumed_gaps_ns), np.int64)
 
 
-def _block_growth(replica: ReplicaColumns) -> IntArray | None:
-    """KV blocks that decoding sequences took before each round of the lane; None where every span is one iteration."""
-    spans, joins, block = replica.spans, replica.joins, replica.block_tokens
-    if not len(spans) or spans["n"].max() <= 1:
-        return None
-    n_rounds = int(max(spans["round"].max() + spans["n"].max(), joins["until"].max(initial=0))) + 2
-    grown = np.zeros(n_rounds + 1, np.int32)
-    # A sequence that joined after round r with c tokens takes a block in round d (from 0) when (c + d - r) % block == 0.
-    first = joins["since"].astype(np.int64) + (-joins["cached"]) % block
-    counts = np.maximum(0, -(-(joins["until"] - first) // block))
-    for at in range(0, len(joins), 1 << 16):
-        which, turn = expand(counts[at : at + (1 << 16)])
-        np.add.at(grown, first[at : at + (1 << 16)][which] + turn * block + 1, 1)
-    return np.cumsum(grown, out=grown)
+def _lane_gaps(spans: NDArray[Any], joins: NDArray[Any], max_rounds: int) -> Iterator[tuple[IntArray, IntArray]]:
+    """Gaps and weights of one lane; *spans* are those with decodes."""
+    joins = joins[joins["until"] > joins["since"]]
+    joins = joins[np.argsort(joins["since"], kind="stable")]
+    since, token_ns = joins["since"].astype(np.int64), joins["token_ns"]
+    rounds = np.cumsum(spans["n"], dtype=np.int64)
+    at, first, last_end_ns = 0, 0, 0
+    while at < len(spans):
+        to = max(at + 1, int(np.searchsorted(rounds, first + max_rounds, side="right")))
+        ends, seqs = _round_ends(spans[at:to])
+        low, high = np.searchsorted(since, (first, first + len(ends)))
+        joined = since[low:high] - first
+        gaps = np.diff(ends, prepend=last_end_ns)
+        # Who joined since the round before has a gap of its own; in a lane's first round that is everybody.
+        weights = seqs - np.bincount(joined, minlength=len(ends))
+        kept = weights > 0
+        yield (
+            np.concatenate((gaps[kept], ends[joined] - token_ns[low:high])),
+            np.concatenate((weights[kept], np.ones(high - low, np.int64))),
+        )
+        at, first, last_end_ns = to, first + len(ends), int(ends[-1])
+
+
+class _BlockGrowth:
+    """KV blocks that the decoding sequences of a lane have taken between two of its rounds."""
+
+    def __init__(self, replica: ReplicaColumns) -> None:
+        joins = replica.joins
+        self._block = block = replica.block_tokens
+        self._until = joins["until"].astype(np.int64)
+        # A sequence that joined after round r with c tokens takes a block in round d (from 0) when (c + d - r) % block == 0.
+        self._first = joins["since"] + (-joins["cached"].astype(np.int64)) % block
+
+    def between(self, first: IntArray, last: IntArray) -> IntArray:
+        """Blocks taken in rounds first, ..., last - 1 for each pair; the rounds of one call should lie close together."""
+        if not len(first):
+            return np.empty(0, np.int64)
+        low, high, block = int(first.min()), int(last.max()), self._block
+        inside = (self._first < high) & (self._until > low)
+        begin, until = self._first[inside], np.minimum(self._until[inside], high)
+        begin += np.maximum(0, -(-(low - begin) // block)) * block
+        which, turn = expand(np.maximum(0, -(-(until - begin) // block)))
+        taken = np.bincount(begin[which] + turn * block - low, minlength=high - low)
+        total = np.concatenate(([0], np.cumsum(taken)))
+        return total[last - low] - total[first - low]
 
 
 def expand(counts: IntArray) -> tuple[IntArray, IntArray]:
@@ -365,14 +395,10 @@ def expand(counts: IntArray) -> tuple[IntArray, IntArray]:
     return row, np.arange(len(row)) - starts[row]
 
 
-def _round_ends(spans: NDArray[Any], decoding: NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
-    """End time in ns, and number of sequences, of every decode round of one lane."""
-    part = {
-        name: spans[name][decoding].astype(np.int64)
-        for name in ("n", "start_ns", "start_frac", "first_ticks", "growth_ticks", "decode_seqs")
-    }
-    row, step = expand(part["n"])
+def _round_ends(spans: NDArray[Any]) -> tuple[IntArray, IntArray]:
+    """End time in ns, and number of sequences, of every round of *spans*."""
+    row, step = expand(spans["n"].astype(np.int64))
     done = step + 1
-    elapsed = done * part["first_ticks"][row] + part["growth_ticks"][row] * (done * step // 2)
-    ends = part["start_ns"][row] + ((part["start_frac"][row] + elapsed) >> TICK_BITS)
-    return ends, part["decode_seqs"][row]
+    elapsed = done * spans["first_ticks"][row] + spans["growth_ticks"][row] * (done * step // 2)
+    ends = spans["start_ns"][row] + ((spans["start_frac"][row] + elapsed) >> TICK_BITS)
+    return ends, spans["decode_seqs"][row].astype(np.int64)

@@ -52,8 +52,8 @@ class RequestState:
     """What is known of every request, by id: columns shared by all replicas of a run."""
 
     def __init__(
-        self, prompt: list[int], output: list[int], arrival: array[int],
-        model: list[int] | None = None, deadline: list[int] | None = None,
+        self, prompt: array[int], output: array[int], arrival: array[int],
+        model: array[int] | None, deadline: array[int] | None, pipelined: bool,
     ) -> None:  # fmt: skip
         n = len(prompt)
         self.prompt = prompt
@@ -61,14 +61,14 @@ class RequestState:
         self.model = model
         self.deadline = deadline
         """Relative to arrival, -1 absent; None: nobody has one."""
-        self.left = output.copy()
+        self.left = output[:]
         """Tokens still to emit."""
         self.arrival = arrival
         blank = array("q", [-1]) * n
         self.scheduled = array("q", blank)
         self.first_token = array("q", blank)
         self.finish = array("q", blank)
-        self.bubbles = tuple(array("q", bytes(8 * n)) for _ in BUBBLES)
+        self.bubbles = tuple(array("q", bytes(8 * n)) for _ in BUBBLES) if pipelined else ()
         """Idle time of stages ahead of its micro-batches, by kind."""
         self.replica = array("i", [-1]) * n
         self.preemptions = array("i", bytes(4 * n))

@@ -347,7 +347,7 @@ class TapedSet:
             counts[last + seq.cut] += 1
 
     def follow_batch(self) -> None:
-        """Take the number of drafted tokens that the decoding method wants at the present batch; tapes are redrawn if it changed."""
+        """Draft as many tokens as the decoding method wants at the present batch; tapes are redrawn if that has changed."""
         n = max(self.n, 1)
         if n == self._followed:
             return

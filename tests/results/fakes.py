@@ -46,6 +46,12 @@ class FakeColumns:
     def iterations(self) -> dict[str, Any]:
         return self.iteration_columns
 
+    def iteration_blocks(self) -> tuple[dict[str, Any], ...]:
+        return (self.iterations(),)
+
+    def itl_blocks(self) -> tuple[tuple[Any, Any], ...]:
+        return (self.itl(),)
+
     def itl(self) -> tuple[Any, Any]:
         return self.gaps
 

@@ -107,7 +107,7 @@ def test_weighted_statistics_equal_plain_ones_on_expanded_values():
     rng = np.random.default_rng(1)
     values, weights = rng.integers(1, 10**9, 400), rng.integers(1, 9, 400)
     plain = metrics.statistics(np.repeat(values, weights) * 1e-9)
-    weighted = metrics.weighted_statistics(values, weights)
+    weighted = metrics.weighted_statistics(lambda: ((values, weights),))
     assert weighted == pytest.approx(plain, rel=1e-12)
 
 
