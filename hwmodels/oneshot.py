@@ -25,9 +25,9 @@ from hwmodels.work import stage_work
 TOKENS = 2048
 """Of one request to the models of the table (AlpaServe, section 6.1)."""
 
-# Makes the roofline's two-device split of the 2.7B model at 1024 tokens take the measured 0.0985 / 0.1452 of one
-# device; a test computes it. XLA's all-reduces on those machines ran at a tenth of what NVLink could carry.
-LINK_EFFICIENCY = 0.088
+# Makes the roofline's two-device split of the 2.7B model take the measured 0.0985 / 0.1452 of one device; a test computes
+# it. XLA's all-reduces on those machines ran at a tenth of what NVLink could carry.
+LINK_EFFICIENCY = 0.107
 DEVICES_PER_NODE = 8
 # In a node 0.3 to 0.4 ms (artifact, scripts/pipeline_latency/plot.py); between nodes 25 Gb/s (AlpaServe, section 6.1).
 HANDOVER_S = 0.35e-3
@@ -60,6 +60,8 @@ class TableModel:
     layers: int
     hidden: int
     """0 where the architecture is not published: equal layer groups, which split over devices like the 1.3B model."""
+    vocab: int
+    """Of the embedding, which weighs on the first stage and takes no time."""
     measured: Mapping[tuple[int, int], tuple[float, ...]] = field(hash=False, repr=False)
     """(inter_op, intra_op) -> stage times over the single-device latency."""
     batches: Mapping[int, float] = field(hash=False, repr=False)
@@ -98,10 +100,10 @@ class TableModel:
         return (self.latency_s * factor / self.layers,) * self.layers
 
     def device_bytes(self, inter_op: int, intra_op: int) -> float:
-        # By layers alone: the artifact's stages of one model weigh the same (alpa_serve/profiling.py).
         bounds = self.plan(inter_op, intra_op).bounds
-        most = max(b - a for a, b in pairwise(bounds))
-        return self.weight_bytes * most / self.layers / intra_op
+        layer, table = (12 * self.hidden**2, self.vocab * self.hidden) if self.hidden else (1, 0)
+        stages = [(b - a) * layer + (a == 0) * table for a, b in pairwise(bounds)]
+        return self.weight_bytes * max(stages) / sum(stages) / intra_op
 
 
 _ASSUMED_LIKE = "bert-1.3b"
@@ -191,8 +193,10 @@ def oneshot_catalogue() -> Mapping[str, TableModel]:
             latency_s=float(row["latency_s"]),
             layers=int(row["layers"]),
             hidden=int(row["hidden"]),
+            vocab=int(row["vocab"]),
             measured=measured.get(row["name"], {}),
-            batches={size: time / times[1] for size, time in times.items()},
+            # Measured with 1024 tokens a request: twice as many of those are the tokens of a batch here.
+            batches={size // 2: time / times[2] for size, time in times.items() if size > 1},
         )
     return found
 
