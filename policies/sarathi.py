@@ -17,11 +17,16 @@ class DecodeMaximal:
 
     With *align* the chunk is C - (B - 1), so that chunk and B - 1 decodes fill *chunk* and its tiles (section 4.4);
     without, it is C. A prompt's last chunk is what is left of it. Decodes run alone when no prompt is left.
+
+    With *chunk_when_full* a prompt is cut only if B - 1 decodes are there to ride along, and runs whole and alone
+    otherwise: the paper's account of ratios of prompt to output above the optimum, where decodes run out and the rest
+    runs as its baseline does. Without, every prompt is cut, which keeps the decodes from stalling.
     """
 
     chunk: int = 256
     max_sequences: int = 18
     align: bool = True
+    chunk_when_full: bool = False
     watermark: float = 0.0
 
     def __post_init__(self) -> None:
@@ -48,6 +53,8 @@ class DecodeMaximal:
         if view.waiting and not full:
             first = view.waiting[0]
             if view.blocks(first.tokens) <= _admissible_blocks(view, self.watermark):
+                if self.chunk_when_full and view.n_decoding < self.max_sequences - 1:
+                    return Plan(chunks=((first.id, first.tokens),))
                 return Plan(decode, ((first.id, min(first.tokens, self.prompt_chunk)),))
             full = True
         return Plan(decode, hold=UNTIL_CHANGE, through_arrivals=full)
