@@ -64,11 +64,28 @@ class StackKernels:
 
     @property
     def step_s(self) -> float:
-        return self._own.step_s + self._own.layer_s * self.layers
+        return self._own.step_s
 
     @property
     def sequence_s(self) -> float:
         return self._own.sequence_s
+
+    @property
+    def prompt_floor_s(self) -> float:
+        return self._own.layer_host_s * self.layers
+
+    @property
+    def decode_floor_s(self) -> float:
+        return 0.0 if self.stack.graph else self._own.layer_host_s * self.layers
+
+    def _start(self, seconds: float) -> float:
+        """What is left of a kernel's start behind the kernel before it."""
+        return seconds * (1.0 - self._own.launch_overlap)
+
+    def _loss_s(self, flops: Any, dtype: str, weight_bytes: float) -> Any:
+        own = self._own
+        loss = own.sustained_loss + (own.expand_loss if weight_bytes < 0.75 * _WIDTH[dtype] else 0.0)
+        return flops * (loss / self.profile.datasheet.flops_per_s(dtype))
 
     def _math(self, fmt: str) -> tuple[str, float]:
         """The arithmetic the device multiplies *fmt* in, and the bytes of a weight."""
@@ -83,13 +100,12 @@ class StackKernels:
         # Weight-only use of a format without arithmetic on the device: Marlin and the like expand it on the way.
         return "bf16", number.weight_bytes
 
-    def _at_least(self, seconds: Any, launches: float = 1.0) -> Any:
-        return np.maximum(seconds, self._own.kernel_s * launches)
-
     def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any:
         dtype, weight_bytes = self._math(precision)
-        nodes, seconds = _gemm_table(self._kernels, int(n), int(k), dtype, weight_bytes)
-        return self._at_least(np.interp(m, nodes, seconds)) + self._beyond(m, nodes, seconds)
+        nodes, seconds, start_s = _gemm_table(self._kernels, int(n), int(k), dtype, weight_bytes)
+        seconds = seconds - (start_s - self._start(start_s))
+        flops = 2.0 * m * n * k
+        return np.interp(m, nodes, seconds) + self._beyond(m, nodes, seconds) + self._loss_s(flops, dtype, weight_bytes)
 
     @staticmethod
     def _beyond(m: Any, nodes: np.ndarray, seconds: np.ndarray) -> Any:
@@ -98,8 +114,14 @@ class StackKernels:
 
     def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
         dtype, weight_bytes = self._math(experts.precision)
-        nodes, seconds = _moe_table(self._kernels, experts, dtype, weight_bytes)
-        return self._at_least(np.interp(rows, nodes, seconds), 4.0) + self._beyond(rows, nodes, seconds)
+        nodes, seconds, start_s = _moe_table(self._kernels, experts, dtype, weight_bytes)
+        seconds = seconds - (start_s - self._start(start_s))
+        flops = experts.flops(rows) / experts.layers
+        return (
+            np.interp(rows, nodes, seconds)
+            + self._beyond(rows, nodes, seconds)
+            + self._loss_s(flops, dtype, weight_bytes)
+        )
 
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
         if self._kernels.is_tpu:
@@ -131,7 +153,8 @@ class StackKernels:
         row_bytes_s = 4.0 * shape.qk_dim * heads / stream
         kv_bytes_s = shape.kv_bytes / stream
         throttle, after = params.throttle, params.throttle_after_s
-        loss, launch = params.overlap_loss, max(params.launch_s, self._own.kernel_s)
+        loss, launch = params.overlap_loss, self._start(params.launch_s)
+        by_pair_lost = self._loss_s(shape.prefill_flops_per_pair, "bf16", 2.0)
         window = shape.window_tokens
 
         def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
@@ -143,7 +166,7 @@ class StackKernels:
             memory = rows * row_bytes_s + kv * kv_bytes_s
             gap = compute - memory
             both = 0.5 * (compute + memory + ops.sqrt(gap * gap + loss * (compute * memory)))
-            return layers * (launch + both)
+            return layers * (launch + both + pairs * by_pair_lost)
 
         return form
 
@@ -166,8 +189,8 @@ class StackKernels:
         block = (params.block_s + grouped * params.block_group_s - params.block_rows_s / 64.0) * grow
         row_block = params.block_rows_s / 64.0 * width * grow
         per_seq = readers / sheet.sm_count
-        launch = max(params.launch_s, self._own.kernel_s) + params.combine_s
-        several = params.regroup_s * grouped * (kv_heads > 1)
+        launch = self._start(params.launch_s + params.combine_s)
+        several = self._start(params.regroup_s) * grouped * (kv_heads > 1)
         ramp, ramp_tokens = params.ramp_s, params.ramp_tokens / readers
         loss = params.overlap_loss
 
@@ -184,7 +207,7 @@ class StackKernels:
 
     def _mla_launch_s(self, launch_s: float) -> float:
         """The measured chain was launched from Python; in a graph its handful of kernels costs a few microseconds."""
-        return min(launch_s, _GRAPH_CHAIN_S) if self.stack.graph else launch_s
+        return self._start(min(launch_s, _GRAPH_CHAIN_S)) if self.stack.graph else launch_s
 
     def _latent_prefill(self, shape: AttentionShape) -> PrefillForm:
         params = self.profile.get("mla_prefill", self._kernels._sources())
@@ -192,6 +215,7 @@ class StackKernels:
         layers = float(shape.layers)
         rate = sheet.flops_per_s("bf16") * params.compute_efficiency
         by_pair = shape.prefill_flops_per_pair / rate
+        by_pair_lost = self._loss_s(shape.prefill_flops_per_pair, "bf16", 2.0)
         by_past = shape.expand_flops / rate
         stream = sheet.hbm_bytes_per_s * params.bandwidth_efficiency
         row_bytes_s = 2.0 * shape.n_heads * (shape.qk_dim + shape.v_dim) * params.row_passes / stream
@@ -207,7 +231,8 @@ class StackKernels:
             gap = compute - memory
             both = 0.5 * (compute + memory + ops.sqrt(gap * gap + loss * (compute * memory)))
             gap = both - launch
-            return layers * 0.5 * (both + launch + ops.sqrt(gap * gap + hidden * (both * launch)))
+            whole = 0.5 * (both + launch + ops.sqrt(gap * gap + hidden * (both * launch)))
+            return layers * (whole + pairs * by_pair_lost)
 
         return form
 
@@ -261,7 +286,7 @@ class StackKernels:
         """Kernels that only stream: their start, and their bytes at the share of the bandwidth a stream reaches."""
         params = self.profile.get("elementwise", ("add/vidur", "rope/lss", "rope/jax"))
         sheet = self.profile.datasheet
-        start = max(_ELEMENTWISE_START_S, self._own.kernel_s)
+        start = self._start(_ELEMENTWISE_START_S)
         resident = np.maximum(0.0, 1.0 - size_bytes * (1.0 / sheet.l2_bytes))
         stream = sheet.hbm_bytes_per_s * params.bandwidth_efficiency * (1.0 + params.cache_gain * resident)
         return launches * start + size_bytes / stream
@@ -272,10 +297,9 @@ class StackKernels:
 
     def _collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
         between = n > self.device.devices_per_node
-        seconds = self._kernels.collective_s(
+        return self._kernels.collective_s(
             kind, size_bytes, n, between_nodes=between, network_bytes_per_s=self.device.network.bytes_per_s
         )
-        return self._at_least(seconds)
 
     def all_reduce_s(self, size_bytes: Any, n: int) -> Any:
         return self._collective_s("all_reduce", size_bytes, n)
@@ -296,9 +320,10 @@ class StackKernels:
         )
 
     def sample_s(self, logit_rows: Any) -> Any:
-        return self._own.sample_s + logit_rows * self._own.sample_row_s
+        return self._own.sample_s + logit_rows * 0.0
 
 
+_WIDTH = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}  # bytes of a weight that needs no expanding
 _GRAPH_CHAIN_S = 1.2e-5
 _ELEMENTWISE_START_S = 1.5e-6
 
@@ -306,16 +331,16 @@ _ELEMENTWISE_START_S = 1.5e-6
 @functools.lru_cache(maxsize=4096)
 def _gemm_table(
     kernels: CalibratedKernels, n: int, k: int, dtype: str, weight_bytes: float
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, float]:
     nodes = _gemm_nodes()
     seconds = np.asarray(kernels.gemm_s(nodes, n, k, dtype=dtype, weight_bytes=weight_bytes), float)
-    return nodes, np.maximum.accumulate(seconds)
+    return nodes, np.maximum.accumulate(seconds), kernels.gemm_start_s(dtype)
 
 
 @functools.lru_cache(maxsize=1024)
 def _moe_table(
     kernels: CalibratedKernels, experts: ExpertMlp, dtype: str, weight_bytes: float
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, float]:
     nodes = _moe_nodes()
     seconds = kernels.moe_s(
         nodes,
@@ -328,7 +353,7 @@ def _moe_table(
         ep=experts.expert,
         distribution=_ROUTING,
     )
-    return nodes, np.maximum.accumulate(np.asarray(seconds, float))
+    return nodes, np.maximum.accumulate(np.asarray(seconds, float)), kernels.moe_start_s(dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

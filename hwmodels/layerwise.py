@@ -72,6 +72,16 @@ class Kernels(Protocol):
         """Overhead of each sequence in the batch, on a stage."""
         ...
 
+    @property
+    def prompt_floor_s(self) -> float:
+        """Least time of an iteration with prompt tokens on a stage: they are launched kernel by kernel."""
+        ...
+
+    @property
+    def decode_floor_s(self) -> float:
+        """Least time of an iteration without prompt tokens."""
+        ...
+
     def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any: ...
 
     def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
@@ -183,6 +193,7 @@ class _Stage:
         if work.recurrence is not None:
             self.sequence_s += float(kernels.stream_s(0.0, work.recurrence.bytes_per_sequence)) * self.share
         self.step_s = kernels.step_s
+        self.prompt_floor_s, self.decode_floor_s = kernels.prompt_floor_s, kernels.decode_floor_s
 
     def _collectives_s(self, rows: FloatArray, of_logits: bool) -> FloatArray:
         total = np.zeros_like(rows)
@@ -220,7 +231,8 @@ class _Stage:
 
     def scalar(self, totals: Totals) -> float:
         rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = totals
-        seconds = self.rows.scalar(rows) + self.step_s + (seqs + chunks) * self.sequence_s
+        own = (seqs + chunks) * self.sequence_s + self.step_s
+        seconds = self.rows.scalar(rows)
         if self.has_head and logits:
             seconds += self.logits.scalar(logits)
         if self.data > 1:
@@ -238,12 +250,14 @@ class _Stage:
         if seqs:
             for _, decode, windowed in self.attention:
                 seconds += decode(SCALARS, seqs_f, queries, kv_window if windowed else kv)
-        return seconds
+        floor = self.prompt_floor_s if prompt else self.decode_floor_s
+        return (seconds if seconds > floor else floor) + own
 
     def array(self, totals: Totals) -> FloatArray:
         columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
         rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = columns
-        seconds = self.rows.array(rows) + self.step_s + (seqs + chunks) * self.sequence_s
+        own = (seqs + chunks) * self.sequence_s + self.step_s
+        seconds = self.rows.array(rows)
         if self.has_head:
             seconds = seconds + self.logits.array(logits)
         queries = rows - prompt
@@ -267,7 +281,7 @@ class _Stage:
             for _, decode, windowed in self.attention:
                 one = decode(ARRAYS, seqs_1, queries, kv_window if windowed else kv)
                 seconds = seconds + np.where(some_decode, one, 0.0)
-        return seconds
+        return np.maximum(seconds, np.where(some_prompt, self.prompt_floor_s, self.decode_floor_s)) + own
 
 
 class LayerwiseCost:

@@ -19,15 +19,22 @@ class Overheads:
     """Terms that kernels do not explain, each a time in seconds unless its name says otherwise."""
 
     step_s: float = parameter(0.0, 0.0, 0.05, "host work of an iteration that the device waits for")
-    sequence_s: float = parameter(0.0, 0.0, 2e-4, "host work of each sequence in an iteration")
-    row_s: float = parameter(0.0, 0.0, 1e-5, "host work of each token of an iteration: slots, positions, input copies")
+    sequence_s: float = parameter(0.0, 0.0, 2e-4, "host work of each sequence in an iteration, sampling included")
     sample_s: float = parameter(0.0, 0.0, 5e-3, "sampling of an iteration, whatever the batch")
-    sample_row_s: float = parameter(0.0, 0.0, 1e-4, "sampling of each sequence")
-    kernel_s: float = parameter(0.0, 0.0, 1e-4, "least time of a kernel: its launch by the host, or a graph node")
-    layer_s: float = parameter(0.0, 0.0, 2e-3, "small kernels of a layer that the work model does not list")
-    admission_s: float = parameter(0.0, 0.0, 1.0, "from arrival until the scheduler sees a request")
+    layer_host_s: float = parameter(
+        0.0, 0.0, 3e-3, "host time to launch a layer's kernels: the least a layer takes where no graph replays it"
+    )
+    launch_overlap: float = parameter(
+        0.0, 0.0, 0.95, "share of the benchmarked kernel starts hidden by fusion and dependent launches"
+    )
+    sustained_loss: float = parameter(
+        0.0, 0.0, 2.0, "time lost in long arithmetic, in units of its time at the peak: power limit, cold operands"
+    )
+    expand_loss: float = parameter(
+        0.0, 0.0, 4.0, "the same for weights in fewer bits than the arithmetic, expanded on their way to it"
+    )
+    admission_s: float = parameter(0.0, 0.0, 1.0, "from arrival until the scheduler sees a request: front end, queues")
     admission_s_per_token: float = parameter(0.0, 0.0, 1e-4, "tokenisation, for each prompt token")
-    reply_s: float = parameter(0.0, 0.0, 1.0, "from a token's iteration to the client: detokenisation and streaming")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,6 +137,8 @@ class PublishedKernels:
     base: RooflineKernels
     step_s: float = 0.0
     sequence_s: float = 0.0
+    prompt_floor_s: float = 0.0
+    decode_floor_s: float = 0.0
 
     def _peak(self, fmt: str) -> float:
         return self.device.first_peak(number_format(fmt).math, f"precision {fmt}")

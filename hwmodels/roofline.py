@@ -53,6 +53,14 @@ class RooflineKernels:
             kind=link.kind, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s * self.link_efficiency
         )
 
+    @property
+    def prompt_floor_s(self) -> float:
+        return 0.0
+
+    @property
+    def decode_floor_s(self) -> float:
+        return 0.0
+
     def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any:
         weights = n * k * number_format(precision).weight_bytes
         return np.maximum(2.0 * m * n * k / self._flops_per_s(precision), weights / self._bytes_per_s)

@@ -43,7 +43,7 @@ class CalibratedKernels:
         if self.is_tpu:
             params = self.profile.get("tpu_gemm", ("bf16",))
             return tpu.tpu_gemm_s(params, device, m, n, k, dtype=dtype, weight_bytes=weights)
-        wanted = [f"{name}/{source}" for name in _formats(dtype) for source in self._sources()]
+        wanted = self._gemm_variants(dtype)
         kernel = self.profile.kernel("gemm", wanted)
         params = self.profile.get("gemm", wanted) if kernel is None else kernel.params
         # Only vLLM's fp8 tables were taken on the tile-by-rows library, with the quantisation pass inside.
@@ -60,6 +60,19 @@ class CalibratedKernels:
             library="dispatch" if dispatched else "search",
             quantise_activations=narrow < 2.0,
         )
+
+    def gemm_start_s(self, dtype: str) -> float:
+        """Of a matrix multiplication's time, the start of its kernel."""
+        if self.is_tpu:
+            return self.profile.get("tpu_gemm", ("bf16",)).launch_s
+        return self.profile.get("gemm", self._gemm_variants(dtype)).launch_s
+
+    def moe_start_s(self, dtype: str) -> float:
+        """Of a layer of experts, the starts of its kernels."""
+        return self.profile.get("moe", self._gemm_variants(dtype)).launch_s
+
+    def _gemm_variants(self, dtype: str) -> Sequence[str]:
+        return [f"{name}/{source}" for name in _formats(dtype) for source in self._sources()]
 
     def attention_prefill_s(self, **sums: Any) -> Any:
         """Prompt attention of one layer; arguments of kernels.attention.attention_prefill_s after the device."""
@@ -97,7 +110,7 @@ class CalibratedKernels:
 
     def moe_s(self, tokens: Any, *, dtype: str = "bf16", weight_bytes: float | None = None, **shape: Any) -> Any:
         """Routed experts of one layer without the router; shape arguments of kernels.moe.moe_s."""
-        wanted = [f"{name}/{source}" for name in _formats(dtype) for source in self._sources()]
+        wanted = self._gemm_variants(dtype)
         narrow = {"fp8": 1.0, "int8": 1.0, "fp4": 0.5}.get(dtype, 2.0)
         params = self.profile.get("moe", wanted)
         weights = narrow if weight_bytes is None else weight_bytes
