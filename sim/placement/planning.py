@@ -16,7 +16,6 @@ from policies.placement import (
     Score,
     check,
 )
-from sim.engine.groups import run_groups
 from sim.placement.serving import NS_PER_S, Outcome, Serving, evaluate, evaluate_windows
 from workloads import Trace
 
@@ -85,8 +84,7 @@ class Scoring:
         return list(found)  # type: ignore[arg-type]
 
     def _one(self, placement: Placement) -> Score:
-        experiment = self._serving.experiment(placement, self._workload)
-        outcome = Outcome(workload=self._workload, columns=run_groups(experiment), n_groups=len(placement.groups))
+        outcome = self._serving.outcome(placement, self._workload)
         return outcome.score(placement.replicas)
 
 

@@ -57,6 +57,8 @@ class Hosted(Section):
     """Instances, each with traffic of its own."""
     prompt_tokens: Count = 2048
     """Of a catalogue model's requests; the table's latencies are for 2048."""
+    output_tokens: Annotated[int, Field(ge=0)] = 0
+    """Of a catalogue model's requests; above 0 the model generates, with continuous batching and a KV cache."""
 
     @model_validator(mode="before")
     @classmethod
@@ -213,21 +215,48 @@ class PlaceScenario:
         from hwmodels.oneshot import CatalogueModel, oneshot_catalogue
 
         if hosted.model in oneshot_catalogue():
+            if self._generates:
+                raise ScenarioError(
+                    f"{self.source}: models: {hosted.model} has measured one-shot latencies only and cannot share a "
+                    "cluster with models that generate; take a model of the catalogue (rooftrace models)"
+                )
             if hosted.prompt_tokens != 2048:
                 raise ScenarioError(
                     f"{self.source}: models: {hosted.model} is measured at 2048 prompt tokens; leave prompt_tokens out"
                 )
             return oneshot_catalogue()[hosted.model]
         try:
-            return CatalogueModel(
-                name=hosted.model,
-                spec=load_model(self._find(hosted.model)),
-                device=load_device(self._find(self.settings.cluster.hardware)),
-                tokens=hosted.prompt_tokens,
-            )
+            spec, device = load_model(self._find(hosted.model)), load_device(self._find(self.settings.cluster.hardware))
+            if self._generates:
+                from sim.placement.generative import GenerativeModel
+
+                if spec.is_encoder and hosted.output_tokens:
+                    raise ValueError(f"{hosted.model} is an encoder and emits no tokens; leave output_tokens out")
+                return GenerativeModel(
+                    name=hosted.model,
+                    spec=spec,
+                    device=device,
+                    prompt_tokens=hosted.prompt_tokens,
+                    output_tokens=hosted.output_tokens,
+                )
+            return CatalogueModel(name=hosted.model, spec=spec, device=device, tokens=hosted.prompt_tokens)
         except ValueError as error:
             table = ", ".join(oneshot_catalogue())
             raise ScenarioError(f"{self.source}: models: {error}; models of AlpaServe's table are {table}") from error
+
+    @property
+    def _generates(self) -> bool:
+        return any(hosted.output_tokens for hosted in self.settings.models)
+
+    def _lengths(self, what: str) -> Any:
+        """Lengths of each instance's requests."""
+        from workloads import Fixed
+
+        return {
+            hosted.model if hosted.copies == 1 else f"{hosted.model}#{copy}": Fixed(tokens=getattr(hosted, what))
+            for hosted in self.settings.models
+            for copy in range(hosted.copies)
+        }
 
     def _find(self, name: str) -> str | Path:
         beside = self.folder / name
@@ -237,11 +266,17 @@ class PlaceScenario:
     def serving(self) -> Serving:
         """The cluster and how it serves."""
         from policies.placement import Cluster
+        from sim.placement.generative import GenerativeServing
         from sim.placement.serving import Serving
 
         cluster, serving = self.settings.cluster, self.settings.serving
+        kind = GenerativeServing if self._generates else Serving
+        # The artifact's overheads were measured with one-shot models and are no default for others.
+        overheads = {"overhead_s": serving.overhead_s, "stage_overhead": serving.stage_overhead}
+        if self._generates:
+            overheads = {key: value if key in serving.model_fields_set else 0.0 for key, value in overheads.items()}
         try:
-            return Serving(
+            return kind(
                 cluster=Cluster(
                     n_devices=cluster.devices,
                     memory_bytes=cluster.memory_gib * GIB,
@@ -250,8 +285,7 @@ class PlaceScenario:
                 models=self.models,
                 slo_scale=serving.slo_scale,
                 batch_sizes=serving.batch_sizes,
-                overhead_s=serving.overhead_s,
-                stage_overhead=serving.stage_overhead,
+                **overheads,
             )
         except ValueError as error:
             raise ScenarioError(f"{self.source}: {error}") from error
@@ -283,11 +317,10 @@ class PlaceScenario:
             raise ScenarioError(f"{self.source}: workload: {error}") from error
 
     def _traffic(self, seed: int) -> Trace:
-        from workloads import Fixed, multi_model, power_law_rates
+        from workloads import multi_model, power_law_rates
 
         traffic, names = self.settings.workload, list(self.models)
-        # The time of a pass is the model's; the token counts only say that there is no decoding.
-        tokens = Fixed(tokens=2048)
+        prompt, output = self._lengths("prompt_tokens"), self._lengths("output_tokens")
         if traffic.functions is not None:
             return self._functions(traffic.functions, names, seed)
         assert traffic.arrivals is not None
@@ -315,11 +348,16 @@ class PlaceScenario:
             if rate > 0
         }
         return multi_model(
-            arrivals, prompt=tokens, n_requests=traffic.requests, duration_s=traffic.duration_s, seed=seed
+            arrivals,
+            prompt=prompt,
+            output=output,
+            n_requests=traffic.requests,
+            duration_s=traffic.duration_s,
+            seed=seed,
         )
 
     def _mmpp(self, process: str, settings: dict[str, Any], names: list[str], seed: int) -> Trace:
-        from workloads import Fixed, multi_model
+        from workloads import multi_model
 
         if process == "closed_loop":
             raise ScenarioError("workload.arrivals: placements are scored on open traffic; closed_loop is not modelled")
@@ -331,7 +369,8 @@ class PlaceScenario:
             )
         return multi_model(
             dict.fromkeys(names, made),
-            prompt=Fixed(tokens=2048),
+            prompt=self._lengths("prompt_tokens"),
+            output=self._lengths("output_tokens"),
             n_requests=traffic.requests,
             duration_s=traffic.duration_s,
             seed=seed,
@@ -339,7 +378,6 @@ class PlaceScenario:
 
     def _functions(self, functions: Functions, names: list[str], seed: int) -> Trace:
         from workloads import (
-            Fixed,
             fit_gamma_windows,
             gamma_windows_from_counts,
             read_function_counts,
@@ -369,7 +407,12 @@ class PlaceScenario:
             )
             cv_scale = functions.cv_scale
         return windows.trace(
-            models=names, prompt=Fixed(tokens=2048), seed=seed, rate_scale=functions.rate_scale, cv_scale=cv_scale
+            models=names,
+            prompt=self._lengths("prompt_tokens"),
+            output=self._lengths("output_tokens"),
+            seed=seed,
+            rate_scale=functions.rate_scale,
+            cv_scale=cv_scale,
         )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hwmodels.oneshot import OneShot
 from policies.placement import Cluster, ModelView, Placement, Score, check
-from sim.engine.groups import Engine, GroupColumns, GroupExperiment, GroupSpec, run_groups
+from sim.engine.groups import GroupColumns, GroupExperiment, GroupSpec, run_groups
 from workloads import Trace
 
 NS_PER_S = 1_000_000_000
@@ -138,6 +138,11 @@ class Serving:
             for (name, model), sizes in zip(self.models.items(), self._bytes, strict=True)
         )
 
+    def outcome(self, placement: Placement, workload: Trace) -> Outcome:
+        """What becomes of *workload*, which `workload` has made; ValueError where the placement does not fit."""
+        experiment = self.experiment(placement, workload)
+        return Outcome(workload=workload, columns=run_groups(experiment), n_groups=len(placement.groups))
+
     def groups(self, placement: Placement) -> tuple[GroupSpec, ...]:
         """The placement's groups with the times of their stages."""
         return tuple(
@@ -202,11 +207,9 @@ class Outcome:
         return Score(value=value, unserved=self.unserved.tolist(), requests=self.requests.tolist())
 
 
-def evaluate(serving: Serving, placement: Placement, trace: Trace, *, engine: Engine = "auto") -> Outcome:
+def evaluate(serving: Serving, placement: Placement, trace: Trace) -> Outcome:
     """Serve *trace* with *placement* to its end. ValueError where the placement does not fit."""
-    workload = serving.workload(trace)
-    experiment = serving.experiment(placement, workload)
-    return Outcome(workload=workload, columns=run_groups(experiment, engine=engine), n_groups=len(placement.groups))
+    return serving.outcome(placement, serving.workload(trace))
 
 
 def evaluate_windows(serving: Serving, placements: Sequence[Placement], trace: Trace, window_s: float) -> Outcome:
@@ -217,7 +220,7 @@ def evaluate_windows(serving: Serving, placements: Sequence[Placement], trace: T
     columns = {name: np.full(n, -1, np.int64) for name in ("start_ns", "finish_ns", "group", "batch")}
     for number in np.unique(window):
         rows = np.flatnonzero(window == number)
-        part = run_groups(serving.experiment(placements[int(number)], workload.take(rows)))
+        part = serving.outcome(placements[int(number)], workload.take(rows)).columns
         for name, column in columns.items():
             column[rows] = getattr(part, name)
     most = max((len(placement.groups) for placement in placements), default=0)
