@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from sim.results import Result
     from sim.run import simulate
     from sim.scenario import Scenario
+    from sim.study.sweep import sweep
 
-__all__ = ["OutputError", "Result", "RooftraceError", "Scenario", "ScenarioError", "simulate"]
+__all__ = ["OutputError", "Result", "RooftraceError", "Scenario", "ScenarioError", "simulate", "sweep"]
 
 # Imported when first looked at (PEP 562): the command line's --help needs none of them.
 _HOMES = {
@@ -27,6 +28,7 @@ _HOMES = {
     "Scenario": "sim.scenario",
     "ScenarioError": "sim.errors",
     "simulate": "sim.run",
+    "sweep": "sim.study.sweep",
 }
 
 

@@ -1,0 +1,142 @@
+"""rooftrace sweep: many scenarios, one table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sim.study.points import Sweep
+
+_SHOWN = 40
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(sweep)
+
+
+def sweep(
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Scenario or sweep file (YAML); default scenario without.", show_default=False)
+    ] = None,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option("--axis", metavar="KEY=VALUES", help="256,512,1024, or a range FROM:TO:COUNT[:log]; repeatable."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every point.")
+    ] = None,
+    points: Annotated[
+        Path | None,
+        typer.Option(help="CSV with a row a point; columns are dotted settings or meta.NAME.", show_default=False),
+    ] = None,
+    replications: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each point, with seeds that all points share.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the sweep; default results/sweep-NAME.", show_default=False)
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; all cores by default.", show_default=False)
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler, tcp://HOST:PORT.", show_default=False)
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed points again.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON for each run, and one at the end.")
+    ] = False,
+    html: Annotated[bool, typer.Option("--html", help="Write report.html into the folder too.")] = False,
+) -> None:
+    """Run every combination of the axes' values; the same command goes on after an interruption.
+
+    Exit code 1 when a point failed; the others are in the table all the same.
+    """
+    from sim.errors import RooftraceError
+    from sim.study.progress import json_line, shown
+    from sim.study.sweep import SweepResult, run_sweep
+
+    plan = _plan(scenario, axis or [], set_ or [], points, replications)
+    folder = out if out is not None else Path("results") / f"sweep-{plan.base.name}"
+    if not plan.axes and plan.points is None and plan.replications == 1:
+        raise RooftraceError("nothing to vary: give --axis, --points or --replications, or use `rooftrace run`")
+    try:
+        with shown((lambda progress: typer.echo(json_line(progress))) if as_json else None) as report:
+            counts = run_sweep(plan, folder, jobs=jobs, cluster=cluster, retry_failed=retry_failed, on_progress=report)
+    except KeyboardInterrupt:
+        typer.echo(f"Interrupted; what was finished is kept in {folder}/, and the same command goes on.", err=True)
+        raise typer.Exit(130) from None
+    if html:
+        from sim.report.html import write_sweep_report
+
+        write_sweep_report(folder, folder / "report.html")
+    if as_json:
+        typer.echo(json.dumps({"event": "end", **counts, "folder": str(folder)}))
+    else:
+        _print(SweepResult(folder), folder)
+    if counts["alike"]:
+        typer.echo(
+            f"Note: the replications of {counts['alike']} points are equal, since nothing in them is random; "
+            "they have no interval",
+            err=True,
+        )
+    if counts["failed"]:
+        raise typer.Exit(1)
+
+
+def _plan(
+    scenario: Path | None, axis: list[str], set_: list[str], points: Path | None, replications: int | None
+) -> Sweep:
+    from dataclasses import replace
+
+    from sim.errors import RooftraceError
+    from sim.scenario import Scenario
+    from sim.study.points import Sweep, load_sweep, read_axis
+
+    found = Scenario.default() if scenario is None else load_sweep(scenario)
+    plan = found if isinstance(found, Sweep) else Sweep(base=found)
+    base = plan.base
+    for assignment in set_:
+        base = base.with_set(assignment)
+    axes = dict(plan.axes)
+    given: set[str] = set()
+    for text in axis:
+        key, values = read_axis(text)
+        if key in given:
+            raise RooftraceError(f"--axis {key} is given twice; put its values into one list")
+        given.add(key)
+        axes[key] = values
+    return replace(
+        plan,
+        base=base,
+        axes=axes,
+        points=plan.points if points is None else points,
+        replications=plan.replications if replications is None else replications,
+    )
+
+
+def _print(result: object, folder: Path) -> None:
+    from sim.cli.tables import print_facts, print_table
+    from sim.study.sweep import SweepResult, short_table
+
+    assert isinstance(result, SweepResult)
+    counts = result.counts
+    heads, rows = short_table(result, most=_SHOWN)
+    print_table(heads, rows, left=len(result.axes))
+    if counts["points"] > _SHOWN:
+        typer.echo(f"and {counts['points'] - _SHOWN:,} more points")
+    facts = [("Points", f"{counts['points']:,}"), ("Runs", f"{counts['runs']:,}")]
+    if counts["saturated"]:
+        facts.append(("Saturated", f"{counts['saturated']:,} points: arrivals outrun the deployment"))
+    print_facts([*facts, ("Results", f"{folder}/results.parquet, .csv; runs.parquet")])
+    failures = result.failures(20)
+    if failures:
+        typer.echo(f"{counts['failed']:,} runs failed:", err=True)
+        for row in failures:
+            where = ", ".join(f"{key}={row[key]}" for key in result.axes)
+            typer.echo(f"  {where}: {row['error']}", err=True)
+        if counts["failed"] > len(failures):
+            typer.echo(f"  and {counts['failed'] - len(failures):,} more in {folder}/failures.csv", err=True)

@@ -1,0 +1,112 @@
+"""Shows how far a sweep is: a bar where someone watches, one line of JSON a run for machines, nothing otherwise."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sim.study.sweep import Progress
+
+Report = Callable[["Progress"], None]
+
+
+@contextmanager
+def shown(progress: Report | bool | None) -> Iterator[Report]:
+    """A function that reports: *progress* itself, or a bar for True, nothing for False, what suits for None."""
+    if callable(progress):
+        yield progress
+    elif progress is False:
+        yield _nothing
+    elif _in_notebook():
+        yield from _notebook()
+    elif progress or sys.stderr.isatty():
+        yield from _bar()
+    else:
+        yield _nothing
+
+
+def json_line(progress: Progress) -> str:
+    """*progress* as one line of JSON."""
+    left_s = progress.left_s
+    event: dict[str, Any] = {
+        "event": "run",
+        "key": progress.key,
+        "done": progress.done,
+        "total": progress.total,
+        "failed": progress.failed,
+        "reused": progress.reused,
+        "elapsed_s": round(progress.elapsed_s, 3),
+        "left_s": None if left_s is None else round(left_s, 3),
+    }
+    if progress.error:
+        event["error"] = progress.error
+    return json.dumps(event)
+
+
+def _nothing(_: Progress) -> None:
+    pass
+
+
+def _bar() -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("Runs", total=None, left="")
+
+        def report(progress: Progress) -> None:
+            bar.update(task, total=progress.total, completed=progress.done, left=_left(progress))
+
+        yield report
+
+
+def _left(progress: Progress) -> str:
+    from sim.report.plots import seconds_text
+
+    texts = [] if progress.left_s is None else [f"{seconds_text(round(progress.left_s, 1))} left"]
+    if progress.reused:
+        texts.append(f"{progress.reused:,} were done")
+    if progress.failed:
+        texts.append(f"{progress.failed:,} failed")
+    return ", ".join(texts)
+
+
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def _notebook() -> Iterator[Report]:
+    """One line of output that is replaced as the sweep goes on; needs no widgets."""
+    from IPython.display import HTML, display  # type: ignore[import-not-found]
+
+    handle = display(HTML("<progress></progress>"), display_id=True)
+    assert handle is not None  # display_id was asked for
+    last_s = -1.0
+
+    def report(progress: Progress) -> None:
+        nonlocal last_s
+        if progress.done < progress.total and progress.elapsed_s - last_s < 0.2:
+            return
+        last_s = progress.elapsed_s
+        handle.update(
+            HTML(
+                f"<progress value='{progress.done}' max='{progress.total}'></progress> "
+                f"{progress.done:,} of {progress.total:,} runs, {_left(progress)}"
+            )
+        )
+
+    yield report

@@ -1,0 +1,346 @@
+"""Runs a sweep into a folder, or goes on with one; reads it back."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sim.errors import OutputError, RooftraceError
+from sim.scenario import Scenario
+from sim.study.execute import Backend, Cluster, Inline, Processes, Store, execute
+from sim.study.points import Run, Sweep, axis_values, frame_rows, load_sweep
+from sim.study.statistics import LEVEL
+from sim.study.table import HALF_WIDTH, RunIndex, read_failures, write_tables
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMAT = "rooftrace-sweep-1"
+_POINTS = "points"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a sweep is. *reused* runs were found finished; *key* and *error* are of the run that has just ended."""
+
+    total: int
+    done: int
+    failed: int
+    reused: int
+    elapsed_s: float
+    key: str = ""
+    error: str = ""
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds still to go at the pace so far; None before anything has run."""
+        ran = self.done - self.reused
+        return None if ran <= 0 else self.elapsed_s / ran * (self.total - self.done)
+
+
+class SweepResult:
+    """A finished sweep, read from its folder when looked at.
+
+    `table` has a row a point: the axes' columns, `replications`, `failed`, `error` and every metric under its dotted
+    name, with `NAME.half_width` beside it where there are replications. `runs` has a row a run.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        try:
+            self.manifest: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise OutputError(f"{folder} is not the folder of a sweep: it has no readable manifest.json") from None
+        if self.manifest.get("format") != FORMAT:
+            raise OutputError(f"{folder} is not the folder of a sweep: its manifest says {self.manifest.get('format')}")
+        if self.manifest.get("counts") is None:
+            raise OutputError(f"{folder} holds an unfinished sweep; the same `rooftrace sweep` command goes on with it")
+
+    @functools.cached_property
+    def table(self) -> pd.DataFrame:
+        """One row a point."""
+        import pandas as pd
+
+        return pd.read_parquet(self.folder / "results.parquet")
+
+    @functools.cached_property
+    def runs(self) -> pd.DataFrame:
+        """One row a run, as it came out: no mean, and no verdict in the place of a value."""
+        import pandas as pd
+
+        return pd.read_parquet(self.folder / "runs.parquet")
+
+    @property
+    def axes(self) -> list[str]:
+        """The columns that were varied, `meta.` columns included, in order."""
+        return list(self.manifest["columns"])
+
+    @property
+    def varied(self) -> list[str]:
+        """Those of `axes` that are settings and take more than one value."""
+        settings = [key for key in self.axes if not key.startswith("meta.")]
+        return [key for key in settings if len(set(self.table[key].map(str))) > 1]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(self.manifest["counts"])
+
+    def failures(self, n: int = 20) -> list[dict[str, str]]:
+        """The first *n* failed runs: their axes' values, `run_seed` and `error`."""
+        return list(read_failures(self.folder / "failures.csv", n))
+
+    def __repr__(self) -> str:
+        counts = self.counts
+        failed = f", {counts['failed']} runs failed" if counts["failed"] else ""
+        return f"SweepResult({str(self.folder)!r}, {counts['points']} points, {counts['runs']} runs{failed})"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        heads, rows = short_table(self, most=30)
+        head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+        body = "".join(
+            "<tr>" + "".join(f"<td style='text-align:right'>{escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in rows
+        )
+        more = self.counts["points"] - len(rows)
+        tail = f"<p>and {more:,} more points in <code>.table</code></p>" if more > 0 else ""
+        return (
+            f"<div><b>{escape(repr(self))}</b><table><thead><tr>{head}</tr></thead>"
+            f"<tbody>{body}</tbody></table>{tail}</div>"
+        )
+
+
+HEADLINE = ("ttft_s.p50", "ttft_s.p99", "tpot_s.p50", "tpot_s.p99", "requests_per_s", "output_tokens_per_s")
+
+
+def short_table(result: SweepResult, *, most: int) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells of the first *most* points for people: axes and the metrics most asked for.
+
+    Where the deployment is saturated, its latencies are that word; a failed point shows its error.
+    """
+    from sim.report.plots import seconds_text
+
+    table = result.table.head(most)
+    metrics = [name for name in (*HEADLINE, "slo_attainment") if name in table and not table[name].isna().all()]
+    rows = []
+    for values in table.to_dict("records"):
+        row = [_text(values[key]) for key in result.axes]
+        if not values["replications"]:
+            rows.append([*row, f"failed: {values['error']}", *[""] * (len(metrics) - 1)])
+            continue
+        for name in metrics:
+            value = values[name]
+            if _absent(value):
+                row.append("saturated" if values.get("saturated") and name.startswith(("ttft", "e2el")) else "-")
+                continue
+            show = seconds_text if "_s." in name else _text
+            row.append(show(value) + _half(values, name, show))
+        rows.append(row)
+    return [*result.axes, *metrics], rows
+
+
+def _absent(value: Any) -> bool:
+    return value is None or value != value
+
+
+def _half(values: Mapping[Any, Any], name: str, show: Callable[[Any], str]) -> str:
+    half = values.get(name + HALF_WIDTH)
+    return "" if _absent(half) else f" ± {show(half)}"
+
+
+def _text(value: Any) -> str:
+    if _absent(value):
+        return "-"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def sweep(
+    scenario: Scenario | Sweep | str | os.PathLike[str] | None = None,
+    *,
+    axes: Mapping[str, Any] | None = None,
+    points: str | os.PathLike[str] | Sequence[Mapping[str, Any]] | pd.DataFrame | None = None,
+    replications: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    jobs: int | None = None,
+    cluster: str | None = None,
+    retry_failed: bool = False,
+    progress: Callable[[Progress], None] | bool | None = None,
+) -> SweepResult:
+    """Run every combination of the *axes*' values for every row of *points*, and return their tidy table.
+
+    *scenario*: a Scenario, a Sweep, or the path of a scenario or sweep file; None for the default scenario.
+    *axes*: dotted key to a list of values, or to a text such as '256,512' or '0.5:2:7'. *points*: rows of dotted keys
+    (a CSV file, mappings, or a DataFrame); `meta.` columns go along. *replications* of each point share seeds with
+    those of every other. Finished runs found in *out* are not run again; without *out* they go to a temporary folder
+    that lives as long as the result. *jobs*: processes, all cores by default. *cluster*: address of a Dask scheduler
+    instead. *progress*: a function called after each run, or whether to show a bar (by default where someone watches).
+
+    A run that fails is recorded in the table, not raised; `SweepResult.failures()` lists them. Raises RooftraceError
+    for a key that is no setting, and OutputError for a folder that cannot be used.
+    """
+    from sim.study.progress import shown
+
+    plan = _plan(scenario, axes, points, replications)
+    temporary = out is None
+    if out is None:
+        out = tempfile.mkdtemp(prefix="rooftrace-sweep-")
+    with shown(progress) as report:
+        run_sweep(plan, Path(out), jobs=jobs, cluster=cluster, retry_failed=retry_failed, on_progress=report)
+    result = SweepResult(out)
+    if temporary:
+        weakref.finalize(result, shutil.rmtree, out, ignore_errors=True)
+    return result
+
+
+def _plan(scenario: Any, axes: Any, points: Any, replications: int | None) -> Sweep:
+    found = load_sweep(scenario) if isinstance(scenario, str | os.PathLike) else scenario
+    if found is None:
+        found = Scenario.default()
+    if isinstance(points, str | os.PathLike):
+        points = Path(points)
+    elif points is not None and hasattr(points, "to_dict"):
+        points = frame_rows(points)
+    listed = {key: axis_values(values, key) for key, values in (axes or {}).items()}
+    if isinstance(found, Sweep):
+        return Sweep(
+            base=found.base,
+            axes={**found.axes, **listed},
+            points=found.points if points is None else points,
+            replications=found.replications if replications is None else replications,
+        )
+    if not isinstance(found, Scenario):
+        raise TypeError(f"sweep takes a Scenario, a Sweep or the path of a file; got {type(found).__name__}")
+    return Sweep(base=found, axes=listed, points=points, replications=1 if replications is None else replications)
+
+
+def run_sweep(
+    sweep: Sweep,
+    out: Path,
+    *,
+    jobs: int | None = None,
+    cluster: str | None = None,
+    retry_failed: bool = False,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> dict[str, int]:
+    """Run what of *sweep* is not yet in the folder *out*, then write its tables; returns counts (see `write_tables`).
+
+    Interrupted at any moment, it leaves the finished runs, and the same call goes on from there.
+    """
+    if jobs is not None and jobs < 1:
+        raise RooftraceError(f"jobs is at least 1; got {jobs}")
+    if jobs is not None and cluster is not None:
+        raise RooftraceError("the Dask scheduler knows its workers; leave out jobs or cluster")
+    folder = _open(out)
+    store = Store(folder)
+    store.clear_scratch()
+    total = len(sweep) * sweep.replications
+    manifest = {"format": FORMAT, **_provenance(sweep)}
+    _write_manifest(out, {**manifest, "counts": None})
+    tally = {"done": 0, "failed": 0, "reused": 0}
+    begun = time.monotonic()
+
+    def tell(key: str, error: str) -> None:
+        tally["done"] += 1
+        tally["failed"] += bool(error)
+        on_progress(Progress(total=total, elapsed_s=time.monotonic() - begun, key=key, error=error, **tally))
+
+    def wanted(index: RunIndex) -> Iterator[Run]:
+        claimed: dict[str, None] = {}
+        for point in sweep:
+            for run in sweep.runs(point):
+                index.add(run)
+                if run.scenario is None:
+                    tell(run.key, run.error)
+                elif run.key in claimed or _finished(store, run.key, retry_failed):
+                    # A key may come twice in a sweep: its second appearance counts as found, and is never run again.
+                    tally["reused"] += 1
+                    tell(run.key, "")
+                else:
+                    claimed[run.key] = None
+                    if len(claimed) > _RECENT:
+                        del claimed[next(iter(claimed))]
+                    yield run
+
+    with RunIndex() as index:
+        runs = wanted(index)
+        first = next(runs, None)
+        if first is not None:
+            backend = _backend(folder, jobs, cluster, total)
+            execute(itertools.chain([first], runs), store, backend, lambda outcome: tell(outcome.key, outcome.error))
+        counts = write_tables(sweep, store, out, index)
+    _write_manifest(out, {**manifest, "counts": counts})
+    return counts
+
+
+# Keys of runs handed out and perhaps not yet stored: more than are ever under way at once.
+_RECENT = 10_000
+
+
+def _finished(store: Store, key: str, retry_failed: bool) -> bool:
+    if key not in store:
+        return False
+    return not (retry_failed and "error" in store.get(key))
+
+
+def _backend(folder: Path, jobs: int | None, cluster: str | None, total: int) -> Backend:
+    if cluster is not None:
+        return Cluster(cluster)
+    if jobs is None:
+        import joblib
+
+        jobs = joblib.cpu_count()
+    jobs = min(jobs, total)
+    return Inline(folder) if jobs == 1 else Processes(jobs, folder)
+
+
+def _open(out: Path) -> Path:
+    """The folder of finished runs in *out*, made where it is missing; OutputError where *out* is something else."""
+    try:
+        names = sorted(entry.name for entry in out.iterdir()) if out.is_dir() else []
+        if out.exists() and not out.is_dir():
+            raise OutputError(f"{out} is a file, not a folder; choose another --out")
+        if names and _format_of(out) != FORMAT and set(names) - {_POINTS}:
+            shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            raise OutputError(f"{out} holds files that are not a Rooftrace sweep ({shown}); choose another --out")
+        (out / _POINTS).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            if name.startswith(".") and name.split(".")[1] in ("results", "runs", "failures", "manifest"):
+                (out / name).unlink(missing_ok=True)
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write into {out}: {error.strerror}; choose another --out") from error
+    return out / _POINTS
+
+
+def _format_of(folder: Path) -> str | None:
+    try:
+        found = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found.get("format") if isinstance(found, dict) else None
+
+
+def _provenance(sweep: Sweep) -> dict[str, Any]:
+    from sim.scenario.build import versions
+
+    columns = list(dict.fromkeys([*sweep.columns(), *sweep.axes]))
+    return {**sweep.describe(), "columns": columns, "level": LEVEL, "versions": versions()}
+
+
+def _write_manifest(out: Path, manifest: Mapping[str, Any]) -> None:
+    scratch = out / f".manifest.{os.getpid()}"
+    text = json.dumps(manifest, indent=2, ensure_ascii=False, default=str)
+    scratch.write_text(text + "\n", encoding="utf-8")
+    os.replace(scratch, out / "manifest.json")
