@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from policies.routers import RoutedRequest
 from sim.engine.clock import ARRIVAL_PRIORITY
-from sim.engine.columns import IntArray, BUBBLES, REJECTED, Columns
+from sim.engine.columns import BUBBLES, REJECTED, Columns, IntArray
 from sim.engine.experiment import Experiment
 from sim.engine.replica import PolicyError, Replica, RequestState
 from workloads import ClosedLoop, Trace

@@ -96,56 +96,40 @@ STAGE = Layout(
     ("bubble", "i"),  # its kind, an index into BUBBLES
 )
 
-_BLOCK_RECORDS = 4096
+_RECORDS_AT_ONCE = 4096
 
 
 class Records:
-    """Packed records of one layout, appended one at a time."""
+    """Packed records of one layout, appended one at a time to one growing buffer."""
 
-    __slots__ = ("_at", "_blocks", "_buffer", "_end", "_layout", "_pack_into", "_size", "_surplus")
+    __slots__ = ("_at", "_buffer", "_end", "_layout", "_more", "_pack_into", "_size")
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._pack_into = layout.pack_into
         self._size = layout.size
-        self._buffer = bytearray(layout.size * _BLOCK_RECORDS)
-        self._end = len(self._buffer)
+        self._more = bytes(layout.size * _RECORDS_AT_ONCE)
+        self._buffer = bytearray()
+        self._end = 0
         self._at = 0
-        self._surplus = 0
-        self._blocks: list[NDArray[Any]] = []
 
     def add(self, *fields: int) -> None:
         if self._at == self._end:
-            self._flush()
+            self._buffer += self._more
+            self._end = len(self._buffer)
         self._pack_into(self._buffer, self._at, *fields)
         self._at += self._size
-
-    def add_array(self, records: NDArray[Any]) -> None:
-        self._flush()
-        self._blocks.append(records)
 
     def change_last(self, name: str, value: int) -> None:
         struct.pack_into("<i", self._buffer, self._at - self._size + self._layout.offset[name], value)
 
     def drop_last(self, n: int) -> None:
-        """Forget the last *n* records, when the run has ended and nothing will be added."""
-        self._surplus = n
-
-    def _flush(self) -> None:
-        if self._at:
-            self._blocks.append(np.frombuffer(bytes(self._buffer[: self._at]), self._layout.dtype))
-            self._at = 0
+        self._at -= n * self._size
 
     def array(self) -> NDArray[Any]:
-        """All records; they are handed over, block by block, so that there are never two copies of them."""
-        self._flush()
-        records = np.empty(sum(map(len, self._blocks)), self._layout.dtype)
-        end = len(records)
-        while self._blocks:
-            block = self._blocks.pop()
-            records[end - len(block) : end] = block
-            end -= len(block)
-        return records[: len(records) - self._surplus]
+        """All records, in the memory they were written to: nothing can be added afterwards."""
+        del self._buffer[self._at :]
+        return np.frombuffer(self._buffer, self._layout.dtype)
 
 
 class Recorder:
@@ -160,7 +144,7 @@ class Recorder:
         """Arrivals during a span that they did not cut: the first instant whose iterations find them in the queue."""
         self.resumed_gaps_ns: list[int] = []
         """Inter-token gaps across a preemption."""
-        self._taped = np.zeros((5, _BLOCK_RECORDS), np.int64)
+        self._taped = np.zeros((5, _RECORDS_AT_ONCE), np.int64)
         """Of every iteration of a taped span: its end (ticks from the span's start), KV tokens, the same within the window,
         tokens emitted and KV blocks added."""
         self._n_taped = 0
@@ -332,25 +316,24 @@ class Columns:
         for replica in self.replicas:
             spans, joins = replica.spans, replica.joins
             for lane in np.unique(spans["lane"]):
-                yield from _lane_gaps(
-                    spans[(spans["lane"] == lane) & (spans["decode_seqs"] > 0)],
-                    joins[joins["lane"] == lane],
-                    max_rounds,
-                )
+                rows = np.flatnonzero((spans["lane"] == lane) & (spans["decode_seqs"] > 0))
+                yield from _lane_gaps(spans, rows, joins[joins["lane"] == lane], max_rounds)
             if len(replica.resumed_gaps_ns):
                 yield replica.resumed_gaps_ns, np.ones(len(replica.resumed_gaps_ns), np.int64)
 
 
-def _lane_gaps(spans: NDArray[Any], joins: NDArray[Any], max_rounds: int) -> Iterator[tuple[IntArray, IntArray]]:
-    """Gaps and weights of one lane; *spans* are those with decodes."""
+def _lane_gaps(
+    spans: NDArray[Any], rows: IntArray, joins: NDArray[Any], max_rounds: int
+) -> Iterator[tuple[IntArray, IntArray]]:
+    """Gaps and weights of one lane; *rows* are its spans with decodes."""
     joins = joins[joins["until"] > joins["since"]]
     joins = joins[np.argsort(joins["since"], kind="stable")]
     since, token_ns = joins["since"].astype(np.int64), joins["token_ns"]
-    rounds = np.cumsum(spans["n"], dtype=np.int64)
+    rounds = np.cumsum(spans["n"][rows], dtype=np.int64)
     at, first, last_end_ns = 0, 0, 0
-    while at < len(spans):
+    while at < len(rows):
         to = max(at + 1, int(np.searchsorted(rounds, first + max_rounds, side="right")))
-        ends, seqs = _round_ends(spans[at:to])
+        ends, seqs = _round_ends(spans[rows[at:to]])
         low, high = np.searchsorted(since, (first, first + len(ends)))
         joined = since[low:high] - first
         gaps = np.diff(ends, prepend=last_end_ns)
