@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sim.speculation import Gap, Measured
 
-FloatArray = NDArray[np.float64]
+FloatArray = NDArray[np.floating[Any]]
 _GREY = "#5A5A5A"
 _COLORS = tuple(OKABE_ITO[name] for name in ("blue", "vermillion", "green", "purple", "orange", "sky"))
 _MARKERS = ("o", "s", "^", "D", "v", "P")

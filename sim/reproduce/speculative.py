@@ -12,7 +12,7 @@ import functools
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,7 +170,7 @@ def _draw_crossover() -> Figure:
         12.5, 4.0, columns=4, sharey=True, title="Where speculation pays, by alpha, K and batch: blue gains, red loses, "
         "black neither (SpecDecode-Bench's H100, context 500; dots: event loop)",
     )  # fmt: skip
-    shown = None
+    shown: Any = None
     for ax, k in zip(axes, ks, strict=True):
         lengths = np.asarray(theory.expected_tokens(alphas, k))
         values = np.asarray(theory.server_speedup(lengths[:, None], k, batches, 500))

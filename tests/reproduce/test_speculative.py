@@ -1,0 +1,179 @@
+"""The event loop under the closed forms: exact limits, intervals that hold, and the documents' rows."""
+
+import numpy as np
+import pytest
+
+from policies.acceptance import BetaAlpha, Iid, MeanLength, PerPosition, Recorded, Tree
+from policies.decoding import Speculative
+from sim.reproduce import load_group
+from sim.reproduce import speculative as reproduce
+from sim.speculation import Gap, alone, at_batch, explain_gap, grid, plain_step_s, specdecode_speedup
+from sim.theory import speculative as theory
+from sim.theory.published import published
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, 7])
+@pytest.mark.parametrize("c", [0.0, 0.05])
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_alpha_0_and_1_are_exact(alpha, k, c):
+    # 8 * 5 * 2 rounds end with the output at every K, so that nothing is cut off.
+    run = alone(alpha, k, draft_s=c, requests=2, output_tokens=81)
+    assert run.speedup.mean == pytest.approx(theory.speedup(alpha, k, c), rel=1e-12)
+    assert run.tokens_per_round.mean == theory.expected_tokens(alpha, k)
+
+
+def test_k_0_is_plain_decoding():
+    run = alone(0.7, 0, draft_s=0.3, requests=2, output_tokens=50)
+    assert run.speedup.mean == pytest.approx(1.0, rel=1e-12)
+    assert run.statistics.num_drafts == 0
+
+
+def test_a_free_draft_leaves_rounds_times_the_targets_step():
+    process = Recorded(rows=((3, 0, 1, 4),), recorded_k=4)
+    run = alone(process, 4, draft_s=0.0, requests=3, output_tokens=13)
+    assert run.speedup.mean == pytest.approx(12 / 4, rel=1e-12)
+
+
+def test_the_last_round_is_cut_at_the_output_and_counted_in_full():
+    process = Recorded(rows=((4, 4),), recorded_k=4)
+    run = alone(process, 4, requests=1, output_tokens=8)
+    assert run.seconds_per_token == pytest.approx(2 / 7, rel=1e-12)
+    assert run.tokens_per_round.mean == 5.0
+    assert run.statistics.alpha == 1.0
+
+
+@pytest.mark.parametrize(("alpha", "k", "c"), [(0.3, 2, 0.1), (0.6, 4, 0.0), (0.8, 5, 0.05), (0.9, 8, 0.02)])
+def test_the_event_loop_agrees_with_theorem_3_8(alpha, k, c):
+    # Four fixed seeds, each within its own 99 % interval.
+    run = alone(alpha, k, draft_s=c, requests=20, output_tokens=2001, seed=6)
+    assert run.speedup.covers(theory.speedup(alpha, k, c))
+    assert 0.0 < run.speedup.half_width < 0.03 * run.speedup.mean
+
+
+def test_rounds_have_the_capped_geometric_law():
+    run = alone(0.7, 5, requests=20, output_tokens=2001)
+    n = run.rounds.sum()
+    pmf = theory.tokens_pmf(0.7, 5)
+    assert (np.abs(run.rounds / n - pmf) < 5 * np.sqrt(pmf * (1 - pmf) / n)).all()
+
+
+def test_ends_of_outputs_are_what_the_renewal_theory_says():
+    alpha, k, tokens = 0.8, 4, 20
+    run = alone(alpha, k, requests=4000, output_tokens=tokens + 1)
+    rounds = run.seconds_per_token * tokens
+    # The standard deviation of a request's rounds is about 1.3; five standard errors.
+    assert rounds == pytest.approx(theory.expected_rounds(tokens, alpha, k), abs=5 * 1.3 / np.sqrt(4000))
+    assert rounds > tokens / theory.expected_tokens(alpha, k) + 0.2
+
+
+def test_a_heterogeneous_alpha_changes_the_tails_and_little_of_the_rest():
+    same, apart = (alone(p, 4, requests=400, output_tokens=201) for p in (Iid(alpha=0.7), BetaAlpha(mean=0.7, sd=0.15)))
+    assert apart.speedup.half_width > 2.0 * same.speedup.half_width
+
+
+def test_a_tree_is_as_long_as_its_path_products_say():
+    tree = Tree(accuracies=((0.6, 0.2), (0.5, 0.2)), nodes=5)
+    run = alone(tree, 2, method="medusa", requests=20, output_tokens=2001)
+    assert run.tokens_per_round.covers(tree.mean_length(2))
+
+
+@pytest.mark.parametrize(("batch", "printed"), [(64, 1.56), (256, 1.12), (512, 0.99)])
+def test_specdecode_bench_under_load(batch, printed):
+    assert specdecode_speedup(batch) == pytest.approx(printed, rel=0.03)
+
+
+def test_verification_stops_being_free():
+    server, process = theory.SPECDECODE_BENCH, MeanLength(mean=3.0, at_k=5)
+    speeds = [at_batch(server, process, 5, batch, 500, least_rounds=8000) for batch in (16, 128, 1024)]
+    assert speeds[0] > speeds[1] > 1.0 > speeds[2]
+
+
+def test_the_gap_to_the_paper_is_split_into_effects_that_add_up():
+    made = reproduce.gap_scenario().with_value("workload.requests", 120)
+    gap = explain_gap(made.build(), alone_requests=40)
+    assert gap.labels[0] == "paper's formula"
+    assert set(gap.labels) >= {"ends of outputs", "width of the verify step", "fixed overhead", "draft's prompts"}
+    assert gap.labels[-1] == "queueing and batching"
+    assert sum(gap.losses) == pytest.approx(gap.speedups[0] - gap.speedups[-1])
+    by_label = dict(zip(gap.labels[1:], gap.losses, strict=True))
+    for certain in ("width of the verify step", "fixed overhead", "target's prompts", "draft's prompts"):
+        assert by_label[certain] > 0.0
+
+
+def test_the_gap_needs_speculation():
+    plain = reproduce.gap_scenario().with_value("decoding", {"method": "autoregressive"}).build()
+    with pytest.raises(ValueError, match="an experiment that speculates"):
+        explain_gap(plain)
+
+
+def test_a_narrow_deep_draft_is_slower_on_16_chips_than_on_4():
+    step_s = reproduce.draft_step_s()
+    assert step_s["4B, 8 layers", 16] == pytest.approx(1.8e-3, rel=0.02)
+    assert step_s["7B, 32 layers", 16] > step_s["7B, 32 layers", 4] > 1.5 * step_s["4B, 8 layers", 16]
+
+
+def test_a_plain_step_is_the_cost_models():
+    from hwmodels.draft import LinearTime
+
+    assert plain_step_s(LinearTime(fixed_s=2e-3, row_s=1e-4), output_tokens=9) == pytest.approx(2.1e-3)
+
+
+def test_eagle_rates_give_back_the_published_lengths():
+    lengths = {2: 2.10, 3: 2.29, 4: 2.39, 5: 2.43, 6: 2.45, 7: 2.47}
+    rates = reproduce.eagle1_rates(lengths)
+    assert isinstance(rates, PerPosition)
+    assert [rates.mean_length(k) for k in lengths] == pytest.approx(list(lengths.values()))
+
+
+def test_every_row_of_a_part_is_within_tolerance_and_comes_from_the_event_loop():
+    for part in (reproduce._gpt2, reproduce._medusa, reproduce._leviathan_table_1):
+        rows = list(part(True))
+        assert [row for row in rows if not row.ok] == []
+        assert any("event loop" in row.quantity for row in rows)
+
+
+def test_a_row_fails_when_the_published_number_is_another():
+    row = next(iter(reproduce._medusa(True)))
+    wrong = type(row)(**{**{f: getattr(row, f) for f in row.__dataclass_fields__}, "published": row.published + 0.2})
+    assert row.ok
+    assert not wrong.ok
+
+
+def test_the_group_is_found_by_name():
+    module = load_group("speculative")
+    assert module.TITLE == "Speculative decoding"
+
+
+def test_gap_losses_are_differences():
+    assert Gap(labels=("a", "b", "c"), speedups=(3.0, 2.0, 2.5)).losses == (1.0, -0.5)
+
+
+def test_methods_without_a_draft_take_no_draft_time():
+    assert alone(0.6, 3, draft_s=9.0, method="ngram", requests=2, output_tokens=31).speedup.mean > 1.0
+    assert Speculative(method="ngram", num_speculative_tokens=3, acceptance=Iid(alpha=0.6)).draft_steps(1) == 0
+
+
+@pytest.mark.slow
+def test_the_grid_of_200_points_keeps_its_own_intervals():
+    points = grid(reproduce.GRID_ALPHAS, reproduce.GRID_KS, reproduce.GRID_CS)
+    assert len(points) == 200
+    inside = [run.speedup.covers(theory.speedup(alpha, k, c)) for alpha, k, c, run in points]
+    assert np.mean(inside) >= 0.98
+
+
+@pytest.mark.slow
+def test_every_published_row_is_within_tolerance():
+    rows = reproduce.rows()
+    assert [row.cells() for row in rows if not row.ok] == []
+    counted = {name: sum(row.experiment == name for row in rows) for name in {row.experiment for row in rows}}
+    assert counted["notes: tokens per round"] == 2 * len(published("spec_notes_expected_tokens")) == 70
+    assert counted["notes: speed-up"] == 2 * len(published("spec_notes_speedup")) == 64
+    assert counted["Leviathan T5-XXL, expected"] == 24
+    assert counted["Leviathan alpha presets"] == 32
+
+
+@pytest.mark.slow
+def test_every_picture_is_drawn(tmp_path):
+    paths = reproduce.plots(tmp_path)
+    assert len(paths) == 5
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 20_000 for path in paths)

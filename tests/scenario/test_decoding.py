@@ -1,0 +1,353 @@
+"""The decoding section: what it refuses, what it builds, and what a run with it leaves."""
+
+import json
+import typing
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hwmodels.device import load_device
+from hwmodels.totals import Totals
+from policies.acceptance import BetaAlpha, FromDistributions, Iid, MeanLength, PerPosition, Recorded, Tree, TwoState
+from policies.decoding import METHODS
+from sim import simulate
+from sim.cli import build_app
+from sim.errors import ScenarioError
+from sim.scenario import Scenario
+from sim.scenario.build import resolve
+from sim.scenario.decoding import Method
+
+WORKLOAD = {
+    "arrivals": {"process": "poisson", "rate_per_s": 20.0},
+    "prompt_tokens": 100,
+    "output_tokens": 60,
+    "requests": 40,
+}
+
+
+def scenario(decoding=None, **settings):
+    made = {"workload": WORKLOAD, **settings}
+    if decoding is not None:
+        made["decoding"] = decoding
+    return Scenario.from_mapping(made, source="my.yaml")
+
+
+def drafted(**settings):
+    """A decoding section that works, with some keys changed."""
+    return {
+        "method": "draft_model",
+        "num_speculative_tokens": 4,
+        "acceptance": {"alpha": 0.8},
+        "draft": {"cost_ratio": 0.05},
+        **settings,
+    }
+
+
+def refusal(decoding, **settings):
+    with pytest.raises(ScenarioError) as error:
+        resolve(scenario(decoding, **settings))
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("my.yaml: ")
+    return str(error.value)
+
+
+def built(acceptance, **settings):
+    return resolve(scenario(drafted(acceptance=acceptance, **settings))).experiment.replicas[0].decoding
+
+
+def test_methods_are_those_of_the_policies():
+    assert typing.get_args(Method) == METHODS
+
+
+def test_without_a_section_decoding_is_autoregressive():
+    experiment = resolve(scenario()).experiment
+    assert experiment.replicas[0].decoding is None
+    assert resolve(scenario({"method": "autoregressive"})).experiment.replicas[0].decoding is None
+
+
+@pytest.mark.parametrize(
+    ("decoding", "expected"),
+    [
+        (drafted(acceptance={"alpha": 1.2}), "decoding.acceptance.alpha is a number at most 1; got 1.2"),
+        (drafted(acceptance={"alpha": -0.1}), "decoding.acceptance.alpha is a number at least 0; got -0.1"),
+        (
+            drafted(acceptance={"per_position": [0.5, 0.6, 0.4, 0.3], "kind": "unconditional"}),
+            "unconditional rates cannot rise with the position",
+        ),
+        (drafted(acceptance={"per_position": [0.5] * 4}), "per_position needs kind: conditional"),
+        (drafted(acceptance={"per_position": [0.5], "kind": "conditional"}), "k = 4 drafts more positions than the 1"),
+        (drafted(acceptance={"mean_length": 5.5}), "lies in [1, k + 1] = [1, 5]; got 5.5"),
+        (drafted(acceptance={"mean_length": 0.9}), "lies in [1, k + 1] = [1, 5]; got 0.9"),
+        (drafted(acceptance={}), "give exactly one of alpha, per_position, mean_length"),
+        (drafted(acceptance={"alpha": 0.5, "mean_length": 2.0}), "exactly one of"),
+        (drafted(acceptance={"alpha": 0.5, "kind": "conditional"}), "kind belongs to per_position"),
+        (drafted(acceptance={"recorded": "nowhere.csv"}), "decoding.acceptance.recorded: nowhere.csv does not exist"),
+        (drafted(acceptance={"two_state": {"alpha_good": 0.9, "alpha_bad": 0.5}}), "needs stay_good and stay_bad"),
+        (drafted(num_speculative_tokens=-1), "num_speculative_tokens is 0 or more; got -1"),
+        (drafted(num_speculative_tokens=2.5), "num_speculative_tokens: expected a whole number"),
+        (drafted(num_speculative_tokens=[[2, None, 3]]), "starts at batch 2; expected 1"),
+        (drafted(num_speculative_tokens=[[1, 8, 3]]), "ends at a batch of 8, but up to 40 sequences may run"),
+        (drafted(num_speculative_tokens=[[1, 8, 3], [9, None, -2]]), "a k of 0 or more"),
+        (drafted(max_speculative_tokens=3), "max_speculative_tokens is for num_speculative_tokens: adaptive"),
+        (drafted(method="lookahead"), "decoding.method is one of autoregressive, draft_model"),
+        (drafted(metod="eagle"), "decoding.metod is not a setting; did you mean method?"),
+        (drafted(draft={"cost_ratio": 0.1, "step_s": 0.1}), "give exactly one of model, cost_ratio, step_s"),
+        (drafted(draft={"step_s": -0.1}), "decoding.draft.step_s is a number at least 0"),
+        (drafted(draft={"step_s": 0.1, "tensor": 2}), "tensor belongs to a draft model"),
+        (drafted(draft={"model": "llama-9"}), "decoding.draft.model: "),
+        (drafted(draft={"model": "gpt2"}), "gpt2 has a vocabulary of 50,257 tokens and llama-3.1-8b one of 128,256"),
+        (drafted(draft={"model": "llama-3.2-1b", "tensor": 2}), "decoding.draft.tensor is 2, but the target's first"),
+        (drafted(draft=None), "method draft_model needs draft"),
+        (drafted(method="ngram"), "n-gram look-up runs no model, so draft means nothing"),
+        (drafted(method="medusa"), "Medusa's heads run inside the target's own step"),
+        (drafted(rule="naive_match"), "what rule naive_match accepts follows from the two distributions"),
+        (drafted(rule="lenient"), "rule lenient and b go together"),
+        (drafted(b=0.5), "rule lenient and b go together"),
+        (drafted(overhead_s=-1.0), "decoding.overhead_s is a number at least 0"),
+        (
+            drafted(acceptance={"distributions": {"target": [0.5, 0.6], "draft": [0.5, 0.5]}}),
+            "decoding.acceptance.distributions: target must sum to 1",
+        ),
+        (drafted(acceptance={"tree": {"accuracies": [[0.6]], "nodes": 1}}), "method draft_model drafts a chain"),
+        ({"method": "autoregressive", "num_speculative_tokens": 3}, "method autoregressive drafts nothing"),
+        ({"method": "eagle", "num_speculative_tokens": 3}, "method eagle needs acceptance"),
+        ({"method": "ngram", "acceptance": {"alpha": 0.3}}, "method ngram needs num_speculative_tokens"),
+    ],
+)
+def test_a_section_that_makes_no_sense_is_refused_in_one_sentence(decoding, expected):
+    assert expected in refusal(decoding)
+
+
+def test_a_draft_larger_than_the_memory_left_is_refused():
+    text = refusal(drafted(draft={"model": "llama-3.1-70b"}))
+    assert "llama-3.1-70b takes 141.1 GB on each of its 1 GPUs, but only 61.2 GB is left" in text
+    assert "take a smaller draft" in text
+
+
+def test_another_vocabulary_is_accepted_when_the_user_insists():
+    section = drafted(draft={"model": "gpt2", "allow_vocabulary_mismatch": True})
+    assert resolve(scenario(section)).manifest["decoding"]["draft"]["model"] == "gpt2"
+
+
+def test_a_recording_with_too_few_rounds_is_refused_before_the_run(tmp_path):
+    file = tmp_path / "acceptance.csv"
+    file.write_text("request,round,accepted\n" + "".join(f"0,{r},2\n" for r in range(19)))
+    # 19 rounds of 3 tokens and the first token: 58 of 60.
+    text = refusal(drafted(acceptance={"recorded": str(file)}))
+    assert "request 0 needs 59 tokens from rounds, but row 0 of the recording ends after 19 rounds with 57" in text
+    file.write_text("request,round,accepted\n" + "".join(f"0,{r},2\n" for r in range(20)))
+    summary = simulate(scenario(drafted(acceptance={"recorded": str(file)}))).summary
+    assert summary["speculation"]["mean_acceptance_length"] == 3.0
+
+
+def test_the_content_of_a_recording_is_part_of_the_hash(tmp_path):
+    file = tmp_path / "acceptance.csv"
+    hashes = set()
+    for accepted in (1, 2):
+        file.write_text("request,round,accepted\n" + f"0,0,{accepted}\n")
+        hashes.add(scenario(drafted(acceptance={"recorded": str(file)})).hash)
+    assert len(hashes) == 2
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "expected"),
+    [
+        ({"alpha": 0.8}, Iid(alpha=0.8)),
+        ({"mean_length": 2.8}, MeanLength(mean=2.8, at_k=4)),
+        ({"mean_length": 2.8, "at_k": 7}, MeanLength(mean=2.8, at_k=7)),
+        (
+            {"per_position": [0.8, 0.7, 0.6, 0.5], "kind": "conditional"},
+            PerPosition(rates=(0.8, 0.7, 0.6, 0.5), kind="conditional"),
+        ),
+        ({"beta": {"mean": 0.7, "sd": 0.1}}, BetaAlpha(mean=0.7, sd=0.1)),
+        (
+            {"two_state": {"alpha_good": 0.9, "alpha_bad": 0.4, "stay_good": 0.8, "stay_bad": 0.6}},
+            TwoState(alpha_good=0.9, alpha_bad=0.4, stay_good=0.8, stay_bad=0.6),
+        ),
+        (
+            {"two_state": {"alpha_good": 0.9, "alpha_bad": 0.4, "lag1": 0.1}},
+            TwoState.from_autocorrelation(alpha_good=0.9, alpha_bad=0.4, lag1=0.1, at_k=4),
+        ),
+        (
+            {"distributions": {"target": [0.7, 0.3], "draft": [0.4, 0.6]}},
+            FromDistributions(target=[0.7, 0.3], draft=[0.4, 0.6]),
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else type(value).__name__,
+)
+def test_every_kind_of_acceptance_reaches_the_policy(acceptance, expected):
+    assert built(acceptance).acceptance == expected
+
+
+def test_rules_change_what_distributions_accept():
+    given = {"distributions": {"target": [0.7, 0.3], "draft": [0.4, 0.6]}}
+    assert built(given).acceptance.alpha == pytest.approx(0.7)
+    assert built(given, rule="naive_match").acceptance.alpha == pytest.approx(0.46)
+    assert built(given, rule="lenient", b=0.5).acceptance.alpha == pytest.approx(1.0)
+
+
+def test_a_recording_is_read_beside_the_scenario(tmp_path):
+    (tmp_path / "acceptance.csv").write_text("request,round,accepted\n" + "".join(f"5,{r},4\n" for r in range(12)))
+    (tmp_path / "my.yaml").write_text(scenario(drafted(acceptance={"recorded": "acceptance.csv"})).to_yaml())
+    decoding = resolve(Scenario.load(tmp_path / "my.yaml")).experiment.replicas[0].decoding
+    assert decoding.acceptance == Recorded(rows=((4,) * 12,), recorded_k=4)
+
+
+def test_a_draft_model_takes_memory_time_and_prompt_time():
+    plain, drafting = (resolve(scenario(d)) for d in (None, drafted(draft={"model": "llama-3.2-1b"})))
+    before, after = (b.experiment.replicas[0].kv_blocks for b in (plain, drafting))
+    draft = drafting.manifest["decoding"]["draft"]
+    target_kv = 2 * 32 * 8 * 128 * 2
+    assert draft["kv_bytes_per_token_per_device"] == 2 * 16 * 8 * 64 * 2
+    left = 0.9 * load_device("h100-sxm").memory_bytes - plain.manifest["model"]["weight_bytes_per_device"]
+    assert before == int(left / (16 * target_kv))
+    assert after == int(
+        (left - draft["weight_bytes_per_device"]) / (16 * (target_kv + draft["kv_bytes_per_token_per_device"]))
+    )
+    free = drafted(draft={"step_s": 0.0})
+    slow, fast = (
+        simulate(scenario(d)).summary["ttft_s"]["mean"] for d in (drafted(draft={"model": "llama-3.2-1b"}), free)
+    )
+    assert slow > fast
+
+
+def test_a_draft_takes_as_many_gpus_as_the_target_unless_told_otherwise():
+    def tensor(**draft):
+        section = drafted(draft={"model": "llama-3.2-1b", **draft})
+        return resolve(scenario(section, parallel={"tensor": 4})).manifest["decoding"]["draft"]["tensor"]
+
+    assert tensor() == 4
+    assert tensor(tensor=1) == 1
+
+
+def test_with_pipeline_stages_the_draft_lies_on_the_first():
+    section = drafted(draft={"model": "llama-3.2-1b"})
+    with_draft, without = (
+        resolve(scenario(d, parallel={"pipeline": 2})).experiment.replicas[0].kv_blocks for d in (section, None)
+    )
+    assert with_draft < without
+    assert simulate(scenario(section, parallel={"pipeline": 2})).summary["requests"]["finished"] == 40
+
+
+def test_cost_ratio_is_of_the_targets_plain_step_at_the_same_batch():
+    spec = resolve(scenario(drafted(draft={"cost_ratio": 0.25}))).experiment.replicas[0]
+    for batch, kv in ((1, 500), (64, 40_000)):
+        totals = Totals(batch, 0, 0, 0, 0, batch, kv, batch)
+        assert spec.draft_cost.iteration_s(totals) == 0.25 * spec.cost.iteration_s(totals)
+
+
+def test_alone_on_a_replica_a_request_is_as_fast_as_theorem_3_8_says():
+    # alpha 1 leaves no chance: 61 tokens are one from the prompt and 12 rounds of 5.
+    alone = {**WORKLOAD, "arrivals": {"process": "closed_loop", "concurrency": 1}, "output_tokens": 61}
+    sections = (
+        drafted(acceptance={"alpha": 1.0}, draft={"step_s": 0.0}),
+        drafted(acceptance={"alpha": 1.0}, draft={"step_s": 0.002}, overhead_s=0.001),
+    )
+    free, costly = (simulate(scenario(d, workload=alone)).summary["tpot_s"]["mean"] for d in sections)
+    assert costly - free == pytest.approx((4 * 0.002 + 0.001) / 5, rel=1e-6)
+
+
+def test_adaptive_drafts_less_as_the_batch_grows():
+    section = drafted(
+        method="eagle", num_speculative_tokens="adaptive", max_speculative_tokens=6, acceptance={"alpha": 0.6}
+    )
+    experiment = resolve(
+        scenario(
+            section, scheduler={"policy": "sarathi", "max_sequences": 512}, workload={**WORKLOAD, "requests": 2000}
+        )
+    )
+    decoding = experiment.experiment.replicas[0].decoding
+    ks = [k for _, _, k in decoding.table]
+    assert ks == sorted(ks, reverse=True)
+    assert ks[0] > ks[-1]
+    assert experiment.manifest["decoding"]["adaptive"]["context_tokens"] == 130
+
+
+def test_adaptive_with_a_dear_draft_drafts_nothing():
+    section = drafted(num_speculative_tokens="adaptive", draft={"cost_ratio": 0.9})
+    assert built({"alpha": 0.5}, num_speculative_tokens="adaptive", draft={"cost_ratio": 0.9}).table == ((1, None, 0),)
+    speculation = simulate(scenario(section | {"acceptance": {"alpha": 0.5}})).summary["speculation"]
+    assert speculation["num_drafts"] == 0
+    assert speculation["alpha"] is None
+
+
+def test_a_tree_verifies_its_nodes_and_accepts_the_sum_of_path_products():
+    tree = {"accuracies": [[0.6, 0.2], [0.5, 0.2]], "branching": [2, 2]}
+    section = {"method": "medusa", "acceptance": {"tree": tree}}
+    made = scenario(section, workload={**WORKLOAD, "requests": 400})
+    decoding = resolve(made).experiment.replicas[0].decoding
+    assert isinstance(decoding.acceptance, Tree)
+    assert decoding.query_tokens(1) == 7
+    found = simulate(made).summary["speculation"]
+    expected = 1 + (0.6 + 0.2) + (0.6 + 0.2) * (0.5 + 0.2)
+    # 10,000 rounds of a standard deviation of 0.85: five standard errors.
+    assert found["num_drafts"] > 10_000
+    assert found["mean_acceptance_length"] == pytest.approx(expected, abs=0.043)
+    assert found["num_draft_tokens"] == 6 * found["num_drafts"]
+
+
+@pytest.mark.parametrize("policy", ["static", "orca", "vllm", "sarathi"])
+@pytest.mark.parametrize("k", [4, [[1, 4, 5], [5, 16, 2], [17, None, 0]]])
+def test_speculation_works_with_every_scheduler_router_and_memory_limit(policy, k):
+    made = scenario(
+        drafted(num_speculative_tokens=k),
+        scheduler={"policy": policy},
+        replicas=2,
+        router="least_outstanding",
+        memory={"reserve_bytes": 61.05e9},
+        workload={**WORKLOAD, "arrivals": {"process": "poisson", "rate_per_s": 2000.0}},
+    )
+    stepped, spanned = simulate(made, fast_forward=False), simulate(made)
+    assert spanned.summary["requests"]["finished"] == 40
+    assert spanned.summary["preemptions"] > 0 or policy == "static"
+    for name, column in spanned.columns.requests.items():
+        np.testing.assert_array_equal(column, stepped.columns.requests[name], err_msg=name)
+    assert spanned.summary["speculation"] == stepped.summary["speculation"]
+
+
+def test_luck_does_not_depend_on_the_scheduler():
+    rounds = [
+        simulate(scenario(drafted(), scheduler={"policy": policy})).summary["speculation"]
+        for policy in ("orca", "sarathi", "vllm")
+    ]
+    assert rounds[0] == rounds[1] == rounds[2]
+
+
+def test_four_acceptance_rates_are_kept_apart():
+    workload = {**WORKLOAD, "requests": 2000, "arrivals": {"process": "poisson", "rate_per_s": 200.0}}
+    found = simulate(scenario(drafted(), workload=workload)).summary["speculation"]
+    n = found["num_drafts"]
+    # Five standard errors of shares over 35,000 rounds are 0.014.
+    assert found["alpha"] == pytest.approx(0.8, abs=0.014)
+    assert found["acceptance_rate_per_pos"] == pytest.approx([0.8, 0.64, 0.512, 0.4096], abs=0.014)
+    assert found["mean_acceptance_length"] == pytest.approx(3.3616, abs=0.04)
+    assert found["draft_acceptance_rate"] == pytest.approx(2.3616 / 4, abs=0.01)
+    assert found["num_draft_tokens"] == 4 * n
+    assert sum(found["num_accepted_tokens_per_pos"]) == found["num_accepted_tokens"]
+    assert found["mean_acceptance_length"] == 1 + found["num_accepted_tokens"] / n
+
+
+def test_summary_table_and_manifest_say_what_was_speculated(tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text(scenario(drafted()).to_yaml())
+    answer = CliRunner().invoke(
+        build_app(), ["run", str(file), "--out", str(tmp_path / "out"), "--no-plots"], catch_exceptions=False
+    )
+    assert answer.exit_code == 0
+    assert "tokens a round" in answer.stdout
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert summary["speculation"]["num_drafts"] > 0
+    assert manifest["speculation"] == summary["speculation"]
+    assert manifest["decoding"]["num_speculative_tokens"] == [[1, None, 4]]
+    assert manifest["decoding"]["acceptance"] == "Iid(alpha=0.8)"
+
+
+def test_work_of_the_draft_counts():
+    def work(draft):
+        return simulate(scenario(drafted(draft=draft))).columns.meta
+
+    alone, with_draft = work({"step_s": 0.0}), work({"model": "llama-3.2-1b"})
+    assert with_draft["flops"] > 1.05 * alone["flops"]
+    assert with_draft["peak_flops_per_s"] == alone["peak_flops_per_s"]
