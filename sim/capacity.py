@@ -219,12 +219,17 @@ def _prefill_s(cost: CostModel, tokens: int) -> float:
 def saturating_tokens(cost: CostModel, *, loss: float = 0.2) -> int:
     """The fewest tokens in a batch whose throughput is within *loss* of the best of any batch of up to LARGEST_BUDGET.
 
-    What SARATHI does by profiling (arXiv 2308.16369, section 4.4): tiles show as steps, saturation as a plateau.
+    What SARATHI does by profiling (arXiv 2308.16369, section 4.4): saturation shows as a plateau, and tiles as steps, of
+    which the last tokens come for nothing and are taken too.
     """
     sizes = range(BUDGET_STEP, LARGEST_BUDGET + 1, BUDGET_STEP)
-    rates = [tokens / _prefill_s(cost, tokens) for tokens in sizes]
+    seconds = [_prefill_s(cost, tokens) for tokens in sizes]
+    rates = [tokens / each for tokens, each in zip(sizes, seconds, strict=True)]
     enough = (1 - loss) * max(rates)
-    return next(tokens for tokens, rate in zip(sizes, rates, strict=True) if rate >= enough)
+    found = next(i for i, rate in enumerate(rates) if rate >= enough)
+    while found + 1 < len(sizes) and seconds[found + 1] < 1.01 * seconds[found]:
+        found += 1
+    return sizes[found]
 
 
 def tokens_within(cost: CostModel, *, tbt_s: float, decodes: int, context_tokens: int) -> int:

@@ -1,0 +1,132 @@
+"""rooftrace capacity, and budgets that are chosen from the cost model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from hwmodels.totals import Totals
+from sim.capacity import CapacityError, batch_plan, highest_rate, reserve_range, saturating_tokens, tokens_within
+from sim.cli import build_app
+from sim.errors import ScenarioError
+from sim.scenario import Scenario
+from sim.scenario.build import resolve
+
+POISSON = "workload={arrivals: {process: poisson, rate_per_s: 4}, prompt_tokens: 600, output_tokens: 60, requests: 200}"
+
+
+def rooftrace(*arguments: str):
+    return CliRunner().invoke(build_app(), ["capacity", *arguments])
+
+
+def test_the_formula_with_its_reserve():
+    facts = {"memory_bytes": 48e9, "weight_bytes": 26e9, "kv_bytes_per_token": 819_200.0, "sequence_tokens": 1024}
+    assert batch_plan(**facts).sequences == 26
+    plan = batch_plan(**facts, reserve_bytes=6.5e9)
+    assert (plan.sequences, plan.pool_bytes) == (18, 15.5e9)
+
+
+def test_one_reserve_may_explain_several_batches_or_none():
+    facts = {"memory_bytes": 100.0, "weight_bytes": 20.0, "kv_bytes_per_token": 1.0}
+    assert reserve_range(**facts, batches={10: 5, 20: 2}) == (20.0, 30.0)
+    assert reserve_range(**facts, batches={10: 5, 20: 3}) is None
+
+
+def test_the_planner_says_what_it_keeps_back():
+    done = rooftrace("--set", "model=llama-13b", "--set", "hardware=a6000", "--reserve-gb", "10", "--json")
+    facts = json.loads(done.stdout)
+    assert facts["reserve_bytes"] == 10e9
+    assert facts["kv_bytes_per_token"] == 819_200
+    pool = facts["memory_bytes"] - facts["weight_bytes"] - 10e9
+    assert facts["sequences"]["1024"] == pool // (1024 * 819_200)
+
+
+def test_the_published_batches_are_explained():
+    done = rooftrace("--published")
+    assert done.exit_code == 0
+    assert "no single pool gives the stated batches" in done.stdout
+
+
+def test_bisection_closes_in_on_the_rate():
+    found = highest_rate(lambda rate: None if rate <= 3.7 else "too fast", start_per_s=1.0, tolerance=0.01)
+    assert found.rate_per_s <= 3.7 < found.outside_per_s
+    assert found.outside_per_s - found.rate_per_s <= 0.01 * found.rate_per_s
+    assert highest_rate(lambda _: "never", start_per_s=1.0).rate_per_s == 0.0
+    with pytest.raises(CapacityError, match="tighten the limits"):
+        highest_rate(lambda _: None, start_per_s=1.0)
+
+
+def test_the_rate_found_keeps_to_the_limits_and_the_next_does_not():
+    done = rooftrace("--slo", "--tbt-p99", "0.03", "--set", POISSON, "--json")
+    facts = json.loads(done.stdout)
+    by_rate = {probe["rate_per_s"]: probe["miss"] for probe in facts["probes"]}
+    assert by_rate[facts["rate_per_s"]] is None
+    assert by_rate[facts["outside_per_s"]]
+
+
+def test_a_tighter_limit_carries_less():
+    rates = [
+        json.loads(rooftrace("--slo", "--tbt-p99", limit, "--set", POISSON, "--json").stdout)["rate_per_s"]
+        for limit in ("0.0065", "0.05")
+    ]
+    assert rates[0] < rates[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tbt-p99", "0.1"], "add --slo"),
+        (["--slo", "--set", "slo={}"], "--slo needs limits"),
+        (["--slo", "--set", "workload.arrivals={process: closed_loop, concurrency: 4}"], "no arrival rate to search"),
+        (["--tokens", "0"], "sequence_tokens is a whole number"),
+    ],
+)
+def test_what_cannot_be_answered_is_said(arguments, message):
+    done = rooftrace(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+class Tiled:
+    """A millisecond a tile of 128 rows, beside three for the weights."""
+
+    n_stages = 1
+    window_tokens = None
+
+    def iteration_s(self, totals: Totals, stage: int = 0, /) -> float:
+        return 3e-3 + 1e-3 * -(-totals.rows // 128)
+
+    def handover_s(self, rows, /):
+        return 0.0
+
+
+def test_a_budget_is_a_whole_number_of_tiles():
+    budget = saturating_tokens(Tiled(), loss=0.5)  # type: ignore[arg-type]
+    assert budget % 128 == 0
+    assert budget / (3 + budget / 128) >= 0.5 * 4096 / (3 + 32)
+
+
+def test_a_budget_keeps_to_a_time_between_tokens():
+    assert tokens_within(Tiled(), tbt_s=7.5e-3, decodes=10, context_tokens=500) == 512  # type: ignore[arg-type]
+    with pytest.raises(CapacityError, match="allow more time"):
+        tokens_within(Tiled(), tbt_s=1e-3, decodes=10, context_tokens=500)  # type: ignore[arg-type]
+
+
+def scenario(scheduler: str, slo: str = "{}") -> Scenario:
+    return Scenario.from_yaml(f"scheduler: {scheduler}\nslo: {slo}\nworkload: {{trace: conversation, requests: 20}}")
+
+
+def test_auto_is_resolved_and_the_manifest_says_why():
+    built = resolve(scenario("{policy: sarathi, token_budget: auto, max_sequences: 32}", "{tpot_s: 0.03}"))
+    chosen = built.manifest["auto"]["scheduler.token_budget"]
+    assert f"token_budget={chosen['tokens']}" in built.manifest["scheduler"]
+    assert "slo.tpot_s 0.03 s" in chosen["why"]
+    without = resolve(scenario("{policy: decode_maximal, chunk: auto}")).manifest["auto"]["scheduler.chunk"]
+    assert "80 %" in without["why"]
+
+
+def test_auto_that_cannot_be_met_is_an_error():
+    with pytest.raises(ScenarioError, match=r"scheduler.token_budget: no token budget keeps"):
+        resolve(scenario("{policy: sarathi, token_budget: auto}", "{tpot_s: 0.0001}"))
