@@ -212,6 +212,12 @@ def read_devices(path: str | Path) -> dict[str, Device]:
     return {name: _device(name, table, documents, path) for name, table in tables.items()}
 
 
+def _is_profile(path: str) -> bool:
+    """Whether the file is a calibrated profile (`hwmodels.profiles`) rather than a device's datasheet."""
+    with open(path, encoding="utf-8") as file:
+        return file.readline().startswith("format")
+
+
 @functools.cache
 def device_catalogue() -> Mapping[str, Device]:
     """Every shipped device, by its name."""
@@ -227,6 +233,10 @@ def load_device(name_or_path: str | Path) -> Device:
     if text.endswith(".toml"):
         if not Path(text).is_file():
             raise ValueError(f"hardware profile {text} does not exist")
+        if _is_profile(text):
+            from hwmodels.profiles import device_of, read_profile
+
+            return device_of(read_profile(text))
         found = read_devices(text)
         if len(found) != 1:
             raise ValueError(f"{text} holds {len(found)} devices; a hardware profile holds one")

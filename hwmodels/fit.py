@@ -170,11 +170,14 @@ def _intervals(result: Any, free: Sequence[str], low: np.ndarray, high: np.ndarr
     }
 
 
-def fit_profile(measurements: Sequence[Any], datasheet: Any, *, fitted_on: str, max_points: int = 1500) -> Any:
+def fit_profile(
+    measurements: Sequence[Any], datasheet: Any, *, fitted_on: str, max_points: int = 1500, partial: bool = False
+) -> Any:
     """A profile fitted to measurements of one device (from `measured.read`), with errors on held-back shapes.
 
     Each parameter set is fitted twice: without half of the shapes, which are then scored, and, for the profile, on all
-    of them. Files that feed one parameter set are pooled. `fitted_on` is the ISO date to record.
+    of them. Files that feed one parameter set are pooled. `fitted_on` is the ISO date to record. Kernels with fewer
+    points than parameters are an error, or, with `partial`, left out and named in the profile's note.
     """
     from hwmodels import measured
     from hwmodels.profiles import Kernel, Profile, Provenance
@@ -190,6 +193,7 @@ def fit_profile(measurements: Sequence[Any], datasheet: Any, *, fitted_on: str, 
             "no kernel-level measurement to fit; name files as gemm_DEVICE_DTYPE_SOFTWARE.csv and the like"
         )
     kernels = []
+    left_out = []
     for (family, variant), pool in sorted(pools.items()):
         part = pool[0][1]
         names = set(part.columns)
@@ -198,6 +202,9 @@ def fit_profile(measurements: Sequence[Any], datasheet: Any, *, fitted_on: str, 
         settings: dict[str, Any] = {"fixed": part.fixed, "starts": part.starts[1:], "max_points": max_points}
         hold = held_back_groups(columns, part.groups)
         free = len(bounds(type(part.starts[0]))) - len(part.fixed)
+        if partial and len(measured_s) < free:
+            left_out.append(f"{family} {variant} ({len(measured_s)} points)")
+            continue
         scored = None
         if hold.any() and (~hold).sum() >= 2 * free:
             scored = fit(part.seconds, part.starts[0], columns, measured_s, held_back=hold, **settings)
@@ -215,8 +222,11 @@ def fit_profile(measurements: Sequence[Any], datasheet: Any, *, fitted_on: str, 
             held_median_pct=held.median_pct,
             held_p90_pct=held.p90_pct,
         )
-        kernels.append(Kernel(family=family, variant=variant, params=whole.params, provenance=origin))
-    return Profile(name=datasheet.name, datasheet=datasheet, kernels=tuple(kernels), note="fitted to measurements")
+        kernels.append(
+            Kernel(family=family, variant=variant, params=whole.params, provenance=origin, interval=whole.interval)
+        )
+    note = "fitted to measurements" + (f"; too few points for {', '.join(left_out)}" if left_out else "")
+    return Profile(name=datasheet.name, datasheet=datasheet, kernels=tuple(kernels), note=note)
 
 
 # Measured label -> devices, the most alike first, that lend what was not measured on it.

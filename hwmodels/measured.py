@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwmodels.kernels import attention, collectives, elementwise, gemm, mla, moe, tpu
+from hwmodels.kernels import attention, collectives, cpu, elementwise, gemm, mla, moe, tpu
 from hwmodels.kernels.parameters import Datasheet
 
 if TYPE_CHECKING:
@@ -32,17 +32,26 @@ _SILICON = (
 )  # fmt: skip
 _NODE = r"(?P<device>[a-z0-9]+)"
 _SOFTWARE = r"(?P<source>[a-z]+)(?P<version>[0-9][0-9a-z.]*)?"
+# Back ends of `hwmodels.calibrate`, which add the spread of their repeats, and formats to more names.
+CALIBRATING = ("torch", "jax", "numpy", "fake")
+_SPREAD = ("min_us", "max_us", "repeats")
+_DTYPE = r"(?:_(?P<dtype>fp32|bf16|fp16))?"
 
 # fmt: off
 # kind -> (pattern of the stem, columns that must be there, columns that may be)
 _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "gemm": (
-        rf"gemm_{_NODE}(?:_(?P<dtype>bf16|fp16|fp8|int8|fp4))?(?:_(?P<model>[a-z0-9.-]+?))?_{_SOFTWARE}",
+        rf"gemm_{_NODE}(?:_(?P<dtype>fp32|bf16|fp16|fp8|int8|fp4))?(?:_(?P<model>[a-z0-9.-]+?))?_{_SOFTWARE}",
         ("m", "n", "k", "latency_us"),
-        ("model", "op", "tp", "layer", "min_us"),
+        ("model", "op", "tp", "layer", *_SPREAD),
     ),
-    "attention_prefill": (rf"attention_prefill_{_NODE}_{_SOFTWARE}", _PREFILL, ()),
-    "attention_decode": (rf"attention_decode_{_NODE}_{_SOFTWARE}", _DECODE, ()),
+    "attention_prefill": (
+        rf"attention_prefill_{_NODE}{_DTYPE}_{_SOFTWARE}", _PREFILL, ("past_len", *_SPREAD)
+    ),
+    "attention_decode": (
+        rf"attention_decode_{_NODE}{_DTYPE}_{_SOFTWARE}", _DECODE, ("query_len", *_SPREAD)
+    ),
+    "host": (rf"host_{_NODE}{_DTYPE}_{_SOFTWARE}", ("op", "layers", "latency_us"), _SPREAD),
     "attention_mixed": (
         rf"attention_mixed_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}",
         ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "latency_us"),
@@ -52,7 +61,7 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "collectives_nccl": (
         rf"collectives_(?P<source>nccl)_{_NODE}(?:_(?P<topology>[a-z_]+))?",
         ("collective", "dtype", "num_gpus", "message_bytes", "latency_us"),
-        (),
+        _SPREAD,
     ),
     "collectives_nodes": (
         rf"collectives_{_NODE}_(?P<topology>[a-z_]+)_(?P<source>vidur)",
@@ -65,9 +74,9 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         (),
     ),
     "elementwise": (
-        rf"elementwise_{_NODE}_(?P<source>vidur)",
+        rf"elementwise_{_NODE}{_DTYPE}_(?P<source>vidur|{'|'.join(CALIBRATING)})(?P<version>[0-9][0-9a-z.]*)?",
         ("model", "op", "tp", "m", "width", "gated", "latency_us"),
-        (),
+        _SPREAD,
     ),
     "elementwise_rates": (
         rf"elementwise_{_NODE}_(?P<source>llmcompass)",
@@ -364,8 +373,10 @@ def _pick(m: Measurement, mask: np.ndarray, names: Mapping[str, str]) -> tuple[n
 
 def _gemm_options(dtype: str, source: str) -> dict[str, Any]:
     """How a benchmark of this software and format ran its GEMMs."""
-    narrow = {"fp8": 1.0, "int8": 1.0, "fp4": 0.5}.get(dtype, 2.0)
+    narrow = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}.get(dtype, 2.0)
     options: dict[str, Any] = {"dtype": dtype, "weight_bytes": narrow, "activation_bytes": narrow}
+    if source in CALIBRATING:  # cuBLAS on operands that are in the format already, from buffers larger than the cache
+        return options | {"weight_copies": np.inf}
     if dtype == "fp8":
         options |= {"quantise_activations": True, "library": "dispatch"}
     # The serving-kernel collector cycles six weight tensors; the others repeat one layer.
@@ -377,7 +388,7 @@ def _gemm_part(m: Measurement, device: Datasheet, mask: np.ndarray, source: str,
     options = _gemm_options(dtype, source)
     fixed = () if options.get("quantise_activations") else gemm.QUANTISE_FIELDS
     start = gemm.GemmParams(launch_s=3e-5) if source == "llmcompass" else gemm.GemmParams()
-    if dtype == "fp8":
+    if dtype == "fp8" and source not in CALIBRATING:
         start = gemm.GemmParams(launch_s=5e-6, fill_k=500.0, tile_edge=2.0, l2_intensity=60.0, block_bandwidth=3.0)
         fixed = ("split_s",)
     if source == "llmcompass":  # 20 points: what a few large shapes can tell
@@ -395,7 +406,61 @@ def _gemm_part(m: Measurement, device: Datasheet, mask: np.ndarray, source: str,
     )
 
 
+def _on_cpu(m: Measurement) -> bool:
+    return m.device.startswith("cpu")
+
+
+def _number_bytes(m: Measurement) -> float:
+    return 4.0 if m.dtype == "fp32" else 2.0
+
+
+def _cpu_gemm(m: Measurement, device: Datasheet) -> Part:
+    rows, columns = _pick(m, np.ones(len(m), bool), {"m": "m", "n": "n", "k": "k"})
+    return Part(
+        family="cpu_gemm", variants=(f"{m.dtype}/{m.source}",), rows=rows, columns=columns,
+        seconds=lambda p, c: cpu.cpu_gemm_s(
+            p, device, c["m"], c["n"], c["k"], dtype=m.dtype, number_bytes=_number_bytes(m)
+        ),
+        groups=("n", "k"),
+        starts=(cpu.CpuGemmParams(), cpu.CpuGemmParams(extra_rows=8.0, overlap_loss=1.0)),
+    )  # fmt: skip
+
+
+def _cpu_attention(m: Measurement, device: Datasheet, family: str) -> Part:
+    query, past = ("query_len", "kv_len") if family == "cpu_decode" else ("seq_len", "past_len")
+    rows, columns = _pick(m, np.ones(len(m), bool), dict(_HEAD_COLUMNS))
+    ones = np.ones(len(rows))
+    columns["query"], columns["past"] = m.columns.get(query, ones), m.columns.get(past, 0.0 * ones)
+
+    def seconds(p: Any, c: Mapping[str, np.ndarray]) -> Any:
+        b, q, past = c["batch"], c["query"], c["past"]
+        return cpu.cpu_attention_s(
+            p, device, sequences=b, rows=b * q, pairs=b * (q * past + q * (q + 1) / 2), kv_tokens=b * (past + q),
+            heads=c["heads"], kv_heads=c["kv_heads"], head_dim=c["head_dim"], dtype=m.dtype, kv_bytes=_number_bytes(m),
+        )  # fmt: skip
+
+    return Part(
+        family=family, variants=(f"{m.dtype}/{m.source}",), rows=rows, columns=columns, seconds=seconds,
+        groups=("batch", "past", "query"),
+        starts=(cpu.CpuAttentionParams(), cpu.CpuAttentionParams(compute_efficiency=0.1, softmax_flops=300.0)),
+    )  # fmt: skip
+
+
+def _host(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    for op in ("host", "graph"):
+        mask = m.columns["op"] == op
+        if mask.any():
+            rows, columns = _pick(m, mask, {"layers": "layers"})
+            yield Part(
+                family="host", variants=(f"{op}/{m.source}",), rows=rows, columns=columns,
+                seconds=lambda p, c: cpu.host_s(p, c["layers"]), groups=("layers",), starts=(cpu.HostParams(),),
+            )  # fmt: skip
+
+
 def _gemm(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    if _on_cpu(m):
+        yield _cpu_gemm(m, device)
+        return
     yield _gemm_part(m, device, np.ones(len(m), bool), m.source, m.dtype)
 
 
@@ -420,7 +485,7 @@ def _decode_part(m: Measurement, device: Datasheet, rows: np.ndarray, columns: d
         kv = c["kv"]
         return attention.attention_decode_s(
             p, device, seqs=c["batch"], kv_tokens=c["batch"] * kv, heads=c["heads"], kv_heads=c["kv_heads"],
-            head_dim=c["head_dim"], longest_kv=kv, resident=True, widest_group=widest,
+            head_dim=c["head_dim"], longest_kv=kv, resident=True, widest_group=widest, query_width=c.get("width", 1),
         )  # fmt: skip
 
     return Part(
@@ -435,11 +500,14 @@ _WIDEST_HEAD = 256.0  # wider heads run a fallback kernel, up to 200 times slowe
 
 
 def _attention_prefill(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    if _on_cpu(m):
+        yield _cpu_attention(m, device, "cpu_prefill")
+        return
     usual = m.columns["head_dim"] <= _WIDEST_HEAD
     # vLLM runs a prompt of one token as a decode without a past: predicted so, and not fitted.
     single = (m.columns["seq_len"] <= 1) & (m.source != "trtllm")
     rows, columns = _pick(m, usual & ~single, {**_HEAD_COLUMNS, "query": "seq_len"})
-    columns["past"] = 0.0 * columns["query"]
+    columns["past"] = m.columns["past_len"][rows] if "past_len" in m.columns else 0.0 * columns["query"]
     yield _prefill_part(m, device, rows, columns, ("heads", "kv_heads", "head_dim"))
     rows, columns = _pick(m, usual & single, {**_HEAD_COLUMNS, "kv": "seq_len"})
     if len(rows):
@@ -447,8 +515,12 @@ def _attention_prefill(m: Measurement, device: Datasheet) -> Iterator[Part]:
 
 
 def _attention_decode(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    if _on_cpu(m):
+        yield _cpu_attention(m, device, "cpu_decode")
+        return
     rows, columns = _pick(m, m.columns["head_dim"] <= _WIDEST_HEAD, {**_HEAD_COLUMNS, "kv": "kv_len"})
-    columns["kv"] = columns["kv"] + 1.0
+    columns["width"] = m.columns["query_len"][rows] if "query_len" in m.columns else np.ones(len(rows))
+    columns["kv"] = columns["kv"] + columns["width"]
     yield _decode_part(m, device, rows, columns, ("heads", "kv_heads", "head_dim"))
 
 
@@ -566,14 +638,18 @@ def _allreduce(m: Measurement, device: Datasheet) -> Iterator[Part]:
 
 
 def _elementwise_part(
-    device: Datasheet, op: str, variants: tuple[str, ...], rows: np.ndarray, columns: dict, calls: float = 1.0
-) -> Part:
+    device: Datasheet, op: str, variants: tuple[str, ...], rows: np.ndarray, columns: dict, calls: float = 1.0,
+    number_bytes: float = 2.0, fixed: tuple[str, ...] = (),
+) -> Part:  # fmt: skip
     return Part(
         family="elementwise", variants=variants, rows=rows, columns=columns,
         seconds=lambda p, c: calls
-        * elementwise.elementwise_s(p, device, op, c["rows"], c["width"], gated=c.get("gated", False)),
+        * elementwise.elementwise_s(
+            p, device, op, c["rows"], c["width"], gated=c.get("gated", False), bytes_per_number=number_bytes
+        ),
         groups=("rows",),
         starts=(elementwise.ElementwiseParams(), elementwise.ElementwiseParams(launch_s=2e-5)),
+        fixed=fixed,
     )  # fmt: skip
 
 
@@ -584,6 +660,15 @@ _VIDUR_OPS = {
 
 
 def _elementwise(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    if m.source in CALIBRATING:
+        for op in np.unique(m.columns["op"]):
+            if op in elementwise.OPS:
+                rows, columns = _pick(m, m.columns["op"] == op, {"rows": "m", "width": "width"})
+                yield _elementwise_part(
+                    device, str(op), (f"{op}/{m.source}",), rows, columns, number_bytes=_number_bytes(m),
+                    fixed=("row_s", "overlap_loss"),  # a handful of points for each operation
+                )  # fmt: skip
+        return
     ops = np.array([_VIDUR_OPS.get(str(op), "") for op in m.columns["op"]])
     for op in np.unique(ops):
         for gated in (True, False):
@@ -782,6 +867,7 @@ _PARTS: dict[str, Callable[[Measurement, Datasheet], Iterator[Part]]] = {
     "attention_prefill": _attention_prefill,
     "attention_decode": _attention_decode,
     "attention_mixed": _attention_mixed,
+    "host": _host,
     "attention_paged": _attention_paged,
     "collectives_nccl": _collectives_nccl,
     "collectives_nodes": _collectives_nodes,

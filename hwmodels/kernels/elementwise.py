@@ -17,6 +17,8 @@ _PASSES = {
     "rope": 2.0,  # in place
     "embedding": 2.0,  # gather a row, write it
     "softmax": 2.0,
+    "copy": 2.0,
+    "read": 1.0,
 }
 OPS = tuple(_PASSES)
 

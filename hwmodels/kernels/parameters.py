@@ -74,8 +74,10 @@ class Datasheet:
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
                 raise ValueError(f"datasheet {self.name}: {name} must be a positive number; got {value!r}")
-        if "bf16" not in self.peak_flops_per_s:
-            raise ValueError(f"datasheet {self.name}: peak_flops_per_s needs at least bf16 (fp16 on older devices)")
+        if not {"bf16", "fp32"} & set(self.peak_flops_per_s):
+            raise ValueError(
+                f"datasheet {self.name}: peak_flops_per_s needs at least bf16 (fp16 on older devices, fp32 on CPUs)"
+            )
         for dtype, value in self.peak_flops_per_s.items():
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"datasheet {self.name}: peak_flops_per_s.{dtype} must be positive; got {value!r}")

@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hwmodels.device import Device, load_device
+from hwmodels.device import Device, Interconnect, load_device
 from hwmodels.kernels.attention import DecodeParams, PrefillParams
 from hwmodels.kernels.collectives import CollectiveParams
+from hwmodels.kernels.cpu import CpuAttentionParams, CpuGemmParams, HostParams
 from hwmodels.kernels.elementwise import ElementwiseParams
 from hwmodels.kernels.gemm import GemmParams
 from hwmodels.kernels.mla import MlaParams
@@ -35,6 +36,10 @@ FAMILIES: Mapping[str, type] = {
     "tpu_gemm": TpuGemmParams,
     "tpu_prefill": TpuAttentionParams,
     "tpu_decode": TpuAttentionParams,
+    "cpu_gemm": CpuGemmParams,
+    "cpu_prefill": CpuAttentionParams,
+    "cpu_decode": CpuAttentionParams,
+    "host": HostParams,
 }
 # Calibrated device -> file. For any other, the relative whose library kernels are the most alike; a device of the same
 # architecture before one of the same size.
@@ -87,6 +92,31 @@ class Kernel:
     variant: str
     params: Any
     provenance: Provenance
+    interval: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+    """95 % interval of each fitted parameter; empty where the fit that gave it kept none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The machine and the run behind a profile that `rooftrace calibrate` took."""
+
+    title: str
+    backend: str
+    memory_bytes: float
+    cores: int
+    clock: str
+    """wall, cpu (processor time of the process) or device (events)."""
+    driver: str
+    clocks: str
+    libraries: str
+    taken_on: str
+    operations: int
+    median_spread_pct: float
+    """Median over operations of the interquartile range of their repeats."""
+    outliers: int
+    """Repeats more than half above their median: kept in the log, without weight in a median."""
+    kernels: tuple[str, ...]
+    """Operations timed, each with its count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +127,7 @@ class Profile:
     datasheet: Datasheet
     kernels: tuple[Kernel, ...] = field(repr=False)
     note: str = ""
+    calibration: Calibration | None = None
 
     def find(self, family: str, variants: Sequence[str]) -> Any | None:
         """Parameters of the first of `variants` that the profile has, or None."""
@@ -119,6 +150,34 @@ class Profile:
                 f"profile {self.name} has no {family} parameters for {' or '.join(variants)}; it has {have}"
             )
         return params
+
+
+def device_of(profile: Profile) -> Device:
+    """The device that a profile describes: of the catalogue by name, else from the profile's calibration.
+
+    A machine that was calibrated has one device and no links, so that what needs links is refused as too slow rather
+    than priced: its link runs at the speed of its memory. Its power is not known and counts as 1 W.
+    """
+    sheet, own = profile.datasheet, profile.calibration
+    if own is None or not any(kernel.family == "cpu_gemm" for kernel in profile.kernels):
+        return load_device(profile.name)
+    link = Interconnect(kind="memory", latency_s=1e-6, bytes_per_s=sheet.hbm_bytes_per_s)
+    source = f"measured with {own.backend} on {own.taken_on}"
+    return Device(
+        name=profile.name,
+        title=own.title,
+        vendor=own.title.split()[0],
+        peak_flops_per_s=dict(sheet.peak_flops_per_s),
+        memory_bytes=own.memory_bytes,
+        hbm_bytes_per_s=sheet.hbm_bytes_per_s,
+        n_cores=sheet.sm_count,
+        link=link,
+        network=link,
+        devices_per_node=1,
+        tdp_w=1.0,
+        l2_bytes=sheet.l2_bytes,
+        sources={f"peak.{name}": source for name in sheet.peak_flops_per_s} | {"hbm_bytes_per_s": source},
+    )
 
 
 def datasheet_of(device: Device) -> Datasheet:
@@ -210,7 +269,8 @@ def read_profile(path: str | Path) -> Profile:
         raise ValueError(f"{where}: format is missing; expected format = {FORMAT}")
     if version > FORMAT:
         raise ValueError(f"{where}: written in format {version}, this release reads up to {FORMAT}; update rooftrace")
-    _only(where, table, {"format", "device", "note", "kernel_count", "datasheet", "kernel"}, {"note"})
+    known = {"format", "device", "note", "kernel_count", "datasheet", "calibration", "kernel"}
+    _only(where, table, known, {"note", "calibration"})
     sheet = table["datasheet"]
     names = {f.name for f in fields(Datasheet)} - {"name"}
     _only(f"{where}: datasheet", sheet, names, set())
@@ -225,7 +285,13 @@ def read_profile(path: str | Path) -> Profile:
     keys = [(kernel.family, kernel.variant) for kernel in kernels]
     if doubled := next((key for key in keys if keys.count(key) > 1), None):
         raise ValueError(f"{where}: {' '.join(doubled)} appears twice; keep one")
-    return Profile(name=table["device"], datasheet=datasheet, kernels=kernels, note=table.get("note", ""))
+    return Profile(
+        name=table["device"],
+        datasheet=datasheet,
+        kernels=kernels,
+        note=table.get("note", ""),
+        calibration=_calibration(where, table.get("calibration")),
+    )
 
 
 def write_profile(profile: Profile, path: str | Path) -> None:
@@ -243,25 +309,48 @@ def write_profile(profile: Profile, path: str | Path) -> None:
             lines.append(f"{name} = {{ " + ", ".join(f"{k} = {_digits(v, 15)}" for k, v in value.items()) + " }")
         elif name != "name":
             lines.append(f"{name} = {value if isinstance(value, int) else _digits(value, 15)}")
+    if profile.calibration is not None:
+        lines += ["", "[calibration]", *_lines(asdict(profile.calibration), 15)]
     for kernel in profile.kernels:
         lines += ["", "[[kernel]]", f"family = {_text(kernel.family)}", f"variant = {_text(kernel.variant)}"]
         lines += ["[kernel.parameters]"]
         lines += [f"{name} = {_digits(value)}" for name, value in asdict(kernel.params).items()]
-        lines += ["[kernel.provenance]"]
-        for name, value in asdict(kernel.provenance).items():
-            if isinstance(value, tuple):
-                lines.append(f"{name} = [" + ", ".join(_text(item) for item in value) + "]")
-            elif isinstance(value, str):
-                lines.append(f"{name} = {_text(value)}")
-            else:
-                lines.append(f"{name} = {value if isinstance(value, int) else f'{value:.2f}'}")
+        if kernel.interval:
+            lines += ["[kernel.interval]"]
+            lines += [f"{name} = [{_digits(low)}, {_digits(high)}]" for name, (low, high) in kernel.interval.items()]
+        lines += ["[kernel.provenance]", *_lines(asdict(kernel.provenance))]
     Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _lines(values: Mapping[str, Any], significant: int = 0) -> list[str]:
+    """Settings as TOML; floats with two decimals, or with so many significant digits."""
+    lines = []
+    for name, value in values.items():
+        if isinstance(value, tuple):
+            text = "[" + ", ".join(_text(item) for item in value) + "]"
+        elif isinstance(value, str):
+            text = _text(value)
+        elif isinstance(value, int):
+            text = str(value)
+        else:
+            text = _digits(value, significant) if significant else f"{value:.2f}"
+        lines.append(f"{name} = {text}")
+    return lines
+
+
+def _calibration(where: str, table: Any) -> Calibration | None:
+    if table is None:
+        return None
+    _only(f"{where}: calibration", table, {f.name for f in fields(Calibration)}, set())
+    for name in ("memory_bytes", "cores", "operations", "median_spread_pct", "outliers"):
+        _number(f"{where}: calibration.{name}", table[name])
+    return Calibration(**{**table, "kernels": tuple(table["kernels"])})
 
 
 def _kernel(where: str, row: Any) -> Kernel:
     if not isinstance(row, Mapping):
         raise ValueError(f"{where}: expected a table; got {row!r}")
-    _only(where, row, {"family", "variant", "parameters", "provenance"}, set())
+    _only(where, row, {"family", "variant", "parameters", "interval", "provenance"}, {"interval"})
     family = row["family"]
     if family not in FAMILIES:
         raise ValueError(f"{where}: family must be one of {', '.join(FAMILIES)}; got {family!r}")
@@ -278,7 +367,19 @@ def _kernel(where: str, row: Any) -> Kernel:
     for name in ("fit_mape_pct", "fit_median_pct", "held_mape_pct", "held_median_pct", "held_p90_pct"):
         _number(f"{where}: provenance.{name}", origin[name])
     provenance = Provenance(**{**origin, "files": tuple(origin["files"])})
-    return Kernel(family=family, variant=row["variant"], params=params, provenance=provenance)
+    interval = row.get("interval", {})
+    for name, ends in interval.items():
+        if name not in row["parameters"] or not isinstance(ends, list) or len(ends) != 2:
+            raise ValueError(f"{where}: interval.{name} must be the two ends of a parameter's interval; got {ends!r}")
+        for end in ends:
+            _number(f"{where}: interval.{name}", end)
+    return Kernel(
+        family=family,
+        variant=row["variant"],
+        params=params,
+        provenance=provenance,
+        interval={name: (float(low), float(high)) for name, (low, high) in interval.items()},
+    )
 
 
 def _only(where: str, table: Any, known: set[str], optional: set[str]) -> None:

@@ -1,0 +1,194 @@
+"""A cost model from a profile that was calibrated on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from hwmodels.device import Device
+from hwmodels.kernels.cpu import CpuAttentionParams, HostParams, cpu_gemm_s, host_s
+from hwmodels.kernels.elementwise import elementwise_s
+from hwmodels.layerwise import DecodeForm, LayerwiseCost, Ops, PrefillForm
+from hwmodels.model import Attention, ModelSpec
+from hwmodels.parallel import ParallelConfig
+from hwmodels.precision import precision as number_format
+from hwmodels.profiles import Profile, device_of
+from hwmodels.work import AttentionShape, ExpertMlp
+
+_MATRICES_PER_LAYER = 4  # queries, keys and values; attention's output; up; down
+_ELEMENTWISE_PER_LAYER = 5  # two norms, two additions, one activation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuKernels:
+    """A CPU profile's kernels for models in *dtype*: the `Kernels` that `LayerwiseCost` composes.
+
+    Kernels of the back end that the profile was taken with. `host` stands in for the profile's own host times, where
+    another stack drives the same kernels. One device: collectives are refused.
+    """
+
+    profile: Profile = field(hash=False)
+    dtype: str
+    layers: int
+    vocabulary: int
+    host: HostParams | None = None
+
+    def __post_init__(self) -> None:
+        for family in ("cpu_gemm", "cpu_prefill", "cpu_decode"):
+            if self._find(family) is None:
+                have = sorted({k.variant.split("/")[0] for k in self.profile.kernels if k.family == family}) or ["none"]
+                raise ValueError(
+                    f"profile {self.profile.name} has no {family} kernels in {self.dtype}, only {', '.join(have)}; set "
+                    f"precision to one of those, or calibrate with --dtype {self.dtype}"
+                )
+
+    def _find(self, family: str) -> Any:
+        wanted = f"{self.dtype}/"
+        return next(
+            (k.params for k in self.profile.kernels if k.family == family and k.variant.startswith(wanted)), None
+        )
+
+    def _elementwise(self, op: str) -> Any:
+        found = (k.params for k in self.profile.kernels if k.family == "elementwise" and k.variant.startswith(f"{op}/"))
+        return next(found, None)
+
+    @property
+    def _number_bytes(self) -> float:
+        return number_format(self.dtype).weight_bytes
+
+    @property
+    def step_s(self) -> float:
+        if self.host is not None:
+            return float(host_s(self.host, self.layers))
+        params = self.profile.find("host", [k.variant for k in self.profile.kernels if k.family == "host"])
+        if params is None:
+            return 0.0
+        # The timed layers launch their own small kernels, which the other terms charge already.
+        launches = _MATRICES_PER_LAYER * self._find("cpu_gemm").launch_s + self._find("cpu_decode").launch_s
+        norm = self._elementwise("norm")
+        launches += 0.0 if norm is None else _ELEMENTWISE_PER_LAYER * norm.launch_s
+        return params.step_s + self.layers * max(0.0, params.layer_s - launches)
+
+    @property
+    def sequence_s(self) -> float:
+        return 0.0
+
+    @property
+    def prompt_floor_s(self) -> float:
+        return 0.0
+
+    @property
+    def decode_floor_s(self) -> float:
+        return 0.0
+
+    def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any:
+        if precision != self.dtype:
+            raise ValueError(f"a CPU profile prices matrix products in {self.dtype} only, not in {precision}")
+        return cpu_gemm_s(
+            self._find("cpu_gemm"), self.profile.datasheet, m, n, k, dtype=self.dtype, number_bytes=self._number_bytes
+        )
+
+    def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
+        raise ValueError("experts are not timed on CPUs; take a dense model")
+
+    def _form(self, params: CpuAttentionParams, shape: AttentionShape) -> Any:
+        if shape.kind != "gqa" or shape.windowed:
+            raise ValueError(f"{shape.kind} attention with a window or latents is not timed on CPUs")
+        sheet = self.profile.datasheet
+        pair_s = (4.0 * shape.qk_dim + params.softmax_flops) / (
+            sheet.flops_per_s(self.dtype) * params.compute_efficiency
+        )
+        pair_s = shape.layers * shape.n_heads * pair_s
+        kv_s = shape.layers * shape.kv_bytes / (sheet.hbm_bytes_per_s * params.bandwidth_efficiency)
+        launch_s, block_s = shape.layers * params.launch_s, shape.layers * shape.n_heads * params.block_s
+        row_s, above, loss = shape.layers * shape.n_heads * params.row_s, 0.5 * params.masked_share, params.overlap_loss
+
+        def seconds(ops: Ops, rows: Any, sequences: Any, pairs: Any, kv: Any) -> Any:
+            compute_s = (pairs + above * rows * ops.maximum(0.0, rows / sequences - 1.0)) * pair_s
+            memory_s = kv * kv_s
+            gap = compute_s - memory_s
+            overlapped = 0.5 * (compute_s + memory_s + ops.sqrt(gap * gap + loss * (compute_s * memory_s)))
+            return launch_s + sequences * block_s + rows * row_s + overlapped
+
+        return seconds
+
+    def prefill_form(self, shape: AttentionShape) -> PrefillForm:
+        return self._form(self._find("cpu_prefill"), shape)
+
+    def decode_form(self, shape: AttentionShape) -> DecodeForm:
+        seconds = self._form(self._find("cpu_decode"), shape)
+
+        def form(ops: Ops, sequences: Any, queries: Any, kv: Any) -> Any:
+            # Each of a sequence's w query tokens sees its keys but for the later of its own.
+            pairs = queries / sequences * kv - 0.5 * (queries / sequences - 1.0) * queries
+            return seconds(ops, queries, sequences, ops.maximum(0.0, pairs), kv)
+
+        return form
+
+    def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
+        # One rate for all of a layer's: the mean time of a byte over what was timed.
+        timed = [p for p in (self._elementwise(op) for op in ("norm", "add", "act")) if p is not None]
+        if not timed:
+            return size_bytes * 0.0
+        byte_s = sum(1.0 / p.bandwidth_efficiency for p in timed) / len(timed) / self.profile.datasheet.hbm_bytes_per_s
+        return size_bytes * byte_s + launches * sum(p.launch_s for p in timed) / len(timed)
+
+    def stream_s(self, flops: Any, hbm_bytes: Any) -> Any:
+        raise ValueError("recurrent layers are not timed on CPUs; take a model with softmax attention")
+
+    def all_reduce_s(self, size_bytes: Any, n: int) -> Any:
+        self._one_device()
+
+    def all_gather_s(self, size_bytes: Any, n: int) -> Any:
+        self._one_device()
+
+    def all_to_all_s(self, size_bytes: Any, n: int) -> Any:
+        self._one_device()
+
+    def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
+        return size_bytes * 0.0
+
+    def sample_s(self, logit_rows: Any) -> Any:
+        params = self._elementwise("softmax")
+        if params is None:
+            return logit_rows * 0.0
+        return elementwise_s(
+            params, self.profile.datasheet, "softmax", logit_rows, self.vocabulary, bytes_per_number=self._number_bytes
+        )
+
+    def _one_device(self) -> NoReturn:
+        raise ValueError("a CPU profile is of one device; leave the degrees of parallelism at 1")
+
+
+def is_cpu(profile: Profile) -> bool:
+    """Whether the profile was calibrated on a CPU, so that `cpu_cost` prices it."""
+    return any(kernel.family == "cpu_gemm" for kernel in profile.kernels)
+
+
+def cpu_cost(
+    spec: ModelSpec,
+    profile: Profile,
+    *,
+    device: Device | None = None,
+    parallel: ParallelConfig | None = None,
+    kv_precision: str | None = None,
+    host: HostParams | None = None,
+) -> LayerwiseCost:
+    """The cost model of *spec* by a CPU profile; ValueError for what a CPU profile does not price."""
+    parallel = parallel or ParallelConfig()
+    if parallel.n_devices > 1:
+        raise ValueError("a CPU profile is of one device; leave the degrees of parallelism at 1")
+    if not isinstance(spec.attention, Attention):
+        raise ValueError(f"{spec.name} has latent attention, which is not timed on CPUs")
+    dtype = {"fp16": "bf16"}.get(spec.base_precision, spec.base_precision)
+    kernels = CpuKernels(profile=profile, dtype=dtype, layers=spec.n_layers, vocabulary=spec.vocab, host=host)
+    device = device or device_of(profile)
+    return LayerwiseCost(
+        spec,
+        parallel,
+        kernels,
+        peak_flops_per_s=device.first_peak(number_format(dtype).math, dtype),
+        peak_bytes_per_s=device.hbm_bytes_per_s,
+        devices_per_node=1,
+        kv_precision=kv_precision or dtype,
+    )
