@@ -1,0 +1,60 @@
+"""rooftrace compare: is B better than A, and how sure is that."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(compare)
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(help="Scenario file, results folder or sweep folder.")],
+    b: Annotated[Path, typer.Argument(help="Another of the same kind.")],
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", help="Dotted name, such as ttft_s.p99; repeatable.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of both scenarios.")
+    ] = None,
+    replications: Annotated[int, typer.Option(min=2, help="Runs of each scenario.")] = 5,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; all cores by default.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Say by how much B differs from A, over pairs that share their random numbers."""
+    from sim.errors import RooftraceError
+    from sim.scenario import Scenario
+    from sim.study.compare import compare as compared
+
+    sides: list[Path | Scenario] = [a, b]
+    if set_:
+        for index, path in enumerate((a, b)):
+            if path.is_dir():
+                raise RooftraceError(f"--set changes scenarios before they run, and {path} holds results")
+            scenario = Scenario.load(path)
+            for assignment in set_:
+                scenario = scenario.with_set(assignment)
+            sides[index] = scenario
+    found = compared(*sides, metrics=metric, replications=replications, jobs=jobs)
+    if as_json:
+        typer.echo(json.dumps({"a": found.a, "b": found.b, "how": found.how, "differences": found.rows()}, indent=2))
+        return
+    from sim.cli.tables import console, print_facts
+
+    print_facts([("A", found.a), ("B", found.b)])
+    where: object = {}
+    for each in found.differences:
+        if each.where != where:
+            where = each.where
+            console().print(
+                ", ".join(f"{key}={value}" for key, value in each.where.items()), style="bold", markup=False
+            )
+        console().print(f"  {each.verdict}", markup=False, soft_wrap=True)
+    console().print(f"({found.how})", markup=False, soft_wrap=True)

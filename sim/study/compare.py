@@ -1,0 +1,388 @@
+"""Is B better than A, and how sure is that: two scenarios, two sweeps, or two runs of the same requests."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.errors import RooftraceError
+from sim.scenario import Scenario
+from sim.scenario.explain import unknown
+from sim.study import statistics as st
+from sim.study.points import Sweep
+from sim.study.sweep import FORMAT, SweepResult, sweep
+from sim.study.table import SATURATED, UNSTEADY
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sim.results import Result
+
+METRICS = (
+    *("ttft_s.mean", "ttft_s.p50", "ttft_s.p99", "tpot_s.p50", "tpot_s.p99", "e2el_s.p50", "e2el_s.p99"),
+    *("requests_per_s", "output_tokens_per_s", "slo_attainment", "goodput_requests_per_s"),
+)
+REPLICATIONS = 5
+_NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2el_s": "E2EL", "queue_s": "queueing"}
+_MORE_IS_BETTER = {
+    "requests_per_s": "request throughput",
+    "output_tokens_per_s": "output throughput",
+    "total_tokens_per_s": "total throughput",
+    "goodput_requests_per_s": "goodput",
+    "slo_attainment": "SLO attainment",
+}
+_PER_REQUEST = ("ttft_s", "tpot_s", "e2el_s", "queue_s")
+_LEAST_IN_A_BATCH = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One metric of A and B. *change* is of B / A - 1 over pairs; None, with *why*, where there is none to give."""
+
+    metric: str
+    where: Mapping[str, Any]
+    """The point of a sweep that it is about; empty where there is one only."""
+    a: float | None
+    b: float | None
+    change: st.Interval | None
+    why: str = ""
+
+    @property
+    def certain(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.change is not None and abs(self.change.mean) > self.change.half_width
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: 'B is 12 ± 3 % faster at p99 TTFT'."""
+        if self.change is None:
+            return f"{_metric_name(self.metric)}: {self.why}"
+        if self.a == self.b and self.change.mean == 0:
+            return f"A and B are equal at {_metric_name(self.metric)}"
+        percent = _percent(self.change)
+        head = self.metric.rpartition(".")[0]
+        up = self.change.mean > 0
+        if self.metric in _MORE_IS_BETTER:
+            said = f"B has {percent} {'more' if up else 'less'} {_MORE_IS_BETTER[self.metric]}"
+        elif head in _NAMES:
+            said = f"B is {percent} {'slower' if up else 'faster'} at {_metric_name(self.metric)}"
+        else:
+            said = f"B is {percent} {'higher' if up else 'lower'} in {_metric_name(self.metric)}"
+        if math.isnan(self.change.half_width):
+            return f"{said}; {self.why}"
+        if not self.certain:
+            return f"no difference can be told at {_metric_name(self.metric)} ({percent} {'up' if up else 'down'})"
+        return said
+
+
+def _percent(change: st.Interval) -> str:
+    mean, half = 100 * abs(change.mean), 100 * change.half_width
+    if math.isnan(half):
+        return f"{mean:.3g} %"
+    digits = max(0, 1 - math.floor(math.log10(half))) if 0 < half < 10 else 0
+    digits = min(digits, 2)
+    return f"{mean:.{digits}f} ± {half:.{digits}f} %"
+
+
+def _metric_name(metric: str) -> str:
+    head, _, statistic = metric.rpartition(".")
+    return f"{statistic} {_NAMES[head]}" if head in _NAMES else _MORE_IS_BETTER.get(metric, metric)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What differs between A and B, metric by metric, and how the pairs were made."""
+
+    a: str
+    b: str
+    differences: tuple[Difference, ...]
+    how: str
+    level: float = st.LEVEL
+
+    def __iter__(self) -> Any:
+        return iter(self.differences)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row a metric (and point): a, b, change, half_width, verdict."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The differences as plain values; change and half_width are shares of A."""
+        return [
+            {
+                **each.where,
+                "metric": each.metric,
+                "a": each.a,
+                "b": each.b,
+                "change": None if each.change is None else each.change.mean,
+                "half_width": None if each.change is None or math.isnan(each.change.half_width)
+                else each.change.half_width,
+                "verdict": each.verdict,
+            }
+            for each in self.differences
+        ]  # fmt: skip
+
+    def __str__(self) -> str:
+        return "\n".join([f"A: {self.a}", f"B: {self.b}", *(each.verdict for each in self.differences), self.how])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        items = "".join(f"<li>{escape(each.verdict)}</li>" for each in self.differences)
+        return (
+            f"<div><b>A</b>: {escape(self.a)}<br><b>B</b>: {escape(self.b)}<ul>{items}</ul>"
+            f"<small>{escape(self.how)}</small></div>"
+        )
+
+
+def compare(
+    a: Any,
+    b: Any,
+    *,
+    metrics: Sequence[str] | None = None,
+    replications: int = REPLICATIONS,
+    jobs: int | None = None,
+    level: float = st.LEVEL,
+) -> Comparison:
+    """How *b* differs from *a*, with intervals over pairs that share their random numbers.
+
+    Both are of one kind. Scenarios (or their files) are run *replications* times each with the same seeds. Sweeps (or
+    their folders) are paired point by point and seed by seed. Results (or their folders) of the same requests are
+    paired stretch by stretch: 20 batches in order of arrival, warm-up left out. A change is the mean of B / A - 1 over
+    pairs. Where A or B is saturated, latencies have that verdict instead.
+    """
+    first, second = _load(a), _load(b)
+    if type(first) is not type(second):
+        raise RooftraceError(
+            f"A is {_kind(first)} and B {_kind(second)}; give two scenarios, two results or two sweeps"
+        )
+    if isinstance(first, Scenario) and isinstance(second, Scenario):
+        return _scenarios(first, second, metrics, replications, jobs, level)
+    if isinstance(first, SweepResult) and isinstance(second, SweepResult):
+        differences = _sweeps(first, second, metrics, level)
+        n = min(first.manifest["replications"], second.manifest["replications"])
+        return Comparison(
+            a=str(first.folder),
+            b=str(second.folder),
+            differences=tuple(differences),
+            how=f"{n} replications, paired by seed; intervals hold at {level:.0%}",
+            level=level,
+        )
+    return _results(first, second, metrics, level)  # type: ignore[arg-type]
+
+
+def _load(given: Any) -> Scenario | SweepResult | Result:
+    from sim.results import Result
+
+    if isinstance(given, Scenario | SweepResult | Result):
+        return given
+    if not isinstance(given, str | os.PathLike):
+        raise TypeError(f"compare takes scenarios, results, sweeps or paths; got {type(given).__name__}")
+    path = Path(given)
+    if not path.is_dir():
+        return Scenario.load(path)
+    try:
+        kind = json.loads((path / "manifest.json").read_text(encoding="utf-8")).get("format")
+    except (OSError, ValueError, AttributeError):
+        kind = None
+    return SweepResult(path) if kind == FORMAT else Result.load(path)
+
+
+def _kind(found: object) -> str:
+    return {"Scenario": "a scenario", "SweepResult": "a sweep"}.get(type(found).__name__, "the result of a run")
+
+
+def _scenarios(
+    a: Scenario, b: Scenario, metrics: Sequence[str] | None, replications: int, jobs: int | None, level: float
+) -> Comparison:
+    if a.seed != b.seed:
+        raise RooftraceError(f"A has seed {a.seed} and B seed {b.seed}; pairs share their seeds: give both the same")
+    both = [sweep(Sweep(base=each, replications=replications), jobs=jobs) for each in (a, b)]
+    for name, each in zip("AB", both, strict=True):
+        failures = each.failures(1)
+        if failures:
+            raise RooftraceError(f"{name} cannot be run: {failures[0]['error']}")
+    alike = any(each.counts["alike"] for each in both)
+    return Comparison(
+        a=f"{a.source}: {_label(both[0])}",
+        b=f"{b.source}: {_label(both[1])}",
+        differences=tuple(_sweeps(both[0], both[1], metrics, level)),
+        how=(
+            "nothing in these scenarios is random, so that replications are equal and there are no intervals; compare "
+            "two results folders, which are paired request by request"
+            if alike
+            else f"{replications} replications on the same random numbers; intervals hold at {level:.0%}"
+        ),
+        level=level,
+    )
+
+
+def _label(result: SweepResult) -> str:
+    from sim.study.execute import Store
+
+    return str(Store(result.folder / "points").get(str(result.runs["key"].iloc[0]))["label"])
+
+
+def _sweeps(a: SweepResult, b: SweepResult, metrics: Sequence[str] | None, level: float) -> list[Difference]:
+    shared = [key for key in a.axes if key in b.axes]
+    columns = [name for name in a.runs if name in b.runs]
+    chosen = _chosen(metrics, columns)
+    points: dict[tuple[Any, ...], list[dict[int, dict[Any, Any]]]] = {}
+    for side, result in enumerate((a, b)):
+        for row in result.runs.to_dict("records"):
+            if row["error"] is None or row["error"] != row["error"]:
+                place = tuple(row[key] for key in shared)
+                runs = points.setdefault(place, [{}, {}])[side]
+                if row["run_seed"] in runs:
+                    raise RooftraceError(
+                        f"{result.folder} has several points at {dict(zip(shared, place, strict=True)) or 'one place'} "
+                        "that the other sweep does not tell apart; compare sweeps over the same axes"
+                    )
+                runs[row["run_seed"]] = row
+    matched = {place: runs for place, runs in points.items() if runs[0] and runs[1]}
+    if not matched:
+        raise RooftraceError(f"the sweeps have no point in common (axes of both: {', '.join(shared) or 'none'})")
+    several = len(matched) > 1
+    return [
+        _paired(metric, dict(zip(shared, place, strict=True)) if several else {}, runs[0], runs[1], level)
+        for place, runs in matched.items()
+        for metric in chosen
+    ]
+
+
+def _paired(
+    metric: str, where: Mapping[str, Any], a: Mapping[int, Any], b: Mapping[int, Any], level: float
+) -> Difference:
+    seeds = [seed for seed in a if seed in b]
+    values = [[run[seed][metric] for seed in seeds] for run in (a, b)]
+    means = [_mean(side) for side in values]
+    verdicts = [_mostly([run[seed].get(SATURATED) for seed in seeds]) for run in (a, b)]
+    pairs = [(x, y) for x, y in zip(*values, strict=True) if _known(x) and _known(y)]
+    why = ""
+    if not seeds:
+        why = "no seed in common"
+    elif any(verdicts) and metric.startswith(UNSTEADY):
+        why = _saturated_text(*verdicts)
+    elif not pairs:
+        why = "no value"
+    elif any(x <= 0 for x, _ in pairs):
+        why = "no relative change from 0"
+    if why:
+        return Difference(metric=metric, where=where, a=means[0], b=means[1], change=None, why=why)
+    ratios = [y / x - 1 for x, y in pairs]
+    # Equal runs under every seed say that nothing is random here, not that all is certain.
+    if len(ratios) > 1 and len(set(pairs)) > 1:
+        change = st.mean_interval(ratios, level=level)
+    else:
+        change, why = st.Interval(mean=ratios[0], half_width=math.nan, n=1, level=level), "one run has no interval"
+    return Difference(metric=metric, where=where, a=means[0], b=means[1], change=change, why=why)
+
+
+def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float) -> Comparison:
+    first, second = a.requests, b.requests
+    same = len(first) == len(second) and all(
+        np.array_equal(first[name], second[name]) for name in ("arrival_ns", "prompt_tokens", "output_tokens")
+    )
+    if not same:
+        raise RooftraceError(
+            f"the runs replay different requests ({len(first):,} and {len(second):,}), so that there are no pairs; "
+            "compare their scenarios instead"
+        )
+    saturated = (a.summary[SATURATED], b.summary[SATURATED])
+    flat = [_flat(each.summary) for each in (a, b)]
+    chosen = _chosen(metrics, [name for name in flat[0] if name in flat[1]])
+    differences = []
+    for metric in chosen:
+        head, _, statistic = metric.rpartition(".")
+        value = [side[metric] for side in flat]
+        change, why = None, ""
+        if any(saturated) and metric.startswith(UNSTEADY):
+            why = _saturated_text(*saturated)
+        elif not all(map(_known, value)):
+            why = "no value"
+        elif value[0] <= 0:
+            why = "no relative change from 0"
+        elif head in _PER_REQUEST and statistic in ("mean", "median", "p50", "p90", "p95", "p99"):
+            change, why = _by_batches(first[head].to_numpy(), second[head].to_numpy(), statistic, level)
+        if change is None and not why:
+            change = st.Interval(mean=value[1] / value[0] - 1, half_width=math.nan, n=1, level=level)
+            why = "one run has no interval; compare scenarios"
+        differences.append(Difference(metric=metric, where={}, a=value[0], b=value[1], change=change, why=why))
+    return Comparison(
+        a=a.label,
+        b=b.label,
+        differences=tuple(differences),
+        how=f"the same {len(first):,} requests in {st.N_BATCHES} batches by arrival, paired; intervals hold at {level:.0%}",
+        level=level,
+    )
+
+
+def _by_batches(a: Any, b: Any, statistic: str, level: float) -> tuple[st.Interval, str]:
+    """The change of a statistic between the latencies of the same requests, batch by batch."""
+    both = ~(np.isnan(a) | np.isnan(b))
+    a, b = a[both], b[both]
+    probability = {"median": 0.5, "mean": None}.get(
+        statistic, 0.01 * float(statistic[1:]) if statistic[0] == "p" else 0
+    )
+    needed = (
+        _LEAST_IN_A_BATCH if probability is None else max(_LEAST_IN_A_BATCH, math.ceil(1 / (1 - probability) - 1e-9))
+    )
+    whole = [_statistic(side[None, :], probability)[0] if side.size else math.nan for side in (a, b)]
+    try:
+        cut = max(st.mser5(a), st.mser5(b))
+    except ValueError:
+        cut = 0  # too short or never settled: all of it is compared, as pairs share what there is of a trend
+    a, b = a[cut:], b[cut:]
+    if a.size < needed * st.N_BATCHES:
+        change = st.Interval(mean=whole[1] / whole[0] - 1, half_width=math.nan, n=1, level=level)
+        return change, f"{a.size:,} requests are too few for {st.N_BATCHES} batches at {statistic}: no interval"
+    sides = [_statistic(side[side.size % st.N_BATCHES :].reshape(st.N_BATCHES, -1), probability) for side in (a, b)]
+    return st.relative_difference(*sides, level=level), ""
+
+
+def _statistic(batches: Any, probability: float | None) -> Any:
+    return batches.mean(axis=1) if probability is None else np.quantile(batches, probability, axis=1)
+
+
+def _chosen(metrics: Sequence[str] | None, columns: Sequence[str]) -> list[str]:
+    if metrics is None:
+        return [name for name in METRICS if name in columns]
+    for name in metrics:
+        if name not in columns:
+            raise RooftraceError(unknown(f"{name} is not a metric of both", name, columns))
+    return list(metrics)
+
+
+def _flat(summary: Mapping[str, Any]) -> dict[str, Any]:
+    from sim.study.table import flatten
+
+    return {name: value for name, value in flatten(summary).items() if not isinstance(value, str | bool)}
+
+
+def _saturated_text(a: bool | None, b: bool | None) -> str:
+    who = "A and B are" if a and b else "A is" if a else "B is"
+    return f"{who} saturated: the queue grows for as long as arrivals last, and so does this latency"
+
+
+def _mostly(verdicts: Sequence[bool | None]) -> bool:
+    known = [verdict for verdict in verdicts if verdict is not None and verdict == verdict]
+    return 2 * sum(known) > len(known)
+
+
+def _known(value: Any) -> bool:
+    return value is not None and value == value
+
+
+def _mean(values: Sequence[Any]) -> float | None:
+    known = [float(value) for value in values if _known(value)]
+    return sum(known) / len(known) if known else None
