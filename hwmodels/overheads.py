@@ -50,6 +50,8 @@ class ServingStack:
     """Decode steps replay a CUDA graph rather than launch kernel by kernel."""
     token_budget: int
     """Most tokens of an iteration (vLLM's max_num_batched_tokens)."""
+    prefill_first: bool
+    """Waiting prompts run before decodes go on; otherwise both share the iterations."""
     sources: Mapping[str, str] = field(hash=False)
     """Where each term comes from."""
 
@@ -91,6 +93,7 @@ def _stack(name: str, entry: Mapping[str, object]) -> ServingStack:
         overheads=overheads,
         kernels=str(entry["kernels"]),
         graph=bool(entry["graph"]),
+        prefill_first=bool(entry["prefill_first"]),
         token_budget=int(entry["token_budget"]),  # type: ignore[arg-type]
         sources=sources,
     )

@@ -1,0 +1,284 @@
+"""Measured serving runs and iterations, predicted: deployments from the rows of a file, simulated in the engine.
+
+What a row does not say is taken from how such benchmarks are run, one rule for all rows:
+
+* A closed loop sends ten requests a client, all clients starting at once, and every request counts. Lengths vary evenly
+  between 80 and 100 % of the nominal ones (InferenceX's `--random-range-ratio 0.8`), except in runs that a provenance
+  column traces to a gap analysis with fixed lengths.
+* Attention caches in 8 bits where the weights are in 8 bits or fewer.
+* Degrees of parallelism whose product exceeds a node although its square root does not were written down twice, once
+  for attention and once for the experts: the root is the number of devices.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hwmodels.calibrated import Calibrated
+from hwmodels.deployment import Deployment, deploy
+from hwmodels.device import load_device
+from hwmodels.model import ModelSpec, load_model
+from hwmodels.overheads import ServingStack, serving_stack
+from hwmodels.parallel import ParallelConfig
+from hwmodels.totals import Totals
+
+if TYPE_CHECKING:
+    from hwmodels.measured import Measurement
+    from policies.view import Scheduler
+    from sim.engine.columns import Columns
+    from workloads import ClosedLoop, Trace
+
+REQUESTS_PER_CLIENT = 10
+SHORTEST_SHARE = 0.8
+FIXED_LENGTHS = ("internal-gap-analysis",)
+"""Provenances of runs whose requests all have the nominal lengths."""
+_NARROW = ("fp8", "fp8_block", "nvfp4", "mxfp4", "int4_wo", "int8_wo", "w4afp8")
+_FORMATS = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16",
+            "int4_wo": "int4", "int8_wo": "int8"}  # fmt: skip
+_SEED = 0
+
+
+class Unmodelled(ValueError):
+    """A row that cannot be predicted; the message is the reason that reports count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRun:
+    """One closed-loop benchmark."""
+
+    model: ModelSpec
+    device: str
+    parallel: ParallelConfig
+    kv_precision: str
+    stack: str
+    prompt_tokens: int
+    output_tokens: int
+    concurrency: int
+    shortest_share: float = SHORTEST_SHARE
+
+
+def model_of(label: str) -> ModelSpec:
+    """The catalogue's model for a label such as llama3.1-8b, llama2-70b or openai/gpt-oss-120b."""
+    try:
+        return load_model(label)
+    except ValueError:
+        pass
+    try:
+        return load_model(re.sub(r"^(llama|qwen|opt)(?=\d)", r"\1-", label.lower()))
+    except ValueError:
+        raise Unmodelled(f"model {label} is not in the catalogue") from None
+
+
+def served_run(row: Mapping[str, Any]) -> ServedRun:
+    """The benchmark that a row of an e2e_silicon_agg file describes; `Unmodelled` names what is missing."""
+    model = _in_format(model_of(str(row["model_path"])), str(row["gemm_quant_mode"]), str(row["moe_quant_mode"]))
+    try:
+        device = load_device(str(row["system"]))
+        serving_stack(str(row["backend"]))
+    except ValueError as error:
+        raise Unmodelled(str(error).partition(";")[0]) from None
+    groups = _whole(row, "attention_dp_size", 1)
+    concurrency = _whole(row, "concurrency", 0) or _whole(row, "batch_size", 0) * groups
+    if not concurrency:
+        raise Unmodelled("neither concurrency nor batch size is known")
+    narrow = str(row["gemm_quant_mode"]) in _NARROW or str(row["precision"]) in ("fp8", "fp4", "int4")
+    return ServedRun(
+        model=model,
+        device=device.name,
+        parallel=_parallel(row, model, device.devices_per_node),
+        kv_precision="fp8" if narrow else "bf16",
+        stack=str(row["backend"]),
+        prompt_tokens=_whole(row, "isl", 0),
+        output_tokens=_whole(row, "osl", 0),
+        concurrency=concurrency,
+        shortest_share=1.0 if str(row.get("provenance")) in FIXED_LENGTHS else SHORTEST_SHARE,
+    )
+
+
+def _whole(row: Mapping[str, Any], name: str, default: int) -> int:
+    value = float(row[name]) if row.get(name) not in (None, "") else math.nan
+    return int(value) if value > 0 else default
+
+
+def _in_format(model: ModelSpec, gemm: str, moe: str) -> ModelSpec:
+    """Checkpoints that come quantised keep their formats, except where their experts were converted further."""
+    gemm_format, moe_format = _FORMATS.get(gemm), _FORMATS.get(moe)
+    if gemm in ("", "nan"):
+        return model
+    if gemm_format is None:
+        raise Unmodelled(f"gemm_quant_mode {gemm} has no price")
+    if model.experts is None:
+        return model.with_precision(gemm_format)
+    if moe in ("", "nan"):
+        moe_format = gemm_format
+    if moe_format is None:
+        raise Unmodelled(f"moe_quant_mode {moe} has no price")
+    # Experts in 4 bits of their own: the mode names the arithmetic. NVFP4 releases of int4 models are conversions.
+    own = model.expert_precision
+    if own == "mxfp4" or (own.startswith("int4") and moe_format != "nvfp4"):
+        return model
+    if gemm_format == "fp8":
+        return model.with_precision("fp8")
+    if gemm_format == "nvfp4":
+        # NVIDIA's releases convert the MLPs and leave attention in the checkpoint's format.
+        return replace(model, mlp_precision="nvfp4", expert_precision="nvfp4")
+    return model.with_precision(gemm_format)
+
+
+def _parallel(row: Mapping[str, Any], model: ModelSpec, node: int) -> ParallelConfig:
+    tensor, data, pipeline = (_whole(row, name, 1) for name in ("tp_size", "attention_dp_size", "pp_size"))
+    expert_tensor, expert = (_whole(row, name, 1) for name in ("moe_tp_size", "moe_ep_size"))
+    total = tensor * data
+    root = math.isqrt(total)
+    if total > node and root * root == total and expert_tensor * expert == total:
+        tensor, data = (1, root) if data > 1 else (root, 1)
+        expert = min(expert, root)
+    elif total == 1 and 1 < expert_tensor * expert <= node:
+        tensor = expert_tensor * expert
+    try:
+        if model.experts is None:
+            parallel = ParallelConfig(tensor=tensor, pipeline=pipeline)
+        else:
+            while (tensor * data) % expert:
+                expert -= 1
+            parallel = ParallelConfig(tensor=tensor, pipeline=pipeline, data=data, expert=expert)
+        parallel.check(model)
+    except ValueError as error:
+        raise Unmodelled(str(error).partition(";")[0]) from None
+    return parallel
+
+
+def scheduler_of(stack: ServingStack, sequences: int) -> Scheduler:
+    """How *stack* batches with its defaults, for at most *sequences* at a time."""
+    from policies.schedulers import EvictNewest, Sarathi, Vllm
+
+    if stack.prefill_first:
+        inner: Scheduler = Vllm(max_batched_tokens=stack.token_budget, max_sequences=sequences)
+    else:
+        inner = Sarathi(token_budget=stack.token_budget, max_sequences=sequences)
+    return EvictNewest(inner=inner)
+
+
+def serve(deployment: Deployment, stack: ServingStack, workload: Trace | ClosedLoop, sequences: int) -> Columns:
+    """Run *workload* on one replica of *deployment* behind *stack*; `Unmodelled` where it does not fit in memory."""
+    from policies.routers import RoundRobin
+    from sim.engine import Experiment, ReplicaSpec, run
+
+    try:
+        blocks = deployment.kv_pool_blocks()
+    except ValueError as error:
+        raise Unmodelled(f"does not fit: {str(error).partition(':')[0]}") from None
+    experiment = Experiment(
+        workload=workload,
+        replicas=(ReplicaSpec(cost=deployment.cost, scheduler=scheduler_of(stack, sequences), kv_blocks=blocks),),
+        router=RoundRobin(),
+        admission_s=stack.overheads.admission_s,
+        admission_s_per_token=stack.overheads.admission_s_per_token,
+    )
+    return run(experiment)
+
+
+def latencies_s(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """TTFT and TPOT of every request, in seconds; NaN where it did not finish or emitted one token only."""
+    names = ("arrival_ns", "first_token_ns", "finish_ns", "output_tokens")
+    arrival, first, finish, output = (np.asarray(columns.requests[name], float) for name in names)
+    done = finish >= 0
+    ttft = np.where(done, (first - arrival) * 1e-9, np.nan)
+    tpot = np.where(done & (output > 1), (finish - first) * 1e-9 / np.maximum(output - 1, 1), np.nan)
+    return ttft, tpot
+
+
+def closed_loop_s(
+    run: ServedRun, *, stack: ServingStack | None = None, profile: str | None = None
+) -> tuple[float, float]:
+    """Mean TTFT and TPOT of *run* in seconds; `Unmodelled` where it cannot be priced or does not fit."""
+    from workloads.generators import Fixed, Uniform, closed_loop
+
+    stack = stack or serving_stack(run.stack)
+    try:
+        deployment = deploy(
+            model=run.model,
+            hardware=run.device,
+            parallel=run.parallel,
+            kv_precision=run.kv_precision,
+            cost=Calibrated(stack=stack, profile=profile),
+        )
+    except ValueError as error:
+        raise Unmodelled(str(error).partition(";")[0]) from None
+
+    def lengths(nominal: int) -> Fixed | Uniform:
+        least = max(1, int(run.shortest_share * nominal))
+        return Uniform(min_tokens=least, max_tokens=nominal) if least < nominal else Fixed(tokens=nominal)
+
+    workload = closed_loop(
+        n_requests=REQUESTS_PER_CLIENT * run.concurrency,
+        concurrency=run.concurrency,
+        prompt=lengths(run.prompt_tokens),
+        output=lengths(run.output_tokens),
+        seed=_SEED,
+    )
+    ttft, tpot = latencies_s(serve(deployment, stack, workload, max(256, run.concurrency)))
+    return float(np.nanmean(ttft)), float(np.nanmean(tpot))
+
+
+def rows_of(measurement: Measurement) -> list[dict[str, Any]]:
+    """The rows of a measurement as mappings."""
+    names = list(measurement.columns)
+    return [dict(zip(names, values, strict=True)) for values in zip(*measurement.columns.values(), strict=True)]
+
+
+def iteration_s(
+    row: Mapping[str, Any], *, stack: ServingStack | None = None, profile: str | None = None
+) -> tuple[float, float]:
+    """Seconds of the prompt iteration and the mean decode iteration of one row of an iteration_* file."""
+    if str(row.get("flag", "ok")) not in ("ok", ""):
+        raise Unmodelled(f"flagged {row['flag']}")
+    model = model_of(str(row["model"]))
+    try:
+        deployment = deploy(
+            model=model,
+            hardware=str(row["hardware"]),
+            parallel=ParallelConfig(tensor=int(row["tensor_parallel"])),
+            cost=Calibrated(stack=stack or serving_stack("eager"), profile=profile),
+        )
+    except ValueError as error:
+        raise Unmodelled(str(error).partition(";")[0]) from None
+    n, prompt, tokens = (int(row[name]) for name in ("batch_size", "prompt_size", "token_size"))
+    pairs = n * (prompt * (prompt + 1) // 2)
+    prompt_s = deployment.cost.iteration_s(Totals(n * prompt, n * prompt, n, pairs, n * prompt, 0, 0, n))
+    context = prompt + max(1, tokens // 2)
+    decode_s = deployment.cost.iteration_s(Totals(n, 0, 0, 0, 0, n, n * context, n))
+    return prompt_s, decode_s
+
+
+def replayed(
+    measurement: Measurement, *, stack: ServingStack | None = None, profile: str | None = None
+) -> tuple[Columns, np.ndarray]:
+    """The simulated run of an e2e_requests_* file's arrivals, and the order of its rows by arrival."""
+    from hwmodels.measured import catalogue_name
+    from workloads import Trace
+
+    found = stack or serving_stack(measurement.source)
+    try:
+        deployment = deploy(
+            model=model_of(measurement.labels["model"]),
+            hardware=catalogue_name(measurement.device),
+            parallel=ParallelConfig(tensor=int(measurement.labels["tp"])),
+            cost=Calibrated(stack=found, profile=profile),
+        )
+    except ValueError as error:
+        raise Unmodelled(str(error).partition(";")[0]) from None
+    columns = measurement.columns
+    order = np.argsort(columns["arrival_s"], kind="stable")
+    trace = Trace.from_arrays(
+        arrival_ns=np.rint(columns["arrival_s"][order] * 1e9).astype(np.int64),
+        prompt_tokens=columns["input_toks"][order].astype(np.int64),
+        output_tokens=columns["output_toks"][order].astype(np.int64),
+    )
+    return serve(deployment, found, trace, 256), order

@@ -1,0 +1,349 @@
+"""Measured files against the models: every row predicted, one line of errors a file and quantity."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.errors import RooftraceError
+
+if TYPE_CHECKING:
+    from hwmodels.device import Device
+    from hwmodels.measured import Measurement
+
+COLUMNS = ("file", "device", "rows", "unmodelled", "mape_pct", "median_pct", "p90_pct", "bias_pct", "quantity")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A quantity of a file's rows: predicted (NaN: no model) and measured (NaN: the row does not say), in SI units."""
+
+    file: str
+    device: str
+    quantity: str
+    predicted: np.ndarray
+    measured: np.ndarray
+    unmodelled: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> rows that it leaves without a prediction."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> ErrorLine:
+        known = np.isfinite(self.predicted) & np.isfinite(self.measured) & (self.measured > 0)
+        ratio = self.predicted[known] / self.measured[known] - 1.0
+        size = 100.0 * np.abs(ratio)
+        some = bool(known.any())
+        return ErrorLine(
+            file=self.file,
+            device=self.device,
+            quantity=self.quantity,
+            rows=len(self.measured),
+            unmodelled=sum(self.unmodelled.values()),
+            mape_pct=float(size.mean()) if some else None,
+            median_pct=float(np.median(size)) if some else None,
+            p90_pct=float(np.percentile(size, 90)) if some else None,
+            bias_pct=float(100.0 * ratio.mean()) if some else None,
+            reasons=self.unmodelled,
+            notes=self.notes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorLine:
+    """Relative errors of the modelled rows in percent (None: there are none); bias: mean of predicted / measured - 1."""
+
+    file: str
+    device: str
+    quantity: str
+    rows: int
+    unmodelled: int
+    mape_pct: float | None
+    median_pct: float | None
+    p90_pct: float | None
+    bias_pct: float | None
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def validate(folder: str | Path, *, hardware: str | None = None) -> list[Comparison]:
+    """Compare every CSV of *folder* with what the models say.
+
+    *hardware*, a device's name or the path of a profile, prices every file whatever device its name says; in
+    end-to-end files it prices the rows of its own device. RooftraceError for a folder or file that is not understood:
+    nothing is skipped.
+    """
+    return list(comparisons(folder, hardware=hardware))
+
+
+def comparisons(folder: str | Path, *, hardware: str | None = None) -> Iterator[Comparison]:
+    """`validate`, file by file as they are done; all files are read, and so checked, before the first is predicted."""
+    from hwmodels.measured import read_folder
+
+    try:
+        measurements = read_folder(folder)
+        given = _Hardware.of(hardware) if hardware is not None else None
+    except (ValueError, OSError) as error:
+        raise RooftraceError(str(error)) from None
+    for measurement in measurements:
+        yield from compare(measurement, hardware=given, others=measurements)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hardware:
+    name: str
+    profile: str | None
+    """The path of a profile file; None: the shipped one."""
+
+    @classmethod
+    def of(cls, name: str) -> _Hardware:
+        from hwmodels.device import load_device
+        from hwmodels.profiles import load_profile
+
+        if name.endswith(".toml"):
+            return cls(name=load_profile(name).name, profile=name)
+        return cls(name=load_device(name).name, profile=None)
+
+
+def compare(
+    measurement: Measurement, *, hardware: _Hardware | None = None, others: Sequence[Measurement] = ()
+) -> Iterator[Comparison]:
+    """The comparisons of one file; *others* are files that it may need (a time series needs its requests)."""
+    handler = _HANDLERS.get(measurement.kind, _kernels)
+    yield from handler(measurement, hardware, others)
+
+
+def _device_of(measurement: Measurement) -> Device:
+    from hwmodels.device import load_device
+    from hwmodels.measured import catalogue_name
+
+    return load_device(catalogue_name(measurement.device))
+
+
+def _kernels(
+    measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
+) -> Iterator[Comparison]:
+    from hwmodels.measured import predict
+    from hwmodels.profiles import load_profile
+
+    assert measurement.measured_s is not None
+    notes: tuple[str, ...] = ()
+    try:
+        name = hardware.name if hardware else _device_of(measurement).name
+        profile = load_profile((hardware.profile if hardware else None) or name)
+    except ValueError as error:
+        name, reason = measurement.device, str(error).partition(";")[0]
+        predicted, reasons = np.full(len(measurement), np.nan), {reason: len(measurement)}
+    else:
+        found = predict(measurement, profile)
+        predicted, reasons = found.seconds, dict(found.unmodelled)
+        if profile.note.startswith("efficiencies"):
+            notes = (profile.note,)
+    yield Comparison(
+        file=measurement.path.name,
+        device=name,
+        quantity="latency",
+        predicted=predicted,
+        measured=measurement.measured_s,
+        unmodelled=reasons,
+        notes=notes,
+    )
+
+
+class _Collected:
+    """Two predictions a row, and the reasons for what is missing."""
+
+    def __init__(self, n: int) -> None:
+        self.values = np.full((2, n), np.nan)
+        self.reasons: dict[str, int] = {}
+
+    def put(self, index: int, price: Callable[[], tuple[float, float]]) -> None:
+        from sim.measured_runs import Unmodelled
+
+        try:
+            self.values[:, index] = price()
+        except Unmodelled as error:
+            self.reasons[str(error)] = self.reasons.get(str(error), 0) + 1
+
+
+def _iterations(
+    measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
+) -> Iterator[Comparison]:
+    from sim.measured_runs import iteration_s, rows_of
+
+    got = _Collected(len(measurement))
+    for index, row in enumerate(rows_of(measurement)):
+        if hardware is not None:
+            row["hardware"] = hardware.name
+        got.put(index, lambda row=row: iteration_s(row, profile=hardware.profile if hardware else None))
+    name = hardware.name if hardware else _name_or_label(measurement)
+    columns = measurement.columns
+    for predicted, what in zip(got.values, ("prompt_time", "token_time"), strict=True):
+        yield Comparison(
+            file=measurement.path.name,
+            device=name,
+            quantity=what,
+            predicted=predicted,
+            measured=columns[f"{what}_ms"] * 1e-3,
+            unmodelled=got.reasons,
+        )
+
+
+def _name_or_label(measurement: Measurement) -> str:
+    try:
+        return _device_of(measurement).name
+    except ValueError:
+        return measurement.device
+
+
+def _silicon(
+    measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
+) -> Iterator[Comparison]:
+    from sim.measured_runs import ServedRun, closed_loop_s, rows_of, served_run
+
+    got = _Collected(len(measurement))
+    done: dict[ServedRun, tuple[float, float]] = {}
+    systems: set[str] = set()
+
+    def price(row: Mapping[str, Any]) -> tuple[float, float]:
+        run = served_run(row)
+        systems.add(run.device)
+        if run not in done:
+            own = hardware is not None and hardware.name == run.device
+            done[run] = closed_loop_s(run, profile=hardware.profile if own and hardware else None)
+        return done[run]
+
+    for index, row in enumerate(rows_of(measurement)):
+        got.put(index, lambda row=row: price(row))
+    for predicted, what in zip(got.values, ("ttft", "tpot"), strict=True):
+        yield Comparison(
+            file=measurement.path.name,
+            device="+".join(sorted(systems)),
+            quantity=what,
+            predicted=predicted,
+            measured=measurement.columns[f"{what}_ms"] * 1e-3,
+            unmodelled=got.reasons,
+        )
+
+
+def _disaggregated(
+    measurement: Measurement, _hardware: _Hardware | None, _others: Sequence[Measurement]
+) -> Iterator[Comparison]:
+    systems = sorted({str(name) for name in measurement.columns["system"]})
+    for what in ("ttft", "tpot"):
+        yield Comparison(
+            file=measurement.path.name,
+            device="+".join(systems),
+            quantity=what,
+            predicted=np.full(len(measurement), np.nan),
+            measured=measurement.columns[f"{what}_ms"] * 1e-3,
+            unmodelled={"prefill and decode on separate pools are not simulated": len(measurement)},
+        )
+
+
+def _requests(
+    measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
+) -> Iterator[Comparison]:
+    from sim.measured_runs import Unmodelled, latencies_s, replayed
+
+    columns = measurement.columns
+    n = len(measurement)
+    predicted, reasons = np.full((2, n), np.nan), {}
+    try:
+        run, order = replayed(measurement, profile=hardware.profile if hardware else None)
+    except Unmodelled as error:
+        reasons[str(error)] = n
+    else:
+        predicted[:, order] = np.stack(latencies_s(run))
+    first, last, arrival = (columns[name] for name in ("first_token_s", "last_token_s", "arrival_s"))
+    tokens = columns["output_toks"]
+    measured = {
+        "ttft": first - arrival,
+        "tpot": np.where(tokens > 1, (last - first) / np.maximum(tokens - 1, 1), np.nan),
+    }
+    single = int((tokens <= 1).sum())
+    for values, (what, truth) in zip(predicted, measured.items(), strict=True):
+        why = dict(reasons)
+        if what == "tpot" and single and not reasons:
+            why["one output token: there is no time per further token"] = single
+        yield Comparison(
+            file=measurement.path.name,
+            device=_name_or_label(measurement),
+            quantity=what,
+            predicted=values,
+            measured=truth,
+            unmodelled=why,
+        )
+
+
+_SERIES = {"prompt_throughput": "prompt_throughput", "gen_throughput": "generation_throughput", "running": "running"}
+
+
+def _timeseries(
+    measurement: Measurement, hardware: _Hardware | None, others: Sequence[Measurement]
+) -> Iterator[Comparison]:
+    from sim.measured_runs import Unmodelled, replayed
+
+    n = len(measurement)
+    predicted = {name: np.full(n, np.nan) for name in _SERIES}
+    reasons: dict[str, int] = {}
+    same = [m for m in others if m.kind == "e2e_requests" and m.labels == measurement.labels]
+    if not same:
+        reasons["the arrivals of the run (its e2e_requests file) are not in the folder"] = n
+    else:
+        try:
+            run, _ = replayed(same[0], profile=hardware.profile if hardware else None)
+        except Unmodelled as error:
+            reasons[str(error)] = n
+        else:
+            predicted = _per_tick(run, measurement.columns["t"])
+    for name, what in _SERIES.items():
+        measured = np.where(measurement.columns[name] > 0, measurement.columns[name], np.nan)
+        why = dict(reasons)
+        idle = int(np.isnan(measured).sum())
+        if idle and not reasons:
+            why["a tick in which the quantity is zero has no relative error"] = idle
+        yield Comparison(
+            file=measurement.path.name,
+            device=_name_or_label(measurement),
+            quantity=what,
+            predicted=predicted[name],
+            measured=measured,
+            unmodelled=why,
+        )
+
+
+def _per_tick(run: Any, ticks: np.ndarray) -> dict[str, np.ndarray]:
+    """Tokens a second over the second before each tick, and the running sequences at it."""
+    table = run.iterations()
+    end = (table["start_ns"] + table["duration_ns"]) * 1e-9
+    edges = np.concatenate([[ticks[0] - 1.0], ticks])
+    width = np.diff(edges)
+    prompt, _ = np.histogram(end, edges, weights=table["prefill_tokens"])
+    emitted, _ = np.histogram(end, edges, weights=table["emitted_tokens"])
+    at = np.searchsorted(table["start_ns"] * 1e-9, ticks, side="right") - 1
+    running = np.where(at >= 0, table["running"][np.maximum(at, 0)], 0)
+    return {"prompt_throughput": prompt / width, "gen_throughput": emitted / width, "running": running.astype(float)}
+
+
+_HANDLERS: Mapping[str, Callable[..., Iterator[Comparison]]] = {
+    "iteration": _iterations,
+    "e2e_silicon_agg": _silicon,
+    "e2e_silicon_disagg": _disaggregated,
+    "e2e_requests": _requests,
+    "e2e_timeseries": _timeseries,
+}
+
+
+def write_csv(lines: Sequence[ErrorLine], path: str | Path) -> None:
+    """Write one row a line with the columns of `COLUMNS`; errors that do not exist stay empty."""
+    with Path(path).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for line in lines:
+            values = [getattr(line, name) for name in COLUMNS]
+            writer.writerow(["" if v is None else f"{v:.2f}" if isinstance(v, float) else v for v in values])
