@@ -71,6 +71,10 @@ class StackKernels:
         return self._own.sequence_s
 
     @property
+    def row_s(self) -> float:
+        return self._own.row_s
+
+    @property
     def prompt_floor_s(self) -> float:
         return self._own.layer_host_s * self.layers
 

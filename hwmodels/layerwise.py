@@ -73,6 +73,11 @@ class Kernels(Protocol):
         ...
 
     @property
+    def row_s(self) -> float:
+        """Overhead of each token of the iteration, on a stage."""
+        ...
+
+    @property
     def prompt_floor_s(self) -> float:
         """Least time of an iteration with prompt tokens on a stage: they are launched kernel by kernel."""
         ...
@@ -209,7 +214,7 @@ class _Stage:
 
     def _rows_s(self, rows: FloatArray) -> FloatArray:
         k, own = self.kernels, np.ceil(rows * self.share)
-        total = self._collectives_s(own, False)
+        total = self._collectives_s(own, False) + own * k.row_s
         for op in self.work.linears:
             if not op.of_logits:
                 total = total + op.layers * k.gemm_s(own, op.n, op.k, precision=op.precision)

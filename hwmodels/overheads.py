@@ -19,8 +19,9 @@ class Overheads:
     """Terms that kernels do not explain, each a time in seconds unless its name says otherwise."""
 
     step_s: float = parameter(0.0, 0.0, 0.05, "host work of an iteration that the device waits for")
-    sequence_s: float = parameter(0.0, 0.0, 2e-4, "host work of each sequence in an iteration, sampling included")
+    sequence_s: float = parameter(0.0, 0.0, 5e-4, "host work of each sequence in an iteration, sampling included")
     sample_s: float = parameter(0.0, 0.0, 5e-3, "sampling of an iteration, whatever the batch")
+    row_s: float = parameter(0.0, 0.0, 2e-4, "host work of each token of an iteration: lists, slots, positions")
     layer_host_s: float = parameter(
         0.0, 0.0, 3e-3, "host time to launch a layer's kernels: the least a layer takes where no graph replays it"
     )

@@ -137,6 +137,7 @@ class PublishedKernels:
     base: RooflineKernels
     step_s: float = 0.0
     sequence_s: float = 0.0
+    row_s: float = 0.0
     prompt_floor_s: float = 0.0
     decode_floor_s: float = 0.0
 

@@ -54,6 +54,10 @@ class RooflineKernels:
         )
 
     @property
+    def row_s(self) -> float:
+        return 0.0
+
+    @property
     def prompt_floor_s(self) -> float:
         return 0.0
 
