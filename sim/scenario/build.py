@@ -81,7 +81,11 @@ def resolve(scenario: Scenario) -> Built:
             "some; give output_tokens: 0 or another model"
         )
     replica = ReplicaSpec(
-        cost=deployment.cost, scheduler=scheduler, kv_blocks=kv_blocks, block_tokens=memory.block_tokens
+        cost=deployment.cost,
+        scheduler=scheduler,
+        kv_blocks=kv_blocks,
+        block_tokens=memory.block_tokens,
+        micro_batches=scenario.micro_batches,
     )
     if decoding is not None:
         replica = replace(

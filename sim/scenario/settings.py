@@ -170,6 +170,8 @@ class Settings(Section):
     kv_precision: KvPrecision | None = None
     """Of the KV cache; where it is left out, that of floating-point weights, or the checkpoint's."""
     parallel: Parallel = Parallel()
+    micro_batches: Annotated[int, Field(ge=1)] | None = None
+    """In flight at once; where it is left out, one for each pipeline stage. One more hides the hand-over between stages."""
     replicas: Annotated[int, Field(ge=1)] = 1
     router: Policy = Policy(policy="round_robin")
     scheduler: Policy = Policy(policy="sarathi")
