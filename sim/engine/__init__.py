@@ -3,7 +3,7 @@
 from sim.engine.cluster import run
 from sim.engine.columns import FINISHED, REJECTED, STATUS_NAMES, UNFINISHED, Columns, ReplicaColumns
 from sim.engine.experiment import Experiment, ReplicaSpec
-from sim.engine.replica import PolicyError
+from sim.engine.lane import PolicyError
 
 __all__ = [
     "FINISHED",

@@ -15,7 +15,8 @@ from policies.routers import RoutedRequest
 from sim.engine.clock import ARRIVAL_PRIORITY
 from sim.engine.columns import BUBBLES, REJECTED, Columns, IntArray
 from sim.engine.experiment import Experiment
-from sim.engine.replica import PolicyError, Replica, RequestState
+from sim.engine.lane import PolicyError, RequestState
+from sim.engine.replica import Replica
 from workloads import ClosedLoop, Trace
 
 _ROUTING_STREAM = 0x726F7574

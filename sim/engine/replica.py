@@ -7,10 +7,8 @@ its own running set; queue and KV pool are shared. With one lane, decode iterati
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import simpy
@@ -20,6 +18,7 @@ from policies.view import PartialSeq, ReplicaView, RunningSeq, WaitingSeq
 from sim.engine.clock import ITERATION_PRIORITY, TICK_BITS, TICKS_PER_S, elapsed, iterations_to_reach
 from sim.engine.columns import BUBBLES, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.experiment import ReplicaSpec
+from sim.engine.lane import Cluster, Lane, Paused, PolicyError, QueueView, RequestState, RunningView, Turn
 from sim.engine.pricing import Pricing
 from sim.engine.running import Departure, TapedSet, UniformSet
 
@@ -31,181 +30,6 @@ _LONGEST_TAPED_SPAN = 4096
 
 _new = tuple.__new__
 """Builds a NamedTuple without the detour through its constructor: a third of the time, several times an iteration."""
-
-
-class Cluster(Protocol):
-    """What a replica tells the cluster."""
-
-    turn: int
-    """Priority of the event that is having its turn in this instant."""
-
-    def finished(self, now_ns: int, turn: int, /) -> None: ...
-
-    def rejected(self, id_: int, reason: str, /) -> None: ...
-
-
-class PolicyError(ValueError):
-    """A plan that cannot be carried out; the message says which policy, what it asked and the way out."""
-
-
-class RequestState:
-    """What is known of every request, by id: columns shared by all replicas of a run."""
-
-    def __init__(
-        self, prompt: array[int], output: array[int], arrival: array[int],
-        model: array[int] | None, deadline: array[int] | None, pipelined: bool,
-    ) -> None:  # fmt: skip
-        n = len(prompt)
-        self.prompt = prompt
-        self.output = output
-        self.model = model
-        self.deadline = deadline
-        """Relative to arrival, -1 absent; None: nobody has one."""
-        self.left = output[:]
-        """Tokens still to emit."""
-        self.arrival = arrival
-        blank = array("q", [-1]) * n
-        self.scheduled = array("q", blank)
-        self.first_token = array("q", blank)
-        self.finish = array("q", blank)
-        self.bubbles = tuple(array("q", bytes(8 * n)) for _ in BUBBLES) if pipelined else ()
-        """Idle time of stages ahead of its micro-batches, by kind."""
-        self.replica = array("i", [-1]) * n
-        self.preemptions = array("i", bytes(4 * n))
-        self.status = bytearray([2]) * n
-        self.reason = array("i", [-1]) * n
-
-
-class _Turn(simpy.Event):
-    """A replica's turn at the end of an instant. One that has fired can be armed again."""
-
-    _value = None
-    _ok = True
-    _defused = False
-
-    def __init__(self, env: simpy.Environment, callbacks: list[Any]) -> None:
-        self.env = env
-        self.callbacks = None
-        self._mine = callbacks
-        self.lane: Any = None
-
-    def arm(self, priority: int, delay: int) -> None:
-        self.callbacks = self._mine
-        self.env.schedule(self, priority, delay)
-
-
-class _QueueView(Sequence[WaitingSeq]):
-    """The queue as policies see it: nothing to write with."""
-
-    __slots__ = ("_queue",)
-
-    def __init__(self, queue: deque[WaitingSeq]) -> None:
-        self._queue = queue
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __bool__(self) -> bool:
-        return bool(self._queue)
-
-    def __iter__(self) -> Iterator[WaitingSeq]:
-        return iter(self._queue)
-
-    def __getitem__(self, index: Any) -> Any:
-        return tuple(self._queue)[index] if isinstance(index, slice) else self._queue[index]
-
-
-class _RunningView(Sequence[RunningSeq]):
-    """A lane's admitted sequences, oldest first, built when looked at."""
-
-    __slots__ = ("_lane", "_replica")
-
-    def __init__(self, replica: Replica, lane: _Lane) -> None:
-        self._replica = replica
-        self._lane = lane
-
-    def __len__(self) -> int:
-        return len(self._lane.admitted)
-
-    def __getitem__(self, index: Any) -> Any:
-        ids = list(self._lane.admitted)
-        if isinstance(index, slice):
-            return tuple(self._replica.running_seq(self._lane, id_) for id_ in ids[index])
-        return self._replica.running_seq(self._lane, ids[index])
-
-    def __reversed__(self) -> Iterator[RunningSeq]:
-        for id_ in list(reversed(self._lane.admitted)):
-            yield self._replica.running_seq(self._lane, id_)
-
-
-class _Paused:
-    """A decoding sequence that the present plan leaves out."""
-
-    __slots__ = ("blocks", "cached", "token_ns")
-
-    def __init__(self, cached: int, blocks: int, token_ns: int) -> None:
-        self.cached = cached
-        self.blocks = blocks
-        self.token_ns = token_ns
-
-
-class _Lane:
-    """A micro-batch slot: its running set and the iteration in flight."""
-
-    __slots__ = (
-        "admitted",
-        "bubbles",
-        "bubbles_at_join",
-        "chunks",
-        "completing",
-        "decodes",
-        "decoding",
-        "end_ticks",
-        "event",
-        "first_ticks",
-        "growth_first",
-        "growth_ticks",
-        "in_flight",
-        "index",
-        "last_round_ns",
-        "n",
-        "partial",
-        "paused",
-        "record",
-        "running_view",
-        "span_end_ticks",
-        "start_ticks",
-        "taped",
-        "through_arrivals",
-    )
-
-    def __init__(self, index: int, decoding: UniformSet | TapedSet) -> None:
-        self.index = index
-        self.decoding = decoding
-        self.taped = isinstance(decoding, TapedSet)
-        self.admitted: dict[int, None] = {}
-        self.partial: dict[int, PartialSeq] = {}
-        self.paused: dict[int, _Paused] = {}
-        self.last_round_ns = -1
-        self.in_flight = False
-        self.event: _Turn | None = None
-        self.n = 0
-        self.start_ticks = 0
-        self.span_end_ticks = 0
-        self.bubbles = [0] * len(BUBBLES)
-        """Idle time of stages ahead of its decodes in ns, all rounds together, by kind."""
-        self.bubbles_at_join: dict[int, list[int]] = {}
-        self.first_ticks = 0
-        self.growth_ticks = 0
-        self.end_ticks: Any = None
-        """Taped spans: the end of each iteration, ticks from the start."""
-        self.decodes = False
-        self.chunks: tuple[tuple[int, int], ...] = ()
-        self.completing: list[int] = []
-        self.growth_first = 0
-        self.through_arrivals = True
-        self.record: tuple[Any, ...] = ()
-        self.running_view: Sequence[RunningSeq] = ()
 
 
 class Replica:
@@ -231,7 +55,7 @@ class Replica:
         self._free_blocks = spec.kv_blocks
         self._pricing = Pricing(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
         self._queue: deque[WaitingSeq] = deque()
-        self._queue_view = _QueueView(self._queue)
+        self._queue_view = QueueView(self._queue)
         self._priority = ITERATION_PRIORITY + 2 * index
         n_stages = spec.cost.n_stages
         n_lanes = spec.micro_batches or n_stages
@@ -256,13 +80,13 @@ class Replica:
         # KV slots that a request needs beyond its own tokens: those of drafted tokens.
         self._lookahead = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
 
-    def _new_lane(self, index: int, seed: int) -> _Lane:
+    def _new_lane(self, index: int, seed: int) -> Lane:
         spec = self._spec
         if spec.decoding is None:
-            lane = _Lane(index, UniformSet(spec.block_tokens, self._window))
+            lane = Lane(index, UniformSet(spec.block_tokens, self._window))
         else:
-            lane = _Lane(index, TapedSet(spec.block_tokens, self._window, spec.decoding, seed))
-        lane.running_view = _RunningView(self, lane)
+            lane = Lane(index, TapedSet(spec.block_tokens, self._window, spec.decoding, seed))
+        lane.running_view = RunningView(lane, self.running_seq)
         return lane
 
     # What routers see: iterations that have ended.
@@ -324,7 +148,7 @@ class Replica:
     def _kick(self) -> None:
         """Plan at the end of this instant, when all that arrives in it has arrived."""
         self._kicked = True
-        _Turn(self._env, [self._on_kick]).arm(self._priority + 1, 0)
+        Turn(self._env, [self._on_kick]).arm(self._priority + 1, 0)
 
     def _on_kick(self, _event: simpy.Event) -> None:
         self._kicked = False
@@ -334,7 +158,7 @@ class Replica:
         elif not self._lane.in_flight and not self._begin(self._lane):
             self._refuse_idling()
 
-    def _in_flight_now(self, lane: _Lane) -> int:
+    def _in_flight_now(self, lane: Lane) -> int:
         """Which iteration of the span is in flight, from 1.
 
         Until the iteration ends of an instant have had their turn, one that ends in it is still in flight.
@@ -347,7 +171,7 @@ class Replica:
             j = iterations_to_reach(target, lane.first_ticks, lane.growth_ticks)
         return min(j, lane.n)
 
-    def _cut(self, lane: _Lane) -> None:
+    def _cut(self, lane: Lane) -> None:
         lane.through_arrivals = True
         if lane.n > 1:
             j = self._in_flight_now(lane)
@@ -357,19 +181,19 @@ class Replica:
                     self.recorder.spans.change_last("n", j)
                 self._sleep(lane)
 
-    def _sleep(self, lane: _Lane) -> None:
+    def _sleep(self, lane: Lane) -> None:
         if lane.end_ticks is not None:
             end = lane.start_ticks + int(lane.end_ticks[lane.n - 1])
         else:
             end = lane.start_ticks + elapsed(lane.n, lane.first_ticks, lane.growth_ticks)
         self._sleep_until(lane, end)
 
-    def _sleep_until(self, lane: _Lane, end_ticks: int) -> None:
+    def _sleep_until(self, lane: Lane, end_ticks: int) -> None:
         lane.span_end_ticks = end_ticks
         event = lane.event
         if event is None or event.callbacks is not None:
             # The one before was cut short: it will find another in its place.
-            event = lane.event = _Turn(self._env, self._end_callbacks)
+            event = lane.event = Turn(self._env, self._end_callbacks)
             event.lane = lane
         event.callbacks = self._end_callbacks
         env = self._env
@@ -377,7 +201,7 @@ class Replica:
 
     # Planning.
 
-    def running_seq(self, lane: _Lane, id_: int) -> RunningSeq:
+    def running_seq(self, lane: Lane, id_: int) -> RunningSeq:
         arrival = self._state.arrival[id_]
         if id_ in lane.decoding:
             cached, blocks = lane.decoding.state_of(id_)
@@ -392,11 +216,11 @@ class Replica:
         """KV blocks are taken for all of a prompt when it is admitted."""
         return -(-(partial.cached_tokens + partial.remaining_tokens) // self._block_tokens)
 
-    def _paused_growth(self, lane: _Lane, paused: _Paused) -> int:
+    def _paused_growth(self, lane: Lane, paused: Paused) -> int:
         query = lane.decoding.query_tokens if lane.taped else 1
         return max(0, -(-(paused.cached + query) // self._block_tokens) - paused.blocks)
 
-    def _begin(self, lane: _Lane) -> bool:
+    def _begin(self, lane: Lane) -> bool:
         """Ask the scheduler, and start what it plans at tick `_ticks`; False if it plans nothing."""
         decoding = lane.decoding
         n_decoding = decoding.n
@@ -458,7 +282,7 @@ class Replica:
             f"{prefilling} prefilling and {decoding} decoding; a plan must make progress when nothing else runs"
         )
 
-    def _choose_decodes(self, lane: _Lane, decode: bool | tuple[int, ...]) -> None:
+    def _choose_decodes(self, lane: Lane, decode: bool | tuple[int, ...]) -> None:
         """Bring the decoding set in line with the plan: pause who is left out, resume who is named again."""
         if decode is False:
             return
@@ -472,13 +296,13 @@ class Replica:
         if decode is not True:
             for id_ in [id_ for id_ in decoding if id_ not in wanted]:
                 departure = self._leave(lane, id_)
-                paused[id_] = _Paused(departure.cached_tokens, departure.blocks, self._last_token_ns(lane, departure))
+                paused[id_] = Paused(departure.cached_tokens, departure.blocks, self._last_token_ns(lane, departure))
         for id_ in [id_ for id_ in paused if id_ in wanted]:
             seq = paused.pop(id_)
             # Slots held for drafted tokens beyond what is cached go back while it waits.
             self._join(lane, id_, seq.cached, seq.token_ns)
 
-    def _leave(self, lane: _Lane, id_: int) -> Departure:
+    def _leave(self, lane: Lane, id_: int) -> Departure:
         departure = lane.decoding.leave(id_)
         self._log_departure(lane, departure)
         self._state.left[id_] -= departure.emitted
@@ -486,12 +310,12 @@ class Replica:
         self._free_blocks += departure.blocks - kept
         return departure._replace(blocks=kept)
 
-    def _join(self, lane: _Lane, id_: int, cached: int, token_ns: int) -> None:
+    def _join(self, lane: Lane, id_: int, cached: int, token_ns: int) -> None:
         lane.decoding.join(id_, cached, self._state.left[id_], token_ns)
         if self._pipelined:
             lane.bubbles_at_join[id_] = lane.bubbles.copy()
 
-    def _log_departure(self, lane: _Lane, departure: Departure) -> None:
+    def _log_departure(self, lane: Lane, departure: Departure) -> None:
         if self._pipelined:
             before = lane.bubbles_at_join.pop(departure.id)
             for kind, column in enumerate(self._state.bubbles):
@@ -500,10 +324,10 @@ class Replica:
             lane.index, departure.since, lane.decoding.round, departure.cached_before, departure.token_ns
         )
 
-    def _last_token_ns(self, lane: _Lane, departure: Departure) -> int:
+    def _last_token_ns(self, lane: Lane, departure: Departure) -> int:
         return lane.last_round_ns if departure.emitted else departure.token_ns
 
-    def _preempt(self, lane: _Lane, id_: int) -> None:
+    def _preempt(self, lane: Lane, id_: int) -> None:
         """Give back a sequence's blocks; it returns to the head of the queue to be computed again."""
         state = self._state
         if id_ in lane.decoding:
@@ -525,7 +349,7 @@ class Replica:
         tokens = (state.prompt[id_] or 1) + state.output[id_] - state.left[id_]
         self._queue.appendleft(self._waiting_seq(id_, tokens, True))
 
-    def _admit(self, lane: _Lane, id_: int, now_ns: int) -> PartialSeq:
+    def _admit(self, lane: Lane, id_: int, now_ns: int) -> PartialSeq:
         queue = self._queue
         if queue and queue[0].id == id_:
             seq = queue.popleft()
@@ -544,7 +368,7 @@ class Replica:
         return PartialSeq(id_, 0, seq.tokens)
 
     def _start_iteration(
-        self, lane: _Lane, chunks: tuple[tuple[int, int], ...], n: int, growth: int, pad_tokens: int, pad_sequences: int
+        self, lane: Lane, chunks: tuple[tuple[int, int], ...], n: int, growth: int, pad_tokens: int, pad_sequences: int
     ) -> None:
         """One iteration with prompt chunks and a decode step of *n* sequences, all or none, that takes *growth* blocks."""
         decoding = lane.decoding
@@ -629,7 +453,7 @@ class Replica:
         )  # fmt: skip
         self._sleep_until(lane, end)
 
-    def _start_rounds(self, lane: _Lane, hold: int, through_arrivals: bool, growth: int) -> None:
+    def _start_rounds(self, lane: Lane, hold: int, through_arrivals: bool, growth: int) -> None:
         """Decode iterations only, as many as nothing can change in, *hold* at most; the first takes *growth* blocks."""
         decoding = lane.decoding
         if growth > self._free_blocks:
@@ -674,7 +498,7 @@ class Replica:
         )  # fmt: skip
         self._sleep_until(lane, start + elapsed(rounds, first, growth_ticks))
 
-    def _start_taped_rounds(self, lane: _Lane, hold: int, n: int, growth: int) -> None:
+    def _start_taped_rounds(self, lane: Lane, hold: int, n: int, growth: int) -> None:
         decoding = lane.decoding
         query, steps = decoding.query_tokens, decoding.draft_steps
         kv = decoding.cached + n * query
@@ -710,7 +534,7 @@ class Replica:
         self._n_in_flight = 1
         self._sleep(lane)
 
-    def _through_stages(self, lane: _Lane, totals: Totals, draft_steps: int) -> tuple[int, int]:
+    def _through_stages(self, lane: Lane, totals: Totals, draft_steps: int) -> tuple[int, int]:
         """Send a micro-batch through the stages of the pipeline; the tick it leaves the last at, and its bubble in ns."""
         stages, handover = self._pricing.stages(totals, draft_steps)
         prefills = totals.prefill_rows > 0
@@ -740,7 +564,7 @@ class Replica:
                     lane.bubbles[kind] += bubble_ns
                 for id_, _ in lane.chunks:
                     self._state.bubbles[kind][id_] += bubble_ns
-        _Turn(self._env, [self._on_stage_free]).arm(
+        Turn(self._env, [self._on_stage_free]).arm(
             self._priority + 1, (self._stage_free[0] >> TICK_BITS) - self._env.now
         )
         return ready - handover, sum(bubbles)
@@ -765,7 +589,7 @@ class Replica:
     # Commit.
 
     def _on_end(self, event: Any) -> None:
-        lane: _Lane = event.lane
+        lane: Lane = event.lane
         if lane.event is not event:
             return
         end_ticks = lane.span_end_ticks
@@ -787,7 +611,7 @@ class Replica:
         if not self._begin(lane):
             self._refuse_idling()
 
-    def _finish_iterations(self, lane: _Lane, end_ns: int) -> None:
+    def _finish_iterations(self, lane: Lane, end_ns: int) -> None:
         state, decoding = self._state, lane.decoding
         if lane.decodes:
             n = lane.n
@@ -817,14 +641,14 @@ class Replica:
                 self._free_blocks += self._blocks_of(partial)
                 self._end_request(lane, id_, end_ns)
 
-    def _end_request(self, lane: _Lane, id_: int, end_ns: int) -> None:
+    def _end_request(self, lane: Lane, id_: int, end_ns: int) -> None:
         del lane.admitted[id_]
         self._n_admitted -= 1
         self._state.finish[id_] = end_ns
         self._state.status[id_] = 0
         self._cluster.finished(end_ns, self._priority)
 
-    def _write_taped(self, lane: _Lane) -> None:
+    def _write_taped(self, lane: Lane) -> None:
         """A taped span: what its iterations have in common, and an array for what they have not."""
         n_rounds = lane.n
         n, query, steps, kvs, windows, emitted, waiting, n_queued = lane.record

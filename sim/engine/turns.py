@@ -17,7 +17,8 @@ from sim.engine.clock import TICK_BITS
 from sim.engine.cluster import _Cluster
 from sim.engine.columns import BUBBLES, Columns
 from sim.engine.experiment import Experiment, ReplicaSpec
-from sim.engine.replica import Cluster, Replica, RequestState
+from sim.engine.lane import Cluster, RequestState
+from sim.engine.replica import Replica
 from workloads import Trace
 
 
