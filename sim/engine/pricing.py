@@ -10,6 +10,7 @@ from hwmodels.cost import CostModel
 from hwmodels.totals import Totals
 from sim.engine.clock import TICKS_PER_S, to_ticks
 
+_new = tuple.__new__
 _FIRST_KNOT = 256
 _KNOTS_PER_OCTAVE = 4
 
@@ -52,6 +53,7 @@ class Pricing:
         self._window = cost.window_tokens is not None
         self._draft_window = draft is not None and draft.window_tokens is not None
         self._lines: dict[tuple[int, int, int, int, int], Line] = {}
+        self._draft_lines: dict[tuple[int, int], tuple[int, int]] = {}
 
     def decode_line(self, n: int, query_tokens: int, draft_steps: int, kv: int, kv_window: int) -> Line:
         """The line for *n* sequences of *query_tokens* each at *kv* tokens; valid below its ends."""
@@ -101,24 +103,31 @@ class Pricing:
     def _draft_ticks(self, totals: Totals, draft_steps: int) -> int:
         """A draft model computes the prompt chunks too, then takes its steps for the decodes."""
         ticks = 0
-        n, kv = totals.decode_seqs, totals.decode_kv_tokens
+        rows, prompt, chunks, pairs, prompt_kv, n, kv, _, pairs_window, kv_window = totals
         if self._draft is not None:
-            if totals.prefill_rows:
-                ticks += to_ticks(
-                    self._draft.iteration_s(
-                        totals._replace(
-                            rows=totals.prefill_rows,
-                            decode_seqs=0,
-                            decode_kv_tokens=0,
-                            decode_kv_window=0,
-                            logit_rows=0,
-                        )
-                    )
-                )
+            if prompt:
+                own = _new(Totals, (prompt, prompt, chunks, pairs, prompt_kv, 0, 0, 0, pairs_window, 0))
+                ticks += to_ticks(self._draft.iteration_s(own))
             if draft_steps and n:
-                within = totals.decode_kv_window if self._draft_window else 0
-                step = self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, within))
-                ticks += to_ticks(draft_steps * step)
-        if totals.rows - totals.prefill_rows > n:
+                if self._draft_window:
+                    step = self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, kv_window))
+                    ticks += to_ticks(draft_steps * step)
+                else:
+                    ticks += draft_steps * self._draft_pass(n, kv)
+        if rows - prompt > n:
             ticks += self._round_ticks
         return ticks
+
+    def _draft_pass(self, n: int, kv: int) -> int:
+        """Ticks of one draft pass beside prompt chunks, on the chords that decode-only iterations use."""
+        cell = bisect_right(_KNOTS, kv) - 1
+        line = self._draft_lines.get((n, cell))
+        if line is None:
+            assert self._draft is not None
+            kv0, kv1 = _KNOTS[cell], _KNOTS[cell + 1]
+            low, high = (
+                to_ticks(self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, end, n, 0, 0))) for end in (kv0, kv1)
+            )
+            slope = max(0, (high - low) // (kv1 - kv0))
+            line = self._draft_lines[n, cell] = (low - slope * kv0, slope)
+        return line[0] + line[1] * kv
