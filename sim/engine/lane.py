@@ -162,7 +162,8 @@ class Lane:
 
     def __init__(self, index: int, decoding: UniformSet | TapedSet) -> None:
         self.index = index
-        self.decoding = decoding
+        # Any: which of the two it is, `taped` says, in the inner loop.
+        self.decoding: Any = decoding
         self.taped = isinstance(decoding, TapedSet)
         self.admitted: dict[int, None] = {}
         self.partial: dict[int, PartialSeq] = {}
