@@ -20,15 +20,24 @@ def console() -> Console:
 
 
 def print_table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None, left: int = 1, fold: int = 0
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str | None = None,
+    left: int = 1,
+    fold: int = 0,
+    fold_left: bool = False,
 ) -> None:
-    """Print a table whose first *left* and last *fold* columns are text, and the others numbers set to the right."""
+    """Print a table whose first *left* and last *fold* columns are text, and the others numbers set to the right.
+
+    The last *fold* columns go on over several lines where they are long; with *fold_left* the first *left* do too.
+    """
     from rich import box
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, head in enumerate(heads):
-        wraps = index >= len(heads) - fold
+        wraps = index >= len(heads) - fold or (fold_left and index < left)
         text = index < left or wraps
         table.add_column(
             head, justify="left" if text else "right", overflow="fold" if wraps else "ellipsis", no_wrap=not wraps

@@ -156,7 +156,10 @@ def iteration_s(cost: CostModel, prompt: int, decodes: int, context: int = 1024)
     # The prompt arrives while those of the decodes are computed, and so joins their first step.
     lengths = [context - 1] * decodes + ([prompt] if prompt else [])
     arrivals = [0] * decodes + ([1 if decodes else 0] if prompt else [])
-    trace = Trace(arrival_ns=arrivals, prompt_tokens=lengths, output_tokens=[2] * len(lengths))
+    prompts = np.array(lengths, np.int64)
+    trace = Trace(
+        arrival_ns=np.array(arrivals, np.int64), prompt_tokens=prompts, output_tokens=np.full_like(prompts, 2)
+    )
     iterations = replay(cost, Orca(len(lengths)), trace).iterations()
     wanted = (iterations["prefill_tokens"] == prompt) & (iterations["decode_tokens"] == decodes)
     return float(iterations["duration_ns"][np.flatnonzero(wanted)[0]]) * 1e-9
@@ -306,7 +309,7 @@ def _pd_optima(quick: bool) -> Iterator[Row]:
 
 def prefill_s(cost: CostModel, prompt: int, chunk: int) -> tuple[float, int]:
     """Seconds to compute a prompt alone in chunks, and the KV tokens that its chunks read."""
-    trace = Trace(arrival_ns=[0], prompt_tokens=[prompt], output_tokens=[1])
+    trace = at_once([prompt], 0)
     columns = replay(cost, DecodeMaximal(chunk, 1, align=False), trace)
     return float(columns.requests["finish_ns"][0]) * 1e-9, int(columns.replicas[0].spans["prefill_kv_tokens"].sum())
 

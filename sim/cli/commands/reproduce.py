@@ -44,7 +44,7 @@ def reproduce(
         typer.echo(f"{module.TITLE}: {len(found) - len(wrong)} of {len(found)} rows within tolerance")
         shown = wrong if failures_only else found
         if shown:
-            print_table(COLUMNS, [row.cells() for row in shown])
+            print_table(COLUMNS, [row.cells() for row in shown], left=3, fold_left=True)
         if out is not None:
             for path in module.plots(out):
                 typer.echo(f"Picture {path}")
