@@ -156,11 +156,15 @@ def replay(trace: Trace, tables: GroupTables, overhead_ns: int, *, compiled: boo
     model = np.zeros(n, np.int64) if trace.model_index is None else trace.model_index
     deadline = np.full(n, -1, np.int64) if trace.deadline_ns is None else trace.deadline_ns
     out = [np.full(n, -1, np.int64) for _ in range(3)]
-    clocks = np.zeros(max(tables.n_clocks, 1), np.int64)
+    work = (
+        np.zeros(max(tables.n_clocks, 1), np.int64),
+        np.zeros_like(tables.stages),
+        np.zeros(max(tables.stages), np.int64),
+    )
     inputs = (
         *(trace.arrival_ns, model, deadline),
         *(tables.host_start, tables.host_group, tables.host_times, tables.times, tables.stages, tables.first_clock),
-        clocks,
+        *work,
     )
     if compiled:
         loop = compiler()
@@ -197,39 +201,43 @@ def _replay(
     stages: Any,
     first_clock: Any,
     clocks: Any,
+    ready: Any,
+    through: Any,
     overhead_ns: int,
     start: Any,
     finish: Any,
     group: Any,
 ) -> None:
-    """Every request in order of arrival; *clocks* hold when each stage of each group is free."""
+    """Every request in order of arrival.
+
+    *clocks* hold when each stage of each group is free, *ready* the last of them, *through* the stages of one request.
+    """
     for i in range(len(arrival)):
-        low, high = host_start[model[i]], host_start[model[i] + 1]
+        m = model[i]
+        low, high = host_start[m], host_start[m + 1]
         if low == high:
             continue
         chosen = low
-        least = clocks[first_clock[host_group[low]] + stages[host_group[low]] - 1]
+        least = ready[host_group[low]]
         for host in range(low + 1, high):
-            g = host_group[host]
-            backlog = clocks[first_clock[g] + stages[g] - 1]
+            backlog = ready[host_group[host]]
             if backlog < least:
                 least, chosen = backlog, host
         g, at = host_group[chosen], host_times[chosen]
-        base = first_clock[g]
+        base, n = first_clock[g], stages[g]
         group[i] = g
-        t = arrival[i]
-        for k in range(stages[g]):
+        now = arrival[i]
+        t = now
+        for k in range(n):
             t = max(t, clocks[base + k]) + times[at + k]
-        if deadline[i] >= 0 and t + overhead_ns > arrival[i] + deadline[i]:
+            through[k] = t
+        if deadline[i] >= 0 and t + overhead_ns > now + deadline[i]:
             continue
+        start[i] = max(now, clocks[base])
         finish[i] = t + overhead_ns
-        t = arrival[i]
-        for k in range(stages[g]):
-            t = max(t, clocks[base + k])
-            if k == 0:
-                start[i] = t
-            t += times[at + k]
-            clocks[base + k] = t
+        for k in range(n):
+            clocks[base + k] = through[k]
+        ready[g] = t
 
 
 class _At(simpy.Event):

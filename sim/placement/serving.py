@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.oneshot import OneShot
-from policies.placement import Cluster, ModelView, Placement, Score, check
+from policies.placement import Cluster, Group, ModelView, Placement, Score, check
 from sim.engine.groups import GroupColumns, GroupExperiment, GroupSpec, run_groups
 from workloads import Trace
 
@@ -71,6 +71,7 @@ class Serving:
     stage_overhead: float = 0.0
     """Stages of a group take longer by this share for each stage that the group has."""
     _stage_ns: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    _specs: dict[Group, GroupSpec] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -122,7 +123,8 @@ class Serving:
 
     def experiment(self, placement: Placement, workload: Trace) -> GroupExperiment:
         """What the engine runs; ValueError where the placement does not fit the cluster."""
-        check(placement, self.cluster, self.views_without_traffic)
+        if placement.n_devices > self.cluster.n_devices or any(group not in self._specs for group in placement.groups):
+            check(placement, self.cluster, self.views_without_traffic)
         return GroupExperiment(
             workload=workload,
             groups=self.groups(placement),
@@ -145,14 +147,17 @@ class Serving:
 
     def groups(self, placement: Placement) -> tuple[GroupSpec, ...]:
         """The placement's groups with the times of their stages."""
-        return tuple(
-            GroupSpec(
+        return tuple(self._group(group) for group in placement.groups)
+
+    def _group(self, group: Group) -> GroupSpec:
+        # From one placement of a search to the next a single group changes; the others were checked and priced before.
+        if group not in self._specs:
+            self._specs[group] = GroupSpec(
                 models=group.models,
                 stage_ns=tuple(self._times(model, group.shape) for model in group.models),
                 n_stages=group.inter_op,
             )
-            for group in placement.groups
-        )
+        return self._specs[group]
 
     def _times(self, model: int, shape: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
         key = (model, shape)
@@ -202,7 +207,7 @@ class Outcome:
         finish, arrival = self.columns.finish_ns, self.workload.arrival_ns
         served = finish >= 0
         # A rejected request counts as no time in this mean, as in the artifact.
-        mean_s = float(np.sum((finish - arrival)[served])) / NS_PER_S / len(finish)
+        mean_s = float(np.sum(finish - arrival, where=served)) / NS_PER_S / len(finish)
         value = self.attainment - mean_s / 1e4 + replicas / 1e6
         return Score(value=value, unserved=self.unserved.tolist(), requests=self.requests.tolist())
 

@@ -153,13 +153,22 @@ def draw_latencies(ax: Axes, latencies_s: Mapping[str, FloatArray], *, title: st
         mean_s = float(values.mean())
         ax.plot(ordered[shown], (shown + 1) / len(ordered), color=colour, label=f"{name}, mean {mean_s:.2f} s")
         ax.axvline(mean_s, color=colour, linestyle="--", linewidth=0.9)
-    ax.set_xscale("log")
-    ax.set_xlabel("latency (s)")
+    _log_seconds(ax)
     ax.set_ylabel("share of requests")
     ax.set_ylim(0, 1.02)
     ax.set_title(title, fontsize=10)
     ax.legend(fontsize=8, loc="lower right")
     ax.grid(alpha=0.25)
+
+
+def _log_seconds(ax: Axes) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel("latency (s)")
 
 
 def draw_utilisation(ax: Axes, times_s: FloatArray, utilisation: Mapping[str, FloatArray], *, title: str) -> None:
@@ -168,9 +177,11 @@ def draw_utilisation(ax: Axes, times_s: FloatArray, utilisation: Mapping[str, Fl
         ax.stairs(values, times_s, color=colour, label=name, linewidth=1.4)
     ax.set_xlabel("time (s)")
     ax.set_ylabel("devices busy")
-    ax.set_ylim(0, 1.05)
+    # Room above full use, so that the legend covers no line.
+    ax.set_ylim(0, 1.28)
+    ax.set_yticks(np.arange(0, 1.01, 0.2))
     ax.set_title(title, fontsize=10)
-    ax.legend(fontsize=8, loc="upper right")
+    ax.legend(fontsize=8, loc="upper right", ncols=2)
     ax.grid(alpha=0.25)
 
 
@@ -190,9 +201,9 @@ def draw_attainment(
     if goal is not None:
         ax.axhline(100 * goal, color=_GREY, linestyle="--", linewidth=0.9)
         ax.text(
-            0.99, 100 * goal - 1, f"{goal:.0%}", transform=ax.get_yaxis_transform(), ha="right", va="top", fontsize=8
+            0.99, 100 * goal + 1.2, f"{goal:.0%}", transform=ax.get_yaxis_transform(), ha="right", va="top", fontsize=8
         )
-    ax.set_ylim(0, 104)
+    ax.set_ylim(0, 108)
     ax.set_xlabel(label)
     ax.set_ylabel("SLO attainment (%)")
     ax.grid(alpha=0.25)

@@ -64,7 +64,7 @@ _SEARCHES: dict[str, PlacementSearch] = {
     "mp-greedy-4": EqualGroups(inter_op=4),
     "sr-greedy": SelectiveReplication(),
     "mp-search": PartitionSearch(buckets=False),
-    "mp-search-sep": PartitionSearch(max_splits=7),
+    "mp-search-sep": PartitionSearch(),
 }
 
 
@@ -521,7 +521,7 @@ def _policies(quick: bool) -> Iterable[Row]:
     ]
     yield Row(
         experiment="rate at 99 % attainment",
-        case="24 x 2.7B on 16 GPUs, SLO scale 5, CV 4",
+        case="24 x 2.7B on 16 GPUs, SLO scale 5, CV 3",
         quantity="rate of AlpaServe over that of replication",
         published="at least 3 (5 in the recorded S3 on MAF2, up to 10 in the abstract)",
         simulated=f"{rates[1]:.2f}/s over {rates[0]:.2f}/s",
@@ -562,23 +562,30 @@ def _policies(quick: bool) -> Iterable[Row]:
         experiment="batching",
         case="16 x 1.3B on 8 GPUs, 30/s, CV 4, SLO scale 2",
         quantity="attainment with batches up to 8 less without",
-        published="little",
+        published="little to gain for large models under a tight SLO: at most 0.03",
         simulated=float(np.mean(on) - np.mean(off)),
         kind="qualitative",
-        holds=bool(abs(np.mean(on) - np.mean(off)) <= 0.05),
+        holds=bool(np.mean(on) - np.mean(off) <= 0.03),
     )
 
 
 def _rate_at_goal(search: PlacementSearch, seed: int) -> float:
     """The highest rate at which at least 99 % of requests are in time, to 5 %."""
-    low, high = 0.25, 80.0
+    names = [f"m{i}" for i in range(24)]
+    serving = _serving(dict.fromkeys(names, "bert-2.7b"), 16, 5.0)
+
+    def keeps(rate: float) -> bool:
+        # At low rates a longer run keeps the number of requests.
+        span_s = max(200.0, 2000.0 / rate)
+        trace = _trace(power_law_rates(rate, 24).tolist(), 3.0, seed, span_s=span_s)
+        return _attainment(search, (serving, trace)) >= 0.99
+
+    low, high = 1.0, 64.0
+    while not keeps(low):
+        low, high = low / 4, low
     while high / low > 1.05:
         middle = (low * high) ** 0.5
-        # At low rates a longer run keeps the number of requests.
-        names = [f"m{i}" for i in range(24)]
-        trace = _trace(power_law_rates(middle, 24).tolist(), 4.0, seed, span_s=max(200.0, 2000.0 / middle))
-        case = _serving(dict.fromkeys(names, "bert-2.7b"), 16, 5.0), trace
-        low, high = (middle, high) if _attainment(search, case) >= 0.99 else (low, middle)
+        low, high = (middle, high) if keeps(middle) else (low, middle)
     return low
 
 
