@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from hwmodels.device import Device
+from hwmodels.cost import CostModel
+from hwmodels.device import Device, device_catalogue
 from hwmodels.kernels.calibrated import CalibratedKernels
 from hwmodels.layerwise import DecodeForm, LayerwiseCost, Ops, PrefillForm
 from hwmodels.model import ModelSpec
 from hwmodels.overheads import Overheads, ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
-from hwmodels.profiles import Profile, load_profile
+from hwmodels.profiles import Profile, borrow_for, load_profile
+from hwmodels.roofline import Roofline
 from hwmodels.work import AttentionShape, ExpertMlp
 
 _TILE = 128.0  # query rows of a thread block, as in kernels.attention
@@ -49,9 +52,10 @@ class StackKernels:
     device: Device
     profile: Profile = field(repr=False, hash=False)
     stack: ServingStack
+    profile_path: str | None = None
+    """Where the profile was read from, if it is not the shipped one."""
     layers: int
     """Of one stage, for host work by the layer."""
-    moe_layers: int = 0
     base_precision: str = "bf16"
 
     @property
@@ -375,8 +379,12 @@ class Calibrated:
         return cls(stack=serving_stack(name), profile=profile)
 
     def load(self, device: Device) -> Profile:
-        """The profile that prices *device*."""
-        return load_profile(self.profile or device.name)
+        """The profile that prices *device*: its own, or its nearest relative's on its datasheet numbers."""
+        if self.profile is not None:
+            return load_profile(self.profile)
+        if device_catalogue().get(device.name) == device:
+            return load_profile(device.name)
+        return borrow_for(device)
 
     def __call__(
         self,
@@ -391,14 +399,20 @@ class Calibrated:
         ValueError if the profile lacks a kernel that the model needs, or the model cannot be split so.
         """
         parallel = parallel or ParallelConfig()
+        profile = self.load(device)
+        if any(kernel.family == "cpu_gemm" for kernel in profile.kernels):
+            # Imported here: most runs are not on a CPU.
+            from hwmodels.cpu import cpu_cost
+
+            return cpu_cost(spec, profile, device=device, parallel=parallel, kv_precision=kv_precision)
         for fmt in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
             device.first_peak(number_format(fmt).math, f"precision {fmt}")
         kernels = StackKernels(
             device=device,
-            profile=self.load(device),
+            profile=profile,
+            profile_path=self.profile,
             stack=self.stack,
             layers=math.ceil(spec.n_layers / parallel.pipeline),
-            moe_layers=sum(spec.layer_is_moe),
             base_precision=spec.base_precision,
         )
         return LayerwiseCost(
@@ -410,3 +424,49 @@ class Calibrated:
             devices_per_node=device.devices_per_node,
             kv_precision=kv_precision,
         )
+
+
+def factory_of(cost: CostModel) -> Calibrated | Callable[..., LayerwiseCost]:
+    """What makes cost models of other models as *cost* was made: the same profile and stack, or the roofline."""
+    kernels = getattr(cost, "kernels", None)
+    if isinstance(kernels, StackKernels):
+        return Calibrated(stack=kernels.stack, profile=kernels.profile_path)
+    return Roofline
+
+
+def overheads_of(cost: CostModel) -> Overheads:
+    """The serving stack's overheads inside *cost*, and beside it in the front end; none for other cost models."""
+    kernels = getattr(cost, "kernels", None)
+    return kernels.stack.overheads if isinstance(kernels, StackKernels) else Overheads()
+
+
+def profile_of(cost: CostModel) -> Profile:
+    """The calibrated profile behind *cost*; TypeError where there is none."""
+    profile = getattr(getattr(cost, "kernels", None), "profile", None)
+    if not isinstance(profile, Profile):
+        raise TypeError(f"{cost!r} was not made from a calibrated profile")
+    return profile
+
+
+def provenance(cost: CostModel) -> dict[str, Any]:
+    """For manifests: the profile, what it was fitted to, and the stack's terms with their sources."""
+    profile = profile_of(cost)
+    kernels = getattr(cost, "kernels", None)
+    own = [kernel for kernel in profile.kernels if not kernel.provenance.borrowed_from]
+    found: dict[str, Any] = {
+        "profile": profile.name,
+        "calibration": profile.note,
+        "measured_kernels": len(own),
+        "borrowed_kernels": len(profile.kernels) - len(own),
+        "fitted_on": sorted({kernel.provenance.fitted_on for kernel in profile.kernels}),
+        "files": sorted({file for kernel in profile.kernels for file in kernel.provenance.files}),
+    }
+    if isinstance(kernels, StackKernels):
+        stack = kernels.stack
+        found["serving_stack"] = {
+            "name": stack.name,
+            "kernels": stack.kernels,
+            "terms": {name: getattr(stack.overheads, name) for name in stack.sources},
+            "sources": dict(stack.sources),
+        }
+    return found

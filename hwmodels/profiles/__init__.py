@@ -221,6 +221,25 @@ def load_profile(name_or_path: str) -> Profile:
     return borrow(read_profile(FOLDER / f"{relative}.toml"), datasheet_of(device))
 
 
+def borrow_for(device: Device) -> Profile:
+    """The profile of the nearest calibrated device of the same vendor, on the datasheet numbers of *device*."""
+    relative = _BORROWERS_BY_VENDOR.get(device.vendor)
+    if relative is None:
+        raise ValueError(
+            f"{device.name} has no calibrated profile and no calibrated device is from {device.vendor}; fit one with "
+            "rooftrace fit, or price it by its datasheet (cost_model: roofline)"
+        )
+    return borrow(read_profile(FOLDER / f"{relative}.toml"), datasheet_of(device))
+
+
+def is_profile(path: str | Path) -> bool:
+    """Whether a TOML file is a calibrated profile rather than a device's datasheet."""
+    try:
+        return "kernel_count" in tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return False
+
+
 def borrow(profile: Profile, datasheet: Datasheet) -> Profile:
     """The fitted efficiencies and latencies of one device on another's datasheet numbers; every origin says so."""
     kernels = tuple(

@@ -16,6 +16,7 @@ from sim.scenario.settings import Scenario, Workload
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
+    from hwmodels.device import Device
     from sim.engine import Experiment
     from workloads import ClosedLoop, Trace
 
@@ -44,6 +45,7 @@ def resolve(scenario: Scenario) -> Built:
 
     Raises ScenarioError, naming the scenario and the key, where something cannot be found, read or fitted.
     """
+    from hwmodels.calibrated import overheads_of
     from sim.engine import Experiment, ReplicaSpec
 
     deployment = deployment_of(scenario)
@@ -95,8 +97,14 @@ def resolve(scenario: Scenario) -> Built:
             kv_blocks=decoding.kv_blocks,
             speculation_overhead_s=decoding.overhead_s,
         )
+    front_end = overheads_of(deployment.cost)
     experiment = Experiment(
-        workload=workload, replicas=(replica,) * scenario.replicas, router=router, seed=scenario.seed
+        workload=workload,
+        replicas=(replica,) * scenario.replicas,
+        router=router,
+        seed=scenario.seed,
+        admission_s=front_end.admission_s,
+        admission_s_per_token=front_end.admission_s_per_token,
     )
     manifest = _manifest(scenario, deployment, experiment, decoding)
     if chosen:
@@ -139,14 +147,16 @@ def _chosen(scenario: Scenario, deployment: Deployment, workload: Trace | Closed
 
 def deployment_of(scenario: Scenario) -> Deployment:
     """The replica that *scenario* describes, its memory not yet looked at."""
+    from hwmodels.calibrated import Calibrated
     from hwmodels.deployment import deploy
-    from hwmodels.device import load_device
     from hwmodels.model import load_model
+    from hwmodels.roofline import Roofline
 
     with _told_by(scenario, "model"):
         model = load_model(scenario.find(scenario.model) or scenario.model)
     with _told_by(scenario, "hardware"):
-        hardware = load_device(scenario.find(scenario.hardware) or scenario.hardware)
+        hardware, profile = _hardware(scenario)
+    factory = Roofline if scenario.cost_model == "roofline" else Calibrated.for_stack(scenario.serving_stack, profile)
     precision, kv_precision = scenario.precision, scenario.kv_precision
     if kv_precision is None and precision in SAME_FOR_KV:
         kv_precision = precision
@@ -157,7 +167,33 @@ def deployment_of(scenario: Scenario) -> Deployment:
             parallel=scenario.parallel.model_dump(),
             precision=precision,
             kv_precision=kv_precision,
+            cost=factory,
         )
+
+
+def _hardware(scenario: Scenario) -> tuple[Device, str | None]:
+    """The device, and the path of the calibrated profile that the scenario names in its place."""
+    from hwmodels.device import load_device
+    from hwmodels.profiles import device_of, is_profile, load_profile
+
+    file = scenario.find(scenario.hardware)
+    if file is not None and is_profile(file):
+        if scenario.cost_model == "roofline":
+            raise ScenarioError(
+                f"{file} is a calibrated profile and cost_model asks for the datasheet; name the device, or leave "
+                "cost_model out"
+            )
+        return device_of(load_profile(str(file))), str(file)
+    return load_device(file or scenario.hardware), None
+
+
+def _calibration(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
+    """What the manifest says of the times: profile, stack, and where both come from."""
+    if scenario.cost_model == "roofline":
+        return {"profile": "datasheet roofline: peaks of the datasheet, no calibration, no overheads"}
+    from hwmodels.calibrated import provenance
+
+    return provenance(deployment.cost)
 
 
 def _manifest(
@@ -182,16 +218,26 @@ def _manifest(
         "hardware": {
             "name": device.name,
             "title": device.title,
-            "profile": "datasheet roofline: peaks of the datasheet, no calibration",
+            **_calibration(scenario, deployment),
             "sources": dict(device.sources),
         },
         "scheduler": repr(experiment.replicas[0].scheduler),
         "router": repr(experiment.router),
         "decoding": {"method": "autoregressive"} if decoding is None else decoding.manifest,
         "workload": {"source": workload.source, "requests": len(workload)},
-        "notes": _notes(workload, model.name) + list(model.notes),
+        "notes": _notes(workload, model.name) + list(model.notes) + list(_borrowed(scenario, deployment)),
         "versions": versions(),
     }
+
+
+def _borrowed(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
+    """Says so where another device's measurements stand in."""
+    if scenario.cost_model == "calibrated":
+        from hwmodels.calibrated import profile_of
+
+        profile = profile_of(deployment.cost)
+        if profile.note.startswith("efficiencies"):
+            yield f"{deployment.device.name} has not been calibrated: {profile.note}."
 
 
 def _notes(workload: Trace | ClosedLoop, model: str) -> list[str]:

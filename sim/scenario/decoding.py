@@ -303,6 +303,7 @@ def build_decoding(
 
 
 def _draft_deployment(settings: Draft, target: Deployment, find: Callable[[str], Path | None]) -> Deployment:
+    from hwmodels.calibrated import factory_of
     from hwmodels.deployment import deploy
     from hwmodels.model import load_model
 
@@ -330,7 +331,11 @@ def _draft_deployment(settings: Draft, target: Deployment, find: Callable[[str],
         )
     try:
         draft = deploy(
-            model=model, hardware=target.device, parallel={"tensor": tensor}, kv_precision=target.kv_precision
+            model=model,
+            hardware=target.device,
+            parallel={"tensor": tensor},
+            kv_precision=target.kv_precision,
+            cost=factory_of(target.cost),
         )
     except ValueError as error:
         raise ValueError(f"decoding.draft: {error}") from None

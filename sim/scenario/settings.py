@@ -27,6 +27,8 @@ TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain"]
 # Names of `hwmodels.precision.PRECISIONS`; a test compares.
 WeightPrecision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "int8", "int4", "int4_g32", "mxfp4", "nvfp4"]
 KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
+# Known to `hwmodels.overheads.serving_stacks` as well; a test compares.
+ServingStack = Literal["vllm", "trtllm", "sglang", "eager", "ideal"]
 Seconds = Annotated[float, Field(gt=0)]
 
 DEFAULT_SCENARIO = """\
@@ -164,7 +166,11 @@ class Settings(Section):
     model: Annotated[str, Field(min_length=1)] = "llama-3.1-8b"
     """Catalogue name (`rooftrace models`), or a path to a HuggingFace config.json."""
     hardware: Annotated[str, Field(min_length=1)] = "h100-sxm"
-    """Catalogue name (`rooftrace hardware`), or a path to a hardware profile (.toml)."""
+    """Catalogue name (`rooftrace hardware`), or a path to a hardware or calibrated profile (.toml)."""
+    serving_stack: ServingStack = "vllm"
+    """Whose kernels and overheads: host work of a step, sampling, launches, tokenisation. `ideal` has none."""
+    cost_model: Literal["calibrated", "roofline"] = "calibrated"
+    """`calibrated`: kernels as measured, or borrowed from the nearest relative; `roofline`: peaks of the datasheet."""
     precision: WeightPrecision | None = None
     """Of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
     kv_precision: KvPrecision | None = None
