@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 class RoutedRequest(NamedTuple):
     """A request at the router. *luck*: two uniform draws in [0, 1) that belong to this request."""
 
-    index: int
+    id: int
     prompt_tokens: int = 0
     model: int = 0
     session: int = -1
@@ -51,7 +51,7 @@ class RoundRobin:
     """Request i goes to replica i modulo their number."""
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
-        return request.index % len(replicas)
+        return request.id % len(replicas)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,10 @@ span ends at the same tick whether the span was one event or n.
 from __future__ import annotations
 
 from math import inf, sqrt
+from typing import Any
+
+Clock = Any
+"""A `simpy.Environment` whose time is an integer number of nanoseconds; SimPy's own annotations allow for floats."""
 
 TICK_BITS = 20
 TICKS_PER_NS = 1 << TICK_BITS

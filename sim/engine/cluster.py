@@ -12,7 +12,7 @@ import simpy
 from numpy.typing import NDArray
 
 from policies.routers import RoutedRequest
-from sim.engine.clock import ARRIVAL_PRIORITY
+from sim.engine.clock import ARRIVAL_PRIORITY, Clock
 from sim.engine.columns import BUBBLES, REJECTED, Columns, IntArray
 from sim.engine.experiment import Experiment
 from sim.engine.lane import PolicyError, RequestState
@@ -48,7 +48,7 @@ def _as_column(values: array[int], dtype: Any = np.int64) -> NDArray[Any]:
 class _Arrival(simpy.Event):
     """Fires when the next requests of a trace, or one of a client, arrive."""
 
-    def __init__(self, env: simpy.Environment, delay: int, callback: Any, id_: int = -1) -> None:
+    def __init__(self, env: Clock, delay: int, callback: Any, id_: int = -1) -> None:
         self.env = env
         self.callbacks = [callback]
         self._value = None
@@ -76,7 +76,8 @@ class _Cluster:
             arrival = array("q", [-1]) * n
         pipelined = any(spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1 for spec in experiment.replicas)
         self._state = RequestState(self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined)
-        self._env = env = simpy.Environment(initial_time=0)
+        env: Clock = simpy.Environment(initial_time=0)
+        self._env = env
         self._replicas: Sequence[Replica] = [
             Replica(env, index, spec, self._state, self, experiment.seed, fast_forward)
             for index, spec in enumerate(experiment.replicas)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import simpy
 
 from policies.view import PartialSeq, RunningSeq, WaitingSeq
+from sim.engine.clock import Clock
 from sim.engine.columns import BUBBLES
 from sim.engine.running import TapedSet, UniformSet
 
@@ -64,9 +65,9 @@ class Turn(simpy.Event):
     _ok = True
     _defused = False
 
-    def __init__(self, env: simpy.Environment, callbacks: list[Any]) -> None:
+    def __init__(self, env: Clock, callbacks: list[Any]) -> None:
         self.env = env
-        self.callbacks = None
+        self.callbacks: Any = None
         self._mine = callbacks
         self.lane: Any = None
 

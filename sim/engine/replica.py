@@ -15,7 +15,7 @@ import simpy
 
 from hwmodels.totals import Totals
 from policies.view import PartialSeq, ReplicaView, RunningSeq, WaitingSeq
-from sim.engine.clock import ITERATION_PRIORITY, TICK_BITS, TICKS_PER_S, elapsed, iterations_to_reach
+from sim.engine.clock import ITERATION_PRIORITY, TICK_BITS, TICKS_PER_S, Clock, elapsed, iterations_to_reach
 from sim.engine.columns import BUBBLES, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.lane import Cluster, Lane, Paused, PolicyError, QueueView, RequestState, RunningView, Turn
@@ -36,7 +36,7 @@ class Replica:
     """Serves the requests routed to it."""
 
     def __init__(
-        self, env: simpy.Environment, index: int, spec: ReplicaSpec, state: RequestState, cluster: Cluster,
+        self, env: Clock, index: int, spec: ReplicaSpec, state: RequestState, cluster: Cluster,
         seed: int, fast_forward: bool,
     ) -> None:  # fmt: skip
         self.index = index
