@@ -636,7 +636,7 @@ def _powers(alpha: float, k: int) -> IntArray:
 
 
 def _fresh_powers(alpha: float, k: int) -> IntArray:
-    return np.rint(alpha ** np.arange(float(_k(k)), 0.0, -1.0) * _ONE).astype(np.int64)
+    return np.array([round(alpha**j * _ONE) for j in range(_k(k), 0, -1)], dtype=np.int64)
 
 
 @lru_cache(maxsize=65536)

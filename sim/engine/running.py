@@ -215,6 +215,8 @@ class _Taped(NamedTuple):
     """Tokens emitted in each round since it joined."""
     held: IntArray
     """KV blocks held before each round of the tape, and after the last."""
+    total: int
+    """Tokens emitted from joining to the end."""
     cut: int
     """Tokens of the last round that the end of the output cuts off."""
     counted: int = 0
@@ -310,7 +312,7 @@ class TapedSet:
         self.n += 1
         self.cached += cached
         self._joined = order = self._joined + 1
-        self._seqs[id_] = _Taped(self.round, cached, order, token_ns, rounds_before, tape, held, cut)
+        self._seqs[id_] = _Taped(self.round, cached, order, token_ns, rounds_before, tape, held, remaining, cut)
         heappush(self._finishes, (self.round + len(tape), order, id_))
 
     def leave(self, id_: int) -> Departure:
@@ -426,6 +428,9 @@ class TapedSet:
 
     def rounds_within(self, free_blocks: int, rounds: int) -> int:
         """The most of the next *rounds* rounds that *free_blocks* new KV blocks allow."""
+        # A round adds at most the blocks of its query tokens, and one more where they begin within a block.
+        if rounds * self.n * (self.query_tokens // self._block_tokens + 1) <= free_blocks:
+            return rounds
         here = self.round - self._base
         blocks = self._blocks[here : here + rounds]
         if blocks.sum() <= free_blocks:
@@ -444,5 +449,5 @@ class TapedSet:
             finish, order, id_ = heappop(finishes)
             if self._finishes_at(id_, finish, order):
                 seq = self._seqs.pop(id_)
-                departures.append(self._depart(id_, seq, len(seq.tape), int(seq.tape.sum())))
+                departures.append(self._depart(id_, seq, len(seq.tape), seq.total))
         return departures
