@@ -37,9 +37,13 @@ NETWORK_BYTES_PER_S = 25e9 / 8
 class OneShot(Protocol):
     """A model that answers in one pass, on groups of any shape."""
 
-    name: str
-    latency_s: float
-    """Of one request on one device."""
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def latency_s(self) -> float:
+        """Of one request on one device."""
+        ...
 
     def stage_s(self, inter_op: int, intra_op: int, batch: int = 1) -> tuple[float, ...]:
         """Seconds of each stage; ValueError where the model cannot be split so."""
@@ -155,7 +159,7 @@ class CatalogueModel:
     tokens: int
 
     @property
-    def latency_s(self) -> float:  # type: ignore[override]
+    def latency_s(self) -> float:
         return sum(layer_seconds(self.spec, self.device, 1, self.tokens))
 
     def stage_s(self, inter_op: int, intra_op: int, batch: int = 1) -> tuple[float, ...]:

@@ -161,7 +161,7 @@ def replay(trace: Trace, tables: GroupTables, overhead_ns: int, *, compiled: boo
         np.zeros_like(tables.stages),
         np.zeros(max(tables.stages), np.int64),
     )
-    inputs = (
+    inputs: tuple[Any, ...] = (
         *(trace.arrival_ns, model, deadline),
         *(tables.host_start, tables.host_group, tables.host_times, tables.times, tables.stages, tables.first_clock),
         *work,
@@ -174,7 +174,8 @@ def replay(trace: Trace, tables: GroupTables, overhead_ns: int, *, compiled: boo
     else:
         # Lists of Python integers are several times as fast to index as arrays.
         lists = [each.tolist() for each in out]
-        _replay(*(each.tolist() for each in inputs), overhead_ns, *lists)
+        arguments: list[Any] = [each.tolist() for each in inputs]
+        _replay(*arguments, overhead_ns, *lists)
         out = [np.array(each, np.int64) for each in lists]
     start, finish, group = out
     return GroupColumns(start_ns=start, finish_ns=finish, group=group, batch=np.where(finish >= 0, 1, -1))
@@ -264,7 +265,9 @@ class _DeviceGroup:
 
     def __init__(self, cluster: _Groups, index: int, spec: GroupSpec) -> None:
         self.index = index
-        self._cluster, self._env = cluster, cluster.env
+        self._cluster = cluster
+        # SimPy types its clock as a number of either kind; ours counts integer nanoseconds.
+        self._env: Any = cluster.env
         self._sizes = cluster.batch_sizes
         self._stage_ns = dict(zip(spec.models, spec.stage_ns, strict=True))
         self._queues: dict[int, deque[int]] = {model: deque() for model in spec.models}
@@ -384,7 +387,7 @@ class _Groups:
     def __init__(self, experiment: GroupExperiment, stages: list[tuple[int, int, int, int, int]] | None = None) -> None:
         trace = experiment.workload
         n = len(trace)
-        self.env = simpy.Environment(initial_time=0)
+        self.env: Any = simpy.Environment(initial_time=0)
         self.batch_sizes = experiment.batch_sizes
         self.overhead_ns = experiment.overhead_ns
         self.model = [0] * n if trace.model_index is None else trace.model_index.tolist()

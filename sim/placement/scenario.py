@@ -272,7 +272,7 @@ class PlaceScenario:
         cluster, serving = self.settings.cluster, self.settings.serving
         kind = GenerativeServing if self._generates else Serving
         # The artifact's overheads were measured with one-shot models and are no default for others.
-        overheads = {"overhead_s": serving.overhead_s, "stage_overhead": serving.stage_overhead}
+        overheads: dict[str, Any] = {"overhead_s": serving.overhead_s, "stage_overhead": serving.stage_overhead}
         if self._generates:
             overheads = {key: value if key in serving.model_fields_set else 0.0 for key, value in overheads.items()}
         try:
@@ -336,7 +336,7 @@ class PlaceScenario:
             rates = [total * share / sum(traffic.shares) for share in traffic.shares]
         else:
             rates = power_law_rates(float(total), len(names), traffic.popularity).tolist()
-        arrivals = {
+        arrivals: dict[str, Any] = {
             name: named.choice(
                 process,
                 {"rate_per_s": rate, **settings},
@@ -427,9 +427,9 @@ def _assign(settings: Any, assignment: str) -> None:
     path = key.strip().split(".")
     if not equals or not all(path) or not isinstance(settings, dict):
         raise ScenarioError(f"--set {assignment!r}: expected key.path=VALUE, such as cluster.devices=16")
-    at = settings
+    at: dict[str, Any] = settings
     for part in path[:-1]:
-        inner = at.setdefault(part, {})
+        inner: Any = at.setdefault(part, {})
         if isinstance(inner, str) and part == "placement":
             inner = at[part] = {"policy": inner}
         if not isinstance(inner, dict):
