@@ -120,7 +120,7 @@ def _draw_load() -> Figure:
     left.set_title("Llama-3.1-8B with EAGLE, fitted step times; points: event loop", fontsize=10)
     left.set_ylabel("speed-up in tokens per second", fontsize=9)
     draw.plot_speedup_against_rate(right, rates, measures)
-    right.set_title("Llama-3.1-8B on an H100 datasheet, K = 5, prompts of 500, outputs of 250", fontsize=10)
+    right.set_title("Llama-3.1-8B on an H100, K = 5, 500 + 250 tokens (event loop)", fontsize=10)
     right.set_ylabel("speed-up of mean end-to-end latency", fontsize=9)
     return made
 

@@ -66,7 +66,11 @@ def _list(entries: list[Any], as_json: bool) -> None:
 
     for group in dict.fromkeys(entry.group for entry in entries):
         rows = [
-            (entry.name, " ".join(p.name if p.required else f"{p.name}={p.default}" for p in entry.parameters), entry.summary)
+            (
+                entry.name,
+                " ".join(p.name if p.required else f"{p.name}={p.default}" for p in entry.parameters),
+                entry.summary,
+            )
             for entry in entries
             if entry.group == group
         ]
