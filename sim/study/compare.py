@@ -235,7 +235,7 @@ def _label(result: SweepResult) -> str:
 
 def _sweeps(a: SweepResult, b: SweepResult, metrics: Sequence[str] | None, level: float) -> list[Difference]:
     shared = [key for key in a.axes if key in b.axes]
-    columns = [name for name in a.runs if name in b.runs]
+    columns = [str(name) for name in a.runs if name in b.runs]
     chosen = _chosen(metrics, columns)
     points: dict[tuple[Any, ...], list[dict[int, dict[Any, Any]]]] = {}
     for side, result in enumerate((a, b)):

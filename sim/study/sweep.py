@@ -132,7 +132,9 @@ def short_table(result: SweepResult, *, most: int) -> tuple[list[str], list[list
     from sim.report.plots import seconds_text
 
     table = result.table.head(most)
-    metrics = [name for name in (*HEADLINE, "slo_attainment") if name in table and bool(table[name].notna().to_numpy().any())]
+    metrics = [
+        name for name in (*HEADLINE, "slo_attainment") if name in table and bool(table[name].notna().to_numpy().any())
+    ]
     rows = []
     for values in table.to_dict("records"):
         row = [_text(values[key]) for key in result.axes]

@@ -1,0 +1,190 @@
+"""rooftrace optimize: the highest rate within an SLO, or the deployment that keeps it at least cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario
+    from sim.study.optimize import Choice, Target
+
+_SHOWN = 15
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(optimize)
+
+
+def optimize(
+    scenario: Annotated[
+        Path | None,
+        typer.Argument(help="Scenario file (YAML) with an slo; default scenario without.", show_default=False),
+    ] = None,
+    goal: Annotated[
+        str, typer.Option(help="rate, or what to make least of: cost, gpu-seconds, energy, latency.")
+    ] = "rate",
+    axis: Annotated[
+        list[str] | None,
+        typer.Option("--axis", metavar="KEY=VALUES", help="What may be chosen, as in rooftrace sweep; repeatable."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set slo.ttft_s=1.")
+    ] = None,
+    attainment: Annotated[float, typer.Option(help="Share of requests that must keep the SLO.")] = 0.99,
+    replications: Annotated[int, typer.Option(min=2, help="Runs of each candidate.")] = 3,
+    tolerance: Annotated[float, typer.Option(help="With --goal rate: width of the answer, as a share of it.")] = 0.03,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the candidates, ranked.csv and the Pareto front.", show_default=False),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; all cores by default.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Find the highest rate within the SLO, or the candidate that keeps it at least cost. Exit code 1 if there is none."""
+    from sim.errors import RooftraceError
+    from sim.scenario import Scenario
+    from sim.scenario.explain import unknown
+    from sim.study.optimize import GOALS, Target
+    from sim.study.points import read_axis
+
+    chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
+    for assignment in set_ or ():
+        chosen = chosen.with_set(assignment)
+    if not 0 < tolerance < 1:
+        raise RooftraceError(f"--tolerance is a share in (0, 1); got {tolerance}")
+    axes = dict(read_axis(text) for text in axis or ())
+    target = Target(attainment=attainment)
+    if goal == "rate":
+        _rate(chosen, axes, target, replications, tolerance, out, as_json)
+        return
+    if goal not in GOALS:
+        raise RooftraceError(unknown(f"--goal {goal} is not known", goal, ["rate", *GOALS]))
+    if not axes:
+        raise RooftraceError(f"--goal {goal} chooses between candidates: give --axis")
+    from sim.study.optimize import cheapest
+
+    found = cheapest(chosen, axes, goal=goal, target=target, replications=replications, out=out, jobs=jobs)
+    if out is not None:
+        _write(found, out)
+    best = found.best
+    if as_json:
+        rows = json.loads(found.table.to_json(orient="records"))
+        typer.echo(json.dumps({"goal": goal, "best": _plain(best), "candidates": rows}, indent=2))
+    else:
+        _print(found, out)
+    if best is None:
+        raise typer.Exit(1)
+
+
+def _rate(
+    scenario: Scenario, axes: dict[str, Any], target: Target, replications: int, tolerance: float, out: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    from itertools import product
+
+    from sim.errors import RooftraceError
+    from sim.study.optimize import highest_rate
+    from sim.study.points import check_key
+
+    if out is not None:
+        raise RooftraceError("--out keeps candidates of a sweep, and --goal rate makes none; leave it out")
+    for key in axes:
+        check_key(key)
+    rows: list[dict[str, Any]] = []
+    for values in product(*axes.values()):
+        candidate = scenario
+        where = dict(zip(axes, values, strict=True))
+        for key, value in where.items():
+            candidate = candidate.with_value(key, value)
+        found = highest_rate(candidate, target, replications=replications, tolerance=tolerance)
+        rows.append(
+            {
+                **where,
+                "rate_per_s": found.rate_per_s,
+                "outside_per_s": found.outside_per_s,
+                "tried": [
+                    {"rate_per_s": each.rate_per_s, "met": each.met, "attainment": each.attainment.mean,
+                     "replications": each.attainment.n, "why": each.why}
+                    for each in found.judgements
+                ],
+            }
+        )  # fmt: skip
+    best = max(rows, key=lambda row: row["rate_per_s"])
+    if as_json:
+        typer.echo(
+            json.dumps({"goal": "rate", "attainment": target.attainment, "best": best, "candidates": rows}, indent=2)
+        )
+    else:
+        from sim.cli.tables import print_facts, print_table
+
+        if len(rows) == 1:
+            tried = sorted(best["tried"], key=lambda each: each["rate_per_s"])
+            cells = [(f"{each['rate_per_s']:.4g}", str(each["replications"]), each["why"]) for each in tried]
+            print_table(("requests/s", "runs", "verdict"), cells, left=0, fold=1)
+        else:
+            cells = [(*map(str, (row[key] for key in axes)), f"{row['rate_per_s']:.4g}") for row in rows]
+            print_table((*axes, "requests/s within the SLO"), cells, left=len(axes))
+        choice = ", ".join(f"{key}={best[key]}" for key in axes)
+        said = f"{best['rate_per_s']:.4g} requests/s within the SLO, not {best['outside_per_s']:.4g}"
+        print_facts([("Highest", f"{choice}: {said}" if choice else said)])
+    if best["rate_per_s"] <= 0:
+        raise typer.Exit(1)
+
+
+def _print(found: Choice, out: Path | None) -> None:
+    from sim.cli.tables import print_facts, print_table
+
+    ranked = found.table.sort_values(["keeps", found.column], ascending=[False, True])
+    columns = [found.column, "slo_attainment", "tokens_per_s_per_gpu", "tokens_per_s_per_user"]
+    rows = [
+        (
+            *(str(row[key]) for key in found.axes),
+            *("-" if row[key] != row[key] else f"{row[key]:,.4g}" for key in columns),
+            "yes" if row["keeps"] else "no",
+            "yes" if row["on_front"] else "",
+        )
+        for row in ranked.head(_SHOWN).to_dict("records")
+    ]
+    heads = (
+        *(key.rpartition(".")[2] for key in found.axes),
+        found.column,
+        "attained",
+        "tok/s/GPU",
+        "tok/s/user",
+        "keeps",
+        "front",
+    )
+    print_table(heads, rows, left=len(found.axes))
+    facts = [
+        ("Candidates", f"{len(found.table)}, {int(found.table['keeps'].sum())} keep the SLO"),
+        ("Best", str(found)),
+    ]
+    if out is not None:
+        facts.append(("Results", f"{out}/ranked.csv, pareto.png"))
+    print_facts(facts)
+
+
+def _write(found: Choice, out: Path) -> None:
+    from sim import plots
+
+    ranked = found.table.sort_values(["keeps", found.column], ascending=[False, True])
+    ranked.to_csv(out / "ranked.csv", index=False)
+    varied = [key for key in found.axes if 1 < found.table[key].map(str).nunique() <= plots.MAX_HUES]
+    figure = plots.figure(title="Throughput per GPU against the speed that one user sees", width=7, height=5)
+    plots.pareto(found.table, figure.subplots(), hue=varied[0] if varied else None)
+    plots.save(figure, out / "pareto")
+
+
+def _plain(row: dict[str, Any] | None) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    return {
+        key: None if value is None or value != value else value.item() if hasattr(value, "item") else value
+        for key, value in row.items()
+    }

@@ -1,0 +1,58 @@
+"""rooftrace plot: pictures of a run or a sweep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(plot)
+
+
+def plot(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run or of a sweep.")],
+    x: Annotated[
+        str | None, typer.Option("--x", metavar="KEY", help="Dotted column along the horizontal axis.")
+    ] = None,
+    y: Annotated[str | None, typer.Option("--y", metavar="KEY", help="Dotted column to draw, e.g. ttft_s.p99.")] = None,
+    hue: Annotated[
+        str | None, typer.Option("--hue", metavar="KEY", help="Dotted column that tells lines apart.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the pictures; default FOLDER-plots beside it.", show_default=False)
+    ] = None,
+) -> None:
+    """Draw a run or a sweep as PNG and SVG; without options, what suits it."""
+    from sim import plots
+    from sim.errors import OutputError, RooftraceError
+    from sim.results import Result
+    from sim.study.sweep import FORMAT, SweepResult
+
+    try:
+        kind = json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("format")
+    except (OSError, ValueError, AttributeError):
+        raise OutputError(f"{folder} is not the folder of a run or a sweep: it has no readable manifest.json") from None
+    try:
+        if kind == FORMAT:
+            result = SweepResult(folder)
+            figures = plots.sweep_figures(result.table, result.axes, x=x, y=y, hue=hue)
+        else:
+            given = [name for name, value in (("--x", x), ("--y", y), ("--hue", hue)) if value is not None]
+            if given:
+                raise RooftraceError(f"{given[0]} is about the columns of a sweep, and {folder} holds one run")
+            run = Result.load(folder)
+            figures = plots.run_figures(run.requests, run.iterations)
+    except ValueError as error:
+        raise RooftraceError(str(error)) from None
+    target = out if out is not None else folder.resolve().with_name(f"{folder.resolve().name}-plots")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for name, figure in figures.items():
+            for path in plots.save(figure, target / name):
+                typer.echo(str(path))
+    except OSError as error:
+        raise OutputError(f"cannot write pictures into {target}: {error.strerror}; choose another --out") from None

@@ -1,0 +1,294 @@
+"""The best of many deployments: highest rate within an SLO, least cost for a target, and the front between two aims."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.errors import RooftraceError
+from sim.scenario import Scenario
+from sim.study import statistics as st
+from sim.study.points import Sweep, axis_values
+from sim.study.sweep import Progress, SweepResult, sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ATTAINMENT = 0.99
+REPLICATIONS = 3
+MOST_REPLICATIONS = 12
+TOLERANCE = 0.03
+_MOST_PROBES = 40
+
+GOALS: Mapping[str, str] = {
+    "cost": "usd_per_mtoken",
+    "gpu-seconds": "gpu_s_per_mtoken",
+    "energy": "joule_per_mtoken",
+    "latency": "e2el_s.p50",
+}
+"""What `cheapest` can make least of, and its column."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a run must reach to count: the share of requests within the scenario's `slo`, and a queue that is steady."""
+
+    attainment: float = ATTAINMENT
+
+    def __post_init__(self) -> None:
+        if not 0 < self.attainment <= 1:
+            raise RooftraceError(f"attainment is a share above 0 and at most 1; got {self.attainment}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """Whether a target is met at one rate: True, False, or None where the replications leave it open."""
+
+    rate_per_s: float
+    met: bool | None
+    attainment: st.Interval
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """The highest rate at which the target is met with confidence, and the lowest tried at which it is not."""
+
+    rate_per_s: float
+    outside_per_s: float
+    judgements: tuple[Judgement, ...]
+    level: float = st.LEVEL
+
+    def __str__(self) -> str:
+        return f"{self.rate_per_s:.4g} requests/s (not at {self.outside_per_s:.4g}; {len(self.judgements)} rates tried)"
+
+
+def judge(summaries: Sequence[Mapping[str, Any]], target: Target, rate_per_s: float, *, level: float) -> Judgement:
+    """What replications at one rate say about *target*.
+
+    Met where the whole interval of the attainment lies at or above it, missed where all of it lies below or where most
+    replications are saturated; open otherwise. Where every replication attains the same, there is nothing to weigh.
+    """
+    shares = [summary["slo_attainment"] for summary in summaries]
+    interval = st.mean_interval(shares, level=level)
+    half = 0.0 if math.isnan(interval.half_width) else interval.half_width
+    if 2 * sum(bool(summary["saturated"]) for summary in summaries) > len(summaries):
+        return Judgement(rate_per_s=rate_per_s, met=False, attainment=interval, why="saturated")
+    low, high = interval.mean - half, interval.mean + half
+    met = True if low >= target.attainment else False if high < target.attainment else None
+    sure = {True: "within", False: "outside", None: "open"}[met]
+    return Judgement(rate_per_s=rate_per_s, met=met, attainment=interval, why=f"{interval.mean:.2%} attained, {sure}")
+
+
+def highest_rate(
+    scenario: Scenario,
+    target: Target | None = None,
+    *,
+    replications: int = REPLICATIONS,
+    most_replications: int = MOST_REPLICATIONS,
+    tolerance: float = TOLERANCE,
+    level: float = st.LEVEL,
+    on_judgement: Callable[[Judgement], None] = lambda _: None,
+) -> Rate:
+    """The highest arrival rate at which *scenario* meets *target* with confidence, by bisection.
+
+    Every rate is judged by replications on the same random numbers, faster or slower; more are added up to
+    *most_replications* while the interval straddles the target, and what stays open counts as missed: the answer errs
+    on the safe side. The bracket is narrowed to *tolerance*, as a share of the rate. RooftraceError without an `slo`,
+    and for clients that wait for answers, who have no rate.
+    """
+    from sim.capacity import CapacityError
+    from sim.capacity import highest_rate as bisect
+
+    target = target or Target()
+    if not any(limit is not None for limit in scenario.slo.model_dump().values()):
+        raise RooftraceError("there is no SLO to keep: give slo.ttft_s, slo.tpot_s or slo.e2el_s")
+    if replications < 2:
+        raise RooftraceError(f"confidence needs at least 2 replications; got {replications}")
+    versions = [scenario.with_value("seed", scenario.seed + i) for i in range(max(replications, most_replications))]
+    own = [_own_rate(version) for version in versions]
+    scale = scenario.workload.rate_scale
+    judgements: list[Judgement] = []
+
+    def probe(rate: float) -> str | None:
+        summaries: list[dict[str, Any]] = []
+        while True:
+            wanted = replications if not summaries else len(summaries) + 1
+            for version, own_rate in list(zip(versions, own, strict=True))[len(summaries) : wanted]:
+                summaries.append(_run(version.with_value("workload.rate_scale", scale * rate / own_rate)))
+            found = judge(summaries, target, rate, level=level)
+            if found.met is not None or len(summaries) >= most_replications:
+                break
+        judgements.append(found)
+        on_judgement(found)
+        return None if found.met else found.why
+
+    try:
+        found = bisect(probe, start_per_s=sum(own) / len(own), tolerance=tolerance, most_probes=_MOST_PROBES)
+    except CapacityError as error:
+        raise RooftraceError(str(error)) from None
+    return Rate(
+        rate_per_s=found.rate_per_s, outside_per_s=found.outside_per_s, judgements=tuple(judgements), level=level
+    )
+
+
+def _run(scenario: Scenario) -> dict[str, Any]:
+    from sim.run import simulate
+
+    return simulate(scenario).summary
+
+
+def _own_rate(scenario: Scenario) -> float:
+    from sim.scenario.build import workload_of
+
+    arrival_ns = getattr(workload_of(scenario), "arrival_ns", None)
+    if arrival_ns is None:
+        raise RooftraceError("closed-loop clients have no arrival rate to search; give other workload.arrivals")
+    span_s = float(arrival_ns[-1] - arrival_ns[0]) * 1e-9
+    if span_s <= 0:
+        raise RooftraceError("all requests arrive at once, so there is no rate to search; give arrivals over time")
+    return (len(arrival_ns) - 1) / span_s
+
+
+def with_costs(table: pd.DataFrame, base: Scenario) -> pd.DataFrame:
+    """*table* of a sweep over *base* with what serving costs and gives: the columns of `GOALS`, per GPU, per user.
+
+    tokens_per_s_per_gpu; tokens_per_s_per_user, which is 1 / median TPOT; gpu_s_per_mtoken, over the whole run;
+    usd_per_mtoken from the device's price an hour (NaN where the catalogue has none); joule_per_mtoken with every GPU
+    at its TDP for the whole run, which is an upper bound. Tokens are output tokens.
+    """
+    hardware = table["hardware"] if "hardware" in table else [base.hardware] * len(table)
+    prices, watts = [], []
+    for name in hardware:
+        device = _device(base, str(name))
+        prices.append(math.nan if device.price_usd_per_hour is None else device.price_usd_per_hour)
+        watts.append(device.tdp_w)
+    mtoken_s = table["output_tokens_per_s"] / 1e6
+    gpu_s = (table["gpus"] / mtoken_s).where(mtoken_s > 0)
+    return table.assign(
+        tokens_per_s_per_gpu=table["output_tokens_per_s"] / table["gpus"],
+        tokens_per_s_per_user=1.0 / table["tpot_s.p50"],
+        gpu_s_per_mtoken=gpu_s,
+        usd_per_mtoken=gpu_s * np.array(prices) / 3600.0,
+        joule_per_mtoken=gpu_s * np.array(watts),
+    )
+
+
+def _device(base: Scenario, name: str) -> Any:
+    from hwmodels.device import load_device
+
+    try:
+        return load_device(base.find(name) or name)
+    except ValueError as error:
+        raise RooftraceError(str(error)) from None
+
+
+def pareto_front(frame: pd.DataFrame, x: str, y: str) -> np.ndarray:
+    """Which rows no other beats: none has more of both *x* and *y*, or as much of one and more of the other.
+
+    Boolean, shape [len(frame)]; rows with a NaN are never on the front.
+    """
+    first, second = frame[x].to_numpy(dtype=float), frame[y].to_numpy(dtype=float)
+    front = np.zeros(len(frame), dtype=bool)
+    valid = np.flatnonzero(~np.isnan(first) & ~np.isnan(second))
+    # From the largest x down, and within equal x from the largest y: a row is on the front if its y is a new high.
+    best_y, best_x = -math.inf, math.nan
+    for index in valid[np.lexsort((-second[valid], -first[valid]))]:
+        if second[index] > best_y or (second[index] == best_y and first[index] == best_x):
+            front[index] = True
+            best_y, best_x = second[index], first[index]
+    return front
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The outcome of `cheapest`: all candidates, those that keep the SLO, and the best of them."""
+
+    table: pd.DataFrame
+    """One row a candidate: the sweep's columns, those of `with_costs`, `keeps` and `on_front`."""
+    axes: tuple[str, ...]
+    goal: str
+    target: Target
+    folder: Path | None = None
+
+    @property
+    def column(self) -> str:
+        return GOALS[self.goal]
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The candidate that keeps the target and has least of the goal; None where none keeps it."""
+        kept = self.table[self.table["keeps"] & self.table[self.column].notna()]
+        if kept.empty:
+            return None
+        row = kept.sort_values(self.column, kind="stable").iloc[0]
+        return {str(key): value for key, value in row.to_dict().items()}
+
+    def __str__(self) -> str:
+        best = self.best
+        if best is None:
+            return f"none of {len(self.table)} candidates keeps {self.target.attainment:.1%} of requests within the SLO"
+        chosen = ", ".join(f"{key}={best[key]}" for key in self.axes)
+        return f"least {self.goal}: {chosen} at {best[self.column]:,.4g} ({self.column})"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        shown = [*self.axes, self.column, "slo_attainment", "tokens_per_s_per_gpu", "tokens_per_s_per_user", "keeps"]
+        ranked = self.table.sort_values(["keeps", self.column], ascending=[False, True])
+        return f"<b>{escape(str(self))}</b>{ranked[shown].head(12).to_html(index=False, float_format=lambda value: f'{value:.4g}')}"
+
+
+def cheapest(
+    scenario: Scenario,
+    axes: Mapping[str, Any],
+    *,
+    goal: str = "cost",
+    target: Target | None = None,
+    replications: int = REPLICATIONS,
+    out: str | os.PathLike[str] | None = None,
+    jobs: int | None = None,
+    progress: Callable[[Progress], None] | bool | None = None,
+) -> Choice:
+    """Try every combination of *axes* on *scenario*'s workload and rank those that meet *target* by *goal*.
+
+    *axes* as in `sim.sweep`: drafted tokens, token budget, parallelism, replicas, hardware. A candidate keeps the target
+    where the lower end of its attainment's interval does, and it is not saturated. *out* keeps the sweep, which then
+    goes on where it was interrupted.
+    """
+    target = target or Target()
+    if goal not in GOALS:
+        raise RooftraceError(f"goal is one of {', '.join(GOALS)}; got {goal!r}")
+    if not any(limit is not None for limit in scenario.slo.model_dump().values()):
+        raise RooftraceError("there is no SLO to keep: give slo.ttft_s, slo.tpot_s or slo.e2el_s")
+    plan = Sweep(
+        base=scenario, axes={key: axis_values(values, key) for key, values in axes.items()}, replications=replications
+    )
+    result = sweep(plan, out=out, jobs=jobs, progress=progress)
+    return choose(result, scenario, goal=goal, target=target)
+
+
+def choose(result: SweepResult, base: Scenario, *, goal: str, target: Target) -> Choice:
+    """Rank the points of a finished sweep over *base*; RooftraceError where none of them ran."""
+    table = result.table
+    if not (table["replications"] > 0).any():
+        failure = next(iter(result.failures(1)), {"error": "no run"})
+        raise RooftraceError(f"none of the candidates could be run: {failure['error']}")
+    table = with_costs(table, base)
+    if table["usd_per_mtoken"].isna().all() and goal == "cost":
+        raise RooftraceError(
+            f"the profile of {base.hardware} has no price_usd_per_hour; give a profile that does, or --goal gpu-seconds"
+        )
+    low = table["slo_attainment"]
+    if "slo_attainment.half_width" in table:
+        low = low - table["slo_attainment.half_width"].fillna(0.0)
+    steady = ~table["saturated"].fillna(False).astype(bool)
+    table = table.assign(keeps=(low >= target.attainment) & steady & (table["failed"] == 0))
+    table["on_front"] = pareto_front(table, "tokens_per_s_per_user", "tokens_per_s_per_gpu")
+    return Choice(table=table, axes=tuple(result.axes), goal=goal, target=target, folder=result.folder)

@@ -1,0 +1,155 @@
+"""What is drawn, read back from the Axes."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from sim import Scenario, plots, simulate, sweep
+from sim.cli import build_app
+
+TABLE = pd.DataFrame(
+    {
+        "workload.rate_scale": [0.5, 1.0, 2.0, 0.5, 1.0, 2.0],
+        "replicas": [1, 1, 1, 2, 2, 2],
+        "ttft_s.p99": [0.1, 0.2, np.nan, 0.05, 0.06, 0.07],
+        "ttft_s.p99.half_width": [0.01, 0.02, np.nan, 0.01, 0.01, np.nan],
+        "tpot_s.p99": [0.01, 0.02, 0.03, 0.01, 0.02, 0.03],
+        "output_tokens_per_s": [100.0, 200, 240, 100, 200, 400],
+        "saturated": [False, False, True, False, None, False],
+    }
+)
+
+
+def axes():
+    return plots.figure().subplots()
+
+
+def test_every_column_has_a_label_with_its_unit():
+    assert plots.label("ttft_s.p99") == "p99 time to first token, s"
+    assert plots.label("output_tokens_per_s") == "output tokens/s"
+    assert plots.label("meta.site_name") == "site name"
+
+
+def test_lines_are_drawn_for_each_hue_with_error_bars_and_crosses_where_saturated():
+    ax = axes()
+    plots.lines(TABLE, ax, x="workload.rate_scale", y="ttft_s.p99", hue="replicas")
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names == ["1", "2", "saturated"]
+    drawn = ax.containers[0].lines[0]
+    np.testing.assert_array_equal(drawn.get_xdata(), [0.5, 1.0, 2.0])
+    np.testing.assert_array_equal(drawn.get_ydata(), [0.1, 0.2, np.nan])
+    low, high = np.array(ax.containers[0].lines[2][0].get_segments()[0])[:, 1]
+    assert (low, high) == pytest.approx((0.09, 0.11))
+    crosses = [line for line in ax.lines if line.get_marker() == "x" and len(line.get_xdata())]
+    assert [line.get_xdata().tolist() for line in crosses] == [[2.0]]
+    assert ax.get_ylabel() == "p99 time to first token"
+    assert ax.get_ylim()[0] == 0
+
+
+def test_texts_along_the_axis_keep_their_order():
+    ax = axes()
+    frame = pd.DataFrame({"hardware": ["h100", "a100"], "tpot_s.p99": [1.0, 2.0]})
+    plots.lines(frame, ax, x="hardware", y="tpot_s.p99")
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["h100", "a100"]
+
+
+def test_throughput_and_latency_are_joined_along_the_load():
+    ax = axes()
+    plots.throughput_latency(TABLE.iloc[::-1], ax, hue="replicas")
+    np.testing.assert_array_equal(ax.lines[-2].get_xdata(), [100, 200, 400])
+
+
+def test_a_heat_map_says_its_numbers_and_its_verdicts():
+    ax = axes()
+    plots.heatmap(TABLE, ax, x="workload.rate_scale", y="replicas", value="ttft_s.p99")
+    assert [text.get_text() for text in ax.texts] == ["100 ms", "200 ms", "sat.", "50 ms", "60 ms", "70 ms"]
+    with pytest.raises(ValueError, match="share one cell"):
+        plots.heatmap(TABLE.drop(columns="replicas").assign(one=1), axes(), x="one", y="one", value="ttft_s.p99")
+
+
+def test_the_pareto_front_is_a_line_through_what_is_not_beaten():
+    frame = pd.DataFrame({"tokens_per_s_per_user": [10, 20, 15], "tokens_per_s_per_gpu": [100, 50, 60]})
+    ax = axes()
+    plots.pareto(frame, ax)
+    front = ax.lines[-1]
+    assert front.get_label() == "Pareto front"
+    assert front.get_xdata().tolist() == [10, 15, 20]
+
+
+def test_speedup_draws_points_over_theory():
+    theory = pd.DataFrame({"alpha": [0.8] * 3, "k": [1, 2, 3], "speedup": [1.5, 1.8, 2.0]})
+    ax = axes()
+    plots.speedup(theory.assign(**{"speedup.half_width": 0.1}), ax, theory=theory)
+    assert ax.get_xlabel() == "drafted tokens K"
+    assert ax.lines[0].get_ydata().tolist() == [1.5, 1.8, 2.0]
+
+
+def test_a_roofline_bends_at_the_ridge():
+    work = pd.DataFrame(
+        {"name": ["decode", "prefill"], "flops": [1e12, 1e15], "bytes": [1e12, 1e12], "seconds": [0.5, 2]}
+    )
+    ax = axes()
+    plots.roofline(work, ax, peak_flops_per_s=1e15, peak_bytes_per_s=2e12)
+    x, y = ax.lines[0].get_data()
+    assert y.max() == pytest.approx(1000)
+    assert np.interp(250, x, y) == pytest.approx(500, rel=0.01)
+    assert ax.lines[1].get_ydata()[0] == pytest.approx(2)
+
+
+def test_unknown_columns_and_too_many_lines_are_refused():
+    with pytest.raises(ValueError, match=r"did you mean ttft_s\.p99"):
+        plots.lines(TABLE, axes(), x="replicas", y="ttft_s.p9")
+    many = pd.DataFrame({"x": range(9), "y": range(9), "h": range(9)})
+    with pytest.raises(ValueError, match="8 lines are the most"):
+        plots.lines(many, axes(), x="x", y="y", hue="h")
+
+
+def test_equal_figures_are_equal_files(tmp_path):
+    written = []
+    for name in ("a", "b"):
+        figure = plots.figure()
+        plots.lines(TABLE, figure.subplots(), x="workload.rate_scale", hue="replicas")
+        written.append([path.read_bytes() for path in plots.save(figure, tmp_path / name)])
+    assert written[0] == written[1]
+    assert written[0][0].startswith(b"\x89PNG")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    base = Scenario.default().with_set("workload.limit=30")
+    folder = tmp_path_factory.mktemp("plots")
+    simulate(base).save(folder / "run", plots=False)
+    sweep(base, axes={"workload.rate_scale": [0.5, 1, 2], "replicas": [1, 2]}, out=folder / "sweep", jobs=1)
+    return folder
+
+
+def test_the_command_draws_a_run_and_a_sweep(folders, tmp_path):
+    run = CliRunner().invoke(build_app(), ["plot", str(folders / "run"), "--out", str(tmp_path / "run")])
+    assert run.exit_code == 0, run.output
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= {"latency-distributions.png", "over-time.svg"}
+    swept = CliRunner().invoke(build_app(), ["plot", str(folders / "sweep"), "--out", str(tmp_path / "s")])
+    names = {Path(line).name for line in swept.stdout.split()}
+    assert names >= {"sweep-by-workload-rate-scale.png", "throughput-latency.svg", "heatmap-ttft-s-p99.png"}
+    one = CliRunner().invoke(
+        build_app(),
+        ["plot", str(folders / "sweep"), "--x", "replicas", "--y", "e2el_s.mean", "--hue", "workload.rate_scale"],
+    )
+    assert "e2el-s-mean-by-replicas.png" in one.stdout
+    assert (folders / "sweep-plots" / "e2el-s-mean-by-replicas.svg").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sweep", "--y", "ttft_s.p98"], "did you mean"),
+        (["run", "--x", "replicas"], "holds one run"),
+        (["nowhere"], "not the folder of a run or a sweep"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(folders, arguments, message):
+    done = CliRunner().invoke(build_app(), ["plot", str(folders / arguments[0]), *arguments[1:]])
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr

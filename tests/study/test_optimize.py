@@ -1,0 +1,130 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from sim import RooftraceError, Scenario
+from sim.cli import build_app
+from sim.study.optimize import Target, cheapest, highest_rate, judge, pareto_front, with_costs
+
+BASE = Scenario.default().with_set(
+    "workload={arrivals: {process: poisson, rate_per_s: 10}, prompt_tokens: 600, output_tokens: 60, requests: 200}"
+)
+
+
+def summaries(*shares, saturated=False):
+    return [{"slo_attainment": share, "saturated": saturated} for share in shares]
+
+
+@pytest.mark.parametrize(
+    ("runs", "met"),
+    [
+        (summaries(0.995, 0.996, 0.994), True),
+        (summaries(0.90, 0.91, 0.92), False),
+        (summaries(0.97, 1.0, 1.0), None),
+        (summaries(1.0, 1.0), True),
+        (summaries(1.0, 1.0, 1.0, saturated=True), False),
+        (summaries(1.0, 1.0, 1.0, saturated=None), True),
+    ],
+)
+def test_a_target_is_met_missed_or_left_open(runs, met):
+    assert judge(runs, Target(attainment=0.99), 1.0, level=0.95).met is met
+
+
+def test_the_highest_rate_is_bracketed_and_holds_when_run_again():
+    scenario = BASE.with_set("slo={ttft_s: 0.2, tpot_s: 0.03}")
+    found = highest_rate(scenario, tolerance=0.1, most_replications=4)
+    assert 0 < found.outside_per_s - found.rate_per_s <= 0.1 * found.rate_per_s * (1 + 1e-9)
+    met = {each.rate_per_s: each.met for each in found.judgements}
+    assert met[found.rate_per_s] is True
+    assert met[found.outside_per_s] is not True
+    # A tighter SLO carries less.
+    tight = highest_rate(scenario.with_set("slo.ttft_s=0.05"), tolerance=0.1, most_replications=4)
+    assert tight.rate_per_s < found.rate_per_s
+
+
+def test_a_search_needs_an_slo_and_a_rate():
+    with pytest.raises(RooftraceError, match="no SLO"):
+        highest_rate(BASE.with_set("slo={}"))
+    clients = BASE.with_value("workload.arrivals", {"process": "closed_loop", "concurrency": 4})
+    with pytest.raises(RooftraceError, match="no arrival rate"):
+        highest_rate(clients.with_set("slo.ttft_s=1"))
+
+
+def test_the_front_is_what_no_other_beats():
+    frame = pd.DataFrame({"x": [1, 2, 3, 2, 3, 1, np.nan], "y": [9, 5, 1, 6, 1, 9, 99]})
+    assert pareto_front(frame, "x", "y").tolist() == [True, False, True, True, True, True, False]
+
+
+def test_the_front_agrees_with_trying_every_pair():
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame(rng.integers(0, 8, size=(200, 2)), columns=["x", "y"])
+    points = frame.to_numpy()
+    beaten = [any((other >= point).all() and (other > point).any() for other in points) for point in points]
+    assert pareto_front(frame, "x", "y").tolist() == [not each for each in beaten]
+
+
+def test_costs_follow_from_gpus_price_and_throughput():
+    table = pd.DataFrame({"gpus": [2], "output_tokens_per_s": [1000.0], "tpot_s.p50": [0.02], "hardware": ["h100-sxm"]})
+    row = with_costs(table, BASE).iloc[0]
+    from hwmodels.device import load_device
+
+    device = load_device("h100-sxm")
+    assert row["gpu_s_per_mtoken"] == pytest.approx(2000)
+    assert row["joule_per_mtoken"] == pytest.approx(2000 * device.tdp_w)
+    assert row["usd_per_mtoken"] == pytest.approx(2000 / 3600 * device.price_usd_per_hour)
+    assert (row["tokens_per_s_per_gpu"], row["tokens_per_s_per_user"]) == (500, 50)
+
+
+def test_the_cheapest_candidate_keeps_the_slo():
+    scenario = BASE.with_set("slo={ttft_s: 0.3, tpot_s: 0.02}").with_set("workload.arrivals.rate_per_s=25")
+    found = cheapest(scenario, {"replicas": [1, 2, 4]}, goal="gpu-seconds", replications=2, jobs=1)
+    kept = found.table[found.table["keeps"]]
+    assert found.best["gpu_s_per_mtoken"] == kept["gpu_s_per_mtoken"].min()
+    assert found.best["replicas"] == kept["replicas"].min()
+    impossible = cheapest(scenario.with_set("slo.ttft_s=0.0001"), {"replicas": [1, 2]}, replications=2, jobs=1)
+    assert impossible.best is None
+    assert "none of 2 candidates" in str(impossible)
+
+
+def test_the_command_finds_a_rate_and_a_deployment(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text(BASE.with_set("slo={ttft_s: 0.3, tpot_s: 0.05}").to_yaml())
+    rate = CliRunner().invoke(build_app(), ["optimize", str(file), "--tolerance", "0.2", "--json"])
+    assert rate.exit_code == 0, rate.output
+    assert json.loads(rate.stdout)["best"]["rate_per_s"] > 0
+    arguments = [
+        "optimize",
+        str(file),
+        "--goal",
+        "cost",
+        "--axis",
+        "replicas=1,2",
+        "--replications",
+        "2",
+        "--jobs",
+        "1",
+    ]
+    cost = CliRunner().invoke(build_app(), [*arguments, "--out", str(tmp_path / "o")])
+    assert cost.exit_code == 0, cost.output
+    assert "replicas=1" in cost.stdout
+    assert (tmp_path / "o" / "ranked.csv").is_file()
+    assert (tmp_path / "o" / "pareto.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--goal", "cots", "--axis", "replicas=1"], "did you mean cost"),
+        (["--goal", "cost"], "give --axis"),
+        (["--attainment", "99"], "attainment is a share"),
+        (["--tolerance", "2"], "--tolerance"),
+        (["--set", "slo={}"], "no SLO"),
+    ],
+)
+def test_what_cannot_be_optimised_is_refused(arguments, message):
+    done = CliRunner().invoke(build_app(), ["optimize", *arguments])
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
