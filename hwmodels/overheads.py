@@ -53,6 +53,8 @@ class ServingStack:
     """Most tokens of an iteration (vLLM's max_num_batched_tokens)."""
     prefill_first: bool
     """Waiting prompts run before decodes go on; otherwise both share the iterations."""
+    held_back: str
+    """Errors on deployments that the fit of the terms did not see; empty where nothing was fitted."""
     sources: Mapping[str, str] = field(hash=False)
     """Where each term comes from."""
 
@@ -96,5 +98,6 @@ def _stack(name: str, entry: Mapping[str, object]) -> ServingStack:
         graph=bool(entry["graph"]),
         prefill_first=bool(entry["prefill_first"]),
         token_budget=int(entry["token_budget"]),  # type: ignore[arg-type]
+        held_back=str(entry.get("held_back", "")),
         sources=sources,
     )

@@ -347,3 +347,51 @@ def write_csv(lines: Sequence[ErrorLine], path: str | Path) -> None:
         for line in lines:
             values = [getattr(line, name) for name in COLUMNS]
             writer.writerow(["" if v is None else f"{v:.2f}" if isinstance(v, float) else v for v in values])
+
+
+def to_markdown(lines: Sequence[ErrorLine]) -> str:
+    """The page docs/validation.md: a table of the lines, then what is not modelled and why."""
+    parts = [_HEAD]
+    parts.append("| file | quantity | priced as | rows | unmodelled | MAPE % | median % | p90 % | bias % |")
+    parts.append("| --- | --- | --- | --: | --: | --: | --: | --: | --: |")
+    for line in lines:
+        errors = (line.mape_pct, line.median_pct, line.p90_pct, line.bias_pct)
+        cells = " | ".join("-" if value is None else f"{value:.1f}" for value in errors)
+        parts.append(
+            f"| {line.file} | {line.quantity} | {line.device} | {line.rows:,} | {line.unmodelled:,} | {cells} |"
+        )
+    parts.append("\n## Rows without a prediction\n")
+    said = {(line.file, reason): count for line in lines for reason, count in line.reasons.items()}
+    parts += [f"* `{file}`: {count:,}, {reason}" for (file, reason), count in said.items()]
+    parts.append("\n## Errors on data that was not fitted\n")
+    parts.append(_held_back())
+    return "\n".join(parts) + "\n"
+
+
+_HEAD = """\
+# Validation
+
+Written by `rooftrace validate --measured DIR --markdown docs/validation.md`. Errors are relative, in percent; bias is the
+mean of predicted / measured - 1. The first table compares the shipped profiles with all rows of the public measurements,
+which include those that the profiles were fitted to; the last one holds the errors on shapes that the scored fit did not
+see, as the profiles state them.
+"""
+
+
+def _held_back() -> str:
+    from hwmodels.overheads import serving_stacks
+    from hwmodels.profiles import calibrated_devices, load_profile
+
+    rows = ["| device | kernel | measured with | points | fit MAPE % | held-back MAPE % | median % | p90 % |",
+            "| --- | --- | --- | --: | --: | --: | --: | --: |"]  # fmt: skip
+    for name in calibrated_devices():
+        for kernel in load_profile(name).kernels:
+            p = kernel.provenance
+            if not p.borrowed_from:
+                rows.append(
+                    f"| {name} | {kernel.family} {kernel.variant} | {p.software} | {p.points:,} | {p.fit_mape_pct:.1f} | "
+                    f"{p.held_mape_pct:.1f} | {p.held_median_pct:.1f} | {p.held_p90_pct:.1f} |"
+                )
+    rows.append("\nServing stacks, on deployments that the fit did not see:\n")
+    rows += [f"* {stack.name}: {stack.held_back}" for stack in serving_stacks().values() if stack.held_back]
+    return "\n".join(rows)

@@ -167,14 +167,14 @@ class Settings(Section):
     """Catalogue name (`rooftrace models`), or a path to a HuggingFace config.json."""
     hardware: Annotated[str, Field(min_length=1)] = "h100-sxm"
     """Catalogue name (`rooftrace hardware`), or a path to a hardware or calibrated profile (.toml)."""
-    serving_stack: ServingStack = "vllm"
-    """Whose kernels and overheads: host work of a step, sampling, launches, tokenisation. `ideal` has none."""
-    cost_model: Literal["calibrated", "roofline"] = "calibrated"
-    """`calibrated`: kernels as measured, or borrowed from the nearest relative; `roofline`: peaks of the datasheet."""
     precision: WeightPrecision | None = None
     """Of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
     kv_precision: KvPrecision | None = None
     """Of the KV cache; where it is left out, that of floating-point weights, or the checkpoint's."""
+    serving_stack: ServingStack = "vllm"
+    """Whose kernels and overheads: host work of a step, sampling, launches, tokenisation. `ideal` has none."""
+    cost_model: Literal["calibrated", "roofline"] = "calibrated"
+    """`calibrated`: kernels as measured, or borrowed from the nearest relative; `roofline`: peaks of the datasheet."""
     parallel: Parallel = Parallel()
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     """In flight at once; where it is left out, one for each pipeline stage. One more hides the hand-over between stages."""

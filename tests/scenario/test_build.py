@@ -221,6 +221,7 @@ def test_work_over_spans_equals_work_over_single_iterations():
 
 def test_memory_bound_decoding_has_full_bandwidth_utilisation():
     alone = Scenario(
+        cost_model="roofline",
         workload={
             "requests": 1,
             "prompt_tokens": 8,

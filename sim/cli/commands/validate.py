@@ -19,31 +19,28 @@ def validate(
         typer.Option(help="Device or profile (.toml) to price every file with; default: the device in its name."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the table as CSV.", show_default=False)] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write the table as Markdown, with the reasons of what is not modelled.")
+    ] = None,
     plots: Annotated[
         Path | None, typer.Option(help="Draw measured against predicted, and errors by size, into this folder.")
     ] = None,
 ) -> None:
     """Predict every row of a folder of measurements and say how far off the models are, file by file."""
-    from sim.cli.tables import print_table
-    from sim.validate import comparisons, write_csv
+    from sim.validate import comparisons, to_markdown, write_csv
 
     found = list(comparisons(measured, hardware=hardware))
     lines = [comparison.line for comparison in found]
     if out is not None:
         write_csv(lines, out)
-    heads = ("File", "Quantity", "Device", "Rows", "Unmodelled", "MAPE %", "Median %", "p90 %", "Bias %")
-    rows = [
-        (
-            line.file,
-            line.quantity,
-            line.device,
-            f"{line.rows:,}",
-            f"{line.unmodelled:,}",
-            *("-" if v is None else f"{v:.1f}" for v in (line.mape_pct, line.median_pct, line.p90_pct, line.bias_pct)),
-        )
-        for line in lines
-    ]
-    print_table(heads, rows, left=3)
+    if markdown is not None:
+        markdown.write_text(to_markdown(lines), encoding="utf-8")
+    typer.echo(f"{'file, quantity':<66}{'rows':>8}{'unmod.':>8}{'MAPE %':>8}{'median':>8}{'p90':>8}{'bias':>8}")
+    for line in lines:
+        errors = (line.mape_pct, line.median_pct, line.p90_pct, line.bias_pct)
+        cells = "".join(f"{'-':>8}" if value is None else f"{value:>8.1f}" for value in errors)
+        name = line.file.removesuffix(".csv") + ("" if line.quantity == "latency" else f", {line.quantity}")
+        typer.echo(f"{name:<66}{line.rows:>8,}{line.unmodelled:>8,}{cells}")
     seen: set[tuple[str, str]] = set()
     for line in lines:
         for reason, count in line.reasons.items():

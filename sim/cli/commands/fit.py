@@ -1,0 +1,95 @@
+"""rooftrace fit: a calibrated profile from measured files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sim.errors import OutputError, RooftraceError
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(fit)
+
+
+def fit(
+    measured: Annotated[Path, typer.Option(help="Folder of measured CSV files.", show_default=False)],
+    device: Annotated[str, typer.Option(help="Catalogue name, or path to a device's datasheet (.toml).")],
+    out: Annotated[Path, typer.Option(help="Profile to write (.toml).", show_default=False)],
+    max_points: Annotated[int, typer.Option(min=50, help="Rows of a kernel that a fit uses at most.")] = 1500,
+    borrow: Annotated[bool, typer.Option(help="Take what was not measured from the shipped profiles.")] = True,
+) -> None:
+    """Fit a device's kernels to measurements, hold part of the shapes back, report the errors on them.
+
+    Files belong to the device that their names say. Kernels that the folder does not hold are taken from the shipped
+    profiles of the device and its relatives, and say so in the profile.
+    """
+    import datetime
+
+    from hwmodels.device import load_device
+    from hwmodels.fit import fit_profile
+    from hwmodels.measured import read_folder
+    from hwmodels.profiles import complete, datasheet_of, load_profile, write_profile
+
+    if out.suffix != ".toml":
+        raise RooftraceError(f"--out {out}: a profile is a TOML file; end its name in .toml")
+    try:
+        target = load_device(device)
+        files = [m for m in read_folder(measured) if _is_of(m, target)]
+        if not files:
+            raise RooftraceError(
+                f"{measured} holds no kernel measurements of {target.name}; their names say the device, as in "
+                f"gemm_{target.name.split('-')[0]}_bf16_vllm0.24.csv"
+            )
+        today = datetime.date.today().isoformat()
+        profile = fit_profile(files, datasheet_of(target), fitted_on=today, max_points=max_points, partial=True)
+    except (ValueError, OSError) as error:
+        raise RooftraceError(str(error)) from None
+    typer.echo(f"{'kernel':<40}{'points':>9}{'fit %':>9}{'held-back %':>13}{'median %':>10}{'p90 %':>9}")
+    for kernel in profile.kernels:
+        p = kernel.provenance
+        typer.echo(
+            f"{kernel.family + ' ' + kernel.variant:<40}{p.points:>9,}{p.fit_mape_pct:>9.1f}{p.held_mape_pct:>13.1f}"
+            f"{p.held_median_pct:>10.1f}{p.held_p90_pct:>9.1f}"
+        )
+    if borrow:
+        own = {(kernel.family, kernel.variant) for kernel in profile.kernels}
+        profile = complete(profile, [load_profile(name) for name in _donors(target.name)])
+        lent = sorted({k.provenance.borrowed_from for k in profile.kernels if (k.family, k.variant) not in own})
+        if lent:
+            typer.echo(f"Not measured here, borrowed from {', '.join(lent)}: {len(profile.kernels) - len(own)} kernels")
+    try:
+        write_profile(profile, out)
+    except OSError as error:
+        raise OutputError(f"cannot write {out}: {error.strerror}") from None
+    typer.echo(f"Profile: {out}")
+
+
+def _is_of(measurement: object, target: object) -> bool:
+    from hwmodels.device import load_device
+    from hwmodels.measured import catalogue_name, is_kernel_level
+
+    if not is_kernel_level(measurement):  # type: ignore[arg-type]
+        return False
+    label = catalogue_name(measurement.device)  # type: ignore[attr-defined]
+    if label == target.name or label in target.aliases:  # type: ignore[attr-defined]
+        return True
+    try:
+        return load_device(label).name == target.name  # type: ignore[attr-defined]
+    except ValueError:
+        return False
+
+
+def _donors(name: str) -> list[str]:
+    """Shipped profiles to borrow from, the nearest first: the device's own or its relative's, then the others'."""
+    from hwmodels.profiles import calibrated_devices, load_profile
+
+    try:
+        nearest = load_profile(name)
+    except ValueError:
+        return []
+    first = name if name in calibrated_devices() else nearest.kernels[0].provenance.borrowed_from
+    tpu = first.startswith("tpu")
+    return [first, *(other for other in calibrated_devices() if other != first and other.startswith("tpu") == tpu)]
