@@ -174,8 +174,8 @@ def replay(trace: Trace, tables: GroupTables, overhead_ns: int, *, compiled: boo
     else:
         # Lists of Python integers are several times as fast to index as arrays.
         lists = [each.tolist() for each in out]
-        arguments: list[Any] = [each.tolist() for each in inputs]
-        _replay(*arguments, overhead_ns, *lists)
+        arguments: list[Any] = [*(each.tolist() for each in inputs), overhead_ns, *lists]
+        _replay(*arguments)
         out = [np.array(each, np.int64) for each in lists]
     start, finish, group = out
     return GroupColumns(start_ns=start, finish_ns=finish, group=group, batch=np.where(finish >= 0, 1, -1))

@@ -361,14 +361,14 @@ class PlaceScenario:
 
         if process == "closed_loop":
             raise ScenarioError("workload.arrivals: placements are scored on open traffic; closed_loop is not modelled")
-        made = named.choice(process, settings, named.PROCESSES, key="workload.arrivals", what="an arrival process")
+        made: Any = named.choice(process, settings, named.PROCESSES, key="workload.arrivals", what="an arrival process")
         traffic = self.settings.workload
         if traffic.shares is not None or traffic.popularity:
             raise ScenarioError(
                 "workload: an mmpp has rates of its own for each model; give popularity: 0 and no shares"
             )
         return multi_model(
-            dict.fromkeys(names, made),
+            {name: made for name in names},
             prompt=self._lengths("prompt_tokens"),
             output=self._lengths("output_tokens"),
             n_requests=traffic.requests,

@@ -64,7 +64,7 @@ _SEARCHES: dict[str, PlacementSearch] = {
     "mp-greedy-4": EqualGroups(inter_op=4),
     "sr-greedy": SelectiveReplication(),
     "mp-search": PartitionSearch(buckets=False),
-    "mp-search-sep": PartitionSearch(),
+    "mp-search-sep": PartitionSearch(max_splits=7),
 }
 
 
