@@ -74,6 +74,10 @@ class CpuKernels:
         return 0.0
 
     @property
+    def row_s(self) -> float:
+        return 0.0
+
+    @property
     def prompt_floor_s(self) -> float:
         return 0.0
 

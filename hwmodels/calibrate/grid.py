@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ def grid(facts: Facts, models: Sequence[Shapes], dtypes: Sequence[str]) -> list[
         "collective": [],
     }
     for dtype in dtypes:
-        kinds["gemm"] += _spread(_gemms(models, dtype, on_cpu))
+        kinds["gemm"] += _gemms(models, dtype, on_cpu)
         if dtype == "fp8":
             continue
         kinds["attention"] += _spread(_attention(models, dtype, on_cpu))
@@ -89,11 +90,15 @@ def grid(facts: Facts, models: Sequence[Shapes], dtypes: Sequence[str]) -> list[
 
 
 def _gemms(models: Sequence[Shapes], dtype: str, on_cpu: bool) -> list[Operation]:
+    """The models' own shapes and the general ones in turn, each list spread on its own."""
     sides = _CPU_SIDES if on_cpu else _GPU_SIDES
-    matrices = {pair for model in models for pair in model.matrices}
-    matrices |= {(n, k) for n in sides for k in sides if max(n, k) <= 4 * min(n, k)}
+    own = sorted({pair for model in models for pair in model.matrices})
+    general = [(n, k) for n in sides for k in sides if max(n, k) <= 4 * min(n, k) and (n, k) not in own]
     rows = [m for m in _ROWS if m <= 1024] if on_cpu else list(_ROWS)
-    return [Operation.of("gemm", dtype, m=m, n=n, k=k) for n, k in sorted(matrices) for m in rows]
+    lists = [
+        _spread(Operation.of("gemm", dtype, m=m, n=n, k=k) for n, k in pairs for m in rows) for pairs in (own, general)
+    ]
+    return [op for pair in itertools.zip_longest(*lists) for op in pair if op is not None]
 
 
 def _attention(models: Sequence[Shapes], dtype: str, on_cpu: bool) -> list[Operation]:

@@ -24,6 +24,7 @@ class CpuGemmParams:
     activation_efficiency: float = parameter(0.5, 0.02, 2.0, "share of the bandwidth for activations in and out")
     extra_rows: float = parameter(1.0, 0.0, 32.0, "rows' worth of arithmetic lost before the first: short vectors")
     fill_n: float = parameter(8.0, 0.0, 512.0, "columns lost at the edges of register tiles")
+    column_start: float = parameter(64.0, 0.0, 1024.0, "numbers' worth of streaming lost at the start of each column")
     fill_k: float = parameter(16.0, 0.0, 512.0, "inner elements lost to starting and ending a tile")
     overlap_loss: float = parameter(3.0, 0.0, 4.0, "0: packing and arithmetic overlap fully; 4: they add up")
 
@@ -60,7 +61,7 @@ def cpu_gemm_s(
     rate = device.flops_per_s(dtype) * params.compute_efficiency
     compute_s = 2.0 * (m + params.extra_rows * (m > 1)) * (n + params.fill_n) * (k + params.fill_k) / rate
     share = np.where(m > 1, params.bandwidth_efficiency, params.vector_efficiency)
-    weights_s = n * k * number_bytes / (device.hbm_bytes_per_s * share)
+    weights_s = n * (k + params.column_start) * number_bytes / (device.hbm_bytes_per_s * share)
     activations_s = m * (n + k) * number_bytes / (device.hbm_bytes_per_s * params.activation_efficiency)
     seconds = params.launch_s + smooth_max(compute_s, weights_s, params.overlap_loss) + activations_s
     seconds = np.where(m > 0, seconds, 0.0)

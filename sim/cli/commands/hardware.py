@@ -14,6 +14,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="List the devices of the catalogue, or show one.", invoke_without_command=True)
     group.callback()(hardware)
     group.command()(show)
+    group.command()(diff)
     app.add_typer(group, name="hardware")
 
 
@@ -65,6 +66,34 @@ def show(name: Annotated[str, typer.Argument(help="Catalogue name, or path to a 
         for key, value in facts["numbers"].items()
     ]
     print_table(("", "value, SI units", "Source"), rows, title=device.title, fold=1)
+
+
+def diff(
+    first: Annotated[str, typer.Argument(help="Device name, or path to a calibrated profile (.toml).")],
+    second: Annotated[str, typer.Argument(help="The profile to compare with it.")],
+) -> None:
+    """Compare two calibrated profiles: datasheet numbers and every fitted parameter, with their intervals."""
+    from hwmodels.profiles import compare_profiles, load_profile
+    from sim.cli.tables import print_table
+
+    try:
+        profiles = [load_profile(name) for name in (first, second)]
+    except (ValueError, OSError) as error:
+        raise RooftraceError(str(error)) from None
+    found = compare_profiles(*profiles)
+    rows = [
+        (
+            line.kernel,
+            line.name,
+            "-" if line.first is None else f"{line.first:.4g}",
+            "-" if line.second is None else f"{line.second:.4g}",
+            "-" if line.ratio is None else f"{line.ratio:.3f}",
+            line.remark,
+        )
+        for line in found
+    ]
+    heads = ("Kernel", "Quantity", profiles[0].name, profiles[1].name, "second / first", "")
+    print_table(heads, rows, left=2, fold=1)
 
 
 def _facts(device: Any) -> dict[str, Any]:

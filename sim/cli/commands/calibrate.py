@@ -1,0 +1,127 @@
+"""rooftrace calibrate: turn the machine at hand into a hardware profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sim.errors import RooftraceError
+
+if TYPE_CHECKING:
+    from hwmodels.calibrate.backend import Facts
+    from hwmodels.calibrate.session import Progress as Progress_
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(calibrate)
+
+
+def calibrate(
+    out: Annotated[Path, typer.Option(help="Folder for the profile, the samples and the report.", show_default=False)],
+    backend: Annotated[str, typer.Option(help="auto, torch, jax or numpy.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cuda, tpu or cpu.")] = "auto",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Time this model's shapes (name or config.json); more than once for several."),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="fp32, bf16, fp16 or fp8; more than once for several.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Spend two minutes.")] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Time to spend, such as 10min; earlier runs into the folder count. Default 15min."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of a CPU; default: the cores that are free of other work.")
+    ] = None,
+    clock: Annotated[
+        str, typer.Option(help="auto, wall, or cpu: processor time, for one thread on a shared machine.")
+    ] = "auto",
+    allow_noise: Annotated[bool, typer.Option("--allow-noise", help="Go on when repeats scatter.")] = False,
+    fit_only: Annotated[bool, typer.Option("--fit-only", help="Fit the samples that the folder has.")] = False,
+) -> None:
+    """Time the kernels that serving uses, fit a profile to them, and report how good it is."""
+    import datetime
+
+    from hwmodels.calibrate.backend import CalibrationError
+    from hwmodels.calibrate.fitting import PROFILE, fit_samples
+    from hwmodels.calibrate.samples import read_log
+    from hwmodels.calibrate.take import FULL_S, QUICK_S, Request, seconds_of
+
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    try:
+        if quick and budget is not None:
+            raise CalibrationError("--quick is a budget of its own; give one of --quick and --budget")
+        budget_s = seconds_of(budget) if budget is not None else QUICK_S if quick else FULL_S
+        if not fit_only:
+            request = Request(
+                out=out, backend=backend, device=device, models=tuple(model or ()), dtypes=tuple(dtype or ()),
+                budget_s=budget_s, threads=threads, clock=clock, allow_noise=allow_noise,
+            )  # fmt: skip
+            _take(request, today)
+        profile = fit_samples(out, fitted_on=today)
+        _, _, samples = read_log(out)
+    except (CalibrationError, OSError) as error:
+        raise RooftraceError(str(error)) from None
+    from sim.cli.tables import print_table
+    from sim.report.calibration import scenario_line, write_report
+
+    paths = write_report(out, profile, samples)
+    rows = [
+        (
+            f"{kernel.family} {kernel.variant}",
+            f"{kernel.provenance.points:,}",
+            f"{kernel.provenance.fit_median_pct:.1f}",
+            f"{kernel.provenance.held_median_pct:.1f}",
+            f"{kernel.provenance.held_p90_pct:.1f}",
+        )
+        for kernel in profile.kernels
+    ]
+    print_table(("Kernel", "Points", "Fit, median %", "Held back, median %", "Held back, p90 %"), rows)
+    typer.echo(profile.note)
+    typer.echo(f"Report: {paths[-1]}")
+    typer.echo(f"Profile: {out / PROFILE}")
+    typer.echo(f"Use it with  {scenario_line(out / PROFILE)}")
+
+
+def _take(request: Any, today: str) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from hwmodels.calibrate.take import take
+
+    with Progress(
+        TextColumn("{task.completed:.0f} of {task.total:.0f} s"),
+        BarColumn(),
+        TextColumn("{task.fields[left]} left, {task.fields[taken]} operations: {task.description}"),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        line = bar.add_task("opening the device", total=request.budget_s, left="", taken=0)
+
+        def opened(facts: Facts) -> None:
+            typer.echo(
+                f"{facts.title}: {facts.backend} {facts.backend_version} on {facts.device}, {facts.cores} cores, "
+                f"{facts.clock} clock"
+            )
+
+        def report(progress: Progress_) -> None:
+            bar.update(
+                line,
+                completed=request.budget_s - progress.left_s,
+                description=progress.now,
+                left=f"{progress.left_s:.0f} s",
+                taken=progress.taken,
+            )
+
+        try:
+            taken = take(request, taken_on=today, opened=opened, report=report)
+        except KeyboardInterrupt:
+            bar.stop()
+            typer.echo(f"Interrupted; the samples in {request.out} are kept. The same command goes on.", err=True)
+            raise typer.Exit(130) from None
+    for reason, count in taken.skipped.items():
+        typer.echo(f"Left out: {reason} ({count} operations)")
