@@ -26,6 +26,7 @@ SERVED = ("step_s", "sequence_s", "row_s", "layer_host_s", "launch_overlap", "su
 EAGER = ("step_s", "sequence_s", "row_s", "layer_host_s", "sustained_loss")
 START = {"step_s": 3e-4, "sequence_s": 5e-6, "row_s": 1e-6, "layer_host_s": 7e-4, "launch_overlap": 0.1,
          "sustained_loss": 0.5, "expand_loss": 1.2, "admission_s": 2e-2, "admission_s_per_token": 4e-6}  # fmt: skip
+EAGER_START = {"step_s": 2e-3, "sequence_s": 1e-4, "row_s": 2e-5, "layer_host_s": 4e-4, "sustained_loss": 0.2}
 _DEPLOYMENT = ("model_path", "system", "backend_version", "gemm_quant_mode", "tp_size", "attention_dp_size",
                "moe_tp_size", "moe_ep_size")  # fmt: skip
 _TTFT_WEIGHT = 0.5  # a run's TTFT varies several times as much between repeats as its TPOT
@@ -93,13 +94,14 @@ def fit_stack(
     names: Sequence[str],
     price: Callable[[Sequence[_Point], ServingStack], np.ndarray],
     *,
-    steps: int = 5,
+    steps: int,
 ) -> ServingStack:
     """*stack* with the terms *names* fitted to *points* within their bounds, by robust least squares on log ratios."""
     from scipy.optimize import least_squares
 
     limits = {name: bounds(Overheads)[name] for name in names}
-    scale = np.array([START[name] * 3.0 for name in names])
+    begin = EAGER_START if names == EAGER else START
+    scale = np.array([begin[name] * 3.0 for name in names])
     high = np.array([limits[name][2] for name in names]) / scale
     measured = np.log([p.measured_s for p in points])
     weight = np.array([1.0, _TTFT_WEIGHT])
@@ -153,13 +155,13 @@ def main(folder: Path, stacks: Sequence[str]) -> None:
                 seen = [p for p in points if not _held(p.group, part)]
                 unseen = [p for p in points if _held(p.group, part)]
                 if seen and unseen:
-                    fitted = fit_stack(some(seen), stack, names, price, steps=4)
+                    fitted = fit_stack(some(seen), stack, names, price, steps=30 if name == "eager" else 4)
                     held.append((unseen, price(unseen, fitted)))
             if held:
                 together = [p for of, _ in held for p in of]
                 print(f"{name}: held back, second quantity after the first: ", end="")
                 print(_scores(together, np.concatenate([values for _, values in held])), flush=True)
-            final = fit_stack(some(points), stack, names, price)
+            final = fit_stack(some(points), stack, names, price, steps=30 if name == "eager" else 5)
             print(f"{name}: all {len(points)} rows: {_scores(points, price(points, final))}")
             for term in names:
                 print(f"{term} = {getattr(final.overheads, term):.4g}")
