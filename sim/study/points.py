@@ -31,6 +31,10 @@ _RANGE = re.compile(rf"({_NUMBER}):({_NUMBER}):(\d+)(:log)?")
 _SEXAGESIMAL = re.compile(r"(?<![\w.'\"])[-+]?\d[\d.]*:\d")  # YAML 1.1 would read 4:16 as 256
 
 
+_SHOWS_RESULTS = ("cli", "report", "reproduce", "study", "theory", "plots.py")
+_BEARS_NO_RESULT = (".pyc", ".md")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One scenario of a sweep: settings changed from the base, and columns that only go along."""
@@ -44,7 +48,7 @@ class Run:
     """One replication of a point: the scenario to run, or why there is none."""
 
     key: str
-    """Hexadecimal digits of the content: settings, files that they name, the user's policies, Rooftrace's version."""
+    """Hexadecimal digits of the content: settings, files that they name, the user's policies, Rooftrace's code."""
     scenario: Scenario | None
     error: str = ""
 
@@ -314,8 +318,8 @@ def _plain(value: Any) -> Any:
 
 
 def content_key(scenario: Scenario) -> str:
-    """Twenty hexadecimal digits: equal for equal settings, files, policies of the user's own and Rooftrace versions."""
-    parts = [scenario.hash, _version()]
+    """Twenty hexadecimal digits: equal for equal settings, files, policies of the user's own and Rooftrace code."""
+    parts = [scenario.hash, code_digest()]
     for policy in (scenario.scheduler, scenario.router):
         if ":" in policy.policy:
             parts.append(_module_digest(policy.policy.partition(":")[0]))
@@ -323,10 +327,23 @@ def content_key(scenario: Scenario) -> str:
 
 
 @functools.cache
-def _version() -> str:
-    from importlib.metadata import version
+def code_digest() -> str:
+    """Twenty hexadecimal digits of what results follow from: Rooftrace's code and data, but for what only shows them."""
+    import hwmodels
+    import policies
+    import sim
+    import workloads
 
-    return version("rooftrace")
+    digest = hashlib.sha256()
+    for package in (hwmodels, policies, sim, workloads):
+        (root,) = map(Path, package.__path__)
+        for path in sorted(root.rglob("*")):
+            name = path.relative_to(root)
+            if path.suffix in _BEARS_NO_RESULT or (package is sim and name.parts[0] in _SHOWS_RESULTS):
+                continue
+            if path.is_file():
+                digest.update(f"{package.__name__}/{name.as_posix()}".encode() + path.read_bytes())
+    return digest.hexdigest()[:20]
 
 
 def _module_digest(name: str) -> str:

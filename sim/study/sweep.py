@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sim.errors import OutputError, RooftraceError
 from sim.scenario import Scenario
 from sim.study.execute import Backend, Cluster, Inline, Processes, Store, execute
-from sim.study.points import Run, Sweep, axis_values, frame_rows, load_sweep
+from sim.study.points import Run, Sweep, axis_values, code_digest, frame_rows, load_sweep
 from sim.study.statistics import LEVEL
 from sim.study.table import HALF_WIDTH, RunIndex, read_failures, write_tables
 
@@ -338,7 +338,7 @@ def _provenance(sweep: Sweep) -> dict[str, Any]:
     from sim.scenario.build import versions
 
     columns = list(dict.fromkeys([*sweep.columns(), *sweep.axes]))
-    return {**sweep.describe(), "columns": columns, "level": LEVEL, "versions": versions()}
+    return {**sweep.describe(), "columns": columns, "level": LEVEL, "code": code_digest(), "versions": versions()}
 
 
 def _write_manifest(out: Path, manifest: Mapping[str, Any]) -> None:

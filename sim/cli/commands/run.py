@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 EVENTS = "events.json"
+REPORT = "report.html"
 
 
 def register(app: typer.Typer) -> None:
@@ -31,6 +33,11 @@ def run(
     events: Annotated[
         bool, typer.Option("--events", help="Write events.json, a timeline that Perfetto (ui.perfetto.dev) opens.")
     ] = False,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write that timeline to FILE instead, such as out.json.", show_default=False),
+    ] = None,
+    html: Annotated[bool, typer.Option("--html", help="Write report.html: the results on one page.")] = False,
 ) -> None:
     """Replay a workload on a simulated deployment and answer with latency, throughput and utilisation."""
     from sim.results import FILES, staging
@@ -45,15 +52,32 @@ def run(
     for note in built.manifest["notes"]:
         typer.echo(f"Note: {note}", err=True)
     folder = out if out is not None else Path("results") / f"{chosen.name}-{chosen.hash[:8]}"
-    with staging(folder, files=(*FILES, EVENTS)) as scratch:
+    if timeline is not None:
+        _check_writable(timeline)
+    with staging(folder, files=(*FILES, EVENTS, REPORT)) as scratch:
         result = run_built(built)
         result.write(scratch, plots=plots)
         if events:
             _write_events(result, scratch / EVENTS)
+        if html:
+            from sim.report.html import write_run_report
+
+            write_run_report(result, scratch / REPORT)
+        if timeline is not None:
+            _write_events(result, timeline)
     if as_json:
         typer.echo(json.dumps(result.summary, indent=2, allow_nan=False))
     else:
         _print(result, folder)
+
+
+def _check_writable(path: Path) -> None:
+    """OutputError before the run rather than after it, where *path* cannot be written."""
+    from sim.errors import OutputError
+
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        why = "it is a folder" if path.is_dir() else f"{path.parent} is not a folder that can be written to"
+        raise OutputError(f"cannot write the timeline to {path}: {why}; give another --timeline")
 
 
 def _write_events(result: Any, path: Path) -> None:

@@ -124,7 +124,7 @@ def _print(result: object, folder: Path) -> None:
 
     assert isinstance(result, SweepResult)
     counts = result.counts
-    heads, rows = short_table(result, most=_SHOWN)
+    heads, rows = _fitting(*short_table(result, most=_SHOWN), fixed=len(result.axes))
     print_table(heads, rows, left=len(result.axes))
     if counts["points"] > _SHOWN:
         typer.echo(f"and {counts['points'] - _SHOWN:,} more points")
@@ -140,3 +140,23 @@ def _print(result: object, folder: Path) -> None:
             typer.echo(f"  {where}: {row['error']}", err=True)
         if counts["failed"] > len(failures):
             typer.echo(f"  and {counts['failed'] - len(failures):,} more in {folder}/failures.csv", err=True)
+
+
+def _fitting(heads: list[str], rows: list[list[str]], *, fixed: int) -> tuple[list[str], list[list[str]]]:
+    """The axes, and as many of the metrics as fit a line, the most asked for first: cut columns say nothing."""
+    from sim.cli.tables import console
+
+    names = heads[:fixed]
+    short = [name.rpartition(".")[2] for name in names]
+    names = [brief if short.count(brief) == 1 else name for name, brief in zip(names, short, strict=True)]
+    heads = [*names, *heads[fixed:]]
+    widths = [max(len(text) for text in column) + 3 for column in zip(heads, *rows, strict=True)]
+    order = sorted(range(fixed, len(heads)), key=lambda i: (not heads[i].endswith(("p99", "per_s", "attainment")), i))
+    left = console().width - sum(widths[:fixed])
+    kept = []
+    for column in order:
+        if widths[column] <= left:
+            kept.append(column)
+            left -= widths[column]
+    columns = [*range(fixed), *sorted(kept)]
+    return [heads[i] for i in columns], [[row[i] for i in columns] for row in rows]
