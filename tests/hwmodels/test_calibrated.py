@@ -1,0 +1,212 @@
+"""Calibrated cost models: bounds, monotonicity, scalars equal to arrays, overheads by name, profiles by relative."""
+
+import dataclasses
+import pickle
+import time
+import typing
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hwmodels.calibrated import Calibrated, factory_of, overheads_of, profile_of, provenance
+from hwmodels.deployment import deploy
+from hwmodels.device import load_device
+from hwmodels.kernels.attention import attention_decode_s, attention_prefill_s
+from hwmodels.model import load_model
+from hwmodels.overheads import Overheads, serving_stack, serving_stacks
+from hwmodels.roofline import Roofline
+from hwmodels.totals import Totals
+from tests.hwmodels.test_roofline import totals
+
+DEPLOYMENTS = {
+    "dense": ("llama-3.1-8b", "h100-sxm", {}, None, "vllm"),
+    "tensor and pipeline": ("llama-3.1-70b", "a100-80gb-sxm", {"tensor": 4, "pipeline": 2}, None, "trtllm"),
+    "windows and experts": ("gpt-oss-120b", "h200", {"tensor": 2}, None, "vllm"),
+    "latent attention": ("deepseek-r1", "h200", {"tensor": 8}, None, "sglang"),
+    "expert and data parallel": ("deepseek-v3", "h200", {"data": 8, "expert": 8}, None, "trtllm"),
+    "sparse attention": ("glm-5", "b200", {"tensor": 8}, "fp8", "sglang"),
+    "eight bits": ("llama-3.1-70b", "h200", {"tensor": 2}, "fp8", "vllm"),
+    "four bits": ("llama-3.1-70b", "b200", {}, "nvfp4", "vllm"),
+    "weights alone in four bits": ("llama-3.1-8b", "rtx-pro-6000", {}, "int4", "vllm"),
+    "eager": ("llama-2-70b", "a100-80gb-sxm", {"tensor": 4}, None, "eager"),
+    "tpu": ("llama-3.1-8b", "tpu-v6e", {}, None, "ideal"),
+}
+
+
+def cost_of(name):
+    model, device, degrees, precision, stack = DEPLOYMENTS[name]
+    return deploy(
+        model=model, hardware=device, parallel=degrees, precision=precision, cost=Calibrated.for_stack(stack)
+    ).cost
+
+
+COSTS = {name: cost_of(name) for name in DEPLOYMENTS}
+DECODE = Totals(8, 0, 0, 0, 0, 8, 8 * 1500, 8)
+
+
+def prompt(tokens):
+    return Totals(tokens, tokens, 1, tokens * (tokens + 1) // 2, tokens, 0, 0, 1)
+
+
+@pytest.mark.parametrize("name", COSTS)
+@settings(max_examples=15, deadline=None)
+@given(batch=st.lists(totals(), min_size=1, max_size=8))
+def test_scalars_and_arrays_agree_bit_for_bit(name, batch):
+    cost = COSTS[name]
+    arrays = Totals(*(np.array(column, dtype=np.int64) for column in zip(*batch, strict=True)))
+    for stage in range(cost.n_stages):
+        assert cost.iteration_s(arrays, stage).tolist() == [cost.iteration_s(t, stage) for t in batch]
+
+
+@pytest.mark.parametrize("name", COSTS)
+@settings(max_examples=25, deadline=None)
+@given(base=totals(), field=st.sampled_from(Totals._fields), more=st.integers(1, 5000))
+def test_times_are_positive_finite_and_do_not_fall_when_a_total_grows(name, base, field, more):
+    cost = COSTS[name]
+    grown = base._replace(**{field: getattr(base, field) + more})
+    if field in ("prefill_chunks", "decode_seqs"):
+        grown = grown._replace(rows=base.rows + more * (base.rows - base.prefill_rows + 1))
+    if field == "prefill_rows":
+        grown = grown._replace(
+            rows=base.rows + more,
+            prefill_kv_tokens=base.prefill_kv_tokens + more,
+            prefill_pairs=base.prefill_pairs + more * base.prefill_rows + more * (more + 1) // 2,
+        )
+    for stage in range(cost.n_stages):
+        before, after = cost.iteration_s(base, stage), cost.iteration_s(grown, stage)
+        assert 0 < before < 1e6
+        assert after >= before * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in COSTS if name != "tpu"])
+def test_nothing_is_faster_than_the_roofline_of_the_datasheet(name):
+    model, device, degrees, precision, _ = DEPLOYMENTS[name]
+    roof = deploy(model=model, hardware=device, parallel=degrees, precision=precision, cost=Roofline).cost
+    for batch in (DECODE, prompt(512), prompt(4096)):
+        for stage in range(roof.n_stages):
+            # Collectives of the roofline are rings; switches that reduce in flight beat them.
+            assert COSTS[name].iteration_s(batch, stage) > 0.8 * roof.iteration_s(batch, stage)
+
+
+def test_attention_forms_are_the_kernels_that_were_fitted():
+    cost = COSTS["dense"]
+    profile, stack = profile_of(cost), cost.kernels.stack.overheads
+    shape = cost._stages[0].work.attention[0]
+    from hwmodels.layerwise import SCALARS
+
+    prefill, decode = cost.kernels.prefill_form(shape), cost.kernels.decode_form(shape)
+    params = profile.get("prefill", ("vllm",))
+    sums = {"rows": 1000, "pairs": 500_500, "kv_tokens": 1000}
+    alone = attention_prefill_s(params, profile.datasheet, chunks=1, heads=32, kv_heads=8, head_dim=128, **sums)
+    lost = 500_500 * shape.prefill_flops_per_pair * stack.sustained_loss / profile.datasheet.flops_per_s("bf16")
+    expected = 32 * (alone - stack.launch_overlap * params.launch_s + lost)
+    assert prefill(SCALARS, 1000, 1, 500_500, 1000) == pytest.approx(expected, rel=1e-9)
+    params = profile.get("decode", ("vllm",))
+    alone = attention_decode_s(
+        params, profile.datasheet, seqs=64, kv_tokens=64_000, heads=32, kv_heads=8, head_dim=128
+    )
+    hidden = stack.launch_overlap * (params.launch_s + params.combine_s + params.regroup_s)
+    assert decode(SCALARS, 64, 64, 64_000) == pytest.approx(32 * (alone - hidden), rel=1e-9)
+
+
+def test_an_ideal_stack_adds_nothing():
+    assert serving_stack("ideal").overheads == Overheads()
+    assert Overheads() == Overheads(**dict.fromkeys((f.name for f in dataclasses.fields(Overheads)), 0.0))
+    ideal = deploy(model="llama-3.1-8b", hardware="h100-sxm", cost=Calibrated.for_stack("ideal")).cost
+    assert ideal.iteration_s(DECODE) < COSTS["dense"].iteration_s(DECODE)
+
+
+def test_each_term_of_a_stack_has_its_source_and_lengthens_what_it_names():
+    for stack in serving_stacks().values():
+        terms = {f.name for f in dataclasses.fields(Overheads) if getattr(stack.overheads, f.name)}
+        assert terms <= set(stack.sources)
+        assert all(stack.sources.values())
+    base = serving_stack("ideal")
+
+    def with_terms(**terms):
+        stack = dataclasses.replace(base, overheads=Overheads(**terms))
+        return deploy(model="llama-3.1-8b", hardware="h100-sxm", cost=Calibrated(stack=stack)).cost
+
+    plain = with_terms()
+    assert with_terms(step_s=1e-3).iteration_s(DECODE) == pytest.approx(plain.iteration_s(DECODE) + 1e-3)
+    assert with_terms(sequence_s=1e-4).iteration_s(DECODE) == pytest.approx(plain.iteration_s(DECODE) + 8e-4)
+    assert with_terms(row_s=1e-5).iteration_s(DECODE) == pytest.approx(plain.iteration_s(DECODE) + 8e-5)
+    assert with_terms(sample_s=1e-3).iteration_s(DECODE) == pytest.approx(plain.iteration_s(DECODE) + 1e-3)
+    # A prompt of one token is launched kernel by kernel: 32 layers of a millisecond. A graph replays the decode.
+    assert with_terms(layer_host_s=1e-3).iteration_s(prompt(1)) == pytest.approx(32e-3)
+    assert with_terms(layer_host_s=1e-3).iteration_s(DECODE) == plain.iteration_s(DECODE)
+    assert with_terms(launch_overlap=0.5).iteration_s(DECODE) < plain.iteration_s(DECODE)
+    flops = 4096 * 2 * (8_030_261_248 - 2 * 128_256 * 4096 - 65 * 4096)
+    longer = with_terms(sustained_loss=1.0).iteration_s(prompt(4096)) - plain.iteration_s(prompt(4096))
+    assert longer == pytest.approx(flops / 989.4e12, rel=0.1)
+
+
+def test_an_eager_stack_launches_decodes_too():
+    eager = dataclasses.replace(serving_stack("eager"), overheads=Overheads(layer_host_s=1e-3))
+    cost = deploy(model="llama-3.1-8b", hardware="h200", cost=Calibrated(stack=eager)).cost
+    assert cost.iteration_s(DECODE) == pytest.approx(32e-3)
+
+
+def test_devices_without_measurements_borrow_and_say_so():
+    cost = COSTS["four bits"]
+    assert "borrowed from h200" in profile_of(cost).note
+    assert all(kernel.provenance.borrowed_from for kernel in profile_of(cost).kernels)
+    said = provenance(cost)
+    assert said["measured_kernels"] == 0
+    assert said["serving_stack"]["name"] == "vllm"
+
+
+def test_a_device_of_ones_own_borrows_from_its_maker_and_a_strange_one_is_refused():
+    own = dataclasses.replace(load_device("h100-sxm"), name="h100-overclocked", hbm_bytes_per_s=4e12)
+    cost = Calibrated.for_stack("vllm")(load_model("llama-3.1-8b"), own)
+    assert cost.iteration_s(DECODE) < COSTS["dense"].iteration_s(DECODE)
+    strange = dataclasses.replace(own, vendor="Nobody")
+    with pytest.raises(ValueError, match="no calibrated device is from Nobody"):
+        Calibrated.for_stack("vllm")(load_model("llama-3.1-8b"), strange)
+
+
+def test_drafts_are_priced_as_their_targets_are():
+    factory = factory_of(COSTS["dense"])
+    assert isinstance(factory, Calibrated)
+    assert factory.stack.name == "vllm"
+    roof = Roofline(load_model("llama-3.1-8b"), load_device("h100-sxm"))
+    assert factory_of(roof) is Roofline
+    assert overheads_of(roof) == Overheads()
+
+
+def test_unknown_stacks_are_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="'vlm' is not a serving stack; valid here: vllm"):
+        serving_stack("vlm")
+
+
+def test_the_scenario_knows_the_same_stacks():
+    from sim.scenario.settings import ServingStack
+
+    assert set(typing.get_args(ServingStack)) == set(serving_stacks())
+
+
+def test_models_survive_pickling():
+    cost = COSTS["windows and experts"]
+    again = pickle.loads(pickle.dumps(cost))
+    assert again == cost
+    assert again.iteration_s(DECODE) == cost.iteration_s(DECODE)
+
+
+def test_tables_take_milliseconds_and_a_scalar_microseconds():
+    stack = dataclasses.replace(serving_stack("vllm"), overheads=Overheads(step_s=1.25e-4))
+    spec, device = load_model("qwen3-8b"), load_device("h200")
+    build, calls = [], []
+    for _ in range(3):
+        begin = time.perf_counter()
+        cost = Calibrated(stack=stack)(spec, device)
+        cost.iteration_s(DECODE)
+        build.append(time.perf_counter() - begin)
+        begin = time.perf_counter()
+        for _ in range(1000):
+            cost.iteration_s(DECODE)
+        calls.append((time.perf_counter() - begin) / 1000)
+    # Ten times what a quiet machine needs (5 ms with warm kernel tables; 1.7 us).
+    assert min(build) < 0.05
+    assert min(calls) < 2e-5
