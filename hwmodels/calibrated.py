@@ -90,30 +90,33 @@ class StackKernels:
         """What is left of a kernel's start behind the kernel before it."""
         return seconds * (1.0 - self._own.launch_overlap)
 
-    def _loss_s(self, flops: Any, dtype: str, weight_bytes: float) -> Any:
-        own = self._own
-        loss = own.sustained_loss + (own.expand_loss if weight_bytes < 0.75 * _WIDTH[dtype] else 0.0)
-        return flops * (loss / self.profile.datasheet.flops_per_s(dtype))
-
-    def _math(self, fmt: str) -> tuple[str, float]:
-        """The arithmetic the device multiplies *fmt* in, and the bytes of a weight."""
+    def _math(self, fmt: str) -> tuple[str, float, bool]:
+        """The arithmetic the device multiplies *fmt* in, the bytes of a weight, and whether weights are expanded."""
         number = number_format(fmt)
         peaks = self.profile.datasheet.peak_flops_per_s
-        for choice in number.math:
-            choice = {"fp16": "bf16"}.get(choice, choice)
-            if choice in peaks:
-                return choice, number.weight_bytes
-        if number.math[0] == "fp32":
-            return "bf16", number.weight_bytes
-        # Weight-only use of a format without arithmetic on the device: Marlin and the like expand it on the way.
-        return "bf16", number.weight_bytes
+        if fmt == "mxfp4" and "fp4" in peaks and "fp8" in peaks:
+            # Tensor cores that know block-scaled formats take MXFP4 weights beside MXFP8 activations, at the fp8 rate.
+            return "fp8", number.weight_bytes, False
+        names = ["bf16" if choice in ("fp16", "fp32") else choice for choice in number.math]
+        dtype = next((name for name in names if name in peaks), "bf16")
+        return dtype, number.weight_bytes, number.weight_bytes < 0.75 * _WIDTH[dtype]
+
+    def _loss_s(self, flops: Any, dtype: str, weight_bytes: float = 2.0, expanded: bool = False) -> Any:
+        own = self._own
+        loss = own.sustained_loss + (own.narrow_loss if weight_bytes < 1.5 else 0.0)
+        loss += own.expand_loss if expanded else 0.0
+        return flops * (loss / self.profile.datasheet.flops_per_s(dtype))
 
     def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any:
-        dtype, weight_bytes = self._math(precision)
+        dtype, weight_bytes, expanded = self._math(precision)
         nodes, seconds, start_s = _gemm_table(self._kernels, int(n), int(k), dtype, weight_bytes)
         seconds = seconds - (start_s - self._start(start_s))
         flops = 2.0 * m * n * k
-        return np.interp(m, nodes, seconds) + self._beyond(m, nodes, seconds) + self._loss_s(flops, dtype, weight_bytes)
+        return (
+            np.interp(m, nodes, seconds)
+            + self._beyond(m, nodes, seconds)
+            + self._loss_s(flops, dtype, weight_bytes, expanded)
+        )
 
     @staticmethod
     def _beyond(m: Any, nodes: np.ndarray, seconds: np.ndarray) -> Any:
@@ -121,14 +124,14 @@ class StackKernels:
         return np.maximum(0.0, m - nodes[-1]) * (seconds[-1] / nodes[-1])
 
     def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
-        dtype, weight_bytes = self._math(experts.precision)
+        dtype, weight_bytes, expanded = self._math(experts.precision)
         nodes, seconds, start_s = _moe_table(self._kernels, experts, dtype, weight_bytes)
         seconds = seconds - (start_s - self._start(start_s))
         flops = experts.flops(rows) / experts.layers
         return (
             np.interp(rows, nodes, seconds)
             + self._beyond(rows, nodes, seconds)
-            + self._loss_s(flops, dtype, weight_bytes)
+            + self._loss_s(flops, dtype, weight_bytes, expanded)
         )
 
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
@@ -162,7 +165,7 @@ class StackKernels:
         kv_bytes_s = shape.kv_bytes / stream
         throttle, after = params.throttle, params.throttle_after_s
         loss, launch = params.overlap_loss, self._start(params.launch_s)
-        by_pair_lost = self._loss_s(shape.prefill_flops_per_pair, "bf16", 2.0)
+        by_pair_lost = self._loss_s(shape.prefill_flops_per_pair, "bf16")
         window = shape.window_tokens
 
         def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
@@ -223,7 +226,7 @@ class StackKernels:
         layers = float(shape.layers)
         rate = sheet.flops_per_s("bf16") * params.compute_efficiency
         by_pair = shape.prefill_flops_per_pair / rate
-        by_pair_lost = self._loss_s(shape.prefill_flops_per_pair, "bf16", 2.0)
+        by_pair_lost = self._loss_s(shape.prefill_flops_per_pair, "bf16")
         by_past = shape.expand_flops / rate
         stream = sheet.hbm_bytes_per_s * params.bandwidth_efficiency
         row_bytes_s = 2.0 * shape.n_heads * (shape.qk_dim + shape.v_dim) * params.row_passes / stream

@@ -21,11 +21,11 @@ from hwmodels.measured import read
 from hwmodels.overheads import Overheads, ServingStack, serving_stack
 from sim.measured_runs import Unmodelled, closed_loop_s, iteration_s, rows_of, served_run
 
-SERVED = ("step_s", "sequence_s", "row_s", "layer_host_s", "launch_overlap", "sustained_loss", "expand_loss",
+SERVED = ("step_s", "sequence_s", "row_s", "layer_host_s", "launch_overlap", "narrow_loss", "expand_loss",
           "admission_s", "admission_s_per_token")  # fmt: skip
 EAGER = ("step_s", "sequence_s", "row_s", "layer_host_s", "sustained_loss")
 START = {"step_s": 3e-4, "sequence_s": 5e-6, "row_s": 1e-6, "layer_host_s": 7e-4, "launch_overlap": 0.1,
-         "sustained_loss": 0.5, "expand_loss": 1.2, "admission_s": 2e-2, "admission_s_per_token": 4e-6}  # fmt: skip
+         "narrow_loss": 0.5, "expand_loss": 1.2, "admission_s": 2e-2, "admission_s_per_token": 4e-6}  # fmt: skip
 EAGER_START = {"step_s": 2e-3, "sequence_s": 1e-4, "row_s": 2e-5, "layer_host_s": 4e-4, "sustained_loss": 0.2}
 _DEPLOYMENT = ("model_path", "system", "backend_version", "gemm_quant_mode", "tp_size", "attention_dp_size",
                "moe_tp_size", "moe_ep_size")  # fmt: skip

@@ -41,6 +41,8 @@ FIXED_LENGTHS = ("internal-gap-analysis",)
 _NARROW = ("fp8", "fp8_block", "nvfp4", "mxfp4", "int4_wo", "int8_wo", "w4afp8")
 _FORMATS = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16",
             "int4_wo": "int4", "int8_wo": "int8"}  # fmt: skip
+RECORDED_SEQUENCES = 128
+"""Most running sequences (max_num_seqs) of recorded runs: where the public one's time series levels off."""
 _SEED = 0
 
 
@@ -258,9 +260,13 @@ def iteration_s(
 
 
 def replayed(
-    measurement: Measurement, *, stack: ServingStack | None = None, profile: str | None = None
+    measurement: Measurement,
+    *,
+    sequences: int = RECORDED_SEQUENCES,
+    stack: ServingStack | None = None,
+    profile: str | None = None,
 ) -> tuple[Columns, np.ndarray]:
-    """The simulated run of an e2e_requests_* file's arrivals, and the order of its rows by arrival."""
+    """The simulated run of an e2e_requests_* file's arrivals, at most *sequences* at once, and the order of its rows."""
     from hwmodels.measured import catalogue_name
     from workloads import Trace
 
@@ -281,4 +287,4 @@ def replayed(
         prompt_tokens=columns["input_toks"][order].astype(np.int64),
         output_tokens=columns["output_toks"][order].astype(np.int64),
     )
-    return serve(deployment, found, trace, 256), order
+    return serve(deployment, found, trace, sequences), order

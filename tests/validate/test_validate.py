@@ -1,0 +1,282 @@
+"""Measured folders against the models: every row answered for, loudly where a file is not understood."""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hwmodels.kernels.gemm import gemm_s
+from hwmodels.measured import read
+from hwmodels.overheads import serving_stack
+from hwmodels.parallel import ParallelConfig
+from hwmodels.profiles import load_profile
+from sim.cli import build_app
+from sim.errors import RooftraceError
+from sim.measured_runs import Unmodelled, closed_loop_s, latencies_s, rows_of, served_run
+from sim.validate import COLUMNS, compare, to_markdown, validate, write_csv
+
+SILICON = (
+    "model_path,system,backend,backend_version,precision,gemm_quant_mode,moe_quant_mode,mode,isl,osl,concurrency,"
+    "batch_size,tp_size,pp_size,attention_dp_size,moe_tp_size,moe_ep_size,ttft_ms,tpot_ms,measured,provenance\n"
+)
+DENSE = "meta-llama/Llama-3.1-70B,b200_sxm,vllm,,fp8,fp8,fp8,agg,1024,128,4,4,2,1,1,2,1,90,10.6,,x\n"
+
+
+def write(folder, name, text):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def gemm_rows(device, shapes, off=1.0):
+    profile = load_profile(device)
+    params = profile.get("gemm", ("bf16/vllm",))
+    lines = ["m,n,k,latency_us"]
+    for m, n, k in shapes:
+        seconds = gemm_s(params, profile.datasheet, m, n, k, weight_copies=6.0)
+        lines.append(f"{m},{n},{k},{seconds * 1e6 * off}")
+    return "\n".join(lines) + "\n"
+
+
+SHAPES = [(1, 4096, 4096), (64, 8192, 4096), (4096, 4096, 14336)]
+
+
+def test_a_file_that_the_model_made_has_no_error(tmp_path):
+    write(tmp_path, "gemm_h100_bf16_vllm0.24.csv", gemm_rows("h100-sxm", SHAPES))
+    (one,) = validate(tmp_path)
+    assert (one.line.rows, one.line.unmodelled, one.device, one.quantity) == (3, 0, "h100-sxm", "latency")
+    assert one.line.mape_pct == pytest.approx(0.0, abs=1e-9)
+
+
+def test_errors_are_those_of_the_predictions(tmp_path):
+    write(tmp_path, "gemm_h100_bf16_vllm0.24.csv", gemm_rows("h100-sxm", SHAPES, off=0.8))
+    (one,) = validate(tmp_path)
+    assert one.line.mape_pct == pytest.approx(25.0)
+    assert one.line.bias_pct == pytest.approx(25.0)
+
+
+def test_a_device_without_measurements_is_priced_by_its_relative_and_said_so(tmp_path):
+    write(tmp_path, "gemm_b200_bf16_vllm0.24.csv", gemm_rows("b200", SHAPES))
+    (one,) = validate(tmp_path)
+    assert one.line.mape_pct == pytest.approx(0.0, abs=1e-9)
+    assert "borrowed from h200" in one.notes[0]
+
+
+def test_hardware_prices_every_file(tmp_path):
+    write(tmp_path, "gemm_a100_bf16_vllm0.14.csv", gemm_rows("h100-sxm", SHAPES))
+    (one,) = validate(tmp_path, hardware="h100")
+    assert one.device == "h100-sxm"
+    assert one.line.mape_pct == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_device_that_is_not_in_the_catalogue_is_counted_and_named(tmp_path):
+    write(tmp_path, "gemm_mi210_fp16_llmcompass.csv", "m,n,k,latency_us\n64,64,64,10\n")
+    (one,) = validate(tmp_path)
+    assert (one.line.rows, one.line.unmodelled, one.line.mape_pct) == (1, 1, None)
+    assert "mi210" in next(iter(one.unmodelled))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("notes.csv", "a,b\n1,2\n", "the name says no known kind"),
+        ("gemm_h100_bf16_vllm0.24.csv", "m,n,k\n1,2,3\n", "lacks latency_us"),
+        ("gemm_h100_bf16_vllm0.24.csv", "m,n,k,latency_us,watts\n1,2,3,4,5\n", "unknown column watts"),
+        ("gemm_h100_bf16_vllm0.24.csv", "m,n,k,latency_us\n1,2,3,-4\n", "latency_us must be positive"),
+        ("gemm_h100_bf16_vllm0.24.csv", "m,n,k,latency_us\n1,2\n", "truncated"),
+    ],
+)
+def test_a_file_that_is_not_understood_stops_the_validation(tmp_path, name, text, message):
+    write(tmp_path, "gemm_a100_bf16_vllm0.14.csv", gemm_rows("a100-80gb-sxm", SHAPES))
+    write(tmp_path, name, text)
+    with pytest.raises(RooftraceError, match=message):
+        validate(tmp_path)
+
+
+def test_an_empty_folder_stops_the_validation(tmp_path):
+    with pytest.raises(RooftraceError, match="holds no CSV files"):
+        validate(tmp_path)
+
+
+def test_serving_runs_are_simulated_and_told_apart_by_quantity(tmp_path):
+    write(tmp_path, "e2e_silicon_agg.csv", SILICON + DENSE + DENSE.replace("Llama-3.1-70B", "Llama-9"))
+    ttft, tpot = validate(tmp_path)
+    assert (ttft.quantity, tpot.quantity) == ("ttft", "tpot")
+    assert ttft.line.rows == tpot.line.rows == 2
+    assert ttft.unmodelled == {"model meta-llama/Llama-9 is not in the catalogue": 1}
+    # Weights over bandwidth bound a token from below; 70 GB over two B200.
+    assert 70e9 / 2 / 8e12 < tpot.predicted[0] < 15e-3
+    assert tpot.predicted[0] < ttft.predicted[0] < 1.0
+    assert np.isnan(tpot.predicted[1])
+
+
+def test_equal_rows_get_equal_predictions(tmp_path):
+    write(tmp_path, "e2e_silicon_agg.csv", SILICON + DENSE + DENSE)
+    ttft, _ = validate(tmp_path)
+    assert ttft.predicted[0] == ttft.predicted[1]
+
+
+def row_of(text):
+    return dict(zip(SILICON.strip().split(","), text.strip().split(","), strict=True))
+
+
+def test_a_row_says_its_deployment():
+    run = served_run(row_of(DENSE))
+    assert (run.device, run.stack, run.concurrency) == ("b200", "vllm", 4)
+    assert run.parallel == ParallelConfig(tensor=2)
+    assert run.model.mlp_precision == "fp8"
+    assert run.kv_precision == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("degrees", "expected"),
+    [
+        ("8,1,1,8,1", ParallelConfig(tensor=8)),
+        ("1,1,8,1,8", ParallelConfig(data=8, expert=8)),
+        ("64,1,1,8,8", ParallelConfig(tensor=8, expert=8)),  # written down twice: a node has eight
+        ("1,1,64,8,8", ParallelConfig(data=8, expert=8)),
+        ("4,1,4,1,16", ParallelConfig(data=4, expert=4)),
+        ("4,1,1,2,2", ParallelConfig(tensor=4, expert=2)),
+    ],
+)
+def test_degrees_of_parallelism_are_those_of_the_devices(degrees, expected):
+    cells = dict(
+        zip(("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size"), degrees.split(","), strict=True)
+    )
+    row = row_of(DENSE.replace("meta-llama/Llama-3.1-70B", "deepseek-ai/DeepSeek-V3")) | cells
+    assert served_run(row).parallel == expected
+
+
+def test_a_model_that_does_not_fit_is_unmodelled():
+    run = served_run(row_of(DENSE) | {"gemm_quant_mode": "bfloat16", "precision": "bf16", "system": "l40s"})
+    with pytest.raises(Unmodelled, match=r"does not fit: llama-3.1-70b"):
+        closed_loop_s(run)
+
+
+def test_tokenisation_reaches_the_first_token_and_no_other():
+    run = replace(served_run(row_of(DENSE)), output_tokens=8, concurrency=1, shortest_share=1.0)
+    ideal = serving_stack("ideal")
+    slow = replace(ideal, overheads=replace(ideal.overheads, admission_s=0.5, admission_s_per_token=1e-4))
+    before, after = closed_loop_s(run, stack=ideal), closed_loop_s(run, stack=slow)
+    assert after[0] - before[0] == pytest.approx(0.5 + 1e-4 * 1024, rel=1e-6)
+    assert after[1] == pytest.approx(before[1], rel=1e-6)
+
+
+def test_more_clients_wait_longer():
+    run = served_run(row_of(DENSE))
+    few, many = closed_loop_s(run), closed_loop_s(replace(run, concurrency=32))
+    assert few[0] < many[0]
+    assert few[1] < many[1]
+
+
+def test_disaggregated_runs_are_named_as_what_they_are(shared):
+    one, _ = compare(read(shared / "measured" / "e2e_silicon_disagg.csv"))
+    assert one.line.unmodelled == one.line.rows
+    assert "separate pools" in next(iter(one.unmodelled))
+
+
+def test_iterations_of_the_public_measurements(shared):
+    prompt, token = compare(read(shared / "measured" / "iteration_splitwise_a100_llama2-70b.csv"))
+    assert prompt.unmodelled == {"flagged suspect_prompt_time": 1}
+    assert prompt.line.mape_pct < 20
+    assert token.line.mape_pct < 20
+
+
+def test_a_recorded_run_is_replayed_request_by_request(shared):
+    name = "rtxpro6000_llama3.1-8b_tp1_vllm0.19.csv"
+    requests = read(shared / "measured" / f"e2e_requests_{name}")
+    series = read(shared / "measured" / f"e2e_timeseries_{name}")
+    ttft, tpot = compare(requests, others=[requests, series])
+    assert ttft.line.rows == 300
+    assert tpot.line.median_pct < 25
+    throughput = {one.quantity: one for one in compare(series, others=[requests, series])}
+    assert throughput["running"].predicted.max() <= 128
+    alone = list(compare(series))
+    assert "not in the folder" in next(iter(alone[0].unmodelled))
+
+
+@pytest.mark.slow
+def test_figures_of_the_public_measurements(shared):
+    limits = {"gemm_": 13, "attention_prefill": 14, "attention_decode": 15, "allreduce": 15, "moe_": 30, "mla_": 20}
+    for one in validate(shared / "measured"):
+        for prefix, limit in limits.items():
+            if one.file.startswith(prefix):
+                assert one.line.mape_pct < limit, one.file
+        if one.file == "e2e_silicon_agg.csv":
+            assert one.line.unmodelled <= 0.05 * one.line.rows
+            if one.quantity == "tpot":
+                assert one.line.median_pct < 17
+
+
+@pytest.mark.slow
+def test_dense_runs_of_the_public_measurements(shared):
+    rows = rows_of(read(shared / "measured" / "e2e_silicon_agg.csv"))
+    rows = [row for row in rows if "Llama" in row["model_path"]]
+    off = np.array([np.array(closed_loop_s(served_run(row))) * 1e3 / (row["ttft_ms"], row["tpot_ms"]) for row in rows])
+    ttft, tpot = np.median(np.abs(off - 1.0), axis=0)
+    assert tpot < 0.10
+    assert ttft < 0.20
+
+
+def test_the_command_prints_and_writes_the_table(tmp_path):
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    write(folder, "gemm_h100_bf16_vllm0.24.csv", gemm_rows("h100-sxm", SHAPES))
+    out, page, plots = tmp_path / "errors.csv", tmp_path / "errors.md", tmp_path / "plots"
+    arguments = ["validate", "--measured", str(folder), "--out", str(out)]
+    result = CliRunner().invoke(build_app(), [*arguments, "--markdown", str(page), "--plots", str(plots)])
+    assert result.exit_code == 0, result.output
+    with out.open() as file:
+        (row,) = csv.DictReader(file)
+    assert tuple(row) == COLUMNS
+    assert (row["file"], row["rows"], row["unmodelled"]) == ("gemm_h100_bf16_vllm0.24.csv", "3", "0")
+    assert float(row["mape_pct"]) < 0.01
+    assert "| gemm_h100_bf16_vllm0.24.csv | latency |" in page.read_text()
+    assert [path.name for path in plots.iterdir()] == ["gemm_h100_bf16_vllm0.24.latency.png"]
+
+
+def test_the_command_fails_on_what_it_does_not_understand(tmp_path):
+    write(tmp_path, "notes.csv", "a,b\n1,2\n")
+    result = CliRunner().invoke(build_app(), ["validate", "--measured", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "notes.csv" in result.stderr
+
+
+def test_fit_writes_a_profile_that_validate_reads(tmp_path):
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    shapes = [(m, n, k) for m in (1, 16, 64, 200, 1000, 4000) for n in (1024, 4096, 8192) for k in (1024, 4096)]
+    write(folder, "gemm_h100_bf16_vllm0.24.csv", gemm_rows("h100-sxm", shapes))
+    profile = tmp_path / "own.toml"
+    arguments = ["fit", "--measured", str(folder), "--device", "h100", "--out", str(profile), "--max-points", "50"]
+    result = CliRunner().invoke(build_app(), arguments)
+    assert result.exit_code == 0, result.output
+    assert "held-back %" in result.output
+    (one,) = validate(folder, hardware=str(profile))
+    assert one.line.mape_pct < 5
+    # What was not measured comes from the shipped profiles, so that whole models can be priced.
+    scenario = ["run", "--set", f"hardware={profile}", "--set", "workload={trace: conversation, requests: 20}"]
+    result = CliRunner().invoke(build_app(), [*scenario, "--json", "--no-plots", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["hardware"]["profile"] == "h100-sxm"
+    assert manifest["hardware"]["files"]
+
+
+def test_lines_without_a_prediction_leave_their_errors_empty(tmp_path):
+    write(tmp_path, "gemm_mi210_fp16_llmcompass.csv", "m,n,k,latency_us\n64,64,64,10\n")
+    lines = [one.line for one in validate(tmp_path)]
+    write_csv(lines, tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text().splitlines()[1].endswith(",1,1,,,,,latency")
+    assert "| - | - | - | - |" in to_markdown(lines)
+
+
+def test_latencies_are_missing_where_a_request_did_not_end():
+    columns = {"arrival_ns": [0, 0], "first_token_ns": [10, -1], "finish_ns": [40, -1], "output_tokens": [4, 4]}
+    ttft, tpot = latencies_s(type("Columns", (), {"requests": {k: np.array(v) for k, v in columns.items()}}))
+    assert ttft[0] == pytest.approx(1e-8)
+    assert tpot[0] == pytest.approx(1e-8)
+    assert np.isnan([ttft[1], tpot[1]]).all()
