@@ -18,6 +18,8 @@ _GPU_SIDES = (1024, 2048, 4096, 8192, 16384)
 _SHARES = {"gemm": 0.5, "attention": 0.26, "memory": 0.06, "elementwise": 0.12, "host": 0.03, "collective": 0.03}
 _LONGEST_CPU_S = 1.0
 _CPU_FLOPS_PER_S = 6e10  # of one core, to leave out what would take longer than that
+_CPU_BYTES_PER_S = 1e10
+_FEWEST_OPERATIONS = 1500.0  # runs of an operation that a budget has room for at least; each is repeated some ten times
 _GPU_LONGEST_FLOPS = 2e13
 
 
@@ -55,8 +57,11 @@ def shapes_of(model: str) -> Shapes:
     )
 
 
-def grid(facts: Facts, models: Sequence[Shapes], dtypes: Sequence[str]) -> list[Operation]:
-    """Every operation worth timing on the device, the most telling first and the kinds interleaved by `_SHARES`."""
+def grid(facts: Facts, models: Sequence[Shapes], dtypes: Sequence[str], *, budget_s: float = 900.0) -> list[Operation]:
+    """Every operation worth timing on the device, the most telling first and the kinds interleaved by `_SHARES`.
+
+    What would take more than a small part of *budget_s* is left out.
+    """
     on_cpu = facts.device == "cpu"
     kinds: dict[str, list[Operation]] = {
         "gemm": [],
@@ -70,7 +75,7 @@ def grid(facts: Facts, models: Sequence[Shapes], dtypes: Sequence[str]) -> list[
         kinds["gemm"] += _gemms(models, dtype, on_cpu)
         if dtype == "fp8":
             continue
-        kinds["attention"] += _spread(_attention(models, dtype, on_cpu))
+        kinds["attention"] += _attention(models, dtype, on_cpu)
         kinds["memory"] += _spread(
             Operation.of(kind, dtype, rows=rows, width=1024)
             for kind in ("copy", "read")
@@ -86,7 +91,7 @@ def grid(facts: Facts, models: Sequence[Shapes], dtypes: Sequence[str]) -> list[
             if devices <= facts.devices
             for power in range(12, 30, 2)
         ]
-    return _interleave(kinds, {op.key for ops in kinds.values() for op in ops if not _fits(op, facts)})
+    return _interleave(kinds, {op.key for ops in kinds.values() for op in ops if not _fits(op, facts, budget_s)})
 
 
 def _gemms(models: Sequence[Shapes], dtype: str, on_cpu: bool) -> list[Operation]:
@@ -98,7 +103,7 @@ def _gemms(models: Sequence[Shapes], dtype: str, on_cpu: bool) -> list[Operation
     lists = [
         _spread(Operation.of("gemm", dtype, m=m, n=n, k=k) for n, k in pairs for m in rows) for pairs in (own, general)
     ]
-    return [op for pair in itertools.zip_longest(*lists) for op in pair if op is not None]
+    return _in_turn(lists)
 
 
 def _attention(models: Sequence[Shapes], dtype: str, on_cpu: bool) -> list[Operation]:
@@ -109,29 +114,30 @@ def _attention(models: Sequence[Shapes], dtype: str, on_cpu: bool) -> list[Opera
         shapes |= {(32, 8, 128), (8, 1, 128), (16, 16, 64)}
     prompts = (16, 32, 64, 128, 256, 512, 1024) + (() if on_cpu else (2048, 4096, 8192))
     contexts = (16, 64, 128, 256, 512, 1024, 2048) + (() if on_cpu else (4096, 8192, 32768))
-    found = []
+    prefill: list[Operation] = []
+    decode: list[Operation] = []
     for heads, kv_heads, head_dim in sorted(shapes):
         what = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-        found += [
+        prefill += [
             Operation.of("attention", dtype, batch=b, query=q, past=0, **what) for q in prompts for b in (1, 2, 8)
         ]
-        found += [
+        prefill += [
             Operation.of("attention", dtype, batch=1, query=q, past=past, **what)
             for q in (32, 64, 128, 256, 512)
             for past in (64, 256, 512, 1024)
         ]
-        found += [
+        decode += [
             Operation.of("attention", dtype, batch=b, query=1, past=past, **what)
             for past in contexts
             for b in ((1, 2, 4, 8, 16) if on_cpu else (1, 4, 16, 64, 256))
         ]
-        found += [
+        decode += [
             Operation.of("attention", dtype, batch=b, query=width, past=past, **what)
             for past in contexts
             for b in (1, 4)
             for width in (2, 3, 5, 7, 9)
         ]
-    return found
+    return _in_turn([_spread(prefill), _spread(decode)])
 
 
 def _elementwise(models: Sequence[Shapes], dtype: str, on_cpu: bool) -> list[Operation]:
@@ -146,12 +152,17 @@ def _elementwise(models: Sequence[Shapes], dtype: str, on_cpu: bool) -> list[Ope
     return list(dict.fromkeys(found))
 
 
-def _fits(op: Operation, facts: Facts) -> bool:
+def _fits(op: Operation, facts: Facts, budget_s: float) -> bool:
     if 4 * op.traffic_bytes > 0.5 * facts.memory_bytes:
         return False
     if facts.device == "cpu":
-        return op.flops <= _LONGEST_CPU_S * _CPU_FLOPS_PER_S * facts.cores
+        seconds = op.flops / (_CPU_FLOPS_PER_S * facts.cores) + op.traffic_bytes / _CPU_BYTES_PER_S
+        return seconds <= min(_LONGEST_CPU_S, budget_s / _FEWEST_OPERATIONS)
     return op.flops <= _GPU_LONGEST_FLOPS
+
+
+def _in_turn(lists: Sequence[list[Operation]]) -> list[Operation]:
+    return [op for several in itertools.zip_longest(*lists) for op in several if op is not None]
 
 
 def _spread(operations: Iterable[Operation]) -> list[Operation]:

@@ -95,8 +95,9 @@ class NumpyBackend:
         rows, width = shape["rows"], shape["width"]
         out = np.empty((rows, width), np.float32)
         if op.kind == "embedding":
-            table = np.resize(self._pool, (50_000, width))
-            ids = [np.random.default_rng(i).integers(0, 50_000, rows) for i in range(8)]
+            words = min(50_000, self._pool.size // (2 * width))
+            table = self._cut(words, width)[0]
+            ids = [np.random.default_rng(i).integers(0, words, rows) for i in range(8)]
             return [lambda i=i: np.take(table, i, axis=0, out=out, mode="clip") for i in ids]
         inputs = self._cut(rows, width)
         run: dict[str, Callable[[np.ndarray], object]] = {

@@ -63,7 +63,7 @@ def take(
             shapes = [shapes_of(name) for name in names]
         except ValueError as error:
             raise CalibrationError(str(error)) from None
-        operations = grid(facts, shapes, request.dtypes or usual)
+        operations = grid(facts, shapes, request.dtypes or usual, budget_s=request.budget_s)
         log = Log(request.out, facts, taken_on=taken_on)
         return collect(
             device, operations, log, budget_s=request.budget_s, allow_noise=request.allow_noise, report=report

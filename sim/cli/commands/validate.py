@@ -13,7 +13,7 @@ def register(app: typer.Typer) -> None:
 
 
 def validate(
-    measured: Annotated[Path, typer.Option(help="Folder of measured CSV files.", show_default=False)],
+    measured: Annotated[Path | None, typer.Option(help="Folder of measured CSV files.", show_default=False)] = None,
     hardware: Annotated[
         str | None,
         typer.Option(help="Device or profile (.toml) to price every file with; default: the device in its name."),
@@ -25,8 +25,33 @@ def validate(
     plots: Annotated[
         Path | None, typer.Option(help="Draw measured against predicted, and errors by size, into this folder.")
     ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Run transformers on this machine beside their simulation.")
+    ] = False,
+    backend: Annotated[str, typer.Option(help="With --live: torch runs the models.")] = "torch",
+    device: Annotated[str, typer.Option(help="With --live: auto, cuda or cpu.")] = "auto",
+    scale: Annotated[
+        float | None, typer.Option(help="With --live: share of the models' parameters, in (0, 1].")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="With --live: the target's shape, a GPT-2 or Llama model.")] = None,
+    draft: Annotated[str | None, typer.Option(help="With --live: the draft's shape.")] = None,
+    alpha: Annotated[float, typer.Option(help="With --live: probability that a drafted token is accepted.")] = 0.8,
 ) -> None:
     """Predict every row of a folder of measurements and say how far off the models are, file by file."""
+    from sim.errors import RooftraceError
+
+    if live == (measured is not None):
+        raise RooftraceError("give one of --measured DIR (files) and --live (models that run here)")
+    if live:
+        from sim.cli.live import validate_live
+
+        if backend != "torch":
+            raise RooftraceError(f"--live runs its models with torch; got --backend {backend}")
+        validate_live(
+            hardware=hardware, device=device, scale=scale, target=target, draft=draft, alpha=alpha, out=out, plots=plots
+        )
+        return
+    assert measured is not None
     from sim.validate import comparisons, to_markdown, write_csv
 
     found = list(comparisons(measured, hardware=hardware))

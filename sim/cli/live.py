@@ -1,0 +1,77 @@
+"""rooftrace validate --live: tables of a live run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+from sim.errors import RooftraceError
+
+
+def validate_live(
+    *,
+    hardware: str | None,
+    device: str,
+    scale: float | None,
+    target: str | None,
+    draft: str | None,
+    alpha: float,
+    out: Path | None,
+    plots: Path | None,
+) -> None:
+    """Run, print measured beside simulated beside closed form, and write JSON to *out* and a picture into *plots*."""
+    from sim.cli.tables import print_table
+    from sim.live import MEANINGLESS, LiveSettings, run_live
+
+    if hardware is None or not hardware.endswith(".toml"):
+        raise RooftraceError(
+            "--live compares with a profile of this machine: take one with `rooftrace calibrate --backend torch --quick "
+            "--out DIR`, then give --hardware DIR/profile.toml"
+        )
+    if not 0.0 <= alpha <= 1.0:
+        raise RooftraceError(f"alpha is a probability in [0, 1]; got {alpha:g}")
+    settings = LiveSettings(
+        profile=Path(hardware), device=device, scale=scale, target=target, draft=draft, alpha=alpha
+    )  # fmt: skip
+    result = run_live(settings, report=lambda text: typer.echo(f"... {text}", err=True))
+    typer.echo(f"{result.target} and {result.draft} on {result.device}, {result.clock} clock. {MEANINGLESS}")
+    typer.echo(
+        f"The stack's own time, from models of hardly any arithmetic: {result.host['step_s'] * 1e3:.2f} ms a step and "
+        f"{result.host['layer_s'] * 1e6:.0f} us a layer. Closed form of steps: roofline at the profile's peaks."
+    )
+    print_table(
+        ("Step", "Case", "measured, ms", "spread %", "simulated, ms", "error %", "closed form, ms", "error %"),
+        [
+            (
+                s.name, s.case, f"{s.measured_s * 1e3:.2f}", f"{100 * s.spread:.0f}", f"{s.simulated_s * 1e3:.2f}",
+                f"{100 * s.error:+.1f}", f"{s.closed_form_s * 1e3:.2f}", f"{100 * s.closed_form_error:+.1f}",
+            )
+            for s in result.steps
+        ],
+        left=2,
+    )  # fmt: skip
+    print_table(
+        ("K", "alpha", "speed-up measured", "simulated", "error %", "closed form", "error %"),
+        [
+            (
+                str(s.k), f"{s.alpha:.3f}", f"{s.measured:.3f}", f"{s.simulated:.3f}", f"{100 * s.error:+.1f}",
+                f"{s.closed_form:.3f}", f"{100 * (s.closed_form / s.measured - 1):+.1f}",
+            )
+            for s in result.speedups
+        ],
+        left=1,
+    )  # fmt: skip
+    best = result.best_k
+    typer.echo(f"c, draft step over target step: {result.c_measured:.3f} measured, {result.c_simulated:.3f} simulated")
+    typer.echo(f"Median error of the target's steps: {100 * result.median_step_error:.1f} %")
+    typer.echo(f"Largest error of a speed-up: {100 * result.worst_speedup_error:.1f} %")
+    typer.echo(f"Best K: {best[0]} measured, {best[1]} simulated")
+    if out is not None:
+        out.write_text(json.dumps(result.as_json(), indent=2) + "\n", encoding="utf-8")
+    if plots is not None:
+        from sim.report.calibration import draw_live
+
+        plots.mkdir(parents=True, exist_ok=True)
+        typer.echo(f"Plot: {draw_live(result, plots / 'live.png')}")
