@@ -1,0 +1,63 @@
+"""Which times a scenario uses, and what its manifest says of them."""
+
+import pytest
+
+from sim import Scenario, ScenarioError, simulate
+from sim.scenario.build import resolve
+
+FEW = {"trace": "conversation", "requests": 40}
+
+
+def scenario(**settings):
+    return Scenario(**{"workload": FEW, **settings})
+
+
+def test_calibrated_times_are_the_default_and_the_manifest_says_where_they_come_from():
+    manifest = resolve(scenario()).manifest
+    assert manifest["hardware"]["profile"] == "h100-sxm"
+    assert "gemm_h100_bf16_vllm0.24.csv" in manifest["hardware"]["files"]
+    stack = manifest["hardware"]["serving_stack"]
+    assert stack["name"] == "vllm"
+    assert set(stack["terms"]) == set(stack["sources"])
+    assert manifest["notes"] == []
+
+
+def test_a_device_that_was_not_measured_says_whose_efficiencies_it_borrows():
+    (note,) = resolve(scenario(hardware="b200")).manifest["notes"]
+    assert note.startswith("b200 has not been calibrated: efficiencies and latencies borrowed from h200")
+
+
+def test_the_datasheet_has_to_be_asked_for():
+    built = resolve(scenario(cost_model="roofline"))
+    assert built.manifest["hardware"]["profile"].startswith("datasheet roofline")
+    assert built.experiment.admission_s == 0.0
+    tpot = simulate(scenario(cost_model="roofline")).summary["tpot_s"]["mean"]
+    assert tpot < simulate(scenario()).summary["tpot_s"]["mean"]
+
+
+def test_an_ideal_stack_is_faster_than_a_real_one_and_has_no_front_end():
+    ideal, real = (simulate(scenario(serving_stack=name)).summary for name in ("ideal", "vllm"))
+    assert ideal["tpot_s"]["mean"] < real["tpot_s"]["mean"]
+    assert ideal["ttft_s"]["mean"] < real["ttft_s"]["mean"]
+    assert resolve(scenario(serving_stack="ideal")).experiment.admission_s == 0.0
+
+
+def test_an_eager_stack_launches_every_layer_of_a_decode():
+    eager, graph = (simulate(scenario(serving_stack=name)).summary for name in ("eager", "vllm"))
+    assert eager["tpot_s"]["mean"] > 1.5 * graph["tpot_s"]["mean"]
+
+
+def test_an_unknown_stack_is_answered_with_the_known_ones():
+    with pytest.raises(ScenarioError, match="serving_stack is one of vllm, trtllm, sglang, eager, ideal"):
+        scenario(serving_stack="vlllm")
+
+
+def test_a_shipped_profile_can_be_named_by_its_path(tmp_path):
+    from hwmodels.profiles import load_profile, write_profile
+
+    path = tmp_path / "mine.toml"
+    write_profile(load_profile("h200"), path)
+    manifest = resolve(scenario(hardware=str(path))).manifest
+    assert (manifest["hardware"]["name"], manifest["hardware"]["profile"]) == ("h200", "h200")
+    with pytest.raises(ScenarioError, match="is a calibrated profile and cost_model asks for the datasheet"):
+        resolve(scenario(hardware=str(path), cost_model="roofline"))
