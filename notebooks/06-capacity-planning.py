@@ -68,7 +68,7 @@ print(f"today {rate:.2f} requests/s; one H100 carries {limit}")
 # ## Latency as load grows
 
 # %%
-scales = sweep(drawn, axes={"workload.rate_scale": "0.5:4:8"}, replications=2)
+scales = sweep(drawn, axes={"workload.rate_scale": "0.5:4:8"}, replications=3)
 figure = plots.figure(2, width=4.8)
 left, right = figure.subplots(1, 2)
 plots.throughput_latency(scales.table, left, y="ttft_s.p99")
