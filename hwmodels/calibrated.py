@@ -295,7 +295,7 @@ class StackKernels:
 
     def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
         """Kernels that only stream: their start, and their bytes at the share of the bandwidth a stream reaches."""
-        params = self.profile.get("elementwise", ("add/vidur", "rope/lss", "rope/jax"))
+        params = self.profile.get("elementwise", ("add/vidur", "rope/lss", "rope/jax", "add/torch"))
         sheet = self.profile.datasheet
         start = self._start(_ELEMENTWISE_START_S)
         resident = np.maximum(0.0, 1.0 - size_bytes * (1.0 / sheet.l2_bytes))

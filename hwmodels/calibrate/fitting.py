@@ -39,6 +39,7 @@ def fit_samples(folder: str | Path, *, fitted_on: str, sheet: Datasheet | None =
             f"{folder}: {len(samples)} operations were timed, too few of them matrix products to fit a profile; run "
             "again with a larger --budget, which goes on from these samples"
         )
+    profile = _with_unmeasured(profile, facts)
     profile = replace(profile, calibration=_calibration(facts, samples, taken_on), note=_note(facts, profile.note))
     write_profile(profile, folder / PROFILE)
     return profile
@@ -75,6 +76,31 @@ def datasheet(facts: Facts, samples: Sequence[Sample]) -> Datasheet:
         l2_bytes=facts.cache_bytes,
         link_bytes_per_s=best_bytes,
     )
+
+
+def _with_unmeasured(profile: Profile, facts: Facts) -> Profile:
+    """On a GPU, kernel families that were not timed (experts, links) from the shipped profile, each marked as borrowed.
+
+    Families that were timed keep to what this machine said, whatever other software the shipped profile knows.
+    """
+    from hwmodels.measured import catalogue_name
+    from hwmodels.profiles import load_profile
+
+    if facts.device == "cpu":
+        return profile
+    try:
+        shipped = load_profile(catalogue_name(facts.label))
+    except ValueError:
+        return profile
+    own = {kernel.family for kernel in profile.kernels}
+    borrowed = tuple(
+        replace(
+            kernel, provenance=replace(kernel.provenance, borrowed_from=kernel.provenance.borrowed_from or "shipped")
+        )
+        for kernel in shipped.kernels
+        if kernel.family not in own
+    )
+    return replace(profile, kernels=(*profile.kernels, *borrowed))
 
 
 def _catalogue(label: str) -> Datasheet | None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hwmodels.profiles import Profile
 
 NETWORK_BYTES_PER_S = 25e9  # a 200 Gb/s adapter: network bandwidths of the profiles are shares of it
+_CUBLAS_FP8 = ("fp8/torch", "fp8/jax")  # calibrated on operands that are in the format already
 _MEASURED_STACKS = {"sglang": "vllm", "eager": "vllm", "ideal": "vllm"}  # stacks without kernel tables of their own
 
 
@@ -47,7 +48,7 @@ class CalibratedKernels:
         kernel = self.profile.kernel("gemm", wanted)
         params = self.profile.get("gemm", wanted) if kernel is None else kernel.params
         # Only vLLM's fp8 tables were taken on the tile-by-rows library, with the quantisation pass inside.
-        dispatched = kernel is not None and kernel.variant.startswith("fp8/")
+        dispatched = kernel is not None and kernel.variant.startswith("fp8/") and kernel.variant not in _CUBLAS_FP8
         return gemm.gemm_s(
             params,
             device,
@@ -119,7 +120,7 @@ class CalibratedKernels:
     def elementwise_s(self, op: str, rows: Any, width: Any, *, gated: Any = False) -> Any:
         """Norm, act, add, rope, embedding or softmax over rows x width numbers."""
         names = {"norm": ("layernorm", "input-layernorm", "norm"), "softmax": ("softmax", "sampler")}.get(op, (op,))
-        wanted = [f"{name}/{source}" for source in ("lss", "jax", "vidur", "llmcompass") for name in names]
+        wanted = [f"{name}/{source}" for source in ("lss", "jax", "vidur", "llmcompass", "torch") for name in names]
         params = self.profile.get("elementwise", wanted)
         return elementwise.elementwise_s(params, self.profile.datasheet, op, rows, width, gated=gated)
 
@@ -145,7 +146,7 @@ class CalibratedKernels:
         return collectives.collective_s(params, kind, message_bytes, devices, self.profile.datasheet.link_bytes_per_s)
 
     def _sources(self) -> Sequence[str]:
-        return tuple(dict.fromkeys((self.source, "vllm", "trtllm", "vidur")))
+        return tuple(dict.fromkeys((self.source, "vllm", "trtllm", "vidur", "torch", "jax")))
 
 
 def _formats(dtype: str) -> Sequence[str]:
