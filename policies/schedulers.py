@@ -1,4 +1,4 @@
-"""Batching policies. Each is a frozen dataclass with one pure method; see docs/policies.md for how to add one."""
+"""Batching policies. Each is a frozen dataclass with one pure method; CONTRIBUTING.md says how to add one."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ finished, no SLO given) is None, never NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,12 +79,23 @@ def slo_met(
     tpot_limit_s: float | None = None,
     e2el_limit_s: float | None = None,
 ) -> NDArray[np.bool_]:
-    """Which requests finished within every limit given; one without a second token has no TPOT to miss. Shape [n]."""
+    """Which requests finished within every limit given, and within their own deadline where they have one. Shape [n].
+
+    One without a second token has no TPOT to miss. One-shot requests emit no token: their first answer is their last,
+    and *ttft_limit_s* holds for it.
+    """
     met = _finished(requests).copy()
-    for limit_s, measure in ((ttft_limit_s, ttft_s), (tpot_limit_s, tpot_s), (e2el_limit_s, e2el_s)):
+    e2el = e2el_s(requests)
+    first_s = np.where(requests["output_tokens"] == 0, e2el, ttft_s(requests))
+    for limit_s, value_s in ((ttft_limit_s, first_s), (e2el_limit_s, e2el)):
         if limit_s is not None:
-            value_s = measure(requests)
-            met &= np.isnan(value_s) | (value_s <= limit_s)
+            met &= value_s <= limit_s
+    if tpot_limit_s is not None:
+        tpot = tpot_s(requests)
+        met &= np.isnan(tpot) | (tpot <= tpot_limit_s)
+    deadlines = requests.get("deadline_ns")
+    if deadlines is not None:
+        met &= (deadlines < 0) | (requests["finish_ns"] - requests["arrival_ns"] <= deadlines)
     return met
 
 
@@ -184,37 +195,54 @@ class IterationSums:
     """What the metrics need of the iterations, which may be too many to be held at once."""
 
     n: int
-    n_lanes: int
     last_end_ns: int
     """-1 without iterations."""
-    busy_ns: int
     held_ns: float
-    """Share of its replica's KV blocks in use times duration, summed over iterations."""
+    """Share of its replica's KV blocks in use times how long, summed over replicas."""
     largest_share: float
 
 
-def iteration_sums(blocks: Iterable[Mapping[str, NDArray[Any]]], kv_blocks_total: Sequence[int]) -> IterationSums:
-    """One pass over *blocks* of iterations."""
-    pools = np.asarray(kv_blocks_total, dtype=np.float64)
-    n, n_lanes, last_end_ns, busy_ns, held_ns, largest_share = 0, 1, -1, 0, 0.0, 0.0
+def kv_holdings(
+    blocks: Iterable[Mapping[str, NDArray[Any]]],
+) -> Iterator[tuple[int, IntArray, IntArray, IntArray]]:
+    """(replica, start_ns, held_ns, KV blocks in use) in pieces, from iterations in order of start within a replica.
+
+    What is in use when an iteration starts is held until the replica starts its next (micro-batches in flight share one
+    pool) or, where it falls idle, until the last of those in flight has ended.
+    """
+    latest: dict[int, tuple[int, int, int]] = {}
     for block in blocks:
-        duration_ns = block["duration_ns"]
-        if not duration_ns.size:
-            continue
-        share = block["kv_blocks_used"] / pools[block["replica"]]
-        n += duration_ns.size
-        n_lanes = max(n_lanes, int(block["lane"].max()) + 1)
-        last_end_ns = max(last_end_ns, int((block["start_ns"] + duration_ns).max()))
-        busy_ns += int(duration_ns.sum())
-        held_ns += float((share * duration_ns).sum())
-        largest_share = max(largest_share, float(share.max()))
+        for replica in np.unique(block["replica"]).tolist():
+            mine = block["replica"] == replica
+            start_ns, used = block["start_ns"][mine], block["kv_blocks_used"][mine]
+            end_ns = np.maximum.accumulate(start_ns + block["duration_ns"][mine])
+            if replica in latest:
+                since_ns, in_use, busy_until_ns = latest[replica]
+                start_ns, used = np.append(since_ns, start_ns), np.append(in_use, used)
+                end_ns = np.append(busy_until_ns, np.maximum(end_ns, busy_until_ns))
+            latest[replica] = (int(start_ns[-1]), int(used[-1]), int(end_ns[-1]))
+            yield replica, start_ns[:-1], np.minimum(start_ns[1:], end_ns[:-1]) - start_ns[:-1], used[:-1]
+    for replica, (start, in_use, end) in latest.items():
+        yield replica, np.array([start]), np.array([end - start]), np.array([in_use])
+
+
+def last_iteration_end_ns(columns: Columns) -> int:
+    """When the last iteration ended; -1 without any."""
+    ends = (block["start_ns"] + block["duration_ns"] for block in columns.iteration_blocks())
+    return max((int(end_ns.max(initial=-1)) for end_ns in ends), default=-1)
+
+
+def iteration_sums(columns: Columns) -> IterationSums:
+    """A few passes over the iterations of a run."""
+    n = sum(block["duration_ns"].size for block in columns.iteration_blocks())
+    held_ns, largest_share = 0.0, 0.0
+    pools = columns.meta["kv_blocks_total"]
+    for replica, _, lengths_ns, used in kv_holdings(columns.iteration_blocks()):
+        share = used / pools[replica]
+        held_ns += float((share * lengths_ns).sum())
+        largest_share = max(largest_share, float(share.max(initial=0.0)))
     return IterationSums(
-        n=n,
-        n_lanes=n_lanes,
-        last_end_ns=last_end_ns,
-        busy_ns=busy_ns,
-        held_ns=held_ns,
-        largest_share=largest_share,
+        n=n, last_end_ns=last_iteration_end_ns(columns), held_ns=held_ns, largest_share=largest_share
     )
 
 
@@ -257,24 +285,27 @@ def summary(columns: Columns, *, slo: Mapping[str, float | None] | None = None) 
 
     Rates are over the makespan (first arrival to last finish). Output tokens are those emitted, prompt tokens those
     of requests whose prompt was completed. `slo_attainment` is the share of all requests, rejected and unfinished
-    ones included, that met every limit of *slo* (keys `ttft_s`, `tpot_s`, `e2el_s`); `goodput_requests_per_s` is
-    their rate. `busy_fraction` is the time spent in iterations over replicas (times lanes) and makespan; `mfu` and
+    ones included, that met every limit of *slo* (keys `ttft_s`, `tpot_s`, `e2el_s`) and their own deadline where they
+    have one; `goodput_requests_per_s` is their rate; both are None without limits and deadlines. `busy_fraction` is
+    the time that pipeline stages spend on iterations over all stages (one a replica without a pipeline) and the
+    makespan; `mfu` and
     `mbu` are arithmetic and memory traffic over what the replicas' GPUs could have done in the makespan.
     `kv_utilization` is the share of KV blocks in use: mean over time (idle replicas hold none) and largest.
     """
     requests, meta = columns.requests, columns.meta
-    iterations = iteration_sums(columns.iteration_blocks(), meta["kv_blocks_total"])
+    iterations = iteration_sums(columns)
     status = requests["status"]
     total = int(status.size)
     counts = {name: int((status == code).sum()) for code, name in enumerate(STATUS_NAMES)}
     span_s = makespan_s(requests, iterations.last_end_ns)
-    lane_s = span_s * len(meta["kv_blocks_total"]) * iterations.n_lanes
+    replicas_s = span_s * len(meta["kv_blocks_total"])
     emitted = int(requests["emitted_tokens"].sum())
     answered = (requests["first_token_ns"] >= 0) | _finished(requests)
     prompt = int(requests["prompt_tokens"][answered].sum())
     limits = {key: value for key, value in (slo or {}).items() if value is not None}
     within = None
-    if limits:
+    deadlines = requests.get("deadline_ns")
+    if limits or (deadlines is not None and (deadlines >= 0).any()):
         within = int(
             slo_met(
                 requests,
@@ -300,9 +331,9 @@ def summary(columns: Columns, *, slo: Mapping[str, float | None] | None = None) 
         "preemptions": int(requests["preemptions"].sum()),
         "mfu": _per(meta.get("flops"), span_s * (meta.get("peak_flops_per_s") or 0.0)),
         "mbu": _per(meta.get("hbm_bytes"), span_s * (meta.get("peak_bytes_per_s") or 0.0)),
-        "busy_fraction": _per(iterations.busy_ns * 1e-9, lane_s),
+        "busy_fraction": _per(meta["busy_ns"] * 1e-9, span_s * meta["n_stages"]),
         "kv_utilization": {
-            "mean": _per(iterations.held_ns * 1e-9, lane_s) if iterations.n else None,
+            "mean": _per(iterations.held_ns * 1e-9, replicas_s) if iterations.n else None,
             "max": iterations.largest_share if iterations.n else None,
         },
         "saturated": saturated(requests),

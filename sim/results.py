@@ -118,8 +118,8 @@ class Result:
         plots.save_figure(latency, folder / "latency.png")
         timeline = plots.timeline_figure(
             requests=requests,
-            iterations=columns.iteration_blocks(),
-            sums=metrics.iteration_sums(columns.iteration_blocks(), columns.meta["kv_blocks_total"]),
+            iterations=columns.iteration_blocks,
+            last_end_ns=metrics.last_iteration_end_ns(columns),
             kv_blocks_total=columns.meta["kv_blocks_total"],
             title=f"{self._timeline_headline()}\n{self.label}",
         )

@@ -56,7 +56,8 @@ def _run(experiment: Experiment, fast_forward: bool) -> Columns:
     try:
         columns = run(experiment, fast_forward=fast_forward)
     except PolicyError as error:
-        raise ScenarioError(str(error)) from error
+        way_out = "; in a scenario: memory.preemption: recompute" if "EvictNewest" in str(error) else ""
+        raise ScenarioError(f"{error}{way_out}") from error
     columns.meta.update(work_done(experiment, columns))
     rounds = [replica.speculation for replica in columns.replicas if replica.speculation is not None]
     if rounds:

@@ -7,7 +7,7 @@ span ends at the same tick whether the span was one event or n.
 
 from __future__ import annotations
 
-from math import inf, sqrt
+from math import sqrt
 from typing import Any
 
 Clock = Any
@@ -22,10 +22,17 @@ ITERATION_PRIORITY = 2
 """Iteration ends fire after the arrivals of their instant, in the order of replicas: ITERATION_PRIORITY + replica index."""
 
 
+LONGEST_TICKS = 1 << 62
+"""Spans are kept shorter than this (4,398 s), so that int64 arithmetic on their records cannot overflow."""
+LONGEST_ITERATION_S = LONGEST_TICKS / TICKS_PER_S
+
+
 def to_ticks(seconds: float) -> int:
-    """Seconds as ticks, rounded to the nearest; a cost that is negative, NaN or infinite is an error."""
-    if not 0.0 <= seconds < inf:
-        raise ValueError(f"a cost model returned {seconds!r} seconds; expected a finite number of at least 0")
+    """Seconds as ticks, rounded to the nearest; ValueError for a cost that is negative, NaN or beyond an hour and more."""
+    if not 0.0 <= seconds < LONGEST_ITERATION_S:
+        raise ValueError(
+            f"a cost model returned {seconds!r} seconds for one iteration; expected 0 to {LONGEST_ITERATION_S:,.0f}"
+        )
     return int(seconds * TICKS_PER_S + 0.5)
 
 

@@ -188,6 +188,7 @@ class _Cluster:
         return Columns(
             requests={
                 "request_id": np.arange(self._n),
+                "deadline_ns": _as_column(state.deadline) if state.deadline is not None else none - 1,
                 "model_index": none if state.model is None else _as_column(state.model),
                 "arrival_ns": _as_column(state.arrival),
                 "scheduled_ns": _as_column(state.scheduled),
@@ -209,6 +210,8 @@ class _Cluster:
                 "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
                 "makespan_ns": makespan_ns,
                 "preemptions": sum(state.preemptions),
+                "n_stages": sum(replica.n_stages for replica in replicas),
+                "busy_ns": sum(replica.busy_ns() for replica in replicas),
                 "events": sum(replica.events for replica in self._replicas),
             },
         )

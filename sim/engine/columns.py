@@ -225,8 +225,19 @@ class ReplicaColumns:
     """Structured by STAGE, micro_batch being a row of `spans`; empty without a pipeline."""
     kv_blocks_total: int
     block_tokens: int
+    n_stages: int = 1
     speculation: RoundCounts | None = None
     """Counts of the rounds that drafted tokens, by how many they drafted; None without speculation."""
+
+    def busy_ns(self) -> int:
+        """Time that its stages have spent on micro-batches, all stages together."""
+        if len(self.stages):
+            return int(self.stages["duration_ns"].sum())
+        spans = self.spans
+        n = spans["n"].astype(np.int64)
+        ticks = n * spans["first_ticks"] + spans["growth_ticks"] * (n * (n - 1) // 2)
+        # Whole nanoseconds and the rest apart: exact, whatever the spans.
+        return int((ticks >> TICK_BITS).sum()) + (int((ticks & ((1 << TICK_BITS) - 1)).sum()) >> TICK_BITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,8 @@ class ReplicaSpec:
     """What one step of the draft model costs; None where drafting is free or part of the round overhead."""
     speculation_overhead_s: float = 0.0
     """Fixed cost of every iteration that verifies drafted tokens."""
+    max_model_len: int | None = None
+    """Tokens of prompt and output that the model can take; longer requests are rejected. None: no limit."""
     micro_batches: int | None = None
     """Micro-batches in flight; None: as many as there are pipeline stages."""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from math import inf
 from typing import NamedTuple
 
 from hwmodels.cost import CostModel
 from hwmodels.totals import Totals
-from sim.engine.clock import TICKS_PER_S, to_ticks
+from sim.engine.clock import LONGEST_ITERATION_S, TICKS_PER_S, to_ticks
 
 _new = tuple.__new__
 _FIRST_KNOT = 256
@@ -87,7 +86,7 @@ class Pricing:
         """Ticks of one iteration on a replica without pipeline stages."""
         seconds = self._iteration_s(totals)
         # `to_ticks`, inline: this runs once an iteration.
-        ticks = int(seconds * TICKS_PER_S + 0.5) if 0.0 <= seconds < inf else to_ticks(seconds)
+        ticks = int(seconds * TICKS_PER_S + 0.5) if 0.0 <= seconds < LONGEST_ITERATION_S else to_ticks(seconds)
         if self._speculative:
             ticks += self._draft_ticks(totals, draft_steps)
         return ticks

@@ -15,7 +15,15 @@ import simpy
 
 from hwmodels.totals import Totals
 from policies.view import PartialSeq, ReplicaView, RunningSeq, WaitingSeq
-from sim.engine.clock import ITERATION_PRIORITY, TICK_BITS, TICKS_PER_S, Clock, elapsed, iterations_to_reach
+from sim.engine.clock import (
+    ITERATION_PRIORITY,
+    LONGEST_TICKS,
+    TICK_BITS,
+    TICKS_PER_S,
+    Clock,
+    elapsed,
+    iterations_to_reach,
+)
 from sim.engine.columns import BUBBLES, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.lane import Cluster, Lane, Paused, PolicyError, QueueView, RequestState, RunningView, Turn
@@ -114,7 +122,12 @@ class Replica:
         state = self._state
         prompt, output = state.prompt[id_], state.output[id_]
         state.replica[id_] = self.index
-        needed = -(-(prompt + output + (self._lookahead if output else 0)) // self._block_tokens)
+        limit = self._spec.max_model_len
+        if limit is not None and prompt + output > limit:
+            self._cluster.rejected(id_, f"prompt and output exceed the model's context of {limit} tokens")
+            return
+        # The last token is never cached: nothing comes after it.
+        needed = -(-((prompt or 1) + (output - 1 + self._lookahead if output else 0)) // self._block_tokens)
         if needed > self._total_blocks:
             self._cluster.rejected(
                 id_, f"needs {needed} KV blocks for prompt and output but the replica has {self._total_blocks}"
@@ -484,6 +497,8 @@ class Replica:
         start = self._ticks
         first = base + slope * kv + slope_window * window
         growth_ticks = slope * n + slope_window * window_growth
+        if elapsed(rounds, first, growth_ticks) >= LONGEST_TICKS:
+            rounds = max(1, iterations_to_reach(LONGEST_TICKS, first, growth_ticks) - 1)
         lane.n = rounds
         lane.start_ticks = start
         lane.first_ticks = first
@@ -523,6 +538,10 @@ class Replica:
                 rounds = int(kvs.searchsorted(line.kv_end))
             durations = kvs[:rounds] * line.slope
             durations += line.base
+        longest = int(durations[-1])
+        if longest * rounds >= LONGEST_TICKS:
+            rounds = max(1, LONGEST_TICKS // longest)
+            durations = durations[:rounds]
         self._free_blocks -= growth
         lane.n = rounds
         lane.start_ticks = self._ticks
@@ -704,6 +723,7 @@ class Replica:
             stages=self.recorder.stages.array(),
             kv_blocks_total=self._total_blocks,
             block_tokens=self._block_tokens,
+            n_stages=len(self._stage_free),
             speculation=speculation,
         )
 

@@ -5,18 +5,18 @@ matplotlib is imported where a figure is made, never when this module is, and wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics import kv_holdings
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from sim.metrics import IterationSums
 
 FloatArray = NDArray[np.float64]
 
@@ -214,20 +214,21 @@ def latency_figure(
 def timeline_figure(
     *,
     requests: Mapping[str, NDArray[Any]],
-    iterations: Iterable[Mapping[str, NDArray[Any]]],
-    sums: IterationSums,
+    iterations: Callable[[], Iterable[Mapping[str, NDArray[Any]]]],
+    last_end_ns: int,
     kv_blocks_total: Sequence[int],
     title: str,
 ) -> Figure:
     """Requests waiting and running, KV memory in use and tokens a second over time, one above the other.
 
-    *iterations* come in blocks, each in order of start within a lane; *sums* are of all of them.
+    *iterations* gives them in blocks, in order of start within a replica, as often as it is called; *last_end_ns* is the
+    end of the last, -1 without any.
     """
     from matplotlib.figure import Figure
 
     arrival_ns = requests["arrival_ns"]
     begin = int(arrival_ns.min())
-    end = max(int(requests["finish_ns"].max()), int(arrival_ns.max()), sums.last_end_ns)
+    end = max(int(requests["finish_ns"].max()), int(arrival_ns.max()), last_end_ns)
     edges_ns = np.linspace(begin, max(end, begin + 1), _TIMELINE_BINS + 1)
     edges_s = (edges_ns - begin) * 1e-9
 
@@ -241,16 +242,16 @@ def timeline_figure(
     kv_share = np.zeros(_TIMELINE_BINS)
     prompt_rate, output_rate = np.zeros(_TIMELINE_BINS), np.zeros(_TIMELINE_BINS)
     total_blocks = float(sum(kv_blocks_total)) or 1.0
-    for block in iterations:
-        lane_of = block["replica"] * sums.n_lanes + block["lane"]
+    for block in iterations():
+        lane_of = block["replica"].astype(np.int64) << 32 | block["lane"]
         for lane in np.unique(lane_of):
             mine = np.flatnonzero(lane_of == lane)
             mine = slice(None) if mine.size == lane_of.size else mine
             start, duration = block["start_ns"][mine], block["duration_ns"][mine]
-            held = block["kv_blocks_used"][mine] * (duration * 1e-9)
-            kv_share += rate_per_s(edges_ns, start, duration, held) / (total_blocks * sums.n_lanes)
             prompt_rate += rate_per_s(edges_ns, start, duration, block["prefill_tokens"][mine])
             output_rate += rate_per_s(edges_ns, start, duration, block["emitted_tokens"][mine])
+    for _, start, held_ns, used in kv_holdings(iterations()):
+        kv_share += rate_per_s(edges_ns, start, held_ns, used * (held_ns * 1e-9)) / total_blocks
 
     figure = Figure(figsize=(11, 8.4), dpi=_DPI)
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.06, top=0.92, hspace=0.12)

@@ -88,6 +88,7 @@ def resolve(scenario: Scenario) -> Built:
         kv_blocks=kv_blocks,
         block_tokens=memory.block_tokens,
         micro_batches=scenario.micro_batches,
+        max_model_len=deployment.model.max_positions,
     )
     if decoding is not None:
         replica = replace(
@@ -219,6 +220,11 @@ def _manifest(
             "name": device.name,
             "title": device.title,
             **_calibration(scenario, deployment),
+            "memory_bytes": device.memory_bytes,
+            "hbm_bytes_per_s": device.hbm_bytes_per_s,
+            "peak_flops_per_s": dict(device.peak_flops_per_s),
+            "tdp_w": device.tdp_w,
+            "price_usd_per_hour": device.price_usd_per_hour,
             "sources": dict(device.sources),
         },
         "scheduler": repr(experiment.replicas[0].scheduler),

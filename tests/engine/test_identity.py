@@ -11,6 +11,7 @@ import pytest
 from policies.acceptance import BetaAlpha, Iid, PerPosition
 from policies.decoding import Speculative
 from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Random, RoundRobin
+from policies.sarathi import ChunkedOnly, DecodeMaximal, Padded
 from policies.schedulers import EvictNewest, Orca, Sarathi, Static, Vllm
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 from sim.engine import Columns, Experiment, ReplicaSpec, run
@@ -29,6 +30,19 @@ DECODINGS = (
 )
 
 
+@dataclass(frozen=True)
+class FewestFirst:
+    """Admits whole prompts one at a time, and lets only the few sequences with the least context decode."""
+
+    n: int
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        free = view.free_blocks - view.growth_blocks
+        chunks = tuple((seq.id, seq.tokens) for seq in view.waiting[:1] if view.blocks(seq.tokens) <= free)
+        ranked = sorted(view.running, key=lambda seq: (seq.cached_tokens, seq.id))
+        return Plan(decode=tuple(seq.id for seq in ranked[: self.n]), chunks=chunks)
+
+
 def a_scheduler(rng: random.Random):
     return EvictNewest(
         rng.choice(
@@ -38,6 +52,10 @@ def a_scheduler(rng: random.Random):
                 Vllm(rng.randrange(10, 400), rng.randrange(1, 12)),
                 Sarathi(rng.randrange(4, 200), rng.randrange(1, 12)),
                 Sarathi(rng.randrange(4, 100), rng.randrange(4, 40)),
+                DecodeMaximal(chunk=rng.randrange(8, 64), max_sequences=rng.randrange(1, 8), align=False),
+                ChunkedOnly(rng.randrange(4, 100), rng.randrange(1, 12)),
+                Padded(rng.randrange(1, 6)),
+                FewestFirst(rng.randrange(1, 4)),
             ]
         )
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from policies.routers import RoundRobin
 from policies.schedulers import Orca, Sarathi
 from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.metrics import summary
 from tests.engine.costs import Linear
 from workloads import Trace
 
@@ -73,6 +75,15 @@ def test_a_stage_starts_when_the_one_before_has_handed_over_and_it_is_free() -> 
         if stage:
             free = end.get((batch - 1, stage), 0)
             assert abs(begun - max(end[batch, stage - 1] + 200_000, free)) <= 1
+
+
+def test_busy_time_is_that_of_the_stages_and_memory_is_held_between_micro_batches() -> None:
+    # One request: every stage works 1 ms in 4, and its blocks are held all the time.
+    columns = pipeline(all_at_once([32], [40]), Orca())
+    summary_ = summary(columns)
+    assert summary_["busy_fraction"] == pytest.approx(0.25)
+    used = columns.iterations()["kv_blocks_used"] / 100_000
+    assert summary_["kv_utilization"]["mean"] == pytest.approx(used.mean())
 
 
 def test_an_idle_pipeline_starts_without_a_bubble() -> None:

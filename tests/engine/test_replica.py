@@ -73,7 +73,35 @@ def test_static_batches_admit_nobody_until_all_have_left() -> None:
 def test_a_request_that_never_fits_is_rejected_with_its_reason_and_the_rest_goes_on() -> None:
     columns = replay(trace((0, 60_000_000, 1), (0, 10, 2)), EvictNewest(Sarathi()), kv_blocks=10)
     assert columns.requests["status"].tolist() == [1, 0]
-    assert columns.reasons == ("needs 3750001 KV blocks for prompt and output but the replica has 10",)
+    assert columns.reasons == ("needs 3750000 KV blocks for prompt and output but the replica has 10",)
+
+
+def test_a_request_that_just_fits_is_served_and_one_token_more_is_rejected() -> None:
+    # The last token is never cached: 16 + 17 tokens need two blocks of 16, 16 + 18 need three.
+    columns = replay(trace((0, 16, 17), (0, 16, 18)), EvictNewest(Sarathi()), kv_blocks=2)
+    assert columns.requests["status"].tolist() == [0, 1]
+    assert columns.iterations()["kv_blocks_used"].max() == 2
+
+
+def test_a_request_beyond_the_context_of_the_model_is_rejected() -> None:
+    columns = replay(trace((0, 90, 10), (0, 90, 11)), Sarathi(), max_model_len=100)
+    assert columns.requests["status"].tolist() == [0, 1]
+    assert columns.reasons == ("prompt and output exceed the model's context of 100 tokens",)
+
+
+def test_iterations_of_minutes_add_up_over_hours() -> None:
+    # 300 decodes of a minute each: longer than int64 ticks reach in one span.
+    columns = replay(trace((0, 1, 301)), Sarathi(), cost=Linear(fixed_s=60.0))
+    iterations = columns.iterations()
+    assert (iterations["duration_ns"] == 60 * 10**9).all()
+    assert columns.requests["finish_ns"].tolist() == [301 * 60 * 10**9]
+
+
+def test_an_iteration_longer_than_the_clock_takes_is_an_error() -> None:
+    with pytest.raises(
+        ValueError, match=r"a cost model returned 5000\.0 seconds for one iteration; expected 0 to 4,398"
+    ):
+        replay(trace((0, 1, 2)), Sarathi(), cost=Linear(fixed_s=5000.0))
 
 
 def test_preemption_recomputes_prompt_and_emitted_tokens_at_the_head_of_the_queue() -> None:

@@ -38,6 +38,8 @@ def test_a_prompt_begun_goes_on_before_another_begins() -> None:
         waiting=(WaitingSeq(9, 1000),), prefilling=(PartialSeq(4, 239, 100),), n_decoding=2, **AMPLE
     )  # fmt: skip
     assert DecodeMaximal(256, 18).plan(view).chunks == ((4, 100),)
+    longer = ReplicaView(prefilling=(PartialSeq(4, 239, 900),), n_decoding=2, **AMPLE)
+    assert DecodeMaximal(256, 18).plan(longer).chunks == ((4, 239),)
 
 
 def test_decodes_run_alone_while_every_slot_is_taken() -> None:

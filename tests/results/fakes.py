@@ -40,7 +40,9 @@ class FakeColumns:
     iteration_columns: dict[str, Any]
     gaps: tuple[Any, Any]
     reasons: tuple[str, ...] = ()
-    meta: dict[str, Any] = field(default_factory=lambda: {"kv_blocks_total": [1000], "wall_s": 0.1})
+    meta: dict[str, Any] = field(
+        default_factory=lambda: {"kv_blocks_total": [1000], "wall_s": 0.1, "busy_ns": 0, "n_stages": 1}
+    )
     itl_calls: int = 0
 
     def iterations(self) -> dict[str, Any]:
@@ -121,6 +123,8 @@ def plausible(n_requests: int = 500, n_iterations: int = 5000, seed: int = 0) ->
         gaps=(duration, sequences),
         meta={
             "kv_blocks_total": [1000],
+            "busy_ns": 0,
+            "n_stages": 1,
             "makespan_ns": int(finish.max() - arrival.min()),
             "preemptions": 0,
             "wall_s": 0.123,

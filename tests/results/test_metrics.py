@@ -15,7 +15,7 @@ def columns(request_columns, iteration_columns=None, gaps=((), ()), **meta):
         requests=request_columns,
         iteration_columns=iterations([], []) if iteration_columns is None else iteration_columns,
         gaps=(np.array(gaps[0], dtype=np.int64), np.array(gaps[1], dtype=np.int64)),
-        meta={"kv_blocks_total": [100], "wall_s": 0.0, **meta},
+        meta={"kv_blocks_total": [100], "wall_s": 0.0, "busy_ns": 0, "n_stages": 1, **meta},
     )
 
 
@@ -84,7 +84,9 @@ def test_summary_has_the_documented_keys():
 def test_utilisation_by_hand():
     run = iterations([0, 6 * SECOND], [2 * SECOND, 4 * SECOND], kv_blocks_used=[50, 25])
     one = requests([0], finish_ns=10 * SECOND)
-    summary = metrics.summary(columns(one, run, flops=20.0, peak_flops_per_s=4.0, hbm_bytes=30.0, peak_bytes_per_s=6.0))
+    summary = metrics.summary(
+        columns(one, run, busy_ns=6 * SECOND, flops=20.0, peak_flops_per_s=4.0, hbm_bytes=30.0, peak_bytes_per_s=6.0)
+    )
     assert summary["busy_fraction"] == pytest.approx(0.6)
     assert summary["kv_utilization"]["mean"] == pytest.approx((0.5 * 2 + 0.25 * 4) / 10)
     assert summary["kv_utilization"]["max"] == 0.5
@@ -149,3 +151,33 @@ def test_an_empty_weighted_quantile_is_refused():
     with pytest.raises(ValueError, match="at least one value"):
         metrics.weighted_quantile(np.array([], dtype=np.int64), np.array([], dtype=np.int64), (0.5,))
     assert math.isnan(metrics.tpot_s(requests([0], output_tokens=0))[0])
+
+
+def test_a_one_shot_request_meets_a_first_token_limit_only_with_its_answer():
+    two = requests([0, 0], first_token_ns=-1, finish_ns=[SECOND, 3 * SECOND], output_tokens=0, emitted_tokens=0)
+    assert metrics.slo_met(two, ttft_limit_s=2.0).tolist() == [True, False]
+
+
+def test_a_request_s_own_deadline_counts():
+    two = requests([0, 0], finish_ns=[SECOND, 3 * SECOND], deadline_ns=[2 * SECOND, 2 * SECOND])
+    assert metrics.slo_met(two).tolist() == [True, False]
+    run = iterations([0], [SECOND])
+    assert metrics.summary(columns(two, run))["slo_attainment"] == 0.5
+
+
+def test_utilisation_is_shared_by_replicas_and_stages():
+    run = iterations([0, 0], [2 * SECOND, 4 * SECOND], replica=[0, 1], kv_blocks_used=[50, 25])
+    one = requests([0], finish_ns=10 * SECOND)
+    found = metrics.summary(columns(one, run, kv_blocks_total=[100, 100], busy_ns=6 * SECOND, n_stages=2))
+    assert found["busy_fraction"] == pytest.approx(0.3)
+    assert found["kv_utilization"]["mean"] == pytest.approx((0.5 * 2 + 0.25 * 4) / 20)
+
+
+def test_memory_is_held_from_one_micro_batch_to_the_next_and_not_while_idle():
+    run = iterations(
+        [0, SECOND, 6 * SECOND], [3 * SECOND, 3 * SECOND, SECOND], lane=[0, 1, 0], kv_blocks_used=[10, 20, 40]
+    )
+    one = requests([0], finish_ns=10 * SECOND)
+    found = metrics.summary(columns(one, run))
+    # 10 for 1 s, 20 until the second micro-batch ends at 4 s, then idle, then 40 for 1 s.
+    assert found["kv_utilization"]["mean"] == pytest.approx((0.1 * 1 + 0.2 * 3 + 0.4 * 1) / 10)

@@ -66,7 +66,7 @@ def test_published_tables_name_their_source():
     assert len(published("spec_notes_expected_tokens")) == 35
     assert len(published("spec_notes_speedup")) == 32
     assert "table 3" in source_of("spec_leviathan_alpha")
-    with pytest.raises(ValueError, match="there are .*spec_chinchilla, spec_decode_bench"):
+    with pytest.raises(ValueError, match=r"there are .*spec_chinchilla, spec_decode_bench"):
         published("nothing")
 
 
