@@ -77,7 +77,16 @@ def plot_gain_over_pd(
     ax.axhline(1.0, color="#5A5A5A", linewidth=0.8)
     ax.set_xscale("log")
     plain_numbers(ax.xaxis, (2, 5, 10, 20, 50, 100))
-    ax.legend(fontsize=7.5, frameon=False, loc="lower left", title="dashed: (C - B + 1) / (B - 1)", title_fontsize=7.5)
+    # A white ground, as the dashed lines run behind it.
+    ax.legend(
+        fontsize=7.5,
+        loc="lower left",
+        framealpha=1.0,
+        edgecolor="none",
+        title="dashed: (C - B + 1) / (B - 1)",
+        title_fontsize=7.5,
+        alignment="left",
+    )
 
 
 def plot_tradeoff(ax: Axes, points: Mapping[str, tuple[float, float]]) -> None:

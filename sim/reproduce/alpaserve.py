@@ -238,19 +238,18 @@ def _recorded(quick: bool) -> Iterable[Row]:
             yield Row(
                 experiment=found.experiment,
                 case=f"{found.case}, {found.policy}",
-                quantity="SLO attainment",
+                quantity=f"SLO attainment, {100 * (found.simulated - found.published):+.1f} points; judged together",
                 published=found.published,
                 simulated=found.simulated,
                 kind="emulated",
                 informational=True,
-                note=f"judged together; {100 * (found.simulated - found.published):+.1f} points",
             )
         near = sum(abs(found.simulated - found.published) <= 0.05 for found in part)
         yield Row(
             experiment=part[0].experiment,
             case=f"{len(part)} rows",
-            quantity="share of rows within 5 points is at least 80 %",
-            published="yes",
+            quantity="rows within 5 points",
+            published="80 % or more",
             simulated=f"{near} of {len(part)}",
             kind="emulated",
             holds=near >= 0.8 * len(part),
@@ -356,9 +355,9 @@ def _very_large(quick: bool) -> Iterable[Row]:
     yield Row(
         experiment=experiment,
         case="rate 8/s, CV 4, SLO scale 2",
-        quantity="shared groups against the best dedicated ones",
-        published="at least as good",
-        simulated=f"{bursty['AlpaServe']:.3f} against {best:.3f}",
+        quantity="attainment: shared groups, the best dedicated ones",
+        published="first >= second",
+        simulated=f"{bursty['AlpaServe']:.3f}, {best:.3f}",
         kind="qualitative",
         holds=bursty["AlpaServe"] >= best,
     )
@@ -366,9 +365,9 @@ def _very_large(quick: bool) -> Iterable[Row]:
     yield Row(
         experiment=experiment,
         case="rate 2/s, CV 4, SLO scale 0.5",
-        quantity="dedicated (2, 8) against (16, 1)",
-        published="intra-op is better at a tight SLO",
-        simulated=f"{tight['(2, 8)']:.3f} against {tight['(16, 1)']:.3f}",
+        quantity="attainment of dedicated (2, 8), (16, 1): intra-op is better at a tight SLO",
+        published="first > second",
+        simulated=f"{tight['(2, 8)']:.3f}, {tight['(16, 1)']:.3f}",
         kind="qualitative",
         holds=tight["(2, 8)"] > tight["(16, 1)"],
     )
@@ -376,9 +375,9 @@ def _very_large(quick: bool) -> Iterable[Row]:
     yield Row(
         experiment=experiment,
         case="rate 8/s, CV 4, SLO scale 8",
-        quantity="dedicated (16, 1) against (2, 8)",
-        published="inter-op is better at a high rate",
-        simulated=f"{loaded['(16, 1)']:.3f} against {loaded['(2, 8)']:.3f}",
+        quantity="attainment of dedicated (16, 1), (2, 8): inter-op is better at a high rate",
+        published="first > second",
+        simulated=f"{loaded['(16, 1)']:.3f}, {loaded['(2, 8)']:.3f}",
         kind="qualitative",
         holds=loaded["(16, 1)"] > loaded["(2, 8)"],
     )
@@ -433,7 +432,7 @@ def _when_it_helps(quick: bool) -> Iterable[Row]:
             case=case,
             quantity=quantity,
             published=published,
-            simulated=", ".join(f"{value:.3f}" for value in values),
+            simulated=" ".join(f"{value:.2f}" for value in values),
             kind="qualitative",
             holds=holds,
         )
@@ -441,24 +440,24 @@ def _when_it_helps(quick: bool) -> Iterable[Row]:
     memory = [_gain(20.0, 3.0, gib, seeds=seeds, span_s=span_s) for gib in (5.5, 11.0, 22.0, 44.0)]
     yield trend(
         "5.5, 11, 22, 44 GiB a GPU, 20/s, CV 3",
-        "latency of replication over pipeline",
-        "falls with memory, below 1 where every model fits on every GPU",
+        "latency of replication over pipeline: falls with memory, below 1 where every model fits on every GPU",
+        "falls below 1",
         memory,
         all(a > b for a, b in pairwise(memory)) and memory[0] > 1 > memory[-1],
     )
     load = [_gain(rate, 3.0, 13.0, seeds=seeds, span_s=span_s) for rate in (4.0, 12.0, 20.0, 31.0)]
     yield trend(
         "4, 12, 20, 31 /s (peak 33.6), CV 3",
-        "latency of replication over pipeline",
-        "gain is lost near peak load",
+        "latency of replication over pipeline: the gain is lost near peak load",
+        "last not most",
         load,
         max(load[:3]) > load[3],
     )
     bursts = [_gain(20.0, cv, 13.0, seeds=seeds, span_s=span_s) for cv in (0.5, 2.0, 4.0, 6.0)]
     yield trend(
         "CV 0.5, 2, 4, 6 at 20/s",
-        "latency of replication over pipeline",
-        "rises with burstiness",
+        "latency of replication over pipeline: the gain rises with burstiness",
+        "rises",
         bursts,
         bursts[0] < bursts[1] < bursts[-1],
     )
@@ -476,8 +475,8 @@ def _when_it_helps(quick: bool) -> Iterable[Row]:
         slo.append(float(pair[0] - pair[1]))
     yield trend(
         "SLO scale 2, 5, 10, 20 at 30/s, CV 3",
-        "attainment of pipeline less that of replication",
-        "larger where the SLO is tight",
+        "attainment of pipeline less that of replication: larger where the SLO is tight",
+        "last not most",
         slo,
         slo[0] > 0 and max(slo[:2]) > slo[-1],
     )
@@ -510,8 +509,8 @@ def _policies(quick: bool) -> Iterable[Row]:
         experiment="Clockwork++ on shifting traffic",
         case="popularity changes every 60 s",
         quantity="attainment of replication, Clockwork++, AlpaServe",
-        published="in this order",
-        simulated=", ".join(f"{value:.3f}" for value in mean.values()),
+        published="rises",
+        simulated=" ".join(f"{value:.3f}" for value in mean.values()),
         kind="emulated",
         holds=mean["replication"] < mean["Clockwork++"] < mean["AlpaServe"],
     )
@@ -521,10 +520,10 @@ def _policies(quick: bool) -> Iterable[Row]:
     ]
     yield Row(
         experiment="rate at 99 % attainment",
-        case="24 x 2.7B on 16 GPUs, SLO scale 5, CV 3",
-        quantity="rate of AlpaServe over that of replication",
-        published="at least 3 (5 in the recorded S3 on MAF2, up to 10 in the abstract)",
-        simulated=f"{rates[1]:.2f}/s over {rates[0]:.2f}/s",
+        case=f"24 x 2.7B on 16 GPUs, SLO scale 5, CV 3: {rates[1]:.2f}/s and {rates[0]:.2f}/s",
+        quantity="rate of AlpaServe over that of replication (recorded for S3 on MAF2: 5; abstract: up to 10)",
+        published="at least 3",
+        simulated=rates[1] / rates[0],
         kind="emulated",
         holds=rates[1] >= 3.0 * rates[0],
     )
@@ -541,31 +540,41 @@ def _policies(quick: bool) -> Iterable[Row]:
     yield Row(
         experiment="a placement for other traffic than it was made for",
         case="24 x 2.7B on 16 GPUs, SLO scale 5, another seed",
-        quantity="attainment of replication, AlpaServe",
-        published="AlpaServe stays ahead",
-        simulated=f"{np.mean(unseen['replication']):.3f}, {np.mean(unseen['AlpaServe']):.3f}",
+        quantity="attainment of replication, AlpaServe: AlpaServe stays ahead",
+        published="rises",
+        simulated=f"{np.mean(unseen['replication']):.3f} {np.mean(unseen['AlpaServe']):.3f}",
         kind="qualitative",
         holds=bool(np.mean(unseen["AlpaServe"]) > np.mean(unseen["replication"])),
     )
     yield Row(
         experiment="planning time",
         case="24 x 2.7B on 16 GPUs",
-        quantity="seconds a search, and simulations",
+        quantity="seconds a search, and simulations (the paper leaves planning out)",
         published="not published",
         simulated=f"{np.mean([p.planning_s for p in planned]):.2f} s, {np.mean([p.simulations for p in planned]):.0f}",
         kind="qualitative",
         informational=True,
-        note="the paper leaves planning out",
     )
     off, on = zip(*(_batching(seed) for seed in seeds), strict=True)
+    gained = float(np.mean(on) - np.mean(off))
+    # The paper says that there is little to gain, and nothing of a loss: one side is judged, the other shown.
     yield Row(
         experiment="batching",
         case="16 x 1.3B on 8 GPUs, 30/s, CV 4, SLO scale 2",
-        quantity="attainment with batches up to 8 less without",
-        published="little to gain for large models under a tight SLO: at most 0.03",
-        simulated=float(np.mean(on) - np.mean(off)),
+        quantity="attainment gained by batches up to 8: little for large models under a tight SLO",
+        published="at most 0.03",
+        simulated=max(gained, 0.0),
         kind="qualitative",
-        holds=bool(np.mean(on) - np.mean(off) <= 0.03),
+        holds=gained <= 0.03,
+    )
+    yield Row(
+        experiment="batching",
+        case="16 x 1.3B on 8 GPUs, 30/s, CV 4, SLO scale 2",
+        quantity="attainment lost by batches up to 8",
+        published="not published",
+        simulated=max(-gained, 0.0),
+        kind="qualitative",
+        informational=True,
     )
 
 
