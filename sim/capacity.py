@@ -121,7 +121,8 @@ class Limits:
             if value is None:
                 raise CapacityError("an attainment needs limits: give slo.ttft_s, slo.tpot_s or slo.e2el_s")
             if value < self.attainment:
-                return f"{value:.1%} of requests within the SLO < {self.attainment:.1%}"
+                # Rounded down, so that 98.96 % does not read as the 99.0 % that it misses.
+                return f"{math.floor(1000 * value) / 10:.1f}% of requests within the SLO < {self.attainment:.1%}"
         return None
 
 

@@ -8,7 +8,15 @@ import pytest
 from typer.testing import CliRunner
 
 from hwmodels.totals import Totals
-from sim.capacity import CapacityError, batch_plan, highest_rate, reserve_range, saturating_tokens, tokens_within
+from sim.capacity import (
+    CapacityError,
+    Limits,
+    batch_plan,
+    highest_rate,
+    reserve_range,
+    saturating_tokens,
+    tokens_within,
+)
 from sim.cli import build_app
 from sim.errors import ScenarioError
 from sim.scenario import Scenario
@@ -66,6 +74,35 @@ def test_the_rate_found_keeps_to_the_limits_and_the_next_does_not():
     assert by_rate[facts["outside_per_s"]]
 
 
+@pytest.mark.parametrize(
+    ("change", "miss"),
+    [
+        ({}, None),
+        ({"requests": {"total": 10, "finished": 9}}, "1 of 10 requests did not finish"),
+        ({"saturated": True}, "queue still grows"),
+        ({"itl_s": {"p99": 0.11}}, "gap between tokens 0.110 s > 0.1 s"),
+        ({"queue_s": {"p50": 2.5}}, "median delay 2.500 s > 2 s"),
+        ({"slo_attainment": 0.9896}, "98.9% of requests within the SLO < 99.0%"),
+    ],
+)
+def test_every_limit_can_be_missed(change, miss):
+    kept = {
+        "requests": {"total": 10, "finished": 10},
+        "saturated": False,
+        "itl_s": {"p99": 0.09},
+        "queue_s": {"p50": 1.5},
+        "slo_attainment": 0.995,
+    }
+    found = Limits(tbt_p99_s=0.1, queue_p50_s=2.0, attainment=0.99).miss({**kept, **change})
+    assert found is None if miss is None else miss in found
+
+
+def test_an_attainment_without_an_slo_is_refused():
+    summary = {"requests": {"total": 1, "finished": 1}, "saturated": False, "slo_attainment": None}
+    with pytest.raises(CapacityError, match=r"give slo\.ttft_s"):
+        Limits(queue_p50_s=None, attainment=0.99).miss(summary)
+
+
 def test_a_tighter_limit_carries_less():
     rates = [
         json.loads(rooftrace("--slo", "--tbt-p99", limit, "--set", POISSON, "--json").stdout)["rate_per_s"]
@@ -81,6 +118,12 @@ def test_a_tighter_limit_carries_less():
         (["--slo", "--set", "slo={}"], "--slo needs limits"),
         (["--slo", "--set", "workload.arrivals={process: closed_loop, concurrency: 4}"], "no arrival rate to search"),
         (["--tokens", "0"], "sequence_tokens is a whole number"),
+        (["--queue-p50", "1"], "add --slo"),
+        (["--slo", "--tokens", "64"], "--tokens does not apply"),
+        (["--published", "--reserve-gb", "1"], "--reserve-gb does not apply"),
+        (["--slo", "--tbt-p99", "nan"], "--tbt-p99 is a finite number of seconds"),
+        (["--slo", "--tbt-p99", "0"], "--tbt-p99 is a finite number of seconds"),
+        (["--slo", "--attainment", "1.5"], "--attainment is a share"),
     ],
 )
 def test_what_cannot_be_answered_is_said(arguments, message):

@@ -36,18 +36,33 @@ def capacity(
     tbt_p99: Annotated[
         float | None, typer.Option(help="With --slo: seconds that 99 % of gaps between tokens must keep to.")
     ] = None,
-    queue_p50: Annotated[float, typer.Option(help="With --slo: median seconds a request may wait to start.")] = 2.0,
+    queue_p50: Annotated[
+        float | None,
+        typer.Option(help="With --slo: median seconds a request may wait to start; default 2.", show_default=False),
+    ] = None,
     attainment: Annotated[
         float | None, typer.Option(help="With --slo: share of requests that must meet the scenario's slo.")
     ] = None,
-    tolerance: Annotated[float, typer.Option(help="With --slo: width of the answer, as a share of it.")] = 0.02,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="With --slo: width of the answer, as a share of it; default 0.02.", show_default=False),
+    ] = None,
     published: Annotated[
         bool, typer.Option("--published", help="Explain the batch sizes that the SARATHI paper states.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Say how many sequences fit in memory, or with --slo how many requests a second are served within limits."""
+    planning = {"--tokens": tokens, "--reserve-gb": reserve_gb}
+    searching = {
+        "--tbt-p99": tbt_p99,
+        "--queue-p50": queue_p50,
+        "--attainment": attainment,
+        "--tolerance": tolerance,
+    }
     if published:
+        given = {"a scenario": scenario, "--set": set_, "--slo": slo or None, **planning, **searching}
+        _refuse(given, "--published explains fixed cases and takes neither a scenario nor other options")
         _explain(as_json)
         return
     from sim.scenario import Scenario
@@ -56,12 +71,24 @@ def capacity(
     for assignment in set_ or ():
         chosen = chosen.with_set(assignment)
     if slo:
-        _search(chosen, tbt_p99, queue_p50, attainment, tolerance, as_json)
+        _refuse(planning, "--slo searches a rate with the memory.* of the scenario")
+        _search(
+            chosen,
+            tbt_p99,
+            2.0 if queue_p50 is None else queue_p50,
+            attainment,
+            0.02 if tolerance is None else tolerance,
+            as_json,
+        )
         return
-    for given, name in ((tbt_p99, "--tbt-p99"), (attainment, "--attainment")):
-        if given is not None:
-            raise RooftraceError(f"{name} is about the search for a rate; add --slo")
+    _refuse(searching, "it is about the search for a rate; add --slo")
     _plan(chosen, tokens or [1024, 2048, 4096], reserve_gb, as_json)
+
+
+def _refuse(options: dict[str, Any], why: str) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise RooftraceError(f"{given[0]} does not apply: {why}")
 
 
 def _plan(scenario: Any, lengths: list[int], reserve_gb: float | None, as_json: bool) -> None:
@@ -131,6 +158,11 @@ def _search(
         if not any(value is not None for value in scenario.slo.model_dump().values()):
             raise RooftraceError("--slo needs limits: give --tbt-p99, or slo settings in the scenario")
         attainment = 0.99
+    for name, value in (("--tbt-p99", tbt_p99), ("--queue-p50", queue_p50)):
+        if value is not None and not 0 < value < float("inf"):
+            raise RooftraceError(f"{name} is a finite number of seconds above 0; got {value}")
+    if attainment is not None and not 0 < attainment <= 1:
+        raise RooftraceError(f"--attainment is a share above 0 and at most 1; got {attainment}")
     limits = Limits(tbt_p99_s=tbt_p99, queue_p50_s=queue_p50, attainment=attainment)
     found = slo_capacity(scenario, limits, tolerance=tolerance)
     if as_json:
@@ -151,9 +183,16 @@ def _search(
     probes = sorted(found.probes, key=lambda probe: probe.rate_per_s)
     rows = [(f"{probe.rate_per_s:.4g}", probe.miss or "within all limits") for probe in probes]
     print_table(("requests/s", "limits"), rows, left=0, fold=1)
+    within = [f"median delay at most {queue_p50:g} s"]
+    if tbt_p99 is not None:
+        within.append(f"p99 gap between tokens at most {tbt_p99:g} s")
+    if attainment is not None:
+        within.append(f"{attainment:.4g} of requests within the scenario's slo")
+    within += ["every request finished", "no growing queue"]
     print_facts(
         [
-            ("Capacity", f"{found.rate_per_s:.4g} requests/s"),
+            ("Limits", ", ".join(within)),
+            ("Capacity", f"{found.rate_per_s:.4g} requests/s" if found.rate_per_s else "no rate tried is within"),
             ("Outside", f"{found.outside_per_s:.4g} requests/s"),
         ]
     )
