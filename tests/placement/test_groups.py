@@ -96,6 +96,14 @@ def test_arrivals_of_one_instant_share_a_batch():
     assert finishes(trace([5, 5]), batching_group({0: ((10,), (12,))}), batch_sizes=(1, 2)) == [17, 17]
 
 
+def test_with_batches_a_request_goes_to_the_group_with_the_shortest_queue():
+    # Group 0 is promised to be free first, and has two requests where group 1 has one.
+    quick, slow = batching_group({0: ((10,), (11,))}), batching_group({0: ((30,), (31,))})
+    workload = trace([0, 0, 1, 2])
+    found = run_groups(GroupExperiment(workload=workload, groups=(quick, slow), batch_sizes=(1, 2)))
+    assert found.group.tolist() == [0, 1, 0, 1]
+
+
 def test_queued_request_that_has_become_too_late_is_dropped():
     rows = {0: ((10,), (25,)), 1: ((10,), (25,))}
     # Request 1 could still have made it when it came; the batch of two ahead of it takes longer than it can wait.
