@@ -83,6 +83,11 @@ class Deployment:
         if blocks < 1:
             missing = max(need - have for have, need in zip(free, needs, strict=True))
             usable = self.device.memory_bytes * gpu_fraction - reserve_bytes
+            if usable <= 0:
+                raise ValueError(
+                    f"reserve_bytes ({reserve_bytes / 1e9:.1f} GB) leaves nothing of the {gpu_fraction:.0%} of a "
+                    f"{self.device.name}'s {self.device.memory_bytes / 1e9:.1f} GB; reserve less"
+                )
             raise ValueError(
                 f"{self.model.name} ({_formats(self.model)}) does not fit: a {self.device.name} offers "
                 f"{usable / 1e9:.1f} GB for it and it takes {self.weight_bytes_per_device / 1e9:.1f} GB of weights on "

@@ -117,7 +117,7 @@ def _assemble(
             line = lines[int(np.argmax(empty))]
             raise ValueError(
                 f"{path}, line {line}: a request needs {prompt_name} or {output_name} above 0; got 0 and 0: "
-                "mend the file or read it with drop_empty=True"
+                "mend the file or read it with drop_empty (workload.drop_empty: true, --drop-empty)"
             )
         keep = keep[~empty]
     if len(keep) == 0:
@@ -130,7 +130,7 @@ def _assemble(
             raise ValueError(
                 f"{path}, line {lines[keep[row + 1]]}, column {arrival_name}: arrivals are out of order; this one is "
                 f"{(arrival[keep[row]] - arrival[keep[row + 1]]) / NS_PER_S:.9g} s before the one above it: "
-                "sort the file or read it with sort=True"
+                "sort the file or read it with sort (workload.sort: true, --sort)"
             )
         order = keep
     prefix = parts.pop("prefix", None)

@@ -178,7 +178,7 @@ class Settings(Section):
     parallel: Parallel = Parallel()
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     """In flight at once; where it is left out, one for each pipeline stage. One more hides the hand-over between stages."""
-    replicas: Annotated[int, Field(ge=1)] = 1
+    replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
     router: Policy = Policy(policy="round_robin")
     scheduler: Policy = Policy(policy="sarathi")
     decoding: Decoding = Decoding()

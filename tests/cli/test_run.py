@@ -109,7 +109,7 @@ def test_a_request_that_can_never_fit_is_rejected_and_the_rest_goes_on():
     result = rooftrace("run", "--no-plots", "--set", "workload.trace=trace.csv", "--out", "out")
     assert result.exit_code == 0
     assert "3: 2 finished, 1 rejected" in result.stdout
-    assert "KV blocks" in result.stdout
+    assert "context of 131072 tokens" in result.stdout
     loaded = Result.load("out")
     assert loaded.summary["requests"] == {"total": 3, "finished": 2, "rejected": 1, "unfinished": 0}
     assert loaded.requests["status"].tolist() == ["finished", "rejected", "finished"]
