@@ -24,7 +24,8 @@ def events(columns: Columns, *, begin_s: float = 0.0, end_s: float = float("inf"
     """Trace events of what overlaps the time from *begin_s* to *end_s*; times in microseconds from the run's start.
 
     A replica is a process, a pipeline stage (or the replica itself) a thread; bubbles are slices of their own. Counters
-    show requests running and waiting and KV blocks in use; each request is a pair of slices, queued and served.
+    show requests running and waiting and KV blocks in use; each request is a pair of slices, queued and served, and,
+    where there is no pipeline, an arrow through the iterations that begin it, give its first token and its last.
     """
     begin_ns, end_ns = begin_s * 1e9, end_s * 1e9
     iterations = columns.iterations()
@@ -60,6 +61,9 @@ def events(columns: Columns, *, begin_s: float = 0.0, end_s: float = float("inf"
                 "args": {"used": table["kv_blocks_used"][i]},
             }  # fmt: skip
     yield from _request_events(columns, begin_ns, end_ns)
+    for index, replica in enumerate(columns.replicas):
+        if not len(replica.stages):
+            yield from _flow_events(index, columns.requests, iterations, begin_ns, end_ns)
 
 
 def _name(prompt: int, decodes: int) -> str:
@@ -114,6 +118,32 @@ def _request_events(columns: Columns, begin_ns: float, end_ns: float) -> Iterato
                 common = {"pid": _REQUESTS, "cat": "request", "id": id_, "name": name}
                 yield {"ph": "b", "ts": start / 1e3, "args": args, **common}
                 yield {"ph": "e", "ts": end / 1e3, **common}
+
+
+def _flow_events(
+    index: int, requests: Any, iterations: Any, begin_ns: float, end_ns: float
+) -> Iterator[dict[str, Any]]:
+    """Arrows through the iterations of a replica without stages, one for each request: begun, first token, last token.
+
+    A flow event belongs to the slice around it, so each lies in the middle of its iteration. Requests that begin or end
+    outside the stretch have no arrow, since half of one would be an error.
+    """
+    mine = iterations["replica"] == index
+    start, duration = iterations["start_ns"][mine], iterations["duration_ns"][mine]
+    middle = start + duration // 2
+    served = (requests["replica"] == index) & (requests["finish_ns"] >= 0) & (requests["first_token_ns"] >= 0)
+    begun = np.searchsorted(start, requests["scheduled_ns"][served], side="right") - 1
+    # A token comes out when its iteration ends, so the slice is the last that began before.
+    first = np.searchsorted(start, requests["first_token_ns"][served], side="left") - 1
+    last = np.searchsorted(start, requests["finish_ns"][served], side="left") - 1
+    whole = (begun >= 0) & (start[begun] >= begin_ns) & (start[last] + duration[last] <= end_ns) & (last > begun)
+    places = (requests["request_id"][served], begun, first, last)
+    for id_, *steps in zip(*(column[whole].tolist() for column in places), strict=True):
+        common = {"pid": index, "tid": 0, "cat": "request", "name": "request", "id": id_}
+        yield {"ph": "s", "ts": int(middle[steps[0]]) / 1e3, **common}
+        if steps[0] < steps[1] < steps[2]:
+            yield {"ph": "t", "ts": int(middle[steps[1]]) / 1e3, **common}
+        yield {"ph": "f", "bp": "e", "ts": int(middle[steps[2]]) / 1e3, **common}
 
 
 def write_timeline(

@@ -1,0 +1,64 @@
+"""The documents build without a warning, and their commands run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MARK = "<!-- executed by tests/docs -->"
+PAGES = [path for path in sorted(ROOT.glob("docs/**/*.md")) if MARK in path.read_text(encoding="utf-8")]
+
+
+def commands(page):
+    return re.findall(re.escape(MARK) + r"\n```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_every_mark_has_its_commands():
+    for page in PAGES:
+        assert len(commands(page)) == page.read_text(encoding="utf-8").count(MARK) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_of_a_page_run_one_after_another(page, tmp_path):
+    # The command of this environment, whatever else is called rooftrace on the machine.
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "rooftrace"
+    script.write_text(f"#!/bin/sh\nexec '{sys.executable}' -c 'from sim.cli import main; main()' \"$@\"\n")
+    script.chmod(0o755)
+    (tmp_path / "here").mkdir()
+    environment = {**os.environ, "PATH": f"{script.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    for command in commands(page):
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=tmp_path / "here",
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+@pytest.mark.slow
+def test_the_site_builds_with_warnings_as_errors(tmp_path):
+    pytest.importorskip("mkdocs", reason="needs the extra [docs]")
+    pytest.importorskip("mkdocstrings", reason="needs the extra [docs]")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    commands_page = (tmp_path / "site" / "reference" / "commands" / "index.html").read_text(encoding="utf-8")
+    settings_page = (tmp_path / "site" / "reference" / "scenario" / "index.html").read_text(encoding="utf-8")
+    python_page = (tmp_path / "site" / "reference" / "python" / "index.html").read_text(encoding="utf-8")
+    assert "rooftrace sweep" in commands_page
+    assert "--replications" in commands_page
+    assert "memory.gpu_fraction" in settings_page
+    assert "token_budget" in settings_page
+    assert "mser5" in python_page
