@@ -422,7 +422,8 @@ def _cpu_gemm(m: Measurement, device: Datasheet) -> Part:
             p, device, c["m"], c["n"], c["k"], dtype=m.dtype, number_bytes=_number_bytes(m)
         ),
         groups=("n", "k"),
-        starts=(cpu.CpuGemmParams(), cpu.CpuGemmParams(extra_rows=8.0, overlap_loss=1.0)),
+        starts=(cpu.CpuGemmParams(), cpu.CpuGemmParams(launch_s=2e-5, vector_efficiency=1.0, bandwidth_efficiency=0.4),
+                cpu.CpuGemmParams(launch_s=2e-5, vector_efficiency=1.0, extra_rows=4.0, overlap_loss=1.0)),
     )  # fmt: skip
 
 

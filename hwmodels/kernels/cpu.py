@@ -21,10 +21,11 @@ class CpuGemmParams:
     compute_efficiency: float = parameter(0.9, 0.2, 1.2, "share of the measured peak in large products")
     bandwidth_efficiency: float = parameter(0.6, 0.02, 1.5, "share of the measured bandwidth while weights are packed")
     vector_efficiency: float = parameter(0.8, 0.02, 1.5, "the same for one row, which needs no packing")
+    vector_repeat: float = parameter(0.8, 0.0, 1.0, "share of a stream that each further row takes, row by row")
     activation_efficiency: float = parameter(0.5, 0.02, 2.0, "share of the bandwidth for activations in and out")
     extra_rows: float = parameter(1.0, 0.0, 32.0, "rows' worth of arithmetic lost before the first: short vectors")
     fill_n: float = parameter(8.0, 0.0, 512.0, "columns lost at the edges of register tiles")
-    column_start: float = parameter(64.0, 0.0, 1024.0, "numbers' worth of streaming lost at the start of each column")
+    column_start: float = parameter(64.0, 0.0, 1024.0, "numbers' worth of packing lost at the start of each column")
     fill_k: float = parameter(16.0, 0.0, 512.0, "inner elements lost to starting and ending a tile")
     overlap_loss: float = parameter(3.0, 0.0, 4.0, "0: packing and arithmetic overlap fully; 4: they add up")
 
@@ -56,14 +57,21 @@ class HostParams:
 def cpu_gemm_s(
     params: CpuGemmParams, device: Datasheet, m: Any, n: Any, k: Any, *, dtype: str = "fp32", number_bytes: float = 4.0
 ) -> Any:
-    """Seconds of C[m, n] = A[m, k] B[k, n] with weights from memory; shapes broadcast, zero rows cost nothing."""
+    """Seconds of C[m, n] = A[m, k] B[k, n] with weights from memory; shapes broadcast, zero rows cost nothing.
+
+    The faster of two ways: row by row, each streaming the weights that the last one may have left in the cache, or
+    packed. Both grow with the rows, and so does the faster one.
+    """
     m, n, k = np.broadcast_arrays(np.asarray(m, float), np.asarray(n, float), np.asarray(k, float))
     rate = device.flops_per_s(dtype) * params.compute_efficiency
-    compute_s = 2.0 * (m + params.extra_rows * (m > 1)) * (n + params.fill_n) * (k + params.fill_k) / rate
-    share = np.where(m > 1, params.bandwidth_efficiency, params.vector_efficiency)
-    weights_s = n * (k + params.column_start) * number_bytes / (device.hbm_bytes_per_s * share)
-    activations_s = m * (n + k) * number_bytes / (device.hbm_bytes_per_s * params.activation_efficiency)
-    seconds = params.launch_s + smooth_max(compute_s, weights_s, params.overlap_loss) + activations_s
+    compute_s = 2.0 * (m + params.extra_rows) * (n + params.fill_n) * (k + params.fill_k) / rate
+    stream = device.hbm_bytes_per_s
+    packing_s = n * (k + params.column_start) * number_bytes / (stream * params.bandwidth_efficiency)
+    activations_s = m * (n + k) * number_bytes / (stream * params.activation_efficiency)
+    packed_s = smooth_max(compute_s, packing_s, params.overlap_loss) + activations_s
+    vector_s = n * k * number_bytes / (stream * params.vector_efficiency)
+    row_by_row_s = vector_s * (1.0 + params.vector_repeat * (m - 1.0))
+    seconds = params.launch_s + np.minimum(packed_s, row_by_row_s)
     seconds = np.where(m > 0, seconds, 0.0)
     return float(seconds) if seconds.ndim == 0 else seconds
 
