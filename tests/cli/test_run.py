@@ -113,7 +113,7 @@ def test_a_request_that_can_never_fit_is_rejected_and_the_rest_goes_on():
     loaded = Result.load("out")
     assert loaded.summary["requests"] == {"total": 3, "finished": 2, "rejected": 1, "unfinished": 0}
     assert loaded.requests["status"].tolist() == ["finished", "rejected", "finished"]
-    assert "KV blocks" in loaded.requests["reason"][1]
+    assert "context of 131072" in loaded.requests["reason"][1]
 
 
 def test_only_one_shot_requests_leave_token_latencies_empty():

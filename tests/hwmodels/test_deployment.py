@@ -78,7 +78,8 @@ def test_a_model_that_fits_nowhere_says_so():
         ({"gpu_fraction": 1.5}, r"gpu_fraction is a share of the memory in \(0, 1\]; got 1.5"),
         ({"reserve_bytes": -1}, "reserve_bytes must be a finite number"),
         ({"block_tokens": 0}, "block_tokens must be an integer of at least 1; got 0"),
-        ({"reserve_bytes": 80e9}, "does not fit"),
+        ({"reserve_bytes": 80e9}, "leaves nothing"),
+        ({"reserve_bytes": 70e9}, "does not fit"),
     ],
 )
 def test_bad_memory_settings_are_refused(arguments, message):
