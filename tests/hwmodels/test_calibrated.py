@@ -104,9 +104,7 @@ def test_attention_forms_are_the_kernels_that_were_fitted():
     expected = 32 * (alone - stack.launch_overlap * params.launch_s + lost)
     assert prefill(SCALARS, 1000, 1, 500_500, 1000) == pytest.approx(expected, rel=1e-9)
     params = profile.get("decode", ("vllm",))
-    alone = attention_decode_s(
-        params, profile.datasheet, seqs=64, kv_tokens=64_000, heads=32, kv_heads=8, head_dim=128
-    )
+    alone = attention_decode_s(params, profile.datasheet, seqs=64, kv_tokens=64_000, heads=32, kv_heads=8, head_dim=128)
     hidden = stack.launch_overlap * (params.launch_s + params.combine_s + params.regroup_s)
     assert decode(SCALARS, 64, 64, 64_000) == pytest.approx(32 * (alone - hidden), rel=1e-9)
 

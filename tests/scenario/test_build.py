@@ -227,7 +227,7 @@ def test_memory_bound_decoding_has_full_bandwidth_utilisation():
             "prompt_tokens": 8,
             "output_tokens": 500,
             "arrivals": {"process": "deterministic", "rate_per_s": 1},
-        }
+        },
     )
     assert simulate(alone).summary["mbu"] == pytest.approx(1.0, abs=0.03)
 
