@@ -73,5 +73,6 @@ def load_placement(path: str | os.PathLike[str], names: Sequence[str]) -> Placem
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, ScenarioError):
             raise
-        raise ScenarioError(f"{file} is not a placement: {error!r}") from error
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ScenarioError(f"{file} is not a placement: {what}") from error
     return Placement(groups=tuple(groups))

@@ -48,6 +48,8 @@ class Scoring:
         self._began: float | None = None
         self._cache: dict[Placement, Score] = {}
         self._best = 0.0
+        self.cut_short = False
+        """Whether the budget was spent before the search was done."""
         self.asked = 0
         """Placements that searches asked for, repeats included."""
 
@@ -65,6 +67,7 @@ class Scoring:
         step = 16 * self._jobs
         for at in range(0, len(new), step):
             if self._budget_s is not None and time.monotonic() - self._began > self._budget_s:
+                self.cut_short = True
                 raise BudgetSpent
             piece = new[at : at + step]
             for placement, score in zip(piece, self._simulate(piece), strict=True):
@@ -100,6 +103,8 @@ class Plan:
     planning_s: float
     """Wall-clock seconds of the whole search."""
     processor_s: float
+    cut_short: bool
+    """Whether the budget was spent before the search was done, in any window."""
     train: Outcome = field(repr=False)
     """The traffic that was planned for, served with the answer."""
 
@@ -124,7 +129,7 @@ def find(
     window_s = search.window_s if isinstance(search, ClockworkPlusPlus) else None
     parts = [workload] if window_s is None else _windows(workload, window_s)
     placements: list[Placement] = []
-    simulations = 0
+    simulations, cut_short = 0, False
     for part in parts:
         if part is None:
             # Nothing arrives in this window; what is there stays.
@@ -142,6 +147,7 @@ def find(
         check(found, serving.cluster, views)
         placements.append(found)
         simulations += scoring.simulations
+        cut_short |= scoring.cut_short
     planning_s, processor_s = time.perf_counter() - began, time.process_time() - processor
     return Plan(
         search=search,
@@ -150,6 +156,7 @@ def find(
         simulations=simulations,
         planning_s=planning_s,
         processor_s=processor_s,
+        cut_short=cut_short,
         train=serve(serving, placements, trace, window_s),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,30 @@ def test_saved_placement_is_replayed_to_the_same_attainment(tmp_path):
     replayed = run(scenario, "--replay", str(out / "placement.json"), "--json")
     assert json.loads(replayed.output)["train"] == json.loads(searched.output)["train"]
     assert "planning" not in json.loads(replayed.output)
+
+
+def test_every_model_is_named_and_those_without_a_place_besides(tmp_path):
+    models = [{"model": "bert-6.7b", "copies": 12}]
+    result = run(write(tmp_path, {**SMALL, "models": models}))
+    table, _, facts = result.output.partition("Groups ")
+    named = {int(word) for word in re.findall(r"#(\d+)", table)}
+    missing = {int(word) for word in re.findall(r"#(\d+)", facts.partition("In time")[0])}
+    assert f"{len(missing)} of 12 models" in facts
+    assert 0 < len(missing) < 12
+    assert named == set(range(12)) - missing
+
+
+def test_a_search_per_window_says_what_is_saved_and_a_short_budget_that_it_was_spent(tmp_path):
+    windows = {**SMALL, "placement": {"policy": "clockwork_plus_plus", "window_s": 5.0}}
+    assert "that of the first window" in run(write(tmp_path, windows), "--out", str(tmp_path / "out")).output
+    assert "cut short by budget_s" in run(write(tmp_path, {**SMALL, "budget_s": 1e-9})).output
+
+
+def test_a_file_without_groups_is_no_placement(tmp_path):
+    (tmp_path / "bad.json").write_text('{"format": "rooftrace-placement-1"}')
+    result = run(write(tmp_path, SMALL), "--replay", str(tmp_path / "bad.json"))
+    assert result.exit_code == 2
+    assert "is not a placement: it lacks 'groups'" in result.output
 
 
 def test_train_and_test_traffic_are_apart(tmp_path):

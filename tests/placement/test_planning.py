@@ -47,6 +47,8 @@ def test_parallel_scores_are_those_of_one_at_a_time(serving, traffic):
 def test_spent_budget_still_gives_a_placement_that_fits(serving, traffic):
     found = find(PartitionSearch(), serving, traffic, budget_s=1e-9)
     assert found.simulations == 0
+    assert found.cut_short
+    assert not find(PartitionSearch(), serving, traffic, budget_s=3600.0).cut_short
     assert found.placement.n_devices <= 8
 
 
@@ -73,6 +75,7 @@ def test_clockwork_places_anew_for_each_window(serving, names, traffic):
     shifted = traffic.with_models(names, np.where(np.arange(len(traffic)) < half, 0, 5))
     window_s = float(traffic.arrival_ns[half]) / 1e9
     plan = find(ClockworkPlusPlus(window_s=window_s), serving, shifted)
+    assert len(plan.placements) == int(traffic.arrival_ns[-1]) // round(window_s * 1e9) + 1
     hosted = [{m for group in placement.groups for m in group.models} for placement in plan.placements[:2]]
     assert 0 in hosted[0]
     assert 5 in hosted[1]

@@ -113,6 +113,7 @@ def _summary(chosen: Any, plan: Any, placements: list[Any], trained: Any, tested
         "scenario": chosen.settings.model_dump(mode="json"),
         "groups": placements[0].describe(),
         "replicas": placements[0].replicas,
+        "not_placed": _not_placed(chosen.serving.names, placements),
         "train": _outcome(trained),
     }
     if tested is not None:
@@ -124,8 +125,24 @@ def _summary(chosen: Any, plan: Any, placements: list[Any], trained: Any, tested
             "wall_s": plan.planning_s,
             "processor_s": plan.processor_s,
             "windows": len(plan.placements),
+            "cut_short": plan.cut_short,
         }
     return summary
+
+
+def _not_placed(names: Any, placements: list[Any]) -> list[str]:
+    """Models that no group hosts in any window."""
+    hosted = {model for placement in placements for group in placement.groups for model in group.models}
+    return [name for index, name in enumerate(names) if index not in hosted]
+
+
+def _gathered(names: list[str]) -> str:
+    """Names in one line, copies of a model gathered: 'bert-1.3b#0 #3 #4, moe-2.4b'."""
+    by_kind: dict[str, list[str]] = {}
+    for name in names:
+        kind, mark, copy = name.partition("#")
+        by_kind.setdefault(kind, []).append(mark + copy)
+    return ", ".join(kind + " ".join(copies) for kind, copies in by_kind.items())
 
 
 def _write(out: Path, placement: Any, serving: Any, summary: dict[str, Any]) -> None:
@@ -154,7 +171,7 @@ def _print(placements: list[Any], serving: Any, summary: dict[str, Any], out: Pa
     sizes = serving.views_without_traffic
     for index, group in enumerate(placement.groups):
         last = device + group.n_devices - 1
-        names = ", ".join(serving.names[model] for model in group.models) or "nothing"
+        names = _gathered([serving.names[model] for model in group.models]) or "nothing"
         rows.append(
             (
                 str(index),
@@ -162,13 +179,16 @@ def _print(placements: list[Any], serving: Any, summary: dict[str, Any], out: Pa
                 f"({group.inter_op}, {group.intra_op})",
                 f"{group_bytes(group, sizes) / 1e9:.1f} GB",
                 str(len(group.models)),
-                names if len(names) <= 60 else names[:57] + "...",
+                names,
             )
         )
         device = last + 1
     heads = ("Group", "Devices", "(inter, intra)", "Per device", "Hosts", "Models")
     print_table(heads, rows, fold=1)
     facts = [("Groups", summary["groups"])]
+    missing = summary["not_placed"]
+    if missing:
+        facts.append(("Not placed", f"{len(missing)} of {len(serving.names)} models: {_gathered(missing)}"))
     for key, title in (("train", "In time, planned traffic"), ("test", "In time, other traffic")):
         if key in summary:
             part = summary[key]
@@ -176,7 +196,10 @@ def _print(placements: list[Any], serving: Any, summary: dict[str, Any], out: Pa
     if "planning" in summary:
         planning = summary["planning"]
         windows = f", {planning['windows']} windows (the first is shown)" if planning["windows"] > 1 else ""
-        facts.append(("Planning", f"{planning['wall_s']:.2f} s for {planning['simulations']:,} simulations{windows}"))
+        cut = ", cut short by budget_s" if planning["cut_short"] else ""
+        took = f"{planning['wall_s']:.2f} s for {planning['simulations']:,} simulations"
+        facts.append(("Planning", f"{took}{windows}{cut}"))
     if out is not None:
-        facts.append(("Results", f"{out}/"))
+        only = "; the placement saved is that of the first window" if len(placements) > 1 else ""
+        facts.append(("Results", f"{out}/{only}"))
     print_facts(facts)
