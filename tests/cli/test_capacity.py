@@ -157,6 +157,13 @@ def test_a_budget_keeps_to_a_time_between_tokens():
         tokens_within(Tiled(), tbt_s=1e-3, decodes=10, context_tokens=500)  # type: ignore[arg-type]
 
 
+def test_a_budget_counts_the_time_of_every_stage():
+    class TwoStages(Tiled):
+        n_stages = 2
+
+    assert tokens_within(TwoStages(), tbt_s=15e-3, decodes=10, context_tokens=500) == 512  # type: ignore[arg-type]
+
+
 def scenario(scheduler: str, slo: str = "{}") -> Scenario:
     return Scenario.from_yaml(f"scheduler: {scheduler}\nslo: {slo}\nworkload: {{trace: conversation, requests: 20}}")
 
