@@ -214,6 +214,8 @@ class TwoState(_Chain):
     alpha_bad: float
     stay_good: float
     stay_bad: float
+    _limits: tuple[int, int, int] = field(init=False, repr=False, compare=False)
+    """Thresholds of a state draw: good whatever was before, good after good, good in the first round."""
 
     def __post_init__(self) -> None:
         for name in ("alpha_good", "alpha_bad", "stay_good", "stay_bad"):
@@ -222,6 +224,8 @@ class TwoState(_Chain):
             raise ValueError(f"alpha_bad cannot exceed alpha_good; got {self.alpha_bad!r} and {self.alpha_good!r}")
         if self.stay_good == 1.0 or self.stay_bad == 1.0:
             raise ValueError("stay_good and stay_bad are below 1: a state that is never left is Iid or BetaAlpha")
+        limits = tuple(map(_threshold, (1.0 - self.stay_bad, self.stay_good, self.good_share)))
+        object.__setattr__(self, "_limits", limits)
 
     @classmethod
     def from_autocorrelation(
@@ -263,28 +267,43 @@ class TwoState(_Chain):
         return self._share_between(k) * (self.stay_good + self.stay_bad - 1.0) ** lag
 
     def accepted(self, request_id: int, round_start: int, n_rounds: int, k: int, seed: int) -> IntArray:
-        luck = _draws(seed, _ROUND_STREAM, request_id, round_start, n_rounds)
-        good = _count_below(luck, _powers(self.alpha_good, k))
-        bad = _count_below(luck, _powers(self.alpha_bad, k))
-        return np.where(self._is_good(request_id, round_start, n_rounds, seed), good, bad)
+        # The state of a round follows from those of all rounds before it.
+        both = _draws(seed, (_ROUND_STREAM, _STATE_STREAM), request_id, 0, round_start + n_rounds)
+        luck, bad = both[0, round_start:], self._is_bad(both[1])[round_start:]
+        # Draws of bad rounds move up to where the bad state's thresholds lie, so that one search serves both states.
+        luck += bad * _ONE
+        at = _stacked_powers(self.alpha_good, self.alpha_bad, k).searchsorted(luck, side="right")
+        bad *= k
+        bad += k
+        bad -= at
+        return bad
 
     def per_position(self, k: int) -> FloatArray:
         j, share = np.arange(1.0, _k(k) + 1.0), self.good_share
         return share * self.alpha_good**j + (1.0 - share) * self.alpha_bad**j
 
-    def _is_good(self, request_id: int, round_start: int, n_rounds: int, seed: int) -> npt.NDArray[np.bool_]:
-        # Every round's uniform number is a map of the state: to good, to bad, unchanged or swapped. The state is the
-        # last constant map's, turned over once per swap since, so that no loop over rounds is needed.
-        u = _draws(seed, _STATE_STREAM, request_id, 0, round_start + n_rounds)
+    def _is_bad(self, u: IntArray) -> IntArray:
+        # Every round's uniform number is a map of the state: to good, to bad, unchanged or (where states tend to
+        # alternate) swapped. The state is the last constant map's, turned over once per swap since, so that no loop
+        # over rounds is needed.
         if not u.size:
-            return np.zeros(0, dtype=bool)
-        from_good = u < _threshold(self.stay_good)
-        from_bad = u < _threshold(1.0 - self.stay_bad)
-        from_good[0] = from_bad[0] = u[0] < _threshold(self.good_share)
-        last = np.maximum.accumulate(np.where(from_good == from_bad, np.arange(u.size), 0))
-        swaps = np.cumsum(~from_good & from_bad)
-        state = from_good[last] ^ ((swaps - swaps[last]) % 2 == 1)
-        return state[round_start:]
+            return u
+        from_bad, from_good, first = self._limits
+        swapping = from_bad > from_good
+        to_bad = u >= (from_bad if swapping else from_good)
+        constant = to_bad | (u < (from_good if swapping else from_bad))
+        # Twice the round plus the state that it sets: the running maximum is the last round that set one.
+        setter = np.arange(0, 2 * u.size, 2)
+        setter += to_bad
+        setter *= constant
+        setter[0] = u[0] >= first
+        np.maximum.accumulate(setter, out=setter)
+        state = setter & 1
+        if swapping:
+            constant[0] = True
+            swaps = np.cumsum(~constant)
+            state ^= (swaps - swaps[setter >> 1]) & 1
+        return state
 
     def _share_between(self, k: int) -> float:
         """Share of the variance of accepted counts that lies between the states."""
@@ -600,10 +619,18 @@ def _key(seed: int, stream: int, request_id: int) -> int:
     return _mix((z + request_id * _GAMMA) & _MASK)
 
 
-def _draws(seed: int, stream: int, request_id: int, round_start: int, n_rounds: int) -> IntArray:
-    """Uniform whole numbers in [0, 2^53), the draw of a round being a hash of (seed, stream, request, round)."""
-    first = np.uint64((_key(seed, stream, request_id) + round_start * _GAMMA) & _MASK)
-    z = _WEYL[:n_rounds] + first if n_rounds <= _WEYL.size else _weyl(n_rounds) + first
+def _draws(seed: int, stream: int | tuple[int, ...], request_id: int, round_start: int, n_rounds: int) -> IntArray:
+    """Uniform whole numbers in [0, 2^53), the draw of a round being a hash of (seed, stream, request, round).
+
+    Shape [n_rounds], or [streams, n_rounds] for several streams.
+    """
+    start = round_start * _GAMMA
+    first: Any
+    if isinstance(stream, tuple):
+        first = np.array([[(_key(seed, s, request_id) + start) & _MASK] for s in stream], np.uint64)
+    else:
+        first = np.uint64((_key(seed, stream, request_id) + start) & _MASK)
+    z = (_WEYL[:n_rounds] if n_rounds <= _WEYL.size else _weyl(n_rounds)) + first
     z ^= z >> _S30
     z *= _U64_A
     z ^= z >> _S27
@@ -633,6 +660,11 @@ def _survival_thresholds(survival: tuple[float, ...]) -> IntArray:
 @lru_cache(maxsize=4096)
 def _powers(alpha: float, k: int) -> IntArray:
     return _fresh_powers(alpha, k)
+
+
+@lru_cache(maxsize=4096)
+def _stacked_powers(alpha_good: float, alpha_bad: float, k: int) -> IntArray:
+    return np.concatenate([_fresh_powers(alpha_good, k), _ONE + _fresh_powers(alpha_bad, k)])
 
 
 def _fresh_powers(alpha: float, k: int) -> IntArray:
