@@ -5,7 +5,7 @@ Everything here makes an `Experiment` and runs it with the engine; nothing is co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -235,11 +235,12 @@ class Gap:
 def explain_gap(experiment: Experiment, *, alone_requests: int = 150) -> Gap:
     """Why a deployment does not see the paper's speed-up, one effect after another, each step a pair of runs.
 
-    *experiment* speculates on one replica with a trace of arrivals. The paper's speed-up takes the mean acceptance
-    length of its k at batch one and c from the two cost models at the trace's mean context. Then, for requests one by
-    one: ends of outputs, the width of the verify step, the fixed overhead, the target's own prompts, the draft's; and
-    last the arrivals themselves, with queueing and batching. From the prompts on, speed-up is the ratio of mean
-    end-to-end latencies, before it of decode times.
+    *experiment* speculates on a trace of arrivals. The paper's speed-up takes the mean acceptance length of its k at batch
+    one and c from the two cost models at the trace's mean context. Requests one by one add the ends of outputs (ratio of
+    decode times) and the target's prompts (ratio of end-to-end latencies, as from here on). The deployment's arrivals
+    then add waiting, batching and the token budget that drafts take, first with a verify step as short as a plain one
+    and prompts that cost the draft nothing; the width of the verify step, the fixed overhead and the draft's prompts
+    are added under that load, at the batches that it makes.
     """
     spec = experiment.replicas[0]
     decoding, draft = spec.decoding, spec.draft_cost
@@ -259,28 +260,29 @@ def explain_gap(experiment: Experiment, *, alone_requests: int = 150) -> Gap:
     # Without a draft model, or with heads inside the target, a pass costs nothing or is part of the overhead.
     paper = decoding.acceptance.mean_length(k) / (1.0 + decoding.draft_steps(1) * c)
 
-    def one_by_one(price: CostModel, *, overhead: bool, whole: bool, draft_prompts: bool = True) -> float:
+    free_width = cast(CostModel, VerifyForFree(cost))
+    own_prompts = draft if draft is None else cast(CostModel, PromptsForFree(draft))
+
+    def one_by_one(price: CostModel, measure: Callable[[Columns], FloatArray]) -> float:
         seed = experiment.seed
-        pass_cost = draft if draft is None or draft_prompts else cast(CostModel, PromptsForFree(draft))
-        overhead_s = spec.speculation_overhead_s if overhead else 0.0
-        fast = _one_by_one(price, decoding, pass_cost, prompts, outputs, overhead_s=overhead_s, seed=seed)
+        fast = _one_by_one(price, decoding, own_prompts, prompts, outputs, overhead_s=0.0, seed=seed)
         slow = _one_by_one(price, None, None, prompts, outputs, overhead_s=0.0, seed=seed)
-        measure = _latency_s if whole else _decode_s
         return float(measure(slow).sum() / measure(fast).sum())
 
-    free_width = cast(CostModel, PromptsForFree(cast(CostModel, VerifyForFree(cost))))
-    no_prompts = cast(CostModel, PromptsForFree(cost))
-    loaded = run(experiment)
-    plain_spec = replace(spec, decoding=None, draft_cost=None, speculation_overhead_s=0.0)
-    plain = run(replace(experiment, replicas=(plain_spec,) * len(experiment.replicas)))
+    def loaded_s(replica: ReplicaSpec) -> float:
+        replicas = (replica,) * len(experiment.replicas)
+        return float(_latency_s(run(replace(experiment, replicas=replicas))).mean())
+
+    plain_s = loaded_s(replace(spec, decoding=None, draft_cost=None, speculation_overhead_s=0.0))
+    free = replace(spec, cost=free_width, draft_cost=own_prompts, speculation_overhead_s=0.0)
     steps = {
         "paper's formula": paper,
-        "ends of outputs": one_by_one(free_width, overhead=False, whole=False),
-        "width of the verify step": one_by_one(no_prompts, overhead=False, whole=False),
-        "fixed overhead": one_by_one(no_prompts, overhead=True, whole=False),
-        "target's prompts": one_by_one(cost, overhead=True, whole=True, draft_prompts=False),
-        "draft's prompts": one_by_one(cost, overhead=True, whole=True),
-        "queueing and batching": float(_latency_s(plain).mean() / _latency_s(loaded).mean()),
+        "ends of outputs": one_by_one(cast(CostModel, PromptsForFree(free_width)), _decode_s),
+        "target's prompts": one_by_one(free_width, _latency_s),
+        "queueing and batching": plain_s / loaded_s(free),
+        "width of the verify step": plain_s / loaded_s(replace(free, cost=cost)),
+        "fixed overhead": plain_s / loaded_s(replace(spec, draft_cost=own_prompts)),
+        "draft's prompts": plain_s / loaded_s(spec),
     }
     return Gap(labels=tuple(steps), speedups=tuple(steps.values()))
 

@@ -5,6 +5,8 @@ import pytest
 
 from policies.acceptance import BetaAlpha, Iid, MeanLength, PerPosition, Recorded, Tree
 from policies.decoding import Speculative
+from sim import simulate
+from sim.metrics import e2el_s
 from sim.reproduce import load_group
 from sim.reproduce import speculative as reproduce
 from sim.speculation import Gap, alone, at_batch, explain_gap, grid, plain_step_s, specdecode_speedup
@@ -92,12 +94,34 @@ def test_the_gap_to_the_paper_is_split_into_effects_that_add_up():
     made = reproduce.gap_scenario().with_value("workload.requests", 120)
     gap = explain_gap(made.build(), alone_requests=40)
     assert gap.labels[0] == "paper's formula"
-    assert set(gap.labels) >= {"ends of outputs", "width of the verify step", "fixed overhead", "draft's prompts"}
-    assert gap.labels[-1] == "queueing and batching"
+    assert set(gap.labels) >= {"ends of outputs", "queueing and batching", "target's prompts"}
     assert sum(gap.losses) == pytest.approx(gap.speedups[0] - gap.speedups[-1])
     by_label = dict(zip(gap.labels[1:], gap.losses, strict=True))
     for certain in ("width of the verify step", "fixed overhead", "target's prompts", "draft's prompts"):
         assert by_label[certain] > 0.0
+
+
+def test_the_gap_ends_at_the_speed_up_of_the_deployment():
+    made = reproduce.gap_scenario().with_value("workload.requests", 60)
+    plain = made.with_value("decoding", {"method": "autoregressive"})
+    slow, fast = (float(e2el_s(simulate(s).columns.requests).mean()) for s in (plain, made))
+    assert explain_gap(made.build(), alone_requests=5).speedups[-1] == pytest.approx(slow / fast, rel=1e-9)
+
+
+def test_only_the_effects_that_there_are_widen_the_gap():
+    # A draft without a cost has no prompts either, and no overhead is asked for.
+    section = {
+        "method": "eagle",
+        "num_speculative_tokens": 3,
+        "acceptance": {"alpha": 0.7},
+        "draft": {"step_s": 0.0},
+    }
+    made = reproduce.gap_scenario().with_value("workload.requests", 60).with_value("decoding", section)
+    gap = explain_gap(made.build(), alone_requests=20)
+    by_label = dict(zip(gap.labels[1:], gap.losses, strict=True))
+    assert gap.speedups[0] == pytest.approx(theory.expected_tokens(0.7, 3))
+    assert by_label["fixed overhead"] == by_label["draft's prompts"] == 0.0
+    assert by_label["width of the verify step"] > 0.0
 
 
 def test_the_gap_needs_speculation():
