@@ -142,18 +142,31 @@ def test_a_plain_step_is_the_cost_models():
     assert plain_step_s(LinearTime(fixed_s=2e-3, row_s=1e-4), output_tokens=9) == pytest.approx(2.1e-3)
 
 
-def test_eagle_rates_give_back_the_published_lengths():
-    lengths = {2: 2.10, 3: 2.29, 4: 2.39, 5: 2.43, 6: 2.45, 7: 2.47}
-    rates = reproduce.eagle1_rates(lengths)
+def test_eagle_rates_come_from_two_lengths_and_foretell_the_others():
+    rates = reproduce.eagle1_rates(2.10, 2.29, positions=7)
     assert isinstance(rates, PerPosition)
-    assert [rates.mean_length(k) for k in lengths] == pytest.approx(list(lengths.values()))
+    assert [rates.mean_length(k) for k in (2, 3)] == pytest.approx([2.10, 2.29])
+    for k, length in {4: 2.39, 5: 2.43, 6: 2.45, 7: 2.47}.items():
+        assert rates.mean_length(k) == pytest.approx(length, rel=0.02)
+
+
+def test_eagle_rows_beyond_the_fit_do_not_know_what_was_measured_there(monkeypatch):
+    def simulated(table):
+        monkeypatch.setattr(
+            reproduce, "published", lambda name: table if name == "spec_vllm_20780" else published(name)
+        )
+        return [row.simulated for row in reproduce._eagle(True)]
+
+    table = [dict(row) for row in published("spec_vllm_20780")]
+    other = [row | {"tpot_ms": "9", "mean_acceptance_length": "2.6"} if int(row["k"]) > 3 else row for row in table]
+    assert simulated(other) == simulated(table)
 
 
 def test_every_row_of_a_part_is_within_tolerance_and_comes_from_the_event_loop():
-    for part in (reproduce._gpt2, reproduce._medusa, reproduce._leviathan_table_1):
+    for part in (reproduce._gpt2, reproduce._medusa, reproduce._leviathan_table_1, reproduce._eagle):
         rows = list(part(True))
         assert [row for row in rows if not row.ok] == []
-        assert any("event loop" in row.quantity for row in rows)
+        assert any("event loop" in row.quantity for row in rows) or part is reproduce._eagle
 
 
 def test_a_row_fails_when_the_published_number_is_another():
