@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -33,7 +34,12 @@ def cluster(tmp_path):
     script = tmp_path / "server.py"
     script.write_text(SERVER)
     process = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        start_new_session=True,
     )
     address, *pids = process.stdout.readline().split()
     yield address, [int(pid) for pid in pids]
@@ -54,6 +60,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing_in_the_table(cluster, tmp
 
     result = sweep(BASE, axes=axes, replications=2, out=tmp_path / "cluster", cluster=address, progress=report)
     assert 15 <= killed_at[0] < 60
+    assert result.failures() == []
     assert result.counts == {"points": 30, "runs": 60, "failed": 0, "saturated": 0, "alike": 0}
     alone = sweep(BASE, axes=axes, replications=2, out=tmp_path / "alone", jobs=1)
     pd.testing.assert_frame_equal(result.table, alone.table)
