@@ -77,11 +77,11 @@ def plot_gain_over_pd(
     ax.axhline(1.0, color="#5A5A5A", linewidth=0.8)
     ax.set_xscale("log")
     plain_numbers(ax.xaxis, (2, 5, 10, 20, 50, 100))
-    # A white ground, as the dashed lines run behind it.
+    # On a white ground, as dashed lines run behind it.
     ax.legend(
         fontsize=7.5,
         loc="lower left",
-        framealpha=1.0,
+        framealpha=0.8,
         edgecolor="none",
         title="dashed: (C - B + 1) / (B - 1)",
         title_fontsize=7.5,

@@ -178,7 +178,7 @@ def _stages() -> Iterable[Row]:
     for shape in ((2, 1), (4, 1), (1, 2)):
         yield Row(
             experiment="automatic parallelisation",
-            case=f"BERT-2.7B, (inter-op, intra-op) = {shape}",
+            case=f"BERT-2.7B, (inter-op, intra-op) = {shape}" + (" (goes in)" if shape == (1, 2) else ""),
             quantity="slowest stage x devices / single-device latency",
             published=max(model.measured[shape]) * shape[0] * shape[1],
             simulated=model.plan(*shape).throughput_overhead,
