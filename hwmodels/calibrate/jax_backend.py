@@ -52,7 +52,7 @@ class JaxBackend:
         self.facts = Facts(
             backend="jax",
             backend_version=jax.__version__,
-            device={"gpu": "cuda"}.get(device.platform, device.platform),
+            device="cuda" if device.platform == "gpu" else str(device.platform),
             label=machine.label_of(title) if on_cpu else _label(title),
             title=title,
             cores=cores if on_cpu else 1,

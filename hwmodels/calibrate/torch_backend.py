@@ -203,7 +203,10 @@ class TorchBackend:
         count = max(2, min(64, self._pool_bytes // (n * k)))
         weights = [torch.randn(n, k, device=self._device).to(torch.float8_e4m3fn) for _ in range(count)]
         return [
-            lambda w=w: torch._scaled_mm(x, w.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16) for w in weights
+            lambda w=w: torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+                x, w.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16
+            )
+            for w in weights
         ]
 
     def _attention(self, dtype: str, s: dict[str, int]) -> list[Callable[[], Any]]:

@@ -20,7 +20,8 @@ from hwmodels.kernels.parameters import check_bounds
 from hwmodels.profiles import Profile
 
 TRUTH = CpuGemmParams(
-    launch_s=8e-6, compute_efficiency=0.8, bandwidth_efficiency=0.4, vector_efficiency=0.7, vector_repeat=0.7, activation_efficiency=0.6,
+    launch_s=8e-6, compute_efficiency=0.8, bandwidth_efficiency=0.4, vector_efficiency=0.7, vector_repeat=0.7,
+    activation_efficiency=0.6,
     extra_rows=2.0, column_start=100.0, fill_n=8.0, fill_k=16.0, overlap_loss=2.0,
 )  # fmt: skip
 ATTENTION = CpuAttentionParams(launch_s=2e-5, compute_efficiency=0.3, softmax_flops=100.0)
