@@ -26,6 +26,23 @@ DEFAULT_TRACE = Path(__file__).parents[2] / "shared" / "traces" / "AzureLLMInfer
 REPEATS = 3
 
 
+_DECODING = {
+    name: f"{{method: draft_model, num_speculative_tokens: {k}, acceptance: {acceptance}, draft: {draft}}}"
+    for name, k, acceptance, draft in (
+        ("i.i.d. K = 4", 4, "{alpha: 0.8}", "{cost_ratio: 0.05}"),
+        ("1B draft, K = 4", 4, "{alpha: 0.8}", "{model: llama-3.2-1b}"),
+        ("beta, K = 4", 4, "{beta: {mean: 0.7, sd: 0.1}}", "{cost_ratio: 0.05}"),
+        (
+            "two-state, K = 4",
+            4,
+            "{two_state: {alpha_good: 0.9, alpha_bad: 0.4, stay_good: 0.8, stay_bad: 0.6}}",
+            "{cost_ratio: 0.05}",
+        ),
+        ("K by batch", "[[1, 8, 5], [9, 64, 3], [65, null, 0]]", "{alpha: 0.8}", "{cost_ratio: 0.05}"),
+    )
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     name: str
@@ -158,6 +175,11 @@ def cases(trace: Path, million: bool) -> list[Case]:
             Case(name="conversation x1, stepping", trace=str(trace), fast_forward=False),
             Case(name="conversation x0.05 (light load)", trace=str(trace), rate_scale=0.05),
             Case(name="conversation x16 (saturated)", trace=str(trace), rate_scale=16.0),
+        ]
+        # To be held against "conversation x1, sarathi, 1 replica": a third of its requests per second is asked for.
+        found += [
+            Case(name=f"conversation x1, speculative {name}", settings={"decoding": section}, trace=str(trace))
+            for name, section in _DECODING.items()
         ]
     sizes = [1_000, 10_000, 100_000] + ([1_000_000] if million else [])
     found += [Case(name=f"synthetic, {n:,} requests", synthetic_requests=n) for n in sizes]
