@@ -25,6 +25,8 @@ METHODS: tuple[str, ...] = ("autoregressive", *get_args(Method))
 # Medusa's heads run inside the target's own step, and n-gram look-up runs no model at all.
 _WITHOUT_DRAFT_STEPS = ("ngram", "medusa")
 _TREE_METHODS = ("medusa", "eagle", "mtp")
+MAX_K = 1024
+"""More is a slip: published systems draft 1 to 32 tokens, and a round's time grows with each."""
 
 
 class Decoding(Protocol):
@@ -327,6 +329,7 @@ def _table(value: int | Sequence[Sequence[int | None]]) -> tuple[TableRow, ...]:
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 0:
             raise ValueError(f"num_speculative_tokens is 0 or more; got {value}")
+        _check_largest(value)
         return ((1, None, value),)
     if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not value:
         raise ValueError(
@@ -342,6 +345,7 @@ def _table(value: int | Sequence[Sequence[int | None]]) -> tuple[TableRow, ...]:
             raise ValueError(
                 f"row {i} of num_speculative_tokens needs a lowest batch and a k of 0 or more; got {list(row)}"
             )
+        _check_largest(k)
         if low != expected:
             raise ValueError(
                 f"row {i} of num_speculative_tokens starts at batch {low}; expected {expected}: "
@@ -354,6 +358,11 @@ def _table(value: int | Sequence[Sequence[int | None]]) -> tuple[TableRow, ...]:
         rows.append((low, high, k))
         expected = low if high is None else high + 1
     return tuple(rows)
+
+
+def _check_largest(k: int) -> None:
+    if k > MAX_K:
+        raise ValueError(f"num_speculative_tokens is at most {MAX_K}; got {k}")
 
 
 def _ratio(part: int, whole: int) -> float:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from sim.errors import ScenarioError
 from sim.scenario.explain import shown
 from sim.scenario.section import Section
 
@@ -445,9 +444,7 @@ def _two_state(settings: TwoStates, at_k: int) -> Acceptance:
 def _file(name: str, find: Callable[[str], Path | None]) -> Path:
     found = find(name)
     if found is None:
-        raise ScenarioError(
-            f"decoding.acceptance.recorded: {name} does not exist, neither beside the scenario nor here"
-        )
+        raise ValueError(f"{name} does not exist, neither beside the scenario nor here")
     return found
 
 
