@@ -1,5 +1,6 @@
 """Each notebook is a pair: text that is edited and reviewed, and the .ipynb of the same cells. Both run."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,5 +36,7 @@ def test_a_notebook_runs_from_top_to_bottom(name, tmp_path):
     pytest.importorskip("nbmake", reason="needs the extra [notebooks]")
     command = [sys.executable, "-m", "pytest", "--nbmake", "--nbmake-timeout=240", "--override-ini=addopts="]
     command += ["--override-ini=filterwarnings=", "-q", "-p", "no:cacheprovider", str(FOLDER / f"{name}.ipynb")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=FOLDER.parent)
+    # The kernel starts in notebooks/: it imports the code beside them, whatever else is installed.
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=FOLDER.parent, env=environment)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
