@@ -153,6 +153,17 @@ def test_best_table_drafts_nothing_where_drafting_costs_more_than_it_gives():
     assert best_table(lambda w, b: 1.0 * w, lambda b: 0.1, Iid(alpha=0.9), 5, [1, 10]) == ((1, None, 0),)
 
 
+def test_best_table_counts_the_overhead_and_gives_a_tie_to_the_smaller_k():
+    perfect = Iid(alpha=1.0)
+
+    def table(overhead_s):
+        return best_table(lambda w, b: 1.0, lambda b: 0.0, perfect, 1, [1], overhead_s)
+
+    # Two tokens in a step of 1 s and the overhead, against one token in 1 s.
+    assert table(0.9) == ((1, None, 1),)
+    assert table(1.0) == table(1.1) == ((1, None, 0),)
+
+
 def test_best_table_counts_the_width_of_a_tree():
     tree = Tree(accuracies=((0.6, 0.2), (0.5, 0.2)), branching=(2, 2))
     table = best_table(lambda w, b: max(1.0, w * b / 70.0), lambda b: 0.0, tree, 2, [1, 23, 100])

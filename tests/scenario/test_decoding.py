@@ -242,6 +242,75 @@ def test_cost_ratio_is_of_the_targets_plain_step_at_the_same_batch():
         assert spec.draft_cost.iteration_s(totals) == 0.25 * spec.cost.iteration_s(totals)
 
 
+def test_cost_ratio_is_of_all_stages_of_a_pipeline():
+    section = drafted(draft={"cost_ratio": 0.25})
+    spec = resolve(scenario(section, parallel={"pipeline": 2})).experiment.replicas[0]
+    totals = Totals(4, 0, 0, 0, 0, 4, 2000, 4)
+    both = spec.cost.iteration_s(totals, 0) + spec.cost.iteration_s(totals, 1) + spec.cost.handover_s(4)
+    assert spec.draft_cost.iteration_s(totals) == pytest.approx(0.25 * both, rel=1e-12)
+
+
+def test_the_drafts_prompt_is_part_of_the_time_to_the_first_token():
+    alone = {**WORKLOAD, "arrivals": {"process": "closed_loop", "concurrency": 1}, "requests": 1}
+
+    def first_token_s(draft):
+        made = resolve(scenario(drafted(draft=draft), workload=alone)).experiment
+        return simulate(made).summary["ttft_s"]["mean"], made.replicas[0].draft_cost
+
+    (with_model, cost), (free, _) = first_token_s({"model": "llama-3.2-1b"}), first_token_s({"step_s": 0.0})
+    prompt_s = cost.iteration_s(Totals(100, 100, 1, 5050, 100))
+    assert prompt_s > 0.0
+    assert with_model - free == pytest.approx(prompt_s, abs=2e-9)
+
+
+def test_an_iteration_with_prompts_and_decodes_takes_all_passes_of_the_draft_and_the_overhead():
+    both = {**WORKLOAD, "arrivals": {"process": "poisson", "rate_per_s": 1e6}, "requests": 2}
+    chunked = {"policy": "sarathi", "token_budget": 150}
+
+    def mixed_s(step_s, overhead_s):
+        section = drafted(draft={"step_s": step_s}, overhead_s=overhead_s)
+        made = scenario(section, workload=both, scheduler=chunked)
+        iterations = simulate(made).columns.iterations()
+        mixed = (iterations["prefill_tokens"] > 0) & (iterations["decode_tokens"] > 0)
+        return iterations["duration_ns"][mixed][0] * 1e-9
+
+    # One pass over the prompt chunk and four for the decode.
+    assert mixed_s(0.002, 0.001) - mixed_s(0.0, 0.0) == pytest.approx(5 * 0.002 + 0.001, abs=2e-9)
+
+
+def test_a_sequence_holds_slots_for_the_tokens_it_drafts():
+    alone = {**WORKLOAD, "arrivals": {"process": "closed_loop", "concurrency": 1}, "requests": 1, "prompt_tokens": 30}
+
+    def most_blocks(**settings):
+        made = scenario(drafted(acceptance={"alpha": 0.0}, **settings), workload={**alone, "output_tokens": 12})
+        return simulate(made).columns.iterations()["kv_blocks_used"].max()
+
+    # 40 tokens are cached before the last of eleven rounds, which submits K + 1 more: 48 slots are three blocks of 16.
+    assert most_blocks(num_speculative_tokens=7) == 3
+    assert most_blocks(num_speculative_tokens=8) == 4
+
+
+def test_adaptive_stays_within_what_the_acceptance_describes(tmp_path):
+    def largest_k(method, acceptance, **settings):
+        section = {"method": method, "num_speculative_tokens": "adaptive", "acceptance": acceptance, **settings}
+        return max(k for _, _, k in resolve(scenario(section)).experiment.replicas[0].decoding.table)
+
+    free = {"draft": {"step_s": 0.0}}
+    file = tmp_path / "acceptance.csv"
+    file.write_text("request,round,accepted\n" + "".join(f"0,{r},3\n" for r in range(59)))
+    assert largest_k("medusa", {"tree": {"accuracies": [[0.9], [0.9]], "nodes": 2}}) == 2
+    assert largest_k("eagle", {"per_position": [0.9, 0.9, 0.9], "kind": "conditional"}, **free) == 3
+    assert largest_k("eagle", {"recorded": str(file), "recorded_k": 3}, **free) == 3
+
+
+def test_adaptive_counts_the_overhead_of_a_speculative_step():
+    def table(overhead_s):
+        return built({"alpha": 0.8}, num_speculative_tokens="adaptive", overhead_s=overhead_s).table
+
+    assert max(k for _, _, k in table(0.0)) > 0
+    assert table(1.0) == ((1, None, 0),)
+
+
 def test_alone_on_a_replica_a_request_is_as_fast_as_theorem_3_8_says():
     # alpha 1 leaves no chance: 61 tokens are one from the prompt and 12 rounds of 5.
     alone = {**WORKLOAD, "arrivals": {"process": "closed_loop", "concurrency": 1}, "output_tokens": 61}
