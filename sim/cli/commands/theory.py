@@ -74,7 +74,7 @@ def _list(entries: list[Any], as_json: bool) -> None:
             for entry in entries
             if entry.group == group
         ]
-        print_table(("Closed form", "Arguments", "What it is"), rows, title=group, left=2, fold=1)
+        print_table(("Closed form", "Arguments", "What it is"), rows, title=group, left=2, fold=1, fold_left=True)
 
 
 def _describe(entry: Any, as_json: bool) -> None:
