@@ -308,14 +308,21 @@ def _leviathan_t5(quick: bool) -> Iterator[Row]:
 
 
 def _alpha_presets(quick: bool) -> Iterator[Row]:
-    for row in published("spec_leviathan_alpha"):
-        alpha = float(row["alpha"])
-        case = f"{row['target']}, {row['draft']}, T={row['temperature']}"
+    presets = [
+        ("Leviathan alpha presets", f"{row['target']}, {row['draft']}, T={row['temperature']}", row["alpha"])
+        for row in published("spec_leviathan_alpha")
+    ]
+    presets += [
+        ("Leviathan lenient alpha presets", f"T5-XXL, {row['draft']}, lenience {row['b']}", row["alpha"])
+        for row in published("spec_leviathan_lenience")
+    ]
+    for experiment, case, text in presets:
+        alpha = float(text)
         run = _run(alpha, 5, 0.0, quick)
         statistics = run.statistics
         tried = statistics.num_accepted_tokens + statistics.num_rejections
         yield Row(
-            experiment="Leviathan alpha presets",
+            experiment=experiment,
             case=case,
             quantity="alpha, estimated from the run's counters",
             published=alpha,

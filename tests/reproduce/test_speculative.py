@@ -207,6 +207,7 @@ def test_every_published_row_is_within_tolerance():
     assert counted["notes: speed-up"] == 2 * len(published("spec_notes_speedup")) == 64
     assert counted["Leviathan T5-XXL, expected"] == 24
     assert counted["Leviathan alpha presets"] == 32
+    assert counted["Leviathan lenient alpha presets"] == 16
 
 
 @pytest.mark.slow
