@@ -23,7 +23,11 @@ class Overheads:
     sample_s: float = parameter(0.0, 0.0, 5e-3, "sampling of an iteration, whatever the batch")
     row_s: float = parameter(0.0, 0.0, 2e-4, "host work of each token of an iteration: lists, slots, positions")
     layer_host_s: float = parameter(
-        0.0, 0.0, 3e-3, "host time to launch a layer's kernels: the least a layer takes where no graph replays it"
+        0.0,
+        0.0,
+        5e-4,
+        "host time to launch a layer's kernels: the least a layer takes where no graph replays it; no compiled stack "
+        "takes longer than the eager one, 0.46 ms on Splitwise's A100",
     )
     launch_overlap: float = parameter(
         0.0, 0.0, 0.95, "share of the benchmarked kernel starts hidden by fusion and dependent launches"
