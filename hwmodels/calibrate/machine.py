@@ -68,17 +68,17 @@ def busy_cores(seconds: float = 0.4) -> float:
 
 
 def choose_threads(threads: int | None, clock: str) -> tuple[int, str]:
-    """Threads and clock for a CPU: what was asked for, else the cores that are free, and processor time if they share.
+    """Threads and clock for a CPU: what was asked for, else the cores that are free, and processor time for one.
 
     With one thread the processor time of the process is what a run takes when nothing interrupts it. With several the
     wall clock is the only one that counts waiting for each other.
     """
     cores = available_cores()
-    busy = busy_cores() if threads is None or clock == "auto" else 0.0
     if threads is None:
-        threads = max(1, cores - int(busy + 0.7))
+        threads = max(1, cores - int(busy_cores() + 0.7))
     if clock == "auto":
-        clock = "cpu" if threads == 1 and busy > 0.3 else "wall"
+        # A machine that is quiet now need not stay so, and on a quiet one the two clocks agree.
+        clock = "cpu" if threads == 1 else "wall"
     return threads, clock
 
 
