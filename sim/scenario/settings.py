@@ -256,20 +256,27 @@ class Scenario(Settings):
         """Llama-3.1-8B on one H100 under the built-in conversation workload: what runs without a file."""
         return cls.from_yaml(DEFAULT_SCENARIO, source="default scenario")
 
-    def with_set(self, assignment: str) -> Scenario:
-        """A copy with one setting changed by 'key.path=value', the value being read as YAML.
+    def with_set(self, *assignments: str) -> Scenario:
+        """A copy with settings changed by 'key.path=value', the value being read as YAML; checked when all are changed.
 
         A mapping as the value takes the place of the whole section: 'scheduler={policy: vllm}'.
         """
-        key, equals, text = assignment.partition("=")
-        key = key.strip()
-        if not equals or not key:
-            raise ScenarioError(f"--set {assignment!r}: expected key.path=VALUE, such as replicas=2")
-        return self.with_value(key, parse_yaml(text, f"--set {key}"))
+        settings = copy.deepcopy(self.settings())
+        for assignment in assignments:
+            key, equals, text = assignment.partition("=")
+            key = key.strip()
+            if not equals or not key:
+                raise ScenarioError(f"--set {assignment!r}: expected key.path=VALUE, such as replicas=2")
+            self._put(settings, key, parse_yaml(text, f"--set {key}"))
+        return Scenario.from_mapping(settings, source=self._source, folder=self._folder)
 
     def with_value(self, key: str, value: Any) -> Scenario:
         """A copy with the setting at the dotted *key* changed to *value*."""
         settings = copy.deepcopy(self.settings())
+        self._put(settings, key, value)
+        return Scenario.from_mapping(settings, source=self._source, folder=self._folder)
+
+    def _put(self, settings: dict[str, Any], key: str, value: Any) -> None:
         at: Any = settings
         *path, last = key.split(".")
         for depth, part in enumerate(path):
@@ -283,7 +290,6 @@ class Scenario(Settings):
                 raise ScenarioError(f"{self._source}: {'.'.join(path[: depth + 1])} has no settings of its own ({key})")
             at = inner
         at[last] = value
-        return Scenario.from_mapping(settings, source=self._source, folder=self._folder)
 
     def settings(self) -> dict[str, Any]:
         """What was set, without the defaults, as plain values."""

@@ -195,3 +195,13 @@ def test_every_short_name_leads_to_something_with_settings_of_its_own(table):
         for path in paths.split("|"):
             assert callable(named.load(path))
             named.parameters(named.load(path))
+
+
+def test_several_settings_are_checked_together():
+    start = Scenario.default()
+    both = start.with_set("slo.e2el_s=9", "scheduler.policy=vllm", "scheduler.max_batched_tokens=64")
+    assert both.resolved()["scheduler"]["max_batched_tokens"] == 64
+    half_way = start.with_set(
+        "decoding.method=ngram", "decoding.num_speculative_tokens=3", "decoding.acceptance.alpha=0.5"
+    )
+    assert half_way.decoding is not None

@@ -68,8 +68,7 @@ def capacity(
     from sim.scenario import Scenario
 
     chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
-    for assignment in set_ or ():
-        chosen = chosen.with_set(assignment)
+    chosen = chosen.with_set(*(set_ or ()))
     if slo:
         _refuse(planning, "--slo searches a rate with the memory.* of the scenario")
         _search(

@@ -38,10 +38,7 @@ def compare(
         for index, path in enumerate((a, b)):
             if path.is_dir():
                 raise RooftraceError(f"--set changes scenarios before they run, and {path} holds results")
-            scenario = Scenario.load(path)
-            for assignment in set_:
-                scenario = scenario.with_set(assignment)
-            sides[index] = scenario
+            sides[index] = Scenario.load(path).with_set(*set_)
     found = compared(*sides, metrics=metric, replications=replications, jobs=jobs)
     if as_json:
         typer.echo(json.dumps({"a": found.a, "b": found.b, "how": found.how, "differences": found.rows()}, indent=2))

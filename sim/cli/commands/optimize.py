@@ -54,8 +54,7 @@ def optimize(
     from sim.study.points import read_axis
 
     chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
-    for assignment in set_ or ():
-        chosen = chosen.with_set(assignment)
+    chosen = chosen.with_set(*(set_ or ()))
     if not 0 < tolerance < 1:
         raise RooftraceError(f"--tolerance is a share in (0, 1); got {tolerance}")
     axes = dict(read_axis(text) for text in axis or ())

@@ -46,8 +46,7 @@ def run(
     from sim.scenario.build import resolve
 
     chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
-    for assignment in set_ or ():
-        chosen = chosen.with_set(assignment)
+    chosen = chosen.with_set(*(set_ or ()))
     built = resolve(chosen)
     for note in built.manifest["notes"]:
         typer.echo(f"Note: {note}", err=True)

@@ -98,9 +98,7 @@ def _plan(
 
     found = Scenario.default() if scenario is None else load_sweep(scenario)
     plan = found if isinstance(found, Sweep) else Sweep(base=found)
-    base = plan.base
-    for assignment in set_:
-        base = base.with_set(assignment)
+    base = plan.base.with_set(*set_)
     axes = dict(plan.axes)
     given: set[str] = set()
     for text in axis:
@@ -124,7 +122,7 @@ def _print(result: object, folder: Path) -> None:
 
     assert isinstance(result, SweepResult)
     counts = result.counts
-    heads, rows = _fitting(*short_table(result, most=_SHOWN), fixed=len(result.axes))
+    heads, rows = _fitting(*short_table(result, most=_SHOWN, errors=False), fixed=len(result.axes))
     print_table(heads, rows, left=len(result.axes))
     if counts["points"] > _SHOWN:
         typer.echo(f"and {counts['points'] - _SHOWN:,} more points")
