@@ -124,10 +124,11 @@ class SweepResult:
 HEADLINE = ("ttft_s.p50", "ttft_s.p99", "tpot_s.p50", "tpot_s.p99", "requests_per_s", "output_tokens_per_s")
 
 
-def short_table(result: SweepResult, *, most: int) -> tuple[list[str], list[list[str]]]:
+def short_table(result: SweepResult, *, most: int, errors: bool = True) -> tuple[list[str], list[list[str]]]:
     """Heads and cells of the first *most* points for people: axes and the metrics most asked for.
 
-    Where the deployment is saturated, its latencies are that word; a failed point shows its error.
+    Where the deployment is saturated, its latencies are that word; a failed point shows its error, or without *errors*
+    the word failed.
     """
     from sim.report.plots import seconds_text
 
@@ -135,11 +136,13 @@ def short_table(result: SweepResult, *, most: int) -> tuple[list[str], list[list
     metrics = [
         name for name in (*HEADLINE, "slo_attainment") if name in table and bool(table[name].notna().to_numpy().any())
     ]
+    heads = [*result.axes, *(metrics or ["outcome"])]
     rows = []
     for values in table.to_dict("records"):
         row = [_text(values[key]) for key in result.axes]
         if not values["replications"]:
-            rows.append([*row, f"failed: {values['error']}", *[""] * (len(metrics) - 1)])
+            failed = [f"failed: {values['error']}"] if errors else ["failed"] * (len(heads) - len(row))
+            rows.append([*row, *failed, *[""] * (len(heads) - len(row) - len(failed))])
             continue
         for name in metrics:
             value = values[name]
@@ -148,8 +151,8 @@ def short_table(result: SweepResult, *, most: int) -> tuple[list[str], list[list
                 continue
             show = seconds_text if "_s." in name else _text
             row.append(show(value) + _half(values, name, show))
-        rows.append(row)
-    return [*result.axes, *metrics], rows
+        rows.append([*row, *["-"] * (len(heads) - len(row))])
+    return heads, rows
 
 
 def _absent(value: Any) -> bool:
@@ -243,10 +246,15 @@ def run_sweep(
         raise RooftraceError(f"jobs is at least 1; got {jobs}")
     if jobs is not None and cluster is not None:
         raise RooftraceError("the Dask scheduler knows its workers; leave out jobs or cluster")
+    total = len(sweep) * sweep.replications
+    if not total:
+        where = (
+            f"{sweep.points} has no row below its first line" if isinstance(sweep.points, Path) else "points is empty"
+        )
+        raise RooftraceError(f"there is no point to run: {where}")
     folder = _open(out)
     store = Store(folder)
     store.clear_scratch()
-    total = len(sweep) * sweep.replications
     manifest = {"format": FORMAT, **_provenance(sweep)}
     _write_manifest(out, {**manifest, "counts": None})
     tally = {"done": 0, "failed": 0, "reused": 0}

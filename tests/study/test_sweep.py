@@ -209,6 +209,14 @@ def test_the_command_ends_with_one_where_a_point_failed(tmp_path):
     assert len(SweepResult(tmp_path / "s").table) == 2
 
 
+def test_a_sweep_in_which_all_points_fail_still_prints_its_table(tmp_path):
+    done = rooftrace("sweep", "--axis", "scheduler.token_budgt=1,2", "--jobs", "1", "--out", str(tmp_path / "o"))
+    assert done.exit_code == 1, done.output
+    assert done.stdout.count("failed") == 2
+    assert "did you mean token_budget" in done.stderr
+    assert SweepResult(tmp_path / "o")._repr_html_().count("did you mean token_budget") == 2
+
+
 def test_json_is_a_line_a_run_and_one_at_the_end(tmp_path):
     done = rooftrace(
         "sweep", "--set", "workload.limit=8", "--axis", "replicas=1,0", "--out", tmp_path / "s", "--jobs", 1, "--json"
@@ -227,12 +235,14 @@ def test_json_is_a_line_a_run_and_one_at_the_end(tmp_path):
         (("--axis", "replicsa=1"), "did you mean replicas"),
         (("--axis", "replicas=1", "--axis", "replicas=2"), "given twice"),
         (("--points", "nowhere.csv"), "cannot read points"),
+        (("--points", "heads-only.csv"), "no row below its first line"),
         (("nowhere.yaml", "--axis", "replicas=1"), "does not exist"),
         (("--axis", "replicas=1", "--cluster", "tcp://127.0.0.1:9", "--jobs", "2"), "leave out"),
     ],
 )
 def test_what_the_command_cannot_use_is_one_sentence_and_exit_code_two(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("heads-only.csv").write_text("scheduler.token_budget\n")
     done = rooftrace("sweep", *arguments)
     assert done.exit_code == 2, done.output
     assert message in done.stderr
