@@ -170,15 +170,18 @@ def compare(
         return _scenarios(first, second, metrics, replications, jobs, level)
     if isinstance(first, SweepResult) and isinstance(second, SweepResult):
         differences = _sweeps(first, second, metrics, level)
+        alone = _unmatched(first, second)
         n = min(first.manifest["replications"], second.manifest["replications"])
         return Comparison(
             a=str(first.folder),
             b=str(second.folder),
             differences=tuple(differences),
-            how=f"{n} replications, paired by seed; intervals hold at {level:.0%}",
+            how=f"{n} replications, paired by seed; intervals hold at {level:.0%}{alone}",
             level=level,
         )
-    return _results(first, second, metrics, level)  # type: ignore[arg-type]
+    names = [f"{given}: {found.label}" if isinstance(given, str | os.PathLike) else found.label
+             for given, found in ((a, first), (b, second))]  # type: ignore[union-attr]  # fmt: skip
+    return _results(first, second, metrics, level, names)  # type: ignore[arg-type]
 
 
 def _load(given: Any) -> Scenario | SweepResult | Result:
@@ -260,6 +263,17 @@ def _sweeps(a: SweepResult, b: SweepResult, metrics: Sequence[str] | None, level
     ]
 
 
+def _unmatched(a: SweepResult, b: SweepResult) -> str:
+    """What to say of points that only one of two sweeps has a finished run of."""
+    shared = [key for key in a.axes if key in b.axes]
+    places = [
+        {tuple(row[key] for key in shared) for row in each.runs.to_dict("records") if not _known(row["error"])}
+        for each in (a, b)
+    ]
+    only = [len(places[0] - places[1]), len(places[1] - places[0])]
+    return f"; left out: {only[0]} points of A and {only[1]} of B that the other lacks" if any(only) else ""
+
+
 def _paired(
     metric: str, where: Mapping[str, Any], a: Mapping[int, Any], b: Mapping[int, Any], level: float
 ) -> Difference:
@@ -288,7 +302,7 @@ def _paired(
     return Difference(metric=metric, where=where, a=means[0], b=means[1], change=change, why=why)
 
 
-def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float) -> Comparison:
+def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, names: Sequence[str]) -> Comparison:
     first, second = a.requests, b.requests
     same = len(first) == len(second) and all(
         np.array_equal(first[name], second[name]) for name in ("arrival_ns", "prompt_tokens", "output_tokens")
@@ -319,8 +333,8 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float) 
             why = "one run has no interval; compare scenarios"
         differences.append(Difference(metric=metric, where={}, a=value[0], b=value[1], change=change, why=why))
     return Comparison(
-        a=a.label,
-        b=b.label,
+        a=names[0],
+        b=names[1],
         differences=tuple(differences),
         how=f"the same {len(first):,} requests in {st.N_BATCHES} batches by arrival, paired; intervals hold at {level:.0%}",
         level=level,

@@ -100,7 +100,8 @@ def highest_rate(
 
     Every rate is judged by replications on the same random numbers, faster or slower; more are added up to
     *most_replications* while the interval straddles the target, and what stays open counts as missed: the answer errs
-    on the safe side. The bracket is narrowed to *tolerance*, as a share of the rate. RooftraceError without an `slo`,
+    on the safe side. Each look at the interval is at *level*; looking again after every replication makes the verdict
+    somewhat less sure than that. The bracket is narrowed to *tolerance*, as a share of the rate. RooftraceError without an `slo`,
     and for clients that wait for answers, who have no rate.
     """
     from sim.capacity import CapacityError

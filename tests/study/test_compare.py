@@ -64,6 +64,7 @@ def test_results_are_paired_request_by_request(tmp_path):
     simulate(long.with_set("hardware=a100-80gb-sxm")).save(tmp_path / "b", plots=False)
     found = {each.metric: each for each in compare(tmp_path / "a", tmp_path / "b")}
     assert found["e2el_s.p50"].change.n == 20
+    assert compare(tmp_path / "a", tmp_path / "b", metrics=["e2el_s.p50"]).a.startswith(str(tmp_path / "a"))
     assert found["e2el_s.p50"].certain
     assert "too few" in found["ttft_s.p99"].verdict
     assert math.isnan(found["ttft_s.p99"].change.half_width)
@@ -84,6 +85,17 @@ def test_sweeps_are_paired_point_by_point(tmp_path):
         (1.0, "e2el_s.mean"),
     ]
     assert found.table["change"].gt(0).all()
+    assert "left out" not in found.how
+    more = sweep(BUSY, axes={"workload.rate_scale": [0.5, 2.0, 3.0]}, replications=2, jobs=1)
+    found = compare(tmp_path / "a", more, metrics=["tpot_s.mean"])
+    assert len(found.differences) == 1
+    assert "left out: 1 points of A and 2 of B" in found.how
+
+
+def test_runs_that_are_done_take_no_replications(tmp_path):
+    done = CliRunner().invoke(build_app(), ["compare", str(tmp_path), str(tmp_path), "--replications", "9"])
+    assert done.exit_code == 2
+    assert "--replications is about running scenarios" in done.stderr
 
 
 def test_unlike_things_are_not_compared(tmp_path):

@@ -122,9 +122,20 @@ def test_the_command_finds_a_rate_and_a_deployment(tmp_path):
         (["--attainment", "99"], "attainment is a share"),
         (["--tolerance", "2"], "--tolerance"),
         (["--set", "slo={}"], "no SLO"),
+        (["--axis", "replicas=1", "--axis", "replicas=2"], "given twice"),
+        (["--jobs", "2"], "leave out --jobs"),
+        (["--goal", "cost", "--axis", "replicas=1", "--tolerance", "0.1"], "is about --goal rate"),
     ],
 )
 def test_what_cannot_be_optimised_is_refused(arguments, message):
     done = CliRunner().invoke(build_app(), ["optimize", *arguments])
     assert done.exit_code == 2, done.output
     assert message in done.stderr
+
+
+def test_an_slo_that_no_rate_keeps_is_said_and_ends_with_one(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text(BASE.with_set("slo.ttft_s=1e-7").with_set("workload.requests=20").to_yaml())
+    done = CliRunner().invoke(build_app(), ["optimize", str(file)])
+    assert done.exit_code == 1, done.output
+    assert "none: 0.99 of requests is not reached even at" in done.stdout

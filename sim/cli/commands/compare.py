@@ -22,24 +22,31 @@ def compare(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of both scenarios.")
     ] = None,
-    replications: Annotated[int, typer.Option(min=2, help="Runs of each scenario.")] = 5,
+    replications: Annotated[
+        int | None, typer.Option(min=2, help="Runs of each scenario; 5 without.", show_default=False)
+    ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes; all cores by default.", show_default=False)
+        int | None, typer.Option(min=1, help="Processes for scenarios; all cores by default.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Say by how much B differs from A, over pairs that share their random numbers."""
     from sim.errors import RooftraceError
     from sim.scenario import Scenario
+    from sim.study.compare import REPLICATIONS
     from sim.study.compare import compare as compared
 
+    for name, value in (("--replications", replications), ("--jobs", jobs)):
+        folder = next((path for path in (a, b) if path.is_dir()), None)
+        if value is not None and folder is not None:
+            raise RooftraceError(f"{name} is about running scenarios, and {folder} holds results; leave it out")
     sides: list[Path | Scenario] = [a, b]
     if set_:
         for index, path in enumerate((a, b)):
             if path.is_dir():
                 raise RooftraceError(f"--set changes scenarios before they run, and {path} holds results")
             sides[index] = Scenario.load(path).with_set(*set_)
-    found = compared(*sides, metrics=metric, replications=replications, jobs=jobs)
+    found = compared(*sides, metrics=metric, replications=replications or REPLICATIONS, jobs=jobs)
     if as_json:
         typer.echo(json.dumps({"a": found.a, "b": found.b, "how": found.how, "differences": found.rows()}, indent=2))
         return

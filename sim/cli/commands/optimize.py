@@ -36,13 +36,19 @@ def optimize(
     ] = None,
     attainment: Annotated[float, typer.Option(help="Share of requests that must keep the SLO.")] = 0.99,
     replications: Annotated[int, typer.Option(min=2, help="Runs of each candidate.")] = 3,
-    tolerance: Annotated[float, typer.Option(help="With --goal rate: width of the answer, as a share of it.")] = 0.03,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="With --goal rate: width of the answer, as a share of it; 0.03 without.", show_default=False),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the candidates, ranked.csv and the Pareto front.", show_default=False),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes; all cores by default.", show_default=False)
+        int | None,
+        typer.Option(
+            min=1, help="Processes for candidates, not for --goal rate; all cores by default.", show_default=False
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
@@ -50,22 +56,31 @@ def optimize(
     from sim.errors import RooftraceError
     from sim.scenario import Scenario
     from sim.scenario.explain import unknown
-    from sim.study.optimize import GOALS, Target
+    from sim.study.optimize import GOALS, TOLERANCE, Target
     from sim.study.points import read_axis
 
     chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
     chosen = chosen.with_set(*(set_ or ()))
-    if not 0 < tolerance < 1:
+    if tolerance is not None and not 0 < tolerance < 1:
         raise RooftraceError(f"--tolerance is a share in (0, 1); got {tolerance}")
-    axes = dict(read_axis(text) for text in axis or ())
+    axes: dict[str, Any] = {}
+    for text in axis or ():
+        key, values = read_axis(text)
+        if key in axes:
+            raise RooftraceError(f"--axis {key} is given twice; put its values into one list")
+        axes[key] = values
     target = Target(attainment=attainment)
     if goal == "rate":
-        _rate(chosen, axes, target, replications, tolerance, out, as_json)
+        if jobs is not None:
+            raise RooftraceError("--goal rate tries one rate after the other in this process; leave out --jobs")
+        _rate(chosen, axes, target, replications, TOLERANCE if tolerance is None else tolerance, out, as_json)
         return
     if goal not in GOALS:
         raise RooftraceError(unknown(f"--goal {goal} is not known", goal, ["rate", *GOALS]))
     if not axes:
         raise RooftraceError(f"--goal {goal} chooses between candidates: give --axis")
+    if tolerance is not None:
+        raise RooftraceError(f"--tolerance is about --goal rate, and the goal is {goal}; leave it out")
     from sim.study.optimize import cheapest
 
     found = cheapest(chosen, axes, goal=goal, target=target, replications=replications, out=out, jobs=jobs)
@@ -130,8 +145,13 @@ def _rate(
             cells = [(*map(str, (row[key] for key in axes)), f"{row['rate_per_s']:.4g}") for row in rows]
             print_table((*axes, "requests/s within the SLO"), cells, left=len(axes))
         choice = ", ".join(f"{key}={best[key]}" for key in axes)
-        said = f"{best['rate_per_s']:.4g} requests/s within the SLO, not {best['outside_per_s']:.4g}"
-        print_facts([("Highest", f"{choice}: {said}" if choice else said)])
+        if best["rate_per_s"] > 0:
+            said = f"{best['rate_per_s']:.4g} requests/s within the SLO, not {best['outside_per_s']:.4g}"
+            said = f"{choice}: {said}" if choice else said
+        else:
+            lowest = min(row["outside_per_s"] for row in rows)
+            said = f"none: {target.attainment:.4g} of requests is not reached even at {lowest:.3g} requests/s"
+        print_facts([("Highest", said)])
     if best["rate_per_s"] <= 0:
         raise typer.Exit(1)
 
