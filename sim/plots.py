@@ -133,7 +133,7 @@ def lines(
         ax.errorbar(
             at,
             value,
-            yerr=None if error is None else np.nan_to_num(error),
+            yerr=error,
             color=color,
             marker=marker,
             markersize=4.5,
@@ -301,7 +301,10 @@ def roofline(frame: pd.DataFrame, ax: Axes, *, peak_flops_per_s: float, peak_byt
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.axvline(ridge, color=_GREY, linewidth=0.8, linestyle=":")
-    ax.text(ridge * 1.05, 0.03, f"ridge: {ridge:,.0f} FLOP/byte", transform=ax.get_xaxis_transform(), fontsize=8)
+    # To the left of its line, as the legend is to the right.
+    ax.text(
+        ridge / 1.1, 0.03, f"ridge: {ridge:,.0f} FLOP/byte", transform=ax.get_xaxis_transform(), fontsize=8, ha="right"
+    )
     _dress(ax, x="arithmetic intensity, FLOP/byte of memory traffic", y="TFLOP/s")
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -312,7 +315,7 @@ def running(frame: pd.DataFrame, ax: Axes, *, bins: int = 300) -> None:
     """Requests waiting and running over time. *frame*: `Result.requests`."""
     _check(frame, "arrival_ns", "scheduled_ns", "finish_ns", "status")
     kept = frame[frame["status"] != "rejected"]
-    begin = int(kept["arrival_ns"].min())
+    begin = int(frame["arrival_ns"].min())
     end = int(np.nanmax([kept["finish_ns"].max(), kept["arrival_ns"].max()]))
     edges_ns = np.linspace(begin, max(end, begin + 1), bins + 1)
     never = np.iinfo(np.int64).max // 4
@@ -327,10 +330,13 @@ def running(frame: pd.DataFrame, ax: Axes, *, bins: int = 300) -> None:
     ax.set_xlabel("time since the first arrival, s", fontsize=9)
 
 
-def throughput(frame: pd.DataFrame, ax: Axes, *, bins: int = 300) -> None:
-    """Prompt and output tokens a second over time. *frame*: `Result.iterations`."""
+def throughput(frame: pd.DataFrame, ax: Axes, *, bins: int = 300, arrival_ns: int | None = None) -> None:
+    """Prompt and output tokens a second over time. *frame*: `Result.iterations`.
+
+    Time counts from *arrival_ns*, that of the first request, or without it from the start of the first iteration.
+    """
     _check(frame, "start_ns", "duration_ns", "prefill_tokens", "emitted_tokens", "replica", "lane")
-    begin = int(frame["start_ns"].min())
+    begin = int(frame["start_ns"].min()) if arrival_ns is None else arrival_ns
     end = int((frame["start_ns"] + frame["duration_ns"]).max())
     edges_ns = np.linspace(begin, max(end, begin + 1), bins + 1)
     levels = {"prompt": np.zeros(bins), "output": np.zeros(bins)}
@@ -339,15 +345,27 @@ def throughput(frame: pd.DataFrame, ax: Axes, *, bins: int = 300) -> None:
         for name, column in (("prompt", "prefill_tokens"), ("output", "emitted_tokens")):
             levels[name] += rate_per_s(edges_ns, start, duration, lane[column].to_numpy(dtype=np.int64))
     plot_level(ax, (edges_ns - begin) * 1e-9, levels, label="tokens/s")
-    ax.set_xlabel("time since the first arrival, s", fontsize=9)
+    ax.set_xlabel(f"time since the first {'iteration' if arrival_ns is None else 'arrival'}, s", fontsize=9)
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
 def gantt(replica: ReplicaColumns, ax: Axes, *, begin_s: float, end_s: float) -> None:
-    """Stages of a pipelined replica (`Result.columns.replicas[i]`) between two instants; see `sim.report.gantt`."""
-    from sim.report.gantt import plot_gantt
+    """Stages of a pipelined replica (`Result.columns.replicas[i]`) between two instants, and what the colours mean.
 
+    ValueError where the replica has no pipeline, or *end_s* is not after *begin_s*.
+    """
+    from matplotlib.patches import Patch
+
+    from sim.report.gantt import COLOURS, plot_gantt
+
+    if not end_s > begin_s:
+        raise ValueError(f"end_s is after begin_s; got {begin_s} to {end_s}")
     plot_gantt(ax, replica, begin_s=begin_s, end_s=end_s)
+    ax.set_xlabel("time, s", fontsize=9)
+    ax.legend(
+        handles=[Patch(facecolor=colour, label=name) for name, colour in COLOURS.items()],
+        loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, fontsize=8, frameon=False,
+    )  # fmt: skip
 
 
 def figure(columns: int = 1, rows: int = 1, *, title: str = "", width: float = 5.2, height: float = 4.0) -> Figure:
@@ -556,5 +574,5 @@ def run_figures(requests: pd.DataFrame, iterations: pd.DataFrame) -> Mapping[str
     running(requests, top)
     top.set_xlabel("")
     if len(iterations):
-        throughput(iterations, bottom)
+        throughput(iterations, bottom, arrival_ns=int(requests["arrival_ns"].min()))
     return {"latency-distributions": latency, "over-time": over_time}

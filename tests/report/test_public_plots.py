@@ -153,3 +153,38 @@ def test_what_cannot_be_drawn_is_refused(folders, arguments, message):
     done = CliRunner().invoke(build_app(), ["plot", str(folders / arguments[0]), *arguments[1:]])
     assert done.exit_code == 2, done.output
     assert message in done.stderr
+
+
+def test_a_gantt_chart_says_what_its_colours_and_its_axis_mean():
+    scenario = Scenario.default().with_set("workload.limit=20").with_set("parallel.pipeline=2")
+    ax = axes()
+    replica = simulate(scenario).columns.replicas[0]
+    plots.gantt(replica, ax, begin_s=0.0, end_s=0.5)
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names == ["prompt only", "prompt and decodes", "decodes only", "bubble"]
+    assert ax.get_xlabel() == "time, s"
+    with pytest.raises(ValueError, match="end_s is after begin_s"):
+        plots.gantt(replica, ax, begin_s=0.5, end_s=0.5)
+
+
+def test_tokens_and_requests_of_a_run_count_time_from_one_instant():
+    iterations = pd.DataFrame(
+        {"start_ns": [3_000_000_000], "duration_ns": [1_000_000_000], "prefill_tokens": [50], "emitted_tokens": [0],
+         "replica": [0], "lane": [0]}
+    )  # fmt: skip
+    ax = axes()
+    plots.throughput(iterations, ax, bins=3, arrival_ns=1_000_000_000)
+    assert ax.get_xlabel() == "time since the first arrival, s"
+    np.testing.assert_allclose(ax.patches[0].get_data().values, [0, 0, 50])
+    ax = axes()
+    plots.throughput(iterations, ax, bins=3)
+    assert ax.get_xlabel() == "time since the first iteration, s"
+
+
+def test_a_point_without_an_interval_has_no_bar_of_length_zero():
+    ax = axes()
+    frame = pd.DataFrame({"k": [1.0, 2.0], "v": [1.0, 2.0], "v.half_width": [0.1, np.nan]})
+    plots.lines(frame, ax, x="k", y="v")
+    low_caps = ax.containers[0].lines[1][0].get_ydata()
+    assert low_caps[0] == pytest.approx(0.9)
+    assert np.isnan(low_caps[1])
