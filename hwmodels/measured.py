@@ -16,6 +16,8 @@ import numpy as np
 
 from hwmodels.kernels import attention, collectives, cpu, elementwise, gemm, mla, moe, tpu
 from hwmodels.kernels.parameters import Datasheet
+from hwmodels.model import Attention, ModelSpec, load_model
+from hwmodels.precision import precision
 
 if TYPE_CHECKING:
     from hwmodels.profiles import Profile
@@ -32,16 +34,24 @@ _SILICON = (
 )  # fmt: skip
 _NODE = r"(?P<device>[a-z0-9]+)"
 _SOFTWARE = r"(?P<source>[a-z]+)(?P<version>[0-9][0-9a-z.]*)?"
+_SAME_FORMAT = {
+    "fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "float32": "fp32", "fp8block": "fp8", "fp8static": "fp8",
+    "nvfp4": "fp4",
+}  # fmt: skip
 # Back ends of `hwmodels.calibrate`, which add the spread of their repeats, and formats to more names.
 CALIBRATING = ("torch", "jax", "numpy", "fake")
 _SPREAD = ("min_us", "max_us", "repeats")
-_DTYPE = r"(?:_(?P<dtype>fp32|bf16|fp16))?"
+# Any format's name, so that one without a model is counted by that name and not read as part of another word.
+_DTYPE = (
+    r"(?:_(?P<dtype>(?:(?:bfloat|float|bf|tf|mxfp|nvfp|fp|int)\d+|w\d+a(?:fp)?\d+)"
+    r"(?:_?(?:block|static|wo|ootb|mxfp\d|tensor))*))?"
+)
 
 # fmt: off
 # kind -> (pattern of the stem, columns that must be there, columns that may be)
 _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "gemm": (
-        rf"gemm_{_NODE}(?:_(?P<dtype>fp32|bf16|fp16|fp8|int8|fp4))?(?:_(?P<model>[a-z0-9.-]+?))?_{_SOFTWARE}",
+        rf"gemm_{_NODE}{_DTYPE}(?:_(?P<model>[a-z0-9.-]+?))?_{_SOFTWARE}",
         ("m", "n", "k", "latency_us"),
         ("model", "op", "tp", "layer", *_SPREAD),
     ),
@@ -89,7 +99,7 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         (),
     ),
     "moe": (
-        rf"moe_{_NODE}(?:_(?P<dtype>bf16|fp8))?_{_SOFTWARE}",
+        rf"moe_{_NODE}{_DTYPE}_{_SOFTWARE}",
         (
             "moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size",
             "moe_ep_size", "distribution", "latency_us",
@@ -102,7 +112,7 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         (),
     ),
     "mla": (
-        rf"mla_(?P<phase>prefill|decode)_{_NODE}(?:_{_SOFTWARE})?",
+        rf"mla_(?P<phase>prefill|decode)_{_NODE}{_DTYPE}(?:_{_SOFTWARE})?",
         ("batch_size", "isl", "step", "num_heads", "tp_size", "latency_us"),
         (),
     ),
@@ -170,7 +180,7 @@ _MAY_BE_BLANK = {
     "e2e_silicon_disagg": None,
     "iteration": {"prompt_std_ms", "e2e_time_ms", "prompt_time_ms"},
 }
-# Models whose head or expert counts a file's name implies: query heads, KV heads, head dimension (config.json).
+# Labels that are no name of the catalogue: query heads, KV heads, head dimension; others are looked up there.
 _HEADS = {
     "llama3.1-8b": (32, 8, 128),
     "llama3.1-70b": (64, 8, 128),
@@ -246,7 +256,8 @@ def read(path: str | Path) -> Measurement:
         bad = np.flatnonzero(~(np.isfinite(seconds) & (seconds > 0)))
         if len(bad):
             raise ValueError(f"{path.name}: latency_us must be positive; line {bad[0] + 2} is not; remove or repair it")
-    dtype = {"fp16": "bf16"}.get(labels.get("dtype") or "", labels.get("dtype") or "bf16")
+    word = (labels.get("dtype") or "bf16").replace("_", "")
+    dtype = _SAME_FORMAT.get(word, word)
     return Measurement(
         path=path,
         kind=kind,
@@ -271,7 +282,31 @@ def read_folder(folder: str | Path) -> list[Measurement]:
 
 def catalogue_name(label: str) -> str:
     """The device catalogue's name or alias for the device in a file's name (TPUs leave out "tpu-")."""
-    return f"tpu-{label}" if re.fullmatch(r"v\d+[a-z]*", label) and label != "v100" else label
+    if version := re.fullmatch(r"(?:tpu)?(v\d+[a-z]*)", label):
+        return label if label == "v100" else f"tpu-{version[1]}"
+    # Names of files have no hyphens: h100pcie, a100sxm.
+    return re.sub(r"(?<=\d)(pcie|sxm\d?|nvl)$", r"-\1", label)
+
+
+# A release's date, tuning or number format, which leave its shapes as they are.
+_RELEASE = r"-(?:instruct|chat|thinking|hf|it|base|\d{4}|fp8|fp4|nvfp4|mxfp4|int4|int8|awq|gptq|bf16|dynamic|v0\.[1-3])"
+
+
+def catalogue_model(label: str) -> ModelSpec:
+    """The catalogue's model for a label such as llama3.1-8b, llama2-70b or nvidia/Llama-3.1-70B-Instruct-FP8.
+
+    Releases of one model (tuned, dated, quantised) have its shapes; ValueError for what the catalogue does not hold.
+    """
+    name = label.strip().lower()
+    bare = re.sub(r"^meta-(?=llama)", "", name.rpartition("/")[2])
+    shapes = re.sub(rf"(?:{_RELEASE})+$", "", bare)
+    for candidate in dict.fromkeys((name, bare, shapes)):
+        for spelt in (candidate, re.sub(r"^(llama|qwen|opt)(?=\d)", r"\1-", candidate)):
+            try:
+                return load_model(spelt)
+            except ValueError:
+                continue
+    raise ValueError(f"model {label} is not in the catalogue; give one that `rooftrace models` lists")
 
 
 def is_kernel_level(measurement: Measurement) -> bool:
@@ -288,7 +323,11 @@ def predict(measurement: Measurement, profile: Profile) -> Prediction:
     seconds = np.full(len(measurement), np.nan)
     reasons: dict[str, int] = {}
     covered = np.zeros(len(measurement), bool)
-    for part in parts(measurement, profile.datasheet):
+    try:
+        found = list(parts(measurement, profile.datasheet))
+    except ValueError as error:
+        return Prediction(seconds=seconds, unmodelled={str(error).partition(";")[0]: len(measurement)})
+    for part in found:
         covered[part.rows] = True
         params = profile.find(part.family, part.variants)
         if params is None:
@@ -371,13 +410,16 @@ def _pick(m: Measurement, mask: np.ndarray, names: Mapping[str, str]) -> tuple[n
     return rows, {new: m.columns[old][rows] for new, old in names.items()}
 
 
+_NARROW = ("fp8", "int8", "fp4")
+
+
 def _gemm_options(dtype: str, source: str) -> dict[str, Any]:
     """How a benchmark of this software and format ran its GEMMs."""
     narrow = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}.get(dtype, 2.0)
     options: dict[str, Any] = {"dtype": dtype, "weight_bytes": narrow, "activation_bytes": narrow}
     if source in CALIBRATING:  # cuBLAS on operands that are in the format already, from buffers larger than the cache
         return options | {"weight_copies": np.inf}
-    if dtype == "fp8":
+    if dtype in _NARROW:
         options |= {"quantise_activations": True, "library": "dispatch"}
     # The serving-kernel collector cycles six weight tensors; the others repeat one layer.
     return options | {"weight_copies": 6.0 if source in ("vllm", "trtllm", "sglang") else 1.0}
@@ -388,7 +430,7 @@ def _gemm_part(m: Measurement, device: Datasheet, mask: np.ndarray, source: str,
     options = _gemm_options(dtype, source)
     fixed = () if options.get("quantise_activations") else gemm.QUANTISE_FIELDS
     start = gemm.GemmParams(launch_s=3e-5) if source == "llmcompass" else gemm.GemmParams()
-    if dtype == "fp8" and source not in CALIBRATING:
+    if dtype in _NARROW and source not in CALIBRATING:
         start = gemm.GemmParams(launch_s=5e-6, fill_k=500.0, tile_edge=2.0, l2_intensity=60.0, block_bandwidth=3.0)
         fixed = ("split_s",)
     if source == "llmcompass":  # 20 points: what a few large shapes can tell
@@ -396,7 +438,10 @@ def _gemm_part(m: Measurement, device: Datasheet, mask: np.ndarray, source: str,
                  "l2_intensity", "fill_k")  # fmt: skip
     return Part(
         family="gemm",
-        variants=(f"{dtype}/{source}", f"{dtype}/vllm", f"{dtype}/trtllm", f"{dtype}/vidur"),
+        variants=(
+            *(f"{dtype}/{name}" for name in dict.fromkeys((source, "vllm", "trtllm", "vidur"))),
+            *(() if dtype not in _NARROW or source in CALIBRATING else ("fp8/vllm",)),
+        ),
         rows=rows,
         columns=columns,
         seconds=lambda p, c: gemm.gemm_s(p, device, c["m"], c["n"], c["k"], **options),
@@ -462,7 +507,11 @@ def _gemm(m: Measurement, device: Datasheet) -> Iterator[Part]:
     if _on_cpu(m):
         yield _cpu_gemm(m, device)
         return
-    yield _gemm_part(m, device, np.ones(len(m), bool), m.source, m.dtype)
+    if m.dtype in ("fp32", "bf16", *_NARROW):
+        yield _gemm_part(m, device, np.ones(len(m), bool), m.source, m.dtype)
+
+
+_CACHE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 
 
 def _prefill_part(m: Measurement, device: Datasheet, rows: np.ndarray, columns: dict, groups: tuple[str, ...]) -> Part:
@@ -471,6 +520,7 @@ def _prefill_part(m: Measurement, device: Datasheet, rows: np.ndarray, columns: 
         return attention.attention_prefill_s(
             p, device, chunks=b, rows=b * q, pairs=b * (q * past + q * (q + 1) / 2), kv_tokens=b * (q + past),
             heads=c["heads"], kv_heads=c["kv_heads"], head_dim=c["head_dim"], longest_kv=q + past, resident=True,
+            kv_bytes=2.0 if m.source in CALIBRATING else _CACHE_BYTES[m.dtype],
         )  # fmt: skip
 
     return Part(
@@ -487,6 +537,7 @@ def _decode_part(m: Measurement, device: Datasheet, rows: np.ndarray, columns: d
         return attention.attention_decode_s(
             p, device, seqs=c["batch"], kv_tokens=c["batch"] * kv, heads=c["heads"], kv_heads=c["kv_heads"],
             head_dim=c["head_dim"], longest_kv=kv, resident=True, widest_group=widest, query_width=c.get("width", 1),
+            kv_bytes=2.0 if m.source in CALIBRATING else _CACHE_BYTES[m.dtype],
         )  # fmt: skip
 
     return Part(
@@ -504,6 +555,8 @@ def _attention_prefill(m: Measurement, device: Datasheet) -> Iterator[Part]:
     if _on_cpu(m):
         yield _cpu_attention(m, device, "cpu_prefill")
         return
+    if m.dtype not in _CACHE_BYTES:
+        return
     usual = m.columns["head_dim"] <= _WIDEST_HEAD
     # vLLM runs a prompt of one token as a decode without a past: predicted so, and not fitted.
     single = (m.columns["seq_len"] <= 1) & (m.source != "trtllm")
@@ -519,6 +572,8 @@ def _attention_decode(m: Measurement, device: Datasheet) -> Iterator[Part]:
     if _on_cpu(m):
         yield _cpu_attention(m, device, "cpu_decode")
         return
+    if m.dtype not in _CACHE_BYTES:
+        return
     rows, columns = _pick(m, m.columns["head_dim"] <= _WIDEST_HEAD, {**_HEAD_COLUMNS, "kv": "kv_len"})
     columns["width"] = m.columns["query_len"][rows] if "query_len" in m.columns else np.ones(len(rows))
     columns["kv"] = columns["kv"] + columns["width"]
@@ -528,7 +583,10 @@ def _attention_decode(m: Measurement, device: Datasheet) -> Iterator[Part]:
 def _heads_of(m: Measurement) -> tuple[float, float, float]:
     model, tp = m.labels["model"], float(m.labels.get("tp", "1"))
     if model not in _HEADS:
-        raise ValueError(f"{m.path.name}: the head counts of {model} are not known here; known: {', '.join(_HEADS)}")
+        found = catalogue_model(model).attention
+        if not isinstance(found, Attention):
+            raise ValueError(f"{model} has latent attention; the columns of {m.path.name} describe heads")
+        return found.n_heads / tp, max(1.0, found.n_kv_heads / tp), float(found.head_dim)
     heads, kv_heads, head_dim = _HEADS[model]
     return heads / tp, max(1.0, kv_heads / tp), float(head_dim)
 
@@ -734,7 +792,12 @@ def _layers(m: Measurement, device: Datasheet) -> Iterator[Part]:
         yield _elementwise_part(device, op, (f"{name}/{m.source}", f"{op}/vidur"), rows, columns)
 
 
-_MOE_DTYPES = {"bfloat16": ("bf16", 2.0), "fp8_block": ("fp8", 1.0), "fp8": ("fp8", 1.0)}
+# moe_dtype -> arithmetic and weight format; a weight-only format is expanded to the arithmetic.
+_MOE_DTYPES = {
+    "bfloat16": ("bf16", "bf16"), "float16": ("bf16", "bf16"), "fp8_block": ("fp8", "fp8"), "fp8": ("fp8", "fp8"),
+    "nvfp4": ("fp4", "nvfp4"), "int4_wo": ("bf16", "int4"), "w4a16_mxfp4": ("bf16", "mxfp4"), "w4afp8": ("fp8", "int4"),
+}  # fmt: skip
+_MOE_FALL_BACK = {"bf16": ("bf16",), "fp8": ("fp8",), "fp4": ("fp8", "bf16")}
 _MOE_SHAPE = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 
 
@@ -742,7 +805,8 @@ def _moe(m: Measurement, device: Datasheet) -> Iterator[Part]:
     for name in np.unique(m.columns["moe_dtype"]):
         if str(name) not in _MOE_DTYPES:
             continue
-        dtype, width = _MOE_DTYPES[str(name)]
+        dtype, weights = _MOE_DTYPES[str(name)]
+        width = precision(weights).weight_bytes
         names = {c: c for c in (*_MOE_SHAPE, "num_tokens", "distribution")}
         rows, columns = _pick(m, m.columns["moe_dtype"] == name, names)
 
@@ -763,16 +827,25 @@ def _moe(m: Measurement, device: Datasheet) -> Iterator[Part]:
             return out
 
         yield Part(
-            family="moe", variants=(f"{dtype}/{m.source}", f"{dtype}/vllm"), rows=rows, columns=columns,
+            family="moe", rows=rows, columns=columns,
+            variants=(
+                *((f"{weights}/{m.source}",) if weights != dtype else ()),
+                *(f"{wide}/{name}" for wide in _MOE_FALL_BACK[dtype] for name in (m.source, "vllm")),
+            ),
             seconds=seconds, groups=_MOE_SHAPE, starts=(moe.MoeParams(),),
         )  # fmt: skip
 
 
 def _moe_layer(m: Measurement, device: Datasheet) -> Iterator[Part]:
-    if m.labels["model"] not in _EXPERTS:
-        known = ", ".join(_EXPERTS)
-        raise ValueError(f"{m.path.name}: the expert shapes of {m.labels['model']} are not known here; known: {known}")
-    hidden, inner, topk, experts = _EXPERTS[m.labels["model"]]
+    model = m.labels["model"]
+    if model in _EXPERTS:
+        hidden, inner, topk, experts = _EXPERTS[model]
+    else:
+        spec = catalogue_model(model)
+        if spec.experts is None:
+            raise ValueError(f"model {model} has no experts; the columns of {m.path.name} describe them")
+        hidden, inner = spec.hidden, spec.experts.ffn
+        topk, experts = spec.experts.per_token, spec.experts.n_experts
     rows, columns = _pick(m, np.ones(len(m), bool), {"tokens": "tokens", "active": "activated_experts"})
     tp = int(m.labels["tp"])
     yield Part(
@@ -788,6 +861,8 @@ def _moe_layer(m: Measurement, device: Datasheet) -> Iterator[Part]:
 
 
 def _mla(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    if m.dtype not in _CACHE_BYTES:
+        return
     source = m.source or "vllm"
     rows, columns = _pick(
         m, np.ones(len(m), bool), {"batch": "batch_size", "isl": "isl", "step": "step", "heads": "num_heads"}
@@ -796,7 +871,8 @@ def _mla(m: Measurement, device: Datasheet) -> Iterator[Part]:
 
         def seconds(p: Any, c: Mapping[str, np.ndarray]) -> Any:
             kv = c["batch"] * (c["isl"] + c["step"])
-            return mla.mla_decode_s(p, device, seqs=c["batch"], kv_tokens=kv, heads=c["heads"])
+            width = _CACHE_BYTES[m.dtype]
+            return mla.mla_decode_s(p, device, seqs=c["batch"], kv_tokens=kv, heads=c["heads"], kv_bytes=width)
 
     else:
 
@@ -888,6 +964,8 @@ def _unmodelled(m: Measurement) -> Iterator[tuple[str, np.ndarray]]:
     """Reasons why rows have no model, with the rows each explains."""
     if "head_dim" in m.columns:
         yield "head_dim above 256 runs a fallback kernel", m.columns["head_dim"] > _WIDEST_HEAD
+    if m.kind in ("gemm", "attention_prefill", "attention_decode", "mla"):
+        yield f"format {m.dtype} has no kernel model", np.ones(len(m), bool)
     if m.kind == "tpu_layers":
         for flag in np.unique(m.columns["flag"]):
             if flag != "ok":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hwmodels.fit import errors
-from hwmodels.measured import catalogue_name, is_kernel_level, predict, read, read_folder
+from hwmodels.measured import catalogue_model, catalogue_name, is_kernel_level, predict, read, read_folder
 from hwmodels.profiles import borrow, load_profile
 
 GEMM = "m,n,k,latency_us\n1,4096,4096,12.5\n64,4096,4096,14.0\n"
@@ -44,6 +44,76 @@ def test_malformed_files_are_refused(tmp_path, name, text, message):
         text = text.replace("12.5", "12.5,red").replace("14.0", "14.0,red")
     with pytest.raises(ValueError, match=message):
         read(write(tmp_path, name, text))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("gemm_b200_nvfp4_vllm0.24.csv", "fp4"),
+        ("gemm_h200_fp8_block_vllm0.24.csv", "fp8"),
+        ("gemm_h200_bfloat16_vllm0.24.csv", "bf16"),
+        ("gemm_h200_w4a16_vllm0.24.csv", "w4a16"),
+        ("gemm_h100_llama70b_lssv0.csv", "bf16"),
+    ],
+)
+def test_the_format_in_a_name_is_never_taken_for_a_model(tmp_path, name, dtype):
+    m = read(write(tmp_path, name, GEMM))
+    assert (m.dtype, m.labels.get("model")) == (dtype, "llama70b" if "llama" in name else None)
+
+
+def test_a_format_without_a_model_is_counted_by_name(tmp_path):
+    result = predict(read(write(tmp_path, "gemm_h200_w4a16_vllm0.24.csv", GEMM)), load_profile("h200"))
+    assert np.isnan(result.seconds).all()
+    assert dict(result.unmodelled) == {"format w4a16 has no kernel model": 2}
+
+
+def test_four_bit_operands_never_cost_more_than_eight_bit_ones(tmp_path):
+    profile = load_profile("b200")
+    four, eight = (
+        predict(read(write(tmp_path, f"gemm_b200_{dtype}_vllm0.24.csv", GEMM)), profile).seconds
+        for dtype in ("nvfp4", "fp8")
+    )
+    assert (four <= eight).all()
+
+
+def test_cached_keys_in_eight_bits_are_read_faster(tmp_path):
+    text = "batch_size,kv_len,num_heads,num_kv_heads,head_dim,latency_us\n64,8191,32,8,128,700\n"
+    wide, narrow = (
+        predict(read(write(tmp_path, f"attention_decode_h200_{name}vllm0.24.csv", text)), load_profile("h200")).seconds
+        for name in ("", "fp8_")
+    )
+    assert wide[0] / 2 < narrow[0] < wide[0]
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        ("llama3.1-8b", "llama-3.1-8b"),
+        ("BLOOM-176B", "bloom-176b"),
+        ("meta-llama/Meta-Llama-3-70B", "llama-3.1-70b"),
+        ("nvidia/Llama-3.1-70B-Instruct-FP8", "llama-3.1-70b"),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "qwen3-235b-a22b"),
+        ("Qwen/Qwen3-235B-A22B-FP8", "qwen3-235b-a22b-fp8"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+    ],
+)
+def test_releases_have_the_shapes_of_their_model(label, name):
+    assert catalogue_model(label).name == name
+
+
+def test_another_model_is_not_taken_for_a_release():
+    with pytest.raises(ValueError, match=r"model moonshotai/Kimi-K9 is not in the catalogue"):
+        catalogue_model("moonshotai/Kimi-K9")
+
+
+def test_mixed_batches_take_head_counts_from_the_catalogue(tmp_path):
+    text = "prefill_chunk,kv_prefill,n_decode,kv_decode,latency_us\n512,0,0,0,50\n"
+    known = read(write(tmp_path, "attention_mixed_rtxpro6000_qwen2.5-7b_tp1_lss.csv", text))
+    assert predict(known, load_profile("rtx-pro-6000")).seconds[0] > 0
+    unknown = read(write(tmp_path, "attention_mixed_rtxpro6000_falcon-9b_tp1_lss.csv", text))
+    assert dict(predict(unknown, load_profile("rtx-pro-6000")).unmodelled) == {
+        "model falcon-9b is not in the catalogue": 1
+    }
 
 
 def test_a_folder_with_a_stranger_is_refused(tmp_path):
