@@ -13,7 +13,6 @@ What a row does not say is taken from how such benchmarks are run, one rule for 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ import numpy as np
 from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import Deployment, deploy
 from hwmodels.device import load_device
-from hwmodels.model import ModelSpec, load_model
+from hwmodels.model import ModelSpec
 from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.totals import Totals
@@ -38,9 +37,12 @@ REQUESTS_PER_CLIENT = 10
 SHORTEST_SHARE = 0.8
 FIXED_LENGTHS = ("internal-gap-analysis",)
 """Provenances of runs whose requests all have the nominal lengths."""
-_NARROW = ("fp8", "fp8_block", "nvfp4", "mxfp4", "int4_wo", "int8_wo", "w4afp8")
-_FORMATS = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16",
-            "int4_wo": "int4", "int8_wo": "int8"}  # fmt: skip
+_NARROW = ("fp8", "fp8_block", "fp8_static", "nvfp4", "fp4", "w4a16_mxfp4", "mxfp4", "int4_wo", "int8_wo", "w4afp8")
+_FORMATS = {"fp8": "fp8", "fp8_block": "fp8", "fp8_static": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "bfloat16": "bf16",
+            "bf16": "bf16", "float16": "fp16", "int4_wo": "int4", "int8_wo": "int8", "mxfp4": "mxfp4",
+            "w4a16_mxfp4": "mxfp4"}  # fmt: skip
+_MODES = {"fp8": "fp8", "fp4": "nvfp4", "int4": "int4_wo", "bf16": "bf16", "fp16": "float16"}
+"""Formats of rows that name a precision and no mode."""
 RECORDED_SEQUENCES = 128
 """Most running sequences (max_num_seqs) of recorded runs: where the public one's time series levels off."""
 _SEED = 0
@@ -67,19 +69,25 @@ class ServedRun:
 
 def model_of(label: str) -> ModelSpec:
     """The catalogue's model for a label such as llama3.1-8b, llama2-70b or openai/gpt-oss-120b."""
+    from hwmodels.measured import catalogue_model
+
     try:
-        return load_model(label)
-    except ValueError:
-        pass
-    try:
-        return load_model(re.sub(r"^(llama|qwen|opt)(?=\d)", r"\1-", label.lower()))
-    except ValueError:
-        raise Unmodelled(f"model {label} is not in the catalogue") from None
+        return catalogue_model(label)
+    except ValueError as error:
+        raise Unmodelled(str(error).partition(";")[0]) from None
 
 
 def served_run(row: Mapping[str, Any]) -> ServedRun:
     """The benchmark that a row of an e2e_silicon_agg file describes; `Unmodelled` names what is missing."""
-    model = _in_format(model_of(str(row["model_path"])), str(row["gemm_quant_mode"]), str(row["moe_quant_mode"]))
+    gemm, moe = (str(row[name]) for name in ("gemm_quant_mode", "moe_quant_mode"))
+    if gemm in ("", "nan"):
+        gemm = _MODES.get(str(row["precision"]), "")
+    model = _in_format(model_of(str(row["model_path"])), gemm, moe)
+    if str(row["mode"]) != "agg":
+        raise Unmodelled(f"mode {row['mode']} is not aggregated serving")
+    for name in ("isl", "osl"):
+        if not _whole(row, name, 0):
+            raise Unmodelled(f"{name} is not known")
     try:
         device = load_device(str(row["system"]))
         serving_stack(str(row["backend"]))
@@ -89,7 +97,7 @@ def served_run(row: Mapping[str, Any]) -> ServedRun:
     concurrency = _whole(row, "concurrency", 0) or _whole(row, "batch_size", 0) * groups
     if not concurrency:
         raise Unmodelled("neither concurrency nor batch size is known")
-    narrow = str(row["gemm_quant_mode"]) in _NARROW or str(row["precision"]) in ("fp8", "fp4", "int4")
+    narrow = gemm in _NARROW or str(row["precision"]) in ("fp8", "fp4", "int4")
     return ServedRun(
         model=model,
         device=device.name,
@@ -226,7 +234,9 @@ def closed_loop_s(
         seed=_SEED,
     )
     ttft, tpot = latencies_s(serve(deployment, stack, workload, max(256, run.concurrency)))
-    return float(np.nanmean(ttft)), float(np.nanmean(tpot))
+    if np.isnan(ttft).all():
+        raise Unmodelled("no request finishes: its KV cache does not fit")
+    return float(np.nanmean(ttft)), float("nan") if np.isnan(tpot).all() else float(np.nanmean(tpot))
 
 
 def rows_of(measurement: Measurement) -> list[dict[str, Any]]:
@@ -270,8 +280,8 @@ def replayed(
     from hwmodels.measured import catalogue_name
     from workloads import Trace
 
-    found = stack or serving_stack(measurement.source)
     try:
+        found = stack or serving_stack(measurement.source)
         deployment = deploy(
             model=model_of(measurement.labels["model"]),
             hardware=catalogue_name(measurement.device),

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.errors import RooftraceError
+from sim.errors import OutputError, RooftraceError
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
     from hwmodels.measured import Measurement
 
+_ONE_TOKEN = "one output token: there is no time per further token"
 COLUMNS = ("file", "device", "rows", "unmodelled", "mape_pct", "median_pct", "p90_pct", "bias_pct", "quantity")
 
 
@@ -200,6 +201,10 @@ def _name_or_label(measurement: Measurement) -> str:
         return measurement.device
 
 
+def _own_profile(measurement: Measurement, hardware: _Hardware | None) -> str | None:
+    return hardware.profile if hardware and hardware.name == _name_or_label(measurement) else None
+
+
 def _silicon(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
@@ -219,14 +224,18 @@ def _silicon(
 
     for index, row in enumerate(rows_of(measurement)):
         got.put(index, lambda row=row: price(row))
+    single = int((np.isfinite(got.values[0]) & np.isnan(got.values[1])).sum())
     for predicted, what in zip(got.values, ("ttft", "tpot"), strict=True):
+        reasons = dict(got.reasons)
+        if what == "tpot" and single:
+            reasons[_ONE_TOKEN] = single
         yield Comparison(
             file=measurement.path.name,
             device="+".join(sorted(systems)),
             quantity=what,
             predicted=predicted,
             measured=measurement.columns[f"{what}_ms"] * 1e-3,
-            unmodelled=got.reasons,
+            unmodelled=reasons,
         )
 
 
@@ -254,7 +263,7 @@ def _requests(
     n = len(measurement)
     predicted, reasons = np.full((2, n), np.nan), {}
     try:
-        run, order = replayed(measurement, profile=hardware.profile if hardware else None)
+        run, order = replayed(measurement, profile=_own_profile(measurement, hardware))
     except Unmodelled as error:
         reasons[str(error)] = n
     else:
@@ -269,7 +278,7 @@ def _requests(
     for values, (what, truth) in zip(predicted, measured.items(), strict=True):
         why = dict(reasons)
         if what == "tpot" and single and not reasons:
-            why["one output token: there is no time per further token"] = single
+            why[_ONE_TOKEN] = single
         yield Comparison(
             file=measurement.path.name,
             device=_name_or_label(measurement),
@@ -296,7 +305,7 @@ def _timeseries(
         reasons["the arrivals of the run (its e2e_requests file) are not in the folder"] = n
     else:
         try:
-            run, _ = replayed(same[0], profile=hardware.profile if hardware else None)
+            run, _ = replayed(same[0], profile=_own_profile(measurement, hardware))
         except Unmodelled as error:
             reasons[str(error)] = n
         else:
@@ -341,12 +350,15 @@ _HANDLERS: Mapping[str, Callable[..., Iterator[Comparison]]] = {
 
 def write_csv(lines: Sequence[ErrorLine], path: str | Path) -> None:
     """Write one row a line with the columns of `COLUMNS`; errors that do not exist stay empty."""
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for line in lines:
-            values = [getattr(line, name) for name in COLUMNS]
-            writer.writerow(["" if v is None else f"{v:.2f}" if isinstance(v, float) else v for v in values])
+    try:
+        with Path(path).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(COLUMNS)
+            for line in lines:
+                values = [getattr(line, name) for name in COLUMNS]
+                writer.writerow(["" if v is None else f"{v:.2f}" if isinstance(v, float) else v for v in values])
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from None
 
 
 def to_markdown(lines: Sequence[ErrorLine]) -> str:

@@ -14,7 +14,7 @@ from hwmodels.overheads import serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.profiles import load_profile
 from sim.cli import build_app
-from sim.errors import RooftraceError
+from sim.errors import OutputError, RooftraceError
 from sim.measured_runs import Unmodelled, closed_loop_s, latencies_s, rows_of, served_run
 from sim.validate import COLUMNS, compare, to_markdown, validate, write_csv
 
@@ -111,6 +111,23 @@ def test_serving_runs_are_simulated_and_told_apart_by_quantity(tmp_path):
     assert 70e9 / 2 / 8e12 < tpot.predicted[0] < 15e-3
     assert tpot.predicted[0] < ttft.predicted[0] < 1.0
     assert np.isnan(tpot.predicted[1])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [(",agg,", ",disagg,", "mode disagg is not aggregated serving"), (",1024,", ",,", "isl is not known")],
+)
+def test_a_row_that_does_not_say_its_run_is_counted_with_the_reason(tmp_path, old, new, reason):
+    assert old in DENSE
+    write(tmp_path, "e2e_silicon_agg.csv", SILICON + DENSE.replace(old, new, 1))
+    ttft, tpot = validate(tmp_path)
+    assert ttft.unmodelled == tpot.unmodelled == {reason: 1}
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_the_tool(tmp_path):
+    write(tmp_path, "gemm_a100_bf16_vllm0.14.csv", gemm_rows("a100-80gb-sxm", SHAPES))
+    with pytest.raises(OutputError, match="cannot write"):
+        write_csv([one.line for one in validate(tmp_path)], tmp_path / "nowhere" / "table.csv")
 
 
 def test_equal_rows_get_equal_predictions(tmp_path):

@@ -38,7 +38,7 @@ def validate(
     alpha: Annotated[float, typer.Option(help="With --live: probability that a drafted token is accepted.")] = 0.8,
 ) -> None:
     """Predict every row of a folder of measurements and say how far off the models are, file by file."""
-    from sim.errors import RooftraceError
+    from sim.errors import OutputError, RooftraceError
 
     if live == (measured is not None):
         raise RooftraceError("give one of --measured DIR (files) and --live (models that run here)")
@@ -52,6 +52,9 @@ def validate(
         )
         return
     assert measured is not None
+    for path in (out, markdown):  # before the minutes that the simulations take
+        if path is not None and not path.parent.is_dir():
+            raise OutputError(f"cannot write {path}: its folder does not exist; create it first")
     from sim.validate import comparisons, to_markdown, write_csv
 
     found = list(comparisons(measured, hardware=hardware))
@@ -59,7 +62,10 @@ def validate(
     if out is not None:
         write_csv(lines, out)
     if markdown is not None:
-        markdown.write_text(to_markdown(lines), encoding="utf-8")
+        try:
+            markdown.write_text(to_markdown(lines), encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"cannot write {markdown}: {error.strerror}") from None
     typer.echo(f"{'file, quantity':<66}{'rows':>8}{'unmod.':>8}{'MAPE %':>8}{'median':>8}{'p90':>8}{'bias':>8}")
     for line in lines:
         errors = (line.mape_pct, line.median_pct, line.p90_pct, line.bias_pct)
