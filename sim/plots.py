@@ -61,6 +61,7 @@ _UNITS = {
     "parallel.pipeline": "pipeline stages",
 }
 _TOP = 1.12
+_MOST_NAMED = 20
 
 
 def label(key: str) -> str:
@@ -390,11 +391,18 @@ def save(figure: Figure, path: Path) -> list[Path]:
 
 
 def _check(frame: pd.DataFrame, *columns: str) -> None:
+    from difflib import get_close_matches
+
     from sim.scenario.explain import unknown
 
     for column in columns:
         if column not in frame:
-            raise ValueError(unknown(f"{column} is not a column", column, list(map(str, frame.columns))))
+            names = [name for name in map(str, frame.columns) if not name.endswith(".half_width")]
+            problem = f"{column} is not a column"
+            if len(names) > _MOST_NAMED and not get_close_matches(column, names, n=1):
+                some = ", ".join(names[:_MOST_NAMED])
+                raise ValueError(f"{problem}; valid here: {some} and {len(names) - _MOST_NAMED} more")
+            raise ValueError(unknown(problem, column, names))
 
 
 def _groups(frame: pd.DataFrame, hue: str | None) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -487,6 +495,7 @@ def sweep_figures(
     Without *x* and *y*: the headline metrics against the first varied number, and for two varied numbers heat maps.
     ValueError where nothing can be drawn.
     """
+    _check(table, *(key for key in (x, y, hue) if key is not None))
     varied = [key for key in axes if len(set(map(_text, table[key]))) > 1]
     numbers = [key for key in varied if _numeric(table[key])]
     if x is None and not varied:

@@ -188,3 +188,9 @@ def test_a_point_without_an_interval_has_no_bar_of_length_zero():
     low_caps = ax.containers[0].lines[1][0].get_ydata()
     assert low_caps[0] == pytest.approx(0.9)
     assert np.isnan(low_caps[1])
+
+
+@pytest.mark.parametrize("which", ["x", "y", "hue"])
+def test_a_column_that_a_sweep_lacks_is_named_in_one_sentence(which):
+    with pytest.raises(ValueError, match=r"replcias is not a column; did you mean replicas"):
+        plots.sweep_figures(TABLE, ["workload.rate_scale", "replicas"], **{which: "replcias"})
