@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hwmodels.profiles import Profile
 
 NETWORK_BYTES_PER_S = 25e9  # a 200 Gb/s adapter: network bandwidths of the profiles are shares of it
-_CUBLAS_FP8 = ("fp8/torch", "fp8/jax")  # calibrated on operands that are in the format already
+_CALIBRATED = ("torch", "jax")  # cuBLAS on operands that are in the format already
 _MEASURED_STACKS = {"sglang": "vllm", "eager": "vllm", "ideal": "vllm"}  # stacks without kernel tables of their own
 
 
@@ -47,8 +47,9 @@ class CalibratedKernels:
         wanted = self._gemm_variants(dtype)
         kernel = self.profile.kernel("gemm", wanted)
         params = self.profile.get("gemm", wanted) if kernel is None else kernel.params
-        # Only vLLM's fp8 tables were taken on the tile-by-rows library, with the quantisation pass inside.
-        dispatched = kernel is not None and kernel.variant.startswith("fp8/") and kernel.variant not in _CUBLAS_FP8
+        # Serving software's tables of narrow operands: the tile-by-rows library, with the quantisation pass inside.
+        fitted, _, source = ("", "", "") if kernel is None else kernel.variant.partition("/")
+        dispatched = fitted in ("fp8", "int8", "fp4") and source not in _CALIBRATED
         return gemm.gemm_s(
             params,
             device,
