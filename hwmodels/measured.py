@@ -261,7 +261,7 @@ def read(path: str | Path) -> Measurement:
     return Measurement(
         path=path,
         kind=kind,
-        device=labels.get("device") or "",
+        device=_card(labels.get("device") or "", labels.get("topology") or ""),
         source=labels.get("source") or "",
         version=labels.get("version") or "",
         dtype=dtype,
@@ -360,6 +360,11 @@ def _classify(path: Path) -> tuple[str, dict[str, str]]:
         f"{path.name}: the name says no known kind of measurement; expected gemm_DEVICE_DTYPE_SOFTWARE.csv, "
         "attention_prefill_DEVICE_SOFTWARE.csv or another of: " + ", ".join(KINDS)
     )
+
+
+def _card(device: str, topology: str) -> str:
+    """A100 and H100 come as PCIe cards too, which the name of a collectives file says as the topology."""
+    return f"{device}pcie" if device in ("a100", "h100") and topology.startswith("pcie") else device
 
 
 def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:

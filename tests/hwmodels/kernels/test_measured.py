@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hwmodels.device import load_device
 from hwmodels.fit import errors
 from hwmodels.measured import catalogue_model, catalogue_name, is_kernel_level, predict, read, read_folder
 from hwmodels.profiles import borrow, load_profile
@@ -59,6 +60,22 @@ def test_malformed_files_are_refused(tmp_path, name, text, message):
 def test_the_format_in_a_name_is_never_taken_for_a_model(tmp_path, name, dtype):
     m = read(write(tmp_path, name, GEMM))
     assert (m.dtype, m.labels.get("model")) == (dtype, "llama70b" if "llama" in name else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("collectives_nccl_h100_pcie.csv", "h100-pcie"),
+        ("collectives_nccl_l40s_pcie.csv", "l40s"),
+        ("collectives_nccl_h200.csv", "h200"),
+        ("gemm_h100pcie_bf16_vllm0.24.csv", "h100-pcie"),
+        ("gemm_a100_fp16_vidur.csv", "a100-80gb-sxm"),
+    ],
+)
+def test_a_card_is_not_taken_for_its_module(tmp_path, name, device):
+    reduce = "collective,dtype,num_gpus,message_bytes,latency_us\nall_reduce,half,2,512,5\n"
+    m = read(write(tmp_path, name, reduce if "nccl" in name else GEMM))
+    assert load_device(catalogue_name(m.device)).name == device
 
 
 def test_a_format_without_a_model_is_counted_by_name(tmp_path):
