@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-EVENTS = "events.json"
 REPORT = "report.html"
 
 
@@ -30,12 +29,11 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
     plots: Annotated[bool, typer.Option(help="Draw latency.png and timeline.png.")] = True,
-    events: Annotated[
-        bool, typer.Option("--events", help="Write events.json, a timeline that Perfetto (ui.perfetto.dev) opens.")
-    ] = False,
     timeline: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write that timeline to FILE instead, such as out.json.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Write trace events that Perfetto (ui.perfetto.dev) opens.", show_default=False
+        ),
     ] = None,
     html: Annotated[bool, typer.Option("--html", help="Write report.html: the results on one page.")] = False,
 ) -> None:
@@ -53,11 +51,9 @@ def run(
     folder = out if out is not None else Path("results") / f"{chosen.name}-{chosen.hash[:8]}"
     if timeline is not None:
         _check_writable(timeline)
-    with staging(folder, files=(*FILES, EVENTS, REPORT)) as scratch:
+    with staging(folder, files=(*FILES, REPORT)) as scratch:
         result = run_built(built)
         result.write(scratch, plots=plots)
-        if events:
-            _write_events(result, scratch / EVENTS)
         if html:
             from sim.report.html import write_run_report
 
