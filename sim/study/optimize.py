@@ -100,9 +100,11 @@ def highest_rate(
 
     Every rate is judged by replications on the same random numbers, faster or slower; more are added up to
     *most_replications* while the interval straddles the target, and what stays open counts as missed: the answer errs
-    on the safe side. Each look at the interval is at *level*; looking again after every replication makes the verdict
-    somewhat less sure than that. The bracket is narrowed to *tolerance*, as a share of the rate. RooftraceError without an `slo`,
-    and for clients that wait for answers, who have no rate.
+    on the safe side. Each look at the interval is at *level*, and looking again after every replication makes the
+    verdict less sure than that: of rates that attain exactly the target, one look at three replications takes 2.5 %
+    for met, and looks at 3, 4, ... 12 together 9 % (normal attainments, by simulation). The bracket is narrowed to
+    *tolerance*, as a share of the rate. RooftraceError without an `slo`, and for clients that wait for answers, who
+    have no rate.
     """
     from sim.capacity import CapacityError
     from sim.capacity import highest_rate as bisect

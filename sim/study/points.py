@@ -221,7 +221,8 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep | Scenario:
     """What the YAML file at *path* holds: a sweep where it has axes, points or replications, else a scenario."""
     file = Path(path)
     try:
-        content = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+        text = file.read_text(encoding="utf-8")
+        content = parse_yaml(text, str(file))
     except (OSError, UnicodeDecodeError):
         return Scenario.load(file)
     if not isinstance(content, Mapping) or not {"axes", "points", "replications", "scenario"} & set(content):
@@ -232,7 +233,8 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep | Scenario:
     base = _base(content.get("scenario"), file)
     for key, value in _mapping(content, "set", file).items():
         base = base.with_value(key, value)
-    axes = {key: axis_values(values, key) for key, values in _mapping(content, "axes", file).items()}
+    written = {**_mapping(content, "axes", file), **_unquoted_ranges(text, file)}
+    axes = {key: axis_values(values, key) for key, values in written.items()}
     points = content.get("points")
     if isinstance(points, str):
         points = file.parent / points
@@ -242,6 +244,27 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep | Scenario:
         return Sweep(base=base, axes=axes, points=points, replications=content.get("replications", 1))
     except RooftraceError as error:
         raise RooftraceError(f"{file}: {error}") from None
+
+
+def _unquoted_ranges(text: str, file: Path) -> dict[str, str]:
+    """Axes that are written as 1:9:5 without quotes, as the text that they are: YAML 1.1 reads a number to base 60."""
+    import yaml
+
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    axes = next((value for key, value in root.value if key.value == "axes"), None)
+    found = {}
+    for key, value in axes.value if isinstance(axes, yaml.MappingNode) else ():
+        if _base_sixty(value):
+            found[key.value] = value.value
+        elif isinstance(value, yaml.SequenceNode):
+            wrong = next(filter(_base_sixty, value.value), None)
+            if wrong is not None:
+                raise RooftraceError(f"{file}: axis {key.value}: {wrong.value} is no value; a range stands alone")
+    return found
+
+
+def _base_sixty(node: Any) -> bool:
+    return node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and ":" in node.value
 
 
 def _base(given: Any, file: Path) -> Scenario:
@@ -297,6 +320,12 @@ def _csv_rows(path: Path) -> Iterator[Mapping[str, Any]]:
                     f"{path}, line {rows.line_num}: {len(cells)} cells for {len(names)} columns; "
                     "a value with a comma goes in double quotes"
                 )
+            for name, cell in zip(names, cells, strict=True):
+                if not name.startswith(META) and re.fullmatch(r"[-+]?[\d.]+(:[\d.]+)+", cell.strip()):
+                    raise RooftraceError(
+                        f"{path}, line {rows.line_num}: {name} is {cell.strip()}, and a row holds one value of each; "
+                        "give a range with --axis"
+                    )
             yield {
                 name: _meta(cell) if name.startswith(META) else parse_yaml(cell, f"{path}, line {rows.line_num}")
                 for name, cell in zip(names, cells, strict=True)

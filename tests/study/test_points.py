@@ -174,3 +174,21 @@ def test_a_sweep_file_that_is_wrong_is_refused(tmp_path, text, message):
 def test_a_scenario_file_is_a_scenario(tmp_path):
     (tmp_path / "plain.yaml").write_text("replicas: 2\n")
     assert isinstance(load_sweep(tmp_path / "plain.yaml"), Scenario)
+
+
+def test_a_range_in_a_sweep_file_needs_no_quotes(tmp_path):
+    file = tmp_path / "sweep.yaml"
+    file.write_text("axes:\n  replicas: 1:9:5\n  workload.rate_scale: 0.5:1:2\n")
+    assert load_sweep(file).axes == {"replicas": [1, 3, 5, 7, 9], "workload.rate_scale": [0.5, 1.0]}
+    file.write_text("axes: {replicas: 4:16}")
+    with pytest.raises(RooftraceError, match="nor one range FROM:TO:COUNT"):
+        load_sweep(file)
+    file.write_text("axes: {replicas: [1, 4:16]}")
+    with pytest.raises(RooftraceError, match="a range stands alone"):
+        load_sweep(file)
+
+
+def test_a_range_in_a_row_is_refused(tmp_path):
+    (tmp_path / "p.csv").write_text("replicas\n4:16\n")
+    with pytest.raises(RooftraceError, match="a row holds one value of each"):
+        list(Sweep(base=BASE, points=tmp_path / "p.csv"))
