@@ -179,9 +179,8 @@ def compare(
             how=f"{n} replications, paired by seed; intervals hold at {level:.0%}{alone}",
             level=level,
         )
-    names = [f"{given}: {found.label}" if isinstance(given, str | os.PathLike) else found.label
-             for given, found in ((a, first), (b, second))]  # type: ignore[union-attr]  # fmt: skip
-    return _results(first, second, metrics, level, names)  # type: ignore[arg-type]
+    places = [f"{given}: " if isinstance(given, str | os.PathLike) else "" for given in (a, b)]
+    return _results(first, second, metrics, level, places)  # type: ignore[arg-type]
 
 
 def _load(given: Any) -> Scenario | SweepResult | Result:
@@ -302,7 +301,7 @@ def _paired(
     return Difference(metric=metric, where=where, a=means[0], b=means[1], change=change, why=why)
 
 
-def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, names: Sequence[str]) -> Comparison:
+def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, places: Sequence[str]) -> Comparison:
     first, second = a.requests, b.requests
     same = len(first) == len(second) and all(
         np.array_equal(first[name], second[name]) for name in ("arrival_ns", "prompt_tokens", "output_tokens")
@@ -333,8 +332,8 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
             why = "one run has no interval; compare scenarios"
         differences.append(Difference(metric=metric, where={}, a=value[0], b=value[1], change=change, why=why))
     return Comparison(
-        a=names[0],
-        b=names[1],
+        a=places[0] + a.label,
+        b=places[1] + b.label,
         differences=tuple(differences),
         how=f"the same {len(first):,} requests in {st.N_BATCHES} batches by arrival, paired; intervals hold at {level:.0%}",
         level=level,
