@@ -171,6 +171,11 @@ _TEXT = {
     "measured", "provenance",
 }  # fmt: skip
 _FLAGS = {"is_prefill", "gated"}
+_COUNTS = {
+    "m", "n", "k", "batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim", "heads_per_rank",
+    "kv_heads_per_rank", "num_gpus", "num_workers", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts",
+    "moe_tp_size", "moe_ep_size", "width", "rows", "cols",
+}  # fmt: skip
 # Blank cells that the conventions allow: operations that are no GEMM, one-dimensional operations, unknown settings.
 _MAY_BE_BLANK = {
     "layers": {"n", "k"},
@@ -390,9 +395,9 @@ def _column(path: Path, kind: str, name: str, cells: Sequence[str]) -> np.ndarra
     if name in _TEXT:
         return np.array(cells)
     if name in _FLAGS:
-        if unknown := set(cells) - {"True", "False"}:
+        if unknown := {cell for cell in cells if cell.lower() not in ("true", "false")}:
             raise ValueError(f"{path.name}: {name} must be True or False; got {sorted(unknown)[0]!r}")
-        return np.array(cells) == "True"
+        return np.array([cell.lower() == "true" for cell in cells])
     blank = _MAY_BE_BLANK.get(kind, set())
     values = np.empty(len(cells))
     for index, cell in enumerate(cells):
@@ -407,6 +412,8 @@ def _column(path: Path, kind: str, name: str, cells: Sequence[str]) -> np.ndarra
         np.isnan(values).any() and blank is not None and name not in blank
     ):
         raise ValueError(f"{path.name}: {name} must be finite numbers; some are not")
+    if name in _COUNTS and len(bad := np.flatnonzero(values < 1)):
+        raise ValueError(f"{path.name}: {name} must be at least 1; line {bad[0] + 2} is not; remove or repair it")
     return values
 
 
@@ -644,7 +651,7 @@ def _attention_paged(m: Measurement, device: Datasheet) -> Iterator[Part]:
     yield _decode_part(m, device, rows, columns, ("batch", "kv"))
 
 
-_COLLECTIVES = {"alltoall": "all_to_all"}
+_COLLECTIVES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 
 
 def _collective_part(
@@ -667,7 +674,7 @@ def _collectives_nccl(m: Measurement, device: Datasheet) -> Iterator[Part]:
         kind = _COLLECTIVES.get(str(name), str(name))
         yield _collective_part(
             m, m.columns["collective"] == name, kind, {"bytes": "message_bytes", "devices": "num_gpus"},
-            (f"{kind}/nccl",), device.link_bytes_per_s,
+            (f"{kind}/nccl", f"{kind}/vidur-node"), device.link_bytes_per_s,
         )  # fmt: skip
 
 
@@ -773,7 +780,10 @@ def _layer_widths(m: Measurement, tp: float | None = None) -> dict[str, float]:
     shapes = {
         str(layer): (n, k) for layer, n, k in zip(*(m.columns[c][mine] for c in ("layer", "n", "k")), strict=True)
     }
-    hidden = next(shapes[name][1] for name in ("qkv_proj", "q_proj", "gate_up_proj", "gate_proj") if name in shapes)
+    inputs = [name for name in ("qkv_proj", "q_proj", "gate_up_proj", "gate_proj") if name in shapes]
+    if not inputs:
+        raise ValueError("no matrix multiplication in the file says how wide its other layers are; keep their rows")
+    hidden = shapes[inputs[0]][1]
     inner = shapes["gate_up_proj"][0] / 2 if "gate_up_proj" in shapes else shapes.get("gate_proj", (hidden, 0))[0]
     rotary = shapes.get("qkv_proj", shapes.get("q_proj", (hidden, 0)))[0]
     vocabulary = shapes.get("lm_head", (hidden, 0))[0]
@@ -813,7 +823,9 @@ def _moe(m: Measurement, device: Datasheet) -> Iterator[Part]:
         dtype, weights = _MOE_DTYPES[str(name)]
         width = precision(weights).weight_bytes
         names = {c: c for c in (*_MOE_SHAPE, "num_tokens", "distribution")}
-        rows, columns = _pick(m, m.columns["moe_dtype"] == name, names)
+        rows, columns = _pick(m, (m.columns["moe_dtype"] == name) & ~_unspread(m), names)
+        if not len(rows):
+            continue
 
         def seconds(p: Any, c: Mapping[str, np.ndarray], dtype: str = dtype, width: float = width) -> Any:
             keys = np.stack([c[column].astype(str) for column in (*_MOE_SHAPE, "distribution")])
@@ -839,6 +851,11 @@ def _moe(m: Measurement, device: Datasheet) -> Iterator[Part]:
             ),
             seconds=seconds, groups=_MOE_SHAPE, starts=(moe.MoeParams(),),
         )  # fmt: skip
+
+
+def _unspread(m: Measurement) -> np.ndarray:
+    """Rows whose routing follows no known distribution."""
+    return np.array([not re.fullmatch(r"balanced|uniform|power_law_\d+(\.\d+)?", d) for d in m.columns["distribution"]])
 
 
 def _moe_layer(m: Measurement, device: Datasheet) -> Iterator[Part]:
@@ -985,6 +1002,10 @@ def _unmodelled(m: Measurement) -> Iterator[tuple[str, np.ndarray]]:
         if name in m.columns:
             for value in np.unique(m.columns[name]):
                 yield f"{name} {value} has no kernel model", m.columns[name] == value
+    if "distribution" in m.columns:
+        unknown = _unspread(m)
+        for value in np.unique(m.columns["distribution"][unknown]):
+            yield f"distribution {value} has no model", unknown & (m.columns["distribution"] == value)
     if "moe_dtype" in m.columns:
         for value in np.unique(m.columns["moe_dtype"]):
             yield f"moe_dtype {value} has no kernel model", m.columns["moe_dtype"] == value

@@ -34,6 +34,7 @@ def test_a_name_says_kind_device_format_and_software(tmp_path):
         ("gemm_h200_bf16_vllm0.24.csv", GEMM.replace("latency_us", "latency_us,colour"), "unknown column colour"),
         ("gemm_h200_bf16_vllm0.24.csv", GEMM.replace("14.0", "fast"), "latency_us in line 3 must be a number"),
         ("gemm_h200_bf16_vllm0.24.csv", GEMM.replace("14.0", "-1"), "latency_us must be positive; line 3"),
+        ("gemm_h200_bf16_vllm0.24.csv", GEMM.replace("64,", "0,"), "m must be at least 1; line 3"),
         ("gemm_h200_bf16_vllm0.24.csv", GEMM.replace("14.0", "nan"), "latency_us must be finite"),
         ("gemm_h200_bf16_vllm0.24.csv", GEMM.replace(",14.0", ""), "line 3 has 3 cells, the header 4"),
         ("gemm_h200_bf16_vllm0.24.csv", "m,n,k,latency_us\n", "a header but no row"),
@@ -76,6 +77,23 @@ def test_a_card_is_not_taken_for_its_module(tmp_path, name, device):
     reduce = "collective,dtype,num_gpus,message_bytes,latency_us\nall_reduce,half,2,512,5\n"
     m = read(write(tmp_path, name, reduce if "nccl" in name else GEMM))
     assert load_device(catalogue_name(m.device)).name == device
+
+
+def test_an_unknown_distribution_leaves_the_other_rows(tmp_path):
+    text = (
+        "moe_dtype,num_tokens,hidden_size,inter_size,topk,num_experts,moe_tp_size,moe_ep_size,distribution,latency_us\n"
+        "bfloat16,16,4096,1536,8,128,1,1,power_law_1.2,100\nbfloat16,16,4096,1536,8,128,1,1,zipf,100\n"
+    )
+    result = predict(read(write(tmp_path, "moe_h200_vllm0.24.csv", text)), load_profile("h200"))
+    assert np.isfinite(result.seconds).tolist() == [True, False]
+    assert dict(result.unmodelled) == {"distribution zipf has no model": 1}
+
+
+def test_layers_without_matrices_are_counted_with_the_reason(tmp_path):
+    text = "model,tp,layer,m,n,k,latency_us\nx,4,rotary_emb,16,,,5\n"
+    result = predict(read(write(tmp_path, "layers_h100_llama3.1-70b_lss.csv", text)), load_profile("h100"))
+    (reason,) = result.unmodelled
+    assert reason.startswith("no matrix multiplication in the file")
 
 
 def test_a_format_without_a_model_is_counted_by_name(tmp_path):
