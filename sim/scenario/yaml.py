@@ -25,9 +25,22 @@ class _Loader(_Base):
         return super().construct_mapping(node, deep=deep)
 
 
-# YAML 1.1 wants a dot in 1e9 and reads it as text otherwise; YAML 1.2 and people read a number.
+# YAML 1.1 reads 1e9 as text, 4:16 as 256 and 010 as 8; YAML 1.2 and people read a number, a text and, at most, ten.
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _NUMBERS]
+    for first, resolvers in _Base.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+\Z"), list("-+0123456789")
+    "tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)\Z"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"[-+]?([0-9][0-9_]*\.[0-9_]*([eE][-+]?[0-9]+)?|\.[0-9][0-9_]*([eE][-+]?[0-9]+)?"
+        r"|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(inf|Inf|INF))\Z|\.(nan|NaN|NAN)\Z"
+    ),
+    list("-+0123456789."),
 )
 
 

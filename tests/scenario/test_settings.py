@@ -7,6 +7,7 @@ from hwmodels.precision import PRECISIONS
 from sim.errors import ScenarioError
 from sim.scenario import Scenario, named
 from sim.scenario.settings import KvPrecision, TraceFormat, WeightPrecision
+from sim.scenario.yaml import parse_yaml
 from workloads import FORMATS
 
 
@@ -205,3 +206,16 @@ def test_several_settings_are_checked_together():
         "decoding.method=ngram", "decoding.num_speculative_tokens=3", "decoding.acceptance.alpha=0.5"
     )
     assert half_way.decoding is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e9", 1e9), ("2.5", 2.5), (".5", 0.5), ("1_000", 1000), ("0x10", 16), ("-3", -3), ("0", 0), (".inf", float("inf")),
+        ("4:16", "4:16"), ("010", "010"), ("1:30:00", "1:30:00"), ("1.2.3", "1.2.3"), ("true", True), ("null", None),
+    ],
+)  # fmt: skip
+def test_yaml_numbers_are_those_that_people_read(text, value):
+    found = parse_yaml(text, "here")
+    assert found == value
+    assert type(found) is type(value)
