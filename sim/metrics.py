@@ -241,9 +241,7 @@ def iteration_sums(columns: Columns) -> IterationSums:
         share = used / pools[replica]
         held_ns += float((share * lengths_ns).sum())
         largest_share = max(largest_share, float(share.max(initial=0.0)))
-    return IterationSums(
-        n=n, last_end_ns=last_iteration_end_ns(columns), held_ns=held_ns, largest_share=largest_share
-    )
+    return IterationSums(n=n, last_end_ns=last_iteration_end_ns(columns), held_ns=held_ns, largest_share=largest_share)
 
 
 def makespan_s(requests: Mapping[str, NDArray[Any]], last_iteration_end_ns: int = -1) -> float:
