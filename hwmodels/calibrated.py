@@ -307,9 +307,16 @@ class StackKernels:
         return np.maximum(flops / (sheet.flops_per_s("bf16") * 0.5), hbm_bytes / (sheet.hbm_bytes_per_s * 0.8))
 
     def _collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
-        between = n > self.device.devices_per_node
+        network = self.device.network
+        # A ring over each adapter of a node, one a device on InfiniBand; in an exchange each device has its own alone.
+        rings = kind != "all_to_all" and network.kind == "InfiniBand"
         return self._kernels.collective_s(
-            kind, size_bytes, n, between_nodes=between, network_bytes_per_s=self.device.network.bytes_per_s
+            kind,
+            size_bytes,
+            n,
+            between_nodes=n > self.device.devices_per_node,
+            network_bytes_per_s=network.bytes_per_s,
+            adapters=self.device.devices_per_node if rings else 1,
         )
 
     def all_reduce_s(self, size_bytes: Any, n: int) -> Any:

@@ -16,6 +16,7 @@ from hwmodels.device import load_device
 from hwmodels.kernels.attention import attention_decode_s, attention_prefill_s
 from hwmodels.model import load_model
 from hwmodels.overheads import Overheads, serving_stack, serving_stacks
+from hwmodels.parallel import ParallelConfig
 from hwmodels.roofline import Roofline
 from hwmodels.totals import Totals
 from tests.hwmodels.test_roofline import totals
@@ -208,3 +209,18 @@ def test_tables_take_milliseconds_and_a_scalar_microseconds():
     # Ten times what a quiet machine needs (5 ms with warm kernel tables; 1.7 us).
     assert min(build) < 0.05
     assert min(calls) < 2e-5
+
+
+def test_a_tensor_group_over_two_nodes_uses_the_adapter_of_every_device():
+    rows = Totals(8192, 8192, 1, 8192 * 8193 // 2, 8192, 0, 0, 1)
+    one_node, two_nodes = (
+        deploy(
+            model="qwen3-32b",
+            hardware="h100",
+            parallel=ParallelConfig(tensor=tensor),
+            cost=Calibrated(stack=serving_stack("ideal")),
+        ).cost.iteration_s(rows)
+        for tensor in (8, 16)
+    )
+    # 128 all-reduces of 84 MB: a ring through one 25 GB/s adapter alone would take 128 * 2 * 84e6 / 25e9 = 0.86 s.
+    assert one_node < two_nodes < 0.86 / 2
