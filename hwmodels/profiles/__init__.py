@@ -218,7 +218,7 @@ def load_profile(name_or_path: str) -> Profile:
             f"{device.name} has no calibrated profile and no calibrated relative; fit one with rooftrace fit, or name "
             f"the profile file of one of {', '.join(calibrated_devices())}"
         )
-    return borrow(read_profile(FOLDER / f"{relative}.toml"), datasheet_of(device))
+    return _lend(relative, device)
 
 
 def borrow_for(device: Device) -> Profile:
@@ -229,7 +229,31 @@ def borrow_for(device: Device) -> Profile:
             f"{device.name} has no calibrated profile and no calibrated device is from {device.vendor}; fit one with "
             "rooftrace fit, or price it by its datasheet (cost_model: roofline)"
         )
-    return borrow(read_profile(FOLDER / f"{relative}.toml"), datasheet_of(device))
+    return _lend(relative, device)
+
+
+def _lend(relative: str, device: Device) -> Profile:
+    """What *device* borrows: kernels from *relative*, and in-node collectives from whichever has links like its own."""
+    donor = read_profile(FOLDER / f"{relative}.toml")
+    borrowed = borrow(donor, datasheet_of(device))
+    if _alike_links(donor, borrowed):
+        return borrowed
+    others = [read_profile(FOLDER / f"{name}.toml") for name in calibrated_devices()]
+    own = borrowed.datasheet.link_bytes_per_s
+    by_distance = sorted(others, key=lambda other: abs(math.log(other.datasheet.link_bytes_per_s / own)))
+    kernels = tuple(kernel for kernel in borrowed.kernels if not _within_node(kernel))
+    return complete(
+        replace(borrowed, kernels=kernels), [other for other in by_distance if _alike_links(other, borrowed)]
+    )
+
+
+def _alike_links(first: Profile, second: Profile) -> bool:
+    """Whether the links within a node are of one kind: switched and PCIe links are more than a factor three apart."""
+    return 1 / 3 <= first.datasheet.link_bytes_per_s / second.datasheet.link_bytes_per_s <= 3
+
+
+def _within_node(kernel: Kernel) -> bool:
+    return kernel.family == "collective" and not kernel.variant.endswith("-network")
 
 
 def is_profile(path: str | Path) -> bool:
@@ -261,11 +285,10 @@ def complete(profile: Profile, donors: Sequence[Profile]) -> Profile:
     kernels = list(profile.kernels)
     have = {(kernel.family, kernel.variant) for kernel in kernels}
     for donor in donors:
-        factor = donor.datasheet.link_bytes_per_s / profile.datasheet.link_bytes_per_s
-        alike = 1 / 3 <= factor <= 3
+        alike = _alike_links(donor, profile)
         for kernel in donor.kernels:
-            in_node = kernel.family == "collective" and not kernel.variant.endswith("-network")
-            if (kernel.family, kernel.variant) in have or (in_node and not alike) or kernel.variant == "bf16/lss":
+            other_links = _within_node(kernel) and not alike
+            if (kernel.family, kernel.variant) in have or other_links or kernel.variant == "bf16/lss":
                 continue
             have.add((kernel.family, kernel.variant))
             origin = replace(kernel.provenance, borrowed_from=kernel.provenance.borrowed_from or donor.name)

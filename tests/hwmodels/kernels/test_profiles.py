@@ -148,3 +148,14 @@ def test_calibrated_kernels_answer_for_whole_models():
 def test_an_absent_parameter_set_says_what_there_is():
     with pytest.raises(ValueError, match="profile tpu-v6e has no gemm parameters for bf16/vllm; it has none"):
         load_profile("tpu-v6e").get("gemm", ("bf16/vllm",))
+
+
+@pytest.mark.parametrize(("card", "lender"), [("a40", "l40s"), ("h100-pcie", "rtx-pro-6000")])
+def test_a_pcie_card_borrows_its_collectives_from_a_pcie_card(card: str, lender: str) -> None:
+    """Its kernels come from a relative whose switched links are many times faster."""
+    own, other = load_profile(card), load_profile(lender)
+    in_node = [k for k in own.kernels if k.family == "collective" and not k.variant.endswith("-network")]
+    assert in_node
+    assert {kernel.provenance.borrowed_from for kernel in in_node} == {lender}
+    priced = [CalibratedKernels(profile=profile).collective_s("all_reduce", 1 << 26, 2) for profile in (own, other)]
+    assert priced[0] == pytest.approx(priced[1], rel=0.2)
