@@ -141,10 +141,10 @@ class RowTable:
         if rows > EXACT_ROWS:
             if not self._nodes:
                 self._nodes.append(self._exact[EXACT_ROWS])
-            have = len(self._nodes)
-            stop = max(2 * have, (rows - EXACT_ROWS) // COARSE_ROWS + 2)
-            nodes = EXACT_ROWS + COARSE_ROWS * np.arange(have, stop, dtype=np.float64)
-            self._nodes += self._evaluate(nodes, self._nodes[-1])
+            have, need = len(self._nodes), (rows - EXACT_ROWS) // COARSE_ROWS + 2
+            if have < need:
+                nodes = EXACT_ROWS + COARSE_ROWS * np.arange(have, max(2 * have, need), dtype=np.float64)
+                self._nodes += self._evaluate(nodes, self._nodes[-1])
 
     def scalar(self, rows: int) -> float:
         if rows <= EXACT_ROWS:

@@ -232,3 +232,19 @@ def test_tabulated_decode_interpolates_alike_for_scalars_and_arrays(batch):
     scalars = [form(SCALARS, s, s * q, s * c) for s, q, c in batch]
     assert arrays.tolist() == scalars
     assert arrays == pytest.approx(2 * kernel(seqs, queries, context), rel=0.02)
+
+
+def test_a_table_of_rows_grows_only_for_rows_that_it_lacks() -> None:
+    asked: list[int] = []
+
+    def of_rows(rows):
+        asked.append(len(rows))
+        return 1e-9 * rows
+
+    table = RowTable(of_rows)
+    many = np.array([5, 20_000])
+    first = table.array(many)
+    evaluated = sum(asked)
+    for _ in range(40):
+        np.testing.assert_array_equal(table.array(many), first)
+    assert sum(asked) == evaluated
