@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hwmodels.cost import CostModel
-from hwmodels.device import Device, device_catalogue
+from hwmodels.device import Device, Interconnect, device_catalogue
 from hwmodels.kernels.calibrated import CalibratedKernels
 from hwmodels.layerwise import DecodeForm, LayerwiseCost, Ops, PrefillForm
 from hwmodels.model import ModelSpec
@@ -319,16 +319,28 @@ class StackKernels:
             adapters=self.device.devices_per_node if rings else 1,
         )
 
+    def _datasheet_link(self, between_nodes: bool) -> Interconnect | None:
+        """The link of the datasheet where the profile has no measured collectives (TPU pods); None where it has."""
+        if links_measured(self.profile):
+            return None
+        return self.device.network if between_nodes else self.device.link
+
     def all_reduce_s(self, size_bytes: Any, n: int) -> Any:
-        return self._collective_s("all_reduce", size_bytes, n)
+        link = self._datasheet_link(n > self.device.devices_per_node)
+        return link.ring_all_reduce_s(size_bytes, n) if link else self._collective_s("all_reduce", size_bytes, n)
 
     def all_gather_s(self, size_bytes: Any, n: int) -> Any:
-        return self._collective_s("all_gather", size_bytes, n)
+        link = self._datasheet_link(n > self.device.devices_per_node)
+        return link.ring_all_gather_s(size_bytes, n) if link else self._collective_s("all_gather", size_bytes, n)
 
     def all_to_all_s(self, size_bytes: Any, n: int) -> Any:
-        return self._collective_s("all_to_all", size_bytes, n)
+        link = self._datasheet_link(n > self.device.devices_per_node)
+        return link.all_to_all_s(size_bytes, n) if link else self._collective_s("all_to_all", size_bytes, n)
 
     def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
+        link = self._datasheet_link(between_nodes)
+        if link:
+            return link.send_s(size_bytes)
         return self._kernels.collective_s(
             "send_recv",
             size_bytes,
@@ -442,6 +454,11 @@ def factory_of(cost: CostModel) -> Calibrated | Callable[..., LayerwiseCost]:
     if isinstance(kernels, StackKernels):
         return Calibrated(stack=kernels.stack, profile=kernels.profile_path)
     return Roofline
+
+
+def links_measured(profile: Profile) -> bool:
+    """Whether the profile has collectives, its own or borrowed."""
+    return any(kernel.family == "collective" for kernel in profile.kernels)
 
 
 def overheads_of(cost: CostModel) -> Overheads:

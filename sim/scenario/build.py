@@ -239,9 +239,14 @@ def _manifest(
 def _borrowed(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
     """Says so where another device's measurements stand in."""
     if scenario.cost_model == "calibrated":
-        from hwmodels.calibrated import profile_of
+        from hwmodels.calibrated import links_measured, profile_of
 
         profile = profile_of(deployment.cost)
+        if deployment.parallel.n_devices > 1 and not links_measured(profile):
+            yield (
+                f"{deployment.device.name}'s links have not been measured: what crosses them is priced as rings at the "
+                "datasheet's bandwidth."
+            )
         if profile.note.startswith("efficiencies"):
             yield f"{deployment.device.name} has not been calibrated: {profile.note}."
 

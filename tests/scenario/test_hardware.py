@@ -61,3 +61,12 @@ def test_a_shipped_profile_can_be_named_by_its_path(tmp_path):
     assert (manifest["hardware"]["name"], manifest["hardware"]["profile"]) == ("h200", "h200")
     with pytest.raises(ScenarioError, match="is a calibrated profile and cost_model asks for the datasheet"):
         resolve(scenario(hardware=str(path), cost_model="roofline"))
+
+
+def test_links_that_nobody_measured_are_priced_by_the_datasheet_and_the_run_says_so():
+    scenario = Scenario.default().with_set(
+        "hardware=tpu-v6e", "model=llama-3.1-70b", "parallel={tensor: 8}", "workload={trace: conversation, limit: 20}"
+    )
+    built = resolve(scenario)
+    assert any("tpu-v6e's links have not been measured" in note for note in built.manifest["notes"])
+    assert simulate(scenario).summary["requests"]["finished"] == 20
