@@ -14,7 +14,7 @@ from hwmodels.cost import CostModel
 from hwmodels.device import Device, Interconnect, device_catalogue
 from hwmodels.kernels.calibrated import CalibratedKernels
 from hwmodels.layerwise import DecodeForm, LayerwiseCost, Ops, PrefillForm
-from hwmodels.model import ModelSpec
+from hwmodels.model import LatentAttention, ModelSpec
 from hwmodels.overheads import Overheads, ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
@@ -429,6 +429,19 @@ class Calibrated:
             return cpu_cost(spec, profile, device=device, parallel=parallel, kv_precision=kv_precision)
         for fmt in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
             device.first_peak(number_format(fmt).math, f"precision {fmt}")
+        lacking = [
+            what
+            for needed, family, what in (
+                (spec.experts is not None, "moe", "a mixture of experts"),
+                (isinstance(spec.attention, LatentAttention), "mla_decode", "latent attention"),
+            )
+            if needed and not any(kernel.family == family for kernel in profile.kernels)
+        ]
+        if lacking:
+            raise ValueError(
+                f"{spec.name} needs {' and '.join(lacking)}, which nobody has measured for the profile of {profile.name}; "
+                "price it by the datasheet (cost_model: roofline) or choose another device"
+            )
         kernels = StackKernels(
             device=device,
             profile=profile,

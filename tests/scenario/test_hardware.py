@@ -70,3 +70,10 @@ def test_links_that_nobody_measured_are_priced_by_the_datasheet_and_the_run_says
     built = resolve(scenario)
     assert any("tpu-v6e's links have not been measured" in note for note in built.manifest["notes"])
     assert simulate(scenario).summary["requests"]["finished"] == 20
+
+
+def test_a_model_whose_kernels_nobody_measured_for_the_device_is_refused():
+    scenario = Scenario.default().with_set("hardware=tpu-v6e", "model=qwen3-30b-a3b", "parallel={tensor: 8}")
+    with pytest.raises(ScenarioError, match=r"a mixture of experts, which nobody has measured .*cost_model: roofline"):
+        resolve(scenario)
+    assert resolve(scenario.with_set("cost_model=roofline")).experiment.replicas
