@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.schedulers import _admissible_blocks, _at_least, _fraction
+from policies.schedulers import _admissible_blocks, _at_least, _chunks_within, _fraction
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 
 
@@ -77,31 +77,12 @@ class ChunkedOnly:
         _fraction("watermark", self.watermark)
 
     def plan(self, view: ReplicaView, /) -> Plan:
-        left = self.token_budget
-        chunks = []
-        for partial in view.prefilling:
-            if left <= 0:
-                break
-            tokens = min(partial.remaining_tokens, left)
-            left -= tokens
-            chunks.append((partial.id, tokens))
-        seats = self.max_sequences - view.n_running
-        free = _admissible_blocks(view, self.watermark)
-        blocked = False
-        for seq in view.waiting:
-            free -= view.blocks(seq.tokens)
-            if left <= 0 or seats <= 0 or free < 0:
-                blocked = True
-                break
-            tokens = min(seq.tokens, left)
-            left -= tokens
-            seats -= 1
-            chunks.append((seq.id, tokens))
+        chunks, full = _chunks_within(view, self.token_budget, self.max_sequences, self.watermark)
         if not view.n_decoding:
-            return Plan(chunks=tuple(chunks))
+            return Plan(chunks=chunks)
         if not chunks:
-            return Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=blocked or seats <= 0)
-        return Plan(decode=True) if view.after_prefill else Plan(chunks=tuple(chunks))
+            return Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=full)
+        return Plan(decode=True) if view.after_prefill else Plan(chunks=chunks)
 
 
 @dataclass(frozen=True)

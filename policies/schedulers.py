@@ -26,6 +26,34 @@ def _admissible_blocks(view: ReplicaView, watermark: float) -> int:
     return view.free_blocks - view.growth_blocks - reserve
 
 
+def _chunks_within(
+    view: ReplicaView, budget: int, max_sequences: int, watermark: float
+) -> tuple[tuple[tuple[int, int], ...], bool]:
+    """Prompt chunks of *budget* tokens at most, unfinished prompts before new ones; and whether the queue's head is
+    held up, or the seats are taken, so that an arrival could not join either."""
+    chunks = []
+    for partial in view.prefilling:
+        if budget <= 0:
+            break
+        tokens = min(partial.remaining_tokens, budget)
+        budget -= tokens
+        chunks.append((partial.id, tokens))
+    seats = max_sequences - view.n_decoding - len(view.prefilling)
+    full = seats <= 0
+    if view.waiting and budget > 0:
+        free = _admissible_blocks(view, watermark)
+        for seq in view.waiting:
+            free -= view.blocks(seq.tokens)
+            if budget <= 0 or seats <= 0 or free < 0:
+                full = True
+                break
+            tokens = min(seq.tokens, budget)
+            budget -= tokens
+            seats -= 1
+            chunks.append((seq.id, tokens))
+    return tuple(chunks), full
+
+
 @dataclass(frozen=True)
 class Static:
     """Request-level batching (FasterTransformer): a batch is taken from the queue; nobody joins until all have left.
@@ -144,33 +172,13 @@ class Sarathi:
         _fraction("watermark", self.watermark)
 
     def plan(self, view: ReplicaView, /) -> Plan:
-        waiting, prefilling, n_decoding = view.waiting, view.prefilling, view.n_decoding
+        n_decoding = view.n_decoding
         left = self.token_budget - n_decoding * view.query_tokens
         if n_decoding and left <= 0:
             return Plan(True, (), (), UNTIL_CHANGE, True)
-        chunks = []
-        for seq in prefilling:
-            if left <= 0:
-                break
-            tokens = min(seq.remaining_tokens, left)
-            left -= tokens
-            chunks.append((seq.id, tokens))
-        blocked = False
-        if waiting and left > 0:
-            seats = self.max_sequences - n_decoding - len(prefilling)
-            free = _admissible_blocks(view, self.watermark)
-            for seq in waiting:
-                free -= view.blocks(seq.tokens)
-                if left <= 0 or seats <= 0 or free < 0:
-                    blocked = True
-                    break
-                tokens = min(seq.tokens, left)
-                left -= tokens
-                seats -= 1
-                chunks.append((seq.id, tokens))
+        chunks, full = _chunks_within(view, left, self.max_sequences, self.watermark)
         if chunks:
-            return Plan(n_decoding > 0, tuple(chunks))
-        full = blocked or n_decoding + len(prefilling) >= self.max_sequences
+            return Plan(n_decoding > 0, chunks)
         return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from sim.engine.clock import ARRIVAL_PRIORITY, ITERATION_PRIORITY
+from sim.engine.clock import ARRIVAL_PRIORITY, ITERATION_PRIORITY, Clock
 from sim.engine.columns import FINISHED, REJECTED
 from workloads import Trace
 
@@ -244,13 +244,13 @@ def _replay(
 class _At(simpy.Event):
     """Fires once, at an instant and with a priority."""
 
-    def __init__(self, env: simpy.Environment, delay: int, priority: int, callback: Callable[[_At], None]) -> None:
+    def __init__(self, env: Clock, delay: int, priority: int, callback: Any) -> None:
         self.env = env
-        self.callbacks = [callback]  # type: ignore[assignment]
+        self.callbacks = [callback]
         self._value = None
         self._ok = True
         self._defused = False
-        env.schedule(self, priority, delay)  # type: ignore[arg-type]
+        env.schedule(self, priority, delay)
 
 
 @dataclass(slots=True)
