@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -13,12 +13,23 @@ class RoutedRequest(NamedTuple):
     id: int
     prompt_tokens: int = 0
     model: int = 0
-    session: int = -1
     luck: tuple[float, float] = (0.0, 0.0)
+    arrival_ns: int = 0
+    deadline_ns: int = -1
+    """From arrival; -1: none."""
+
+
+class Refused(NamedTuple):
+    """What a router answers instead of a replica: the request is rejected, and costs nothing."""
+
+    reason: str
 
 
 class ReplicaLoad(Protocol):
-    """A replica as the router sees it: what has happened up to the last iteration that has ended."""
+    """A machine as the router sees it: what has happened up to the last iteration that has ended.
+
+    Only machines that host the request's model are shown.
+    """
 
     @property
     def waiting(self) -> int: ...
@@ -39,7 +50,18 @@ class Load(NamedTuple):
 
 
 class Router(Protocol):
-    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int: ...
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int | Refused: ...
+
+
+RouteFunction = Callable[[RoutedRequest, Sequence[ReplicaLoad]], "int | Refused"]
+
+
+def route_of(router: Router | RouteFunction) -> RouteFunction:
+    """The function that routes: the router's method, or the function itself. TypeError for anything else."""
+    route = getattr(router, "route", router)
+    if not callable(route):
+        raise TypeError(f"a router has a method route(request, replicas) or is such a function; got {router!r}")
+    return route
 
 
 def _outstanding(load: ReplicaLoad) -> int:
@@ -48,7 +70,7 @@ def _outstanding(load: ReplicaLoad) -> int:
 
 @dataclass(frozen=True)
 class RoundRobin:
-    """Request i goes to replica i modulo their number."""
+    """Request i goes to replica i modulo their number (of those that host its model)."""
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
         return request.id % len(replicas)

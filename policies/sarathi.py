@@ -52,9 +52,9 @@ class DecodeMaximal:
         full = view.n_running >= self.max_sequences
         if view.waiting and not full:
             first = view.waiting[0]
-            if view.blocks(first.tokens) <= _admissible_blocks(view, self.watermark):
+            if view.blocks_to_admit(first) <= _admissible_blocks(view, self.watermark):
                 if self.chunk_when_full and view.n_decoding < self.max_sequences - 1:
-                    return Plan(chunks=((first.id, first.tokens),))
+                    return Plan(run=((first.id, first.tokens),))
                 return Plan(decode, ((first.id, min(first.tokens, self.prompt_chunk)),))
             full = True
         return Plan(decode, hold=UNTIL_CHANGE, through_arrivals=full)
@@ -79,10 +79,10 @@ class ChunkedOnly:
     def plan(self, view: ReplicaView, /) -> Plan:
         chunks, full = _chunks_within(view, self.token_budget, self.max_sequences, self.watermark)
         if not view.n_decoding:
-            return Plan(chunks=chunks)
+            return Plan(run=chunks)
         if not chunks:
             return Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=full)
-        return Plan(decode=True) if view.after_prefill else Plan(chunks=chunks)
+        return Plan(decode=True) if view.after_prefill else Plan(run=chunks)
 
 
 @dataclass(frozen=True)
@@ -98,18 +98,21 @@ class Padded:
     def __post_init__(self) -> None:
         _at_least("batch_size", self.batch_size, 1)
 
+    @property
+    def pads_to(self) -> int:
+        """Sequences that every decode step takes as long as; see `policies.view.pads_to`."""
+        return self.batch_size
+
     def plan(self, view: ReplicaView, /) -> Plan:
         if view.prefilling:
-            chunks = tuple((seq.id, seq.remaining_tokens) for seq in view.prefilling)
-            return Plan(chunks=chunks, pad_tokens=max(tokens for _, tokens in chunks))
+            return Plan(run=tuple((seq.id, seq.remaining_tokens) for seq in view.prefilling))
         if view.n_decoding:
-            context = max(seq.cached_tokens for seq in view.running) + view.query_tokens
-            return Plan(decode=True, pad_tokens=context, pad_sequences=self.batch_size, through_arrivals=True)
+            return Plan(decode=True, through_arrivals=True)
         free = view.free_blocks
         chunks = []
         for seq in view.waiting:
-            free -= view.blocks(seq.tokens)
+            free -= view.blocks_to_admit(seq)
             if free < 0 or len(chunks) == self.batch_size:
                 break
             chunks.append((seq.id, seq.tokens))
-        return Plan(chunks=tuple(chunks), pad_tokens=max((tokens for _, tokens in chunks), default=0))
+        return Plan(run=tuple(chunks))

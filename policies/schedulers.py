@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler
 
@@ -43,7 +43,7 @@ def _chunks_within(
     if view.waiting and budget > 0:
         free = _admissible_blocks(view, watermark)
         for seq in view.waiting:
-            free -= view.blocks(seq.tokens)
+            free -= view.blocks_to_admit(seq)
             if budget <= 0 or seats <= 0 or free < 0:
                 full = True
                 break
@@ -71,7 +71,7 @@ class Static:
 
     def plan(self, view: ReplicaView, /) -> Plan:
         if view.prefilling:
-            return Plan(chunks=tuple((seq.id, seq.remaining_tokens) for seq in view.prefilling))
+            return Plan(run=tuple((seq.id, seq.remaining_tokens) for seq in view.prefilling))
         chunks = []
         # With a limit on prompts the batch is still being formed until it has decoded.
         if not view.n_decoding or (self.max_prompts is not None and view.after_prefill):
@@ -80,12 +80,12 @@ class Static:
                 seats = min(seats, self.max_prompts)
             free = view.free_blocks - view.growth_blocks
             for seq in view.waiting:
-                free -= view.blocks(seq.tokens)
+                free -= view.blocks_to_admit(seq)
                 if free < 0 or len(chunks) >= seats:
                     break
                 chunks.append((seq.id, seq.tokens))
         if chunks:
-            return Plan(chunks=tuple(chunks))
+            return Plan(run=tuple(chunks))
         return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
@@ -114,14 +114,14 @@ class Orca:
         free = _admissible_blocks(view, self.watermark)
         blocked = False
         for seq in view.waiting:
-            free -= view.blocks(seq.tokens)
+            free -= view.blocks_to_admit(seq)
             if seats <= 0 or free < 0:
                 blocked = True
                 break
             seats -= 1
             chunks.append((seq.id, seq.tokens))
         if chunks:
-            return Plan(decode=view.n_decoding > 0, chunks=tuple(chunks))
+            return Plan(decode=view.n_decoding > 0, run=tuple(chunks))
         return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=blocked or seats <= 0)
 
 
@@ -145,7 +145,7 @@ class Vllm:
         left = self.max_batched_tokens - sum(tokens for _, tokens in chunks)
         blocked = False
         for seq in view.waiting:
-            free -= view.blocks(seq.tokens)
+            free -= view.blocks_to_admit(seq)
             # A prompt longer than the budget runs alone rather than never.
             if seats <= 0 or free < 0 or (seq.tokens > left and chunks):
                 blocked = True
@@ -154,7 +154,7 @@ class Vllm:
             left -= seq.tokens
             chunks.append((seq.id, seq.tokens))
         if chunks:
-            return Plan(chunks=tuple(chunks))
+            return Plan(run=tuple(chunks))
         return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=blocked or seats <= 0)
 
 
@@ -203,7 +203,8 @@ class EvictNewest:
         prefilling = tuple(seq for seq in view.prefilling if seq.id not in gone)
         n_evicted_decoding = len(evicted) - (len(view.prefilling) - len(prefilling))
         # Nobody is admitted in an iteration that evicts: memory is what is short.
-        rest = view._replace(
+        rest = replace(
+            view,
             waiting=(),
             prefilling=prefilling,
             n_decoding=view.n_decoding - n_evicted_decoding,

@@ -1,12 +1,20 @@
-"""What a scheduler sees and what it answers: plain values, so that a policy can be tested with literals."""
+"""What a scheduler sees and what it answers: plain values, so that a policy can be tested with literals.
+
+A sequence is a pair: tokens to compute, and tokens whose KV exists. A fresh request is (prompt, 0); one that comes with its KV,
+because another machine computed it or because it was kept, is (rest, n), and (0, n) has nothing to compute before it decodes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 UNTIL_CHANGE = 1 << 40
 """`Plan.hold` of a policy that would answer the same until a sequence finishes, joins or memory runs short."""
+
+ALWAYS_NS = 1 << 62
+"""`Plan.until_ns` of a policy whose answer does not depend on the time."""
 
 
 class WaitingSeq(NamedTuple):
@@ -17,7 +25,12 @@ class WaitingSeq(NamedTuple):
     arrival_ns: int = 0
     model: int = 0
     deadline_ns: int = -1
+    """From arrival; -1: none."""
     preempted: bool = False
+    cached_tokens: int = 0
+    """Tokens whose KV exists and takes room here when the sequence is admitted."""
+    priority: int = 0
+    """Smaller goes first, as in vLLM."""
 
 
 class PartialSeq(NamedTuple):
@@ -26,6 +39,10 @@ class PartialSeq(NamedTuple):
     id: int
     cached_tokens: int
     remaining_tokens: int
+    arrival_ns: int = 0
+    model: int = 0
+    deadline_ns: int = -1
+    priority: int = 0
 
 
 class RunningSeq(NamedTuple):
@@ -36,10 +53,25 @@ class RunningSeq(NamedTuple):
     blocks: int
     growth_blocks: int = 0
     arrival_ns: int = 0
+    model: int = 0
+    deadline_ns: int = -1
+    priority: int = 0
 
 
-class ReplicaView(NamedTuple):
-    """A replica at the moment it may start an iteration. Read-only; sequences in flight elsewhere are left out."""
+class StepPrice(Protocol):
+    """What an iteration may cost."""
+
+    def bound_ns(self, prompt_tokens: int, /) -> int:
+        """Nanoseconds, at most, of an iteration with all present decodes and one chunk of *prompt_tokens* of a new prompt."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """A machine's model at the moment it may start an iteration. Read-only, and good until the policy has answered.
+
+    Sequences that are in flight in other micro-batches are left out.
+    """
 
     waiting: Sequence[WaitingSeq] = ()
     """The queue, first to be served first."""
@@ -57,10 +89,10 @@ class ReplicaView(NamedTuple):
     now_ns: int = 0
     running: Sequence[RunningSeq] = ()
     """Prefilling and decoding sequences, oldest admission first; built when looked at."""
-    cached: dict[int, int] | None = None
-    """Prompt tokens found in the prefix cache by request id; None: no prefix caching."""
     after_prefill: bool = False
     """Whether the iteration before this one computed prompt tokens."""
+    price: StepPrice | None = None
+    """None in literals that do not need it."""
 
     @property
     def n_running(self) -> int:
@@ -75,30 +107,63 @@ class ReplicaView(NamedTuple):
         """KV blocks that *tokens* tokens occupy."""
         return -(-tokens // self.block_tokens)
 
+    def blocks_to_admit(self, seq: WaitingSeq) -> int:
+        """KV blocks that admitting *seq* takes: those of its tokens to compute and of the KV that it brings."""
+        return -(-(seq.tokens + seq.cached_tokens) // self.block_tokens)
+
 
 class Plan(NamedTuple):
     """Who runs in the next iteration, and for how many tokens."""
 
     decode: bool | tuple[int, ...] = False
     """True: every decoding sequence takes a step; or the ids of those that do."""
-    chunks: tuple[tuple[int, int], ...] = ()
+    run: tuple[tuple[int, int], ...] = ()
     """(id, prompt tokens to compute); the id is of a prefilling sequence or, to admit it, of a waiting one.
 
-    Admission takes KV blocks for all of the request's tokens at once."""
+    Admission takes KV blocks for all of the request's tokens at once. 0 tokens, for a waiting sequence that has none to compute,
+    is joining the decodes; it is one of those that *decode* speaks of."""
     preempt: tuple[int, ...] = ()
     """Ids whose KV blocks are given back first; they return to the head of the queue and are recomputed."""
     hold: int = 1
     """For how many iterations the same answer holds if no sequence finishes and no request arrives. Only plans of decodes
-    alone are held; an iteration with chunks is always followed by another look."""
+    alone are held; an iteration with prompt tokens is always followed by another look."""
     through_arrivals: bool = False
     """True: an arrival behind the present queue would not change the answer either."""
-    pad_tokens: int = 0
-    """Shorter chunks, and the contexts of decodes, take as long as if they had this many tokens; 0: no padding."""
-    pad_sequences: int = 0
-    """With *pad_tokens*: the decode step takes as long as one of this many sequences, if there are fewer."""
+    reject: tuple[tuple[int, str], ...] = ()
+    """(id, reason) of waiting requests that are refused; recorded as rejected."""
+    until_ns: int = ALWAYS_NS
+    """The answer holds for iterations that start before this instant. An empty plan with an instant still to come waits for it."""
 
 
 class Scheduler(Protocol):
-    """Decides, from a view alone, what the next iteration runs. Implementations are frozen dataclasses."""
+    """Decides, from a view alone, what the next iteration runs. Implementations are frozen dataclasses.
+
+    Where a scheduler is asked for, a function `(view) -> Plan` will do as well.
+    """
 
     def plan(self, view: ReplicaView, /) -> Plan: ...
+
+
+PlanFunction = Callable[[ReplicaView], Plan]
+
+
+def plan_of(scheduler: Scheduler | PlanFunction) -> PlanFunction:
+    """The function that plans: the scheduler's method, or the function itself. TypeError for anything else."""
+    plan = getattr(scheduler, "plan", scheduler)
+    if not callable(plan):
+        raise TypeError(f"a scheduler has a method plan(view) or is such a function; got {scheduler!r}")
+    return plan
+
+
+def pads_to(scheduler: object) -> int:
+    """Sequences that the batches of *scheduler*, or of the one that it wraps, are padded to; 0: they are not padded.
+
+    A scheduler that pads has the attribute `pads_to`. Shorter chunks of an iteration then take as long as its longest, and a decode
+    step as long as one of that many sequences with the longest context. Padding changes what an iteration costs, never who runs.
+    """
+    while scheduler is not None:
+        sequences = getattr(scheduler, "pads_to", 0)
+        if sequences:
+            return int(sequences)
+        scheduler = getattr(scheduler, "inner", None)
+    return 0

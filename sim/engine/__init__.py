@@ -2,8 +2,8 @@
 
 from sim.engine.cluster import run
 from sim.engine.columns import FINISHED, REJECTED, STATUS_NAMES, UNFINISHED, Columns, ReplicaColumns
-from sim.engine.experiment import Experiment, ReplicaSpec
-from sim.engine.lane import PolicyError
+from sim.engine.experiment import Experiment, MachineSpec, ReplicaSpec
+from sim.engine.errors import InvariantError, PolicyError
 
 __all__ = [
     "FINISHED",
@@ -12,6 +12,8 @@ __all__ = [
     "UNFINISHED",
     "Columns",
     "Experiment",
+    "InvariantError",
+    "MachineSpec",
     "PolicyError",
     "ReplicaColumns",
     "ReplicaSpec",

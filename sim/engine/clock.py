@@ -1,6 +1,6 @@
 """Time inside the engine.
 
-SimPy's clock counts integer nanoseconds. A replica adds its iterations up in integer ticks of 2**-20 ns, so that n decode
+SimPy's clock counts integer nanoseconds. A machine adds its iterations up in integer ticks of 2**-20 ns, so that n decode
 iterations, whose cost is linear in the growing KV cache, are summed exactly without visiting each: the n-th iteration of a
 span ends at the same tick whether the span was one event or n.
 """
@@ -8,19 +8,12 @@ span ends at the same tick whether the span was one event or n.
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any
-
-Clock = Any
-"""A `simpy.Environment` whose time is an integer number of nanoseconds; SimPy's own annotations allow for floats."""
 
 TICK_BITS = 20
 TICKS_PER_NS = 1 << TICK_BITS
 TICKS_PER_S = 1e9 * TICKS_PER_NS
-
-ARRIVAL_PRIORITY = 1
-ITERATION_PRIORITY = 2
-"""Iteration ends fire after the arrivals of their instant, in the order of replicas: ITERATION_PRIORITY + replica index."""
-
+FRACTION = TICKS_PER_NS - 1
+"""Mask of the ticks past a whole nanosecond."""
 
 LONGEST_TICKS = 1 << 62
 """Spans are kept shorter than this (4,398 s), so that int64 arithmetic on their records cannot overflow."""

@@ -1,35 +1,36 @@
-"""Replays a workload: arrivals, the router, the replicas, and the columns that they leave."""
+"""Replays a workload: arrivals, the router, the machines, and the columns that they leave."""
 
 from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import simpy
 from numpy.typing import NDArray
 
-from policies.routers import RoutedRequest
-from sim.engine.clock import ARRIVAL_PRIORITY, Clock
+from policies.routers import Refused, RoutedRequest, route_of
 from sim.engine.columns import BUBBLES, REJECTED, Columns, IntArray
+from sim.engine.errors import PolicyError
+from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment
-from sim.engine.lane import PolicyError, RequestState
-from sim.engine.replica import Replica
+from sim.engine.invariants import Watch
+from sim.engine.machine import Machine
+from sim.engine.requests import RequestState
 from workloads import ClosedLoop, Trace
 
 _ROUTING_STREAM = 0x726F7574
 """Names the random stream of routing draws; the other streams are in `workloads` and `policies`."""
 
 
-def run(experiment: Experiment, *, fast_forward: bool = True) -> Columns:
+def run(experiment: Experiment, *, fast_forward: bool = True, check_invariants: bool = False) -> Columns:
     """Replay the experiment's workload to its end, or to its horizon.
 
-    With *fast_forward* off every iteration is an event of its own: the same columns, slower.
+    With *fast_forward* off every iteration is an event of its own: the same columns, slower. With *check_invariants* the
+    invariants that docs/architecture.md names are checked at every event, slower still; `InvariantError` names the broken one.
     """
     began = time.perf_counter()
-    cluster = _Cluster(experiment, fast_forward)
+    cluster = _Cluster(experiment, fast_forward, check_invariants)
     columns = cluster.run()
     columns.meta["wall_s"] = time.perf_counter() - began
     return columns
@@ -45,23 +46,11 @@ def _as_column(values: array[int], dtype: Any = np.int64) -> NDArray[Any]:
     return np.frombuffer(values, dtype)
 
 
-class _Arrival(simpy.Event):
-    """Fires when the next requests of a trace, or one of a client, arrive."""
-
-    def __init__(self, env: Clock, delay: int, callback: Any, id_: int = -1) -> None:
-        self.env = env
-        self.callbacks = [callback]
-        self._value = None
-        self._ok = True
-        self._defused = False
-        self.id = id_
-        env.schedule(self, ARRIVAL_PRIORITY, delay)
-
-
 class _Cluster:
-    def __init__(self, experiment: Experiment, fast_forward: bool) -> None:
+    """Arrivals, the router between machines, closed-loop clients, and the end of the run."""
+
+    def __init__(self, experiment: Experiment, fast_forward: bool, check_invariants: bool) -> None:
         workload = experiment.workload
-        self.turn = ARRIVAL_PRIORITY
         self._experiment = experiment
         self._n = n = len(workload)
         self._prompt = _as_array(workload.prompt_tokens)
@@ -74,37 +63,61 @@ class _Cluster:
                 deadline = _as_array(workload.deadline_ns)
         else:
             arrival = array("q", [-1]) * n
-        pipelined = any(spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1 for spec in experiment.replicas)
+        specs = experiment.machines
+        pipelined = any(
+            len(spec.tenants) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1
+            for spec in specs
+            for tenant in spec.tenants
+        )
         self._state = RequestState(self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined)
-        env: Clock = simpy.Environment(initial_time=0)
-        self._env = env
-        self._replicas: Sequence[Replica] = [
-            Replica(env, index, spec, self._state, self, experiment.seed, fast_forward)
-            for index, spec in enumerate(experiment.replicas)
-        ]
-        self._only = self._replicas[0] if len(self._replicas) == 1 else None
+        self._clock = Clock()
+        self._machines: list[Machine] = []
+        for index, spec in enumerate(specs):
+            first = sum(len(machine.tenants) for machine in self._machines)
+            self._machines.append(
+                Machine(
+                    self._clock, index, spec, first, self._state, self, seed=experiment.seed, fast_forward=fast_forward
+                )
+            )
+        self._watch = Watch(self._state, self._machines, self._clock) if check_invariants else None
+        self._route_of = route_of(experiment.router)
+        self._hosting = self._eligible()
+        self._only = self._machines[0] if len(self._machines) == 1 and self._hosting is None else None
         self._luck = None if self._only else np.random.default_rng([experiment.seed, _ROUTING_STREAM]).random((n, 2))
         self._reasons: dict[str, int] = {}
-        self._rejected = 0
         self._sent = 0
         self._think = None
         if isinstance(workload, ClosedLoop):
             self._think = workload.think_ns.tolist() if workload.think_ns is not None else [0] * n
 
+    def _eligible(self) -> list[list[Machine]] | None:
+        """For each model the machines that host it; None where every machine serves every request."""
+        if all(tenant.spec.model is None for machine in self._machines for tenant in machine.tenants):
+            return None
+        workload = self._experiment.workload
+        n_models = max(len(workload.models), 1) if isinstance(workload, Trace) else 1
+        return [[machine for machine in self._machines if machine.hosts(model)] for model in range(n_models)]
+
     def run(self) -> Columns:
-        workload, env = self._experiment.workload, self._env
+        """Replay the workload to its end or the horizon."""
+        workload, clock = self._experiment.workload, self._clock
         if isinstance(workload, ClosedLoop):
             for _ in range(min(workload.concurrency, self._n)):
-                self._send_next(0)
-        else:
+                self._send_next(None)
+        elif self._n:
             visible = workload.arrival_ns + self._admission_ns(workload.prompt_tokens)
             order = np.argsort(visible, kind="stable")
             self._visible, self._order = _as_array(visible[order]), _as_array(order)
             self._next = 0
-            _Arrival(env, self._visible[0], self._on_trace)
-        env.run(until=self._experiment.horizon_ns)
-        for replica in self._replicas:
-            replica.stop()
+            self._arrivals = Alarm(clock, ARRIVALS, self._on_trace)
+            self._arrivals.set(self._visible[0])
+        horizon_ns = self._experiment.horizon_ns
+        if self._watch is not None:
+            self._watch.run(horizon_ns)
+        else:
+            clock.run(until=horizon_ns)
+        for machine in self._machines:
+            machine.abort(clock.now_ns)
         return self._columns()
 
     def _admission_ns(self, prompt_tokens: Any) -> Any:
@@ -112,77 +125,82 @@ class _Cluster:
         seconds = experiment.admission_s + experiment.admission_s_per_token * prompt_tokens
         return np.rint(np.asarray(seconds) * 1e9).astype(np.int64)
 
-    def _on_trace(self, _event: simpy.Event) -> None:
-        visible, order, env = self._visible, self._order, self._env
-        now, i, n = env.now, self._next, self._n
+    def _on_trace(self, _event: Any) -> None:
+        visible, order = self._visible, self._order
+        now, i, n = self._clock.now_ns, self._next, self._n
         while i < n and visible[i] == now:
             self._route(order[i])
             i += 1
         self._next = i
         if i < n:
-            _Arrival(env, visible[i] - now, self._on_trace)
-
-    def _on_client(self, event: Any) -> None:
-        self._route(event.id)
+            self._arrivals.set(visible[i])
 
     def _route(self, id_: int) -> None:
         if self._only is not None:
-            self._only.enqueue(id_)
+            self._only.deliver(id_)
             return
-        replicas = self._replicas
-        model = self._state.model
+        state = self._state
+        model = 0 if state.model is None else state.model[id_]
+        machines = self._machines if self._hosting is None else self._hosting[model]
+        if not machines:
+            self.rejected(id_, "no machine hosts the model")
+            return
         assert self._luck is not None
         request = RoutedRequest(
             id_,
             self._prompt[id_],
-            0 if model is None else model[id_],
-            luck=tuple(self._luck[id_].tolist()),
+            model,
+            tuple(self._luck[id_].tolist()),
+            state.arrival[id_],
+            -1 if state.deadline is None else state.deadline[id_],
         )
-        index = self._experiment.router.route(request, replicas)
-        if not 0 <= index < len(replicas):
+        answer = self._route_of(request, machines)
+        if isinstance(answer, Refused):
+            self.rejected(id_, answer.reason)
+            return
+        if not 0 <= answer < len(machines):
             raise PolicyError(
-                f"{self._experiment.router!r} sent request {id_} to replica {index!r}; expected 0 to {len(replicas) - 1}"
+                f"{self._experiment.router!r} sent request {id_} to replica {answer!r}; expected 0 to {len(machines) - 1}"
             )
-        replicas[index].enqueue(id_)
+        machines[answer].deliver(id_)
 
-    def _send_next(self, now_ns: int) -> None:
-        """A client of a closed loop sends the next request, after its thinking time."""
+    def _send_next(self, ended_ns: int | None) -> None:
+        """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time.
+
+        It is felt 1 ns after the end at the earliest: nothing that one machine does is felt by another in the same instant.
+        """
         id_ = self._sent
         if id_ >= self._n:
             return
         self._sent += 1
         assert self._think is not None
-        sent_ns = now_ns + (self._think[id_] if now_ns else 0)
+        sent_ns = 0 if ended_ns is None else ended_ns + self._think[id_]
         self._state.arrival[id_] = sent_ns
         seen_ns = sent_ns + int(self._admission_ns(self._prompt[id_]))
-        if seen_ns > self._env.now or self.turn == ARRIVAL_PRIORITY:
-            _Arrival(self._env, seen_ns - self._env.now, self._on_client, id_)
-        else:
-            self._route(id_)
+        if ended_ns is not None:
+            seen_ns = max(seen_ns, ended_ns + 1)
+        Alarm(self._clock, ARRIVALS, lambda _event: self._route(id_)).set(seen_ns)
 
-    # What replicas tell.
+    # What machines tell.
 
-    def finished(self, now_ns: int, turn: int) -> None:
+    def finished(self, id_: int, now_ns: int) -> None:
         if self._think is not None:
-            self.turn = turn
             self._send_next(now_ns)
-            self.turn = ARRIVAL_PRIORITY
 
     def rejected(self, id_: int, reason: str) -> None:
         state = self._state
         state.status[id_] = REJECTED
         state.reason[id_] = self._reasons.setdefault(reason, len(self._reasons))
-        self._rejected += 1
         if self._think is not None:
-            self._send_next(self._env.now)
+            self._send_next(self._clock.now_ns)
 
     def _columns(self) -> Columns:
         state = self._state
         finish, output, left = (_as_column(column) for column in (state.finish, state.output, state.left))
-        replicas = tuple(replica.columns() for replica in self._replicas)
+        replicas = tuple(tenant.columns() for machine in self._machines for tenant in machine.tenants)
         makespan_ns = int(finish.max(initial=0))
         if self._experiment.horizon_ns is not None:
-            makespan_ns = min(max(makespan_ns, int(self._env.now)), self._experiment.horizon_ns)
+            makespan_ns = min(max(makespan_ns, self._clock.now_ns), self._experiment.horizon_ns)
         none = np.zeros(self._n, np.int64)
         bubbles = [_as_column(kind) for kind in state.bubbles] or [none] * len(BUBBLES)
         return Columns(
@@ -210,8 +228,8 @@ class _Cluster:
                 "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
                 "makespan_ns": makespan_ns,
                 "preemptions": sum(state.preemptions),
-                "n_stages": sum(replica.n_stages for replica in replicas),
+                "n_stages": sum(len(machine.stages) for machine in self._machines),
                 "busy_ns": sum(replica.busy_ns() for replica in replicas),
-                "events": sum(replica.events for replica in self._replicas),
+                "events": sum(machine.events for machine in self._machines),
             },
         )

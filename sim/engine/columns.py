@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.clock import TICK_BITS
+from hwmodels.totals import Totals
+from sim.engine.clock import FRACTION, TICK_BITS
 
 IntArray = NDArray[np.int64]
 Table = dict[str, NDArray[Any]]
@@ -133,10 +134,11 @@ class Records:
 
 
 class Recorder:
-    """What one replica records while it runs."""
+    """What one model of a machine records while it runs. Records are made here, beside their layouts, and nowhere else."""
 
     def __init__(self) -> None:
         self.spans = Records(SPAN)
+        self._add_span = self.spans.add
         self.joins = Records(JOIN)
         self.stages = Records(STAGE)
         """Pipelines: micro-batches numbered as they are sent off."""
@@ -150,16 +152,42 @@ class Recorder:
         self._n_taped = 0
         self._taped_before: list[tuple[int, int]] = []
 
+    def add_iteration(
+        self, start_ticks: int, ticks: int, lane: int, totals: Totals, draft_steps: int, query_tokens: int,
+        completions: int, emitted: int, running: int, waiting: int, blocks_used: int, round_: int, bubble_ns: int,
+    ) -> None:  # fmt: skip
+        """One iteration of its own."""
+        _, prompt, chunks, pairs, prompt_kv, n, kv, _, pairs_window, kv_window = totals
+        self._add_span(
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, lane, prompt, chunks, pairs, prompt_kv,
+            pairs_window, n, query_tokens, draft_steps, kv, kv_window, 0, completions, emitted, running, waiting,
+            blocks_used, round_, bubble_ns,
+        )  # fmt: skip
+
+    def add_decodes(
+        self, start_ticks: int, n: int, first_ticks: int, growth_ticks: int, lane: int, seqs: int, kv: int, kv_window: int,
+        window_growth: int, running: int, waiting: int, blocks_used: int, round_: int,
+    ) -> None:  # fmt: skip
+        """*n* iterations of decodes alone, one token a sequence."""
+        self._add_span(
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, first_ticks, growth_ticks, lane, 0, 0, 0, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0,
+        )  # fmt: skip
+
     def add_taped(
-        self, fields: tuple[int, ...], blocks_before: int, n_queued: int,
+        self, start_ticks: int, lane: int, seqs: int, query_tokens: int, draft_steps: int, running: int, waiting: int,
+        round_: int, blocks_before: int, n_queued: int,
         ends: IntArray, kv: IntArray, window: IntArray | None, emitted: IntArray, blocks: IntArray,
     ) -> None:  # fmt: skip
-        """A span whose iterations differ in more than a constant growth: one record now, one an iteration in `all_spans`.
+        """Iterations that differ in more than a constant growth: one record now, one an iteration in `all_spans`.
 
-        *fields* are the record's, its first_ticks being -1; the arrays have one entry an iteration, *ends* in ticks from
-        the start. *blocks_before*: KV blocks in use before it; *n_queued*: entries of `queued_ns` when it started.
+        The arrays have one entry an iteration, *ends* in ticks from the start. *blocks_before*: KV blocks in use before them;
+        *n_queued*: entries of `queued_ns` when they started.
         """
-        self.spans.add(*fields)
+        self._add_span(
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), -1, 0, lane, 0, 0, 0, 0,
+            0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, 0, round_, 0,
+        )  # fmt: skip
         self._taped_before.append((blocks_before, n_queued))
         at = self._n_taped
         self._n_taped = end = at + len(ends)
@@ -198,7 +226,7 @@ class Recorder:
         queued = np.searchsorted(np.array(self.queued_ns, np.int64), start_ns, side="right") - before[of, 1]
         summed = np.cumsum(blocks)
         table["start_ns"][taped] = start_ns
-        table["start_frac"][taped] = starts & ((1 << TICK_BITS) - 1)
+        table["start_frac"][taped] = starts & FRACTION
         table["n"][taped] = 1
         table["first_ticks"][taped] = durations
         table["decode_kv_tokens"][taped] = kv
@@ -237,7 +265,7 @@ class ReplicaColumns:
         n = spans["n"].astype(np.int64)
         ticks = n * spans["first_ticks"] + spans["growth_ticks"] * (n * (n - 1) // 2)
         # Whole nanoseconds and the rest apart: exact, whatever the spans.
-        return int((ticks >> TICK_BITS).sum()) + (int((ticks & ((1 << TICK_BITS) - 1)).sum()) >> TICK_BITS)
+        return int((ticks >> TICK_BITS).sum()) + (int((ticks & FRACTION).sum()) >> TICK_BITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
+from typing import Literal
 
 from hwmodels.cost import CostModel
 from policies.routers import Router
-from policies.view import Scheduler
+from policies.view import PlanFunction, Scheduler
+from sim.engine.prices import StageTable
 from sim.engine.running import Decoding
 from workloads import ClosedLoop, Trace
+
+Turn = Literal["rotation", "oldest"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSpec:
-    """One replica: what its iterations cost, who plans them, and how many KV blocks it has."""
+    """A model on a machine: what its iterations cost, who plans them, and how many KV blocks it has."""
 
-    cost: CostModel
-    scheduler: Scheduler
+    cost: CostModel | StageTable
+    scheduler: Scheduler | PlanFunction
     kv_blocks: int
     block_tokens: int = 16
     decoding: Decoding | None = None
@@ -30,6 +34,8 @@ class ReplicaSpec:
     """Tokens of prompt and output that the model can take; longer requests are rejected. None: no limit."""
     micro_batches: int | None = None
     """Micro-batches in flight; None: as many as there are pipeline stages."""
+    model: int | None = None
+    """Row of the workload's models whose requests it serves; None: all."""
 
     def __post_init__(self) -> None:
         for name, least in (("kv_blocks", 1), ("block_tokens", 1)):
@@ -37,14 +43,37 @@ class ReplicaSpec:
                 raise ValueError(f"{name} is at least {least}; got {getattr(self, name)}")
         if self.micro_batches is not None and self.micro_batches < 1:
             raise ValueError(f"micro_batches is at least 1; got {self.micro_batches}")
+        if isinstance(self.cost, StageTable) and self.decoding is not None:
+            raise ValueError("a table of one-shot latencies has no decode steps, and so no decoding method")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineSpec:
+    """A machine whose stages several models share. A `ReplicaSpec` by itself is a machine with one model."""
+
+    tenants: tuple[ReplicaSpec, ...]
+    turn: Turn = "rotation"
+    """Who may plan when the first stage is free: the models in rotation, or the one whose queue has the oldest head."""
+
+    def __post_init__(self) -> None:
+        if not self.tenants:
+            raise ValueError("tenants needs at least one ReplicaSpec; got none")
+        models = [spec.model for spec in self.tenants]
+        if len(self.tenants) > 1 and (None in models or len(set(models)) < len(models)):
+            raise ValueError(f"tenants of a machine serve a different model each; got {models!r}")
+        if len({spec.cost.n_stages for spec in self.tenants}) > 1:
+            raise ValueError(
+                "tenants of a machine run on the same stages; got pipelines of "
+                f"{', '.join(str(spec.cost.n_stages) for spec in self.tenants)} stages"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A workload, the replicas that serve it, and the router between them."""
+    """A workload, the machines that serve it, and the router between them."""
 
     workload: Trace | ClosedLoop
-    replicas: tuple[ReplicaSpec, ...]
+    replicas: tuple[ReplicaSpec | MachineSpec, ...]
     router: Router
     seed: int = 0
     horizon_ns: int | None = None
@@ -61,3 +90,15 @@ class Experiment:
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is a finite time of at least 0; got {value!r}")
+
+    @property
+    def machines(self) -> tuple[MachineSpec, ...]:
+        """Every replica as a machine."""
+        return tuple(
+            spec if isinstance(spec, MachineSpec) else MachineSpec(tenants=(spec,)) for spec in self.replicas
+        )
+
+    @property
+    def tenants(self) -> tuple[ReplicaSpec, ...]:
+        """The models on machines, machine after machine: row i of a result's replicas is tenant i."""
+        return tuple(tenant for machine in self.machines for tenant in machine.tenants)

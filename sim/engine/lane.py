@@ -1,79 +1,64 @@
-"""What a replica keeps: the state of requests, and lanes with their iteration in flight."""
+"""A micro-batch slot of a tenant: its sequences, what of them is in flight, and how a policy sees them."""
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-import simpy
-
-from policies.view import PartialSeq, RunningSeq, WaitingSeq
-from sim.engine.clock import Clock
+from policies.view import PartialSeq, ReplicaView, RunningSeq, WaitingSeq
 from sim.engine.columns import BUBBLES
-from sim.engine.running import TapedSet, UniformSet
+from sim.engine.events import Alarm
+from sim.engine.running import RunningSet
+from sim.engine.span import Span
 
 
-class Cluster(Protocol):
-    """What a replica tells the cluster."""
+class Paused(NamedTuple):
+    """A decoding sequence that the present plan leaves out."""
 
-    turn: int
-    """Priority of the event that is having its turn in this instant."""
-
-    def finished(self, now_ns: int, turn: int, /) -> None: ...
-
-    def rejected(self, id_: int, reason: str, /) -> None: ...
+    cached: int
+    blocks: int
+    token_ns: int
 
 
-class PolicyError(ValueError):
-    """A plan that cannot be carried out; the message says which policy, what it asked and the way out."""
+class Lane:
+    """A micro-batch slot: sequences that iterate together. Without a pipeline there is one."""
+
+    __slots__ = (
+        "admitted", "alarm", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "index", "last_round_ns", "partial",
+        "paused", "run", "span", "through_arrivals", "view",
+    )  # fmt: skip
+
+    def __init__(self, index: int, decoding: RunningSet) -> None:
+        self.index = index
+        self.decoding = decoding
+        self.admitted: dict[int, None] = {}
+        """Everybody, oldest admission first: partial, decoding or paused."""
+        self.partial: dict[int, PartialSeq] = {}
+        self.paused: dict[int, Paused] = {}
+        self.last_round_ns = -1
+        self.bubbles = [0] * len(BUBBLES)
+        """Idle time of stages ahead of its decodes in ns, all rounds together, by kind."""
+        self.bubbles_at_join: dict[int, list[int]] = {}
+        self.view: ReplicaView = ReplicaView()
+        self.alarm: Alarm | None = None
+        """Rings when its span ends; set by the machine."""
+        # In flight, or as it was when the latest span ended:
+        self.span: Span | None = None
+        self.decodes = False
+        self.run: tuple[tuple[int, int], ...] = ()
+        self.completing: Sequence[int] = ()
+        self.through_arrivals = True
 
 
-class RequestState:
-    """What is known of every request, by id: columns shared by all replicas of a run."""
+class LiveView(ReplicaView):
+    """The view that an engine keeps up to date: one a lane, and each look sets what has changed.
 
-    def __init__(
-        self, prompt: array[int], output: array[int], arrival: array[int],
-        model: array[int] | None, deadline: array[int] | None, pipelined: bool,
-    ) -> None:  # fmt: skip
-        n = len(prompt)
-        self.prompt = prompt
-        self.output = output
-        self.model = model
-        self.deadline = deadline
-        """Relative to arrival, -1 absent; None: nobody has one."""
-        self.left = output[:]
-        """Tokens still to emit."""
-        self.arrival = arrival
-        blank = array("q", [-1]) * n
-        self.scheduled = array("q", blank)
-        self.first_token = array("q", blank)
-        self.finish = array("q", blank)
-        self.bubbles = tuple(array("q", bytes(8 * n)) for _ in BUBBLES) if pipelined else ()
-        """Idle time of stages ahead of its micro-batches, by kind."""
-        self.replica = array("i", [-1]) * n
-        self.preemptions = array("i", bytes(4 * n))
-        self.status = bytearray([2]) * n
-        self.reason = array("i", [-1]) * n
+    The one way to build a view is `live_view`, the one way to change it `Tenant.begin`.
+    """
 
-
-class Turn(simpy.Event):
-    """A replica's turn at the end of an instant. One that has fired can be armed again."""
-
-    _value = None
-    _ok = True
-    _defused = False
-
-    def __init__(self, env: Clock, callbacks: list[Any]) -> None:
-        self.env = env
-        self.callbacks: Any = None
-        self._mine = callbacks
-        self.lane: Any = None
-
-    def arm(self, priority: int, delay: int) -> None:
-        self.callbacks = self._mine
-        self.env.schedule(self, priority, delay)
+    __slots__ = ()
+    __setattr__ = object.__setattr__
 
 
 class QueueView(Sequence[WaitingSeq]):
@@ -116,76 +101,5 @@ class RunningView(Sequence[RunningSeq]):
         return self._describe(self._lane, ids[index])
 
     def __reversed__(self) -> Iterator[RunningSeq]:
-        for id_ in list(reversed(self._lane.admitted)):
+        for id_ in reversed(self._lane.admitted):
             yield self._describe(self._lane, id_)
-
-
-class Paused:
-    """A decoding sequence that the present plan leaves out."""
-
-    __slots__ = ("blocks", "cached", "token_ns")
-
-    def __init__(self, cached: int, blocks: int, token_ns: int) -> None:
-        self.cached = cached
-        self.blocks = blocks
-        self.token_ns = token_ns
-
-
-class Lane:
-    """A micro-batch slot: its running set and the iteration in flight."""
-
-    __slots__ = (
-        "admitted",
-        "bubbles",
-        "bubbles_at_join",
-        "chunks",
-        "completing",
-        "decodes",
-        "decoding",
-        "end_ticks",
-        "event",
-        "first_ticks",
-        "growth_first",
-        "growth_ticks",
-        "in_flight",
-        "index",
-        "last_round_ns",
-        "n",
-        "partial",
-        "paused",
-        "record",
-        "running_view",
-        "span_end_ticks",
-        "start_ticks",
-        "taped",
-        "through_arrivals",
-    )
-
-    def __init__(self, index: int, decoding: UniformSet | TapedSet) -> None:
-        self.index = index
-        # Any: which of the two it is, `taped` says, in the inner loop.
-        self.decoding: Any = decoding
-        self.taped = isinstance(decoding, TapedSet)
-        self.admitted: dict[int, None] = {}
-        self.partial: dict[int, PartialSeq] = {}
-        self.paused: dict[int, Paused] = {}
-        self.last_round_ns = -1
-        self.in_flight = False
-        self.event: Turn | None = None
-        self.n = 0
-        self.start_ticks = 0
-        self.span_end_ticks = 0
-        self.bubbles = [0] * len(BUBBLES)
-        """Idle time of stages ahead of its decodes in ns, all rounds together, by kind."""
-        self.bubbles_at_join: dict[int, list[int]] = {}
-        self.first_ticks = 0
-        self.growth_ticks = 0
-        self.end_ticks: Any = None
-        """Taped spans: the end of each iteration, ticks from the start."""
-        self.decodes = False
-        self.chunks: tuple[tuple[int, int], ...] = ()
-        self.completing: list[int] = []
-        self.growth_first = 0
-        self.through_arrivals = True
-        self.record: tuple[Any, ...] = ()
-        self.running_view: Sequence[RunningSeq] = ()

@@ -1,22 +1,27 @@
-"""The decoding sequences of one lane, as running totals.
+"""The decoding sequences of one micro-batch slot, as running totals.
 
 Work per round does not grow with the batch: finish rounds sit in a heap, KV blocks grow by a histogram of residues (or, where
 speculation makes progress uneven, by per-request tapes that are added up once on joining), and the totals change by what changed.
-A *round* is one decode step of all sequences in the set; rounds are counted from the start of the lane.
+A *round* is one decode step of all sequences in the set; rounds are counted from the start of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableSequence
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
 from sim.engine.columns import RoundCounts
+from sim.engine.pricing import Pricing
+from sim.engine.span import LinearSpan, TapedSpan
 
 IntArray = NDArray[np.int64]
+_LONGEST_SPAN = 1 << 20
+_LONGEST_TAPED_SPAN = 4096
 
 
 class Departure(NamedTuple):
@@ -48,8 +53,53 @@ class Decoding(Protocol):
     def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int, /) -> IntArray: ...
 
 
+class RunningSet(Protocol):
+    """What a tenant knows of its decoding sequences; whether they speculate is known to the set alone."""
+
+    n: int
+    cached: int
+    """KV tokens cached by all of them."""
+    round: int
+    query_tokens: int
+    """Tokens that each submits in a round ..."""
+    draft_steps: int
+    """... and steps of the draft model before it."""
+
+    def __iter__(self) -> Iterator[int]: ...
+
+    def __contains__(self, id_: int, /) -> bool: ...
+
+    @property
+    def growth_blocks(self) -> int: ...
+
+    def follow_batch(self) -> None: ...
+
+    def join(self, id_: int, cached: int, remaining: int, token_ns: int, /) -> None: ...
+
+    def leave(self, id_: int, /) -> Departure: ...
+
+    def growth_of(self, id_: int, /) -> int: ...
+
+    def state_of(self, id_: int, /) -> tuple[int, int]: ...
+
+    def next_round(self) -> tuple[int, int]: ...
+
+    def span(
+        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Pricing, /
+    ) -> LinearSpan | TapedSpan: ...
+
+    def blocks_for(self, rounds: int, /) -> int: ...
+
+    def advance(self, rounds: int, /) -> list[Departure]: ...
+
+    def speculation(self) -> RoundCounts: ...
+
+
 class UniformSet:
     """Sequences that emit one token each round."""
+
+    query_tokens = 1
+    draft_steps = 0
 
     def __init__(self, block_tokens: int, window_tokens: int | None) -> None:
         self.n = 0
@@ -111,6 +161,46 @@ class UniformSet:
     def growth_blocks(self) -> int:
         """New KV blocks that the next round needs."""
         return self._residues[-self.round % self._block_tokens]
+
+    def follow_batch(self) -> None:
+        """One token a sequence, whatever the batch."""
+
+    def speculation(self) -> RoundCounts:
+        """No rounds that drafted."""
+        return {}
+
+    def next_round(self) -> tuple[int, int]:
+        """Tokens that the next round emits, and KV tokens within the window that it reads."""
+        return self.n, self.window_sum
+
+    def span(
+        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Pricing, /
+    ) -> LinearSpan:
+        """The next rounds as one event: *hold* at most, within *free_blocks*, none that starts at *until_ns* or later.
+
+        The first takes *growth* blocks. It ends with the first finish, and where the price bends.
+        """
+        n, window, window_growth = self.n, self.window_sum, self.window_growth
+        kv = self.cached + n
+        base, slope, slope_window, kv_end, window_end = pricing.decode_line(n, 1, 0, kv, window)
+        first = base + slope * kv + slope_window * window
+        growth_ticks = slope * n + slope_window * window_growth
+        rounds = 1
+        if hold > 1:
+            rounds = min(hold, _LONGEST_SPAN, self.until_finish(), (kv_end - 1 - kv) // n + 1)
+            if self._window is not None:
+                rounds = min(rounds, self.until_bend())
+                if window_growth:
+                    rounds = min(rounds, (window_end - 1 - window) // window_growth + 1)
+            if rounds > 1:
+                rounds = self.rounds_within(free_blocks, rounds)
+            if until_ns << TICK_BITS < start_ticks + elapsed(rounds, first, growth_ticks):
+                rounds = min(rounds, iterations_to_reach((until_ns << TICK_BITS) - start_ticks, first, growth_ticks))
+            if elapsed(rounds, first, growth_ticks) >= LONGEST_TICKS:
+                rounds = max(1, iterations_to_reach(LONGEST_TICKS, first, growth_ticks) - 1)
+        span = LinearSpan(start_ticks, rounds, first, growth_ticks, growth)
+        span.seqs, span.kv, span.window, span.window_growth = n, kv, window, window_growth
+        return span
 
     def growth_of(self, id_: int) -> int:
         since, cached, _, _ = self._seqs[id_]
@@ -229,7 +319,10 @@ class TapedSet:
     Each sequence holds KV slots for the tokens that the round in hand submits; those of rejected tokens are used again.
     """
 
-    def __init__(self, block_tokens: int, window_tokens: int | None, decoding: Decoding, seed: int) -> None:
+    def __init__(
+        self, block_tokens: int, window_tokens: int | None, decoding: Decoding, seed: int, rounds: MutableSequence[int]
+    ) -> None:
+        """*rounds*: by request, how many it has done; they belong to it and go with it, whichever set it is in."""
         self.n = 0
         self.cached = 0
         self.round = 0
@@ -247,7 +340,7 @@ class TapedSet:
         self._joined = 0
         self._followed = 1
         """Batch that `k` was chosen for."""
-        self._rounds_of: dict[int, int] = {}
+        self._rounds = rounds
         # Sums over the sequences for each coming round, starting with round self._base.
         self._base = 0
         self._tokens = np.zeros(4096, np.int64)
@@ -306,7 +399,7 @@ class TapedSet:
 
     def join(self, id_: int, cached: int, remaining: int, token_ns: int) -> None:
         """Add a sequence with *cached* tokens and *remaining* >= 1 tokens to emit, its latest token being of *token_ns*."""
-        rounds_before = self._rounds_of.pop(id_, 0)
+        rounds_before = self._rounds[id_]
         tape, held, cut = self._draw(id_, rounds_before, cached, remaining, -(-cached // self._block_tokens))
         self._book(cached, tape, held, 1)
         self.n += 1
@@ -321,13 +414,13 @@ class TapedSet:
         done = self.round - seq.since
         emitted = int(seq.tape[:done].sum())
         self._book(seq.cached + emitted, seq.tape[done:], seq.held[done:], -1)
-        self._rounds_of[id_] = seq.rounds_before + done
         return self._depart(id_, seq, done, emitted)
 
     def _depart(self, id_: int, seq: _Taped, done: int, emitted: int) -> Departure:
         self.n -= 1
         cached = seq.cached + emitted
         self.cached -= cached
+        self._rounds[id_] = seq.rounds_before + done
         self._count(seq, done)
         return Departure(id_, cached, int(seq.held[done]), emitted, seq.since, seq.cached, seq.token_ns)
 
@@ -405,6 +498,51 @@ class TapedSet:
             if self._finishes_at(id_, finish, order):
                 return finish - self.round
             heappop(finishes)
+
+    def speculation(self) -> RoundCounts:
+        """Rounds that have been run."""
+        return self.rounds_by_k
+
+    def next_round(self) -> tuple[int, int]:
+        """Tokens that the next round emits, and KV tokens within the window that it reads."""
+        here = self.round - self._base
+        return int(self._tokens[here]), int(self._windowed[here])
+
+    def span(
+        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Pricing, /
+    ) -> TapedSpan:
+        """As `UniformSet.span`."""
+        n, query = self.n, self.query_tokens
+        rounds = min(hold, self.until_finish(), _LONGEST_TAPED_SPAN)
+        if rounds > 1:
+            rounds = self.rounds_within(free_blocks, rounds)
+        emitted = self.emitted_in(rounds)
+        first_kv = self.cached + n * query
+        kv = emitted.cumsum()
+        kv -= emitted
+        kv += first_kv
+        windows = None
+        if self._window is not None:
+            windows = self.window_in(rounds)
+            line = pricing.decode_line(n, query, self.draft_steps, first_kv, int(windows[0]))
+            inside = (kv < line.kv_end) & (windows < line.kv_window_end)
+            if not inside.all():
+                rounds = int(inside.argmin())
+            durations = line.base + line.slope * kv[:rounds] + line.slope_window * windows[:rounds]
+        else:
+            line = pricing.decode_line(n, query, self.draft_steps, first_kv, 0)
+            if kv[-1] >= line.kv_end:
+                rounds = int(kv.searchsorted(line.kv_end))
+            durations = kv[:rounds] * line.slope
+            durations += line.base
+        longest = int(durations[-1])
+        if longest * rounds >= LONGEST_TICKS:
+            rounds = max(1, LONGEST_TICKS // longest)
+        ends = durations[:rounds].cumsum()
+        if until_ns << TICK_BITS < start_ticks + int(ends[-1]):
+            # The first round is run in any case; a further one if the one before it ends before that instant.
+            ends = ends[: int(ends.searchsorted((until_ns << TICK_BITS) - start_ticks)) + 1]
+        return TapedSpan(start_ticks, ends, growth, self, kv, windows, emitted)
 
     def emitted_in(self, rounds: int) -> IntArray:
         """Tokens emitted in each of the next *rounds* rounds: a view, good until a sequence joins or leaves."""

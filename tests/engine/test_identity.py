@@ -40,7 +40,7 @@ class FewestFirst:
         free = view.free_blocks - view.growth_blocks
         chunks = tuple((seq.id, seq.tokens) for seq in view.waiting[:1] if view.blocks(seq.tokens) <= free)
         ranked = sorted(view.running, key=lambda seq: (seq.cached_tokens, seq.id))
-        return Plan(decode=tuple(seq.id for seq in ranked[: self.n]), chunks=chunks)
+        return Plan(decode=tuple(seq.id for seq in ranked[: self.n]), run=chunks)
 
 
 def a_scheduler(rng: random.Random):
@@ -155,9 +155,9 @@ class Liar:
 
     def plan(self, view: ReplicaView, /) -> Plan:
         if view.waiting and view.now_ns % 2:
-            return Plan(decode=view.n_decoding > 0, chunks=((view.waiting[0].id, view.waiting[0].tokens),))
+            return Plan(decode=view.n_decoding > 0, run=((view.waiting[0].id, view.waiting[0].tokens),))
         if not view.n_decoding:
-            return Plan(chunks=tuple((seq.id, seq.tokens) for seq in list(view.waiting)[:1]))
+            return Plan(run=tuple((seq.id, seq.tokens) for seq in list(view.waiting)[:1]))
         return Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policies.routers import RoundRobin
 from policies.sarathi import ChunkedOnly, DecodeMaximal, Padded
 from policies.schedulers import EvictNewest, Orca, Sarathi, Static
-from policies.view import UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, RunningSeq, Scheduler, WaitingSeq
+from policies.view import UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, Scheduler, WaitingSeq, pads_to
 from sim.engine import Experiment, ReplicaSpec, run
 from tests.engine.costs import Linear
 from tests.engine.test_identity import an_experiment, assert_same
@@ -30,16 +30,16 @@ def test_a_hybrid_batch_fills_its_tile() -> None:
 def test_there_is_one_chunk_however_many_prompts_wait() -> None:
     waiting = tuple(WaitingSeq(i, 20) for i in range(5))
     plan = DecodeMaximal(256, 18).plan(ReplicaView(waiting=waiting, n_decoding=3, **AMPLE))
-    assert plan.chunks == ((0, 20),)
+    assert plan.run == ((0, 20),)
 
 
 def test_a_prompt_begun_goes_on_before_another_begins() -> None:
     view = ReplicaView(
         waiting=(WaitingSeq(9, 1000),), prefilling=(PartialSeq(4, 239, 100),), n_decoding=2, **AMPLE
     )  # fmt: skip
-    assert DecodeMaximal(256, 18).plan(view).chunks == ((4, 100),)
+    assert DecodeMaximal(256, 18).plan(view).run == ((4, 100),)
     longer = ReplicaView(prefilling=(PartialSeq(4, 239, 900),), n_decoding=2, **AMPLE)
-    assert DecodeMaximal(256, 18).plan(longer).chunks == ((4, 239),)
+    assert DecodeMaximal(256, 18).plan(longer).run == ((4, 239),)
 
 
 def test_decodes_run_alone_while_every_slot_is_taken() -> None:
@@ -50,7 +50,7 @@ def test_decodes_run_alone_while_every_slot_is_taken() -> None:
 def test_a_prompt_runs_whole_where_decodes_are_short_and_asked_so() -> None:
     scheduler = DecodeMaximal(256, 18, chunk_when_full=True)
     waiting = (WaitingSeq(9, 1000),)
-    assert scheduler.plan(ReplicaView(waiting=waiting, n_decoding=16, **AMPLE)) == Plan(chunks=((9, 1000),))
+    assert scheduler.plan(ReplicaView(waiting=waiting, n_decoding=16, **AMPLE)) == Plan(run=((9, 1000),))
     assert scheduler.plan(ReplicaView(waiting=waiting, n_decoding=17, **AMPLE)) == Plan(True, ((9, 239),))
 
 
@@ -62,7 +62,7 @@ def test_a_chunk_smaller_than_its_decodes_is_refused() -> None:
 def test_chunked_only_takes_turns() -> None:
     waiting = (WaitingSeq(9, 1000),)
     scheduler = ChunkedOnly(token_budget=256)
-    assert scheduler.plan(ReplicaView(waiting=waiting, n_decoding=3, **AMPLE)) == Plan(chunks=((9, 256),))
+    assert scheduler.plan(ReplicaView(waiting=waiting, n_decoding=3, **AMPLE)) == Plan(run=((9, 256),))
     after = ReplicaView(prefilling=(PartialSeq(9, 256, 744),), n_decoding=3, after_prefill=True, **AMPLE)
     assert scheduler.plan(after) == Plan(decode=True)
 
@@ -70,13 +70,13 @@ def test_chunked_only_takes_turns() -> None:
 def test_chunked_only_puts_several_prompts_into_a_budget() -> None:
     waiting = tuple(WaitingSeq(i, 100) for i in range(4))
     plan = ChunkedOnly(token_budget=256).plan(ReplicaView(waiting=waiting, **AMPLE))
-    assert plan.chunks == ((0, 100), (1, 100), (2, 56))
+    assert plan.run == ((0, 100), (1, 100), (2, 56))
 
 
 def test_the_baseline_forms_its_batch_prompt_by_prompt_and_lets_nobody_in_later() -> None:
     scheduler = Static(3, max_prompts=1)
     waiting = (WaitingSeq(7, 50), WaitingSeq(8, 50))
-    assert scheduler.plan(ReplicaView(waiting=waiting, n_decoding=1, after_prefill=True, **AMPLE)).chunks == ((7, 50),)
+    assert scheduler.plan(ReplicaView(waiting=waiting, n_decoding=1, after_prefill=True, **AMPLE)).run == ((7, 50),)
     assert scheduler.plan(ReplicaView(waiting=waiting, n_decoding=1, after_prefill=False, **AMPLE)).decode is True
 
 
@@ -85,12 +85,11 @@ def test_orcas_best_case_has_one_whole_prompt_an_iteration() -> None:
     assert Orca(18, max_prompts=1).plan(ReplicaView(waiting=waiting, n_decoding=2, **AMPLE)) == Plan(True, ((7, 500),))
 
 
-def test_padding_takes_the_longest_of_the_batch() -> None:
+def test_padding_is_said_once_by_the_scheduler_and_leaves_its_plans_alone() -> None:
     view = ReplicaView(waiting=(WaitingSeq(0, 10), WaitingSeq(1, 70)), **AMPLE)
-    assert Padded(4).plan(view) == Plan(chunks=((0, 10), (1, 70)), pad_tokens=70)
-    running = (RunningSeq(0, 12, 1), RunningSeq(1, 72, 5))
-    plan = Padded(4).plan(ReplicaView(n_decoding=2, running=running, **AMPLE))
-    assert (plan.decode, plan.pad_tokens, plan.pad_sequences, plan.hold) == (True, 73, 4, 1)
+    assert Padded(4).plan(view) == Plan(run=((0, 10), (1, 70)))
+    assert Padded(4).plan(ReplicaView(n_decoding=2, **AMPLE)) == Plan(decode=True, through_arrivals=True)
+    assert (pads_to(Padded(4)), pads_to(EvictNewest(Padded(4))), pads_to(Orca())) == (4, 4, 0)
 
 
 def finish_s(scheduler: Scheduler, prompts: list[int], outputs: list[int]) -> list[float]:
@@ -118,7 +117,7 @@ class Counting:
         plan = self.inner.plan(view)
         waiting = {seq.id: seq.tokens for seq in view.waiting}
         self.log.extend(("preempt", id_, 0) for id_ in plan.preempt)
-        for id_, tokens in plan.chunks:
+        for id_, tokens in plan.run:
             if id_ in waiting:
                 self.log.append(("admit", id_, waiting[id_]))
             self.log.append(("chunk", id_, tokens))

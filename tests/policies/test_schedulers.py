@@ -16,53 +16,53 @@ def view(**fields: object) -> ReplicaView:
 
 
 def test_static_takes_a_batch_from_an_idle_replica_only() -> None:
-    assert Static(batch_size=2).plan(view(waiting=QUEUE)) == Plan(chunks=((1, 300), (2, 100)))
+    assert Static(batch_size=2).plan(view(waiting=QUEUE)) == Plan(run=((1, 300), (2, 100)))
     held = Static(batch_size=2).plan(view(waiting=QUEUE, n_decoding=1))
     assert held == Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
 def test_static_takes_no_more_than_memory_holds() -> None:
     # 300 tokens are 19 blocks of 16, 100 are 7.
-    assert Static(batch_size=3).plan(view(waiting=QUEUE, free_blocks=25)) == Plan(chunks=((1, 300),))
+    assert Static(batch_size=3).plan(view(waiting=QUEUE, free_blocks=25)) == Plan(run=((1, 300),))
 
 
 def test_orca_joins_whole_prompts_to_the_running_decodes() -> None:
-    assert Orca().plan(view(waiting=QUEUE, n_decoding=4)) == Plan(decode=True, chunks=((1, 300), (2, 100), (3, 50)))
+    assert Orca().plan(view(waiting=QUEUE, n_decoding=4)) == Plan(decode=True, run=((1, 300), (2, 100), (3, 50)))
 
 
 def test_orca_admits_up_to_its_seats() -> None:
-    assert Orca(max_sequences=5).plan(view(waiting=QUEUE, n_decoding=4)).chunks == ((1, 300),)
+    assert Orca(max_sequences=5).plan(view(waiting=QUEUE, n_decoding=4)).run == ((1, 300),)
     full = Orca(max_sequences=4).plan(view(waiting=QUEUE, n_decoding=4))
     assert full == Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
 def test_vllm_runs_prompts_alone_and_stalls_the_decodes() -> None:
-    assert Vllm().plan(view(waiting=QUEUE, n_decoding=4)) == Plan(chunks=((1, 300), (2, 100), (3, 50)))
+    assert Vllm().plan(view(waiting=QUEUE, n_decoding=4)) == Plan(run=((1, 300), (2, 100), (3, 50)))
     assert Vllm().plan(view(n_decoding=4)) == Plan(decode=True, hold=UNTIL_CHANGE)
 
 
 def test_vllm_batches_prompts_up_to_its_token_budget() -> None:
-    assert Vllm(max_batched_tokens=400).plan(view(waiting=QUEUE)).chunks == ((1, 300), (2, 100))
-    assert Vllm(max_batched_tokens=399).plan(view(waiting=QUEUE)).chunks == ((1, 300),)
+    assert Vllm(max_batched_tokens=400).plan(view(waiting=QUEUE)).run == ((1, 300), (2, 100))
+    assert Vllm(max_batched_tokens=399).plan(view(waiting=QUEUE)).run == ((1, 300),)
 
 
 def test_vllm_runs_a_prompt_beyond_the_budget_alone() -> None:
-    assert Vllm(max_batched_tokens=128).plan(view(waiting=QUEUE)).chunks == ((1, 300),)
+    assert Vllm(max_batched_tokens=128).plan(view(waiting=QUEUE)).run == ((1, 300),)
 
 
 def test_sarathi_fills_what_the_decodes_leave_of_the_budget() -> None:
     plan = Sarathi(token_budget=128).plan(view(waiting=QUEUE, n_decoding=28))
-    assert plan == Plan(decode=True, chunks=((1, 100),))
+    assert plan == Plan(decode=True, run=((1, 100),))
 
 
 def test_sarathi_goes_on_with_a_prompt_before_it_admits_another() -> None:
     plan = Sarathi(token_budget=128).plan(view(waiting=QUEUE, prefilling=(PartialSeq(9, 400, 60),), n_decoding=8))
-    assert plan.chunks == ((9, 60), (1, 60))
+    assert plan.run == ((9, 60), (1, 60))
 
 
 def test_sarathi_charges_the_budget_for_every_query_token_of_a_speculative_decode() -> None:
     plan = Sarathi(token_budget=128).plan(view(waiting=QUEUE, n_decoding=20, query_tokens=5))
-    assert plan.chunks == ((1, 28),)
+    assert plan.run == ((1, 28),)
 
 
 def test_sarathi_with_its_budget_spent_by_decodes_holds_through_arrivals() -> None:
@@ -78,12 +78,12 @@ def test_an_arrival_would_change_the_plan_of_a_replica_with_room() -> None:
 def test_admission_leaves_the_watermark_and_what_decodes_need_free(scheduler: Orca | Vllm | Sarathi) -> None:
     # 100 of 1,000 blocks stay free, and the decodes take 3: of 122 free, 19 may go to the first prompt, not one less.
     queue = QUEUE[:1]
-    assert scheduler.plan(view(waiting=queue, n_decoding=5, free_blocks=122, growth_blocks=3)).chunks
-    assert not scheduler.plan(view(waiting=queue, n_decoding=5, free_blocks=121, growth_blocks=3)).chunks
+    assert scheduler.plan(view(waiting=queue, n_decoding=5, free_blocks=122, growth_blocks=3)).run
+    assert not scheduler.plan(view(waiting=queue, n_decoding=5, free_blocks=121, growth_blocks=3)).run
 
 
 def test_an_empty_replica_keeps_no_watermark() -> None:
-    assert Sarathi(watermark=0.5).plan(view(waiting=QUEUE[:1], free_blocks=19, total_blocks=20)).chunks == ((1, 300),)
+    assert Sarathi(watermark=0.5).plan(view(waiting=QUEUE[:1], free_blocks=19, total_blocks=20)).run == ((1, 300),)
 
 
 def test_evict_newest_asks_the_inner_policy_while_memory_lasts() -> None:

@@ -24,10 +24,10 @@ class OneAtATime:
 
     def plan(self, view, /):
         if view.prefilling:
-            return Plan(chunks=tuple((seq.id, seq.remaining_tokens) for seq in view.prefilling))
+            return Plan(run=tuple((seq.id, seq.remaining_tokens) for seq in view.prefilling))
         if view.n_decoding:
             return Plan(decode=True)
-        return Plan(chunks=tuple((seq.id, seq.tokens) for seq in view.waiting[:1]))
+        return Plan(run=tuple((seq.id, seq.tokens) for seq in view.waiting[:1]))
 
 
 @dataclass(frozen=True)

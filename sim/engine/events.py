@@ -1,0 +1,85 @@
+"""SimPy as the engine uses it: a clock of whole nanoseconds, one class of events, and the order within an instant.
+
+Whatever happens in an instant happens in the order of four ranks. Control acts first; then what arrives is delivered, from
+outside or from another machine; then machines end iterations and start the next; last, machines that stood idle plan with all
+that this instant has brought them. Nothing that a machine does is felt by another sooner than 1 ns later, so that the order of
+machines within a rank never matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import simpy
+
+CONTROL, ARRIVALS, MACHINES, PLANS = 1, 2, 3, 4
+"""Ranks; 0 is SimPy's own, for the end of the run."""
+
+_NOBODY: list[Any] = []
+
+
+class Clock(simpy.Environment):
+    """A SimPy environment whose time is a whole number of nanoseconds."""
+
+    def __init__(self) -> None:
+        super().__init__(initial_time=0)
+
+    @property
+    def now_ns(self) -> int:
+        return self._now  # type: ignore[return-value]
+
+    def runs_free_to(self, at_ns: int) -> bool:
+        """Move on to *at_ns* at once if nothing else is due until then, that instant included; whether that was so.
+
+        For whoever is having its turn and would otherwise set an alarm for *at_ns* only to be called back as the next event.
+        """
+        queue = self._queue
+        if queue and queue[0][0] <= at_ns:
+            return False
+        self._now = at_ns
+        return True
+
+
+class _Ring(simpy.Event):
+    """What stands in SimPy's queue for an alarm. Fires like any event; fires to nobody once its alarm was set anew."""
+
+    _value = None
+    _ok = True
+    _defused = False
+
+    def __init__(self, env: Clock) -> None:
+        self.env = env
+        self.callbacks: Any = None  # as of an event that has been processed: free to be scheduled
+
+
+class Alarm:
+    """Calls *callback* (with SimPy's event) once, at the instant that it was last set to; may be set again before or after that."""
+
+    __slots__ = ("_at_ns", "_callbacks", "_clock", "_rank", "_ring")
+
+    def __init__(self, clock: Clock, rank: int, callback: Callable[[Any], None]) -> None:
+        self._clock = clock
+        self._rank = rank
+        self._callbacks = [callback]
+        self._ring = _Ring(clock)
+        self._at_ns = 0
+
+    def set(self, at_ns: int) -> None:
+        """Ring at *at_ns*, now or later, and not at any time set before."""
+        ring = self._ring
+        if ring.callbacks is not None:
+            if at_ns == self._at_ns:
+                return
+            ring.callbacks = _NOBODY
+            ring = self._ring = _Ring(self._clock)
+        ring.callbacks = self._callbacks
+        self._at_ns = at_ns
+        clock = self._clock
+        clock.schedule(ring, self._rank, at_ns - clock._now)  # type: ignore[arg-type]
+
+    def cancel(self) -> None:
+        """Do not ring."""
+        if self._ring.callbacks is not None:
+            self._ring.callbacks = _NOBODY
+            self._ring = _Ring(self._clock)

@@ -1,0 +1,110 @@
+"""What must hold at every event of every run, by name; `run(..., check_invariants=True)` looks after each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+from sim.engine.columns import FINISHED, UNFINISHED
+from sim.engine.errors import InvariantError
+from sim.engine.events import Clock
+from sim.engine.lane import Lane
+from sim.engine.machine import Machine
+from sim.engine.requests import RequestState
+from sim.engine.tenant import Tenant
+
+INVARIANTS = {
+    "INV-1": "blocks held by sequences and blocks free are all the blocks of a pool",
+    "INV-2": "a request is in one place: one queue, or one lane once",
+    "INV-3": "the clock never goes backwards",
+    "INV-4": "a request that has finished has emitted what was asked, one that has not has tokens left or a prompt to compute",
+    "INV-5": "tokens computed for a sequence are those whose KV exists: none are computed twice, none are skipped",
+    "INV-6": "what ends was started before, and first tokens and finishes follow arrivals",
+}
+
+
+class Watch:
+    """Steps the clock and checks the machines after each event."""
+
+    def __init__(self, state: RequestState, machines: Sequence[Machine], clock: Clock) -> None:
+        self._state = state
+        self._machines = machines
+        self._clock = clock
+        self._now_ns = 0
+
+    def run(self, until_ns: int | None) -> None:
+        """As `Clock.run`, with a look after every event."""
+        while self._clock.peek() < (float("inf") if until_ns is None else until_ns):
+            self._clock.step()
+            self.check()
+        if until_ns is not None:
+            self._clock.run(until=until_ns)
+
+    def check(self) -> None:
+        """InvariantError naming what does not hold."""
+        now_ns = self._clock.now_ns
+        if now_ns < self._now_ns:
+            self._fail("INV-3", f"from {self._now_ns} to {now_ns} ns")
+        self._now_ns = now_ns
+        seen: set[int] = set()
+        for machine in self._machines:
+            for tenant in machine.tenants:
+                self._check_tenant(machine, tenant, seen)
+        state = self._state
+        for id_, status in enumerate(state.status):
+            if status == FINISHED and (state.left[id_] or id_ in seen):
+                self._fail("INV-4", f"request {id_} finished with {state.left[id_]} tokens to emit")
+            if status == FINISHED and not state.arrival[id_] <= state.scheduled[id_] <= state.finish[id_] <= now_ns:
+                self._fail("INV-6", f"request {id_}")
+            if status != UNFINISHED and id_ in seen:
+                self._fail("INV-2", f"request {id_} has ended and is still here")
+
+    def _check_tenant(self, machine: Machine, tenant: Tenant, seen: set[int]) -> None:
+        held = 0
+        for seq in tenant.queue:
+            self._once(seq.id, seen)
+            if seq.tokens + seq.cached_tokens != self._context(seq.id):
+                self._fail("INV-5", f"request {seq.id} waits with {seq.cached_tokens} + {seq.tokens} tokens")
+        for lane in tenant.lanes:
+            for id_ in lane.admitted:
+                self._once(id_, seen)
+                held += self._check_sequence(tenant, lane, id_)
+            if len(lane.admitted) != len(lane.partial) + len(lane.paused) + lane.decoding.n:
+                self._fail("INV-2", f"a lane of machine {machine.index} has sequences that were not admitted")
+            span = lane.span
+            if span is not None and lane.decodes:
+                # Of what is in flight the blocks of the first iteration have been taken, and no others.
+                held += span.growth_first
+        if held != tenant.kv.used:
+            self._fail("INV-1", f"machine {machine.index}: {held} blocks held, {tenant.kv.used} of {tenant.kv.total} taken")
+        if tenant.n_admitted != sum(len(lane.admitted) for lane in tenant.lanes):
+            self._fail("INV-2", f"machine {machine.index} counts {tenant.n_admitted} admitted")
+
+    def _check_sequence(self, tenant: Tenant, lane: Lane, id_: int) -> int:
+        """The blocks that it holds."""
+        seq = tenant.running_seq(lane, id_)
+        if id_ in lane.partial:
+            partial = lane.partial[id_]
+            if partial.cached_tokens + partial.remaining_tokens != self._context(id_):
+                self._fail("INV-5", f"request {id_} is computed to {partial.cached_tokens}, {partial.remaining_tokens} are left")
+            return seq.blocks
+        if id_ in lane.paused and seq.cached_tokens != self._context(id_) - 1:
+            self._fail("INV-5", f"request {id_} pauses with {seq.cached_tokens} tokens cached")
+        if id_ in lane.decoding and seq.blocks < tenant.kv.blocks(seq.cached_tokens):
+            self._fail("INV-1", f"request {id_} holds {seq.blocks} blocks for {seq.cached_tokens} tokens")
+        return seq.blocks
+
+    def _context(self, id_: int) -> int:
+        """Tokens of the prompt and those emitted; the latest of these is not cached."""
+        state = self._state
+        return (state.prompt[id_] or 1) + state.output[id_] - state.left[id_]
+
+    def _once(self, id_: int, seen: set[int]) -> None:
+        if id_ in seen:
+            self._fail("INV-2", f"request {id_} is in two places")
+        seen.add(id_)
+
+    def _fail(self, name: str, what: str) -> None:
+        raise InvariantError(f"{name} at t={self._clock.now_ns} ns ({INVARIANTS[name]}): {what}")
+
+

@@ -1,0 +1,268 @@
+"""A machine: stages, and the tenants that take turns on them.
+
+Two doors lead in from outside: `interrupt`, when something has come that may change what runs next, and `abort`, which stops
+everything and hands the requests back. All else happens in the machine's own turns.
+
+A machine with one tenant, one stage and one lane is *alone* with its clock: decode iterations between which nothing can change
+are one event (a span), cut at the iteration in flight when a request arrives that matters. Others send micro-batches through their
+stages, one whenever the first stage is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from policies.view import ALWAYS_NS
+from sim.engine.clock import TICK_BITS, TICKS_PER_S
+from sim.engine.errors import PolicyError
+from sim.engine.events import MACHINES, PLANS, Alarm, Clock
+from sim.engine.experiment import MachineSpec
+from sim.engine.lane import Lane
+from sim.engine.prices import StageTable
+from sim.engine.requests import RequestState
+from sim.engine.stages import Stages
+from sim.engine.tenant import NOTHING, Outside, Tenant
+
+
+class Machine:
+    """Serves the requests that are delivered to it; routers see it as a `policies.routers.ReplicaLoad`."""
+
+    def __init__(
+        self, clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
+        seed: int, fast_forward: bool,
+    ) -> None:  # fmt: skip
+        """*first_number*: of its first tenant, among all of the run."""
+        self.index = index
+        self.events = 0
+        self._clock = clock
+        self._state = state
+        self._outside = outside
+        self._fast_forward = fast_forward
+        self._oldest_first = spec.turn == "oldest"
+        first = spec.tenants[0]
+        n_stages = first.cost.n_stages
+        self._alone = len(spec.tenants) == 1 and n_stages == 1 and (first.micro_batches or 1) == 1
+        self.stages = Stages(n_stages)
+        self.tenants = [
+            Tenant(
+                first_number + i, tenant, state, outside, self.stages, alone=self._alone, seed=seed, fast_forward=fast_forward
+            )
+            for i, tenant in enumerate(spec.tenants)
+        ]
+        self._hosting = {tenant.spec.model: tenant for tenant in self.tenants}
+        self._turn = 0
+        self._promised = [0] * n_stages if isinstance(first.cost, StageTable) else []
+        self._look = Alarm(clock, PLANS, self._on_look_alone if self._alone else self._on_look)
+        """To plan at the end of an instant, when all that arrives in it has arrived."""
+        self._lane = self.tenants[0].lanes[0]
+        """The only one, of a machine that is alone."""
+        self._end = Alarm(clock, MACHINES, self._on_end_alone)
+        self._ticks = 0
+        """Where the latest span of a machine that is alone ends."""
+
+    # What routers see: iterations that have ended.
+
+    @property
+    def waiting(self) -> int:
+        if self._alone:
+            return len(self.tenants[0].queue)
+        return sum(len(tenant.queue) for tenant in self.tenants)
+
+    @property
+    def running(self) -> int:
+        if self._alone:
+            return self.tenants[0].n_admitted
+        return sum(tenant.n_admitted for tenant in self.tenants)
+
+    @property
+    def kv_blocks_used(self) -> int:
+        used = sum(tenant.kv.used for tenant in self.tenants)
+        span = self._lane.span
+        if self._alone and span is not None and span.n > 1:
+            used += self._lane.decoding.blocks_for(span.index_at(self._clock.now_ns << TICK_BITS)) - span.growth_first
+        return used
+
+    @property
+    def promised_ns(self) -> int:
+        """When its last stage will have done all that was accepted, for models on tables of latencies."""
+        return self._promised[-1] >> TICK_BITS
+
+    def done_ns(self, model: int, *, waiting: bool) -> int:
+        """When a request that came now would be done, alone in its batch: after all that was accepted, or (not *waiting*)
+        after all that has been started. For models on tables of latencies."""
+        clocks = self._promised if waiting else self.stages.free
+        return self.stages.through(self._clock.now_ns << TICK_BITS, self._one(model), clocks)[-1] >> TICK_BITS
+
+    def _one(self, model: int) -> list[int]:
+        table = self._tenant_of(model).spec.cost
+        if not isinstance(table, StageTable):
+            raise ValueError(f"machine {self.index} has no table of latencies to promise an end by")
+        return [ns << TICK_BITS for ns in table.of(1)]
+
+    def hosts(self, model: int) -> bool:
+        return model in self._hosting or None in self._hosting
+
+    def _tenant_of(self, model: int) -> Tenant:
+        return self._hosting.get(model) or self._hosting[None]
+
+    # The doors.
+
+    def deliver(self, id_: int, kv_tokens: int = 0) -> None:
+        """A request comes, with the KV of its first *kv_tokens* tokens; one that can never fit is rejected with its reason."""
+        tenant = self.tenants[0] if self._alone else self._tenant_of(self._model(id_))
+        self._state.replica[id_] = tenant.number
+        reason = tenant.refusal(id_)
+        if reason is not None:
+            self._outside.rejected(id_, reason)
+            return
+        if self._promised:
+            now = self._clock.now_ns << TICK_BITS
+            self._promised = self.stages.through(now, self._one(self._model(id_)), self._promised)
+        tenant.enqueue(id_, kv_tokens)
+        self.interrupt(self._clock.now_ns)
+
+    def _model(self, id_: int) -> int:
+        return 0 if self._state.model is None else self._state.model[id_]
+
+    def interrupt(self, now_ns: int) -> None:
+        """Something has changed at *now_ns*, the present instant: whatever depends on it ends or begins."""
+        if not self._alone:
+            if self.stages.first_free_ns <= now_ns:
+                self._look.set(now_ns)
+            return
+        lane = self._lane
+        span = lane.span
+        if span is None:
+            self._look.set(now_ns)
+        elif not lane.through_arrivals:
+            lane.through_arrivals = True
+            if span.n > 1:
+                j = span.index_at(now_ns << TICK_BITS)
+                if j < span.n:
+                    span.cut(j, self.tenants[0].recorder)
+                    self._ticks = span.end(j)
+                    self._end.set(self._ticks >> TICK_BITS)
+        elif span.n > 1:
+            self.tenants[0].recorder.queued_ns.append(now_ns)
+
+    def abort(self, now_ns: int) -> list[int]:
+        """Stop at *now_ns*: iterations that have ended by then count, the others have not been. All memory is free afterwards;
+        the requests that ran or waited are handed back, those of each tenant oldest first."""
+        self._look.cancel()
+        self._end.cancel()
+        ids: list[int] = []
+        for tenant in self.tenants:
+            if not self._alone:
+                tenant.recorder.spans.drop_last(tenant.n_in_flight)
+                tenant.recorder.stages.drop_last(tenant.n_in_flight * len(self.stages))
+            for lane in tenant.lanes:
+                if lane.span is None:
+                    continue
+                if self._alone:
+                    tenant.commit(lane, lane.span.index_at(now_ns << TICK_BITS) - 1)
+                elif lane.alarm is not None:
+                    lane.alarm.cancel()
+                    lane.span = None
+                    tenant.n_in_flight -= 1
+                    self.stages.in_flight -= 1
+            ids += tenant.hand_back()
+        return ids
+
+    # Turns of a machine that is alone.
+
+    def _on_look_alone(self, _event: Any) -> None:
+        if self._lane.span is not None:
+            return
+        self._ticks = max(self._ticks, self._clock.now_ns << TICK_BITS)
+        self._run_alone()
+
+    def _on_end_alone(self, _event: Any) -> None:
+        self.events += 1
+        self.tenants[0].commit(self._lane, self._lane.span.n)  # type: ignore[union-attr]
+        self._run_alone()
+
+    def _run_alone(self) -> None:
+        """Start what is planned; where nothing else is due before it ends, go on without the detour through the queue."""
+        tenant, lane, clock = self.tenants[0], self._lane, self._clock
+        while True:
+            end = tenant.begin(lane, self._ticks)
+            if end == NOTHING:
+                self._rest()
+                return
+            self._ticks = end
+            end >>= TICK_BITS
+            if not self._fast_forward or not clock.runs_free_to(end):
+                self._end.set(end)
+                return
+            self.events += 1
+            tenant.commit(lane, lane.span.n)  # type: ignore[union-attr]
+
+    # Turns of a machine with stages, lanes or tenants to share.
+
+    def _on_look(self, _event: Any) -> None:
+        """Send off the next micro-batch if the first stage is free."""
+        now_ns = self._clock.now_ns
+        if self.stages.first_free_ns > now_ns:
+            return
+        ticks = max(self.stages.free[0], now_ns << TICK_BITS)
+        for tenant in self._in_turn():
+            for _ in range(max(len(tenant.ready), 1)):
+                lane = tenant.next_lane()
+                if lane is None:
+                    break
+                end = tenant.begin(lane, ticks)
+                if end != NOTHING:
+                    self._sent(tenant, lane, end)
+                    return
+                tenant.ready.append(lane)
+        self._rest()
+
+    def _in_turn(self) -> Sequence[Tenant]:
+        """Whom to ask: in rotation the lane of a tenant that has been idle longest goes first."""
+        tenants = self.tenants
+        if self._oldest_first:
+            # Requests are numbered in order of arrival.
+            return sorted(tenants, key=lambda tenant: tenant.queue[0].id if tenant.queue else ALWAYS_NS)
+        return tenants[self._turn :] + tenants[: self._turn]
+
+    def _sent(self, tenant: Tenant, lane: Lane, end_ticks: int) -> None:
+        self._turn = (self.tenants.index(tenant) + 1) % len(self.tenants)
+        if lane.alarm is None:
+            lane.alarm = Alarm(self._clock, MACHINES, partial(self._on_end, tenant, lane))
+        lane.alarm.set(end_ticks >> TICK_BITS)
+        self._look.set(self.stages.first_free_ns)
+
+    def _on_end(self, tenant: Tenant, lane: Lane, _event: Any) -> None:
+        self.events += 1
+        self.stages.in_flight -= 1
+        tenant.commit(lane, 1)
+        tenant.ready.append(lane)
+        if not self.stages.in_flight and not any(tenant.busy for tenant in self.tenants):
+            self.stages.idle()
+        now_ns = self._clock.now_ns
+        if self.stages.first_free_ns <= now_ns:
+            self._look.set(now_ns)
+
+    # Nothing planned.
+
+    def _rest(self) -> None:
+        """Wait for the next interruption, or for the instant that a policy waits for.
+
+        An empty plan is an error when there is work and nothing in flight that could change what the policy sees.
+        """
+        now_ns = self._clock.now_ns
+        busy = [tenant for tenant in self.tenants if tenant.busy]
+        wake_ns = min((tenant.wake_ns for tenant in busy), default=ALWAYS_NS)
+        if now_ns < wake_ns < ALWAYS_NS:
+            self._look.set(wake_ns)
+        elif busy and not self.stages.in_flight:
+            tenant = busy[0]
+            prefilling = sum(len(lane.partial) for lane in tenant.lanes)
+            decoding = sum(lane.decoding.n + len(lane.paused) for lane in tenant.lanes)
+            raise PolicyError(
+                f"{tenant.spec.scheduler!r} planned nothing at t={max(self._ticks, now_ns << TICK_BITS) / TICKS_PER_S:.6f} s with "
+                f"{len(tenant.queue)} waiting, {prefilling} prefilling and {decoding} decoding; "
+                "a plan must make progress when nothing else runs"
+            )

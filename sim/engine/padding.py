@@ -1,0 +1,50 @@
+"""What request-level batching pays for shapes that it pads, when it does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hwmodels.totals import Totals
+
+
+def padded(
+    totals: Totals, run: Sequence[tuple[int, int]], query_tokens: int, context: int, sequences: int, window: int | None
+) -> Totals:
+    """*totals* as they are priced where a batch is padded.
+
+    Chunks of an iteration (*run*: id, tokens) take as long as the longest of them, a decode step as long as one of *sequences*
+    at least, all of *context* cached tokens and the query tokens.
+    """
+    if run:
+        length = max(tokens for _, tokens in run)
+        gaps = [(tokens, length - tokens) for _, tokens in run if tokens < length]
+        rows = sum(gap for _, gap in gaps)
+        # Padding attends to what is before it, as causal attention over the padded length does.
+        pairs = sum(length * (length + 1) // 2 - tokens * (tokens + 1) // 2 for tokens, _ in gaps)
+        pairs_window = 0
+        if window is not None:
+            pairs_window = sum(pairs_within(0, length, window) - pairs_within(0, tokens, window) for tokens, _ in gaps)
+        totals = totals._replace(
+            rows=totals.rows + rows,
+            prefill_rows=totals.prefill_rows + rows,
+            prefill_pairs=totals.prefill_pairs + pairs,
+            prefill_kv_tokens=totals.prefill_kv_tokens + rows,
+            prefill_pairs_window=totals.prefill_pairs_window + pairs_window,
+        )
+    if totals.decode_seqs:
+        n, longest = max(totals.decode_seqs, sequences), context + query_tokens
+        more = (n - totals.decode_seqs) * query_tokens
+        totals = totals._replace(
+            rows=totals.rows + more,
+            decode_seqs=n,
+            decode_kv_tokens=max(n * longest, totals.decode_kv_tokens),
+            logit_rows=totals.logit_rows + more,
+            decode_kv_window=0 if window is None else max(n * min(longest, window), totals.decode_kv_window),
+        )
+    return totals
+
+
+def pairs_within(past: int, tokens: int, window: int) -> int:
+    """Query-key pairs of a chunk after *past* tokens whose queries see *window* keys at most, themselves included."""
+    growing = max(0, min(tokens, window - past))
+    return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * window

@@ -1,0 +1,61 @@
+"""What is known of every request, by id: columns shared by all machines of a run.
+
+What a request has done belongs to it, never to the machine or the slot that it happens to be in.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from policies.view import WaitingSeq
+from sim.engine.columns import BUBBLES
+
+
+class RequestState:
+    """One entry a request in each column."""
+
+    def __init__(
+        self, prompt: array[int], output: array[int], arrival: array[int],
+        model: array[int] | None, deadline: array[int] | None, pipelined: bool,
+    ) -> None:  # fmt: skip
+        n = len(prompt)
+        self.prompt = prompt
+        self.output = output
+        self.model = model
+        self.deadline = deadline
+        """Relative to arrival, -1 absent; None: nobody has one."""
+        self.left = output[:]
+        """Tokens still to emit."""
+        self.arrival = arrival
+        blank = array("q", [-1]) * n
+        self.scheduled = array("q", blank)
+        self.first_token = array("q", blank)
+        self.finish = array("q", blank)
+        self.token_ns = array("q", blank)
+        """When a preempted request emitted its latest token."""
+        self.rounds = array("i", bytes(4 * n))
+        """Decode rounds done, where it speculates: the acceptance of the next one is drawn by their number."""
+        self.recomputed = array("q", bytes(8 * n))
+        """Tokens whose KV was computed and given up."""
+        self.bubbles = tuple(array("q", bytes(8 * n)) for _ in BUBBLES) if pipelined else ()
+        """Idle time of stages ahead of its micro-batches, by kind."""
+        self.replica = array("i", [-1]) * n
+        self.preemptions = array("i", bytes(4 * n))
+        self.status = bytearray([2]) * n
+        self.reason = array("i", [-1]) * n
+
+    def waiting_seq(self, id_: int, *, cached_tokens: int = 0, preempted: bool = False) -> WaitingSeq:
+        """The request as it waits: what it still has to compute beside *cached_tokens* whose KV exists.
+
+        A request without a prompt starts from one begin-of-sequence token.
+        """
+        emitted = self.output[id_] - self.left[id_]
+        return WaitingSeq(
+            id_,
+            (self.prompt[id_] or 1) + emitted - cached_tokens,
+            self.arrival[id_],
+            0 if self.model is None else self.model[id_],
+            -1 if self.deadline is None else self.deadline[id_],
+            preempted,
+            cached_tokens,
+        )

@@ -1,0 +1,137 @@
+"""Iterations of one micro-batch slot that need no look in between, as one event.
+
+A running set makes them; the tenant opens one when it starts and closes it with the number of iterations that were done.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sim.engine.clock import elapsed, iterations_to_reach
+from sim.engine.columns import IntArray, Recorder
+
+
+class Span(Protocol):
+    """*n* iterations in flight from *start_ticks* on; a cut leaves fewer of them."""
+
+    n: int
+    start_ticks: int
+    growth_first: int
+    """KV blocks that the first iteration takes."""
+
+    def end(self, j: int, /) -> int:
+        """Tick at which iteration *j*, from 1, ends: the same whether it is part of this span or a span of its own."""
+        ...
+
+    def index_at(self, ticks: int, /) -> int:
+        """The iteration in flight at a tick; one that ends there still is."""
+        ...
+
+    def open(self, recorder: Recorder, lane: int, running: int, waiting: int, blocks_used: int, round_: int, /) -> None:
+        """Record it as it starts: sequences admitted, requests waiting, KV blocks in its first iteration, rounds before."""
+        ...
+
+    def cut(self, j: int, recorder: Recorder, /) -> None:
+        """Leave *j* iterations."""
+        ...
+
+    def close(self, recorder: Recorder, done: int, /) -> None:
+        """Bring the record in line with what was done: all iterations, or fewer at the end of the run."""
+        ...
+
+
+class Tapes(Protocol):
+    """What a taped span asks of the running set that made it."""
+
+    n: int
+    query_tokens: int
+    draft_steps: int
+
+    def blocks_in(self, rounds: int, /) -> IntArray: ...
+
+
+class LinearSpan:
+    """Iterations that last first, first + growth, first + 2 * growth, ... ticks."""
+
+    __slots__ = (
+        "first_ticks", "growth_first", "growth_ticks", "kv", "n", "seqs", "start_ticks", "window", "window_growth",
+    )  # fmt: skip
+
+    def __init__(self, start_ticks: int, n: int, first_ticks: int, growth_ticks: int, growth_first: int) -> None:
+        self.start_ticks = start_ticks
+        self.n = n
+        self.first_ticks = first_ticks
+        self.growth_ticks = growth_ticks
+        self.growth_first = growth_first
+        self.seqs = self.kv = self.window = self.window_growth = 0
+        """Sequences, the KV tokens that the first iteration reads, those within the window, and how many the latter grow by."""
+
+    def end(self, j: int, /) -> int:
+        return self.start_ticks + elapsed(j, self.first_ticks, self.growth_ticks)
+
+    def index_at(self, ticks: int, /) -> int:
+        return min(iterations_to_reach(ticks - self.start_ticks, self.first_ticks, self.growth_ticks), self.n)
+
+    def open(self, recorder: Recorder, lane: int, running: int, waiting: int, blocks_used: int, round_: int, /) -> None:
+        recorder.add_decodes(
+            self.start_ticks, self.n, self.first_ticks, self.growth_ticks, lane, self.seqs, self.kv, self.window,
+            self.window_growth, running, waiting, blocks_used, round_,
+        )  # fmt: skip
+
+    def cut(self, j: int, recorder: Recorder, /) -> None:
+        self.n = j
+        recorder.spans.change_last("n", j)
+
+    def close(self, recorder: Recorder, done: int, /) -> None:
+        if done == self.n:
+            return
+        if done:
+            recorder.spans.change_last("n", done)
+        else:
+            recorder.spans.drop_last(1)
+
+
+class TapedSpan:
+    """Iterations whose durations differ in more than a constant growth: read off arrays with one entry each."""
+
+    __slots__ = ("_record", "_set", "emitted", "ends", "growth_first", "kv", "n", "start_ticks", "windows")
+
+    def __init__(
+        self, start_ticks: int, ends: IntArray, growth_first: int,
+        running_set: Tapes, kv: IntArray, windows: IntArray | None, emitted: IntArray,
+    ) -> None:  # fmt: skip
+        self.start_ticks = start_ticks
+        self.n = len(ends)
+        self.ends = ends
+        """Ticks from the start."""
+        self.growth_first = growth_first
+        self.kv = kv
+        self.windows = windows
+        self.emitted = emitted
+        self._set = running_set
+        self._record = (0, 0, 0, 0, 0, 0)
+
+    def end(self, j: int, /) -> int:
+        return self.start_ticks + int(self.ends[j - 1])
+
+    def index_at(self, ticks: int, /) -> int:
+        return min(int(self.ends.searchsorted(ticks - self.start_ticks)) + 1, self.n)
+
+    def open(self, recorder: Recorder, lane: int, running: int, waiting: int, blocks_used: int, round_: int, /) -> None:
+        # What its iterations have in common is known now, how many they are only when it closes.
+        self._record = (lane, running, waiting, blocks_used - self.growth_first, round_, len(recorder.queued_ns))
+
+    def cut(self, j: int, recorder: Recorder, /) -> None:
+        self.n = j
+
+    def close(self, recorder: Recorder, done: int, /) -> None:
+        if not done:
+            return
+        lane, running, waiting, blocks_before, round_, n_queued = self._record
+        decoding = self._set
+        recorder.add_taped(
+            self.start_ticks, lane, decoding.n, decoding.query_tokens, decoding.draft_steps, running, waiting, round_,
+            blocks_before, n_queued,
+            self.ends[:done], self.kv[:done], None if self.windows is None else self.windows[:done],
+            self.emitted[:done], decoding.blocks_in(done),
+        )  # fmt: skip
