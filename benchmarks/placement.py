@@ -12,7 +12,7 @@ import time
 
 from hwmodels.oneshot import load_oneshot
 from policies.placement import Cluster, PartitionSearch
-from sim.engine.groups import compiler, run_groups
+from sim.placement.groups import compiler, run_groups
 from sim.placement import ARTIFACT_OVERHEAD_S, ARTIFACT_STAGE_OVERHEAD, Serving, find
 from workloads import Fixed, Gamma, Trace, multi_model, power_law_rates
 

@@ -20,9 +20,13 @@ class RoutedRequest(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """What a router answers instead of a replica: the request is rejected, and costs nothing."""
+    """What a router answers instead of a replica: the request is rejected, and costs nothing.
+
+    *at*: the replica on whose account, for the record; -1: none.
+    """
 
     reason: str
+    at: int = -1
 
 
 class ReplicaLoad(Protocol):
@@ -40,13 +44,29 @@ class ReplicaLoad(Protocol):
     @property
     def kv_blocks_used(self) -> int: ...
 
+    @property
+    def promised_ns(self) -> int:
+        """When the last stage will have done all that was accepted; of machines that serve one-shot models."""
+        ...
 
-class Load(NamedTuple):
-    """A `ReplicaLoad` in literals, for tests and examples."""
+    def done_ns(self, model: int, *, waiting: bool) -> int:
+        """When a request of *model* would be done if it came now: behind all that was accepted, or (not *waiting*) behind what has
+        been started; of machines that serve one-shot models."""
+        ...
+
+
+@dataclass(frozen=True)
+class Load:
+    """A `ReplicaLoad` in literals, for tests and examples. *service_ns*: of one request, for `done_ns`."""
 
     waiting: int = 0
     running: int = 0
     kv_blocks_used: int = 0
+    promised_ns: int = 0
+    service_ns: int = 0
+
+    def done_ns(self, model: int, *, waiting: bool) -> int:
+        return self.promised_ns + self.service_ns
 
 
 class Router(Protocol):

@@ -61,8 +61,9 @@ class RunningSeq(NamedTuple):
 class StepPrice(Protocol):
     """What an iteration may cost."""
 
-    def bound_ns(self, prompt_tokens: int, /) -> int:
-        """Nanoseconds, at most, of an iteration with all present decodes and one chunk of *prompt_tokens* of a new prompt."""
+    def done_ns(self, prompts: Sequence[int], /) -> int:
+        """The instant, at the latest, at which an iteration that starts now is done: with all present decodes, and whole new
+        prompts of these many tokens."""
         ...
 
 

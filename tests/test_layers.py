@@ -42,7 +42,7 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
     allowed = {
         *("hwmodels.cost", "hwmodels.totals", "policies.view", "policies.routers", "workloads"),
         *("hwmodels.cost.CostModel", "hwmodels.totals.Totals", "workloads.ClosedLoop", "workloads.Trace"),
-        *("policies.routers.Router", "policies.routers.RoutedRequest", "policies.routers.ReplicaLoad"),
+        *(f"policies.routers.{name}" for name in ("Router", "RoutedRequest", "ReplicaLoad", "Refused", "route_of")),
     }
     for path in files("sim/engine"):
         ours = {name for name in imports(path) if name.split(".")[0] in GROUND}

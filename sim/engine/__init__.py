@@ -2,8 +2,9 @@
 
 from sim.engine.cluster import run
 from sim.engine.columns import FINISHED, REJECTED, STATUS_NAMES, UNFINISHED, Columns, ReplicaColumns
-from sim.engine.experiment import Experiment, MachineSpec, ReplicaSpec
 from sim.engine.errors import InvariantError, PolicyError
+from sim.engine.experiment import Experiment, MachineSpec, ReplicaSpec
+from sim.engine.prices import StageTable
 
 __all__ = [
     "FINISHED",
@@ -17,5 +18,6 @@ __all__ = [
     "PolicyError",
     "ReplicaColumns",
     "ReplicaSpec",
+    "StageTable",
     "run",
 ]

@@ -156,6 +156,8 @@ class _Cluster:
         )
         answer = self._route_of(request, machines)
         if isinstance(answer, Refused):
+            if answer.at >= 0:
+                state.replica[id_] = machines[answer.at].tenant_of(model).number
             self.rejected(id_, answer.reason)
             return
         if not 0 <= answer < len(machines):

@@ -94,9 +94,7 @@ class Experiment:
     @property
     def machines(self) -> tuple[MachineSpec, ...]:
         """Every replica as a machine."""
-        return tuple(
-            spec if isinstance(spec, MachineSpec) else MachineSpec(tenants=(spec,)) for spec in self.replicas
-        )
+        return tuple(spec if isinstance(spec, MachineSpec) else MachineSpec(tenants=(spec,)) for spec in self.replicas)
 
     @property
     def tenants(self) -> tuple[ReplicaSpec, ...]:

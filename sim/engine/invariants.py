@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-
 from sim.engine.columns import FINISHED, UNFINISHED
 from sim.engine.errors import InvariantError
 from sim.engine.events import Clock
@@ -76,7 +75,9 @@ class Watch:
                 # Of what is in flight the blocks of the first iteration have been taken, and no others.
                 held += span.growth_first
         if held != tenant.kv.used:
-            self._fail("INV-1", f"machine {machine.index}: {held} blocks held, {tenant.kv.used} of {tenant.kv.total} taken")
+            self._fail(
+                "INV-1", f"machine {machine.index}: {held} blocks held, {tenant.kv.used} of {tenant.kv.total} taken"
+            )
         if tenant.n_admitted != sum(len(lane.admitted) for lane in tenant.lanes):
             self._fail("INV-2", f"machine {machine.index} counts {tenant.n_admitted} admitted")
 
@@ -86,7 +87,10 @@ class Watch:
         if id_ in lane.partial:
             partial = lane.partial[id_]
             if partial.cached_tokens + partial.remaining_tokens != self._context(id_):
-                self._fail("INV-5", f"request {id_} is computed to {partial.cached_tokens}, {partial.remaining_tokens} are left")
+                self._fail(
+                    "INV-5",
+                    f"request {id_} is computed to {partial.cached_tokens}, {partial.remaining_tokens} are left",
+                )
             return seq.blocks
         if id_ in lane.paused and seq.cached_tokens != self._context(id_) - 1:
             self._fail("INV-5", f"request {id_} pauses with {seq.cached_tokens} tokens cached")
@@ -106,5 +110,3 @@ class Watch:
 
     def _fail(self, name: str, what: str) -> None:
         raise InvariantError(f"{name} at t={self._clock.now_ns} ns ({INVARIANTS[name]}): {what}")
-
-

@@ -6,11 +6,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from hwmodels.totals import Totals
 from policies.view import PartialSeq, ReplicaView, RunningSeq, WaitingSeq
+from sim.engine.clock import TICK_BITS
 from sim.engine.columns import BUBBLES
 from sim.engine.events import Alarm
+from sim.engine.prices import Prices
 from sim.engine.running import RunningSet
 from sim.engine.span import Span
+from sim.engine.stages import Stages
 
 
 class Paused(NamedTuple):
@@ -103,3 +107,26 @@ class RunningView(Sequence[RunningSeq]):
     def __reversed__(self) -> Iterator[RunningSeq]:
         for id_ in reversed(self._lane.admitted):
             yield self._describe(self._lane, id_)
+
+
+class LanePrice:
+    """What an iteration of a lane may cost; see `policies.view.StepPrice`."""
+
+    __slots__ = ("_lane", "_prices", "_stages")
+
+    def __init__(self, lane: Lane, prices: Prices, stages: Stages) -> None:
+        self._lane = lane
+        self._prices = prices
+        self._stages = stages
+
+    def done_ns(self, prompts: Sequence[int], /) -> int:
+        decoding = self._lane.decoding
+        n = decoding.n
+        queries = n * decoding.query_tokens
+        kv = decoding.cached + queries if n else 0
+        tokens = sum(prompts)
+        pairs = sum(prompt * (prompt + 1) // 2 for prompt in prompts)
+        totals = Totals(queries + tokens, tokens, len(prompts), pairs, tokens, n, kv, queries + len(prompts), pairs, kv)
+        durations, handover = self._prices.stages(totals, decoding.draft_steps if n else 0)
+        ends = self._stages.through(self._lane.view.now_ns << TICK_BITS, durations, handover=handover)
+        return -(-ends[-1] >> TICK_BITS)

@@ -47,7 +47,14 @@ class Machine:
         self.stages = Stages(n_stages)
         self.tenants = [
             Tenant(
-                first_number + i, tenant, state, outside, self.stages, alone=self._alone, seed=seed, fast_forward=fast_forward
+                first_number + i,
+                tenant,
+                state,
+                outside,
+                self.stages,
+                alone=self._alone,
+                seed=seed,
+                fast_forward=fast_forward,
             )
             for i, tenant in enumerate(spec.tenants)
         ]
@@ -96,7 +103,7 @@ class Machine:
         return self.stages.through(self._clock.now_ns << TICK_BITS, self._one(model), clocks)[-1] >> TICK_BITS
 
     def _one(self, model: int) -> list[int]:
-        table = self._tenant_of(model).spec.cost
+        table = self.tenant_of(model).spec.cost
         if not isinstance(table, StageTable):
             raise ValueError(f"machine {self.index} has no table of latencies to promise an end by")
         return [ns << TICK_BITS for ns in table.of(1)]
@@ -104,14 +111,14 @@ class Machine:
     def hosts(self, model: int) -> bool:
         return model in self._hosting or None in self._hosting
 
-    def _tenant_of(self, model: int) -> Tenant:
+    def tenant_of(self, model: int) -> Tenant:
         return self._hosting.get(model) or self._hosting[None]
 
     # The doors.
 
     def deliver(self, id_: int, kv_tokens: int = 0) -> None:
         """A request comes, with the KV of its first *kv_tokens* tokens; one that can never fit is rejected with its reason."""
-        tenant = self.tenants[0] if self._alone else self._tenant_of(self._model(id_))
+        tenant = self.tenants[0] if self._alone else self.tenant_of(self._model(id_))
         self._state.replica[id_] = tenant.number
         reason = tenant.refusal(id_)
         if reason is not None:

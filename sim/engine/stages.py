@@ -36,16 +36,28 @@ class Stages:
         """Nothing is left to do: waiting from here on is no bubble."""
         self._used = [False] * len(self.free)
 
-    def through(self, start_ticks: int, durations: Sequence[int], clocks: Sequence[int] | None = None) -> list[int]:
-        """When each stage would have done what starts at *start_ticks* at the earliest, without hand-over."""
+    def through(
+        self, start_ticks: int, durations: Sequence[int], clocks: Sequence[int] | None = None, handover: int = 0
+    ) -> list[int]:
+        """When each stage would have done what starts at *start_ticks* at the earliest, if it went through now.
+
+        *clocks*: when each is free, in place of `free`.
+        """
         ready, ends = start_ticks, []
         for free, duration in zip(self.free if clocks is None else clocks, durations, strict=True):
-            ready = max(ready, free) + duration
-            ends.append(ready)
+            end = max(ready, free) + duration
+            ends.append(end)
+            ready = end + handover
         return ends
 
     def send(
-        self, start_ticks: int, durations: Sequence[int], handover: int, prefills: bool, micro_batch: int, record: StageRecord
+        self,
+        start_ticks: int,
+        durations: Sequence[int],
+        handover: int,
+        prefills: bool,
+        micro_batch: int,
+        record: StageRecord,
     ) -> tuple[int, list[int]]:
         """Send a micro-batch through; the tick at which it leaves the last stage, and the bubbles ahead of it in ns by kind."""
         prefilled, before = self._sent
@@ -54,17 +66,14 @@ class Stages:
         kind = _PB2 if prefills != prefilled else _PB1 if prefills else _PB3
         if self.in_flight < len(durations):
             kind = _DEPTH
-        ready = start_ticks
         bubbles = [0] * len(BUBBLES)
-        for stage, duration in enumerate(durations):
-            free = self.free[stage]
-            begin = max(ready, free)
-            begin_ns = begin >> TICK_BITS
-            bubble_ns = begin_ns - (free >> TICK_BITS) if self._used[stage] else 0
+        ends = self.through(start_ticks, durations, handover=handover)
+        for stage, (duration, end) in enumerate(zip(durations, ends, strict=True)):
+            begin_ns = (end - duration) >> TICK_BITS
+            bubble_ns = begin_ns - (self.free[stage] >> TICK_BITS) if self._used[stage] else 0
             of_kind = kind if duration != before[stage] else _DEPTH
             bubbles[of_kind] += bubble_ns
             self._used[stage] = True
-            end = self.free[stage] = begin + duration
             record(micro_batch, stage, begin_ns, (end >> TICK_BITS) - begin_ns, bubble_ns, of_kind)
-            ready = end + handover
-        return ready - handover, bubbles
+        self.free = ends
+        return ends[-1], bubbles

@@ -1,7 +1,7 @@
 """One model on a machine: its queue, its scheduler, its sequences, its KV memory and its prices.
 
-A tenant has one *lane* for each micro-batch that may be in flight. It shows its scheduler a view of a lane, carries the plan out and
-commits what has ended; when a lane may plan, the machine says.
+A tenant has one *lane* for each micro-batch that may be in flight. It shows its scheduler a view of a lane, carries the plan out
+and commits what has ended; when a lane may plan, the machine says.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sim.engine.columns import Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.kv import KvPool, OutOfBlocks
-from sim.engine.lane import Lane, LiveView, Paused, QueueView, RunningView
+from sim.engine.lane import Lane, LanePrice, LiveView, Paused, QueueView, RunningView
 from sim.engine.padding import padded, pairs_within
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
@@ -82,7 +82,7 @@ class Tenant:
         self.lanes: list[Lane] = []
         self.ready: deque[Lane] = deque()
         """Lanes that are not in flight, the longest idle first."""
-        for _ in range(min(self._max_lanes, _LANES_AT_ONCE)):
+        for _ in range(self._max_lanes if self._max_lanes <= _LANES_AT_ONCE else 1):
             self._add_lane()
 
     def _add_lane(self) -> Lane:
@@ -97,7 +97,7 @@ class Tenant:
             block_tokens=spec.block_tokens,
             total_blocks=self.kv.total,
             running=RunningView(lane, self.running_seq),
-            price=LanePrice(lane, self.prices),
+            price=LanePrice(lane, self.prices, self._stages),
         )
         self.lanes.append(lane)
         self.ready.append(lane)
@@ -291,7 +291,9 @@ class Tenant:
             self._state.scheduled[id_] = now_ns
         return seq
 
-    def _join_the_decodes(self, lane: Lane, run: tuple[tuple[int, int], ...], ticks: int) -> tuple[tuple[int, int], ...]:
+    def _join_the_decodes(
+        self, lane: Lane, run: tuple[tuple[int, int], ...], ticks: int
+    ) -> tuple[tuple[int, int], ...]:
         """Admit those of *run* that have nothing to compute; what is left of *run*."""
         for id_, tokens in run:
             if tokens:
@@ -317,9 +319,7 @@ class Tenant:
 
     # Starting.
 
-    def _start_iteration(
-        self, lane: Lane, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int
-    ) -> int:
+    def _start_iteration(self, lane: Lane, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int) -> int:
         """One iteration with prompt chunks and a decode step of *n* sequences, all or none, that takes *growth* blocks."""
         decoding, partials, kv, window = lane.decoding, lane.partial, self.kv, self._window
         block_tokens = kv.block_tokens
@@ -329,7 +329,9 @@ class Tenant:
         for id_, tokens in run:
             partial = partials.get(id_)
             if partial is None:
-                _, left, arrival_ns, model, deadline_ns, _, cached, priority = self._admit(lane, id_, ticks >> TICK_BITS)
+                _, left, arrival_ns, model, deadline_ns, _, cached, priority = self._admit(
+                    lane, id_, ticks >> TICK_BITS
+                )
                 blocks -= -(left + cached) // block_tokens
             else:
                 _, cached, left, arrival_ns, model, deadline_ns, priority = partial
@@ -498,27 +500,6 @@ class Tenant:
             n_stages=len(self._stages),
             speculation=sum_rounds(lane.decoding.speculation() for lane in self.lanes) if speculates else None,
         )
-
-
-class LanePrice:
-    """What an iteration of a lane may cost; see `policies.view.StepPrice`."""
-
-    __slots__ = ("_lane", "_prices")
-
-    def __init__(self, lane: Lane, prices: Prices) -> None:
-        self._lane = lane
-        self._prices = prices
-
-    def bound_ns(self, prompt_tokens: int, /) -> int:
-        decoding = self._lane.decoding
-        n = decoding.n
-        rows = n * decoding.query_tokens
-        kv = decoding.cached + rows
-        tokens = prompt_tokens
-        pairs = tokens * (tokens + 1) // 2
-        totals = Totals(rows + tokens, tokens, int(tokens > 0), pairs, tokens, n, kv, rows + (tokens > 0), pairs, kv)
-        stages, handover = self._prices.stages(totals, decoding.draft_steps)
-        return -(-(sum(stages) + handover * (len(stages) - 1)) >> TICK_BITS)
 
 
 def _last_token_ns(lane: Lane, departure: Departure) -> int:

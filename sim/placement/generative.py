@@ -1,7 +1,7 @@
 """Generative models in groups: continuous batching and KV limits on shared stages, scored by the same searches.
 
 Beyond AlpaServe. Each model that a group hosts has the scheduler of its own and an equal part of the KV memory that the
-group's weights leave; they take turns on the stages (`sim.engine.turns`). Nothing is rejected on arrival, since the length of
+group's weights leave; they take turns on the stages (`sim.engine.machine`). Nothing is rejected on arrival, since the length of
 an answer is not known then: a request counts as in time when it has finished by its deadline.
 """
 
@@ -18,11 +18,11 @@ from hwmodels.model import ModelSpec
 from hwmodels.parallel import ParallelConfig
 from hwmodels.totals import Totals
 from policies.placement import Placement, check
+from policies.routers import LeastOutstanding
 from policies.schedulers import EvictNewest, Sarathi
 from policies.view import Scheduler
-from sim.engine.experiment import ReplicaSpec
-from sim.engine.groups import GroupColumns
-from sim.engine.turns import GenerativeGroup, GenerativeGroups, run_generative
+from sim.engine import Experiment, MachineSpec, ReplicaSpec, run
+from sim.placement.groups import GroupColumns
 from sim.placement.serving import NS_PER_S, Outcome, Serving
 from workloads import Trace
 
@@ -116,13 +116,21 @@ class GenerativeServing(Serving):
                 models=tuple(self.names[model] for model in hosted),
                 model_index=np.array([position[m] for m in index[rows].tolist()]),
             )
-            groups, group_of = [], []
+            machines, group_of = [], []
             for number, group in enumerate(placement.groups):
                 if group.models:
-                    replicas = self._replicas(group.models, group.shape)
-                    groups.append(GenerativeGroup(models=tuple(position[m] for m in group.models), replicas=replicas))
+                    tenants = self._tenants(group.models, group.shape)
+                    machines.append(
+                        MachineSpec(
+                            tenants=tuple(
+                                replace(tenant, model=position[m])
+                                for tenant, m in zip(tenants, group.models, strict=True)
+                            )
+                        )
+                    )
                     group_of += [number] * len(group.models)
-            requests = run_generative(GenerativeGroups(workload=part, groups=tuple(groups))).requests
+            # Of the groups that host a request's model, the one with the fewest requests of all its models.
+            requests = run(Experiment(workload=part, replicas=tuple(machines), router=LeastOutstanding())).requests
             finish = requests["finish_ns"].copy()
             if workload.deadline_ns is not None:
                 deadline = workload.deadline_ns[rows]
@@ -132,7 +140,7 @@ class GenerativeServing(Serving):
             columns["group"][rows] = np.array(group_of, np.int64)[requests["replica"]]
         return Outcome(workload=workload, columns=GroupColumns(**columns), n_groups=len(placement.groups))
 
-    def _replicas(self, models: tuple[int, ...], shape: tuple[int, int]) -> tuple[ReplicaSpec, ...]:
+    def _tenants(self, models: tuple[int, ...], shape: tuple[int, int]) -> tuple[ReplicaSpec, ...]:
         deployments = [self.models[self.names[m]].deployment(*shape) for m in models]  # type: ignore[attr-defined]
         weights = sum(deployment.weight_bytes_per_device for deployment in deployments)
         share = (self.cluster.memory_bytes - weights) / len(models)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hwmodels.oneshot import OneShot
 from policies.placement import Cluster, Group, ModelView, Placement, Score, check
-from sim.engine.groups import GroupColumns, GroupExperiment, GroupSpec, run_groups
+from sim.placement.groups import GroupColumns, GroupExperiment, GroupSpec, run_groups
 from workloads import Trace
 
 NS_PER_S = 1_000_000_000

@@ -227,7 +227,7 @@ def attainment_figure(
 def busy_share(
     stages: NDArray[np.int64], edges_s: FloatArray, devices: Mapping[int, int], n_devices: int
 ) -> FloatArray:
-    """Share of device time in use in each interval, from the rows of `sim.engine.groups.stage_record`.
+    """Share of device time in use in each interval, from the rows of `sim.placement.groups.stage_record`.
 
     *devices* maps a group to the devices that share each of its stages.
     """

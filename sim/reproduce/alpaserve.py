@@ -31,7 +31,6 @@ from policies.placement import (
     RoundRobin,
     SelectiveReplication,
 )
-from sim.engine.groups import GroupExperiment, GroupSpec, run_groups, stage_record
 from sim.placement import (
     ARTIFACT_OVERHEAD_S,
     ARTIFACT_STAGE_OVERHEAD,
@@ -40,6 +39,7 @@ from sim.placement import (
     find,
     serve,
 )
+from sim.placement.groups import GroupExperiment, GroupSpec, run_groups, stage_record
 from sim.reproduce.rows import Row
 from sim.theory.queueing import (
     pipeline_placement_latency_s,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -10,10 +12,9 @@ from hwmodels.device import load_device
 from hwmodels.model import load_model
 from hwmodels.oneshot import load_oneshot
 from policies.placement import Cluster, EqualGroups, Group, Placement
-from policies.routers import RoundRobin
+from policies.routers import LeastOutstanding, RoundRobin
 from policies.schedulers import EvictNewest, Sarathi
-from sim.engine import Experiment, ReplicaSpec, run
-from sim.engine.turns import GenerativeGroup, GenerativeGroups, run_generative
+from sim.engine import REJECTED, Columns, Experiment, MachineSpec, ReplicaSpec, run
 from sim.placement import find
 from sim.placement.generative import GenerativeModel, GenerativeServing
 from workloads import Fixed, Poisson, Trace, multi_model
@@ -22,6 +23,17 @@ from workloads import Fixed, Poisson, Trace, multi_model
 def replica(pipeline: int = 1, kv_blocks: int = 2000) -> ReplicaSpec:
     deployment = deploy(model="llama-3.1-8b", hardware="h100-sxm", parallel={"pipeline": pipeline})
     return ReplicaSpec(cost=deployment.cost, scheduler=EvictNewest(inner=Sarathi()), kv_blocks=kv_blocks)
+
+
+def group(*replicas: ReplicaSpec, first_model: int = 0) -> MachineSpec:
+    """A machine that hosts models first_model, first_model + 1, ..."""
+    return MachineSpec(
+        tenants=tuple(dataclasses.replace(spec, model=first_model + i) for i, spec in enumerate(replicas))
+    )
+
+
+def serve(workload: Trace, *machines: MachineSpec) -> Columns:
+    return run(Experiment(workload=workload, replicas=machines, router=LeastOutstanding()), check_invariants=True)
 
 
 def traffic(*rates: float, n: int = 60) -> Trace:
@@ -33,16 +45,13 @@ def traffic(*rates: float, n: int = 60) -> Trace:
 def test_a_model_alone_in_its_group_is_a_replica(pipeline):
     workload = traffic(6.0)
     plain = run(Experiment(workload=workload, replicas=(replica(pipeline),), router=RoundRobin()))
-    group = GenerativeGroup(models=(0,), replicas=(replica(pipeline),))
-    shared = run_generative(GenerativeGroups(workload=workload, groups=(group,)))
-    # The shared stages round a start to the nanosecond where a replica keeps the tick.
-    assert np.abs(plain.requests["finish_ns"] - shared.requests["finish_ns"]).max() <= 1
+    shared = serve(workload, group(replica(pipeline)))
+    assert plain.requests["finish_ns"].tolist() == shared.requests["finish_ns"].tolist()
 
 
 @pytest.mark.parametrize("pipeline", [1, 2])
 def test_no_stage_is_used_by_two_models_at_a_time(pipeline):
-    group = GenerativeGroup(models=(0, 1), replicas=(replica(pipeline), replica(pipeline)))
-    found = run_generative(GenerativeGroups(workload=traffic(10.0, 10.0), groups=(group,)))
+    found = serve(traffic(10.0, 10.0), group(replica(pipeline), replica(pipeline)))
     assert np.all(found.requests["status"] == 0)
     uses = np.concatenate([part.stages for part in found.replicas])
     assert {0, 1} == set(found.requests["replica"].tolist())
@@ -53,8 +62,7 @@ def test_no_stage_is_used_by_two_models_at_a_time(pipeline):
 
 def test_a_busy_neighbour_slows_a_model_down_and_cannot_shut_it_out():
     def mean_s(neighbour: float) -> float:
-        group = GenerativeGroup(models=(0, 1), replicas=(replica(), replica()))
-        found = run_generative(GenerativeGroups(workload=traffic(2.0, neighbour, n=80), groups=(group,))).requests
+        found = serve(traffic(2.0, neighbour, n=80), group(replica(), replica())).requests
         mine = found["model_index"] == 0
         assert np.all(found["status"][mine] == 0)
         return float((found["finish_ns"] - found["arrival_ns"])[mine].mean()) / 1e9
@@ -64,21 +72,21 @@ def test_a_busy_neighbour_slows_a_model_down_and_cannot_shut_it_out():
 
 
 def test_requests_go_to_the_hosting_group_with_the_least_backlog():
-    groups = tuple(GenerativeGroup(models=(0,), replicas=(replica(),)) for _ in range(2))
     workload = Trace(arrival_ns=np.zeros(4, int), prompt_tokens=np.full(4, 100), output_tokens=np.full(4, 5))
-    found = run_generative(GenerativeGroups(workload=workload, groups=groups))
+    found = serve(workload, group(replica()), group(replica()))
     assert found.requests["replica"].tolist() == [0, 1, 0, 1]
 
 
-def test_model_without_a_group_is_refused():
-    group = GenerativeGroup(models=(0,), replicas=(replica(),))
-    with pytest.raises(ValueError, match="no group hosts m1"):
-        GenerativeGroups(workload=traffic(1.0, 1.0), groups=(group,))
+def test_requests_of_a_model_that_no_machine_hosts_are_rejected_with_the_reason():
+    found = serve(traffic(5.0, 5.0), group(replica()))
+    other = found.requests["model_index"] == 1
+    assert (found.requests["status"] == REJECTED).tolist() == other.tolist()
+    assert found.reasons == ("no machine hosts the model",)
 
 
 def test_models_of_one_group_have_as_many_stages():
     with pytest.raises(ValueError, match="run on the same stages; got pipelines of 1, 2 stages"):
-        GenerativeGroup(models=(0, 1), replicas=(replica(1), replica(2)))
+        group(replica(1), replica(2))
 
 
 def serving(memory_gb: float = 40.0, **settings: object) -> GenerativeServing:
@@ -101,7 +109,7 @@ def test_search_places_generative_models_by_simulation():
 
 
 def test_kv_memory_is_what_weights_leave_and_is_split_evenly():
-    one, two = (serving()._replicas(models, (1, 1))[0].kv_blocks for models in ((0,), (0, 1)))
+    one, two = (serving()._tenants(models, (1, 1))[0].kv_blocks for models in ((0,), (0, 1)))
     assert one > 2 * two > 0
 
 

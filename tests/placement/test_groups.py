@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sim.engine.groups import GroupColumns, GroupExperiment, GroupSpec, compiler, run_groups, stage_record
+from sim.placement.groups import GroupColumns, GroupExperiment, GroupSpec, compiler, run_groups, stage_record
 from sim.theory.queueing import pipeline_placement_latency_s, simple_placement_latency_s
 from workloads import Fixed, Poisson, Trace, multi_model
 

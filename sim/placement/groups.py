@@ -9,31 +9,29 @@ The rules are those of AlpaServe's simulator (Li et al., OSDI 2023; artifact alp
   next: heads that would miss their deadline even alone are dropped, then the largest batch that is there and keeps the
   oldest one's deadline is taken. Nothing waits for a batch to fill.
 
-`run_groups` is the one entry. Its event loop on SimPy is the reference; without batching what becomes of a request is
-known when it arrives, and one loop over the requests, compiled where numba is there, gives the same columns.
+These rules are `policies.oneshot`; groups are machines, and hosted models their tenants. `run_groups` is the one entry. The event
+loop is the reference; without batching what becomes of a request is known when it arrives, and one loop over the requests,
+compiled where numba is there, gives the same columns.
 """
 
 from __future__ import annotations
 
 import functools
-from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import simpy
 from numpy.typing import NDArray
 
-from sim.engine.clock import ARRIVAL_PRIORITY, ITERATION_PRIORITY, Clock
-from sim.engine.columns import FINISHED, REJECTED
+from policies.oneshot import DeadlineBatches, InOrder, LeastBacklog
+from sim.engine import FINISHED, REJECTED, Experiment, MachineSpec, ReplicaSpec, StageTable, run
 from workloads import Trace
 
 IntArray = NDArray[np.int64]
 
-NO_GROUP = "no group hosts the model"
-TOO_LATE = "deadline cannot be met"
+_ENOUGH = 1 << 40
+"""KV blocks, and micro-batches in flight: one-shot models are limited by neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +118,7 @@ def run_groups(experiment: GroupExperiment, *, engine: Engine = "auto") -> Group
     if engine == "auto":
         engine = "events" if len(experiment.batch_sizes) > 1 else "compiled" if compiler() is not None else "loop"
     if engine == "events":
-        return _Groups(experiment).run()
+        return _on_machines(experiment)[0]
     if len(experiment.batch_sizes) > 1:
         raise ValueError(f"engine {engine!r} cannot form batches; use 'auto' or 'events', or batch_sizes=(1,)")
     tables = GroupTables(experiment.groups, max(len(experiment.workload.models), 1))
@@ -241,199 +239,70 @@ def _replay(
         ready[g] = t
 
 
-class _At(simpy.Event):
-    """Fires once, at an instant and with a priority."""
-
-    def __init__(self, env: Clock, delay: int, priority: int, callback: Any) -> None:
-        self.env = env
-        self.callbacks = [callback]
-        self._value = None
-        self._ok = True
-        self._defused = False
-        env.schedule(self, priority, delay)
-
-
-@dataclass(slots=True)
-class _Batch:
-    requests: list[int]
-    stage_ns: tuple[int, ...]
-    promised_ns: int
-
-
-class _DeviceGroup:
-    """One group as a machine of events: queues by model, a first-come queue before each stage."""
-
-    def __init__(self, cluster: _Groups, index: int, spec: GroupSpec) -> None:
-        self.index = index
-        self._cluster = cluster
-        # SimPy types its clock as a number of either kind; ours counts integer nanoseconds.
-        self._env: Any = cluster.env
-        self._sizes = cluster.batch_sizes
-        self._stage_ns = dict(zip(spec.models, spec.stage_ns, strict=True))
-        self._queues: dict[int, deque[int]] = {model: deque() for model in spec.models}
-        self._before: list[deque[_Batch]] = [deque() for _ in range(spec.n_stages)]
-        self._busy = [False] * spec.n_stages
-        self._clocks = [0] * spec.n_stages
-        """When each stage will have done all that has been promised."""
-        self._dispatching = False
-        self._unfinished = 0
-
-    def hosts(self, model: int) -> bool:
-        return model in self._queues
-
-    @property
-    def backlog(self) -> int:
-        return self._unfinished if len(self._sizes) > 1 else self._clocks[-1]
-
-    def arrive(self, id_: int) -> None:
-        cluster, now = self._cluster, self._env.now
-        model = cluster.model[id_]
-        if len(self._sizes) == 1:
-            # In order of arrival without batches, the time that a request will be ready is known now.
-            clocks = self._through(self._stage_ns[model][0], now)
-            if not cluster.in_time(id_, clocks[-1]):
-                return
-            self._clocks = clocks
-            cluster.promised[id_] = clocks[-1]
-        elif not cluster.in_time(id_, self._through(self._stage_ns[model][0], now)[-1]):
-            return
-        self._unfinished += 1
-        self._queues[model].append(id_)
-        self._wake()
-
-    def _through(self, stage_ns: Sequence[int], now: int) -> list[int]:
-        t, clocks = now, []
-        for free, duration in zip(self._clocks, stage_ns, strict=True):
-            t = max(t, free) + duration
-            clocks.append(t)
-        return clocks
-
-    def _wake(self) -> None:
-        # After all arrivals of this instant, so that a batch sees them all.
-        if not self._busy[0] and not self._dispatching:
-            self._dispatching = True
-            _At(self._env, 0, ITERATION_PRIORITY + self.index, self._dispatch)
-
-    def _dispatch(self, _event: _At) -> None:
-        self._dispatching = False
-        if self._busy[0]:
-            return
-        while True:
-            waiting = [(queue[0], model) for model, queue in self._queues.items() if queue]
-            if not waiting:
-                return
-            model = min(waiting)[1]
-            batch = self._form(model)
-            if batch is not None:
-                self._start(0, batch)
-                return
-
-    def _form(self, model: int) -> _Batch | None:
-        """The next batch of *model*; None where every request of it that waited was too late and has been dropped."""
-        cluster, queue, now = self._cluster, self._queues[model], self._env.now
-        rows = self._stage_ns[model]
-        if len(self._sizes) == 1:
-            id_ = queue.popleft()
-            return _Batch([id_], rows[0], cluster.promised[id_])
-        while queue and not cluster.in_time(queue[0], self._through(rows[0], now)[-1]):
-            queue.popleft()
-            self._unfinished -= 1
-        if not queue:
-            return None
-        oldest = queue[0]
-        for size, stage_ns in zip(reversed(self._sizes), reversed(rows), strict=True):
-            if size > len(queue):
-                continue
-            clocks = self._through(stage_ns, now)
-            if size == 1 or cluster.in_time(oldest, clocks[-1]):
-                self._clocks = clocks
-                return _Batch([queue.popleft() for _ in range(size)], stage_ns, clocks[-1])
-        raise AssertionError("a batch of one is always there")
-
-    def _start(self, stage: int, batch: _Batch) -> None:
-        self._busy[stage] = True
-        now, duration = self._env.now, batch.stage_ns[stage]
-        if stage == 0:
-            for id_ in batch.requests:
-                self._cluster.start[id_] = now
-        self._cluster.record(self.index, stage, batch, now, duration)
-        _At(self._env, duration, ITERATION_PRIORITY + self.index, lambda _: self._end(stage, batch))
-
-    def _end(self, stage: int, batch: _Batch) -> None:
-        self._busy[stage] = False
-        if stage + 1 < len(self._busy):
-            self._before[stage + 1].append(batch)
-            self._next(stage + 1)
-        else:
-            now = self._env.now
-            assert now == batch.promised_ns, "a group kept another time than it promised on arrival"
-            self._unfinished -= len(batch.requests)
-            for id_ in batch.requests:
-                self._cluster.finish[id_] = now + self._cluster.overhead_ns
-                self._cluster.batch[id_] = len(batch.requests)
-        if stage:
-            self._next(stage)
-        else:
-            self._wake()
-
-    def _next(self, stage: int) -> None:
-        if self._before[stage] and not self._busy[stage]:
-            self._start(stage, self._before[stage].popleft())
+def machines_of(experiment: GroupExperiment) -> Experiment:
+    """The same on machines: each group one, its models tenants that take turns by the age of their oldest request."""
+    batching = len(experiment.batch_sizes) > 1
+    overhead_ns = experiment.overhead_ns
+    scheduler = DeadlineBatches(experiment.batch_sizes, overhead_ns) if batching else InOrder()
+    return Experiment(
+        workload=experiment.workload,
+        replicas=tuple(
+            MachineSpec(
+                tenants=tuple(
+                    ReplicaSpec(
+                        cost=StageTable(batch_sizes=experiment.batch_sizes, stage_ns=stage_ns),
+                        scheduler=scheduler,
+                        kv_blocks=_ENOUGH,
+                        micro_batches=_ENOUGH,
+                        model=model,
+                    )
+                    for model, stage_ns in zip(group.models, group.stage_ns, strict=True)
+                ),
+                turn="oldest",
+            )
+            for group in experiment.groups
+            if group.models
+        ),
+        router=LeastBacklog(batching=batching, overhead_ns=overhead_ns),
+    )
 
 
-class _Groups:
-    """The event loop: arrivals, dispatch to groups, and the columns that they leave."""
-
-    def __init__(self, experiment: GroupExperiment, stages: list[tuple[int, int, int, int, int]] | None = None) -> None:
-        trace = experiment.workload
-        n = len(trace)
-        self.env: Any = simpy.Environment(initial_time=0)
-        self.batch_sizes = experiment.batch_sizes
-        self.overhead_ns = experiment.overhead_ns
-        self.model = [0] * n if trace.model_index is None else trace.model_index.tolist()
-        self._arrival = trace.arrival_ns.tolist()
-        self._deadline = [-1] * n if trace.deadline_ns is None else trace.deadline_ns.tolist()
-        self.start, self.finish, self.sent, self.batch, self.promised = (array("q", [-1]) * n for _ in range(5))
-        self._stages = stages
-        self._groups = [_DeviceGroup(self, index, spec) for index, spec in enumerate(experiment.groups)]
-        self._hosts = {
-            model: [group for group in self._groups if group.hosts(model)] for model in range(max(len(trace.models), 1))
-        }
-        self._next = 0
-
-    def run(self) -> GroupColumns:
-        _At(self.env, self._arrival[0], ARRIVAL_PRIORITY, self._on_arrival)
-        self.env.run()
-        start, finish, sent, batch = (
-            np.frombuffer(column, np.int64).copy() for column in (self.start, self.finish, self.sent, self.batch)
+def _on_machines(experiment: GroupExperiment) -> tuple[GroupColumns, IntArray]:
+    """The columns from the event loop, and every use of a stage (see `stage_record`)."""
+    n = len(experiment.workload)
+    nothing = np.full(n, -1, np.int64)
+    of_machine = [index for index, group in enumerate(experiment.groups) if group.models]
+    if not of_machine:
+        empty = GroupColumns(start_ns=nothing, finish_ns=nothing, group=nothing, batch=nothing)
+        return empty, np.empty((0, 5), np.int64)
+    found = run(machines_of(experiment))
+    group_of = np.array([*(g for g in of_machine for _ in experiment.groups[g].models), -1], np.int64)
+    requests = found.requests
+    finish = requests["finish_ns"]
+    replica = requests["replica"].astype(np.int64)
+    batch, uses = nothing.copy(), []
+    for number, columns in enumerate(found.replicas):
+        # Micro-batches are numbered as they start, and so are the spans: one each.
+        sizes, starts = columns.spans["prefill_chunks"].astype(np.int64), columns.spans["start_ns"]
+        rows = np.flatnonzero((replica == number) & (finish >= 0))
+        batch[rows] = sizes[np.searchsorted(starts, requests["scheduled_ns"][rows], side="right") - 1]
+        stages = columns.stages
+        group = np.full(len(stages), group_of[number])
+        uses.append(
+            np.column_stack(
+                [group, stages["stage"], stages["start_ns"], stages["duration_ns"], sizes[stages["micro_batch"]]]
+            )
         )
-        return GroupColumns(start_ns=start, finish_ns=finish, group=sent, batch=batch)
-
-    def _on_arrival(self, _event: _At) -> None:
-        now, i, arrival = self.env.now, self._next, self._arrival
-        while i < len(arrival) and arrival[i] == now:
-            hosts = self._hosts[self.model[i]]
-            if hosts:
-                group = min(hosts, key=lambda host: host.backlog)
-                self.sent[i] = group.index
-                group.arrive(i)
-            i += 1
-        self._next = i
-        if i < len(arrival):
-            _At(self.env, arrival[i] - now, ARRIVAL_PRIORITY, self._on_arrival)
-
-    def in_time(self, id_: int, ready_ns: int) -> bool:
-        """Whether an answer that leaves the last stage at *ready_ns* keeps the deadline of request *id_*."""
-        deadline = self._deadline[id_]
-        return deadline < 0 or ready_ns + self.overhead_ns <= self._arrival[id_] + deadline
-
-    def record(self, group: int, stage: int, batch: _Batch, start_ns: int, duration_ns: int) -> None:
-        if self._stages is not None:
-            self._stages.append((group, stage, start_ns, duration_ns, len(batch.requests)))
+    record = np.concatenate(uses)
+    served = GroupColumns(
+        start_ns=np.where(finish >= 0, requests["scheduled_ns"], -1),
+        finish_ns=np.where(finish >= 0, finish + experiment.overhead_ns, -1),
+        group=group_of[replica],
+        batch=batch,
+    )
+    return served, record[np.lexsort((record[:, 1], record[:, 2]))]
 
 
 def stage_record(experiment: GroupExperiment) -> IntArray:
     """Every use of a stage: rows of group, stage, start_ns, duration_ns, requests of the batch. Runs the event loop."""
-    stages: list[tuple[int, int, int, int, int]] = []
-    _Groups(experiment, stages).run()
-    return np.array(stages, np.int64).reshape(-1, 5)
+    return _on_machines(experiment)[1]
