@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler
 
+_DECODES = Plan(decode=True, hold=UNTIL_CHANGE)
+_DECODES_WHOEVER_COMES = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
+
 
 def _at_least(name: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -175,7 +178,9 @@ class Sarathi:
         n_decoding = view.n_decoding
         left = self.token_budget - n_decoding * view.query_tokens
         if n_decoding and left <= 0:
-            return Plan(True, (), (), UNTIL_CHANGE, True)
+            return _DECODES_WHOEVER_COMES
+        if n_decoding and not view.waiting and not view.prefilling:
+            return _DECODES_WHOEVER_COMES if n_decoding >= self.max_sequences else _DECODES
         chunks, full = _chunks_within(view, left, self.max_sequences, self.watermark)
         if chunks:
             return Plan(n_decoding > 0, chunks)

@@ -67,10 +67,11 @@ class StepPrice(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplicaView:
-    """A machine's model at the moment it may start an iteration. Read-only, and good until the policy has answered.
+    """A machine's model at the moment it may start an iteration. Policies read it, and keep nothing of it for later.
 
+    The engine keeps one view of each micro-batch slot up to date (a frozen class would take eight times as long to set).
     Sequences that are in flight in other micro-batches are left out.
     """
 

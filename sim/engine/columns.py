@@ -74,6 +74,8 @@ SPAN = Layout(
     ("bubble_ns", "q"),  # idle time of the stages ahead of this micro-batch
 )
 
+_pack_span = SPAN.pack_into
+
 JOIN = Layout(
     # One stay of a sequence in a lane's decoding set.
     ("lane", "i"),
@@ -103,34 +105,40 @@ _RECORDS_AT_ONCE = 4096
 class Records:
     """Packed records of one layout, appended one at a time to one growing buffer."""
 
-    __slots__ = ("_at", "_buffer", "_end", "_layout", "_more", "_pack_into", "_size")
+    __slots__ = ("_at", "_layout", "_more", "_pack_into", "_size", "buffer", "end")
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._pack_into = layout.pack_into
         self._size = layout.size
         self._more = bytes(layout.size * _RECORDS_AT_ONCE)
-        self._buffer = bytearray()
-        self._end = 0
+        self.buffer = bytearray()
+        self.end = 0
         self._at = 0
 
+    def next(self) -> int:
+        """Where in `buffer` to pack the next record."""
+        at = self._at
+        if at == self.end:
+            self.buffer += self._more
+            self.end = len(self.buffer)
+        self._at = at + self._size
+        return at
+
     def add(self, *fields: int) -> None:
-        if self._at == self._end:
-            self._buffer += self._more
-            self._end = len(self._buffer)
-        self._pack_into(self._buffer, self._at, *fields)
-        self._at += self._size
+        at = self.next()
+        self._pack_into(self.buffer, at, *fields)
 
     def change_last(self, name: str, value: int) -> None:
-        struct.pack_into("<i", self._buffer, self._at - self._size + self._layout.offset[name], value)
+        struct.pack_into("<i", self.buffer, self._at - self._size + self._layout.offset[name], value)
 
     def drop_last(self, n: int) -> None:
         self._at -= n * self._size
 
     def array(self) -> NDArray[Any]:
         """All records, in the memory they were written to: nothing can be added afterwards."""
-        del self._buffer[self._at :]
-        return np.frombuffer(self._buffer, self._layout.dtype)
+        del self.buffer[self._at :]
+        return np.frombuffer(self.buffer, self._layout.dtype)
 
 
 class Recorder:
@@ -138,7 +146,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self.spans = Records(SPAN)
-        self._add_span = self.spans.add
+        self._next_span = self.spans.next
+        self._span_buffer = self.spans.buffer
         self.joins = Records(JOIN)
         self.stages = Records(STAGE)
         """Pipelines: micro-batches numbered as they are sent off."""
@@ -158,7 +167,9 @@ class Recorder:
     ) -> None:  # fmt: skip
         """One iteration of its own."""
         _, prompt, chunks, pairs, prompt_kv, n, kv, _, pairs_window, kv_window = totals
-        self._add_span(
+        at = self._next_span()
+        _pack_span(
+            self._span_buffer, at,
             start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, lane, prompt, chunks, pairs, prompt_kv,
             pairs_window, n, query_tokens, draft_steps, kv, kv_window, 0, completions, emitted, running, waiting,
             blocks_used, round_, bubble_ns,
@@ -169,7 +180,9 @@ class Recorder:
         window_growth: int, running: int, waiting: int, blocks_used: int, round_: int,
     ) -> None:  # fmt: skip
         """*n* iterations of decodes alone, one token a sequence."""
-        self._add_span(
+        at = self._next_span()
+        _pack_span(
+            self._span_buffer, at,
             start_ticks >> TICK_BITS, start_ticks & FRACTION, n, first_ticks, growth_ticks, lane, 0, 0, 0, 0,
             0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0,
         )  # fmt: skip
@@ -184,7 +197,9 @@ class Recorder:
         The arrays have one entry an iteration, *ends* in ticks from the start. *blocks_before*: KV blocks in use before them;
         *n_queued*: entries of `queued_ns` when they started.
         """
-        self._add_span(
+        at = self._next_span()
+        _pack_span(
+            self._span_buffer, at,
             start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), -1, 0, lane, 0, 0, 0, 0,
             0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, 0, round_, 0,
         )  # fmt: skip

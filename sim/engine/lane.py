@@ -44,7 +44,8 @@ class Lane:
         self.bubbles = [0] * len(BUBBLES)
         """Idle time of stages ahead of its decodes in ns, all rounds together, by kind."""
         self.bubbles_at_join: dict[int, list[int]] = {}
-        self.view: ReplicaView = ReplicaView()
+        self.view = ReplicaView()
+        """Made by the tenant, who sets what has changed at each look."""
         self.alarm: Alarm | None = None
         """Rings when its span ends; set by the machine."""
         # In flight, or as it was when the latest span ended:
@@ -53,16 +54,6 @@ class Lane:
         self.run: tuple[tuple[int, int], ...] = ()
         self.completing: Sequence[int] = ()
         self.through_arrivals = True
-
-
-class LiveView(ReplicaView):
-    """The view that an engine keeps up to date: one a lane, and each look sets what has changed.
-
-    The one way to build a view is `live_view`, the one way to change it `Tenant.begin`.
-    """
-
-    __slots__ = ()
-    __setattr__ = object.__setattr__
 
 
 class QueueView(Sequence[WaitingSeq]):

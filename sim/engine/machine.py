@@ -168,7 +168,8 @@ class Machine:
                 if lane.span is None:
                     continue
                 if self._alone:
-                    tenant.commit(lane, lane.span.index_at(now_ns << TICK_BITS) - 1)
+                    done = lane.span.index_at(now_ns << TICK_BITS) - 1
+                    tenant.commit(lane, done, lane.span.end(done) if done else self._ticks)
                 elif lane.alarm is not None:
                     lane.alarm.cancel()
                     lane.span = None
@@ -187,24 +188,24 @@ class Machine:
 
     def _on_end_alone(self, _event: Any) -> None:
         self.events += 1
-        self.tenants[0].commit(self._lane, self._lane.span.n)  # type: ignore[union-attr]
+        self.tenants[0].commit(self._lane, self._lane.span.n, self._ticks)  # type: ignore[union-attr]
         self._run_alone()
 
     def _run_alone(self) -> None:
         """Start what is planned; where nothing else is due before it ends, go on without the detour through the queue."""
-        tenant, lane, clock = self.tenants[0], self._lane, self._clock
+        tenant, lane = self.tenants[0], self._lane
+        begin, commit, runs_free_to = tenant.begin, tenant.commit, self._clock.runs_free_to
         while True:
-            end = tenant.begin(lane, self._ticks)
+            end = begin(lane, self._ticks)
             if end == NOTHING:
                 self._rest()
                 return
             self._ticks = end
-            end >>= TICK_BITS
-            if not self._fast_forward or not clock.runs_free_to(end):
-                self._end.set(end)
+            if not self._fast_forward or not runs_free_to(end >> TICK_BITS):
+                self._end.set(end >> TICK_BITS)
                 return
             self.events += 1
-            tenant.commit(lane, lane.span.n)  # type: ignore[union-attr]
+            commit(lane, lane.span.n, end)  # type: ignore[union-attr]
 
     # Turns of a machine with stages, lanes or tenants to share.
 
@@ -244,7 +245,7 @@ class Machine:
     def _on_end(self, tenant: Tenant, lane: Lane, _event: Any) -> None:
         self.events += 1
         self.stages.in_flight -= 1
-        tenant.commit(lane, 1)
+        tenant.commit(lane, 1, lane.span.end(1))  # type: ignore[union-attr]
         tenant.ready.append(lane)
         if not self.stages.in_flight and not any(tenant.busy for tenant in self.tenants):
             self.stages.idle()

@@ -51,7 +51,11 @@ class Tapes(Protocol):
 
 
 class LinearSpan:
-    """Iterations that last first, first + growth, first + 2 * growth, ... ticks."""
+    """Iterations that last first, first + growth, first + 2 * growth, ... ticks.
+
+    Of decodes alone it also has how many sequences there are (*seqs*), the KV tokens that the first iteration reads (*kv*),
+    those within the window and what they grow by; the running set sets these four.
+    """
 
     __slots__ = (
         "first_ticks", "growth_first", "growth_ticks", "kv", "n", "seqs", "start_ticks", "window", "window_growth",
@@ -63,8 +67,11 @@ class LinearSpan:
         self.first_ticks = first_ticks
         self.growth_ticks = growth_ticks
         self.growth_first = growth_first
-        self.seqs = self.kv = self.window = self.window_growth = 0
-        """Sequences, the KV tokens that the first iteration reads, those within the window, and how many the latter grow by."""
+
+    seqs: int
+    kv: int
+    window: int
+    window_growth: int
 
     def end(self, j: int, /) -> int:
         return self.start_ticks + elapsed(j, self.first_ticks, self.growth_ticks)

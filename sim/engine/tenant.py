@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from hwmodels.totals import Totals
-from policies.view import ALWAYS_NS, PartialSeq, Plan, RunningSeq, WaitingSeq, pads_to, plan_of
+from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, RunningSeq, WaitingSeq, pads_to, plan_of
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.columns import Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.kv import KvPool, OutOfBlocks
-from sim.engine.lane import Lane, LanePrice, LiveView, Paused, QueueView, RunningView
+from sim.engine.lane import Lane, LanePrice, Paused, QueueView, RunningView
 from sim.engine.padding import padded, pairs_within
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
@@ -93,7 +93,7 @@ class Tenant:
             else TapedSet(spec.block_tokens, self._window, spec.decoding, self._seed, self._state.rounds)
         )
         lane = Lane(len(self.lanes), decoding)
-        lane.view = LiveView(
+        lane.view = ReplicaView(
             block_tokens=spec.block_tokens,
             total_blocks=self.kv.total,
             running=RunningView(lane, self.running_seq),
@@ -172,7 +172,7 @@ class Tenant:
         partial, queue = lane.partial, self.queue
         if not (n_decoding or partial or queue):
             return NOTHING
-        view: Any = lane.view
+        view = lane.view
         view.waiting = self._queue_view if queue else ()
         view.prefilling = tuple(partial.values()) if partial else ()
         view.n_decoding = n_decoding
@@ -425,8 +425,9 @@ class Tenant:
 
     # Ending.
 
-    def commit(self, lane: Lane, done: int) -> None:
-        """Account for the first *done* iterations of the span in flight: all of them, or fewer at the end of the run."""
+    def commit(self, lane: Lane, done: int, end_ticks: int) -> None:
+        """Account for the first *done* iterations of the span in flight, which end at *end_ticks*: all of them, or fewer when
+        the machine stops."""
         span = lane.span
         assert span is not None
         lane.span = None
@@ -435,7 +436,7 @@ class Tenant:
         if not done:
             return
         state, decoding, kv = self._state, lane.decoding, self.kv
-        end_ns = span.end(done) >> TICK_BITS
+        end_ns = end_ticks >> TICK_BITS
         if lane.decodes:
             if done > 1:
                 kv.take(decoding.blocks_for(done) - span.growth_first)
