@@ -22,6 +22,9 @@ from workloads import ClosedLoop, Trace
 _ROUTING_STREAM = 0x726F7574
 """Names the random stream of routing draws; the other streams are in `workloads` and `policies`."""
 
+FELT_AFTER_NS = 1
+"""Nothing that one machine does is felt by another sooner."""
+
 
 def run(experiment: Experiment, *, fast_forward: bool = True, check_invariants: bool = False) -> Columns:
     """Replay the experiment's workload to its end, or to its horizon.
@@ -180,7 +183,7 @@ class _Cluster:
         self._state.arrival[id_] = sent_ns
         seen_ns = sent_ns + int(self._admission_ns(self._prompt[id_]))
         if ended_ns is not None:
-            seen_ns = max(seen_ns, ended_ns + 1)
+            seen_ns = max(seen_ns, ended_ns + FELT_AFTER_NS)
         Alarm(self._clock, ARRIVALS, lambda _event: self._route(id_)).set(seen_ns)
 
     # What machines tell.
@@ -219,6 +222,7 @@ class _Cluster:
                 "emitted_tokens": output - left,
                 "replica": _as_column(state.replica, np.int32),
                 "preemptions": _as_column(state.preemptions, np.int32),
+                "recomputed_tokens": _as_column(state.recomputed),
                 "status": np.frombuffer(state.status, np.int8),
                 "reason": _as_column(state.reason, np.int32),
                 "bubble_ns": np.sum(bubbles, axis=0),

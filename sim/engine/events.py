@@ -1,9 +1,8 @@
 """SimPy as the engine uses it: a clock of whole nanoseconds, one class of events, and the order within an instant.
 
-Whatever happens in an instant happens in the order of four ranks. Control acts first; then what arrives is delivered, from
-outside or from another machine; then machines end iterations and start the next; last, machines that stood idle plan with all
-that this instant has brought them. Nothing that a machine does is felt by another sooner than 1 ns later, so that the order of
-machines within a rank never matters.
+Whatever happens in an instant happens in the order of three ranks. Control acts first; then what arrives is delivered, from
+outside or from another machine; then machines end iterations and start the next, with all that this instant has brought them.
+Nothing that a machine does is felt by another sooner than 1 ns later, so that the order of machines never matters.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 import simpy
 
-CONTROL, ARRIVALS, MACHINES, PLANS = 1, 2, 3, 4
+CONTROL, ARRIVALS, MACHINES = 1, 2, 3
 """Ranks; 0 is SimPy's own, for the end of the run."""
 
 _NOBODY: list[Any] = []
@@ -24,10 +23,16 @@ class Clock(simpy.Environment):
 
     def __init__(self) -> None:
         super().__init__(initial_time=0)
+        self.short_cuts = True
+        """Whether `runs_free_to` may be answered by yes."""
 
     @property
     def now_ns(self) -> int:
         return self._now  # type: ignore[return-value]
+
+    def next_due(self) -> tuple[int, int] | None:
+        """Instant and rank of the next event; None where there is none."""
+        return self._queue[0][:2] if self._queue else None  # type: ignore[return-value]
 
     def runs_free_to(self, at_ns: int) -> bool:
         """Move on to *at_ns* at once if nothing else is due until then, that instant included; whether that was so.
@@ -35,7 +40,7 @@ class Clock(simpy.Environment):
         For whoever is having its turn and would otherwise set an alarm for *at_ns* only to be called back as the next event.
         """
         queue = self._queue
-        if queue and queue[0][0] <= at_ns:
+        if (queue and queue[0][0] <= at_ns) or not self.short_cuts:
             return False
         self._now = at_ns
         return True

@@ -10,7 +10,6 @@ from hwmodels.totals import Totals
 from policies.view import PartialSeq, ReplicaView, RunningSeq, WaitingSeq
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import BUBBLES
-from sim.engine.events import Alarm
 from sim.engine.prices import Prices
 from sim.engine.running import RunningSet
 from sim.engine.span import Span
@@ -29,8 +28,8 @@ class Lane:
     """A micro-batch slot: sequences that iterate together. Without a pipeline there is one."""
 
     __slots__ = (
-        "admitted", "alarm", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "index", "last_round_ns", "partial",
-        "paused", "run", "span", "through_arrivals", "view",
+        "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "held_arrivals", "held_changes",
+        "held_until_ns", "hold", "index", "last_round_ns", "partial", "paused", "run", "span", "through_arrivals", "view",
     )  # fmt: skip
 
     def __init__(self, index: int, decoding: RunningSet) -> None:
@@ -46,8 +45,12 @@ class Lane:
         self.bubbles_at_join: dict[int, list[int]] = {}
         self.view = ReplicaView()
         """Made by the tenant, who sets what has changed at each look."""
-        self.alarm: Alarm | None = None
-        """Rings when its span ends; set by the machine."""
+        # A plan of decodes alone that still holds in a pipeline:
+        self.hold = 0
+        """Iterations that it holds for."""
+        self.held_changes = self.held_arrivals = 0
+        """The tenant's counts when it was made; the latter -1 where arrivals do not matter."""
+        self.held_until_ns = 0
         # In flight, or as it was when the latest span ended:
         self.span: Span | None = None
         self.decodes = False

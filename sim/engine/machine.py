@@ -11,13 +11,13 @@ stages, one whenever the first stage is free.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from heapq import heappop, heappush
 from typing import Any
 
 from policies.view import ALWAYS_NS
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.errors import PolicyError
-from sim.engine.events import MACHINES, PLANS, Alarm, Clock
+from sim.engine.events import MACHINES, Alarm, Clock
 from sim.engine.experiment import MachineSpec
 from sim.engine.lane import Lane
 from sim.engine.prices import StageTable
@@ -61,13 +61,17 @@ class Machine:
         self._hosting = {tenant.spec.model: tenant for tenant in self.tenants}
         self._turn = 0
         self._promised = [0] * n_stages if isinstance(first.cost, StageTable) else []
-        self._look = Alarm(clock, PLANS, self._on_look_alone if self._alone else self._on_look)
-        """To plan at the end of an instant, when all that arrives in it has arrived."""
+        self._alarm = Alarm(clock, MACHINES, self._on_turn_alone if self._alone else self._on_turn)
+        """Rings for its next turn."""
         self._lane = self.tenants[0].lanes[0]
         """The only one, of a machine that is alone."""
-        self._end = Alarm(clock, MACHINES, self._on_end_alone)
         self._ticks = 0
         """Where the latest span of a machine that is alone ends."""
+        self._ends: list[tuple[int, int, Tenant, Lane]] = []
+        """Micro-batches in flight: when they have left the last stage, and their number, which orders those of one instant."""
+        self._n_sent = 0
+        self._look_ns = ALWAYS_NS
+        """When to see whether the first stage has something to do."""
 
     # What routers see: iterations that have ended.
 
@@ -137,12 +141,13 @@ class Machine:
         """Something has changed at *now_ns*, the present instant: whatever depends on it ends or begins."""
         if not self._alone:
             if self.stages.first_free_ns <= now_ns:
-                self._look.set(now_ns)
+                self._look_ns = now_ns
+                self._alarm.set(now_ns)
             return
         lane = self._lane
         span = lane.span
         if span is None:
-            self._look.set(now_ns)
+            self._alarm.set(now_ns)
         elif not lane.through_arrivals:
             lane.through_arrivals = True
             if span.n > 1:
@@ -150,68 +155,66 @@ class Machine:
                 if j < span.n:
                     span.cut(j, self.tenants[0].recorder)
                     self._ticks = span.end(j)
-                    self._end.set(self._ticks >> TICK_BITS)
+                    self._alarm.set(self._ticks >> TICK_BITS)
         elif span.n > 1:
             self.tenants[0].recorder.queued_ns.append(now_ns)
 
     def abort(self, now_ns: int) -> list[int]:
         """Stop at *now_ns*: iterations that have ended by then count, the others have not been. All memory is free afterwards;
         the requests that ran or waited are handed back, those of each tenant oldest first."""
-        self._look.cancel()
-        self._end.cancel()
-        ids: list[int] = []
+        self._alarm.cancel()
+        self._look_ns = ALWAYS_NS
+        if self._alone and self._lane.span is not None:
+            span = self._lane.span
+            done = span.index_at(now_ns << TICK_BITS) - 1
+            self.tenants[0].commit(self._lane, done, span.end(done) if done else self._ticks)
         for tenant in self.tenants:
-            if not self._alone:
-                tenant.recorder.spans.drop_last(tenant.n_in_flight)
-                tenant.recorder.stages.drop_last(tenant.n_in_flight * len(self.stages))
-            for lane in tenant.lanes:
-                if lane.span is None:
-                    continue
-                if self._alone:
-                    done = lane.span.index_at(now_ns << TICK_BITS) - 1
-                    tenant.commit(lane, done, lane.span.end(done) if done else self._ticks)
-                elif lane.alarm is not None:
-                    lane.alarm.cancel()
-                    lane.span = None
-                    tenant.n_in_flight -= 1
-                    self.stages.in_flight -= 1
-            ids += tenant.hand_back()
-        return ids
+            tenant.drop_in_flight()
+        self._ends.clear()
+        self.stages.in_flight = 0
+        return [id_ for tenant in self.tenants for id_ in tenant.hand_back()]
 
     # Turns of a machine that is alone.
 
-    def _on_look_alone(self, _event: Any) -> None:
-        if self._lane.span is not None:
-            return
-        self._ticks = max(self._ticks, self._clock.now_ns << TICK_BITS)
-        self._run_alone()
-
-    def _on_end_alone(self, _event: Any) -> None:
-        self.events += 1
-        self.tenants[0].commit(self._lane, self._lane.span.n, self._ticks)  # type: ignore[union-attr]
-        self._run_alone()
-
-    def _run_alone(self) -> None:
-        """Start what is planned; where nothing else is due before it ends, go on without the detour through the queue."""
+    def _on_turn_alone(self, _event: Any) -> None:
         tenant, lane = self.tenants[0], self._lane
         begin, commit, runs_free_to = tenant.begin, tenant.commit, self._clock.runs_free_to
+        if lane.span is None:
+            self._ticks = max(self._ticks, self._clock.now_ns << TICK_BITS)
         while True:
+            if lane.span is not None:
+                self.events += 1
+                commit(lane, lane.span.n, self._ticks)
             end = begin(lane, self._ticks)
             if end == NOTHING:
                 self._rest()
                 return
             self._ticks = end
+            # Where nothing else is due before it ends, go on without the detour through the queue.
             if not self._fast_forward or not runs_free_to(end >> TICK_BITS):
-                self._end.set(end >> TICK_BITS)
+                self._alarm.set(end >> TICK_BITS)
                 return
-            self.events += 1
-            commit(lane, lane.span.n, end)  # type: ignore[union-attr]
 
     # Turns of a machine with stages, lanes or tenants to share.
 
-    def _on_look(self, _event: Any) -> None:
+    def _on_turn(self, _event: Any) -> None:
+        clock, ends = self._clock, self._ends
+        while True:
+            now_ns = clock.now_ns
+            while ends and ends[0][0] <= now_ns:
+                self._end(now_ns)
+            if self._look_ns <= now_ns:
+                self._look_ns = ALWAYS_NS
+                self._look(now_ns)
+            next_ns = min(self._look_ns, ends[0][0] if ends else ALWAYS_NS)
+            if next_ns == ALWAYS_NS:
+                return
+            if not self._fast_forward or not clock.runs_free_to(next_ns):
+                self._alarm.set(next_ns)
+                return
+
+    def _look(self, now_ns: int) -> None:
         """Send off the next micro-batch if the first stage is free."""
-        now_ns = self._clock.now_ns
         if self.stages.first_free_ns > now_ns:
             return
         ticks = max(self.stages.free[0], now_ns << TICK_BITS)
@@ -222,36 +225,33 @@ class Machine:
                     break
                 end = tenant.begin(lane, ticks)
                 if end != NOTHING:
-                    self._sent(tenant, lane, end)
+                    self._turn = (self.tenants.index(tenant) + 1) % len(self.tenants)
+                    self._n_sent += 1
+                    heappush(self._ends, (end >> TICK_BITS, self._n_sent, tenant, lane))
+                    self._look_ns = self.stages.first_free_ns
                     return
                 tenant.ready.append(lane)
         self._rest()
 
     def _in_turn(self) -> Sequence[Tenant]:
-        """Whom to ask: in rotation the lane of a tenant that has been idle longest goes first."""
+        """Whom to ask: in rotation, or those with the oldest waiting request first."""
         tenants = self.tenants
         if self._oldest_first:
             # Requests are numbered in order of arrival.
             return sorted(tenants, key=lambda tenant: tenant.queue[0].id if tenant.queue else ALWAYS_NS)
         return tenants[self._turn :] + tenants[: self._turn]
 
-    def _sent(self, tenant: Tenant, lane: Lane, end_ticks: int) -> None:
-        self._turn = (self.tenants.index(tenant) + 1) % len(self.tenants)
-        if lane.alarm is None:
-            lane.alarm = Alarm(self._clock, MACHINES, partial(self._on_end, tenant, lane))
-        lane.alarm.set(end_ticks >> TICK_BITS)
-        self._look.set(self.stages.first_free_ns)
-
-    def _on_end(self, tenant: Tenant, lane: Lane, _event: Any) -> None:
+    def _end(self, now_ns: int) -> None:
+        """The micro-batch that is first to leave the last stage has left it."""
+        _, _, tenant, lane = heappop(self._ends)
         self.events += 1
         self.stages.in_flight -= 1
         tenant.commit(lane, 1, lane.span.end(1))  # type: ignore[union-attr]
         tenant.ready.append(lane)
         if not self.stages.in_flight and not any(tenant.busy for tenant in self.tenants):
             self.stages.idle()
-        now_ns = self._clock.now_ns
         if self.stages.first_free_ns <= now_ns:
-            self._look.set(now_ns)
+            self._look_ns = now_ns
 
     # Nothing planned.
 
@@ -264,7 +264,9 @@ class Machine:
         busy = [tenant for tenant in self.tenants if tenant.busy]
         wake_ns = min((tenant.wake_ns for tenant in busy), default=ALWAYS_NS)
         if now_ns < wake_ns < ALWAYS_NS:
-            self._look.set(wake_ns)
+            if self._alone:
+                self._alarm.set(wake_ns)
+            self._look_ns = wake_ns
         elif busy and not self.stages.in_flight:
             tenant = busy[0]
             prefilling = sum(len(lane.partial) for lane in tenant.lanes)

@@ -63,6 +63,8 @@ class Tenant:
         self.prices: Prices = prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
         self.wake_ns = ALWAYS_NS
         """Where the latest plan was empty: when its answer ends."""
+        self._n_changes = self._n_arrivals = 0
+        """Counts of what may end a plan that is held in a lane: who ends, joins or leaves in any lane, and who comes."""
         self._n_computed = 0
         """Of those that wait: with nothing to compute before they decode."""
         self._state = state
@@ -122,6 +124,7 @@ class Tenant:
         seq = self._state.waiting_seq(id_, cached_tokens=kv_tokens)
         self.queue.append(seq)
         self._n_computed += not seq.tokens
+        self._n_arrivals += 1
 
     @property
     def busy(self) -> bool:
@@ -162,6 +165,11 @@ class Tenant:
     def begin(self, lane: Lane, ticks: int) -> int:
         """Ask the scheduler at *ticks* and start what it plans: the tick at which that ends, or NOTHING."""
         decoding = lane.decoding
+        if lane.hold:
+            if self._still_holds(lane, ticks):
+                lane.hold -= 1
+                return self._start_iteration(lane, (), decoding.n, decoding.growth_blocks, ticks)
+            lane.hold = 0
         decoding.follow_batch()
         n = decoding.n
         growth = decoding.growth_blocks if n else 0
@@ -195,6 +203,11 @@ class Tenant:
             n = decoding.n if decode else 0
             growth = decoding.growth_blocks if n else 0
         if run or (n and (self._pads_to or not self._alone)):
+            if plan.hold > 1 and not run and self._fast_forward and not self._pads_to:
+                lane.hold = plan.hold - 1
+                lane.held_changes = self._n_changes
+                lane.held_arrivals = -1 if plan.through_arrivals else self._n_arrivals
+                lane.held_until_ns = plan.until_ns
             return self._start_iteration(lane, run, n, growth, ticks)
         if n:
             return self._start_rounds(lane, plan, growth, ticks)
@@ -203,6 +216,16 @@ class Tenant:
         self.wake_ns = plan.until_ns
         return NOTHING
 
+    def _still_holds(self, lane: Lane, ticks: int) -> bool:
+        """Whether the plan that a lane holds in a pipeline would be made again: nobody has ended, joined, left or come that
+        matters, memory lasts, and it is not too late. What spans are to a machine that is alone."""
+        return (
+            lane.held_changes == self._n_changes
+            and lane.held_arrivals in (-1, self._n_arrivals)
+            and ticks >> TICK_BITS < lane.held_until_ns
+            and lane.decoding.growth_blocks <= self.kv.free
+        )
+
     def _reject(self, refused: Sequence[tuple[int, str]]) -> None:
         for id_, reason in refused:
             seq = next((seq for seq in self.queue if seq.id == id_), None)
@@ -210,6 +233,7 @@ class Tenant:
                 raise PolicyError(f"{self.spec.scheduler!r} rejected request {id_}, which does not wait here")
             self.queue.remove(seq)
             self._n_computed -= not seq.tokens
+            self._n_changes += 1
             self._outside.rejected(id_, reason)
 
     def _choose_decodes(self, lane: Lane, decode: bool | tuple[int, ...]) -> None:
@@ -239,6 +263,7 @@ class Tenant:
         return departure._replace(blocks=kept)
 
     def _join(self, lane: Lane, id_: int, cached: int, token_ns: int) -> None:
+        self._n_changes += 1
         lane.decoding.join(id_, cached, self._state.left[id_], token_ns)
         if not self._alone:
             lane.bubbles_at_join[id_] = lane.bubbles.copy()
@@ -269,6 +294,7 @@ class Tenant:
         self.kv.give(blocks)
         del lane.admitted[id_]
         self.n_admitted -= 1
+        self._n_changes += 1
         state.preemptions[id_] += 1
         state.recomputed[id_] += cached
         self.queue.appendleft(state.waiting_seq(id_, preempted=True))
@@ -287,6 +313,7 @@ class Tenant:
             queue.remove(seq)
         lane.admitted[id_] = None
         self.n_admitted += 1
+        self._n_changes += 1
         if self._state.scheduled[id_] < 0:
             self._state.scheduled[id_] = now_ns
         return seq
@@ -464,9 +491,18 @@ class Tenant:
     def _end_request(self, lane: Lane, id_: int, end_ns: int) -> None:
         del lane.admitted[id_]
         self.n_admitted -= 1
+        self._n_changes += 1
         self._state.finish[id_] = end_ns
         self._state.status[id_] = 0
         self._outside.finished(id_, end_ns)
+
+    def drop_in_flight(self) -> None:
+        """Forget the micro-batches that have not left the last stage."""
+        self.recorder.spans.drop_last(self.n_in_flight)
+        self.recorder.stages.drop_last(self.n_in_flight * len(self._stages))
+        for lane in self.lanes:
+            lane.span = None
+        self.n_in_flight = 0
 
     def hand_back(self) -> list[int]:
         """Give up everything: all blocks are free, and the requests that ran or waited, oldest first, are the caller's."""

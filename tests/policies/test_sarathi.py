@@ -15,7 +15,7 @@ from policies.schedulers import EvictNewest, Orca, Sarathi, Static
 from policies.view import UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, Scheduler, WaitingSeq, pads_to
 from sim.engine import Experiment, ReplicaSpec, run
 from tests.engine.costs import Linear
-from tests.engine.test_identity import an_experiment, assert_same
+from tests.engine.random_runs import an_experiment, assert_same
 from workloads import Trace
 
 AMPLE = {"free_blocks": 10_000, "total_blocks": 10_000}

@@ -1,0 +1,232 @@
+"""Random runs over all that the engine can do, small: what the tests of identity, balance and invariants draw from."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from policies.acceptance import BetaAlpha, Iid, PerPosition
+from policies.decoding import Speculative
+from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Random, RoundRobin
+from policies.sarathi import ChunkedOnly, DecodeMaximal, Padded
+from policies.schedulers import EvictNewest, Orca, Sarathi, Static, Vllm
+from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler
+from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
+from tests.engine.costs import Linear
+from workloads import ClosedLoop, Trace
+
+DECODINGS = (
+    Speculative(method="draft_model", num_speculative_tokens=3, acceptance=Iid(alpha=0.6)),
+    Speculative(method="eagle", num_speculative_tokens=4, acceptance=BetaAlpha(mean=0.7, sd=0.1)),
+    Speculative(method="ngram", num_speculative_tokens=2, acceptance=PerPosition(rates=(0.5, 0.3), kind="conditional")),
+    Speculative(
+        method="draft_model",
+        num_speculative_tokens=[[1, 2, 5], [3, 6, 2], [7, None, 0]],
+        acceptance=Iid(alpha=0.8),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class FewestFirst:
+    """Admits whole prompts one at a time, and lets only the few sequences with the least context decode."""
+
+    n: int
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        free = view.free_blocks - view.growth_blocks
+        chunks = tuple((seq.id, seq.tokens) for seq in view.waiting[:1] if view.blocks(seq.tokens) <= free)
+        ranked = sorted(view.running, key=lambda seq: (seq.cached_tokens, seq.id))
+        return Plan(decode=tuple(seq.id for seq in ranked[: self.n]), run=chunks)
+
+
+@dataclass(frozen=True)
+class OnTheHour:
+    """Lets nobody in but at the first look after each multiple of *period_ns*, and says so."""
+
+    inner: Scheduler
+    period_ns: int
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        next_ns = (view.now_ns // self.period_ns + 1) * self.period_ns
+        if view.now_ns % self.period_ns < self.period_ns // 4:
+            return self.inner.plan(view)._replace(hold=1)
+        closed = replace(view, waiting=())
+        if not (view.n_decoding or view.prefilling):
+            return Plan(until_ns=next_ns)
+        plan = self.inner.plan(closed)
+        return plan._replace(until_ns=next_ns)
+
+
+@dataclass(frozen=True)
+class Impatient:
+    """Refuses whoever has waited beyond its deadline when it comes to the head of the queue."""
+
+    inner: Scheduler
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        late = []
+        for seq in view.waiting:
+            if seq.deadline_ns < 0 or view.now_ns <= seq.arrival_ns + seq.deadline_ns:
+                break
+            late.append((seq.id, "too late"))
+        if late:
+            return Plan(reject=tuple(late))
+        # Whoever comes may have to be refused in its turn.
+        plan = self.inner.plan(view)._replace(through_arrivals=False)
+        if view.waiting and view.waiting[0].deadline_ns >= 0:
+            return plan._replace(
+                until_ns=min(plan.until_ns, view.waiting[0].arrival_ns + view.waiting[0].deadline_ns + 1)
+            )
+        return plan
+
+
+def a_scheduler(rng: random.Random) -> Scheduler:
+    inner: Scheduler = rng.choice(
+        [
+            Static(rng.randrange(1, 6)),
+            Orca(rng.randrange(1, 12)),
+            Vllm(rng.randrange(10, 400), rng.randrange(1, 12)),
+            Sarathi(rng.randrange(4, 200), rng.randrange(1, 12)),
+            Sarathi(rng.randrange(4, 100), rng.randrange(4, 40)),
+            DecodeMaximal(chunk=rng.randrange(8, 64), max_sequences=rng.randrange(1, 8), align=False),
+            ChunkedOnly(rng.randrange(4, 100), rng.randrange(1, 12)),
+            Padded(rng.randrange(1, 6)),
+            FewestFirst(rng.randrange(1, 4)),
+        ]
+    )
+    if not isinstance(inner, (Padded, Static, FewestFirst)) and rng.random() < 0.2:
+        inner = OnTheHour(inner, rng.choice([10**6, 7 * 10**6, 10**8]))
+    if rng.random() < 0.3:
+        inner = Impatient(inner)
+    return EvictNewest(inner)
+
+
+def a_tenant(rng: random.Random, *, speculative: bool, n_stages: int, model: int | None) -> ReplicaSpec:
+    block_tokens = rng.choice([1, 4, 16])
+    cost = Linear(
+        fixed_s=rng.choice([1e-3, 5e-3, 1.25e-3]),
+        row_s=rng.choice([0.0, 1e-5, 1e-4]),
+        kv_s=rng.choice([0.0, 4e-8, 1e-6]),
+        window_s=1e-8,
+        window_tokens=rng.choice([None, None, 40]),
+        n_stages=n_stages,
+        transfer_s=rng.choice([0.0, 1e-4]) if n_stages > 1 else 0.0,
+    )
+    return ReplicaSpec(
+        cost=cost,
+        scheduler=a_scheduler(rng),
+        kv_blocks=rng.choice([60, 120, 400, 4000]) // block_tokens + 4,
+        block_tokens=block_tokens,
+        decoding=rng.choice(DECODINGS) if speculative else None,
+        draft_cost=rng.choice([None, Linear(fixed_s=2e-4, kv_s=1e-9)]) if speculative else None,
+        speculation_overhead_s=rng.choice([0.0, 1e-4]) if speculative else 0.0,
+        micro_batches=rng.choice([None, None, None, 1, 2, 3]),
+        model=model,
+        max_model_len=rng.choice([None, None, 90]),
+    )
+
+
+def a_machine(rng: random.Random, *, speculative: bool, n_models: int) -> MachineSpec | ReplicaSpec:
+    n_stages = rng.choice([1, 1, 1, 2, 3, 4])
+    if n_models == 1:
+        return a_tenant(rng, speculative=speculative, n_stages=n_stages, model=None)
+    hosted = rng.sample(range(n_models), rng.randrange(1, n_models + 1))
+    return MachineSpec(
+        tenants=tuple(a_tenant(rng, speculative=speculative, n_stages=n_stages, model=model) for model in hosted),
+        turn=rng.choice(["rotation", "oldest"]),
+    )
+
+
+def an_experiment(seed: int, *, speculative: bool) -> Experiment:
+    """Anything that users might run, small: pools tight and ample, pipelines, micro-batches, models that share a machine,
+    arrivals on and off the grid of iteration ends."""
+    rng = random.Random(seed)
+    n = rng.randrange(1, 60)
+    n_models = rng.choice([1, 1, 1, 2, 3])
+    prompt = [rng.randrange(0, 80) for _ in range(n)]
+    output = [rng.randrange(0, 50) if tokens else rng.randrange(1, 50) for tokens in prompt]
+    workload: Trace | ClosedLoop
+    if n_models == 1 and rng.random() < 0.3:
+        think_ns = None if rng.random() < 0.5 else np.array([rng.randrange(0, 10**7) for _ in range(n)])
+        workload = ClosedLoop(
+            prompt_tokens=np.array(prompt),
+            output_tokens=np.array(output),
+            concurrency=rng.randrange(1, 10),
+            think_ns=think_ns,
+        )
+    else:
+        grid = rng.choice([1, 1_000_000, 5_000_000, 1_250_000])
+        last = rng.choice([1, 10**7, 10**8, 10**9])
+        columns: dict[str, Any] = {}
+        if n_models > 1:
+            columns = {
+                "model_index": [rng.randrange(n_models) for _ in range(n)],
+                "models": tuple(f"m{i}" for i in range(n_models)),
+            }
+        if rng.random() < 0.4:
+            columns["deadline_ns"] = [rng.choice([-1, 10**6, 10**8, rng.randrange(1, 10**9)]) for _ in range(n)]
+        workload = Trace(
+            arrival_ns=sorted(rng.randrange(0, last + 1) // grid * grid for _ in range(n)),
+            prompt_tokens=prompt,
+            output_tokens=output,
+            **columns,
+        )
+    machine = a_machine(rng, speculative=speculative, n_models=n_models)
+    machines = (machine,) * rng.choice([1, 1, 2, 3])
+    if n_models > 1 or rng.random() < 0.2:
+        machines = tuple(a_machine(rng, speculative=speculative, n_models=n_models) for _ in machines)
+    return Experiment(
+        workload=workload,
+        replicas=machines,
+        router=rng.choice([RoundRobin(), Random(), LeastOutstanding(), PowerOfTwo(), LeastKv()]),
+        seed=seed,
+        horizon_ns=rng.choice([None, None, None, rng.randrange(1, 10**9)]),
+        admission_s=rng.choice([0.0, 0.0, 1e-3]),
+        admission_s_per_token=rng.choice([0.0, 1e-5]),
+    )
+
+
+def gap_counts(columns: Columns) -> dict[int, int]:
+    gaps, weights = columns.itl()
+    lengths, index = np.unique(gaps, return_inverse=True)
+    return dict(zip(lengths.tolist(), np.bincount(index, weights=weights).tolist(), strict=True))
+
+
+def assert_same(a: Columns, b: Columns) -> None:
+    """Two runs, alike in every column of requests and iterations and in every gap between tokens."""
+    for name, column in a.requests.items():
+        np.testing.assert_array_equal(column, b.requests[name], err_msg=name)
+    assert a.reasons == b.reasons
+    iterations, stepped = a.iterations(), b.iterations()
+    for name, column in iterations.items():
+        np.testing.assert_array_equal(column, stepped[name], err_msg=name)
+    assert gap_counts(a) == gap_counts(b)
+
+
+@dataclass(frozen=True)
+class HoldsTooLong:
+    """Says that its plan holds until something changes, yet changes its mind with the clock."""
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        if view.waiting and view.now_ns % 2:
+            return Plan(decode=view.n_decoding > 0, run=((view.waiting[0].id, view.waiting[0].tokens),))
+        if not view.n_decoding:
+            return Plan(run=tuple((seq.id, seq.tokens) for seq in list(view.waiting)[:1]))
+        return Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
+
+
+@dataclass(frozen=True)
+class OpensAt:
+    """Lets nobody but the first in before *opens_ns*, and says that its answer holds until *says_ns*."""
+
+    opens_ns: int
+    says_ns: int
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        if view.waiting and (view.now_ns >= self.opens_ns or not view.n_decoding):
+            return Plan(decode=view.n_decoding > 0, run=((view.waiting[0].id, view.waiting[0].tokens),))
+        return Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True, until_ns=self.says_ns)
