@@ -13,7 +13,8 @@ from policies.acceptance import Iid
 from policies.decoding import Speculative
 from policies.routers import RoundRobin
 from policies.schedulers import EvictNewest, Orca, Sarathi, Vllm
-from sim.engine import Experiment, ReplicaSpec, run
+from policies.view import Plan, ReplicaView
+from sim.engine import Experiment, PolicyError, ReplicaSpec, run
 from tests.engine.costs import Linear
 from tests.engine.test_replica import MS, replay, trace
 from workloads import ClosedLoop
@@ -192,3 +193,28 @@ def test_stages_wait_for_the_hand_over_of_as_many_rows() -> None:
 def test_prefill_first_stops_the_decodes_while_prompts_run() -> None:
     iterations = replay(trace((0, 10, 20), (5.5, 10, 1)), Vllm()).iterations()
     assert iterations["decode_tokens"][iterations["prefill_tokens"] > 0].tolist() == [0, 0]
+
+
+def test_drafted_tokens_hold_slots_from_the_first_round() -> None:
+    columns = replay(trace((0, 14, 3)), Sarathi(), decoding=OneEach())
+    # 14 cached tokens are one block; a round submits three more.
+    assert columns.iterations()["kv_blocks_used"].tolist() == [1, 2, 2]
+
+
+def test_a_client_whose_request_is_rejected_sends_its_next() -> None:
+    clients = ClosedLoop(concurrency=1, prompt_tokens=[10, 900, 10], output_tokens=[2] * 3, think_ns=[0, 0, 0])
+    columns = replay(clients, EvictNewest(Sarathi()), kv_blocks=4)
+    assert columns.requests["status"].tolist() == [0, 1, 0]
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Wants more of a prompt than there is."""
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        return Plan(chunks=tuple((seq.id, seq.tokens + 1) for seq in view.waiting))
+
+
+def test_a_plan_beyond_the_prompt_is_an_error() -> None:
+    with pytest.raises(PolicyError, match="planned 11 prompt tokens for request 0, of which 10 are left"):
+        replay(trace((0, 10, 1)), Greedy())
