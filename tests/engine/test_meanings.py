@@ -212,7 +212,7 @@ class Greedy:
     """Wants more of a prompt than there is."""
 
     def plan(self, view: ReplicaView, /) -> Plan:
-        return Plan(chunks=tuple((seq.id, seq.tokens + 1) for seq in view.waiting))
+        return Plan(run=tuple((seq.id, seq.tokens + 1) for seq in view.waiting))
 
 
 def test_a_plan_beyond_the_prompt_is_an_error() -> None:
