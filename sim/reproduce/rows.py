@@ -8,10 +8,23 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 Kind = Literal["theory", "calibrated", "emulated", "qualitative"]
-COLUMNS = ("experiment", "case", "quantity", "published", "simulated", "error_pct", "tolerance", "kind", "ok")
+Evidence = Literal[
+    "event loop against measurement",
+    "event loop against theory",
+    "closed form against print",
+    "input returned",
+    "shown only",
+]
+"""What a row is worth: who computed the simulated value, and what stands beside it.
+
+A measurement is a number that somebody timed and that is not an input here; theory is a closed form or a bound of ours or the
+paper's; print is a table that the document itself worked out from a formula; an input returned went into the simulation and came back.
+"""
+EVIDENCE: tuple[str, ...] = get_args(Evidence)
+COLUMNS = ("experiment", "case", "quantity", "published", "simulated", "error_pct", "tolerance", "kind", "evidence", "ok")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +32,8 @@ class Row:
     """A quantity that a document prints, and what the simulator gives for it.
 
     *kind*: theory (an identity), calibrated (constants in, other numbers out), emulated (a published experiment run
-    here) or qualitative (a sign, an order, a bound). Exactly one tolerance: absolute, percent of the published value,
+    here) or qualitative (a sign, an order, a bound). *evidence*: see `Evidence`; "shown only" goes with *informational* and
+    with nothing else. Exactly one tolerance: absolute, percent of the published value,
     or *holds* for qualitative rows. *informational* rows are shown and never fail, with the reason in *note*.
     """
 
@@ -29,6 +43,7 @@ class Row:
     published: float | str
     simulated: float | str
     kind: Kind
+    evidence: Evidence
     within_abs: float | None = None
     within_pct: float | None = None
     holds: bool | None = None
@@ -41,6 +56,8 @@ class Row:
             raise ValueError(
                 f"{self.experiment}, {self.case}: give one of within_abs, within_pct, holds, informational"
             )
+        if self.informational != (self.evidence == "shown only"):
+            raise ValueError(f"{self.experiment}, {self.case}: what is shown only is informational, and the other way round")
 
     @property
     def error_pct(self) -> float | None:
@@ -50,9 +67,10 @@ class Row:
         return 100.0 * (self.simulated - self.published) / abs(self.published)
 
     @property
-    def ok(self) -> bool:
+    def ok(self) -> bool | None:
+        """Whether the simulated value is within its tolerance; None where nothing is judged."""
         if self.informational:
-            return True
+            return None
         if self.holds is not None:
             return self.holds
         if isinstance(self.published, str) or isinstance(self.simulated, str):
@@ -87,7 +105,8 @@ class Row:
             "" if error is None else f"{error:.2f}",
             self.tolerance,
             self.kind,
-            "yes" if self.ok else "no",
+            self.evidence,
+            "" if self.ok is None else str(self.ok),
         )
 
 
