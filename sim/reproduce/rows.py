@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 Kind = Literal["theory", "calibrated", "emulated", "qualitative"]
 Evidence = Literal[
@@ -20,11 +20,30 @@ Evidence = Literal[
 ]
 """What a row is worth: who computed the simulated value, and what stands beside it.
 
-A measurement is a number that somebody timed and that is not an input here; theory is a closed form or a bound of ours or the
-paper's; print is a table that the document itself worked out from a formula; an input returned went into the simulation and came back.
+* event loop against measurement: the discrete-event engine (or the loop that a test proves equal to it) ran, and the
+  published value was timed or counted by somebody on a machine and is not among the inputs;
+* event loop against theory: the engine ran against a closed form, a bound, an order that a document states, or the
+  recorded output of somebody else's simulator, which nobody timed;
+* closed form against print: a formula of `sim.theory`, or sampling over a vocabulary, against what a document prints;
+  no event was simulated;
+* input returned: the published value went in, as itself or as the constant that it fixes, and came back;
+* shown only: not judged, because what one would need is not published, or no tolerance can be given; the row says why.
 """
 EVIDENCE: tuple[str, ...] = get_args(Evidence)
-COLUMNS = ("experiment", "case", "quantity", "published", "simulated", "error_pct", "tolerance", "kind", "evidence", "ok")
+COLUMNS = (
+    *("experiment", "case", "quantity", "published", "simulated", "error_pct", "tolerance", "kind", "evidence", "ok"),
+    "note",
+)
+
+
+class Part(NamedTuple):
+    """One piece of a group's work."""
+
+    name: str
+    run: Callable[[bool], Iterable[Row]]
+    """From *quick* to rows."""
+    seconds: float
+    """About what it takes; read for the time that a run has left and for nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +51,10 @@ class Row:
     """A quantity that a document prints, and what the simulator gives for it.
 
     *kind*: theory (an identity), calibrated (constants in, other numbers out), emulated (a published experiment run
-    here) or qualitative (a sign, an order, a bound). *evidence*: see `Evidence`; "shown only" goes with *informational* and
-    with nothing else. Exactly one tolerance: absolute, percent of the published value,
-    or *holds* for qualitative rows. *informational* rows are shown and never fail, with the reason in *note*.
+    here) or qualitative (a sign, an order, a bound). *evidence*: see `Evidence`; "shown only" goes with *informational*
+    and with nothing else. Exactly one tolerance: absolute, percent of the published value, or *holds* for qualitative
+    rows. *informational* rows are shown and never fail. *note*: why a row is shown only, why it misses, or which of its
+    constants are ours, with the range in which the statement holds.
     """
 
     experiment: str
@@ -57,7 +77,11 @@ class Row:
                 f"{self.experiment}, {self.case}: give one of within_abs, within_pct, holds, informational"
             )
         if self.informational != (self.evidence == "shown only"):
-            raise ValueError(f"{self.experiment}, {self.case}: what is shown only is informational, and the other way round")
+            raise ValueError(
+                f"{self.experiment}, {self.case}: shown only goes with informational, and with nothing else"
+            )
+        if self.informational and not self.note:
+            raise ValueError(f"{self.experiment}, {self.case}: note says why the row is shown only")
 
     @property
     def error_pct(self) -> float | None:
@@ -72,21 +96,21 @@ class Row:
         if self.informational:
             return None
         if self.holds is not None:
-            return self.holds
+            return bool(self.holds)
         if isinstance(self.published, str) or isinstance(self.simulated, str):
             return self.published == self.simulated
         distance = abs(self.simulated - self.published)
         if not math.isfinite(distance):
             return False
         if self.within_abs is not None:
-            return distance <= self.within_abs
+            return bool(distance <= self.within_abs)
         assert self.within_pct is not None
-        return distance <= self.within_pct / 100.0 * abs(self.published)
+        return bool(distance <= self.within_pct / 100.0 * abs(self.published))
 
     @property
     def tolerance(self) -> str:
         if self.informational:
-            return "none: " + self.note if self.note else "none"
+            return "none"
         if self.within_abs is not None:
             return f"{self.within_abs:g}"
         if self.within_pct is not None:
@@ -107,6 +131,7 @@ class Row:
             self.kind,
             self.evidence,
             "" if self.ok is None else str(self.ok),
+            self.note,
         )
 
 
