@@ -78,10 +78,10 @@ def single(
 
 
 @functools.lru_cache(maxsize=64)
-def mixed(seed: int, rate: float, devices: int) -> tuple[Serving, Trace]:
+def mixed(seed: int, rate: float, devices: int, cv: float = 4.0, slo_scale: float = 5.0) -> tuple[Serving, Trace]:
     """Ten copies of each of six models, dealt in turn: the artifact's ablation."""
-    trace = traffic(power_law_rates(rate, 60).tolist(), 4.0, seed, span_s=200.0)
-    return on_cluster({f"m{i}": _MIXED[i % 6] for i in range(60)}, devices, 5.0), trace
+    trace = traffic(power_law_rates(rate, 60).tolist(), cv, seed, span_s=200.0)
+    return on_cluster({f"m{i}": _MIXED[i % 6] for i in range(60)}, devices, slo_scale), trace
 
 
 def on_cluster(models: dict[str, str], devices: int, slo_scale: float, memory_gib: float = 13.0) -> Serving:

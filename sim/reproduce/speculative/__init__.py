@@ -23,6 +23,7 @@ PARTS = (
     Part("notes: tokens per round", tables.notes_tokens, 3),
     Part("notes: speed-up", tables.notes_speedup, 2),
     Part("Leviathan table 1", tables.leviathan_table_1, 1),
+    Part("bigram draft", tables.bigram_draft, 1),
     Part("Leviathan T5-XXL", tables.leviathan_t5, 1),
     Part("Leviathan alpha presets", tables.alpha_presets, 2),
     Part("Leviathan lenience", tables.lenience_speeds, 1),

@@ -81,6 +81,11 @@ def leviathan_table_1(quick: bool) -> Iterator[Row]:
         yield from speedup_rows("Leviathan table 1", alpha, k, 0.0, float(row["speedup"]), 0.005, quick)
 
 
+def bigram_draft(quick: bool) -> Iterator[Row]:
+    """A bigram model as a draft that costs nothing (section 3.6)."""
+    yield from speedup_rows("Leviathan, bigram draft", 0.2, 3, 0.0, 1.25, 0.005, quick)
+
+
 def leviathan_t5(quick: bool) -> Iterator[Row]:
     # The paper prints these three 0.05 to 0.07 above its own formula.
     above = {("EnDe", "T5-base", "1"), ("EnDe", "T5-large", "1"), ("CNNDM", "T5-large", "1")}
