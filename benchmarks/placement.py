@@ -12,8 +12,8 @@ import time
 
 from hwmodels.oneshot import load_oneshot
 from policies.placement import Cluster, PartitionSearch
-from sim.placement.groups import compiler, run_groups
 from sim.placement import ARTIFACT_OVERHEAD_S, ARTIFACT_STAGE_OVERHEAD, Serving, find
+from sim.placement.groups import run_groups
 from workloads import Fixed, Gamma, Trace, multi_model, power_law_rates
 
 REQUESTS, DEVICES, MODELS = 30_000, 64, 32
@@ -40,10 +40,7 @@ def case(kinds: tuple[str, ...], rate_per_s: float) -> tuple[Serving, Trace]:
 
 def main() -> None:
     began = time.process_time()
-    compiled = compiler() is not None
-    print(
-        f"{DEVICES} devices, {MODELS} models, {REQUESTS:,} requests; {'compiled' if compiled else 'plain Python'} loop"
-    )
+    print(f"{DEVICES} devices, {MODELS} models, {REQUESTS:,} requests")
     for kinds, rate in ((("bert-1.3b",), 300.0), (("bert-6.7b",), 120.0), (("bert-1.3b", "bert-6.7b"), 160.0)):
         serving, trace = case(kinds, rate)
         plan = find(PartitionSearch(), serving, trace)
@@ -52,7 +49,7 @@ def main() -> None:
             f"{plan.train.attainment:.2%} in time with {plan.placement.describe()}"
         )
         experiment = serving.experiment(plan.placement, serving.workload(trace))
-        for engine in ("events", "loop", "compiled") if compiled else ("events", "loop"):
+        for engine in ("events", "loop"):
             run_groups(experiment, engine=engine)
             start = time.process_time()
             run_groups(experiment, engine=engine)

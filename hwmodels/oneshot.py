@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,13 +25,15 @@ from hwmodels.work import stage_work
 TOKENS = 2048
 """Of one request to the models of the table (AlpaServe, section 6.1)."""
 
-# Makes the roofline's two-device split of the 2.7B model take the measured 0.0985 / 0.1452 of one device; a test computes
-# it. XLA's all-reduces on those machines ran at a tenth of what NVLink could carry.
-LINK_EFFICIENCY = 0.107
+# Makes the roofline's two-device split of the 2.7B model take the measured 0.0985 / 0.1452 of one device, over the 1024 tokens
+# that were measured; a test computes it. XLA's all-reduces on those machines ran at a tenth of what NVLink could carry.
+LINK_EFFICIENCY = 0.0882
 DEVICES_PER_NODE = 8
 # In a node 0.3 to 0.4 ms (artifact, scripts/pipeline_latency/plot.py); between nodes 25 Gb/s (AlpaServe, section 6.1).
 HANDOVER_S = 0.35e-3
 NETWORK_BYTES_PER_S = 25e9 / 8
+# What a batch sends beyond its first request, over one link: NVLink 2.0, 25 GB/s a direction (NVIDIA, Tesla V100 whitepaper).
+NVLINK_BYTES_PER_S = 25e9
 
 
 class OneShot(Protocol):
@@ -89,12 +91,8 @@ class TableModel:
         if inter_op > len(groups):
             raise ValueError(f"{self.name} has {len(groups)} layer groups; got {inter_op} stages")
 
-        def handover_s(stage: int) -> float:
-            ends = (stage + 1) * intra_op
-            crosses = ends % DEVICES_PER_NODE == 0
-            return TOKENS * (self.hidden or _ASSUMED_HIDDEN) * 2 / NETWORK_BYTES_PER_S if crosses else HANDOVER_S
-
-        return plan(groups, inter_op, single_device_s=self.latency_s, intra_op=intra_op, handover_s=handover_s)
+        sending = _handover(TOKENS * (self.hidden or _ASSUMED_HIDDEN) * 2, 1, intra_op)
+        return plan(groups, inter_op, single_device_s=self.latency_s, intra_op=intra_op, handover_s=sending)
 
     def _layers(self, intra_op: int) -> tuple[float, ...]:
         if self.hidden:
@@ -114,16 +112,36 @@ _ASSUMED_LIKE = "bert-1.3b"
 _ASSUMED_HIDDEN = 2048
 
 
+def _handover(request_bytes: float, batch: int, intra_op: int) -> Callable[[int], float]:
+    """Seconds to hand a batch from a stage to the next, between nodes where the stage ends one."""
+
+    def seconds(stage: int) -> float:
+        if (stage + 1) * intra_op % DEVICES_PER_NODE == 0:
+            return batch * request_bytes / NETWORK_BYTES_PER_S
+        return HANDOVER_S + (batch - 1) * request_bytes / NVLINK_BYTES_PER_S
+
+    return seconds
+
+
+def encoder_plan(
+    layers: int, hidden: int, single_s: float, *, inter_op: int, intra_op: int = 1, tokens: int = TOKENS, batch: int = 1
+) -> ParallelPlan:
+    """The automatic split of an encoder whose batch of *batch* requests of *tokens* tokens takes one V100 *single_s*."""
+    groups = _layers_of(layers, hidden, single_s, intra_op, tokens)
+    sending = _handover(tokens * hidden * 2, batch, intra_op)
+    return plan(groups, inter_op, single_device_s=single_s, intra_op=intra_op, handover_s=sending)
+
+
 @functools.lru_cache(maxsize=256)
-def _layers_of(layers: int, hidden: int, latency_s: float, intra_op: int) -> tuple[float, ...]:
+def _layers_of(layers: int, hidden: int, latency_s: float, intra_op: int, tokens: int = TOKENS) -> tuple[float, ...]:
     """Seconds of each layer by the roofline, with the efficiency at which one device takes *latency_s*."""
     device = load_device("v100-16")
     spec = encoder(layers, hidden)
-    efficiency = sum(layer_seconds(spec, device, 1, TOKENS)) / latency_s
+    efficiency = sum(layer_seconds(spec, device, 1, tokens)) / latency_s
 
     def groups(intra: int) -> tuple[float, ...]:
         cost = functools.partial(Roofline, compute_efficiency=efficiency, link_efficiency=LINK_EFFICIENCY)
-        return layer_seconds(spec, device, intra, TOKENS, cost)
+        return layer_seconds(spec, device, intra, tokens, cost)
 
     # What is bound by memory does not slow down with the arithmetic; the last percent is scaled away.
     scale = latency_s / sum(groups(1))

@@ -2,9 +2,10 @@
 
 Five times of LLaMA-13B on one RTX A6000 (Agrawal et al., SARATHI, arXiv 2308.16369) fix five numbers: the efficiency of
 matrix products in arithmetic and in memory traffic, how sharply one gives way to the other, and the efficiency of
-attention in prefill and in decode. Other models on the A6000 follow from their shapes. **On other devices the
-efficiencies are carried over to the datasheet's peaks: an assumption, not a measurement**; no iteration times are
-published for the A100. What a caller should say of such a result is in `PROVENANCE`.
+attention in prefill and in decode. Other models on the A6000 follow from their shapes. The A40 has the same chip (GA102,
+84 multiprocessors) at its own clocks and memory, so the efficiencies are carried over to the datasheet's peaks: an
+assumption. Other chips are refused: where their kernels were measured, `hwmodels.calibrated` prices them. What a caller
+should say of such a result is in `PROVENANCE`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ from hwmodels.work import AttentionShape, ExpertMlp, stage_work
 
 PROVENANCE = (
     "five published times of LLaMA-13B on one A6000 (SARATHI, arXiv 2308.16369, table 2 and section 4.4); "
-    "efficiencies carried over to other devices"
+    "efficiencies carried over to the A40, which has the same chip"
 )
-TP_RIDGE_TOKENS = 550
-"""From 500 to 600 tokens a batch is compute-bound in practice under tensor parallelism on A100, against 200 in theory.
-Sarathi-Serve, OSDI 2024, section 3.1."""
+DEVICES = ("a6000", "a40")
+"""Devices with the chip that the times are of."""
 TILE_ROWS = 128
 """Rows of a thread block's tile in matrix products. SARATHI, section 4.4."""
 
@@ -199,53 +199,30 @@ class PublishedKernels:
         return self.base.sample_s(logit_rows)
 
 
-def _cost(
-    spec: ModelSpec, device: Device, parallel: ParallelConfig, kv_precision: str | None, step_s: float
+def Published(
+    spec: ModelSpec, device: Device, parallel: ParallelConfig | None = None, *, kv_precision: str | None = None
 ) -> LayerwiseCost:
+    """The cost model of *spec* on *device* from published times; a `CostFactory` for `hwmodels.deployment.deploy`.
+
+    ValueError for mixtures of experts, latent or windowed attention, and for a device with another chip.
+    """
     if spec.experts is not None:
         raise ValueError(f"the published times are of dense models and {spec.name} has experts; use Roofline")
+    if device.name not in DEVICES:
+        raise ValueError(
+            f"the published times are of an RTX A6000 and hold for its chip ({', '.join(DEVICES)}), not for {device.name}; "
+            "use Calibrated or Roofline"
+        )
     return LayerwiseCost(
         spec,
-        parallel,
+        parallel or ParallelConfig(),
         PublishedKernels(
             device=device,
             efficiency=efficiencies(),
             base=RooflineKernels(device=device, base_precision=spec.base_precision),
-            step_s=step_s,
         ),
         peak_flops_per_s=device.first_peak(number_format(spec.mlp_precision).math, f"precision {spec.mlp_precision}"),
         peak_bytes_per_s=device.hbm_bytes_per_s,
         devices_per_node=device.devices_per_node,
         kv_precision=kv_precision,
     )
-
-
-def Published(
-    spec: ModelSpec, device: Device, parallel: ParallelConfig | None = None, *, kv_precision: str | None = None
-) -> LayerwiseCost:
-    """The cost model of *spec* on *device* from published times; a `CostFactory` for `hwmodels.deployment.deploy`.
-
-    ValueError for mixtures of experts, latent or windowed attention, and for a device without the arithmetic needed.
-    """
-    return _cost(spec, device, parallel or ParallelConfig(), kv_precision, 0.0)
-
-
-def PublishedTensorParallel(
-    spec: ModelSpec, device: Device, parallel: ParallelConfig | None = None, *, kv_precision: str | None = None
-) -> LayerwiseCost:
-    """`Published` with the overhead that tensor parallelism shows in practice, as a time added to every layer.
-
-    It is what makes a batch compute-bound from TP_RIDGE_TOKENS on: weights' traffic and overhead together take as long
-    as the arithmetic of so many tokens. Without tensor parallelism it is `Published`. A rough figure: the published
-    decode times of Yi-34B on two A100 leave less room for it than it takes.
-    """
-    parallel = parallel or ParallelConfig()
-    if parallel.tensor == 1:
-        return Published(spec, device, parallel, kv_precision=kv_precision)
-    of = efficiencies()
-    work = stage_work(spec, parallel, 0, kv_precision=kv_precision)
-    peak = device.first_peak(number_format(spec.mlp_precision).math, f"precision {spec.mlp_precision}")
-    linears = [op for op in work.linears if not op.of_logits]
-    row_s = sum(op.flops(1) for op in linears) / (peak * of.gemm_flops)
-    weights_s = sum(op.weight_bytes for op in linears) / (device.hbm_bytes_per_s * of.gemm_bandwidth)
-    return _cost(spec, device, parallel, kv_precision, max(0.0, TP_RIDGE_TOKENS * row_s - weights_s))

@@ -375,7 +375,8 @@ class ClockworkPlusPlus:
 class RoundRobin:
     """Equal groups; models are dealt to groups in turn until the one whose turn it is does not fit.
 
-    Nothing is simulated. A group that hosts the model already is passed over.
+    Nothing is simulated. A group that hosts the model already is passed over. Where the artifact stops is not published;
+    this rule follows from drops in its recorded results, which therefore cannot judge it.
     """
 
     inter_op: int = 4

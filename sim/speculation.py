@@ -125,6 +125,24 @@ def at_batch(
     )
     passes = max(k, 1)
     draft = LinearTime(fixed_s=server.draft_base_s / passes, kv_token_s=server.draft_per_kv_token_s / passes)
+    return at_batch_of(
+        target, draft, acceptance, k, batch, context, rounds=rounds, least_rounds=least_rounds, seed=seed
+    )
+
+
+def at_batch_of(
+    target: Any,
+    draft: Any,
+    acceptance: Acceptance,
+    k: int,
+    batch: int,
+    context: int,
+    *,
+    rounds: int = 128,
+    least_rounds: int = 40_000,
+    seed: int = 0,
+) -> float:
+    """`at_batch` with any cost model of the target and of one pass of the draft."""
     decoding = Speculative(method="eagle", num_speculative_tokens=k, acceptance=acceptance)
     length = acceptance.mean_length(k)
     plain = _rate_per_s(target, None, None, batch, context, round(rounds * length), 1.0, 0)
@@ -135,7 +153,7 @@ def at_batch(
 
 
 def _rate_per_s(
-    target: LinearTime, decoding: Decoding | None, draft: LinearTime | None, batch: int, context: int, rounds: int,
+    target: Any, decoding: Decoding | None, draft: Any, batch: int, context: int, rounds: int,
     length: float, seed: int,
 ) -> float:  # fmt: skip
     """Tokens per second over *rounds* decode iterations in which nobody finishes."""

@@ -10,8 +10,8 @@ The rules are those of AlpaServe's simulator (Li et al., OSDI 2023; artifact alp
   oldest one's deadline is taken. Nothing waits for a batch to fill.
 
 These rules are `policies.oneshot`; groups are machines, and hosted models their tenants. `run_groups` is the one entry. The event
-loop is the reference; without batching what becomes of a request is known when it arrives, and one loop over the requests,
-compiled where numba is there, gives the same columns.
+loop is the reference; without batching what becomes of a request is known when it arrives, and one compiled loop over the
+requests gives the same columns.
 """
 
 from __future__ import annotations
@@ -105,24 +105,23 @@ class GroupColumns:
         return np.where(self.finish_ns >= 0, FINISHED, REJECTED).astype(np.int8)
 
 
-Engine = Literal["auto", "events", "loop", "compiled"]
+Engine = Literal["auto", "events", "loop"]
 
 
 def run_groups(experiment: GroupExperiment, *, engine: Engine = "auto") -> GroupColumns:
     """Serve the workload to its end.
 
-    *engine* is for tests and measurements: `events` is the SimPy reference, `loop` and `compiled` do without events and
-    cannot batch, `auto` takes the fastest that can. All give the same columns. ValueError for `compiled` without numba
-    and for batches without events.
+    *engine* is for tests and measurements: `events` is the SimPy reference, `loop` does without events and cannot batch,
+    `auto` takes the loop wherever it can. Both give the same columns. ValueError for batches without events.
     """
     if engine == "auto":
-        engine = "events" if len(experiment.batch_sizes) > 1 else "compiled" if compiler() is not None else "loop"
+        engine = "events" if len(experiment.batch_sizes) > 1 else "loop"
     if engine == "events":
         return _on_machines(experiment)[0]
     if len(experiment.batch_sizes) > 1:
         raise ValueError(f"engine {engine!r} cannot form batches; use 'auto' or 'events', or batch_sizes=(1,)")
     tables = GroupTables(experiment.groups, max(len(experiment.workload.models), 1))
-    return replay(experiment.workload, tables, experiment.overhead_ns, compiled=engine == "compiled")
+    return replay(experiment.workload, tables, experiment.overhead_ns)
 
 
 class GroupTables:
@@ -148,45 +147,35 @@ class GroupTables:
         self.times = np.array(times or [0], np.int64)
 
 
-def replay(trace: Trace, tables: GroupTables, overhead_ns: int, *, compiled: bool) -> GroupColumns:
-    """The columns of a workload without batching, in one pass over its requests; *compiled* needs numba."""
+def replay(trace: Trace, tables: GroupTables, overhead_ns: int) -> GroupColumns:
+    """The columns of a workload without batching, in one pass over its requests."""
     n = len(trace)
     model = np.zeros(n, np.int64) if trace.model_index is None else trace.model_index
     deadline = np.full(n, -1, np.int64) if trace.deadline_ns is None else trace.deadline_ns
-    out = [np.full(n, -1, np.int64) for _ in range(3)]
+    start, finish, group = (np.full(n, -1, np.int64) for _ in range(3))
     work = (
         np.zeros(max(tables.n_clocks, 1), np.int64),
         np.zeros_like(tables.stages),
         np.zeros(max(tables.stages), np.int64),
     )
-    inputs: tuple[Any, ...] = (
+    _compiled()(
         *(trace.arrival_ns, model, deadline),
         *(tables.host_start, tables.host_group, tables.host_times, tables.times, tables.stages, tables.first_clock),
         *work,
+        *(overhead_ns, start, finish, group),
     )
-    if compiled:
-        loop = compiler()
-        if loop is None:
-            raise ValueError("engine 'compiled' needs numba: pip install 'rooftrace[fast]', or use 'auto'")
-        loop(*inputs, overhead_ns, *out)
-    else:
-        # Lists of Python integers are several times as fast to index as arrays.
-        lists = [each.tolist() for each in out]
-        arguments: list[Any] = [*(each.tolist() for each in inputs), overhead_ns, *lists]
-        _replay(*arguments)
-        out = [np.array(each, np.int64) for each in lists]
-    start, finish, group = out
     return GroupColumns(start_ns=start, finish_ns=finish, group=group, batch=np.where(finish >= 0, 1, -1))
 
 
 @functools.cache
-def compiler() -> Callable[..., None] | None:
-    """The loop compiled by numba; None where numba is not installed."""
+def _compiled() -> Callable[..., None]:
+    """The loop compiled, once a process; numba is loaded here, so that what serves no groups does without it."""
+    import numba
+
     try:
-        import numba  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return None
-    return numba.njit(cache=True, nogil=True)(_replay)
+        return numba.njit(cache=True, nogil=True)(_replay)
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written
+        return numba.njit(nogil=True)(_replay)
 
 
 def _replay(

@@ -123,7 +123,8 @@ class Serving:
 
     def experiment(self, placement: Placement, workload: Trace) -> GroupExperiment:
         """What the engine runs; ValueError where the placement does not fit the cluster."""
-        if placement.n_devices > self.cluster.n_devices or any(group not in self._specs for group in placement.groups):
+        fresh = tuple(group for group in placement.groups if group not in self._specs)
+        if placement.n_devices > self.cluster.n_devices or not self._fit(fresh):
             check(placement, self.cluster, self.views_without_traffic)
         return GroupExperiment(
             workload=workload,
@@ -131,6 +132,14 @@ class Serving:
             batch_sizes=self.batch_sizes,
             overhead_ns=round(self.overhead_s * NS_PER_S),
         )
+
+    def _fit(self, groups: tuple[Group, ...]) -> bool:
+        """Whether each group fits its devices: of a search's next placement one is new, and the others are known to."""
+        try:
+            check(Placement(groups=groups), self.cluster, self.views_without_traffic)
+        except ValueError:
+            return False
+        return True
 
     @functools.cached_property
     def views_without_traffic(self) -> tuple[ModelView, ...]:

@@ -5,13 +5,45 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 Kind = Literal["theory", "calibrated", "emulated", "qualitative"]
-COLUMNS = ("experiment", "case", "quantity", "published", "simulated", "error_pct", "tolerance", "kind", "ok")
+Evidence = Literal[
+    "event loop against measurement",
+    "event loop against theory",
+    "closed form against print",
+    "input returned",
+    "shown only",
+]
+"""What a row is worth: who computed the simulated value, and what stands beside it.
+
+* event loop against measurement: the discrete-event engine (or the loop that a test proves equal to it) ran, and the
+  published value was timed or counted by somebody on a machine and is not among the inputs;
+* event loop against theory: the engine ran against a closed form, a bound, an order that a document states, or the
+  recorded output of somebody else's simulator, which nobody timed;
+* closed form against print: a formula of `sim.theory`, or sampling over a vocabulary, against what a document prints;
+  no event was simulated;
+* input returned: the published value went in, as itself or as the constant that it fixes, and came back;
+* shown only: not judged, because what one would need is not published, or no tolerance can be given; the row says why.
+"""
+EVIDENCE: tuple[str, ...] = get_args(Evidence)
+COLUMNS = (
+    *("experiment", "case", "quantity", "published", "simulated", "error_pct", "tolerance", "kind", "evidence", "ok"),
+    "note",
+)
+
+
+class Part(NamedTuple):
+    """One piece of a group's work."""
+
+    name: str
+    run: Callable[[bool], Iterable[Row]]
+    """From *quick* to rows."""
+    seconds: float
+    """About what it takes; read for the time that a run has left and for nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +51,10 @@ class Row:
     """A quantity that a document prints, and what the simulator gives for it.
 
     *kind*: theory (an identity), calibrated (constants in, other numbers out), emulated (a published experiment run
-    here) or qualitative (a sign, an order, a bound). Exactly one tolerance: absolute, percent of the published value,
-    or *holds* for qualitative rows. *informational* rows are shown and never fail, with the reason in *note*.
+    here) or qualitative (a sign, an order, a bound). *evidence*: see `Evidence`; "shown only" goes with *informational*
+    and with nothing else. Exactly one tolerance: absolute, percent of the published value, or *holds* for qualitative
+    rows. *informational* rows are shown and never fail. *note*: why a row is shown only, why it misses, or which of its
+    constants are ours, with the range in which the statement holds.
     """
 
     experiment: str
@@ -29,6 +63,7 @@ class Row:
     published: float | str
     simulated: float | str
     kind: Kind
+    evidence: Evidence
     within_abs: float | None = None
     within_pct: float | None = None
     holds: bool | None = None
@@ -41,6 +76,12 @@ class Row:
             raise ValueError(
                 f"{self.experiment}, {self.case}: give one of within_abs, within_pct, holds, informational"
             )
+        if self.informational != (self.evidence == "shown only"):
+            raise ValueError(
+                f"{self.experiment}, {self.case}: shown only goes with informational, and with nothing else"
+            )
+        if self.informational and not self.note:
+            raise ValueError(f"{self.experiment}, {self.case}: note says why the row is shown only")
 
     @property
     def error_pct(self) -> float | None:
@@ -50,25 +91,26 @@ class Row:
         return 100.0 * (self.simulated - self.published) / abs(self.published)
 
     @property
-    def ok(self) -> bool:
+    def ok(self) -> bool | None:
+        """Whether the simulated value is within its tolerance; None where nothing is judged."""
         if self.informational:
-            return True
+            return None
         if self.holds is not None:
-            return self.holds
+            return bool(self.holds)
         if isinstance(self.published, str) or isinstance(self.simulated, str):
             return self.published == self.simulated
         distance = abs(self.simulated - self.published)
         if not math.isfinite(distance):
             return False
         if self.within_abs is not None:
-            return distance <= self.within_abs
+            return bool(distance <= self.within_abs)
         assert self.within_pct is not None
-        return distance <= self.within_pct / 100.0 * abs(self.published)
+        return bool(distance <= self.within_pct / 100.0 * abs(self.published))
 
     @property
     def tolerance(self) -> str:
         if self.informational:
-            return "none: " + self.note if self.note else "none"
+            return "none"
         if self.within_abs is not None:
             return f"{self.within_abs:g}"
         if self.within_pct is not None:
@@ -87,7 +129,9 @@ class Row:
             "" if error is None else f"{error:.2f}",
             self.tolerance,
             self.kind,
-            "yes" if self.ok else "no",
+            self.evidence,
+            "" if self.ok is None else str(self.ok),
+            self.note,
         )
 
 

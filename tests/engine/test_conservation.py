@@ -34,7 +34,10 @@ def test_requests_tokens_blocks_and_times_balance(seed: int, speculative: bool) 
             completions = sum(int(replica.spans["completions"].sum()) for replica in columns.replicas)
             by_completion = completions - int((finished & (output == 0)).sum())
             decoded = requests["emitted_tokens"].sum() - by_completion
-            assert iterations["prefill_tokens"].sum() + decoded == asked[finished].sum() + requests["recomputed_tokens"].sum()
+            assert (
+                iterations["prefill_tokens"].sum() + decoded
+                == asked[finished].sum() + requests["recomputed_tokens"].sum()
+            )
         gaps, weights = columns.itl()
         assert (gaps >= 0).all()
         if not speculative:

@@ -61,7 +61,9 @@ def _is_alone(spec: MachineSpec) -> bool:
 def both_ways(scheduler: Scheduler, *, n_stages: int = 1) -> tuple[Columns, Columns]:
     trace = Trace(arrival_ns=[0, 3_000_000], prompt_tokens=[5, 5], output_tokens=[60, 5])
     # 1,000,001 ns: every other iteration ends at an odd nanosecond.
-    replica = ReplicaSpec(cost=Linear(fixed_s=1.000001e-3, n_stages=n_stages), scheduler=scheduler, kv_blocks=100, micro_batches=1)
+    replica = ReplicaSpec(
+        cost=Linear(fixed_s=1.000001e-3, n_stages=n_stages), scheduler=scheduler, kv_blocks=100, micro_batches=1
+    )
     experiment = Experiment(workload=trace, replicas=(replica,), router=RoundRobin())
     return run(experiment), run(experiment, fast_forward=False)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hwmodels.autoparallel import balance, layer_seconds, parallelise
 from hwmodels.device import load_device
 from hwmodels.model import load_model
-from hwmodels.oneshot import CatalogueModel, load_oneshot, oneshot_catalogue
+from hwmodels.oneshot import CatalogueModel, encoder_plan, load_oneshot, oneshot_catalogue
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,7 +69,14 @@ def test_measured_stages_come_before_those_of_the_cost_model():
 
 
 def test_link_efficiency_gives_the_measured_two_device_split():
-    assert load_oneshot("bert-2.7b").plan(1, 2).pass_s / 0.238 == pytest.approx(0.0985 / 0.1452, rel=0.005)
+    plan = encoder_plan(32, 2560, 0.1452, inter_op=1, intra_op=2, tokens=1024)
+    assert plan.pass_s == pytest.approx(0.0985, rel=0.001)
+
+
+def test_a_batch_takes_longer_to_hand_over_than_one_request():
+    one, sixteen = (encoder_plan(32, 2560, 0.1, inter_op=4, tokens=1024, batch=batch) for batch in (1, 16))
+    # 15 more requests of 1024 tokens x 2560 x 2 bytes over one NVLink of 25 GB/s, three times.
+    assert sixteen.pass_s - one.pass_s == pytest.approx(3 * 15 * 1024 * 2560 * 2 / 25e9)
 
 
 @pytest.mark.parametrize("name", ["bert-1.3b", "bert-2.7b", "bert-6.7b"])

@@ -1,0 +1,101 @@
+"""`rooftrace reproduce` counts by evidence, writes booleans, and says how far it is."""
+
+from __future__ import annotations
+
+import types
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from sim.cli import build_app
+from sim.cli.commands.reproduce import _run, _Task
+from sim.reproduce import Part, Row, groups, load_group, parts
+
+
+def row(case: str, simulated: float, **settings) -> Row:
+    defaults = {"evidence": "event loop against measurement", "within_pct": 3.0}
+    return Row(
+        experiment="queue", case=case, quantity="s", published=1.0, simulated=simulated, kind="calibrated",
+        **(defaults | settings),
+    )  # fmt: skip
+
+
+ROWS = [
+    row("near", 1.01),
+    row("far", 1.20, note="the queue was longer then"),
+    row(
+        "not judged", 3.0, evidence="shown only", within_pct=None, informational=True, note="its load is not published"
+    ),
+    row("theory", 1.0, evidence="event loop against theory"),
+]
+
+
+@pytest.fixture
+def reproduce(monkeypatch):
+    group = types.SimpleNamespace(
+        TITLE="Two queues",
+        PARTS=(Part("first", lambda quick: ROWS[:2], 100.0), Part("second", lambda quick: ROWS[2:], 1.0)),
+        plots=lambda folder: [],
+    )
+    monkeypatch.setattr("sim.reproduce.groups", lambda: ["queues"])
+    monkeypatch.setattr("sim.reproduce.load_group", lambda name: group)
+    return lambda *arguments: CliRunner().invoke(build_app(), ["reproduce", "--jobs", "1", *arguments])
+
+
+def test_the_summary_counts_by_evidence_and_judges_what_is_judged(reproduce):
+    answer = reproduce("queues")
+    assert answer.exit_code == 1
+    assert "4 rows, 3 judged, 2 of those within tolerance, 1 not" in answer.stdout
+    line = next(line for line in answer.stdout.splitlines() if line.strip().startswith("shown only"))
+    assert line.split()[2:] == ["1", "0", "0", "0"]
+
+
+def test_a_miss_is_printed_with_its_reason(reproduce):
+    answer = reproduce("queues", "--failures")
+    assert "Out of tolerance: queue, far, s: the queue was longer then" in answer.stdout
+    assert "not judged" not in answer.stdout
+
+
+def test_ok_in_the_file_is_a_boolean_and_empty_where_nothing_is_judged(reproduce, tmp_path):
+    reproduce("queues", "--out", str(tmp_path))
+    table = pd.read_csv(tmp_path / "reproduce.csv")
+    assert table[table.ok == False].case.tolist() == ["far"]  # noqa: E712
+    assert table[table.ok.isna()].evidence.tolist() == ["shown only"]
+    assert pd.read_csv(tmp_path / "reproduce.csv", dtype={"ok": "boolean"}).ok.sum() == 2
+
+
+def test_a_long_run_says_how_far_it_is_and_what_is_left(reproduce):
+    assert "0 of 2 parts, about 2 min left" in reproduce("queues").stderr
+
+
+@pytest.mark.slow
+def test_parts_run_in_processes_give_the_rows_that_they_give_here():
+    tasks = [
+        _Task("alpaserve", place, "", 1.0)
+        for place, part in enumerate(load_group("alpaserve").PARTS)
+        if "V100" in part.name
+    ]
+    tasks += [_Task("speculative", 7, "", 1.0)]
+    alone, together = (dict(_run(tasks, True, jobs)) for jobs in (1, 2))
+    assert alone == together
+
+
+def test_every_group_can_be_run_in_parts():
+    for name in groups():
+        group = load_group(name)
+        assert all(part.seconds >= 0 and callable(part.run) for part in parts(group))
+
+
+def test_a_row_shown_only_is_not_judged_and_a_judged_one_is_not_shown_only():
+    with pytest.raises(ValueError, match="shown only goes with informational"):
+        row("x", 1.0, evidence="shown only")
+    with pytest.raises(ValueError, match="shown only goes with informational"):
+        row("x", 1.0, within_pct=None, informational=True)
+
+
+def test_ok_is_a_plain_boolean_for_numbers_of_numpy():
+    import numpy as np
+
+    assert row("x", np.float64(1.2)).ok is False
+    assert row("x", np.float64(1.0)).ok is True
