@@ -190,6 +190,15 @@ def an_experiment(seed: int, *, speculative: bool) -> Experiment:
     )
 
 
+def with_scheduler(experiment: Experiment, scheduler: Scheduler) -> Experiment:
+    """The same with one scheduler for every model."""
+    machines = tuple(
+        replace(spec, tenants=tuple(replace(tenant, scheduler=scheduler) for tenant in spec.tenants))
+        for spec in experiment.machines
+    )
+    return replace(experiment, replicas=machines)
+
+
 def gap_counts(columns: Columns) -> dict[int, int]:
     gaps, weights = columns.itl()
     lengths, index = np.unique(gaps, return_inverse=True)

@@ -28,7 +28,7 @@ def test_requests_tokens_blocks_and_times_balance(seed: int, speculative: bool) 
         assert not requests["emitted_tokens"][rejected & ~again].any()
         assert iterations["emitted_tokens"].sum() == requests["emitted_tokens"].sum()
         if experiment.horizon_ns is None and not (rejected & again).any():
-            # KV: what prompts and decode steps computed is what was asked for and what was given up. The last token is never cached.
+            # KV: prompts and decode steps computed what was asked for and what was given up; the last token is never cached.
             output = requests["output_tokens"]
             asked = np.maximum(requests["prompt_tokens"], 1) + np.maximum(output - 1, 0)
             completions = sum(int(replica.spans["completions"].sum()) for replica in columns.replicas)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from policies.schedulers import EvictNewest, Orca, Sarathi, Static
 from policies.view import UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, Scheduler, WaitingSeq, pads_to
 from sim.engine import Experiment, ReplicaSpec, run
 from tests.engine.costs import Linear
-from tests.engine.random_runs import an_experiment, assert_same
+from tests.engine.random_runs import an_experiment, assert_same, with_scheduler
 from workloads import Trace
 
 AMPLE = {"free_blocks": 10_000, "total_blocks": 10_000}
@@ -199,7 +199,5 @@ def test_the_property_above_meets_preemptions() -> None:
 )
 def test_spans_equal_stepping(scheduler: Scheduler, speculative: bool) -> None:
     for seed in range(12):
-        experiment = an_experiment(seed, speculative=speculative)
-        replicas = tuple(replace(spec, scheduler=EvictNewest(scheduler)) for spec in experiment.replicas)
-        experiment = replace(experiment, replicas=replicas)
+        experiment = with_scheduler(an_experiment(seed, speculative=speculative), EvictNewest(scheduler))
         assert_same(run(experiment), run(experiment, fast_forward=False))

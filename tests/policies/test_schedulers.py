@@ -62,12 +62,12 @@ def test_sarathi_goes_on_with_a_prompt_before_it_admits_another() -> None:
 
 def test_sarathi_goes_on_with_the_older_of_two_prompts_first() -> None:
     begun = (PartialSeq(1, 64, 300), PartialSeq(2, 64, 300))
-    assert Sarathi(token_budget=400).plan(view(prefilling=begun)) == Plan(chunks=((1, 300), (2, 100)))
+    assert Sarathi(token_budget=400).plan(view(prefilling=begun)) == Plan(run=((1, 300), (2, 100)))
 
 
 def test_unfinished_prompts_have_a_seat() -> None:
     full = view(waiting=QUEUE, prefilling=(PartialSeq(9, 64, 10),), n_decoding=1)
-    assert Sarathi(max_sequences=2).plan(full) == Plan(decode=True, chunks=((9, 10),))
+    assert Sarathi(max_sequences=2).plan(full) == Plan(decode=True, run=((9, 10),))
 
 
 @pytest.mark.parametrize("scheduler", [Orca(), Vllm(), Sarathi()])
