@@ -1,6 +1,6 @@
 """Changes of meaning, each of which some fast test has to notice.
 
-    python -m benchmarks.mutations [--only WORD] [--jobs 2] [--narrow]
+    python -m benchmarks.mutations [--only WORD] [--from WORD] [--jobs 2] [--narrow]
 
 Each change replaces one short text in a copy of the tree and runs the tests beside it in the table, then, where they all
 pass, the whole fast suite (not with --narrow). Prints which test noticed, and ends with 1 if none did. A text that is not
@@ -446,7 +446,6 @@ def _child(tree: str, tests: tuple[str, ...], output: str) -> None:
     os.chdir(tree)
     os.environ.update(PYTHONPATH=tree, OMP_NUM_THREADS="1", COLUMNS="240")
     sys.path.insert(0, tree)
-    sys.dont_write_bytecode = True
     code = pytest.main(["-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", *tests])
     sys.stdout.flush()
     os._exit(int(code))
@@ -469,11 +468,18 @@ def _noticed(tree: Path, tests: tuple[str, ...]) -> str | None:
 def _changed(tree: Path, mutation: Mutation) -> Iterator[None]:
     path = tree / mutation.file
     before = path.read_text(encoding="utf-8")
-    path.write_text(_check(tree, mutation), encoding="utf-8")
+    _write(path, _check(tree, mutation))
     try:
         yield
     finally:
-        path.write_text(before, encoding="utf-8")
+        _write(path, before)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a module and forget its bytecode, which knows its source by second and size alone."""
+    path.write_text(text, encoding="utf-8")
+    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        compiled.unlink()
 
 
 def _try(trees: Queue[Path], mutation: Mutation, narrow: bool) -> tuple[Mutation, str | None, float]:
@@ -491,6 +497,9 @@ def _try(trees: Queue[Path], mutation: Mutation, narrow: bool) -> tuple[Mutation
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default="", help="only changes whose name or file holds this word")
+    parser.add_argument(
+        "--from", dest="first", default="", help="begin with the first change whose name holds this word"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="copies of the tree that are tested at once")
     parser.add_argument("--narrow", action="store_true", help="do not try the whole suite where the tests named pass")
     options = parser.parse_args()
@@ -501,8 +510,11 @@ def main() -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    if options.first:
+        names = [each.name for each in chosen]
+        chosen = chosen[next((i for i, name in enumerate(names) if options.first in name), len(names)) :]
     if not chosen:
-        print(f"no change has {options.only!r} in its name or file", file=sys.stderr)
+        print(f"no change is left by --only {options.only!r} --from {options.first!r}", file=sys.stderr)
         return 2
     survivors = 0
     with tempfile.TemporaryDirectory() as folder:
