@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
+from sim.engine.clock import LONGEST_TICKS, TICK_BITS, iterations_to_reach
 from sim.engine.columns import RoundCounts
 from sim.engine.pricing import Pricing
-from sim.engine.span import LinearSpan, TapedSpan
+from sim.engine.span import BentSpan, LinearSpan, Span, TapedSpan
 
 IntArray = NDArray[np.int64]
 _LONGEST_SPAN = 1 << 20
@@ -86,7 +86,7 @@ class RunningSet(Protocol):
 
     def span(
         self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Pricing, /
-    ) -> LinearSpan | TapedSpan: ...
+    ) -> Span: ...
 
     def blocks_for(self, rounds: int, /) -> int: ...
 
@@ -175,32 +175,46 @@ class UniformSet:
 
     def span(
         self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Pricing, /
-    ) -> LinearSpan:
+    ) -> LinearSpan | BentSpan:
         """The next rounds as one event: *hold* at most, within *free_blocks*, none that starts at *until_ns* or later.
 
-        The first takes *growth* blocks. It ends with the first finish, and where the price bends.
+        The first takes *growth* blocks. It ends with the first finish, and where a window fills up.
         """
         n, window, window_growth = self.n, self.window_sum, self.window_growth
         kv = self.cached + n
-        base, slope, slope_window, kv_end, window_end = pricing.decode_line(n, 1, 0, kv, window)
-        first = base + slope * kv + slope_window * window
-        growth_ticks = slope * n + slope_window * window_growth
         rounds = 1
         if hold > 1:
-            rounds = min(hold, _LONGEST_SPAN, self.until_finish(), (kv_end - 1 - kv) // n + 1)
+            rounds = min(hold, _LONGEST_SPAN, self.until_finish())
             if self._window is not None:
                 rounds = min(rounds, self.until_bend())
-                if window_growth:
-                    rounds = min(rounds, (window_end - 1 - window) // window_growth + 1)
             if rounds > 1:
                 rounds = self.rounds_within(free_blocks, rounds)
-            if until_ns << TICK_BITS < start_ticks + elapsed(rounds, first, growth_ticks):
-                rounds = min(rounds, iterations_to_reach((until_ns << TICK_BITS) - start_ticks, first, growth_ticks))
-            if elapsed(rounds, first, growth_ticks) >= LONGEST_TICKS:
-                rounds = max(1, iterations_to_reach(LONGEST_TICKS, first, growth_ticks) - 1)
-        span = LinearSpan(start_ticks, rounds, first, growth_ticks, growth)
-        span.seqs, span.kv, span.window, span.window_growth = n, kv, window, window_growth
-        return span
+        until_ticks = until_ns << TICK_BITS
+        pieces: list[LinearSpan] = []
+        done, at = 0, start_ticks
+        while True:
+            base, slope, slope_window, kv_end, window_end = pricing.decode_line(n, 1, 0, kv, window)
+            first = base + slope * kv + slope_window * window
+            growth_ticks = slope * n + slope_window * window_growth
+            here = min(rounds - done, (kv_end - 1 - kv) // n + 1)
+            if window_growth:
+                here = min(here, (window_end - 1 - window) // window_growth + 1)
+            span = LinearSpan(at, here, first, growth_ticks, growth)
+            span.seqs, span.kv, span.window, span.window_growth = n, kv, window, window_growth
+            pieces.append(span)
+            done += here
+            if done == rounds and at + here * (first + here * growth_ticks) < until_ticks:
+                break
+            at = span.end(here)
+            limit = min(until_ticks, start_ticks + LONGEST_TICKS)
+            if at >= limit:
+                span.n = min(here, iterations_to_reach(limit - span.start_ticks, first, growth_ticks))
+                break
+            if done == rounds:
+                break
+            kv += here * n
+            window += here * window_growth
+        return pieces[0] if len(pieces) == 1 else BentSpan(pieces, self)
 
     def growth_of(self, id_: int) -> int:
         since, cached, _, _ = self._seqs[id_]
@@ -521,21 +535,23 @@ class TapedSet:
         kv = emitted.cumsum()
         kv -= emitted
         kv += first_kv
-        windows = None
-        if self._window is not None:
-            windows = self.window_in(rounds)
-            line = pricing.decode_line(n, query, self.draft_steps, first_kv, int(windows[0]))
-            inside = (kv < line.kv_end) & (windows < line.kv_window_end)
-            if not inside.all():
-                rounds = int(inside.argmin())
-            durations = line.base + line.slope * kv[:rounds] + line.slope_window * windows[:rounds]
-        else:
-            line = pricing.decode_line(n, query, self.draft_steps, first_kv, 0)
-            if kv[-1] >= line.kv_end:
-                rounds = int(kv.searchsorted(line.kv_end))
-            durations = kv[:rounds] * line.slope
-            durations += line.base
-        longest = int(durations[-1])
+        windows = None if self._window is None else self.window_in(rounds)
+        durations = np.empty(rounds, np.int64)
+        done = 0
+        while done < rounds:
+            window = 0 if windows is None else int(windows[done])
+            line = pricing.decode_line(n, query, self.draft_steps, int(kv[done]), window)
+            to = int(kv.searchsorted(line.kv_end))
+            if windows is not None:
+                beyond = windows[done:to] >= line.kv_window_end
+                if beyond.any():
+                    to = done + int(beyond.argmax())
+            np.multiply(kv[done:to], line.slope, out=durations[done:to])
+            durations[done:to] += line.base
+            if windows is not None:
+                durations[done:to] += line.slope_window * windows[done:to]
+            done = to
+        longest = int(durations.max())
         if longest * rounds >= LONGEST_TICKS:
             rounds = max(1, LONGEST_TICKS // longest)
         ends = durations[:rounds].cumsum()

@@ -5,9 +5,10 @@ A running set makes them; the tenant opens one when it starts and closes it with
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import Protocol
 
-from sim.engine.clock import elapsed, iterations_to_reach
+from sim.engine.clock import TICK_BITS, elapsed, iterations_to_reach
 from sim.engine.columns import IntArray, Recorder
 
 
@@ -38,6 +39,12 @@ class Span(Protocol):
     def close(self, recorder: Recorder, done: int, /) -> None:
         """Bring the record in line with what was done: all iterations, or fewer at the end of the run."""
         ...
+
+
+class Blocks(Protocol):
+    """What a bent span asks of the running set that made it."""
+
+    def blocks_for(self, rounds: int, /) -> int: ...
 
 
 class Tapes(Protocol):
@@ -96,6 +103,59 @@ class LinearSpan:
             recorder.spans.change_last("n", done)
         else:
             recorder.spans.drop_last(1)
+
+
+class BentSpan:
+    """Linear spans one after the other: iterations of the same sequences whose price bends on the way."""
+
+    __slots__ = ("_pieces", "_record", "_set", "_starts", "growth_first", "n", "start_ticks")
+
+    def __init__(self, pieces: list[LinearSpan], running_set: Blocks) -> None:
+        self._pieces = pieces
+        self._set = running_set
+        self._starts = [piece.start_ticks for piece in pieces]
+        self.start_ticks = self._starts[0]
+        self.growth_first = pieces[0].growth_first
+        self.n = sum(piece.n for piece in pieces)
+        self._record = (0, 0, 0, 0, 0, 0)
+
+    def end(self, j: int, /) -> int:
+        for piece in self._pieces:
+            if j <= piece.n:
+                return piece.end(j)
+            j -= piece.n
+        raise IndexError("the span has fewer iterations")
+
+    def index_at(self, ticks: int, /) -> int:
+        # Of two pieces that meet at a tick the earlier: what ends there still is in flight.
+        which = max(bisect_left(self._starts, ticks) - 1, 0)
+        before = sum(piece.n for piece in self._pieces[:which])
+        return min(before + self._pieces[which].index_at(ticks), self.n)
+
+    def open(self, recorder: Recorder, lane: int, running: int, waiting: int, blocks_used: int, round_: int, /) -> None:
+        self._record = (lane, running, waiting, blocks_used, round_, len(recorder.queued_ns))
+
+    def cut(self, j: int, recorder: Recorder, /) -> None:
+        self.n = j
+
+    def close(self, recorder: Recorder, done: int, /) -> None:
+        lane, running, waiting, blocks_used, round_, n_queued = self._record
+        queued = recorder.queued_ns[n_queued:]
+        before = 0
+        for piece in self._pieces:
+            if before >= done:
+                return
+            if before:
+                # Blocks and requests that have come since the first iteration.
+                blocks = blocks_used + self._set.blocks_for(before + 1) - self.growth_first
+                came = bisect_right(queued, piece.start_ticks >> TICK_BITS)
+            else:
+                blocks, came = blocks_used, 0
+            recorder.add_decodes(
+                piece.start_ticks, min(piece.n, done - before), piece.first_ticks, piece.growth_ticks, lane, piece.seqs,
+                piece.kv, piece.window, piece.window_growth, running, waiting + came, blocks, round_ + before,
+            )  # fmt: skip
+            before += piece.n
 
 
 class TapedSpan:
