@@ -220,15 +220,13 @@ class PromptsForFree:
         self.peak_flops_per_s, self.peak_bytes_per_s = cost.peak_flops_per_s, cost.peak_bytes_per_s
 
     def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
-        if not totals.decode_seqs:
-            return 0.0 * totals.rows
         queries = totals.rows - totals.prefill_rows
-        return self._cost.iteration_s(
-            Totals(
-                queries, 0, 0, 0, 0, totals.decode_seqs, totals.decode_kv_tokens, queries, 0, totals.decode_kv_window
-            ),
-            stage,
-        )
+        alone = totals._replace(
+            rows=queries, prefill_rows=0 * queries, prefill_chunks=0 * queries, prefill_pairs=0 * queries,
+            prefill_kv_tokens=0 * queries, logit_rows=queries, prefill_pairs_window=0 * queries,
+        )  # fmt: skip
+        seconds = self._cost.iteration_s(alone, stage)
+        return seconds * (totals.decode_seqs > 0)
 
     def handover_s(self, rows: Any, /) -> Any:
         return self._cost.handover_s(rows)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from hwmodels.cost import CostModel
 from hwmodels.totals import Totals
 from sim.engine.clock import LONGEST_ITERATION_S, TICKS_PER_S, to_ticks
 
 _new = tuple.__new__
-_FIRST_KNOT = 256
-_KNOTS_PER_OCTAVE = 4
 
+LINE_ERROR = 2e-7
+"""The most that a line is off the cost model where it is checked, as a share of the iteration."""
+WINDOW_LINE_ERROR = 1e-8
+"""The same along windowed tokens: they stay where they are once windows are full, so that an error would add up."""
+_FIRST_BITS = 8
+_HALVINGS = 6
+"""An octave is looked at in this many halvings; a part of 2**-6 of it that is still bent is looked at in the same way."""
 
-def _knots() -> list[int]:
-    """0, 256, then four to the octave: a chord between them is within 0.4 % of any convex power law up to the square."""
-    knots = [0]
-    for i in range(4 * 42):
-        knots.append(round(_FIRST_KNOT * 2 ** (i / _KNOTS_PER_OCTAVE)))
-    return knots
-
-
-_KNOTS = _knots()
+_Key = tuple[int, int, int]
+"""Sequences, query tokens of each, draft steps."""
+_Ticks = Callable[[_Key, Any, Any], Any]
+"""(key, KV tokens, windowed KV tokens) -> ticks, elementwise: int64 arrays in, float64 whole numbers out."""
 
 
 class Line(NamedTuple):
@@ -35,11 +37,188 @@ class Line(NamedTuple):
     kv_window_end: int
 
 
+class _Side(NamedTuple):
+    """2**bits tokens from *low*."""
+
+    low: int
+    bits: int
+
+
+class _Cell(NamedTuple):
+    """A side in slots of 2**shift tokens; each holds the line there, a cell, or None until somebody asks for it."""
+
+    low: int
+    shift: int
+    slots: list[Any]
+
+
+class _Box(NamedTuple):
+    """Two sides over which a cost is the sum of a part of each: the lines of both, and the ticks at the low corner."""
+
+    kv: _Cell
+    window: _Cell
+    corner: int
+
+
+class Lines:
+    """A cost as straight lines, each as long as `LINE_ERROR` allows: an octave where it is straight, one token at a jump.
+
+    Which line holds at a point depends on the point alone, never on what was asked before. The error of a line is zero on
+    average, so that a run of iterations is closer to the cost model than each of them.
+    """
+
+    def __init__(self, ticks: _Ticks, windowed: bool) -> None:
+        self._ticks = ticks
+        self._cells: dict[tuple[int, int, int, int], _Cell] = {}
+        self._boxes: dict[tuple[_Key, _Side, _Side], _Box | None] = {}
+        self.line = self._windowed_line if windowed else self._plain_line
+        """(sequences, query tokens of each, draft steps, KV tokens, windowed KV tokens) -> the line there, valid below its
+        ends. Without a window the last is ignored."""
+
+    def _plain_line(self, n: int, query_tokens: int, draft_steps: int, kv: int, _: int) -> Line:
+        octave = kv >> _FIRST_BITS and kv.bit_length()
+        cell = self._cells.get((n, query_tokens, draft_steps, octave))
+        if cell is None:
+            cell = _cut(self._along_kv((n, query_tokens, draft_steps), 0), _octave(kv), LINE_ERROR)
+            self._cells[n, query_tokens, draft_steps, octave] = cell
+        slot = cell.slots[(kv - cell.low) >> cell.shift]
+        if type(slot) is Line:
+            return slot
+        return _look_up(cell, kv, self._along_kv((n, query_tokens, draft_steps), 0), LINE_ERROR)
+
+    def _windowed_line(self, n: int, query_tokens: int, draft_steps: int, kv: int, kv_window: int) -> Line:
+        key = (n, query_tokens, draft_steps)
+        side, side_window = _octave(kv), _octave(kv_window)
+        while True:
+            address = (key, side, side_window)
+            if address in self._boxes:
+                box = self._boxes[address]
+            else:
+                box = self._boxes[address] = self._box(key, side, side_window)
+            if box is not None:
+                break
+            side, side_window = _half(side, kv), _half(side_window, kv_window)
+        a = _look_up(box.kv, kv, self._along_kv(key, side_window.low), LINE_ERROR)
+        b = _look_up(box.window, kv_window, self._along_window(key, side.low), WINDOW_LINE_ERROR)
+        return Line(a.base + b.base - box.corner, a.slope, b.slope, a.kv_end, b.kv_end)
+
+    def _box(self, key: _Key, side: _Side, side_window: _Side) -> _Box | None:
+        """The lines over two sides, or None where what the one adds depends on the other: as under a floor."""
+        kv, window = _points(side, 2), _points(side_window, 2)
+        ticks = self._ticks(key, np.repeat(kv, len(window)), np.tile(window, len(kv))).reshape(len(kv), len(window))
+        mixed = ticks - ticks[:, :1] - ticks[:1] + ticks[0, 0]
+        if (np.abs(mixed) > LINE_ERROR * ticks).any() and (side.bits or side_window.bits):
+            return None
+        along_kv, along_window = self._along_kv(key, side_window.low), self._along_window(key, side.low)
+        return _Box(
+            _cut(along_kv, side, LINE_ERROR), _cut(along_window, side_window, WINDOW_LINE_ERROR), int(ticks[0, 0])
+        )
+
+    def _along_kv(self, key: _Key, kv_window: int) -> Callable[[Any], Any]:
+        return lambda kv: self._ticks(key, kv, np.full_like(kv, kv_window))
+
+    def _along_window(self, key: _Key, kv: int) -> Callable[[Any], Any]:
+        return lambda kv_window: self._ticks(key, np.full_like(kv_window, kv), kv_window)
+
+
+def _octave(token: int) -> _Side:
+    """The numbers with as many bits as *token*; all those below the first octave together."""
+    bits = token.bit_length() - 1
+    return _Side(1 << bits, bits) if bits >= _FIRST_BITS else _Side(0, _FIRST_BITS)
+
+
+def _half(side: _Side, token: int) -> _Side:
+    """The half of *side* that *token* is in."""
+    if side.bits == 0:
+        return side
+    bits = side.bits - 1
+    return _Side(side.low + ((token - side.low) >> bits << bits), bits)
+
+
+def _points(side: _Side, halvings: int) -> Any:
+    """Both ends of the parts that halvings give, single tokens at the finest. int64[points]."""
+    if side.bits == 0:
+        return np.array([side.low], np.int64)
+    halvings = min(side.bits, halvings)
+    return side.low + (np.arange((1 << halvings) + 1, dtype=np.int64) << (side.bits - halvings))
+
+
+def _look_up(cell: _Cell, token: int, ticks: Callable[[Any], Any], most_error: float) -> Line:
+    while True:
+        low, shift, slots = cell
+        i = (token - low) >> shift
+        slot = slots[i]
+        if type(slot) is Line:
+            return slot
+        if slot is None:
+            slot = slots[i] = _cut(ticks, _Side(low + (i << shift), shift), most_error)
+        cell = slot
+
+
+def _cut(ticks: Callable[[Any], Any], side: _Side, most_error: float) -> _Cell:
+    """*ticks* of tokens over a side in lines; None where even the shortest is too bent."""
+    # Points are twice as dense as slots, so that each has one inside; where slots are single tokens none is needed.
+    points = _points(side, _HALVINGS + 1)
+    values = ticks(points)
+    cut = min(side.bits, _HALVINGS)
+    shift, last = side.bits - cut, len(points) - 1
+    if last == 0:
+        return _Cell(side.low, 0, [Line(int(values[0]), 0, 0, side.low + 1, 1 << 62)])
+    shortest = last >> cut
+    weights = np.ones(last + 1)
+    if shortest == 2:
+        weights[1::2], weights[::2] = 4 / 3, 2 / 3  # Simpson's rule
+    knots = _first_knots(values, shortest, most_error)
+    while True:
+        starts, lengths = knots[:-1], np.diff(knots)
+        rises = np.diff(values[knots])
+        off = values - np.interp(np.arange(last + 1), knots, values[knots])
+        centres = np.add.reduceat(off[:-1] * weights[:-1], starts) / lengths
+        high, low = np.maximum.reduceat(off[:-1], starts), np.minimum.reduceat(off[:-1], starts)
+        bent = np.maximum(high - centres, centres - low) > most_error * values[starts]
+        bent |= (rises < 0) & ((lengths > 1) | (shortest > 1))
+        longer = bent & (lengths > shortest)
+        if not longer.any():
+            break
+        middles = starts[longer] + lengths[longer] // (2 * shortest) * shortest
+        knots = np.union1d(knots, middles)
+    slots: list[Any] = []
+    width = int(points[1] - points[0])
+    for start, length, rise, centre, too_bent in zip(starts, lengths, rises, centres, bent, strict=True):
+        line = None
+        if not too_bent:
+            slope = max(0, round(float(rise) / (int(length) * width)))
+            begin = int(points[start])
+            line = Line(
+                round(float(values[start] + centre)) - slope * begin, slope, 0, begin + int(length) * width, 1 << 62
+            )
+        slots += [line] * (int(length) // shortest)
+    return _Cell(side.low, shift, slots)
+
+
+def _first_knots(values: Any, shortest: int, most_error: float) -> Any:
+    """Where lines might end, by the bend of *values* where each begins: indices, multiples of *shortest*."""
+    last = len(values) - 1
+    if last < 2:
+        return np.array([0, last])
+    # A chord over m steps is off by m**2 / 8 of the second difference; less its mean, by two thirds of that.
+    bends = np.abs(values[2:] - 2.0 * values[1:-1] + values[:-2])
+    steps = np.sqrt(11.0 * most_error * values[1:-1] / np.maximum(bends, 1e-11 * (1.0 + values[1:-1])))
+    reach = np.minimum(steps, last).astype(np.int64).tolist()
+    knots = [0]
+    while knots[-1] < last:
+        at = knots[-1]
+        # The bend in the middle of the line speaks for all of it.
+        length = reach[min(at + reach[min(at, last - 2)] // 2, last - 2)]
+        knots.append(min(at + max(shortest, length // shortest * shortest), last))
+    return np.array(knots)
+
+
 class Pricing:
     """Prices the iterations of one replica: target, and draft where the decoding method has one.
 
-    Decode-only iterations are priced on chords between knots in KV tokens; both ways of running the clock use them, so
-    they agree to the tick. All other iterations are priced by the cost model itself.
+    Decode-only iterations are priced on `Lines`; both ways of running the clock use them, so they agree to the tick. All
+    other iterations are priced by the cost model itself, but for the passes of a draft in them.
     """
 
     def __init__(self, cost: CostModel, draft: CostModel | None, round_s: float) -> None:
@@ -51,36 +230,22 @@ class Pricing:
         self._speculative = draft is not None or round_s > 0
         self._window = cost.window_tokens is not None
         self._draft_window = draft is not None and draft.window_tokens is not None
-        self._lines: dict[tuple[int, int, int, int, int], Line] = {}
-        self._draft_lines: dict[tuple[int, int], tuple[int, int]] = {}
+        self.decode_line = Lines(self._decode_ticks, self._window).line
+        """(sequences, query tokens of each, draft steps, KV tokens, windowed KV tokens) -> `Line`."""
+        self._draft_line = Lines(self._draft_pass_ticks, False).line
 
-    def decode_line(self, n: int, query_tokens: int, draft_steps: int, kv: int, kv_window: int) -> Line:
-        """The line for *n* sequences of *query_tokens* each at *kv* tokens; valid below its ends."""
-        cell = bisect_right(_KNOTS, kv) - 1
-        cell_window = bisect_right(_KNOTS, kv_window) - 1 if self._window else 0
-        key = (n, query_tokens, draft_steps, cell, cell_window)
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = self._make_line(n, query_tokens, draft_steps, cell, cell_window)
-        return line
+    def _decode_ticks(self, key: _Key, kv: Any, kv_window: Any) -> Any:
+        """Ticks of decode-only iterations. int64[k], int64[k] -> float64[k]."""
+        n, query_tokens, draft_steps = key
+        seconds = self._cost.iteration_s(_decodes(n, query_tokens, kv, kv_window if self._window else 0 * kv))
+        if draft_steps and self._draft is not None:
+            within = kv_window if self._draft_window else 0 * kv
+            seconds = seconds + draft_steps * self._draft.iteration_s(_decodes(n, 1, kv, within))
+        return _whole_ticks(seconds) + (self._round_ticks if query_tokens > 1 else 0)
 
-    def _make_line(self, n: int, query_tokens: int, draft_steps: int, cell: int, cell_window: int) -> Line:
-        kv0, kv1 = _KNOTS[cell], _KNOTS[cell + 1]
-        w0, w1 = (_KNOTS[cell_window], _KNOTS[cell_window + 1]) if self._window else (0, 1)
-
-        def ticks(kv: int, kv_window: int) -> int:
-            rows = n * query_tokens
-            seconds = self._cost.iteration_s(Totals(rows, 0, 0, 0, 0, n, kv, rows, 0, kv_window if self._window else 0))
-            if draft_steps and self._draft is not None:
-                within = kv_window if self._draft_window else 0
-                seconds += draft_steps * self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, within))
-            return to_ticks(seconds) + (self._round_ticks if query_tokens > 1 else 0)
-
-        corner = ticks(kv0, w0)
-        slope = max(0, (ticks(kv1, w0) - corner) // (kv1 - kv0))
-        slope_window = max(0, (ticks(kv0, w1) - corner) // (w1 - w0)) if self._window else 0
-        base = corner - slope * kv0 - slope_window * w0
-        return Line(base, slope, slope_window, kv1, w1 if self._window else 1 << 62)
+    def _draft_pass_ticks(self, key: _Key, kv: Any, _: Any) -> Any:
+        assert self._draft is not None
+        return _whole_ticks(self._draft.iteration_s(_decodes(key[0], 1, kv, 0 * kv)))
 
     def iteration(self, totals: Totals, draft_steps: int) -> int:
         """Ticks of one iteration on a replica without pipeline stages."""
@@ -112,21 +277,24 @@ class Pricing:
                     step = self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, kv_window))
                     ticks += to_ticks(draft_steps * step)
                 else:
-                    ticks += draft_steps * self._draft_pass(n, kv)
+                    line = self._draft_line(n, 1, 1, kv, 0)
+                    ticks += draft_steps * (line.base + line.slope * kv)
         if rows - prompt > n:
             ticks += self._round_ticks
         return ticks
 
-    def _draft_pass(self, n: int, kv: int) -> int:
-        """Ticks of one draft pass beside prompt chunks, on the chords that decode-only iterations use."""
-        cell = bisect_right(_KNOTS, kv) - 1
-        line = self._draft_lines.get((n, cell))
-        if line is None:
-            assert self._draft is not None
-            kv0, kv1 = _KNOTS[cell], _KNOTS[cell + 1]
-            low, high = (
-                to_ticks(self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, end, n, 0, 0))) for end in (kv0, kv1)
-            )
-            slope = max(0, (high - low) // (kv1 - kv0))
-            line = self._draft_lines[n, cell] = (low - slope * kv0, slope)
-        return line[0] + line[1] * kv
+
+def _decodes(n: int, query_tokens: int, kv: Any, kv_window: Any) -> Totals:
+    """Totals of decode-only iterations that differ in KV tokens alone."""
+    none = 0 * kv
+    rows = none + n * query_tokens
+    return Totals(rows, none, none, none, none, none + n, kv, rows, none, kv_window)
+
+
+def _whole_ticks(seconds: Any) -> Any:
+    """`to_ticks`, elementwise: float64 whole numbers."""
+    seconds = np.asarray(seconds, np.float64)
+    wrong = ~((seconds >= 0.0) & (seconds < LONGEST_ITERATION_S))
+    if wrong.any():
+        to_ticks(float(seconds[wrong][0]))
+    return np.floor(seconds * TICKS_PER_S + 0.5)

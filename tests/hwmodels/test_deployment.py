@@ -14,6 +14,16 @@ def test_pool_of_llama_8b_by_hand():
     assert found.kv_pool_blocks(0.9, 1e9, 16) == int(free // (131_072 * 16))
 
 
+def test_the_fullest_stage_limits_the_pool():
+    # 32 layers on 3 stages: 11, 11 and 10, the last with the head.
+    found = deploy(model="llama-3.1-8b", hardware="h100-sxm", parallel={"pipeline": 3})
+    blocks = [
+        int(free // (16 * need)) for free, need in zip(found.free_bytes(), found.stage_kv_bytes_per_token, strict=True)
+    ]
+    assert len(set(blocks)) > 1
+    assert found.kv_pool_blocks() == min(blocks)
+
+
 def test_fp8_cache_doubles_the_pool():
     plain = deploy(model="llama-3.1-8b", hardware="h100-sxm").kv_pool_blocks()
     fp8 = deploy(model="llama-3.1-8b", hardware="h100-sxm", kv_precision="fp8").kv_pool_blocks()

@@ -60,6 +60,23 @@ def test_sarathi_goes_on_with_a_prompt_before_it_admits_another() -> None:
     assert plan.chunks == ((9, 60), (1, 60))
 
 
+def test_sarathi_goes_on_with_the_older_of_two_prompts_first() -> None:
+    begun = (PartialSeq(1, 64, 300), PartialSeq(2, 64, 300))
+    assert Sarathi(token_budget=400).plan(view(prefilling=begun)) == Plan(chunks=((1, 300), (2, 100)))
+
+
+def test_unfinished_prompts_have_a_seat() -> None:
+    full = view(waiting=QUEUE, prefilling=(PartialSeq(9, 64, 10),), n_decoding=1)
+    assert Sarathi(max_sequences=2).plan(full) == Plan(decode=True, chunks=((9, 10),))
+
+
+@pytest.mark.parametrize("scheduler", [Orca(), Vllm(), Sarathi()])
+def test_nobody_overtakes_a_request_that_memory_holds_up(scheduler: Orca | Vllm | Sarathi) -> None:
+    # 19 blocks of 16 are wanted for the first, 4 would do for the last.
+    plan = scheduler.plan(view(waiting=QUEUE, n_decoding=1, free_blocks=15, total_blocks=20))
+    assert plan == Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
+
+
 def test_sarathi_charges_the_budget_for_every_query_token_of_a_speculative_decode() -> None:
     plan = Sarathi(token_budget=128).plan(view(waiting=QUEUE, n_decoding=20, query_tokens=5))
     assert plan.chunks == ((1, 28),)

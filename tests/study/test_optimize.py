@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from sim import RooftraceError, Scenario
 from sim.cli import build_app
-from sim.study.optimize import Target, cheapest, highest_rate, judge, pareto_front, with_costs
+from sim.study.optimize import Target, cheapest, choose, highest_rate, judge, pareto_front, with_costs
 
 BASE = Scenario.default().with_set(
     "workload={arrivals: {process: poisson, rate_per_s: 10}, prompt_tokens: 600, output_tokens: 60, requests: 200}"
@@ -87,6 +87,29 @@ def test_the_cheapest_candidate_keeps_the_slo():
     impossible = cheapest(scenario.with_set("slo.ttft_s=0.0001"), {"replicas": [1, 2]}, replications=2, jobs=1)
     assert impossible.best is None
     assert "none of 2 candidates" in str(impossible)
+
+
+class Finished:
+    """A sweep with four candidates: sound, saturated, too wide an interval, and one run that failed."""
+
+    axes = ("replicas",)
+    folder = None
+    table = pd.DataFrame(
+        {
+            "replicas": [4, 1, 2, 3], "gpus": [4, 1, 2, 3], "replications": 3, "failed": [0, 0, 0, 1],
+            "saturated": [False, True, False, False], "slo_attainment": 0.995, "tpot_s.p50": 0.02,
+            "slo_attainment.half_width": [0.001, 0.001, 0.02, 0.001], "output_tokens_per_s": 1000.0,
+        }
+    )  # fmt: skip
+
+    def failures(self, n):
+        return []
+
+
+def test_a_candidate_keeps_the_slo_with_confidence_without_saturation_and_in_every_run():
+    found = choose(Finished(), BASE, goal="gpu-seconds", target=Target(attainment=0.99))
+    assert found.table["keeps"].tolist() == [True, False, False, False]
+    assert found.best["replicas"] == 4
 
 
 def test_the_command_finds_a_rate_and_a_deployment(tmp_path):

@@ -1,0 +1,541 @@
+"""Changes of meaning, each of which some fast test has to notice.
+
+    python -m benchmarks.mutations [--only WORD] [--from WORD] [--jobs 2] [--narrow]
+
+Each change replaces one short text in a copy of the tree and runs the tests beside it in the table, then, where they all
+pass, the whole fast suite (not with --narrow). Prints which test noticed, and ends with 1 if none did. A text that is not
+found exactly once, or tests that fail without any change, are an error: whoever moves code moves its entry here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+
+ROOT = Path(__file__).parents[1]
+LIMIT_S = 600.0
+_OURS = ("sim", "hwmodels", "policies", "workloads", "tests", "benchmarks")
+# A process for each change, with what others wrote imported beforehand: imports would take most of the time.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    [
+        "pytest",
+        "numpy",
+        "pandas",
+        "scipy.special",
+        "simpy",
+        "pydantic",
+        "typer.testing",
+        "rich",
+        "matplotlib.pyplot",
+    ]
+)
+ENGINE = ("tests/engine/test_meanings.py", "tests/engine/test_replica.py", "tests/engine/test_pipeline.py")
+SPECULATION = ("tests/engine/test_meanings.py", "tests/policies/test_decoding.py", "tests/policies/test_acceptance.py")
+POLICIES = ("tests/policies/test_schedulers.py", "tests/policies/test_sarathi.py")
+COSTS = ("tests/hwmodels/test_roofline.py", "tests/hwmodels/test_work.py", "tests/hwmodels/test_calibrated.py")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """*old* becomes *new* in *file*; *tests* are those that should notice."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def _of(file: str, tests: tuple[str, ...], *changes: tuple[str, str, str]) -> list[Mutation]:
+    return [Mutation(name, file, old, new, tests) for name, old, new in changes]
+
+
+MUTATIONS = [
+    *_of(
+        "sim/engine/replica.py",
+        ENGINE,
+        (
+            "a preempted request joins the tail of the queue",
+            "self._queue.appendleft(self._waiting_seq(id_, tokens, True))",
+            "self._queue.append(self._waiting_seq(id_, tokens, True))",
+        ),
+        ("look-ahead is left out of the fit check", "output - 1 + self._lookahead if output", "output - 1 if output"),
+        (
+            "the last token is cached in the fit check",
+            "output - 1 + self._lookahead if output",
+            "output + self._lookahead if output",
+        ),
+        ("completing prompts have no logit rows", "decode_kv, decode_rows + completions,", "decode_kv, decode_rows,"),
+        ("every chunk has a logit row", "decode_kv, decode_rows + completions,", "decode_kv, decode_rows + n_chunks,"),
+        (
+            "a chunk does not attend to its past",
+            "pairs += tokens * cached + tokens * (tokens + 1) // 2",
+            "pairs += tokens * (tokens + 1) // 2",
+        ),
+        (
+            "a chunk attends to all of itself",
+            "pairs += tokens * cached + tokens * (tokens + 1) // 2",
+            "pairs += tokens * cached + tokens * tokens",
+        ),
+        ("a chunk does not read its past", "            kv += cached\n", "            kv += tokens\n"),
+        ("decodes do not read their own token", "kv = decoding.cached + n\n", "kv = decoding.cached\n"),
+        (
+            "decodes beside prompts do not read their own tokens",
+            "decode_kv = decoding.cached + decode_rows",
+            "decode_kv = decoding.cached",
+        ),
+        (
+            "a preempted request forgets its tokens",
+            "tokens = (state.prompt[id_] or 1) + state.output[id_] - state.left[id_]",
+            "tokens = state.prompt[id_] or 1",
+        ),
+        ("a preempted request loses its first start", "if self._state.scheduled[id_] < 0:", "if True:"),
+        (
+            "a preempted request is given its first token again",
+            "if state.first_token[id_] < 0:",
+            "if state.first_token[id_] < 0 or self._interrupted_token_ns.pop(id_, 0):",
+        ),
+        (
+            "preemption keeps the blocks",
+            "        self._free_blocks += blocks\n        del lane.admitted[id_]",
+            "        del lane.admitted[id_]",
+        ),
+        (
+            "a limit on the model's context is off by one",
+            "if limit is not None and prompt + output > limit:",
+            "if limit is not None and prompt + output >= limit:",
+        ),
+        (
+            "arrivals wait for the end of the span",
+            "            self._cut(lane)\n        elif",
+            "            pass\n        elif",
+        ),
+        ("chunks beyond what is left are accepted", "if remaining < 0 or tokens <= 0:", "if tokens <= 0:"),
+        ("hand-over between stages is free", "ready = end + handover", "ready = end"),
+        ("a stage does not wait to be free", "begin = max(ready, free)", "begin = ready"),
+    ),
+    *_of(
+        "sim/engine/running.py",
+        ENGINE,
+        (
+            "acceptance rounds start again after a preemption",
+            "rounds_before = self._rounds_of.pop(id_, 0)",
+            "rounds_before = 0",
+        ),
+        (
+            "windows do not limit what decodes read",
+            "self.window_sum += min(cached + 1, self._window)",
+            "self.window_sum += cached + 1",
+        ),
+        (
+            "drafted tokens hold no slots",
+            "after += cached + self.query_tokens + self._block_tokens - 1",
+            "after += cached + self._block_tokens",
+        ),
+    ),
+    *_of(
+        "sim/engine/cluster.py",
+        ENGINE,
+        (
+            "the front end is skipped in an open loop",
+            "visible = workload.arrival_ns + self._admission_ns(workload.prompt_tokens)",
+            "visible = workload.arrival_ns",
+        ),
+        (
+            "the front end is skipped in a closed loop",
+            "seen_ns = sent_ns + int(self._admission_ns(self._prompt[id_]))",
+            "seen_ns = sent_ns",
+        ),
+        ("clients do not think", "sent_ns = now_ns + (self._think[id_] if now_ns else 0)", "sent_ns = now_ns"),
+        (
+            "clients think before their first request",
+            "sent_ns = now_ns + (self._think[id_] if now_ns else 0)",
+            "sent_ns = now_ns + self._think[id_]",
+        ),
+        (
+            "long prompts pass the front end as fast as short ones",
+            "experiment.admission_s + experiment.admission_s_per_token * prompt_tokens",
+            "experiment.admission_s + 0.0 * prompt_tokens",
+        ),
+        (
+            "a rejected request ends its client",
+            "        if self._think is not None:\n            self._send_next(self._env.now)",
+            "        if False:\n            self._send_next(self._env.now)",
+        ),
+    ),
+    *_of(
+        "sim/engine/pricing.py",
+        ("tests/engine/test_pricing.py", *ENGINE),
+        (
+            "a draft takes one step",
+            "seconds = seconds + draft_steps * self._draft.iteration_s(",
+            "seconds = seconds + self._draft.iteration_s(",
+        ),
+        ("rounds have no fixed cost", "+ (self._round_ticks if query_tokens > 1 else 0)", ""),
+        (
+            "the draft does not compute prompts",
+            "                ticks += to_ticks(self._draft.iteration_s(own))\n",
+            "                pass\n",
+        ),
+        (
+            "rounds beside prompts have no fixed cost",
+            "        if rows - prompt > n:\n            ticks += self._round_ticks",
+            "        if False:\n            ticks += self._round_ticks",
+        ),
+        (
+            "a draft takes one step beside prompts",
+            "ticks += draft_steps * (line.base + line.slope * kv)",
+            "ticks += line.base + line.slope * kv",
+        ),
+        ("verified tokens cost as one", "rows = none + n * query_tokens", "rows = none + n"),
+        ("lines a thousand times as coarse", "LINE_ERROR = 2e-7\n", "LINE_ERROR = 2e-4\n"),
+    ),
+    *_of(
+        "policies/schedulers.py",
+        POLICIES,
+        (
+            "admission keeps no watermark",
+            "reserve = int(watermark * view.total_blocks) if view.n_running else 0",
+            "reserve = 0",
+        ),
+        ("an empty replica keeps a watermark", "if view.n_running else 0", ""),
+        (
+            "admission ignores what decodes will need",
+            "return view.free_blocks - view.growth_blocks - reserve",
+            "return view.free_blocks - reserve",
+        ),
+        (
+            "new prompts go before unfinished ones",
+            "for partial in view.prefilling:\n        if budget <= 0:",
+            "for partial in reversed(view.prefilling):\n        if budget <= 0:",
+        ),
+        (
+            "later requests overtake the head of the queue",
+            "if budget <= 0 or seats <= 0 or free < 0:",
+            "if free < 0:\n                free += view.blocks(seq.tokens)\n                continue\n"
+            "            if budget <= 0 or seats <= 0:",
+        ),
+        (
+            "decodes take one token of the budget each",
+            "left = self.token_budget - n_decoding * view.query_tokens",
+            "left = self.token_budget - n_decoding",
+        ),
+        (
+            "vLLM decodes beside prompts",
+            "left -= seq.tokens\n            chunks.append((seq.id, seq.tokens))\n        if chunks:\n            return Plan(",
+            "left -= seq.tokens\n            chunks.append((seq.id, seq.tokens))\n        if chunks:\n"
+            "            return Plan(decode=view.n_decoding > 0, ",
+        ),
+        ("a prompt beyond vLLM's budget never runs", "(seq.tokens > left and chunks)", "seq.tokens > left"),
+        ("the oldest sequence is evicted", "for seq in reversed(view.running):", "for seq in view.running:"),
+        ("an evicting iteration admits", "            waiting=(),\n", ""),
+        (
+            "seats for Sarathi forget the unfinished prompts",
+            "seats = max_sequences - view.n_decoding - len(view.prefilling)",
+            "seats = max_sequences - view.n_decoding",
+        ),
+    ),
+    *_of(
+        "policies/sarathi.py",
+        POLICIES,
+        (
+            "an aligned chunk is a whole one",
+            "return self.chunk - (self.max_sequences - 1) if self.align else self.chunk",
+            "return self.chunk",
+        ),
+        (
+            "chunks and decodes do not take turns",
+            "return Plan(decode=True) if view.after_prefill else Plan(chunks=chunks)",
+            "return Plan(chunks=chunks)",
+        ),
+        (
+            "decode steps are padded to those who are left",
+            "pad_sequences=self.batch_size, through",
+            "pad_sequences=view.n_decoding, through",
+        ),
+    ),
+    *_of(
+        "policies/routers.py",
+        ("tests/policies/test_routers.py",),
+        ("queues are not seen by the router", "return load.waiting + load.running", "return load.running"),
+        ("the second draw may be the first", "second += second >= first", "second += 0"),
+        (
+            "the fuller of two is taken",
+            "if _outstanding(replicas[second]) < _outstanding(replicas[first]):",
+            "if _outstanding(replicas[second]) > _outstanding(replicas[first]):",
+        ),
+    ),
+    *_of(
+        "policies/acceptance.py",
+        SPECULATION,
+        (
+            "a round forgets the target's own token",
+            "return 1.0 + float(self.per_position(k).sum())",
+            "return float(self.per_position(k).sum())",
+        ),
+        (
+            "a step verifies the drafts alone",
+            "return _k(k) + 1\n\n\n@dataclass(frozen=True, slots=True, kw_only=True)\nclass Iid",
+            "return _k(k)\n\n\n@dataclass(frozen=True, slots=True, kw_only=True)\nclass Iid",
+        ),
+        (
+            "conditional rates are read as unconditional",
+            'if self.kind == "unconditional" else _running_products',
+            'if self.kind != "x" else _running_products',
+        ),
+    ),
+    *_of(
+        "hwmodels/deployment.py",
+        ("tests/hwmodels/test_deployment.py",),
+        (
+            "the whole memory is for the cache",
+            "usable = device.memory_bytes * gpu_fraction - reserve_bytes\n    found",
+            "usable = device.memory_bytes - reserve_bytes\n    found",
+        ),
+        (
+            "weights take no memory",
+            "found.append(usable - stage.resident_bytes - state)",
+            "found.append(usable - state)",
+        ),
+        (
+            "reserved bytes are not reserved",
+            "usable = device.memory_bytes * gpu_fraction - reserve_bytes\n    found",
+            "usable = device.memory_bytes * gpu_fraction\n    found",
+        ),
+        ("attention groups share one cache", "return blocks * self.parallel.data", "return blocks"),
+        ("the emptiest stage decides", "blocks = min(\n", "blocks = max(\n"),
+    ),
+    *_of(
+        "hwmodels/roofline.py",
+        COSTS,
+        (
+            "products and weights add up",
+            "return np.maximum(2.0 * m * n * k / self._flops_per_s(precision), weights / self._bytes_per_s)",
+            "return 2.0 * m * n * k / self._flops_per_s(precision) + weights / self._bytes_per_s",
+        ),
+        (
+            "a multiply-add is one operation",
+            "return np.maximum(2.0 * m * n * k /",
+            "return np.maximum(1.0 * m * n * k /",
+        ),
+        (
+            "verified tokens read the cache again",
+            "return kv * ops.maximum(queries / seqs * pair_s, kv_s)",
+            "return kv * ops.maximum(queries / seqs * pair_s, queries / seqs * kv_s)",
+        ),
+    ),
+    *_of(
+        "hwmodels/layerwise.py",
+        COSTS,
+        (
+            "an encoder's attention is causal",
+            "            pairs = 2 * pairs - prompt_f\n        if prompt:",
+            "            pass\n        if prompt:",
+        ),
+        (
+            "windowed layers read everything",
+            "seconds += decode(SCALARS, seqs_f, queries, kv_window if windowed else kv)",
+            "seconds += decode(SCALARS, seqs_f, queries, kv)",
+        ),
+        (
+            "sampling is free",
+            "total = self._collectives_s(own, True) + self.kernels.sample_s(own)",
+            "total = self._collectives_s(own, True)",
+        ),
+        (
+            "no time for each sequence",
+            "own = (seqs + chunks) * self.sequence_s + self.step_s\n        seconds = self.rows.scalar(rows)",
+            "own = self.step_s\n        seconds = self.rows.scalar(rows)",
+        ),
+    ),
+    *_of(
+        "sim/study/statistics.py",
+        ("tests/study/test_statistics.py", "tests/study/test_compare.py"),
+        (
+            "the variance of the whole population",
+            "values.std(ddof=1)) / math.sqrt(n)",
+            "values.std(ddof=0)) / math.sqrt(n)",
+        ),
+        ("as many degrees of freedom as values", "student_t((1 + level) / 2, n - 1)", "student_t((1 + level) / 2, n)"),
+        ("a one-sided interval", "student_t((1 + level) / 2, n - 1)", "student_t(level, n - 1)"),
+        (
+            "what is left over goes from the end",
+            "values[values.size % n_batches :].reshape(n_batches, -1)",
+            "values[: values.size - values.size % n_batches].reshape(n_batches, -1)",
+        ),
+        ("the warm-up rule divides once", "/ left.astype(np.float64) ** 2", "/ left.astype(np.float64)"),
+        ("no warm-up is cut", "return cut * batch", "return 0"),
+    ),
+    *_of(
+        "sim/study/optimize.py",
+        ("tests/study/test_optimize.py",),
+        (
+            "the middle of an interval has to keep the SLO",
+            'low = low - table["slo_attainment.half_width"].fillna(0.0)',
+            "low = low",
+        ),
+        ("saturated candidates keep the SLO", "(low >= target.attainment) & steady &", "(low >= target.attainment) &"),
+        (
+            "energy of one GPU",
+            "joule_per_mtoken=gpu_s * np.array(watts)",
+            "joule_per_mtoken=gpu_s / table['gpus'] * np.array(watts)",
+        ),
+        ("prices are by the second", "/ 3600.0", "/ 1.0"),
+        ("equal rows push each other off the front", "or (second[index] == best_y and first[index] == best_x)", ""),
+    ),
+]
+
+
+def _check(root: Path, mutation: Mutation) -> str:
+    """The file's text with the change; ValueError where the old text is not found exactly once."""
+    text = (root / mutation.file).read_text(encoding="utf-8")
+    found = text.count(mutation.old)
+    if found != 1:
+        raise ValueError(
+            f"{mutation.name}: its old text is found {found} times in {mutation.file}, expected once; "
+            f"write it as the code is now: {mutation.old!r}"
+        )
+    return text.replace(mutation.old, mutation.new)
+
+
+def _copy(folder: Path) -> Path:
+    tree = folder / "tree"
+    left_out = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "results", "node_modules")
+    shutil.copytree(ROOT, tree, ignore=left_out, symlinks=True)
+    shared = ROOT.parent / "shared"
+    if shared.exists():
+        (folder / "shared").symlink_to(shared.resolve())
+    return tree
+
+
+def _pytest(tree: Path, tests: tuple[str, ...]) -> tuple[int | None, str]:
+    """Exit code (None where time ran out) and output of the fast tests among *tests*, up to the first that fails."""
+    output = tree.parent / "output.txt"
+    child = _CONTEXT.Process(target=_child, args=(str(tree), tests, str(output)))
+    child.start()
+    child.join(LIMIT_S)
+    if child.exitcode is None:
+        child.kill()
+        child.join()
+        return None, ""
+    return child.exitcode, output.read_text(encoding="utf-8", errors="replace")
+
+
+def _child(tree: str, tests: tuple[str, ...], output: str) -> None:
+    """pytest in this process, on the packages of *tree*."""
+    import pytest
+
+    with open(output, "w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    for name in [name for name in sys.modules if name.partition(".")[0] in _OURS]:
+        del sys.modules[name]
+    os.chdir(tree)
+    os.environ.update(PYTHONPATH=tree, OMP_NUM_THREADS="1", COLUMNS="240")
+    sys.path.insert(0, tree)
+    code = pytest.main(["-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", *tests])
+    sys.stdout.flush()
+    os._exit(int(code))
+
+
+def _noticed(tree: Path, tests: tuple[str, ...]) -> str | None:
+    """The test that fails first; None where all pass."""
+    code, output = _pytest(tree, tests)
+    if code == 0:
+        return None
+    if code is None:
+        return f"no end within {LIMIT_S:.0f} s"
+    failed = re.search(r"^FAILED (\S+)", output, re.MULTILINE)
+    if failed is None:
+        raise RuntimeError(f"pytest ended with {code} and no failed test:\n{output[-2000:]}")
+    return failed[1]
+
+
+@contextmanager
+def _changed(tree: Path, mutation: Mutation) -> Iterator[None]:
+    path = tree / mutation.file
+    before = path.read_text(encoding="utf-8")
+    _write(path, _check(tree, mutation))
+    try:
+        yield
+    finally:
+        _write(path, before)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a module and forget its bytecode, which knows its source by second and size alone."""
+    path.write_text(text, encoding="utf-8")
+    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        compiled.unlink()
+
+
+def _try(trees: Queue[Path], mutation: Mutation, narrow: bool) -> tuple[Mutation, str | None, float]:
+    tree, began = trees.get(), time.perf_counter()
+    try:
+        with _changed(tree, mutation):
+            noticed = _noticed(tree, mutation.tests)
+            if noticed is None and not narrow:
+                noticed = _noticed(tree, ())
+    finally:
+        trees.put(tree)
+    return mutation, noticed, time.perf_counter() - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", default="", help="only changes whose name or file holds this word")
+    parser.add_argument(
+        "--from", dest="first", default="", help="begin with the first change whose name holds this word"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="copies of the tree that are tested at once")
+    parser.add_argument("--narrow", action="store_true", help="do not try the whole suite where the tests named pass")
+    options = parser.parse_args()
+    chosen = [each for each in MUTATIONS if options.only in each.name or options.only in each.file]
+    try:
+        for each in MUTATIONS:
+            _check(ROOT, each)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.first:
+        names = [each.name for each in chosen]
+        chosen = chosen[next((i for i, name in enumerate(names) if options.first in name), len(names)) :]
+    if not chosen:
+        print(f"no change is left by --only {options.only!r} --from {options.first!r}", file=sys.stderr)
+        return 2
+    survivors = 0
+    with tempfile.TemporaryDirectory() as folder:
+        trees: Queue[Path] = Queue()
+        for job in range(max(1, options.jobs)):
+            (Path(folder) / str(job)).mkdir()
+            trees.put(_copy(Path(folder) / str(job)))
+        tree = trees.get()
+        already = _noticed(tree, tuple(sorted({test for each in chosen for test in each.tests})))
+        trees.put(tree)
+        if already is not None:
+            print(f"{already} fails without any change; nothing can be told", file=sys.stderr)
+            return 2
+        with ThreadPoolExecutor(max(1, options.jobs)) as pool:
+            for mutation, noticed, seconds in pool.map(lambda each: _try(trees, each, options.narrow), chosen):
+                survivors += noticed is None
+                verdict = "SURVIVED" if noticed is None else f"noticed by {noticed}"
+                print(f"{mutation.file:28} {mutation.name:56} {seconds:5.0f} s  {verdict}", flush=True)
+    print(f"{len(chosen)} changes, {survivors} survived")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
