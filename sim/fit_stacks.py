@@ -34,8 +34,10 @@ from sim.measured_runs import (
 SERVED = ("step_s", "sequence_s", "row_s", "layer_host_s", "launch_overlap", "sustained_loss", "narrow_loss",
           "expand_loss", "admission_s", "admission_s_per_token")  # fmt: skip
 EAGER = ("step_s", "sequence_s", "row_s", "layer_host_s", "sustained_loss")
-TAKEN_OVER = {"trtllm": ("sustained_loss",), "sglang": ("sustained_loss",)}
-"""Terms that a stack takes from vLLM's fit: only vLLM has a recorded run in 16 bits, which determines them."""
+TAKEN_OVER = {"sglang": ("sustained_loss",)}
+"""Terms that a stack takes from vLLM's fit: only vLLM has a recorded run in 16 bits, which tells them from narrow_loss."""
+NOT_OFFERED = {"trtllm": ("narrow_loss",)}
+"""TensorRT-LLM's weights are all narrow, and it loses less than vLLM does in 16 bits: one loss, not two."""
 DERIVED = {"trtllm": ("expand_loss",), "sglang": ("expand_loss",)}
 """Terms that kernels of the stack itself say (`expansion_loss`): its serving runs hold one such deployment, or none."""
 RECORDED = "e2e_requests_*.csv"
@@ -255,6 +257,8 @@ def main(folder: Path, stacks: Sequence[str]) -> None:
             if name in TAKEN_OVER:
                 values = {t: taken.get(t, getattr(serving_stack("vllm").overheads, t)) for t in TAKEN_OVER[name]}
                 stack = replace(stack, overheads=replace(stack.overheads, **values))
+            outside_fit = {t: 0.0 for t in NOT_OFFERED.get(name, ())}
+            stack = replace(stack, overheads=replace(stack.overheads, **outside_fit))
             steps = 30 if eager else 8
             light = [p for p in points if not p.row.get("concurrency", 0) > _MOST_CLIENTS]
             final, terms = fit_what_matters([*light, *recorded], stack, terms, price, steps=steps)
@@ -292,7 +296,7 @@ def main(folder: Path, stacks: Sequence[str]) -> None:
 
 
 def _given(stack: str) -> tuple[str, ...]:
-    return (*TAKEN_OVER.get(stack, ()), *DERIVED.get(stack, ()))
+    return (*TAKEN_OVER.get(stack, ()), *DERIVED.get(stack, ()), *NOT_OFFERED.get(stack, ()))
 
 
 _LONG_TOKENS = 4096
