@@ -496,7 +496,8 @@ def _nearest(stem: str, header: Sequence[str]) -> str:
         if missing
         else "has the unknown column " + next(name for name in header if name not in {*required, *optional})
     )
-    return f"a {kind} file has the columns {', '.join(required)}; this one {what}"
+    article = "an" if kind[0] in "aeiou" else "a"
+    return f"{article} {kind} file has the columns {', '.join(required)}; this one {what}"
 
 
 def _hints(stem: str) -> dict[str, str]:

@@ -26,8 +26,11 @@ class Overheads:
         0.0,
         0.0,
         3e-3,
-        "host time of a layer: the least it takes where no graph replays it. Launches of its kernels from Python, and "
-        "what a stack does around attention and experts; a hundred launches of 30 us bound it",
+        "host time to launch a layer's kernels: the least a layer takes where no graph replays it; a hundred launches of "
+        "30 us bound it",
+    )
+    expert_host_s: float = parameter(
+        0.0, 0.0, 3e-3, "the same, more, for a layer with experts: routing, sorting, grouped products, and their join"
     )
     launch_overlap: float = parameter(
         0.0, 0.0, 0.95, "share of the benchmarked kernel starts hidden by fusion and dependent launches"

@@ -2,7 +2,8 @@
 
 `python -m sim.fit_stacks MEASURED [STACK ...]` prints, for each stack, the terms of a fit on all deployments as they
 stand in hwmodels/overheads.toml, and the errors on deployments that a fit did not see. A term that the data put on zero
-is left out and the others fitted again; one that ends on its upper bound, or that the data do not determine, is an error.
+is left out and the others fitted again; one that moves nothing where the fit ends, a floor below every layer say, is left
+out too; one that ends on its upper bound is an error.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ from sim.measured_runs import (
     speculates,
 )
 
-SERVED = ("step_s", "sequence_s", "row_s", "layer_host_s", "launch_overlap", "sustained_loss", "narrow_loss",
+SERVED = ("step_s", "sequence_s", "row_s", "layer_host_s", "expert_host_s", "launch_overlap", "sustained_loss", "narrow_loss",
           "expand_loss", "admission_s", "admission_s_per_token")  # fmt: skip
 EAGER = ("step_s", "sequence_s", "row_s", "layer_host_s", "sustained_loss")
-TAKEN_OVER = {"sglang": ("sustained_loss",)}
-"""Terms that a stack takes from vLLM's fit: only vLLM has a recorded run in 16 bits, which tells them from narrow_loss."""
+TAKEN_OVER = {"trtllm": ("layer_host_s",), "sglang": ("layer_host_s", "sustained_loss")}
+"""Terms that a stack takes from vLLM's fit: only vLLM has runs of models without experts, which tell them from
+expert_host_s, and a recorded run in 16 bits, which tells sustained_loss from narrow_loss."""
 NOT_OFFERED = {"trtllm": ("narrow_loss",)}
-"""TensorRT-LLM's weights are all narrow, and it loses less than vLLM does in 16 bits: one loss, not two."""
+"""TensorRT-LLM's rows cannot tell two losses apart, and vLLM's fit is of other kernels: one loss stands for both."""
 DERIVED = {"trtllm": ("expand_loss",), "sglang": ("expand_loss",)}
 """Terms that kernels of the stack itself say (`expansion_loss`): its serving runs hold one such deployment, or none."""
 RECORDED = "e2e_requests_*.csv"
-START = {"step_s": 2e-4, "sequence_s": 1e-5, "row_s": 2e-6, "layer_host_s": 4e-4, "launch_overlap": 0.1,
+START = {"step_s": 2e-4, "sequence_s": 1e-5, "row_s": 2e-6, "layer_host_s": 3e-4, "expert_host_s": 3e-4, "launch_overlap": 0.1,
          "sustained_loss": 0.3, "narrow_loss": 0.4, "expand_loss": 1.5, "admission_s": 2e-2,
          "admission_s_per_token": 4e-6}  # fmt: skip
 EAGER_START = {"step_s": 2e-3, "sequence_s": 1e-4, "row_s": 2e-5, "layer_host_s": 4e-4, "sustained_loss": 0.2}
@@ -56,6 +58,8 @@ _RECORDED_WEIGHT = 30.0
 """Rows that the recorded run counts for: those of a deployment."""
 _MOST_CLIENTS = 16
 """Runs of more clients are scored and not fitted: simulating them takes most of the time."""
+_ROWS = 96
+"""Rows of a stack that are fitted at most, chosen by a hash; all are scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,11 +184,17 @@ def fit_stack(
     price: Callable[[Sequence[_Point], ServingStack], np.ndarray],
     *,
     steps: int,
+    go_on: bool = False,
 ) -> ServingStack:
-    """*stack* with the terms *names* fitted to *points* within their limits, by robust least squares on log ratios."""
+    """*stack* with the terms *names* fitted to *points* within their limits, by robust least squares on log ratios.
+
+    Starts at `START`, or with *go_on* at the stack's own values.
+    """
     from scipy.optimize import least_squares
 
-    begin = EAGER_START if set(names) <= set(EAGER) else START
+    begin = EAGER_START if tuple(names) == EAGER else START
+    if go_on:
+        begin = {name: getattr(stack.overheads, name) for name in names}
     scale = np.array([begin[name] for name in names])
     high = np.array([limits(names)[name][1] for name in names]) / scale
 
@@ -205,6 +215,43 @@ def fit_stack(
     return built(best.x)
 
 
+def refits(
+    points: Sequence[_Point],
+    fitted: ServingStack,
+    names: Sequence[str],
+    price: Callable[[Sequence[_Point], ServingStack], np.ndarray],
+    keep: Sequence[np.ndarray],
+) -> list[ServingStack]:
+    """*fitted* fitted again to part of its *points*, once for each mask of *keep*, the model linearised around *fitted*.
+
+    Whole fits of each part would take as many simulations again; what a part leaves out has no say but in the point
+    around which the model is linear.
+    """
+    from scipy.optimize import least_squares
+
+    value = np.array([getattr(fitted.overheads, name) for name in names])
+    high = np.array([limits(names)[name][1] for name in names])
+    here = residuals(points, price(points, fitted))
+    columns = []
+    for name, x in zip(names, value, strict=True):
+        moved = replace(fitted, overheads=replace(fitted.overheads, **{name: 1.05 * x}))
+        columns.append((residuals(points, price(points, moved)) - here) / 0.05)
+    slope = np.stack(columns, axis=1)
+    found = []
+    for mask in keep:
+        rows = np.repeat(mask, 2)
+        best = least_squares(
+            lambda u, rows=rows: here[rows] + slope[rows] @ (u - 1.0),
+            np.ones(len(names)),
+            bounds=(0.0, high / value),
+            loss="cauchy",
+            f_scale=0.08,
+        )
+        terms = {name: float(v) for name, v in zip(names, best.x * value, strict=True)}
+        found.append(replace(fitted, overheads=replace(fitted.overheads, **terms)))
+    return found
+
+
 def fit_what_matters(
     points: Sequence[_Point],
     stack: ServingStack,
@@ -214,22 +261,34 @@ def fit_what_matters(
     steps: int,
 ) -> tuple[ServingStack, tuple[str, ...]]:
     """The fit of those of *names* that it does not put on zero, and their names; ValueError for one on its upper bound."""
-    while True:
-        fitted = fit_stack(points, stack, names, price, steps=steps)
+    begun = False
+    while names:
+        fitted = fit_stack(points, stack, names, price, steps=steps, go_on=begun)
         side = {name: on_bound(name, getattr(fitted.overheads, name), *limits(names)[name]) for name in names}
         if high := [name for name in names if side[name] == "high"]:
             raise ValueError(f"{stack.name}: {high[0]} ends on its upper bound, {limits(names)[high[0]][1]:g}")
         zero = {name for name in names if side[name] == "low"}
         if not zero:
-            return fitted, tuple(names)
+            idle = undetermined(points, fitted, names, price)
+            if not idle:
+                return fitted, tuple(names)
+            # What moves nothing is left out without another fit: the others are where they would be.
+            print(f"{stack.name}: the fit does not move {', '.join(idle)}: left out", flush=True)
+            kept = tuple(name for name in names if name not in idle)
+            return replace(fitted, overheads=replace(fitted.overheads, **dict.fromkeys(idle, 0.0))), kept
         print(f"{stack.name}: the data put {', '.join(sorted(zero))} on zero: left out", flush=True)
-        stack = replace(stack, overheads=replace(stack.overheads, **dict.fromkeys(zero, 0.0)))
-        names = [name for name in names if name not in zero]
+        stack = replace(fitted, overheads=replace(fitted.overheads, **dict.fromkeys(zero, 0.0)))
+        names, begun = [name for name in names if name not in zero], True
+    return stack, ()
+
+
+def _hash(text: str) -> bytes:
+    # Not a CRC: that is linear in the bits of the text, and names that differ in pairs fall together.
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 def _held(group: str, part: int) -> bool:
-    # Not the parity of a CRC: that is linear in the bits of the text, and names that differ in pairs fall together.
-    return hashlib.blake2b(group.encode(), digest_size=8).digest()[0] % 2 == part
+    return _hash(group)[0] % 2 == part
 
 
 def _scores(points: Sequence[_Point], predicted: np.ndarray) -> str:
@@ -259,40 +318,33 @@ def main(folder: Path, stacks: Sequence[str]) -> None:
                 stack = replace(stack, overheads=replace(stack.overheads, **values))
             outside_fit = {t: 0.0 for t in NOT_OFFERED.get(name, ())}
             stack = replace(stack, overheads=replace(stack.overheads, **outside_fit))
-            steps = 30 if eager else 8
             light = [p for p in points if not p.row.get("concurrency", 0) > _MOST_CLIENTS]
-            final, terms = fit_what_matters([*light, *recorded], stack, terms, price, steps=steps)
-            if idle := undetermined([*light, *recorded], final, terms, price):
-                raise ValueError(f"{name}: the fit does not move {', '.join(idle)}; say where else it is from")
-            if name == "vllm":
-                taken = {t: getattr(final.overheads, t) for t in ("sustained_loss",)}
+            light = sorted(light, key=lambda p: _hash(str(sorted(p.row.items()))))[:_ROWS]
+            used = [*light, *recorded]
+            final, terms = fit_what_matters(used, stack, terms, price, steps=30 if eager else 6)
+            taken |= {t: getattr(final.overheads, t) for t in ("layer_host_s", "sustained_loss") if name == "vllm"}
             print(f"{name}: all {len(points)} rows: {_scores(points, price(points, final))}")
             for term in terms:
                 print(f"{term} = {getattr(final.overheads, term):.4g}")
             sys.stdout.flush()
-            rest = replace(stack, overheads=replace(final.overheads))
-            held: list[tuple[list[_Point], np.ndarray, list[_Point], np.ndarray]] = []
-            for part in (0, 1):
-                seen = [p for p in light if not _held(p.group, part)]
-                unseen = [p for p in points if _held(p.group, part)]
-                others = [p for p in outside if _held(p.group, part)]
-                if seen and unseen:
-                    fitted = fit_stack([*seen, *recorded], rest, terms, price, steps=steps)
-                    held.append((unseen, price(unseen, fitted), others, _some(price, others, fitted)))
-            if held:
-                together = [p for of, _, _, _ in held for p in of]
-                predicted = np.concatenate([values for _, values, _, _ in held])
-                print(f"{name}: held back, second quantity after the first, {len(together)} rows: ", end="")
-                print(_scores(together, predicted), flush=True)
-                more = [p for _, _, of, _ in held for p in of]
-                if more:
-                    predicted = np.concatenate([predicted, *(values for _, _, _, values in held)])
-                    print(f"{name}: and with the {len(more)} rows left out: {_scores([*together, *more], predicted)}")
-            if recorded:
-                blind = fit_stack(light, rest, terms, price, steps=steps)
-                for said, fitted in (("fitted to it", final), ("fitted without it", blind)):
-                    off = [_recorded_errors(p, fitted) for p in recorded]
-                    print(f"{name}: recorded run, {said}: {'; '.join(off)}", flush=True)
+            # The recorded run is in both halves, for it is scored in neither; the last fit is that of all but the run.
+            parts = [np.array([p.recorded is not None or not _held(p.group, part) for p in used]) for part in (0, 1)]
+            parts.append(np.array([p.recorded is None for p in used]))
+            *halves, blind = refits(used, final, terms, price, parts)
+            seen_by = {half: [p for p in points if _held(p.group, half)] for half in (0, 1)}
+            beside = {half: [p for p in outside if _held(p.group, half)] for half in (0, 1)}
+            scored = [p for half in (0, 1) for p in seen_by[half]]
+            predicted = [price(seen_by[half], halves[half]) for half in (0, 1) if seen_by[half]]
+            print(f"{name}: held back, second quantity after the first, {len(scored)} rows: ", end="")
+            print(_scores(scored, np.concatenate(predicted)), flush=True)
+            if outside:
+                predicted += [price(beside[half], halves[half]) for half in (0, 1) if beside[half]]
+                scored += [p for half in (0, 1) for p in beside[half]]
+                print(f"{name}: and with the {len(outside)} rows left out: ", end="")
+                print(_scores(scored, np.concatenate(predicted)), flush=True)
+            for said, fitted in (("fitted to it", final), ("fitted without it", blind)):
+                for point in recorded:
+                    print(f"{name}: recorded run, {said}: {_recorded_errors(point, fitted)}", flush=True)
 
 
 def _given(stack: str) -> tuple[str, ...]:
@@ -336,12 +388,6 @@ def expansion_loss(folder: Path, source: str) -> float:
     if not losses:
         raise ValueError(f"{folder} holds no grouped GEMMs of {source} with weights of four bits in 16-bit arithmetic")
     return max(0.0, float(np.median(losses)))
-
-
-def _some(
-    price: Callable[[Sequence[_Point], ServingStack], np.ndarray], points: Sequence[_Point], stack: ServingStack
-) -> np.ndarray:
-    return price(points, stack) if points else np.empty((0, 2))
 
 
 def _recorded_errors(point: _Point, stack: ServingStack) -> str:

@@ -450,7 +450,8 @@ _HEAD = """\
 Written by `rooftrace validate --measured DIR --markdown docs/validation.md`. Errors are relative, in percent; bias is the
 mean of predicted / measured - 1. The first table compares the shipped profiles with all rows of the public measurements,
 which include those that the profiles were fitted to; the last one holds the errors on shapes that the scored fit did not
-see, as the profiles state them.
+see, as the profiles state them. Quantities that end in "without speculation" are over the rows that are not in the list
+at the end of the page.
 """
 
 
