@@ -1,7 +1,7 @@
 """How often the intervals of `compare` hold the truth, printed as the table of docs/how-to/compare.md.
 
     python -m benchmarks.coverage [--pairs 1000] [--truth 10000] [--loads 0.5 0.8 0.9] [--requests 2000 10000]
-                                  [--replications 10] [--series]
+                                  [--replications 5 10] [--system "M/D/1"] [--series]
 
 B serves every request 5 % slower than A, on the same arrivals. Two systems, both with Poisson arrivals and one-shot requests
 served one at a time: M/D/1, and two replicas behind `least_outstanding` whose service grows with uniform prompt lengths.
@@ -308,7 +308,11 @@ def _saturated(arrival_ns: IntArray, start_ns: IntArray) -> bool:
 
 
 def of_scenarios(
-    found: dict[str, NDArray[np.float64]], pairs: int, replications: int, long_run: dict[str, float], own: dict[str, float]
+    found: dict[str, NDArray[np.float64]],
+    pairs: int,
+    replications: int,
+    long_run: dict[str, float],
+    own: dict[str, float],
 ) -> dict[str, Tally]:
     """Intervals from *replications* pairs of runs each, on the first seeds, those that follow, and so on."""
     tallies = {figure: Tally() for figure in FIGURES}
@@ -320,17 +324,19 @@ def of_scenarios(
 
 
 def print_table(args: argparse.Namespace) -> None:
-    for system in SYSTEMS:
+    for system in args.systems:
         gap = max(largest_gap_ns(system, load, 2_000, range(3)) for load in args.loads)
         if gap:
             raise SystemExit(f"{system.name}: the recursion is {gap} ns from the event loop; its figures mean nothing")
-        print(f"{system.name}: recursion and event loop agree to the nanosecond over {len(args.loads) * 6} runs of 2,000")
+        print(
+            f"{system.name}: recursion and event loop agree to the nanosecond over {len(args.loads) * 6} runs of 2,000"
+        )
     heads = ("system", "load", "requests", "figure", "truth", "two results", "declined", "would do", "truth")
     heads = (*heads, *(f"{m} pairs" for m in args.replications))
     print(f"\nOf {args.pairs:,} intervals at 95 %; a share in brackets is of the other truth.\n")
     print(f"| {' | '.join(heads)} |")
     print(f"|{'|'.join('---' for _ in heads)}|", flush=True)
-    for system in SYSTEMS:
+    for system in args.systems:
         for load in args.loads:
             long_run, changes = truths(system, load, args.requests, args.truth)
             for n in args.requests:
@@ -365,7 +371,15 @@ def print_series(args: argparse.Namespace) -> None:
     heads = ("series", "values", "time constant", "independent values (median)", "covered", "declined")
     print(f"| {' | '.join(heads)} |\n|{'|'.join('---' for _ in heads)}|")
     for name, of, truth in (("square", np.square, 1.0), ("exponential", np.exp, math.exp(0.5))):
-        for n, steps in ((2_000, 5), (2_000, 20), (2_000, 60), (2_000, 100), (10_000, 60), (10_000, 300), (10_000, 600)):
+        for n, steps in (
+            (2_000, 5),
+            (2_000, 20),
+            (2_000, 60),
+            (2_000, 100),
+            (10_000, 60),
+            (10_000, 300),
+            (10_000, 600),
+        ):
             phi = math.exp(-1 / steps)
             noise = rng.normal(size=(args.pairs, n)) * math.sqrt(1 - phi * phi)
             noise[:, 0] /= math.sqrt(1 - phi * phi)
@@ -389,8 +403,10 @@ def main() -> None:
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 0.9])
     parser.add_argument("--requests", type=int, nargs="+", default=[2_000, 10_000])
     parser.add_argument("--replications", type=int, nargs="+", default=[5, 10])
+    parser.add_argument("--system", choices=[system.name for system in SYSTEMS], help="this one only")
     parser.add_argument("--series", action="store_true")
     args = parser.parse_args()
+    args.systems = [system for system in SYSTEMS if args.system in (None, system.name)]
     (print_series if args.series else print_table)(args)
 
 

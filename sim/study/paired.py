@@ -59,8 +59,7 @@ def latency_change(
         seen = min(st.independent_values(each) for each in (a, b, b - b.mean() / a.mean() * a))
         short = min(stretches, seen) / LEAST_STRETCHES, ENOUGH_STRETCHES / LEAST_STRETCHES
     else:
-        beyond = (side > np.quantile(side, probability) for side in (a, b))
-        seen = min(probability, 1 - probability) * min(st.independent_values(each) for each in beyond)
+        seen = min(probability, 1 - probability) * min(_independent_beyond(side, probability) for side in (a, b))
         short = min(stretches / LEAST_STRETCHES, seen / LEAST_BEYOND), ENOUGH_BEYOND / LEAST_BEYOND
     share, aim = short
     if stretches <= 0:
@@ -106,6 +105,13 @@ def queue_stretches(
         return 0.0
     spread = float(between.var() / between.mean() ** 2 + gaps.var() / gaps.mean() ** 2)
     return math.inf if spread == 0 else arrival_ns.size * (1 - load) ** 2 / (2 * spread)
+
+
+def _independent_beyond(values: NDArray[Any], probability: float) -> float:
+    """How many independent values the series of being beyond its quantile is worth."""
+    at = np.quantile(values, probability)
+    beyond = values > at
+    return st.independent_values(beyond if beyond.any() else values >= at)
 
 
 def _statistic(probability: float | None) -> Callable[[NDArray[Any]], float]:

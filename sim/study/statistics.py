@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sim.warmup import mser5 as mser5
+from sim.warmup import steady as steady
+
 FloatArray = NDArray[np.float64]
 
 LEVEL = 0.95
@@ -24,7 +27,6 @@ SKEW_FACTOR = 1.5
 """Skewness of 16 values, or of 5, shows less than the skewness that they come from; this much more is allowed for. Chosen,
 with RATIO_BATCHES and the widening of `batch_ratio`, on squares and exponentials of autoregressive series, which are no
 queues: there the intervals cover 94 to 97 % from 20 independent stretches on (`python -m benchmarks.coverage --series`)."""
-MSER_BATCH = 5  # White and Robinson, "The problem of the initial transient (again), or why MSER works" (2010)
 
 
 _MOST_LAGS = 512
@@ -144,38 +146,6 @@ def lag_one(values: ArrayLike) -> float:
     centred = values - values.mean()
     power = float(centred @ centred)
     return float(centred[1:] @ centred[:-1]) / power if power > 0 else 0.0
-
-
-def mser5(values: ArrayLike, *, batch: int = MSER_BATCH) -> int:
-    """How many of the first *values* to leave out as warm-up, by the rule MSER-5.
-
-    Over means of *batch* values, the cut d minimises the squared standard error of what is left,
-    sum((z - mean)^2) / (n - d)^2, among the first half. A minimum at the very end of that half says that the series is
-    too short to be past its warm-up: ValueError. White, Cobb and Spratt, Proc. Winter Simulation Conf. (2000).
-    """
-    values = _vector(values, 4 * batch)
-    means = values[: values.size // batch * batch].reshape(-1, batch).mean(axis=1)
-    n = means.size
-    # Sums over the tail that starts at each d, from the back; centred first, so that squares do not cancel.
-    means = means - means.mean()
-    left = np.arange(n, 0, -1)
-    sums = np.cumsum(means[::-1])[::-1]
-    squares = np.cumsum((means**2)[::-1])[::-1]
-    error = np.maximum(squares - sums**2 / left, 0.0) / left.astype(np.float64) ** 2
-    half = n // 2
-    cut = int(np.argmin(error[: half + 1]))
-    if cut == half:
-        raise ValueError(
-            f"the series of {values.size} values has no end of its warm-up in its first half; run longer, "
-            "or it has no steady state"
-        )
-    return cut * batch
-
-
-def steady(values: ArrayLike) -> FloatArray:
-    """*values* without their warm-up by `mser5`; ValueError where it does not end in the first half."""
-    values = _vector(values, 1)
-    return values[mser5(values) :]
 
 
 def difference(a: ArrayLike, b: ArrayLike, *, level: float = LEVEL) -> Interval:
