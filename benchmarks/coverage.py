@@ -1,7 +1,7 @@
-"""How often the intervals of `compare` hold the truth, printed as the table of docs/how-to/compare.md.
+"""How often the intervals of `compare` hold the truth, printed as the table of docs/coverage.md.
 
     python -m benchmarks.coverage [--pairs 1000] [--truth 10000] [--loads 0.5 0.8 0.9] [--requests 2000 10000]
-                                  [--replications 5 10] [--system "M/D/1"] [--series]
+                                  [--replications 5 10] [--system "M/D/1"] [--series] [--warmup]
 
 B serves every request 5 % slower than A, on the same arrivals. Two systems, both with Poisson arrivals and one-shot requests
 served one at a time: M/D/1, and two replicas behind `least_outstanding` whose service grows with uniform prompt lengths.
@@ -11,7 +11,7 @@ with an error. The intervals are those of `compare` itself (`latency_change` and
 
 Truths: in the long run, the closed form of M/D/1, elsewhere the second half of --truth replications of 10,000 requests; of a
 run this long, the ratio of the means of the figure over --truth replications. `--series` prints the coverage on series that
-are no queues, on which the constants of the intervals were chosen.
+are no queues, on which the constants of the intervals were chosen; `--warmup` what MSER-5 does to the mean of a run.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from policies.routers import LeastOutstanding, RoundRobin
 from policies.schedulers import Orca
 from sim import metrics
 from sim.engine import Experiment, ReplicaSpec, run
+from sim.errors import RooftraceError
 from sim.study import statistics as st
 from sim.study.paired import STATISTICS, latency_change, queue_stretches
 from sim.theory.queueing import md1_wait_s
@@ -396,6 +397,43 @@ def print_series(args: argparse.Namespace) -> None:
             print(f"| {' | '.join(cells)} | {1 - given / args.pairs:.1%} |", flush=True)
 
 
+def print_warmup(args: argparse.Namespace) -> None:
+    """What `window: after_warmup` does to the mean latency of an M/D/1 run, against its value in the long run."""
+    system, n = SYSTEMS[0], 2_000
+    heads = ("begins with", "load", "whole run: bias", "root mean square", "after warm-up: bias", "root mean square")
+    print(f"| {' | '.join((*heads, 'cut'))} |\n|{'|'.join('---' for _ in (*heads, 'cut'))}|")
+    for backlog in (0, 200):
+        for load in args.loads:
+            service = system.mean_service_s()
+            truth = service + float(md1_wait_s(load / service, service))
+            arrival = np.stack([system.trace(load, n, seed).arrival_ns for seed in range(args.pairs)])
+            arrival = np.concatenate([np.repeat(arrival[:, :1], backlog, axis=1), arrival], axis=1)
+            start, _ = recursion(arrival, np.full_like(arrival, round(service * 1e9)), 1)
+            finish = start + round(service * 1e9)
+            whole, after, cuts = [], [], []
+            for row in range(args.pairs):
+                requests = {
+                    "arrival_ns": arrival[row],
+                    "finish_ns": finish[row],
+                    "status": np.zeros(arrival.shape[1], np.int8),
+                }
+                latency = metrics.e2el_s(requests)
+                whole.append(latency.mean())
+                try:
+                    begin, end = metrics.window_of(requests, {"rule": "after_warmup"})
+                except RooftraceError:
+                    continue
+                kept = (arrival[row] >= begin) & (arrival[row] <= end)
+                cuts.append(1 - kept.mean())
+                after.append(latency[kept].mean())
+            cells = [f"{backlog} in line" if backlog else "an empty queue", f"{load:g}"]
+            for found in (whole, after):
+                off = np.array(found) / truth - 1
+                cells += [f"{off.mean():+.1%}", f"{math.sqrt(np.square(off).mean()):.1%}"]
+            cells.append(f"{np.mean(cuts):.0%}; refused {1 - len(after) / args.pairs:.0%}")
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=1_000)
@@ -404,10 +442,11 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[2_000, 10_000])
     parser.add_argument("--replications", type=int, nargs="+", default=[5, 10])
     parser.add_argument("--system", choices=[system.name for system in SYSTEMS], help="this one only")
-    parser.add_argument("--series", action="store_true")
+    parser.add_argument("--series", action="store_true", help="series that are no queues, instead")
+    parser.add_argument("--warmup", action="store_true", help="what MSER-5 does to a mean, instead")
     args = parser.parse_args()
     args.systems = [system for system in SYSTEMS if args.system in (None, system.name)]
-    (print_series if args.series else print_table)(args)
+    (print_series if args.series else print_warmup if args.warmup else print_table)(args)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ METRICS = (
     *("requests_per_s", "output_tokens_per_s", "slo_attainment", "goodput_requests_per_s"),
 )
 REPLICATIONS = 10
-"""Pairs of scenarios: of 5 at a load of 0.9 the skewness shows too little to be allowed for (docs/how-to/compare.md)."""
+"""Pairs of scenarios: of 5 at a load of 0.9 the skewness shows too little to be allowed for (docs/coverage.md)."""
 _NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2el_s": "E2EL", "queue_s": "queueing"}
 _MORE_IS_BETTER = {
     "requests_per_s": "request throughput",

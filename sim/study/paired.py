@@ -39,7 +39,7 @@ def latency_change(
     for (`queue_stretches`); the correlation of the latencies, or of being beyond the quantile, may allow for fewer. Where
     there are too few of them, or of requests, the change has no interval and the sentence says how many would do. None
     for the change where *a* has no value above 0. Intervals of means are exact to a percent or two, those of quantiles
-    err on the wide side (docs/how-to/compare.md).
+    err on the wide side (docs/coverage.md).
     """
     probability = STATISTICS[statistic]
     known = ~(np.isnan(a) | np.isnan(b))
