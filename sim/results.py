@@ -277,7 +277,7 @@ def window_text(window: Mapping[str, Any]) -> str:
         return "the whole run, from the first arrival to the last finish"
     how = {"after_warmup": "after warm-up by MSER-5: ", "arrivals": ""}[window["rule"]]
     names = {"itl_s": "ITL", "mfu": "MFU", "mbu": "MBU", "busy_fraction": "busy"}
-    whole = [names.get(name, name) for name in window["whole_run"]]
+    whole = [names.get(str(name), str(name)) for name in window["whole_run"]]
     return (
         f"{how}{window['requests']:,} requests that arrive {seconds_text(window['from_s'])} to "
         f"{seconds_text(window['to_s'])} after the first; over the whole run: {', '.join(whole)}"

@@ -342,8 +342,8 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
         elif value[0] <= 0:
             why = "no relative change from 0"
         elif head in _PER_REQUEST and statistic in STATISTICS:
-            sides = (each[head].to_numpy()[order] for each in (first, second))
-            change, why = latency_change(*sides, statistic, stretches=stretches, level=level)
+            before, after = (each[head].to_numpy()[order] for each in (first, second))
+            change, why = latency_change(before, after, statistic, stretches=stretches, level=level)
         if change is None and not why:
             mean = value[1] / value[0] - 1
             change = st.Change(mean=mean, low=math.nan, high=math.nan, n=1, level=level)
