@@ -201,7 +201,11 @@ def largest_gap_ns(system: System, load: float, n: int, seeds: range) -> int:
     found = simulated(system, load, n, seeds)
     worst = 0
     for side, cost in enumerate((system.cost, slower(system.cost))):
-        replica = ReplicaSpec(cost=cost, scheduler=Orca(max_sequences=1), kv_blocks=10_000)
+        replica = ReplicaSpec(
+            cost=cost,  # type: ignore[arg-type]  # frozen, which the protocol's plain attributes do not foresee
+            scheduler=Orca(max_sequences=1),
+            kv_blocks=10_000,
+        )
         router = RoundRobin() if system.replicas == 1 else LeastOutstanding()
         for row, seed in enumerate(seeds):
             workload = system.trace(load, n, seed)
@@ -292,8 +296,8 @@ def of_results(
                 continue
             stretches = min(queue_stretches(arrival, start, replica) for start, replica in sides)
             for figure, tally in tallies.items():
-                latencies = (runs.latency_s[side][row] for side in (0, 1))
-                change, why = latency_change(*latencies, figure, stretches=stretches)
+                before, after = (runs.latency_s[side][row] for side in (0, 1))
+                change, why = latency_change(before, after, figure, stretches=stretches)
                 assert change is not None
                 if not math.isnan(change.half_width):
                     tally.add(change, long_run[figure], own[figure])

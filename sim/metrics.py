@@ -360,7 +360,7 @@ def _window_summary(
         held_ns += float((share * inside).sum())
         largest_share = max(largest_share, float(share[inside > 0].max(initial=0.0)))
     whole = _whole_summary(columns, slo=slo)
-    whole_run = list(OVER_THE_WHOLE_RUN)
+    whole_run: list[str] = [*OVER_THE_WHOLE_RUN]
     one_stage_each = meta["n_stages"] == len(pools)
     if not one_stage_each:
         whole_run.append("busy_fraction")
