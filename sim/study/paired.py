@@ -60,7 +60,9 @@ def latency_change(
         short = min(stretches, seen) / LEAST_STRETCHES, ENOUGH_STRETCHES / LEAST_STRETCHES
     else:
         seen = min(probability, 1 - probability) * min(_independent_beyond(side, probability) for side in (a, b))
-        short = min(stretches / LEAST_STRETCHES, seen / LEAST_BEYOND), ENOUGH_BEYOND / LEAST_BEYOND
+        # Few stretches of a queue reach its far quantiles at all: so many that one of them would.
+        least_stretches = max(LEAST_STRETCHES, 1 / min(probability, 1 - probability) - 1e-9)
+        short = min(stretches / least_stretches, seen / LEAST_BEYOND), ENOUGH_BEYOND / LEAST_BEYOND
     share, aim = short
     if stretches <= 0:
         return alone, (
