@@ -56,6 +56,8 @@ class StackKernels:
     """Where the profile was read from, if it is not the shipped one."""
     layers: int
     """Of one stage, for host work by the layer."""
+    expert_layers: int = 0
+    """Those of them with experts."""
     base_precision: str = "bf16"
 
     @property
@@ -80,11 +82,11 @@ class StackKernels:
 
     @property
     def prompt_floor_s(self) -> float:
-        return self._own.layer_host_s * self.layers
+        return self._own.layer_host_s * self.layers + self._own.expert_host_s * self.expert_layers
 
     @property
     def decode_floor_s(self) -> float:
-        return 0.0 if self.stack.graph else self._own.layer_host_s * self.layers
+        return 0.0 if self.stack.graph else self.prompt_floor_s
 
     def _start(self, seconds: float) -> float:
         """What is left of a kernel's start behind the kernel before it."""
@@ -442,12 +444,14 @@ class Calibrated:
                 f"{spec.name} needs {' and '.join(lacking)}, which nobody has measured for the profile of {profile.name}; "
                 "price it by the datasheet (cost_model: roofline) or choose another device"
             )
+        layers = math.ceil(spec.n_layers / parallel.pipeline)
         kernels = StackKernels(
             device=device,
             profile=profile,
             profile_path=self.profile,
             stack=self.stack,
-            layers=math.ceil(spec.n_layers / parallel.pipeline),
+            layers=layers,
+            expert_layers=layers if spec.experts is not None else 0,
             base_precision=spec.base_precision,
         )
         return LayerwiseCost(

@@ -1,7 +1,8 @@
-"""Read measured latencies by file-name convention, and predict kernel-level rows from a profile.
+"""Read measured latencies by their columns, and predict kernel-level rows from a profile.
 
-A file's name says its kind, device, arithmetic and software (`gemm_h200_fp8_vllm0.24.csv`); its header must be the one
-of its kind. Whatever does not fit is refused, and rows without a model are NaN with the reason, never dropped.
+The columns say what a file measured. Its name is a hint, for what they lack: device, arithmetic, software
+(`gemm_h200_fp8_vllm0.24.csv`), and which of two kinds with the same columns. Files and rows that are not understood are
+refused, or left out with the reason and counted; rows without a model are NaN with the reason, never dropped.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _DTYPE = (
 )
 
 # fmt: off
-# kind -> (pattern of the stem, columns that must be there, columns that may be)
+# kind -> (usual pattern of the stem, columns that must be there, columns that may be)
 _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "gemm": (
         rf"gemm_{_NODE}{_DTYPE}(?:_(?P<model>[a-z0-9.-]+?))?_{_SOFTWARE}",
@@ -134,7 +135,7 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         r"e2e_silicon_agg",
         (*_SILICON, "batch_size", "tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "ttft_ms",
          "tpot_ms"),
-        ("measured", "provenance"),
+        ("measured", "provenance", "speculation"),
     ),
     "e2e_silicon_disagg": (
         r"e2e_silicon_disagg",
@@ -149,7 +150,7 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
             "ttft_ms",
             "tpot_ms",
         ),
-        ("measured", "provenance"),
+        ("measured", "provenance", "speculation"),
     ),
     "e2e_requests": (
         rf"e2e_requests_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}",
@@ -168,7 +169,7 @@ KINDS = tuple(_KINDS)
 _TEXT = {
     "model", "op", "layer", "collective", "dtype", "backend", "moe_dtype", "distribution", "flag", "hardware",
     "model_path", "system", "backend_version", "precision", "gemm_quant_mode", "moe_quant_mode", "mode", "request_id",
-    "measured", "provenance",
+    "measured", "provenance", "speculation",
 }  # fmt: skip
 _FLAGS = {"is_prefill", "gated"}
 _COUNTS = {
@@ -213,6 +214,10 @@ class Measurement:
     labels: Mapping[str, str]
     columns: Mapping[str, np.ndarray]
     measured_s: np.ndarray | None
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> rows of the file that were refused for it; they are in no column."""
+    notes: tuple[str, ...] = ()
+    """What neither columns nor name say and was assumed."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -243,24 +248,71 @@ class Prediction:
     unmodelled: Mapping[str, int] = field(default_factory=dict)
 
 
-def read(path: str | Path) -> Measurement:
-    """Read one file; ValueError names the file and what was expected when its name, header or cells do not fit."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """A folder of measurements: the files that were understood, and the reason for each that was not."""
+
+    measurements: tuple[Measurement, ...]
+    not_understood: Mapping[str, str]
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """A sentence for each file that was not understood and each reason for refused rows; empty: all was read."""
+        rows = [
+            f"{m.path.name}: {count:,} of {len(m) + sum(m.refused.values()):,} rows refused: {reason}"
+            for m in self.measurements
+            for reason, count in m.refused.items()
+        ]
+        return (*(f"{name}: not understood: {reason}" for name, reason in self.not_understood.items()), *rows)
+
+    @property
+    def refused_rows(self) -> int:
+        return sum(sum(m.refused.values()) for m in self.measurements)
+
+
+def read(path: str | Path, *, strict: bool = True) -> Measurement:
+    """Read one file; ValueError names the file and what was expected where header or cells do not fit.
+
+    Without *strict* rows that do not fit are left out and counted in `refused`; ValueError when no row is left.
+    """
     path = Path(path)
-    kind, labels = _classify(path)
-    _, required, optional = _KINDS[kind]
-    header, cells = _read_csv(path)
-    missing = [name for name in required if name not in header]
-    unknown = [name for name in header if name not in required and name not in optional]
-    if missing or unknown:
-        what = f"lacks {', '.join(missing)}" if missing else f"has the unknown column {unknown[0]}"
-        raise ValueError(f"{path.name}: a {kind} file has the columns {', '.join(required)}; this one {what}")
-    columns = {name: _column(path, kind, name, cell) for name, cell in zip(header, cells, strict=True)}
-    seconds = None
+    header, rows, lines = _read_csv(path)
+    kind, labels = _recognise(path.stem, header)
+    if kind is None:
+        raise ValueError(f"{path.name}: {labels['reason']}")
+    refused: dict[str, int] = {}
+    bad = np.zeros(len(rows), bool)
+
+    def refuse(mask: np.ndarray, reason: str, plainly: str) -> None:
+        """Refuse the rows of *mask*; *plainly* is the sentence where nothing may be refused, {line} the first's line."""
+        fresh = mask & ~bad
+        if not fresh.any():
+            return
+        line = int(lines[np.flatnonzero(fresh)[0]])
+        if strict:
+            raise ValueError(f"{path.name}: {plainly.format(line=line)}")
+        refused[f"{reason} (line {line}{' and others' if fresh.sum() > 1 else ''})"] = int(fresh.sum())
+        bad[fresh] = True
+
+    width = len(header)
+    lengths = np.array([len(row) for row in rows])
+    for length in np.unique(lengths[lengths != width]):
+        text = f"{length} cells, the header {width}"
+        refuse(lengths == length, f"the line has {text}", f"line {{line}} has {text}; truncated file?")
+    whole = ~bad
+    rows, lines, bad = [row for row, keep in zip(rows, whole, strict=True) if keep], lines[whole], bad[whole]
+    columns: dict[str, np.ndarray] = {}
+    for name, cells in zip(header, zip(*rows, strict=True) if rows else [()] * width, strict=True):
+        columns[name] = _column(kind, name, cells, refuse)
     if "latency_us" in columns:
-        seconds = columns["latency_us"] * 1e-6
-        bad = np.flatnonzero(~(np.isfinite(seconds) & (seconds > 0)))
-        if len(bad):
-            raise ValueError(f"{path.name}: latency_us must be positive; line {bad[0] + 2} is not; remove or repair it")
+        wrong = ~(columns["latency_us"] > 0)
+        refuse(
+            wrong, "latency_us must be positive", "latency_us must be positive; line {line} is not; remove or repair it"
+        )
+    if bad.any():
+        columns = {name: column[~bad] for name, column in columns.items()}
+    if not len(bad) or bad.all():
+        raise ValueError(f"{path.name}: no row is left: {'; '.join(refused)}")
     word = (labels.get("dtype") or "bf16").replace("_", "")
     dtype = _SAME_FORMAT.get(word, word)
     return Measurement(
@@ -270,19 +322,35 @@ def read(path: str | Path) -> Measurement:
         source=labels.get("source") or "",
         version=labels.get("version") or "",
         dtype=dtype,
-        labels={name: value for name, value in labels.items() if value},
+        labels={name: value for name, value in labels.items() if value and name != "assumed"},
         columns=columns,
-        measured_s=seconds,
+        measured_s=columns["latency_us"] * 1e-6 if "latency_us" in columns else None,
+        refused=refused,
+        notes=(labels["assumed"],) if labels.get("assumed") else (),
     )
 
 
 def read_folder(folder: str | Path) -> list[Measurement]:
-    """Every CSV of a folder, sorted by name; a file that is not understood is an error, not a gap."""
+    """Every CSV of a folder, sorted by name; a file or row that is not understood is an error, not a gap."""
+    return list(survey(folder, strict=True).measurements)
+
+
+def survey(folder: str | Path, *, strict: bool = False) -> Survey:
+    """Every CSV of a folder, sorted by name; what is not understood is in `Survey.left_out`, or, with *strict*, an error."""
     folder = Path(folder)
-    paths = sorted(folder.glob("*.csv"))
+    paths = sorted(path for path in folder.glob("*") if path.suffix.lower() == ".csv")
     if not paths:
         raise ValueError(f"{folder} holds no CSV files; expected names such as gemm_h100_bf16_vllm0.24.csv")
-    return [read(path) for path in paths]
+    found, reasons = [], {}
+    for path in paths:
+        try:
+            found.append(read(path, strict=strict))
+        except (ValueError, OSError) as error:
+            if strict:
+                raise
+            text = f"{error.strerror}" if isinstance(error, OSError) else str(error)
+            reasons[path.name] = text.removeprefix(f"{path.name}: ")
+    return Survey(measurements=tuple(found), not_understood=reasons)
 
 
 def catalogue_name(label: str) -> str:
@@ -357,14 +425,126 @@ def parts(measurement: Measurement, device: Datasheet) -> Iterator[Part]:
     yield from _PARTS[measurement.kind](measurement, device)
 
 
-def _classify(path: Path) -> tuple[str, dict[str, str]]:
-    for kind, (pattern, _, _) in _KINDS.items():
-        if match := re.fullmatch(pattern, path.stem):
-            return kind, {name: value or "" for name, value in match.groupdict().items()}
-    raise ValueError(
-        f"{path.name}: the name says no known kind of measurement; expected gemm_DEVICE_DTYPE_SOFTWARE.csv, "
-        "attention_prefill_DEVICE_SOFTWARE.csv or another of: " + ", ".join(KINDS)
+# What columns and usual name together must say; a name that is not the usual one may say it in any order.
+_NEEDED = {
+    "attention_mixed": ("model",),
+    "moe_layer": ("model", "tp"),
+    "mla": ("phase",),
+    "e2e_requests": ("model", "tp", "source"),
+    "e2e_timeseries": ("model", "tp"),
+}
+_EXAMPLES = {
+    "model": "a model of the catalogue, such as llama3.1-8b",
+    "tp": "the tensor parallelism, as in tp1",
+    "phase": "prefill or decode",
+    "source": "the serving stack, as in vllm0.19",
+}
+_STACKS = "vllm|trtllm|sglang|llmcompass|vidur|lssv|lss|nccl|splitwise|" + "|".join(CALIBRATING)
+
+
+def _recognise(stem: str, header: Sequence[str]) -> tuple[str | None, dict[str, str]]:
+    """The kind of a file with these columns and the labels in its name; None and the reason where there is none."""
+    if len(set(header)) < len(header):
+        twice = next(name for name in header if header.count(name) > 1)
+        return None, {"reason": f"the column {twice or 'without a name'} is there twice"}
+    by_columns = [
+        kind
+        for kind, (_, required, optional) in _KINDS.items()
+        if set(required) <= set(header) <= {*required, *optional}
+    ]
+    if not by_columns:
+        return None, {"reason": _nearest(stem, header)}
+    for kind in by_columns:
+        if match := re.fullmatch(_KINDS[kind][0], stem):
+            labels = {name: value or "" for name, value in match.groupdict().items()}
+            # A word of another order may stand where the usual pattern expects the device.
+            if "device" not in labels or _is_device(labels["device"]) or not _hints(stem).get("device"):
+                return kind, labels
+    labels = _hints(stem)
+    tpu = bool(re.fullmatch(r"v\d+[a-z]*", labels.get("device", ""))) and labels.get("device") != "v100"
+    by_columns = [kind for kind in by_columns if tpu or not kind.startswith("tpu_") or len(by_columns) == 1]
+    # Of kinds whose columns all fit, the one that asks for the most: a layers file is a gemm file with more in it.
+    kind = max(by_columns, key=lambda kind: (tpu and kind.startswith("tpu_"), len(_KINDS[kind][1])))
+    if lacking := [what for what in _NEEDED.get(kind, ()) if not labels.get(what)]:
+        return None, {"reason": f"its columns are those of {kind}; let its name also say {_EXAMPLES[lacking[0]]}"}
+    if not kind.startswith(("e2e_silicon", "iteration")):
+        assumed = [] if labels.get("dtype") or kind.startswith(("collective", "allreduce", "moe", "e2e")) else ["bf16"]
+        if not labels.get("source") and not kind.startswith(("collective", "allreduce", "tpu_")):
+            labels["source"] = "vllm"
+            assumed.append("vLLM's kernels")
+        if assumed:
+            labels["assumed"] = (
+                f"read as {kind} by its columns; the name says no other: {' and '.join(assumed)} assumed"
+            )
+    if kind == "collectives_nccl":
+        labels["source"] = "nccl"
+    return kind, labels
+
+
+def _nearest(stem: str, header: Sequence[str]) -> str:
+    """Why columns fit no kind: the kind that the name or most columns speak for, and the first difference."""
+    named = [kind for kind, (pattern, _, _) in _KINDS.items() if re.fullmatch(pattern, stem)]
+    shared = {kind: len(set(header) & set(required)) / len(required) for kind, (_, required, _) in _KINDS.items()}
+    kind = named[0] if named else max(shared, key=lambda kind: shared[kind])
+    if not named and shared[kind] < 0.5:
+        shown = ", ".join(header[:6]) + (", ..." if len(header) > 6 else "")
+        return f"its columns ({shown}) are those of no kind of measurement; there are {', '.join(KINDS)}"
+    _, required, optional = _KINDS[kind]
+    missing = [name for name in required if name not in header]
+    what = (
+        f"lacks {', '.join(missing)}"
+        if missing
+        else "has the unknown column " + next(name for name in header if name not in {*required, *optional})
     )
+    article = "an" if kind[0] in "aeiou" else "a"
+    return f"{article} {kind} file has the columns {', '.join(required)}; this one {what}"
+
+
+def _hints(stem: str) -> dict[str, str]:
+    """Device, format, software, model, parallelism and phase where a name holds them, in any order."""
+    found: dict[str, str] = {}
+    words = [word for word in re.split(r"[_\s]+", stem.lower()) if word]
+    for at, word in enumerate(words):
+        if match := re.fullmatch(rf"(?P<source>{_STACKS})(?P<version>[0-9][0-9a-z.]*)?", word):
+            found |= {name: value for name, value in match.groupdict().items() if value}
+        elif match := re.fullmatch(r"tp(\d+)", word):
+            found["tp"] = match[1]
+        elif re.fullmatch(_DTYPE.removesuffix("?"), f"_{word}"):
+            found["dtype"] = word
+        elif word in ("prefill", "decode"):
+            found["phase"] = word
+        elif "device" not in found and _is_device(
+            card := word + "".join(w for w in words[at + 1 : at + 2] if w in _FORMS)
+        ):
+            found["device"] = card
+        elif "device" not in found and _is_device(word):
+            found["device"] = word
+        elif "model" not in found and _is_model(word):
+            found["model"] = word
+    return found
+
+
+_FORMS = ("pcie", "sxm", "nvl")
+
+
+def _is_device(word: str) -> bool:
+    from hwmodels.device import load_device
+
+    try:
+        load_device(catalogue_name(word))
+    except ValueError:
+        return False
+    return True
+
+
+def _is_model(word: str) -> bool:
+    if word in _HEADS or word in _EXPERTS:
+        return True
+    try:
+        catalogue_model(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _card(device: str, topology: str) -> str:
@@ -372,49 +552,63 @@ def _card(device: str, topology: str) -> str:
     return f"{device}pcie" if device in ("a100", "h100") and topology.startswith("pcie") else device
 
 
-def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
+def _read_csv(path: Path) -> tuple[list[str], list[list[str]], np.ndarray]:
+    """Header, rows as they stand and the line that each ends on; ValueError for what is no table."""
     import csv
 
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.reader(file)
-        header = next(reader, None)
-        if not header:
-            raise ValueError(f"{path.name}: the file is empty; expected a header and rows")
-        rows = list(reader)
-    if not rows:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            header = next(reader, None)
+            if not header:
+                raise ValueError(f"{path.name}: the file is empty; expected a header and rows")
+            numbered = [(row, reader.line_num) for row in reader if row]
+    except UnicodeDecodeError:
+        raise ValueError(f"{path.name}: the file is no text in UTF-8; export it as CSV") from None
+    except csv.Error as error:
+        raise ValueError(f"{path.name}: the file is no CSV: {error}") from None
+    if not numbered:
         raise ValueError(f"{path.name}: there is a header but no row; the file looks truncated")
-    for number, row in enumerate(rows, start=2):
-        if len(row) != len(header):
-            raise ValueError(
-                f"{path.name}: line {number} has {len(row)} cells, the header {len(header)}; truncated file?"
-            )
-    return header, [list(cells) for cells in zip(*rows, strict=True)]
+    return [name.strip() for name in header], [row for row, _ in numbered], np.array([line for _, line in numbered])
 
 
-def _column(path: Path, kind: str, name: str, cells: Sequence[str]) -> np.ndarray:
+def _column(kind: str, name: str, cells: Sequence[str], refuse: Callable[[np.ndarray, str, str], None]) -> np.ndarray:
+    """A column's values; cells that do not fit are given to *refuse* with the reason, and hold NaN or False."""
     if name in _TEXT:
-        return np.array(cells)
+        return np.array(cells, dtype=str)
     if name in _FLAGS:
-        if unknown := {cell for cell in cells if cell.lower() not in ("true", "false")}:
-            raise ValueError(f"{path.name}: {name} must be True or False; got {sorted(unknown)[0]!r}")
-        return np.array([cell.lower() == "true" for cell in cells])
-    blank = _MAY_BE_BLANK.get(kind, set())
-    values = np.empty(len(cells))
+        words = np.char.lower(np.array(cells, dtype=str))
+        wrong = ~np.isin(words, ("true", "false"))
+        got = repr(cells[int(np.flatnonzero(wrong)[0])]) if wrong.any() else ""
+        text = f"{name} must be True or False; got {got}"
+        refuse(wrong, text, text)
+        return words == "true"
+    allowed = _MAY_BE_BLANK.get(kind, set())
+    may_be_blank = allowed is None or name in allowed
+    values, wrong, text = np.full(len(cells), np.nan), np.zeros(len(cells), bool), ""
     for index, cell in enumerate(cells):
-        if cell == "" and (blank is None or name in blank):
-            values[index] = np.nan
+        if cell == "" and may_be_blank:
             continue
         try:
             values[index] = float(cell)
         except ValueError:
-            raise ValueError(f"{path.name}: {name} in line {index + 2} must be a number; got {cell!r}") from None
-    if not np.isfinite(values[~np.isnan(values)]).all() or (
-        np.isnan(values).any() and blank is not None and name not in blank
-    ):
-        raise ValueError(f"{path.name}: {name} must be finite numbers; some are not")
-    if name in _COUNTS and len(bad := np.flatnonzero(values < 1)):
-        raise ValueError(f"{path.name}: {name} must be at least 1; line {bad[0] + 2} is not; remove or repair it")
+            wrong[index] = True
+            text = text or cell
+    refuse(wrong, f"{name} must be a number; got {text!r}", f"{name} in line {{line}} must be a number; got {text!r}")
+    endless = np.isinf(values) | (np.isnan(values) & ~wrong & (not may_be_blank))
+    refuse(endless, f"{name} must be finite", f"{name} must be finite numbers; line {{line}} is not")
+    if name in _COUNTS:
+        least = 0 if kind.startswith("e2e_") and name in _NONE_WHEN_DENSE else 1
+        refuse(
+            values < least,
+            f"{name} must be at least {least}",
+            f"{name} must be at least {least}; line {{line}} is not; remove or repair it",
+        )
     return values
+
+
+_NONE_WHEN_DENSE = ("moe_tp_size", "moe_ep_size")
+"""Columns that serving files fill with 0 for a model without experts; `sim.measured_runs` reads that as 1."""
 
 
 def _pick(m: Measurement, mask: np.ndarray, names: Mapping[str, str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

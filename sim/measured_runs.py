@@ -12,9 +12,12 @@ What a row does not say is taken from how such benchmarks are run, one rule for 
 
 from __future__ import annotations
 
+import csv
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +49,8 @@ _MODES = {"fp8": "fp8", "fp4": "nvfp4", "int4": "int4_wo", "bf16": "bf16", "fp16
 RECORDED_SEQUENCES = 128
 """Most running sequences (max_num_seqs) of recorded runs: where the public one's time series levels off."""
 _SEED = 0
+_SPECULATIVE = ("model_path", "system", "backend", "backend_version", "gemm_quant_mode", "isl", "osl", "concurrency",
+                "measured", "provenance", "ttft_ms", "tpot_ms")  # fmt: skip
 
 
 class Unmodelled(ValueError):
@@ -75,6 +80,44 @@ def model_of(label: str) -> ModelSpec:
         return catalogue_model(label)
     except ValueError as error:
         raise Unmodelled(str(error).partition(";")[0]) from None
+
+
+def speculates(row: Mapping[str, Any]) -> bool:
+    """Whether a serving row ran with multi-token prediction: by its speculation column, else by the list beside hwmodels.
+
+    `hwmodels/speculative_runs.csv` names rows of aiconfigurator's silicon sample, which has no such column, by what the
+    launch recipes of the day ordered (InferenceX, `.github/configs/nvidia-master.yaml`: image, lengths, concurrency).
+    Where a recipe orders a point both with and without, the faster row of the pair is the one with. The list was not
+    made here and no prediction enters it.
+    """
+    if "speculation" in row:
+        return str(row["speculation"]) not in ("", "nan", "none", "unknown")
+    return _identity(row) in _speculative_runs()
+
+
+SPECULATIVE_RUNS = Path(__file__).parents[1] / "hwmodels" / "speculative_runs.csv"
+
+
+@functools.cache
+def speculative_rows() -> tuple[dict[str, str], ...]:
+    """The rows of the list, in its order."""
+    with SPECULATIVE_RUNS.open(newline="", encoding="utf-8") as file:
+        return tuple(csv.DictReader(file))
+
+
+@functools.cache
+def _speculative_runs() -> frozenset[tuple[str, ...]]:
+    return frozenset(_identity(row) for row in speculative_rows())
+
+
+def _identity(row: Mapping[str, Any]) -> tuple[str, ...]:
+    def text(value: Any) -> str:
+        try:
+            return f"{float(value):.6g}"
+        except ValueError:
+            return str(value)
+
+    return tuple(text(row.get(name, "")) for name in _SPECULATIVE)
 
 
 def served_run(row: Mapping[str, Any]) -> ServedRun:
@@ -116,6 +159,10 @@ def _whole(row: Mapping[str, Any], name: str, default: int) -> int:
     return int(value) if value > 0 else default
 
 
+def _digits(row: Mapping[str, Any], name: str) -> str:
+    return f"{float(row[name]):g}" if row.get(name) not in (None, "") else ""
+
+
 def _in_format(model: ModelSpec, gemm: str, moe: str) -> ModelSpec:
     """Checkpoints that come quantised keep their formats, except where their experts were converted further."""
     gemm_format, moe_format = _FORMATS.get(gemm), _FORMATS.get(moe)
@@ -143,6 +190,9 @@ def _in_format(model: ModelSpec, gemm: str, moe: str) -> ModelSpec:
 
 def _parallel(row: Mapping[str, Any], model: ModelSpec, node: int) -> ParallelConfig:
     tensor, data, pipeline = (_whole(row, name, 1) for name in ("tp_size", "attention_dp_size", "pp_size"))
+    if model.experts is not None and "0" in (_digits(row, "moe_tp_size"), _digits(row, "moe_ep_size")):
+        raise Unmodelled("moe_tp_size or moe_ep_size is 0 for a model with experts")
+    # Without experts the columns say nothing: 0 and blank mean 1.
     expert_tensor, expert = (_whole(row, name, 1) for name in ("moe_tp_size", "moe_ep_size"))
     total = tensor * data
     root = math.isqrt(total)

@@ -14,6 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.errors import RooftraceError
+from sim.warmup import mser5
+
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
@@ -278,7 +281,142 @@ def saturated(requests: Mapping[str, NDArray[Any]]) -> bool | None:
     return grew >= _TREND_GROWTH * arrivals and float(steps.mean()) > _TREND_T * standard_error
 
 
-def summary(columns: Columns, *, slo: Mapping[str, float | None] | None = None) -> dict[str, Any]:
+WHOLE: Mapping[str, Any] = {"rule": "whole"}
+OVER_THE_WHOLE_RUN = ("itl_s", "mfu", "mbu", "saturated", "speculation")
+"""Figures of a window that are still about the run as a whole: what they are made of is not kept by time."""
+
+
+def window_of(requests: Mapping[str, NDArray[Any]], window: Mapping[str, Any]) -> tuple[int, int]:
+    """First and last instant of a *window* (keys rule, from_s, to_s), ns; both belong to it.
+
+    `whole` ends with the last finish; every other rule at the last arrival at the latest, so that the tail in which the
+    deployment empties is left out. `after_warmup` cuts what MSER-5 finds in the end-to-end latencies of the requests that
+    finished, in order of arrival. RooftraceError where no request is left, or no warm-up ends in the first half.
+    """
+    arrival_ns = requests["arrival_ns"]
+    first, last = int(arrival_ns.min()), int(arrival_ns.max())
+    rule = window["rule"]
+    if rule == "whole":
+        return first, max(last, int(requests["finish_ns"].max()))
+    if rule == "after_warmup":
+        order = np.argsort(arrival_ns, kind="stable")
+        order = order[_finished(requests)[order]]
+        try:
+            cut = mser5(e2el_s(requests)[order])
+        except ValueError as error:
+            raise RooftraceError(
+                f"window: after_warmup cannot be had ({error}); or state it, such as window: {{from_s: 60}}"
+            ) from None
+        return int(arrival_ns[order[cut]]), last
+    begin = first + round((window["from_s"] or 0.0) * 1e9)
+    end = last if window["to_s"] is None else min(last, first + round(window["to_s"] * 1e9))
+    if not ((arrival_ns >= begin) & (arrival_ns <= end)).any():
+        raise RooftraceError(
+            f"window: no request arrives in it; arrivals last {(last - first) * 1e-9:.4g} s, and it begins at "
+            f"{(begin - first) * 1e-9:.4g} s"
+        )
+    return begin, end
+
+
+def summary(
+    columns: Columns, *, slo: Mapping[str, float | None] | None = None, window: Mapping[str, Any] = WHOLE
+) -> dict[str, Any]:
+    """Every metric of a run or, with a *window*, of a part of it (see `window_of`); nested as in `summary.json`.
+
+    `window` in it says which part that is: seconds after the first arrival, and the requests that arrive in it, whose
+    latencies, attainment and preemptions these are. Rates, shares of time and iterations are then those between its two
+    instants; the figures of OVER_THE_WHOLE_RUN, and with a pipeline `busy_fraction`, stay those of the run and are named
+    in `window.whole_run`.
+    """
+    if window["rule"] == "whole":
+        found = _whole_summary(columns, slo=slo)
+        part = {"rule": "whole", "from_s": 0.0, "to_s": found["makespan_s"], "requests": found["requests"]["total"]}
+        return {**found, "window": {**part, "whole_run": []}}
+    return _window_summary(columns, slo, window)
+
+
+def _window_summary(
+    columns: Columns, slo: Mapping[str, float | None] | None, window: Mapping[str, Any]
+) -> dict[str, Any]:
+    requests, meta = columns.requests, columns.meta
+    begin, end = window_of(requests, window)
+    span_s = (end - begin) * 1e-9
+    arrived = (requests["arrival_ns"] >= begin) & (requests["arrival_ns"] <= end)
+    part = {name: values[arrived] for name, values in requests.items()}
+    finished = _finished(requests) & (requests["finish_ns"] > begin) & (requests["finish_ns"] <= end)
+    answered_ns = np.where(requests["first_token_ns"] >= 0, requests["first_token_ns"], requests["finish_ns"])
+    answered = (answered_ns > begin) & (answered_ns <= end)
+    emitted, n_iterations, busy_ns = 0, 0, 0
+    for block in columns.iteration_blocks():
+        start_ns, end_ns = block["start_ns"], block["start_ns"] + block["duration_ns"]
+        emitted += int(block["emitted_tokens"][(end_ns > begin) & (end_ns <= end)].sum())
+        n_iterations += int(((start_ns >= begin) & (start_ns < end)).sum())
+        busy_ns += int(np.maximum(np.minimum(end_ns, end) - np.maximum(start_ns, begin), 0).sum())
+    held_ns, largest_share = 0.0, 0.0
+    pools = meta["kv_blocks_total"]
+    for replica, start_ns, lengths_ns, used in kv_holdings(columns.iteration_blocks()):
+        inside = np.maximum(np.minimum(start_ns + lengths_ns, end) - np.maximum(start_ns, begin), 0)
+        share = used / pools[replica]
+        held_ns += float((share * inside).sum())
+        largest_share = max(largest_share, float(share[inside > 0].max(initial=0.0)))
+    whole = _whole_summary(columns, slo=slo)
+    whole_run: list[str] = [*OVER_THE_WHOLE_RUN]
+    one_stage_each = meta["n_stages"] == len(pools)
+    if not one_stage_each:
+        whole_run.append("busy_fraction")
+    total = int(arrived.sum())
+    within = good = None
+    if whole["slo_attainment"] is not None:
+        limits = {f"{name.removesuffix('_s')}_limit_s": value for name, value in (slo or {}).items()}
+        met = slo_met(requests, **limits)
+        within, good = int((met & arrived).sum()), int((met & finished).sum())
+    first = int(requests["arrival_ns"].min())
+    prompt = int(requests["prompt_tokens"][answered].sum())
+    return {
+        **whole,
+        "requests": {
+            "total": total,
+            **{name: int((part["status"] == code).sum()) for code, name in enumerate(STATUS_NAMES)},
+        },
+        "ttft_s": statistics(ttft_s(part)),
+        "tpot_s": statistics(tpot_s(part)),
+        "e2el_s": statistics(e2el_s(part)),
+        "queue_s": statistics(queue_s(part)),
+        "output_tokens_per_s": _per(emitted, span_s),
+        "total_tokens_per_s": _per(prompt + emitted, span_s),
+        "requests_per_s": _per(int(finished.sum()), span_s),
+        "goodput_requests_per_s": None if good is None else _per(good, span_s),
+        "slo_attainment": None if within is None else within / total,
+        "makespan_s": span_s,
+        "iterations": n_iterations,
+        "preemptions": int(part["preemptions"].sum()),
+        "busy_fraction": _per(busy_ns * 1e-9, span_s * len(pools)) if one_stage_each else whole["busy_fraction"],
+        "kv_utilization": {
+            "mean": _per(held_ns * 1e-9, span_s * len(pools)) if n_iterations else None,
+            "max": largest_share if n_iterations else None,
+        },
+        "window": {
+            "rule": window["rule"],
+            "from_s": (begin - first) * 1e-9,
+            "to_s": (end - first) * 1e-9,
+            "requests": total,
+            "whole_run": whole_run,
+        },
+    }
+
+
+def in_window(requests: Mapping[str, NDArray[Any]], summary: Mapping[str, Any]) -> NDArray[np.bool_]:
+    """Which requests the latencies of a *summary* are of. Shape [n]."""
+    window = summary.get("window", WHOLE)
+    arrival_ns = requests["arrival_ns"]
+    if window["rule"] == "whole":
+        return np.ones(arrival_ns.size, dtype=bool)
+    first = int(arrival_ns.min())
+    since = arrival_ns - first
+    return (since >= round(window["from_s"] * 1e9)) & (since <= round(window["to_s"] * 1e9))
+
+
+def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None = None) -> dict[str, Any]:
     """Every metric of a run, nested as in `summary.json`; plain Python numbers, None where there is none to give.
 
     Rates are over the makespan (first arrival to last finish). Output tokens are those emitted, prompt tokens those

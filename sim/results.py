@@ -55,8 +55,17 @@ class Result:
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
-        """Every metric, nested as in summary.json; see `sim.metrics.summary`."""
-        return metrics.summary(self.columns, slo=self.slo)
+        """Every metric, nested as in summary.json, over the scenario's `window`; see `sim.metrics.summary`."""
+        return metrics.summary(self.columns, slo=self.slo, window=self._window)
+
+    @property
+    def _window(self) -> Mapping[str, Any]:
+        return self.manifest.get("scenario", {}).get("window", metrics.WHOLE)
+
+    @property
+    def in_window(self) -> NDArray[np.bool_]:
+        """Which requests the latencies of `summary` are of: shape [requests]."""
+        return metrics.in_window(self.columns.requests, self.summary)
 
     @functools.cached_property
     def requests(self) -> pd.DataFrame:
@@ -87,7 +96,7 @@ class Result:
         """Write every file of the results folder straight into an existing *folder* (see `staging`)."""
         columns = _Once(self.columns)
         if "summary" not in self.__dict__:
-            self.__dict__["summary"] = metrics.summary(columns, slo=self.slo)
+            self.__dict__["summary"] = metrics.summary(columns, slo=self.slo, window=self._window)
         write_json(folder / "summary.json", self.summary)
         pools = [int(blocks) for blocks in self.columns.meta["kv_blocks_total"]]
         manifest = {"format": FORMAT, **self.manifest, "slo": self.slo, "kv_blocks_total": pools}
@@ -260,6 +269,34 @@ def latency_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     ]
 
 
+def window_text(window: Mapping[str, Any]) -> str:
+    """Which part of a run the figures of a summary are over, for people."""
+    from sim.report.plots import seconds_text
+
+    if window["rule"] == "whole":
+        return "the whole run, from the first arrival to the last finish"
+    how = {"after_warmup": "after warm-up by MSER-5: ", "arrivals": ""}[window["rule"]]
+    names = {"itl_s": "ITL", "mfu": "MFU", "mbu": "MBU", "busy_fraction": "busy"}
+    whole = [names.get(str(name), str(name)) for name in window["whole_run"]]
+    return (
+        f"{how}{window['requests']:,} requests that arrive {seconds_text(window['from_s'])} to "
+        f"{seconds_text(window['to_s'])} after the first; over the whole run: {', '.join(whole)}"
+    )
+
+
+def over(settings: Mapping[str, Any], axes: Sequence[str] = ()) -> str:
+    """Which part of their runs the figures of many are over, for people, by the scenario's *settings*."""
+    if any(key.split(".")[0] == "window" for key in axes):
+        return "what each point's window says"
+    window = settings.get("window", metrics.WHOLE)
+    if window["rule"] == "whole":
+        return "whole runs, from the first arrival to the last finish"
+    if window["rule"] == "after_warmup":
+        return "runs after warm-up (MSER-5), to the last arrival; columns window.*"
+    end = "the last arrival" if window["to_s"] is None else f"{window['to_s']:g} s"
+    return f"requests that arrive {window['from_s'] or 0:g} s to {end} after the first; columns window.*"
+
+
 def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Everything of the summary but the latencies, for people: pairs of name and text."""
     from sim.report.plots import seconds_text
@@ -287,6 +324,8 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary["slo_attainment"] is not None:
         good = rate(summary["goodput_requests_per_s"], "requests/s")
         rows.append(("Within the SLO", f"{share(summary['slo_attainment'])} of requests, goodput {good}"))
+    window = summary.get("window", metrics.WHOLE)
+    rows.insert(1, ("Figures over", window_text(window)))
     saturated = {True: "yes: the queue still grows when arrivals end", False: "no", None: "cannot be said"}
     rows += [
         ("Simulated time", f"{seconds_text(summary['makespan_s'])} in {summary['iterations']:,} iterations"),

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from hwmodels.device import Device
     from hwmodels.measured import Measurement
 
+LEFT_OUT = 3
+"""Exit code of commands that left out a file or row which they did not understand, and did the rest."""
+WITHOUT = " without speculation"
+"""Ends the name of a quantity over the rows that did not run with multi-token prediction, where some did."""
+_NO_DEVICE = (
+    "neither its columns nor its name say the device; let the name say it, as in gemm_h100_bf16_vllm0.24.csv "
+    "(validate --hardware prices it all the same)"
+)
 _ONE_TOKEN = "one output token: there is no time per further token"
 COLUMNS = ("file", "device", "rows", "unmodelled", "mape_pct", "median_pct", "p90_pct", "bias_pct", "quantity")
 
@@ -71,6 +79,53 @@ class ErrorLine:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """A folder of measured files: those that can be compared, and a sentence for each file and rows left out."""
+
+    measurements: tuple[Measurement, ...]
+    left_out: tuple[str, ...]
+    files_left_out: int
+    rows_left_out: int
+    """Rows refused in files that are otherwise read."""
+
+    @property
+    def verdict(self) -> str:
+        """What was left out in one sentence; empty where nothing was."""
+        if not self.left_out:
+            return ""
+        parts = [(self.files_left_out, "file"), (self.rows_left_out, "row")]
+        counted = " and ".join(f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in parts if n)
+        return f"{counted} left out (exit code {LEFT_OUT}); --strict refuses the folder instead"
+
+
+def read_measured(folder: str | Path, *, hardware: str | None = None, strict: bool = False) -> Folder:
+    """The files of *folder*; RooftraceError if there are none, or, with *strict*, for any that is not understood.
+
+    A kernel file that does not say its device is left out too, unless *hardware* prices every file.
+    """
+    from hwmodels.measured import is_kernel_level, survey
+
+    try:
+        found = survey(folder, strict=strict)
+    except (ValueError, OSError) as error:
+        raise RooftraceError(str(error)) from None
+    nowhere = [m for m in found.measurements if hardware is None and is_kernel_level(m) and not m.device]
+    sentences = [f"{m.path.name}: not understood: {_NO_DEVICE}" for m in nowhere]
+    if sentences and strict:
+        raise RooftraceError(sentences[0])
+    kept = tuple(m for m in found.measurements if not any(m is other for other in nowhere))
+    left_out = (*found.left_out, *sentences)
+    if not kept:
+        raise RooftraceError(f"{folder}: no file is understood; {'; '.join(left_out[:3])}")
+    return Folder(
+        measurements=kept,
+        left_out=left_out,
+        files_left_out=len(found.not_understood) + len(nowhere),
+        rows_left_out=sum(sum(m.refused.values()) for m in kept),
+    )
+
+
 def validate(folder: str | Path, *, hardware: str | None = None) -> list[Comparison]:
     """Compare every CSV of *folder* with what the models say.
 
@@ -78,20 +133,17 @@ def validate(folder: str | Path, *, hardware: str | None = None) -> list[Compari
     end-to-end files it prices the rows of its own device. RooftraceError for a folder or file that is not understood:
     nothing is skipped.
     """
-    return list(comparisons(folder, hardware=hardware))
+    return list(comparisons(read_measured(folder, hardware=hardware, strict=True), hardware=hardware))
 
 
-def comparisons(folder: str | Path, *, hardware: str | None = None) -> Iterator[Comparison]:
-    """`validate`, file by file as they are done; all files are read, and so checked, before the first is predicted."""
-    from hwmodels.measured import read_folder
-
+def comparisons(folder: Folder, *, hardware: str | None = None) -> Iterator[Comparison]:
+    """`validate` of what was read of a folder, file by file as they are done."""
     try:
-        measurements = read_folder(folder)
         given = _Hardware.of(hardware) if hardware is not None else None
     except (ValueError, OSError) as error:
         raise RooftraceError(str(error)) from None
-    for measurement in measurements:
-        yield from compare(measurement, hardware=given, others=measurements)
+    for measurement in folder.measurements:
+        yield from compare(measurement, hardware=given, others=folder.measurements)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +194,7 @@ def _kernels(
     else:
         found = predict(measurement, profile)
         predicted, reasons = found.seconds, dict(found.unmodelled)
-        if profile.note.startswith("efficiencies"):
-            notes = (profile.note,)
+        notes = (*measurement.notes, *((profile.note,) if profile.note.startswith("efficiencies") else ()))
     yield Comparison(
         file=measurement.path.name,
         device=name,
@@ -195,6 +246,8 @@ def _iterations(
 
 
 def _name_or_label(measurement: Measurement) -> str:
+    if not measurement.device and "hardware" in measurement.columns:
+        return "+".join(sorted(set(measurement.columns["hardware"].tolist())))
     try:
         return _device_of(measurement).name
     except ValueError:
@@ -208,8 +261,9 @@ def _own_profile(measurement: Measurement, hardware: _Hardware | None) -> str | 
 def _silicon(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.measured_runs import ServedRun, closed_loop_s, rows_of, served_run
+    from sim.measured_runs import ServedRun, closed_loop_s, rows_of, served_run, speculates
 
+    rows = rows_of(measurement)
     got = _Collected(len(measurement))
     done: dict[ServedRun, tuple[float, float]] = {}
     systems: set[str] = set()
@@ -222,21 +276,26 @@ def _silicon(
             done[run] = closed_loop_s(run, profile=hardware.profile if own and hardware else None)
         return done[run]
 
-    for index, row in enumerate(rows_of(measurement)):
+    for index, row in enumerate(rows):
         got.put(index, lambda row=row: price(row))
+    plain = np.array([not speculates(row) for row in rows])
     single = int((np.isfinite(got.values[0]) & np.isnan(got.values[1])).sum())
-    for predicted, what in zip(got.values, ("ttft", "tpot"), strict=True):
-        reasons = dict(got.reasons)
-        if what == "tpot" and single:
-            reasons[_ONE_TOKEN] = single
-        yield Comparison(
-            file=measurement.path.name,
-            device="+".join(sorted(systems)),
-            quantity=what,
-            predicted=predicted,
-            measured=measurement.columns[f"{what}_ms"] * 1e-3,
-            unmodelled=reasons,
-        )
+    for keep, note in ((np.ones(len(rows), bool), ""), (plain, WITHOUT)):
+        if note and (plain.all() or not plain.any()):
+            continue
+        for predicted, what in zip(got.values, ("ttft", "tpot"), strict=True):
+            reasons = {} if note else dict(got.reasons)
+            if what == "tpot" and single and not note:
+                reasons[_ONE_TOKEN] = single
+            missing = int(np.isnan(predicted[keep]).sum())
+            yield Comparison(
+                file=measurement.path.name,
+                device="+".join(sorted(systems)),
+                quantity=what + note,
+                predicted=predicted[keep],
+                measured=measurement.columns[f"{what}_ms"][keep] * 1e-3,
+                unmodelled={"as above": missing} if note and missing else reasons,
+            )
 
 
 def _disaggregated(
@@ -361,8 +420,8 @@ def write_csv(lines: Sequence[ErrorLine], path: str | Path) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
 
 
-def to_markdown(lines: Sequence[ErrorLine]) -> str:
-    """The page docs/validation.md: a table of the lines, then what is not modelled and why."""
+def to_markdown(lines: Sequence[ErrorLine], left_out: Sequence[str] = ()) -> str:
+    """The page docs/validation.md: a table of the lines, then what is not modelled or was *left_out* and why."""
     parts = [_HEAD]
     parts.append("| file | quantity | priced as | rows | unmodelled | MAPE % | median % | p90 % | bias % |")
     parts.append("| --- | --- | --- | --: | --: | --: | --: | --: | --: |")
@@ -375,8 +434,13 @@ def to_markdown(lines: Sequence[ErrorLine]) -> str:
     parts.append("\n## Rows without a prediction\n")
     said = {(line.file, reason): count for line in lines for reason, count in line.reasons.items()}
     parts += [f"* `{file}`: {count:,}, {reason}" for (file, reason), count in said.items()]
+    if left_out:
+        parts.append("\n## Files and rows that were not understood\n")
+        parts += [f"* {sentence}" for sentence in left_out]
     parts.append("\n## Errors on data that was not fitted\n")
     parts.append(_held_back())
+    parts.append("\n## Serving rows left out of the fit\n")
+    parts.append(_speculative())
     return "\n".join(parts) + "\n"
 
 
@@ -386,7 +450,8 @@ _HEAD = """\
 Written by `rooftrace validate --measured DIR --markdown docs/validation.md`. Errors are relative, in percent; bias is the
 mean of predicted / measured - 1. The first table compares the shipped profiles with all rows of the public measurements,
 which include those that the profiles were fitted to; the last one holds the errors on shapes that the scored fit did not
-see, as the profiles state them.
+see, as the profiles state them. Quantities that end in "without speculation" are over the rows that are not in the list
+at the end of the page.
 """
 
 
@@ -407,3 +472,36 @@ def _held_back() -> str:
     rows.append("\nServing stacks, on deployments that the fit did not see:\n")
     rows += [f"* {stack.name}: {stack.held_back}" for stack in serving_stacks().values() if stack.held_back]
     return "\n".join(rows)
+
+
+def _speculative() -> str:
+    """The rule that keeps serving rows from the fit, and the rows that it names."""
+    from sim.measured_runs import SPECULATIVE_RUNS, speculative_rows
+
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row in speculative_rows():
+        where = (row["model_path"], row["backend"], row["backend_version"], row["system"], row["gemm_quant_mode"])
+        what = f"{row['isl']} / {row['osl']}", row["measured"], row["provenance"]
+        groups.setdefault((*where, *what), []).append(row["concurrency"])
+    rows = [_SPECULATIVE_HEAD.format(n=len(speculative_rows()), file=SPECULATIVE_RUNS.name)]
+    rows.append(
+        "| model | stack | device | GEMM format | prompt / output tokens | measured | dump | concurrency | rows |"
+    )
+    rows.append("| --- | --- | --- | --- | --- | --- | --- | --- | --: |")
+    for (model, stack, version, system, gemm, lengths, day, dump), clients in sorted(groups.items()):
+        several = ", ".join(sorted(clients, key=int))
+        name = f"{stack} {version}".strip()
+        rows.append(
+            f"| {model} | {name} | {system} | {gemm} | {lengths} | {day} | {dump} | {several} | {len(clients)} |"
+        )
+    return "\n".join(rows)
+
+
+_SPECULATIVE_HEAD = """\
+The rule: a row is left out if it ran with multi-token prediction, as the launch recipes of its day say (InferenceX,
+`.github/configs/nvidia-master.yaml`: image, lengths, concurrency); where a recipe orders a point with and without, the
+faster row of the pair is the one with. Such a run decodes several tokens a step by a head that the row does not describe, so
+its times are not those of the step that is priced. No prediction and no error enters the rule. It names {n} rows, which
+`hwmodels/{file}` holds; every other row is offered to the fits, those among them that look as if they had run without
+CUDA graphs. Runs of more than 16 clients are scored and not fitted, for time alone.
+"""

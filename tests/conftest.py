@@ -9,6 +9,15 @@ import pytest
 SHARED = Path(__file__).parents[2] / "shared"
 
 
+@pytest.fixture(autouse=True)
+def _same_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Help, errors and tables are laid out for one width without colours, whatever terminal the tests run in."""
+    for name in ("TERMINAL_WIDTH", "LINES", "FORCE_COLOR", "PY_COLORS", "NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "dumb")
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of public traces and measurements beside the repository; tests that need it are skipped without it."""

@@ -160,6 +160,38 @@ class Slo(Section):
     e2el_s: Seconds | None = None
 
 
+class Window(Section):
+    """The part of a run that its figures are over: requests by arrival, rates from the first of them to the last."""
+
+    rule: Literal["whole", "after_warmup", "arrivals"] = "whole"
+    """`whole`: first arrival to last finish; `after_warmup`: what MSER-5 leaves of the end-to-end latencies, up to the last
+    arrival; `arrivals`: from `from_s` to `to_s`. A word alone stands for the rule, the bounds alone for `arrivals`."""
+    from_s: Annotated[float, Field(ge=0)] | None = None
+    """Seconds after the first arrival; where it is left out, 0."""
+    to_s: Seconds | None = None
+    """Seconds after the first arrival, the last arrival at most; where it is left out, the last arrival."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"rule": value}
+        if isinstance(value, Mapping) and "rule" not in value and {"from_s", "to_s"} & set(value):
+            return {"rule": "arrivals", **value}
+        return value
+
+    @model_validator(mode="after")
+    def _bounds_belong_to_arrivals(self) -> Self:
+        given = [name for name in ("from_s", "to_s") if getattr(self, name) is not None]
+        if self.rule != "arrivals" and given:
+            raise ValueError(f"rule {self.rule} takes no {' or '.join(given)}; leave out the rule or the bounds")
+        if self.rule == "arrivals" and not given:
+            raise ValueError("rule arrivals needs from_s or to_s, in seconds after the first arrival")
+        if self.to_s is not None and self.to_s <= (self.from_s or 0.0):
+            raise ValueError(f"to_s lies after from_s; got {self.from_s or 0:g} to {self.to_s:g}")
+        return self
+
+
 class Settings(Section):
     """Every key of a scenario file."""
 
@@ -185,6 +217,8 @@ class Settings(Section):
     memory: Memory = Memory()
     workload: Workload = Workload(trace="conversation")
     slo: Slo = Slo()
+    window: Window = Window()
+    """Which part of the run the figures are over."""
     seed: Annotated[int, Field(ge=0)] = 0
 
     @field_validator("model", "hardware")
@@ -314,6 +348,8 @@ class Scenario(Settings):
     def hash(self) -> str:
         """Sixteen hexadecimal digits of the scenario's content: equal for equal settings and equal files."""
         content = self.resolved()
+        if content["window"] == Window().model_dump():
+            del content["window"]  # results of scenarios from before there were windows keep their names
         decoding = content["decoding"]
         files = [(content, "model"), (content, "hardware"), (content["workload"], "trace")]
         files += [(decoding["draft"] or {}, "model"), (decoding["acceptance"] or {}, "recorded")]

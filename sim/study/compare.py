@@ -16,6 +16,7 @@ from sim.errors import RooftraceError
 from sim.scenario import Scenario
 from sim.scenario.explain import unknown
 from sim.study import statistics as st
+from sim.study.paired import STATISTICS, latency_change, queue_stretches
 from sim.study.points import Sweep
 from sim.study.sweep import FORMAT, SweepResult, sweep
 from sim.study.table import SATURATED, UNSTEADY
@@ -29,7 +30,8 @@ METRICS = (
     *("ttft_s.mean", "ttft_s.p50", "ttft_s.p99", "tpot_s.p50", "tpot_s.p99", "e2el_s.p50", "e2el_s.p99"),
     *("requests_per_s", "output_tokens_per_s", "slo_attainment", "goodput_requests_per_s"),
 )
-REPLICATIONS = 5
+REPLICATIONS = 10
+"""Pairs of scenarios: of 5 at a load of 0.9 the skewness shows too little to be allowed for (docs/coverage.md)."""
 _NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2el_s": "E2EL", "queue_s": "queueing"}
 _MORE_IS_BETTER = {
     "requests_per_s": "request throughput",
@@ -39,34 +41,33 @@ _MORE_IS_BETTER = {
     "slo_attainment": "SLO attainment",
 }
 _PER_REQUEST = ("ttft_s", "tpot_s", "e2el_s", "queue_s")
-_LEAST_IN_A_BATCH = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One metric of A and B. *change* is of B / A - 1 over pairs; None, with *why*, where there is none to give."""
+    """One metric of A and B. *change* is B / A - 1; None, with *why*, where there is none to give."""
 
     metric: str
     where: Mapping[str, Any]
     """The point of a sweep that it is about; empty where there is one only."""
     a: float | None
     b: float | None
-    change: st.Interval | None
+    change: st.Change | None
     why: str = ""
 
     @property
     def certain(self) -> bool:
         """Whether the interval leaves out 0."""
-        return self.change is not None and abs(self.change.mean) > self.change.half_width
+        return self.change is not None and self.change.certain
 
     @property
     def verdict(self) -> str:
-        """One sentence: 'B is 12 ± 3 % faster at p99 TTFT'."""
+        """One sentence: 'B is 12 % faster at p99 TTFT (9 to 16 %)'."""
         if self.change is None:
             return f"{_metric_name(self.metric)}: {self.why}"
         if self.a == self.b and self.change.mean == 0:
             return f"A and B are equal at {_metric_name(self.metric)}"
-        percent = _percent(self.change)
+        percent, bounds = _percent(self.change)
         head = self.metric.rpartition(".")[0]
         up = self.change.mean > 0
         if self.metric in _MORE_IS_BETTER:
@@ -75,20 +76,25 @@ class Difference:
             said = f"B is {percent} {'slower' if up else 'faster'} at {_metric_name(self.metric)}"
         else:
             said = f"B is {percent} {'higher' if up else 'lower'} in {_metric_name(self.metric)}"
-        if math.isnan(self.change.half_width):
+        if not bounds:
             return f"{said}; {self.why}"
         if not self.certain:
-            return f"no difference can be told at {_metric_name(self.metric)} ({percent} {'up' if up else 'down'})"
-        return said
+            return f"no difference can be told at {_metric_name(self.metric)} ({bounds})"
+        return f"{said} ({bounds})"
 
 
-def _percent(change: st.Interval) -> str:
-    mean, half = 100 * abs(change.mean), 100 * change.half_width
-    if math.isnan(half):
-        return f"{mean:.3g} %"
-    digits = max(0, 1 - math.floor(math.log10(half))) if 0 < half < 10 else 0
-    digits = min(digits, 2)
-    return f"{mean:.{digits}f} ± {half:.{digits}f} %"
+def _percent(change: st.Change) -> tuple[str, str]:
+    """The size of a change and the interval around it; an empty interval where there is none."""
+    if math.isnan(change.half_width):
+        return f"{100 * abs(change.mean):.3g} %", ""
+    half = 100 * change.half_width
+    digits = min(2, max(0, 1 - math.floor(math.log10(half)))) if 0 < half < 10 else 0
+    ends = [100 * change.low, 100 * change.high]
+    if not change.certain:
+        down, up = (f"{abs(end):.{digits}f} %" for end in ends)
+        return f"{100 * abs(change.mean):.{digits}f} %", f"from {down} down to {up} up"
+    low, high = sorted(map(abs, ends))
+    return f"{100 * abs(change.mean):.{digits}f} %", f"{low:.{digits}f} to {high:.{digits}f} %"
 
 
 def _metric_name(metric: str) -> str:
@@ -111,13 +117,13 @@ class Comparison:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row a metric (and point): a, b, change, half_width, verdict."""
+        """One row a metric (and point): a, b, change, low, high, half_width, verdict."""
         import pandas as pd
 
         return pd.DataFrame(self.rows())
 
     def rows(self) -> list[dict[str, Any]]:
-        """The differences as plain values; change and half_width are shares of A."""
+        """The differences as plain values; change, low, high and half_width are shares of A, None where there is none."""
         return [
             {
                 **each.where,
@@ -125,12 +131,11 @@ class Comparison:
                 "a": each.a,
                 "b": each.b,
                 "change": None if each.change is None else each.change.mean,
-                "half_width": None if each.change is None or math.isnan(each.change.half_width)
-                else each.change.half_width,
+                **{name: _value(each.change, name) for name in ("low", "high", "half_width")},
                 "verdict": each.verdict,
             }
             for each in self.differences
-        ]  # fmt: skip
+        ]
 
     def __str__(self) -> str:
         return "\n".join([f"A: {self.a}", f"B: {self.b}", *(each.verdict for each in self.differences), self.how])
@@ -145,6 +150,11 @@ class Comparison:
         )
 
 
+def _value(change: st.Change | None, name: str) -> float | None:
+    value = math.nan if change is None else getattr(change, name)
+    return None if math.isnan(value) else value
+
+
 def compare(
     a: Any,
     b: Any,
@@ -157,9 +167,11 @@ def compare(
     """How *b* differs from *a*, with intervals over pairs that share their random numbers.
 
     Both are of one kind. Scenarios (or their files) are run *replications* times each with the same seeds. Sweeps (or
-    their folders) are paired point by point and seed by seed. Results (or their folders) of the same requests are
-    paired stretch by stretch: 20 batches in order of arrival, warm-up left out. A change is the mean of B / A - 1 over
-    pairs. Where A or B is saturated, latencies have that verdict instead.
+    their folders) are paired point by point and seed by seed. A change is mean(B) / mean(A) - 1 over the pairs, and is
+    about runs as long as these (`sim.study.statistics.ratio_interval`). Results (or their folders) of the same requests
+    are paired stretch by stretch, and the change is about the long run (`sim.study.paired.latency_change`); where the
+    runs are too short for their load, it has no interval and says how many requests would do. Where A or B is saturated,
+    latencies have that verdict instead. Figures of a `window` are compared over the requests in the windows of both.
     """
     first, second = _load(a), _load(b)
     if type(first) is not type(second):
@@ -288,16 +300,17 @@ def _paired(
         why = _saturated_text(*verdicts)
     elif not pairs:
         why = "no value"
-    elif any(x <= 0 for x, _ in pairs):
+    elif sum(x for x, _ in pairs) <= 0:
         why = "no relative change from 0"
     if why:
         return Difference(metric=metric, where=where, a=means[0], b=means[1], change=None, why=why)
-    ratios = [y / x - 1 for x, y in pairs]
+    first, second = (np.array(side, dtype=float) for side in zip(*pairs, strict=True))
     # Equal runs under every seed say that nothing is random here, not that all is certain.
-    if len(ratios) > 1 and len(set(pairs)) > 1:
-        change = st.mean_interval(ratios, level=level)
+    if len(pairs) > 1 and len(set(pairs)) > 1:
+        change = st.ratio_interval(first, second, level=level)
     else:
-        change, why = st.Interval(mean=ratios[0], half_width=math.nan, n=1, level=level), "one run has no interval"
+        mean = float(second.mean() / first.mean()) - 1
+        change, why = st.Change(mean=mean, low=math.nan, high=math.nan, n=1, level=level), "one run has no interval"
     return Difference(metric=metric, where=where, a=means[0], b=means[1], change=change, why=why)
 
 
@@ -308,12 +321,15 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
     )
     if not same:
         raise RooftraceError(
-            f"the runs replay different requests ({len(first):,} and {len(second):,}), so that there are no pairs; "
-            "compare their scenarios instead"
+            f"the runs replay different requests ({len(first):,} and {len(second):,}), so that there are no pairs; give "
+            "both the same workload and seed, or compare their scenarios"
         )
     saturated = (a.summary[SATURATED], b.summary[SATURATED])
     flat = [_flat(each.summary) for each in (a, b)]
     chosen = _chosen(metrics, [name for name in flat[0] if name in flat[1]])
+    kept = a.in_window & b.in_window
+    order = np.flatnonzero(kept)[np.argsort(first["arrival_ns"].to_numpy()[kept], kind="stable")]
+    stretches = min(_stretches(each, order) for each in (a, b))
     differences = []
     for metric in chosen:
         head, _, statistic = metric.rpartition(".")
@@ -325,46 +341,34 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
             why = "no value"
         elif value[0] <= 0:
             why = "no relative change from 0"
-        elif head in _PER_REQUEST and statistic in ("mean", "median", "p50", "p90", "p95", "p99"):
-            change, why = _by_batches(first[head].to_numpy(), second[head].to_numpy(), statistic, level)
+        elif head in _PER_REQUEST and statistic in STATISTICS:
+            before, after = (each[head].to_numpy()[order] for each in (first, second))
+            change, why = latency_change(before, after, statistic, stretches=stretches, level=level)
         if change is None and not why:
-            change = st.Interval(mean=value[1] / value[0] - 1, half_width=math.nan, n=1, level=level)
+            mean = value[1] / value[0] - 1
+            change = st.Change(mean=mean, low=math.nan, high=math.nan, n=1, level=level)
             why = "one run has no interval; compare scenarios"
         differences.append(Difference(metric=metric, where={}, a=value[0], b=value[1], change=change, why=why))
+    part = "" if order.size == len(first) else f" ({order.size:,} in the windows of both)"
     return Comparison(
         a=places[0] + a.label,
         b=places[1] + b.label,
         differences=tuple(differences),
-        how=f"the same {len(first):,} requests in {st.N_BATCHES} batches by arrival, paired; intervals hold at {level:.0%}",
+        how=(
+            f"the same {len(first):,} requests{part} in {st.RATIO_BATCHES} batches by arrival, paired; intervals hold at "
+            f"{level:.0%}"
+        ),
         level=level,
     )
 
 
-def _by_batches(a: Any, b: Any, statistic: str, level: float) -> tuple[st.Interval, str]:
-    """The change of a statistic between the latencies of the same requests, batch by batch."""
-    both = ~(np.isnan(a) | np.isnan(b))
-    a, b = a[both], b[both]
-    probability = {"median": 0.5, "mean": None}.get(
-        statistic, 0.01 * float(statistic[1:]) if statistic[0] == "p" else 0
-    )
-    needed = (
-        _LEAST_IN_A_BATCH if probability is None else max(_LEAST_IN_A_BATCH, math.ceil(1 / (1 - probability) - 1e-9))
-    )
-    whole = [_statistic(side[None, :], probability)[0] if side.size else math.nan for side in (a, b)]
-    try:
-        cut = max(st.mser5(a), st.mser5(b))
-    except ValueError:
-        cut = 0  # too short or never settled: all of it is compared, as pairs share what there is of a trend
-    a, b = a[cut:], b[cut:]
-    if a.size < needed * st.N_BATCHES:
-        change = st.Interval(mean=whole[1] / whole[0] - 1, half_width=math.nan, n=1, level=level)
-        return change, f"{a.size:,} requests are too few for {st.N_BATCHES} batches at {statistic}: no interval"
-    sides = [_statistic(side[side.size % st.N_BATCHES :].reshape(st.N_BATCHES, -1), probability) for side in (a, b)]
-    return st.relative_difference(*sides, level=level), ""
-
-
-def _statistic(batches: Any, probability: float | None) -> Any:
-    return batches.mean(axis=1) if probability is None else np.quantile(batches, probability, axis=1)
+def _stretches(result: Result, order: np.ndarray) -> float:
+    """What `queue_stretches` says of the requests *order*; clients that wait for answers keep no queue of their own."""
+    workload = result.manifest.get("scenario", {}).get("workload", {})
+    if (workload.get("arrivals") or {}).get("process") == "closed_loop":
+        return math.inf
+    columns = result.columns.requests
+    return queue_stretches(*(columns[name][order] for name in ("arrival_ns", "scheduled_ns", "replica")))
 
 
 def _chosen(metrics: Sequence[str] | None, columns: Sequence[str]) -> list[str]:
@@ -384,7 +388,10 @@ def _flat(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def _saturated_text(a: bool | None, b: bool | None) -> str:
     who = "A and B are" if a and b else "A is" if a else "B is"
-    return f"{who} saturated: the queue grows for as long as arrivals last, and so does this latency"
+    return (
+        f"{who} saturated: the queue grows for as long as arrivals last, and so does this latency; lower the rate or add "
+        "replicas"
+    )
 
 
 def _mostly(verdicts: Sequence[bool | None]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -54,7 +56,10 @@ def test_numpy_times_every_operation() -> None:
     every_operation_has_a_time(open_backend("numpy", "cpu", clock="cpu"))
 
 
-def test_numpy_calibrates_end_to_end(tmp_path: Path) -> None:
+def test_numpy_calibrates_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The budget runs down by the look, not by the second: a busy machine takes as many samples as a quiet one.
+    ticks = itertools.count()
+    monkeypatch.setattr("hwmodels.calibrate.session.time", SimpleNamespace(monotonic=lambda: 0.022 * next(ticks)))
     arguments = ["calibrate", "--backend", "numpy", "--budget", "6s", "--clock", "cpu", "--allow-noise"]
     done = CliRunner().invoke(build_app(), [*arguments, "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
@@ -78,18 +83,17 @@ def test_numpy_calibrates_end_to_end(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_the_command_with_its_samples_kept(tmp_path: Path) -> None:
-    arguments = ["--backend", "numpy", "--budget", "60s", "--clock", "cpu", "--allow-noise", "--out", str(tmp_path)]
+    arguments = ["--backend", "numpy", "--budget", "1h", "--clock", "cpu", "--allow-noise", "--out", str(tmp_path)]
     process = subprocess.Popen(
         [sys.executable, "-c", "from sim.cli import main; main()", "calibrate", *arguments],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     path = tmp_path / "samples.jsonl"
-    deadline = time.monotonic() + 40.0
-    while time.monotonic() < deadline and not (path.exists() and path.read_bytes().count(b"\n") > 5):
+    while process.poll() is None and not (path.exists() and path.read_bytes().count(b"\n") > 5):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=40)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert "the samples" in errors
     assert len(read_log(tmp_path)[2]) >= 5

@@ -226,12 +226,11 @@ def test_a_signal_in_the_middle_leaves_nothing(number, code):
     with subprocess.Popen(
         [sys.executable, "-c", start, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        deadline = time.monotonic() + 20
-        while not everything_under(".") and time.monotonic() < deadline:
+        while not everything_under(".") and process.poll() is None:
             time.sleep(0.02)
         assert everything_under(".") != []
         os.kill(process.pid, number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == code
     assert out == ""
     assert "Traceback" not in err

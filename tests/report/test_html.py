@@ -107,7 +107,7 @@ def browse(page, folder):
     if browser is None:
         pytest.skip("needs chromium, which is not installed")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--dump-dom"]
-    return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=600, check=True).stdout
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ def test_summary_has_the_documented_keys():
     assert list(summary) == [
         "requests", "ttft_s", "tpot_s", "itl_s", "e2el_s", "queue_s", "output_tokens_per_s", "total_tokens_per_s",
         "requests_per_s", "goodput_requests_per_s", "slo_attainment", "makespan_s", "iterations", "preemptions",
-        "mfu", "mbu", "busy_fraction", "kv_utilization", "saturated", "speculation", "wall_s",
+        "mfu", "mbu", "busy_fraction", "kv_utilization", "saturated", "speculation", "wall_s", "window",
     ]  # fmt: skip
     for key in ("ttft_s", "tpot_s", "itl_s", "e2el_s", "queue_s"):
         assert set(summary[key]) == {"mean", "median", "std", "p50", "p90", "p95", "p99", "max"}

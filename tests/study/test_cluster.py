@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -66,11 +65,9 @@ def test_a_worker_killed_in_the_middle_changes_nothing_in_the_table(cluster, tmp
     assert result.counts["runs"] == 60
     pd.testing.assert_frame_equal(result.table, alone.table)
     # What is finished is found again, by whatever runs it.
-    begun = time.monotonic()
     seen = []
     sweep(BASE, axes=axes, replications=2, out=tmp_path / "cluster", cluster=address, progress=seen.append)
     assert seen[-1].reused == 60
-    assert time.monotonic() - begun < 20
 
 
 def test_a_scheduler_that_does_not_answer_is_one_sentence(tmp_path):

@@ -15,17 +15,20 @@ BUSY = Scenario.default().with_set(
 )
 
 
-def verdict(change, metric="ttft_s.p99", half=0.03):
-    interval = st.Interval(mean=change, half_width=half, n=5)
-    return Difference(metric=metric, where={}, a=1.0, b=1 + change, change=interval).verdict
+def verdict(change, metric="ttft_s.p99", low=None, high=None):
+    interval = st.Change(
+        mean=change, low=math.nan if low is None else low, high=math.nan if high is None else high, n=5
+    )
+    return Difference(metric=metric, where={}, a=1.0, b=1 + change, change=interval, why="one run").verdict
 
 
 def test_verdicts_are_sentences():
-    assert verdict(-0.12, half=0.031) == "B is 12.0 ± 3.1 % faster at p99 TTFT"
-    assert verdict(0.12, half=0.2) == "no difference can be told at p99 TTFT (12 ± 20 % up)"
-    assert verdict(0.5, "output_tokens_per_s", 0.125) == "B has 50 ± 12 % more output throughput"
-    assert verdict(0.5, "iterations", 0.11) == "B is 50 ± 11 % higher in iterations"
-    assert verdict(0.0, half=0.0) == "A and B are equal at p99 TTFT"
+    assert verdict(-0.12, low=-0.151, high=-0.089) == "B is 12.0 % faster at p99 TTFT (8.9 to 15.1 %)"
+    assert verdict(0.12, low=-0.08, high=0.32) == "no difference can be told at p99 TTFT (from 8 % down to 32 % up)"
+    assert verdict(0.5, "output_tokens_per_s", 0.375, 0.825) == "B has 50 % more output throughput (38 to 82 %)"
+    assert verdict(0.5, "iterations", 0.39, 0.61) == "B is 50 % higher in iterations (39 to 61 %)"
+    assert verdict(0.0, low=0.0, high=0.0) == "A and B are equal at p99 TTFT"
+    assert verdict(0.234) == "B is 23.4 % slower at p99 TTFT; one run"
 
 
 def test_scenarios_are_compared_on_the_same_random_numbers():
@@ -34,14 +37,12 @@ def test_scenarios_are_compared_on_the_same_random_numbers():
     assert each.change.n == 4
     assert each.certain
     # By hand, from the same seeds.
-    ratios = []
-    for seed in range(4):
-        a, b = (
-            simulate(scenario.with_value("seed", seed)).summary["tpot_s"]["p50"]
-            for scenario in (BUSY, BUSY.with_set("hardware=a100-80gb-sxm"))
-        )
-        ratios.append(b / a - 1)
-    assert each.change == st.mean_interval(ratios)
+    a, b = (
+        [simulate(scenario.with_value("seed", seed)).summary["tpot_s"]["p50"] for seed in range(4)]
+        for scenario in (BUSY, BUSY.with_set("hardware=a100-80gb-sxm"))
+    )
+    assert each.change == st.ratio_interval(a, b)
+    assert each.change.mean == pytest.approx(sum(b) / sum(a) - 1)
     assert "slower at p50 TPOT" in each.verdict
 
 
@@ -63,14 +64,39 @@ def test_results_are_paired_request_by_request(tmp_path):
     simulate(long).save(tmp_path / "a", plots=False)
     simulate(long.with_set("hardware=a100-80gb-sxm")).save(tmp_path / "b", plots=False)
     found = {each.metric: each for each in compare(tmp_path / "a", tmp_path / "b")}
-    assert found["e2el_s.p50"].change.n == 20
+    assert found["e2el_s.p50"].change.n == 16
     assert compare(tmp_path / "a", tmp_path / "b", metrics=["e2el_s.p50"]).a.startswith(str(tmp_path / "a"))
     assert found["e2el_s.p50"].certain
-    assert "too few" in found["ttft_s.p99"].verdict
+    assert "600 requests are too few for an interval of this: 1,600 are the least" in found["ttft_s.p99"].verdict
     assert math.isnan(found["ttft_s.p99"].change.half_width)
     other = simulate(long.with_set("seed=1"))
-    with pytest.raises(RooftraceError, match="different requests"):
+    with pytest.raises(RooftraceError, match=r"different requests .* same workload and seed"):
         compare(tmp_path / "a", other)
+
+
+def test_the_change_of_two_results_is_that_of_the_figures_shown():
+    long = BUSY.with_set("workload.requests=603")
+    (each,) = compare(simulate(long), simulate(long.with_set("hardware=a100-80gb-sxm")), metrics=["e2el_s.mean"])
+    assert each.change.mean == pytest.approx(each.b / each.a - 1, rel=1e-12)
+
+
+def test_figures_of_a_window_are_compared_over_the_requests_of_both():
+    run = BUSY.with_set("workload.requests=600", "window={from_s: 10, to_s: 25}")
+    a, b = simulate(run), simulate(run.with_set("hardware=a100-80gb-sxm"))
+    found = compare(a, b, metrics=["e2el_s.mean"])
+    (each,) = found
+    inside = a.requests["arrival_ns"] - a.requests["arrival_ns"].min()
+    inside = (inside >= 10_000_000_000) & (inside <= 25_000_000_000)
+    means = [side.requests["e2el_s"][inside].mean() for side in (a, b)]
+    assert each.change.mean == pytest.approx(means[1] / means[0] - 1)
+    assert f"({inside.sum():,} in the windows of both)" in found.how
+
+
+def test_clients_that_wait_for_answers_are_not_taken_for_a_queue_without_end():
+    workload = "workload={arrivals: {process: closed_loop, concurrency: 8}, prompt_tokens: 400, output_tokens: 20, requests: 400}"
+    a = BUSY.with_set(workload, "scheduler.max_sequences=2")
+    (each,) = compare(simulate(a), simulate(a), metrics=["e2el_s.mean"])
+    assert each.verdict == "A and B are equal at mean E2EL"
 
 
 def test_sweeps_are_paired_point_by_point(tmp_path):

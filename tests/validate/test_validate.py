@@ -82,14 +82,14 @@ def test_a_device_that_is_not_in_the_catalogue_is_counted_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("notes.csv", "a,b\n1,2\n", "the name says no known kind"),
+        ("notes.csv", "a,b\n1,2\n", "are those of no kind of measurement"),
         ("gemm_h100_bf16_vllm0.24.csv", "m,n,k\n1,2,3\n", "lacks latency_us"),
         ("gemm_h100_bf16_vllm0.24.csv", "m,n,k,latency_us,watts\n1,2,3,4,5\n", "unknown column watts"),
         ("gemm_h100_bf16_vllm0.24.csv", "m,n,k,latency_us\n1,2,3,-4\n", "latency_us must be positive"),
         ("gemm_h100_bf16_vllm0.24.csv", "m,n,k,latency_us\n1,2\n", "truncated"),
     ],
 )
-def test_a_file_that_is_not_understood_stops_the_validation(tmp_path, name, text, message):
+def test_a_file_that_is_not_understood_stops_a_strict_validation(tmp_path, name, text, message):
     write(tmp_path, "gemm_a100_bf16_vllm0.14.csv", gemm_rows("a100-80gb-sxm", SHAPES))
     write(tmp_path, name, text)
     with pytest.raises(RooftraceError, match=message):
@@ -260,6 +260,80 @@ def test_the_command_fails_on_what_it_does_not_understand(tmp_path):
     result = CliRunner().invoke(build_app(), ["validate", "--measured", str(tmp_path)])
     assert result.exit_code == 2
     assert "notes.csv" in result.stderr
+
+
+GARBAGE = "a,b\n1,2\n"
+
+
+def folder_with_garbage(tmp_path, rows):
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    write(folder, "gemm_h100_bf16_vllm0.24.csv", rows + "64,4096,4096,fast\n")
+    write(folder, "notes.csv", GARBAGE)
+    return folder
+
+
+def test_the_command_goes_on_without_what_it_does_not_understand_and_says_so(tmp_path):
+    folder = folder_with_garbage(tmp_path, gemm_rows("h100-sxm", SHAPES))
+    out, page = tmp_path / "errors.csv", tmp_path / "errors.md"
+    arguments = ["validate", "--measured", str(folder)]
+    result = CliRunner().invoke(build_app(), [*arguments, "--out", str(out), "--markdown", str(page)])
+    assert result.exit_code == 3, result.output
+    with out.open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["rows"], row["unmodelled"]) == ("3", "0")
+    assert "Left out: notes.csv: not understood: its columns (a, b) are those of no kind" in result.stderr
+    assert "1 of 4 rows refused: latency_us must be a number; got 'fast' (line 5)" in result.stderr
+    assert "1 file and 1 row left out (exit code 3); --strict refuses" in result.stderr
+    assert "* notes.csv: not understood" in page.read_text()
+    strict = CliRunner().invoke(build_app(), [*arguments, "--strict"])
+    assert strict.exit_code == 2
+    assert "latency_us in line 5 must be a number" in strict.stderr
+
+
+def test_fit_goes_on_without_what_it_does_not_understand_and_says_so(tmp_path):
+    shapes = [(m, n, k) for m in (1, 16, 64, 200, 1000, 4000) for n in (1024, 4096, 8192) for k in (1024, 4096)]
+    folder = folder_with_garbage(tmp_path, gemm_rows("h100-sxm", shapes))
+    profile = tmp_path / "own.toml"
+    arguments = ["fit", "--measured", str(folder), "--device", "h100", "--out", str(profile), "--max-points", "50"]
+    strict = CliRunner().invoke(build_app(), [*arguments, "--strict"])
+    assert strict.exit_code == 2
+    assert not profile.exists()
+    result = CliRunner().invoke(build_app(), arguments)
+    assert result.exit_code == 3, result.output
+    assert "1 file and 1 row left out" in result.stderr
+    assert load_profile(str(profile)).kernel("gemm", ("bf16/vllm",)).provenance.points == len(shapes)
+
+
+def test_a_file_that_does_not_say_its_device_is_priced_where_hardware_is_given(tmp_path):
+    write(tmp_path, "my numbers.csv", gemm_rows("h100-sxm", SHAPES))
+    (one,) = validate(tmp_path, hardware="h100")
+    assert one.line.mape_pct == pytest.approx(0.0, abs=1e-9)
+    assert "vLLM's kernels assumed" in one.notes[0]
+    with pytest.raises(RooftraceError, match="neither its columns nor its name say the device"):
+        validate(tmp_path)
+
+
+def test_no_experts_of_a_dense_model_count_as_one(tmp_path):
+    none = DENSE.replace(",2,1,1,2,1,", ",2,1,1,0,0,")
+    assert none != DENSE
+    write(tmp_path, "e2e_silicon_agg.csv", SILICON + DENSE + none)
+    ttft, tpot = validate(tmp_path)
+    assert ttft.predicted[0] == ttft.predicted[1]
+    assert tpot.predicted[0] == tpot.predicted[1]
+    write(
+        tmp_path, "e2e_silicon_agg.csv", SILICON + none.replace("meta-llama/Llama-3.1-70B", "deepseek-ai/DeepSeek-V3")
+    )
+    ttft, _ = validate(tmp_path)
+    assert ttft.unmodelled == {"moe_tp_size or moe_ep_size is 0 for a model with experts": 1}
+
+
+def test_rows_with_speculation_are_counted_and_errors_given_without_them_too(tmp_path):
+    header = SILICON.strip() + ",speculation\n"
+    rows = [DENSE.strip() + ending for ending in (",\n", ",mtp\n")]
+    write(tmp_path, "e2e_silicon_agg.csv", header + "".join(rows))
+    quantities = {one.quantity: one.line.rows for one in validate(tmp_path)}
+    assert quantities == {"ttft": 2, "tpot": 2, "ttft without speculation": 1, "tpot without speculation": 1}
 
 
 def test_fit_writes_a_profile_that_validate_reads(tmp_path):

@@ -23,7 +23,7 @@ def compare(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of both scenarios.")
     ] = None,
     replications: Annotated[
-        int | None, typer.Option(min=2, help="Runs of each scenario; 5 without.", show_default=False)
+        int | None, typer.Option(min=2, help="Runs of each scenario; 10 without.", show_default=False)
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Processes for scenarios; all cores by default.", show_default=False)

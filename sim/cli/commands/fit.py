@@ -19,26 +19,33 @@ def fit(
     device: Annotated[str, typer.Option(help="Catalogue name, or path to a device's datasheet (.toml).")],
     out: Annotated[Path, typer.Option(help="Profile to write (.toml).", show_default=False)],
     max_points: Annotated[int, typer.Option(min=50, help="Rows of a kernel that a fit uses at most.")] = 1500,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse a folder with a file or row that is not understood.")
+    ] = False,
     borrow: Annotated[bool, typer.Option(help="Take what was not measured from the shipped profiles.")] = True,
 ) -> None:
     """Fit a device's kernels to measurements, hold part of the shapes back, report the errors on them.
 
-    Files belong to the device that their names say. Kernels that the folder does not hold are taken from the shipped
-    profiles of the device and its relatives, and say so in the profile.
+    Files are recognised by their columns, and belong to the device that their names say. Kernels that the folder does
+    not hold are taken from the shipped profiles of the device and its relatives, and say so in the profile. Exit code 3
+    when a file or row that is not understood was left out.
     """
     import datetime
 
     from hwmodels.device import load_device
     from hwmodels.fit import fit_profile
-    from hwmodels.measured import read_folder
     from hwmodels.profiles import complete, datasheet_of, load_profile, write_profile
+    from sim.validate import LEFT_OUT, read_measured
 
     if out.suffix != ".toml":
         raise RooftraceError(f"--out {out}: a profile is a TOML file; end its name in .toml")
+    folder = read_measured(measured, strict=strict)
     try:
         target = load_device(device)
-        files = [m for m in read_folder(measured) if _is_of(m, target)]
+        files = [m for m in folder.measurements if _is_of(m, target)]
         if not files:
+            for sentence in folder.left_out:
+                typer.echo(f"Left out: {sentence}", err=True)
             raise RooftraceError(
                 f"{measured} holds no kernel measurements of {target.name}; their names say the device, as in "
                 f"gemm_{target.name.split('-')[0]}_bf16_vllm0.24.csv"
@@ -65,6 +72,13 @@ def fit(
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error.strerror}") from None
     typer.echo(f"Profile: {out}")
+    for note in dict.fromkeys(f"{m.path.name}: {note}" for m in files for note in m.notes):
+        typer.echo(note)
+    for sentence in folder.left_out:
+        typer.echo(f"Left out: {sentence}", err=True)
+    if folder.left_out:
+        typer.echo(folder.verdict, err=True)
+        raise typer.Exit(LEFT_OUT)
 
 
 def _is_of(measurement: object, target: object) -> bool:

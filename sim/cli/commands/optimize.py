@@ -81,6 +81,7 @@ def optimize(
         raise RooftraceError(f"--goal {goal} chooses between candidates: give --axis")
     if tolerance is not None:
         raise RooftraceError(f"--tolerance is about --goal rate, and the goal is {goal}; leave it out")
+    from sim.results import over
     from sim.study.optimize import cheapest
 
     found = cheapest(chosen, axes, goal=goal, target=target, replications=replications, out=out, jobs=jobs)
@@ -89,9 +90,10 @@ def optimize(
     best = found.best
     if as_json:
         rows = json.loads(found.table.to_json(orient="records"))
-        typer.echo(json.dumps({"goal": goal, "best": _plain(best), "candidates": rows}, indent=2))
+        part = over(chosen.resolved(), list(axes))
+        typer.echo(json.dumps({"goal": goal, "figures_over": part, "best": _plain(best), "candidates": rows}, indent=2))
     else:
-        _print(found, out)
+        _print(found, out, over(chosen.resolved(), list(axes)))
     if best is None:
         raise typer.Exit(1)
 
@@ -103,6 +105,7 @@ def _rate(
     from itertools import product
 
     from sim.errors import RooftraceError
+    from sim.results import over
     from sim.study.optimize import highest_rate
     from sim.study.points import check_key
 
@@ -132,7 +135,16 @@ def _rate(
     best = max(rows, key=lambda row: row["rate_per_s"])
     if as_json:
         typer.echo(
-            json.dumps({"goal": "rate", "attainment": target.attainment, "best": best, "candidates": rows}, indent=2)
+            json.dumps(
+                {
+                    "goal": "rate",
+                    "attainment": target.attainment,
+                    "figures_over": over(scenario.resolved(), list(axes)),
+                    "best": best,
+                    "candidates": rows,
+                },
+                indent=2,
+            )
         )
     else:
         from sim.cli.tables import print_facts, print_table
@@ -151,12 +163,12 @@ def _rate(
         else:
             lowest = min(row["outside_per_s"] for row in rows)
             said = f"none: {target.attainment:.4g} of requests is not reached even at {lowest:.3g} requests/s"
-        print_facts([("Highest", said)])
+        print_facts([("Highest", said), ("Figures over", over(scenario.resolved(), list(axes)))])
     if best["rate_per_s"] <= 0:
         raise typer.Exit(1)
 
 
-def _print(found: Choice, out: Path | None) -> None:
+def _print(found: Choice, out: Path | None, part: str) -> None:
     from sim.cli.tables import print_facts, print_table
 
     ranked = found.table.sort_values(["keeps", found.column], ascending=[False, True])
@@ -183,6 +195,7 @@ def _print(found: Choice, out: Path | None) -> None:
     facts = [
         ("Candidates", f"{len(found.table)}, {int(found.table['keeps'].sum())} keep the SLO"),
         ("Best", str(found)),
+        ("Figures over", part),
     ]
     if out is not None:
         facts.append(("Results", f"{out}/ranked.csv, pareto.png"))

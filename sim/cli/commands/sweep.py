@@ -118,6 +118,7 @@ def _plan(
 
 def _print(result: object, folder: Path) -> None:
     from sim.cli.tables import print_facts, print_table
+    from sim.results import over
     from sim.study.sweep import SweepResult, short_table
 
     assert isinstance(result, SweepResult)
@@ -129,6 +130,7 @@ def _print(result: object, folder: Path) -> None:
     facts = [("Points", f"{counts['points']:,}"), ("Runs", f"{counts['runs']:,}")]
     if counts["saturated"]:
         facts.append(("Saturated", f"{counts['saturated']:,} points: arrivals outrun the deployment"))
+    facts.append(("Figures over", over(result.manifest["base"], result.axes)))
     print_facts([*facts, ("Results", f"{folder}/results.parquet, .csv; runs.parquet")])
     failures = result.failures(20)
     if failures:

@@ -25,6 +25,9 @@ def validate(
     plots: Annotated[
         Path | None, typer.Option(help="Draw measured against predicted, and errors by size, into this folder.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse a folder with a file or row that is not understood.")
+    ] = False,
     live: Annotated[
         bool, typer.Option("--live", help="Run transformers on this machine beside their simulation.")
     ] = False,
@@ -37,7 +40,10 @@ def validate(
     draft: Annotated[str | None, typer.Option(help="With --live: the draft's shape.")] = None,
     alpha: Annotated[float, typer.Option(help="With --live: probability that a drafted token is accepted.")] = 0.8,
 ) -> None:
-    """Predict every row of a folder of measurements and say how far off the models are, file by file."""
+    """Predict every row of a folder of measurements and say how far off the models are, file by file.
+
+    Files are recognised by their columns. Exit code 3 when a file or row that is not understood was left out.
+    """
     from sim.errors import OutputError, RooftraceError
 
     if live == (measured is not None):
@@ -55,15 +61,16 @@ def validate(
     for path in (out, markdown):  # before the minutes that the simulations take
         if path is not None and not path.parent.is_dir():
             raise OutputError(f"cannot write {path}: its folder does not exist; create it first")
-    from sim.validate import comparisons, to_markdown, write_csv
+    from sim.validate import LEFT_OUT, comparisons, read_measured, to_markdown, write_csv
 
-    found = list(comparisons(measured, hardware=hardware))
+    folder = read_measured(measured, hardware=hardware, strict=strict)
+    found = list(comparisons(folder, hardware=hardware))
     lines = [comparison.line for comparison in found]
     if out is not None:
         write_csv(lines, out)
     if markdown is not None:
         try:
-            markdown.write_text(to_markdown(lines), encoding="utf-8")
+            markdown.write_text(to_markdown(lines, folder.left_out), encoding="utf-8")
         except OSError as error:
             raise OutputError(f"cannot write {markdown}: {error.strerror}") from None
     typer.echo(f"{'file, quantity':<66}{'rows':>8}{'unmod.':>8}{'MAPE %':>8}{'median':>8}{'p90':>8}{'bias':>8}")
@@ -85,3 +92,8 @@ def validate(
 
         for path in draw_validation(found, plots):
             typer.echo(f"Plot: {path}")
+    for sentence in folder.left_out:
+        typer.echo(f"Left out: {sentence}", err=True)
+    if folder.left_out:
+        typer.echo(folder.verdict, err=True)
+        raise typer.Exit(LEFT_OUT)

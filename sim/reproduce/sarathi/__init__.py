@@ -5,22 +5,27 @@
 
 from __future__ import annotations
 
-from sim.reproduce.rows import Row
+import itertools
+
+from sim.reproduce.rows import Part, Row
 from sim.reproduce.sarathi import gains, iterations, memory, pipelines, serving
 from sim.reproduce.sarathi.memory import stated_batches
 from sim.reproduce.sarathi.pictures import plots
 
-__all__ = ["TITLE", "plots", "rows", "stated_batches"]
+__all__ = ["PARTS", "TITLE", "plots", "rows", "stated_batches"]
 
 TITLE = "SARATHI: chunked prefill, decode-maximal batches, pipelines"
 
 
+PARTS = (
+    Part("iterations", lambda _: iterations.rows(), 2),
+    Part("peak gains", gains.rows, 6),
+    Part("memory", lambda _: memory.rows(), 1),
+    Part("pipelines", pipelines.rows, 35),
+    Part("serving", serving.rows, 35),
+)
+
+
 def rows(quick: bool) -> list[Row]:
     """Every published number beside the simulated one; *quick* runs fewer requests."""
-    return [
-        *iterations.rows(),
-        *gains.rows(quick),
-        *memory.rows(),
-        *pipelines.rows(quick),
-        *serving.rows(quick),
-    ]
+    return list(itertools.chain.from_iterable(part.run(quick) for part in PARTS))

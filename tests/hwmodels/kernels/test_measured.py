@@ -7,7 +7,7 @@ import pytest
 
 from hwmodels.device import load_device
 from hwmodels.fit import errors
-from hwmodels.measured import catalogue_model, catalogue_name, is_kernel_level, predict, read, read_folder
+from hwmodels.measured import catalogue_model, catalogue_name, is_kernel_level, predict, read, read_folder, survey
 from hwmodels.profiles import borrow, load_profile
 
 GEMM = "m,n,k,latency_us\n1,4096,4096,12.5\n64,4096,4096,14.0\n"
@@ -29,7 +29,8 @@ def test_a_name_says_kind_device_format_and_software(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("matmul_h200.csv", GEMM, "the name says no known kind of measurement"),
+        ("matmul_h200.csv", "a,b\n1,2\n", r"its columns \(a, b\) are those of no kind of measurement"),
+        ("gemm_h200_bf16_vllm0.24.csv", "m,m,n,k,latency_us\n1,1,1,1,1\n", "the column m is there twice"),
         ("gemm_h200_bf16_vllm0.24.csv", GEMM.replace("k,", "depth,"), "a gemm file has the columns m, n, k"),
         ("gemm_h200_bf16_vllm0.24.csv", GEMM.replace("latency_us", "latency_us,colour"), "unknown column colour"),
         ("gemm_h200_bf16_vllm0.24.csv", GEMM.replace("14.0", "fast"), "latency_us in line 3 must be a number"),
@@ -154,10 +155,79 @@ def test_mixed_batches_take_head_counts_from_the_catalogue(tmp_path):
 def test_a_folder_with_a_stranger_is_refused(tmp_path):
     write(tmp_path, "gemm_h200_bf16_vllm0.24.csv", GEMM)
     write(tmp_path, "notes.csv", "a,b\n1,2\n")
-    with pytest.raises(ValueError, match=r"notes\.csv: the name says no known kind"):
+    with pytest.raises(ValueError, match=r"notes\.csv: its columns \(a, b\) are those of no kind"):
         read_folder(tmp_path)
     with pytest.raises(ValueError, match="holds no CSV files"):
         read_folder(tmp_path / "nowhere")
+
+
+DECODE = "batch_size,kv_len,num_heads,num_kv_heads,head_dim,latency_us\n1,127,32,8,128,11\n"
+PAGED = (
+    "is_prefill,batch_size,prefill_chunk_size,kv_cache_size,latency_us,heads_per_rank,kv_heads_per_rank\n"
+    "True,1,128,0,50,32,8\n"
+)
+LAYERS = "model,tp,layer,m,n,k,latency_us\nx,1,qkv_proj,16,6144,4096,20\nx,1,rope,16,,,5\n"
+SERIES = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n1.0,9069.0,166.0,9,0,0.0\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind", "device", "dtype", "source"),
+    [
+        ("my numbers (H100).csv", GEMM, "gemm", "", "bf16", "vllm"),
+        ("my_numbers_h100.csv", GEMM, "gemm", "h100", "bf16", "vllm"),
+        ("vllm0.24_fp8_h200_matmuls.csv", GEMM, "gemm", "h200", "fp8", "vllm"),
+        ("gemm_fp8_h200_trtllm1.3.csv", GEMM, "gemm", "h200", "fp8", "trtllm"),
+        ("gemm_h200_bf16_vllm0.24.csv", DECODE, "attention_decode", "h200", "bf16", "vllm"),  # the name is wrong
+        ("times_h100_pcie.csv", DECODE, "attention_decode", "h100pcie", "bf16", "vllm"),
+        ("attn_h100_llama70b_tp4_lss.csv", PAGED, "attention_paged", "h100", "bf16", "lss"),
+        ("attn_v6e_llama3.1-8b.csv", PAGED, "tpu_attention", "v6e", "bf16", ""),
+        ("ops_h100_llama3.1-8b_vllm0.24.csv", LAYERS, "layers", "h100", "bf16", "vllm"),
+        ("series_tp1_llama3.1-8b_h100_vllm0.24.csv", SERIES, "e2e_timeseries", "h100", "bf16", "vllm"),
+    ],
+)
+def test_columns_say_the_kind_and_the_name_only_what_they_lack(tmp_path, name, text, kind, device, dtype, source):
+    m = read(write(tmp_path, name, text))
+    assert (m.kind, m.device, m.dtype, m.source) == (kind, device, dtype, source)
+
+
+def test_what_neither_columns_nor_name_say_is_assumed_aloud(tmp_path):
+    (note,) = read(write(tmp_path, "my_numbers_h100.csv", GEMM)).notes
+    assert "bf16 and vLLM's kernels assumed" in note
+    assert read(write(tmp_path, "gemm_h100_bf16_vllm0.24.csv", GEMM)).notes == ()
+
+
+def test_columns_that_need_a_name_ask_for_what_it_should_say(tmp_path):
+    with pytest.raises(ValueError, match="its columns are those of mla; let its name also say prefill or decode"):
+        read(write(tmp_path, "x_h200.csv", "batch_size,isl,step,num_heads,tp_size,latency_us\n1,1,1,1,1,1\n"))
+
+
+def test_what_is_not_understood_is_named_and_counted_and_the_rest_is_read(tmp_path):
+    bad = GEMM + "64,4096,4096,fast\n64,4096\n64,0,4096,9\n64,4096,4096,-2\n64,4096,4096,-3\n"
+    write(tmp_path, "gemm_h200_bf16_vllm0.24.csv", bad)
+    write(tmp_path, "notes.csv", "a,b\n1,2\n")
+    (tmp_path / "photo.csv").write_bytes(b"\x89PNG\xff\xfe\x00")
+    found = survey(tmp_path)
+    (m,) = found.measurements
+    assert m.columns["m"].tolist() == [1, 64]
+    assert m.measured_s is not None
+    assert m.measured_s.tolist() == pytest.approx([12.5e-6, 14e-6])
+    assert dict(m.refused) == {
+        "latency_us must be a number; got 'fast' (line 4)": 1,
+        "the line has 2 cells, the header 4 (line 5)": 1,
+        "n must be at least 1 (line 6)": 1,
+        "latency_us must be positive (line 7 and others)": 2,
+    }
+    assert set(found.not_understood) == {"notes.csv", "photo.csv"}
+    assert "no text in UTF-8" in found.not_understood["photo.csv"]
+    assert found.refused_rows == 5
+    assert len(found.left_out) == 6
+    with pytest.raises(ValueError, match="line 5 has 2 cells, the header 4"):
+        survey(tmp_path, strict=True)
+
+
+def test_a_file_of_bad_rows_alone_is_not_understood(tmp_path):
+    write(tmp_path, "gemm_h200_bf16_vllm0.24.csv", "m,n,k,latency_us\n0,1,1,5\n")
+    assert "no row is left: m must be at least 1" in survey(tmp_path).not_understood["gemm_h200_bf16_vllm0.24.csv"]
 
 
 def test_rows_without_a_model_are_nan_and_counted_by_reason(tmp_path):
