@@ -101,7 +101,7 @@ class GenerativeServing(Serving):
         ]
         return replace(ordered, deadline_ns=np.rint(np.array(alone) * self.slo_scale * NS_PER_S).astype(np.int64))
 
-    def outcome(self, placement: Placement, workload: Trace) -> Outcome:
+    def outcome(self, placement: Placement, workload: Trace, *, screening: bool = False) -> Outcome:
         """Serve the requests whose models are hosted; the others, and those that end late, are not served in time."""
         check(placement, self.cluster, self.views_without_traffic)
         n = len(workload)

@@ -87,7 +87,7 @@ class Scoring:
         return list(found)  # type: ignore[arg-type]
 
     def _one(self, placement: Placement) -> Score:
-        outcome = self._serving.outcome(placement, self._workload)
+        outcome = self._serving.outcome(placement, self._workload, screening=True)
         return outcome.score(placement.replicas)
 
 

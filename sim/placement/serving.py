@@ -149,10 +149,14 @@ class Serving:
             for (name, model), sizes in zip(self.models.items(), self._bytes, strict=True)
         )
 
-    def outcome(self, placement: Placement, workload: Trace) -> Outcome:
-        """What becomes of *workload*, which `workload` has made; ValueError where the placement does not fit."""
+    def outcome(self, placement: Placement, workload: Trace, *, screening: bool = False) -> Outcome:
+        """What becomes of *workload*, which `workload` has made; ValueError where the placement does not fit.
+
+        From the event loop; with *screening*, as searches ask thousands of times, from the loop that a test proves equal to it.
+        """
         experiment = self.experiment(placement, workload)
-        return Outcome(workload=workload, columns=run_groups(experiment), n_groups=len(placement.groups))
+        columns = run_groups(experiment, engine="auto" if screening else "events")
+        return Outcome(workload=workload, columns=columns, n_groups=len(placement.groups))
 
     def groups(self, placement: Placement) -> tuple[GroupSpec, ...]:
         """The placement's groups with the times of their stages."""
