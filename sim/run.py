@@ -56,7 +56,7 @@ def _run(experiment: Experiment, fast_forward: bool) -> Columns:
     try:
         columns = run(experiment, fast_forward=fast_forward)
     except PolicyError as error:
-        way_out = "; in a scenario: memory.preemption: recompute" if "EvictNewest" in str(error) else ""
+        way_out = "; in a scenario: memory.preemption: recompute" if error.short_of_memory else ""
         raise ScenarioError(f"{error}{way_out}") from error
     columns.meta.update(work_done(experiment, columns))
     rounds = [replica.speculation for replica in columns.replicas if replica.speculation is not None]

@@ -54,13 +54,15 @@ class _Cluster:
         self._experiment = experiment
         self._n = n = len(workload)
         self._prompt = _as_array(workload.prompt_tokens)
-        model = deadline = None
+        model = deadline = priority = None
         if isinstance(workload, Trace):
             arrival = _as_array(workload.arrival_ns)
             if workload.model_index is not None:
                 model = _as_array(workload.model_index)
             if workload.deadline_ns is not None:
                 deadline = _as_array(workload.deadline_ns)
+            if workload.priority is not None:
+                priority = _as_array(workload.priority)
         else:
             arrival = array("q", [-1]) * n
         specs = experiment.machines
@@ -69,7 +71,9 @@ class _Cluster:
             for spec in specs
             for tenant in spec.tenants
         )
-        self._state = RequestState(self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined)
+        self._state = RequestState(
+            self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined, priority
+        )
         self._clock = Clock()
         self._machines: list[Machine] = []
         for index, spec in enumerate(specs):
@@ -210,6 +214,7 @@ class _Cluster:
                 "request_id": np.arange(self._n),
                 "deadline_ns": _as_column(state.deadline) if state.deadline is not None else none - 1,
                 "model_index": none if state.model is None else _as_column(state.model),
+                **({} if state.priority is None else {"priority": _as_column(state.priority)}),
                 "arrival_ns": _as_column(state.arrival),
                 "scheduled_ns": _as_column(state.scheduled),
                 "first_token_ns": _as_column(state.first_token),

@@ -24,8 +24,9 @@ from hwmodels.published import Published, PublishedTensorParallel
 from hwmodels.totals import Totals
 from policies.routers import LeastOutstanding, RoundRobin
 from policies.sarathi import ChunkedOnly, DecodeMaximal
-from policies.schedulers import EvictNewest, Orca, Sarathi, Static, Vllm
+from policies.schedulers import Orca, Sarathi, Static, Vllm
 from policies.view import Scheduler
+from policies.wrappers import EvictNewest
 from sim.capacity import batch_plan, reserve_range
 from sim.engine import Columns, Experiment, ReplicaSpec, run
 from sim.reproduce.rows import Row

@@ -4,8 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.schedulers import EvictNewest, Sarathi, Vllm
+from policies.schedulers import Sarathi, Vllm
 from policies.view import Plan
+from policies.wrappers import EvictNewest
 from sim import simulate
 from sim.errors import ScenarioError
 from sim.run import work_done
