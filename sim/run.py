@@ -76,9 +76,11 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, float]:
     from hwmodels.totals import Totals
 
     done = {"flops": 0.0, "hbm_bytes": 0.0, "peak_flops_per_s": 0.0, "peak_bytes_per_s": 0.0}
-    for spec, replica in zip(experiment.replicas, columns.replicas, strict=True):
-        done["peak_flops_per_s"] += spec.cost.peak_flops_per_s
-        done["peak_bytes_per_s"] += spec.cost.peak_bytes_per_s
+    for machine in experiment.machines:
+        # Models that share a machine share its GPUs; one that computes in a narrower format has the higher peak.
+        done["peak_flops_per_s"] += max(spec.cost.peak_flops_per_s for spec in machine.tenants)
+        done["peak_bytes_per_s"] += max(spec.cost.peak_bytes_per_s for spec in machine.tenants)
+    for spec, replica in zip(experiment.tenants, columns.replicas, strict=True):
         for at in range(0, len(replica.spans), _SPANS_AT_ONCE):
             spans = replica.spans[at : at + _SPANS_AT_ONCE]
             span = {name: spans[name].astype(np.int64) for name in _SPAN_FIELDS}
