@@ -86,6 +86,7 @@ class _Cluster:
         self._watch = Watch(self._state, self._machines, self._clock) if check_invariants else None
         self._route_of = route_of(experiment.router)
         self._hosting = self._eligible()
+        self._turn = self._turns()
         self._only = self._machines[0] if len(self._machines) == 1 and self._hosting is None else None
         self._luck = None if self._only else np.random.default_rng([experiment.seed, _ROUTING_STREAM]).random((n, 2))
         self._reasons: dict[str, int] = {}
@@ -101,6 +102,16 @@ class _Cluster:
         workload = self._experiment.workload
         n_models = max(len(workload.models), 1) if isinstance(workload, Trace) else 1
         return [[machine for machine in self._machines if machine.hosts(model)] for model in range(n_models)]
+
+    def _turns(self) -> array[int] | None:
+        """Of each request, how many for the same model have a lower number; None where that is its number."""
+        if self._hosting is None or self._state.model is None:
+            return None
+        turns, seen = array("q"), [0] * len(self._hosting)
+        for model in self._state.model:
+            turns.append(seen[model])
+            seen[model] += 1
+        return turns
 
     def run(self) -> Columns:
         """Replay the workload to its end or the horizon."""
@@ -157,6 +168,7 @@ class _Cluster:
             tuple(self._luck[id_].tolist()),
             state.arrival[id_],
             -1 if state.deadline is None else state.deadline[id_],
+            id_ if self._turn is None else self._turn[id_],
         )
         answer = self._route_of(request, machines)
         if isinstance(answer, Refused):

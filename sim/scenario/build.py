@@ -73,9 +73,10 @@ def resolve(scenario: Scenario) -> Built:
     )
     manifest = _manifest(scenario, pools, built, experiment)
     chosen = {
-        (f"pools.{pool.name}.{key}" if rows or len(pools) > 1 else key): {"tokens": tokens, "why": why}
+        f"{pool.prefix(i)}{key}": {"tokens": tokens, "why": why}
         for pool, hosted in zip(pools, built, strict=True)
-        for key, (tokens, why) in hosted[0].chosen.items()
+        for i, each in enumerate(hosted)
+        for key, (tokens, why) in each.chosen.items()
     }
     if chosen:
         manifest["auto"] = chosen
@@ -100,6 +101,12 @@ class PoolOf:
     @property
     def replicas(self) -> int:
         return self.scenarios[0].replicas
+
+    def prefix(self, i: int) -> str:
+        """What comes before the keys of the settings of its model *i*."""
+        if not self.name:
+            return ""
+        return f"pools.{self.name}.{self.serves[i]}." if len(self.serves) > 1 else f"pools.{self.name}."
 
     @property
     def gpus(self) -> int:
@@ -196,11 +203,14 @@ def _asked_for(
             f"{scenario.source}: the pools host {', '.join(names)}, and the workload does not say which of them a request asks "
             f"for; give workload.models, such as {{{shares}}}, or a trace with a column model"
         )
-    aliases = {
-        deployment.model.name: name
+    catalogue = [
+        (deployment.model.name, name)
         for pool in pools
         for name, deployment in zip(pool.serves, pool.deployments, strict=True)
-    }
+    ]
+    # A model given as a file is asked for by the name in it as well, and copies are told apart.
+    hosted_as = {model: {name for each, name in catalogue if each == model} for model, _ in catalogue}
+    aliases = {model: next(iter(served)) for model, served in hosted_as.items() if len(served) == 1}
     index = np.zeros(len(trace), np.int64) if trace.model_index is None else trace.model_index
     counts = np.bincount(index, minlength=len(trace.models)).tolist()
     asked = [name if name in names else aliases.get(name, name) for name in trace.models]
@@ -368,12 +378,17 @@ def _chosen(scenario: Scenario, deployment: Deployment, workload: Trace | Closed
 
 
 def deployment_of(scenario: Scenario) -> Deployment:
-    """The replica that *scenario* describes, its memory not yet looked at."""
+    """The replica that *scenario* describes, its memory not yet looked at; ScenarioError where it has pools."""
     from hwmodels.calibrated import Calibrated
     from hwmodels.deployment import deploy
     from hwmodels.model import load_model
     from hwmodels.roofline import Roofline
 
+    if scenario.pools is not None or scenario.placement is not None:
+        what = "pools" if scenario.pools is not None else "placement"
+        raise ScenarioError(
+            f"{scenario.source}: {what}: this is about one deployment; leave {what} out (--set {what}=null)"
+        )
     with _told_by(scenario, "model"):
         model = load_model(scenario.find(scenario.model) or scenario.model)
     with _told_by(scenario, "hardware"):

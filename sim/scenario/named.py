@@ -153,8 +153,9 @@ def _takes(function: Callable[..., Any], arguments: tuple[str, ...]) -> bool:
 def chain(settings: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, Any]]]:
     """The settings of a policy and of those that it wraps, outermost first, each with its dotted key."""
     found = [(key, settings)]
-    while isinstance(settings.get(INNER), Mapping):
-        settings = settings[INNER]
+    while isinstance(settings.get(INNER), Mapping | str):
+        inner = settings[INNER]
+        settings = {"policy": inner} if isinstance(inner, str) else inner
         key = f"{key}.{INNER}"
         found.append((key, settings))
     return found

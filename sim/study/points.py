@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import RooftraceError
-from sim.scenario import Scenario
+from sim.scenario import Scenario, named
 from sim.scenario.explain import shown, unknown
 from sim.scenario.settings import Section, Settings
 from sim.scenario.yaml import parse_yaml
@@ -349,9 +349,11 @@ def _plain(value: Any) -> Any:
 def content_key(scenario: Scenario) -> str:
     """Twenty hexadecimal digits: equal for equal settings, files, policies of the user's own and Rooftrace code."""
     parts = [scenario.hash, code_digest()]
-    for policy in (scenario.scheduler, scenario.router):
-        if ":" in policy.policy:
-            parts.append(_module_digest(policy.policy.partition(":")[0]))
+    schedulers = [pool.scheduler for pool in (scenario.pools or {}).values() if pool.scheduler is not None]
+    for policy in (scenario.scheduler, scenario.router, *schedulers):
+        for _, settings in named.chain({"policy": policy.policy, **policy.settings}, ""):
+            if ":" in str(settings.get("policy")):
+                parts.append(_module_digest(settings["policy"].partition(":")[0]))
     return _digest(" ".join(parts))
 
 
