@@ -25,6 +25,10 @@ def json_schema() -> dict[str, Any]:
     for key, name in (("scheduler", "Scheduler"), ("router", "Router")):
         default = schema["properties"][key].get("default")
         schema["properties"][key] = {"$ref": f"#/$defs/{name}", "default": default}
+    definitions["Pool"]["properties"]["scheduler"] = {
+        "anyOf": [{"$ref": "#/$defs/Scheduler"}, {"type": "null"}],
+        "default": None,
+    }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Rooftrace scenario"}
 
 
