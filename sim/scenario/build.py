@@ -223,7 +223,7 @@ def _asked_for(
     return trace.with_models(names, moved[index]), rows
 
 
-def _front_end(scenario: Scenario, built: list[list[_Hosted]]) -> dict[str, float]:
+def _front_end(scenario: Scenario, built: list[list[_Hosted]]) -> dict[str, Any]:
     """The delays before the router, which stands in front of all pools."""
     from hwmodels.calibrated import overheads_of
 

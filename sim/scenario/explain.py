@@ -112,17 +112,17 @@ def _section(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
         if at is None or part not in at.model_fields:
             return None
         annotation = at.model_fields[part].annotation
-        entries = _entries_in(annotation)
+        entries = entries_in(annotation)
         named = entries is not None
         at = entries or _model_in(annotation)
     return None if named else at
 
 
-def _entries_in(annotation: Any) -> type[BaseModel] | None:
+def entries_in(annotation: Any) -> type[BaseModel] | None:
     """The section of each entry, where a setting maps names to sections."""
     if typing.get_origin(annotation) is dict:
         return _model_in(typing.get_args(annotation)[1])
-    found = (_entries_in(inner) for inner in typing.get_args(annotation))
+    found = (entries_in(inner) for inner in typing.get_args(annotation))
     return next((entries for entries in found if entries is not None), None)
 
 

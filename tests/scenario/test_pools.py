@@ -14,13 +14,14 @@ from policies.schedulers import Orca, Sarathi
 from policies.wrappers import EvictNewest
 from sim import simulate, sweep
 from sim.cli import build_app
-from sim.errors import ScenarioError
+from sim.errors import RooftraceError, ScenarioError
 from sim.placement import save_placement
 from sim.placement.scenario import PlaceScenario
 from sim.results import Result
 from sim.scenario import Scenario
 from sim.scenario.build import deployment_of, resolve
 from sim.study.optimize import with_costs
+from sim.study.points import check_key
 from workloads import Trace
 
 SMALL, LARGE = "llama-3.2-1b", "llama-3.1-8b"
@@ -81,7 +82,9 @@ def test_every_request_is_served_by_a_machine_of_its_model():
     assert (requests["status"] == "finished").all()
     names = result.manifest["models"]
     hosts = {0: SMALL, 1: SMALL, 2: LARGE}
-    served = [(names[row], hosts[replica]) for row, replica in zip(requests["model_index"], requests["replica"], strict=True)]
+    served = [
+        (names[row], hosts[replica]) for row, replica in zip(requests["model_index"], requests["replica"], strict=True)
+    ]
     assert all(asked == host for asked, host in served)
     assert set(requests["replica"]) == {0, 1, 2}
     counted = {name: facts["requests"]["total"] for name, facts in result.summary["models"].items()}
@@ -199,8 +202,11 @@ def test_a_priority_decides_who_goes_first_where_the_scheduler_asks_for_it(tmp_p
             "one router with several front ends is not modelled; give all pools one serving_stack",
         ),
         (
-            {"pools": {"a": {"models": ["llama-2-13b", "llama-2-70b"]}}},
-            "llama-2-13b, llama-2-70b do not fit beside each other: their weights take 164.0 GB of the 72.0 GB",
+            {
+                "pools": {"a": {"models": ["llama-2-13b", "llama-2-70b"]}},
+                "workload": {"trace": "conversation", "models": {"llama-2-13b": 1}},
+            },
+            "llama-2-13b, llama-2-70b do not fit beside each other: their weights take 164.0 GB of the 77.3 GB",
         ),
         ({"pools": {"a": {"models": [SMALL, LARGE], "decoding": {"method": "ngram", "num_speculative_tokens": 2,
           "acceptance": {"alpha": 0.5}}}}}, "models that share a machine do not speculate yet"),
@@ -211,7 +217,9 @@ def test_what_cannot_be_built_names_the_pool_and_the_way_out(settings, expected)
 
 
 def test_questions_about_one_deployment_are_refused():
-    with pytest.raises(ScenarioError, match=r"pools: this is about one deployment; leave pools out \(--set pools=null\)"):
+    with pytest.raises(
+        ScenarioError, match=r"pools: this is about one deployment; leave pools out \(--set pools=null\)"
+    ):
         deployment_of(pools())
     assert deployment_of(pools().with_set("pools=null")).model == load_model(LARGE)
 
@@ -261,9 +269,11 @@ def test_a_placement_is_replayed_as_it_was_scored(tmp_path):
 def test_placements_of_measured_tables_are_not_replayed(tmp_path):
     group = Group(inter_op=1, intra_op=1, models=(0,))
     save_placement(Placement(groups=(group,)), ["bert-1.3b#0"], tmp_path / "p.json")
-    with pytest.raises(ScenarioError, match=r"hosts bert-1.3b#0, of which only a table of one-shot latencies is known"):
+    with pytest.raises(
+        ScenarioError, match=r"hosts bert-1\.3b#0, of which only a table of one-shot latencies is known"
+    ):
         resolve(Scenario(placement=str(tmp_path / "p.json")))
-    with pytest.raises(ScenarioError, match="placement: nowhere.json does not exist"):
+    with pytest.raises(ScenarioError, match=r"placement: nowhere\.json does not exist"):
         resolve(Scenario(placement="nowhere.json"))
     (tmp_path / "q.json").write_text("{}")
     with pytest.raises(ScenarioError, match="is not a placement of this version"):
@@ -282,6 +292,26 @@ def test_a_sweep_varies_a_pool_and_sums_what_pools_cost(tmp_path):
     assert f"models.{SMALL}.ttft_s.p99" in table
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "pools.a.replicas",
+        "pools.a.scheduler",
+        "pools.a.scheduler.inner.token_budget",
+        "workload.models.llama",
+        "placement",
+    ],
+)
+def test_settings_of_pools_and_inner_policies_are_axes(key):
+    check_key(key)
+
+
+@pytest.mark.parametrize("key", ["pools.a.replicos", "pools.a.replicas.x", "scheduler.outer.token_budget", "slo.x.y"])
+def test_what_is_no_setting_is_no_axis(key):
+    with pytest.raises(RooftraceError, match=f"{key} is not a setting"):
+        check_key(key)
+
+
 def test_the_command_line_runs_and_compares_pools(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("my.yaml").write_text(pools(workload={**MIX, "limit": 20}).to_yaml())
@@ -295,5 +325,7 @@ def test_the_command_line_runs_and_compares_pools(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     stored = Result.load(out)
     assert stored.summary["models"][SMALL]["requests"]["finished"] > 0
-    done = CliRunner().invoke(app, ["compare", "my.yaml", "my.yaml", "--set-b", "pools.small.replicas=1", "--replications", "2"])
-    print(done.output)
+    Path("fewer.yaml").write_text(Scenario.load("my.yaml").with_set("pools.small.replicas=1").to_yaml())
+    done = CliRunner().invoke(app, ["compare", "my.yaml", "fewer.yaml", "--replications", "2", "--jobs", "1"])
+    assert done.exit_code == 0, done.output
+    assert f"{SMALL} on 1 x l40s + {LARGE} on 2 x h100-sxm" in done.stdout
