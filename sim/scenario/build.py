@@ -459,6 +459,11 @@ def _manifest(
             for note in (*deployment.model.notes, *_borrowed(each, deployment))
         )
     )
+    schedulers_made = [hosted.spec.scheduler for pool in built for hosted in pool]
+    if getattr(workload, "priority", None) is not None and not any(map(_asks_for_priority, schedulers_made)):
+        notes.append(
+            "The trace gives priorities and no scheduler asks for them; wrap one in {policy: order, by: priority}."
+        )
     if plain:
         facts = _facts(pools[0], built[0], 0)
     else:
@@ -567,6 +572,16 @@ def _notes(workload: Trace | ClosedLoop, model: str) -> list[str]:
     if getattr(workload, "prefix_blocks", None) is not None:
         notes.append("The trace says which prompts share a beginning; every prompt is computed in full all the same.")
     return notes
+
+
+def _asks_for_priority(scheduler: Any) -> bool:
+    """Whether *scheduler* orders by priority, or may do so, not being one of ours."""
+    while scheduler is not None:
+        module = getattr(scheduler, "__module__", None) or type(scheduler).__module__
+        if not module.startswith("policies.") or getattr(scheduler, "by", None) == "priority":
+            return True
+        scheduler = getattr(scheduler, named.INNER, None)
+    return False
 
 
 @contextlib.contextmanager
@@ -684,6 +699,11 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
 def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> ClosedLoop:
     from workloads import generators
 
+    if lengths.priority is not None:
+        raise ScenarioError(
+            "workload.arrivals: closed-loop clients take the lengths of a trace, and their requests have no priority; leave the "
+            "column priority out of the trace or take other arrivals"
+        )
     think_ns = None
     if clients.mean_think_s:
         # The draws of generators.closed_loop, so that both sources of lengths meet the same think times.

@@ -161,7 +161,14 @@ def test_a_priority_decides_who_goes_first_where_the_scheduler_asks_for_it(tmp_p
         "arrival_s,prompt_tokens,output_tokens,priority\n" + "".join(f"0,500,2,{p}\n" for p in (0, 3, -1, 2))
     )
     scheduler = {"policy": "order", "by": "priority", "inner": {"policy": "vllm", "max_batched_tokens": 500}}
-    result = simulate(Scenario(scheduler=scheduler, workload={"trace": str(tmp_path / "t.csv")}))
+    workload = {"trace": str(tmp_path / "t.csv")}
+    result = simulate(Scenario(scheduler=scheduler, workload=workload))
+    assert result.manifest["notes"] == []
+    (note,) = resolve(Scenario(workload=workload)).manifest["notes"]
+    assert note.startswith("The trace gives priorities and no scheduler asks for them")
+    clients = {**workload, "arrivals": {"process": "closed_loop", "concurrency": 2}}
+    with pytest.raises(ScenarioError, match="their requests have no priority"):
+        resolve(Scenario(workload=clients))
     assert np.argsort(result.columns.requests["first_token_ns"]).tolist() == [2, 0, 3, 1]
 
 
