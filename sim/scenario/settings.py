@@ -411,14 +411,22 @@ class Scenario(Settings):
     def hash(self) -> str:
         """Sixteen hexadecimal digits of the scenario's content: equal for equal settings and equal files."""
         content = self.resolved()
-        files = [(content, "model"), (content, "hardware"), (content, "placement"), (content["workload"], "trace")]
-        for pool in (content["pools"] or {}).values():
-            files += [(pool, "model"), (pool, "hardware")]
-        for decoding in (content["decoding"], *(pool["decoding"] for pool in (content["pools"] or {}).values())):
+        pools = (content["pools"] or {}).values()
+        # A scenario that does without them keeps the hash that it had before there were such settings.
+        for section, key in ((content, "pools"), (content, "placement"), (content["workload"], "models")):
+            if section[key] is None:
+                del section[key]
+        files: list[tuple[Any, Any]] = [(content, "model"), (content, "hardware"), (content, "placement")]
+        files += [(content["workload"], "trace")]
+        for pool in pools:
+            models = pool["models"] or []
+            files += [(pool, "model"), (pool, "hardware"), *((models, i) for i in range(len(models)))]
+        for decoding in (content["decoding"], *(pool["decoding"] for pool in pools)):
             if decoding is not None:
                 files += [(decoding["draft"] or {}, "model"), (decoding["acceptance"] or {}, "recorded")]
         for section, key in files:
-            file = self.find(section[key]) if section.get(key) else None
+            name = section[key] if isinstance(section, list) else section.get(key)
+            file = self.find(name) if name else None
             if file is not None:
                 section[key] = "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest()
         text = json.dumps(content, sort_keys=True, allow_nan=False)
