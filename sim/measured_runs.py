@@ -30,7 +30,6 @@ from hwmodels.totals import Totals
 if TYPE_CHECKING:
     from hwmodels.measured import Measurement
     from policies.view import Scheduler
-    from policies.wrappers import EvictNewest
     from sim.engine.columns import Columns
     from workloads import ClosedLoop, Trace
 
@@ -168,6 +167,7 @@ def _parallel(row: Mapping[str, Any], model: ModelSpec, node: int) -> ParallelCo
 def scheduler_of(stack: ServingStack, sequences: int) -> Scheduler:
     """How *stack* batches with its defaults, for at most *sequences* at a time."""
     from policies.schedulers import Sarathi, Vllm
+    from policies.wrappers import EvictNewest
 
     if stack.prefill_first:
         inner: Scheduler = Vllm(max_batched_tokens=stack.token_budget, max_sequences=sequences)

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policies.routers import RoundRobin
 from policies.schedulers import Orca, Sarathi, Static, Vllm
 from policies.view import ALWAYS_NS, UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, RunningSeq, WaitingSeq, pads_to
 from policies.wrappers import OVERDUE, TOO_LATE, Cap, EvictNewest, Order, Pad, RejectLate
-from sim.engine import Experiment, run
+from sim.engine import Experiment, ReplicaSpec, run
+from tests.engine.costs import Linear
 from tests.engine.test_identity import an_experiment, assert_same
 from workloads import Trace
 
@@ -242,10 +244,6 @@ def test_a_wrapper_that_lies_about_how_long_its_answer_holds_is_caught() -> None
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[5, 5], output_tokens=[60, 5], deadline_ns=[-1, 10_500_000])
 
     def ends(scheduler: Any) -> list[np.ndarray]:
-        from policies.routers import RoundRobin
-        from sim.engine import ReplicaSpec
-        from tests.engine.costs import Linear
-
         replica = ReplicaSpec(cost=Linear(), scheduler=scheduler, kv_blocks=100)
         experiment = Experiment(workload=trace, replicas=(replica,), router=RoundRobin())
         runs = (run(experiment), run(experiment, fast_forward=False))
