@@ -58,6 +58,7 @@ def scenario() -> str:
     schema = Scenario.json_schema()
     parts = ["# Settings of a scenario\n", "Unknown keys are refused. `rooftrace schema` prints this as JSON Schema.\n"]
     parts += _settings(schema, schema["$defs"], "")
+    parts += _settings(schema["$defs"]["Pool"], schema["$defs"], "pools.NAME.", deeper=False)
     named = ("Scheduler", "Router", "Process", "Distribution")
     for name in named:
         parts.append(f"## {name}\n")
@@ -66,7 +67,9 @@ def scenario() -> str:
     return "\n".join(parts)
 
 
-def _settings(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) -> Iterator[str]:
+def _settings(
+    schema: dict[str, Any], definitions: dict[str, Any], prefix: str, *, deeper: bool = True
+) -> Iterator[str]:
     inner: list[tuple[str, dict[str, Any]]] = []
     yield f"## {prefix.rstrip('.') or 'Top level'}\n"
     yield "| key | type | default | |\n|---|---|---|---|"
@@ -78,8 +81,8 @@ def _settings(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) 
         described = (found.get("description") or "").replace("|", "\\|").replace("\n", " ")
         yield f"| `{prefix}{key}` | {_type(found)} | {default.replace('|', chr(92) + '|')} | {described} |"
     yield ""
-    for deeper, section in inner:
-        yield from _settings(section, definitions, deeper)
+    for key, section in inner if deeper else ():
+        yield from _settings(section, definitions, key)
 
 
 def _section(found: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any] | None:

@@ -17,6 +17,8 @@ class RoutedRequest(NamedTuple):
     arrival_ns: int = 0
     deadline_ns: int = -1
     """From arrival; -1: none."""
+    turn: int = 0
+    """How many requests for the same model have a lower number; where every machine serves every model, how many have."""
 
 
 class Refused(NamedTuple):
@@ -90,10 +92,10 @@ def _outstanding(load: ReplicaLoad) -> int:
 
 @dataclass(frozen=True)
 class RoundRobin:
-    """Request i goes to replica i modulo their number (of those that host its model)."""
+    """The requests for a model go to the replicas that host it in turn, in order of their numbers."""
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
-        return request.id % len(replicas)
+        return request.turn % len(replicas)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.schedulers import _admissible_blocks, _at_least, _chunks_within, _fraction
+from policies.schedulers import _admissible_blocks, _chunks_within, _fraction, at_least
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 
 
@@ -30,8 +30,8 @@ class DecodeMaximal:
     watermark: float = 0.0
 
     def __post_init__(self) -> None:
-        _at_least("chunk", self.chunk, 1)
-        _at_least("max_sequences", self.max_sequences, 1)
+        at_least("chunk", self.chunk, 1)
+        at_least("max_sequences", self.max_sequences, 1)
         _fraction("watermark", self.watermark)
         if self.align and self.chunk < self.max_sequences:
             raise ValueError(
@@ -72,8 +72,8 @@ class ChunkedOnly:
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        _at_least("token_budget", self.token_budget, 1)
-        _at_least("max_sequences", self.max_sequences, 1)
+        at_least("token_budget", self.token_budget, 1)
+        at_least("max_sequences", self.max_sequences, 1)
         _fraction("watermark", self.watermark)
 
     def plan(self, view: ReplicaView, /) -> Plan:
@@ -96,7 +96,7 @@ class Padded:
     batch_size: int = 8
 
     def __post_init__(self) -> None:
-        _at_least("batch_size", self.batch_size, 1)
+        at_least("batch_size", self.batch_size, 1)
 
     @property
     def pads_to(self) -> int:

@@ -1,16 +1,19 @@
-"""Batching policies. Each is a frozen dataclass with one pure method; CONTRIBUTING.md says how to add one."""
+"""Batching policies. Each is a frozen dataclass with one pure method; CONTRIBUTING.md says how to add one.
+
+`policies.wrappers` has those that change what another policy sees or answers.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler
+from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 
 _DECODES = Plan(decode=True, hold=UNTIL_CHANGE)
 _DECODES_WHOEVER_COMES = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
-def _at_least(name: str, value: int, least: int) -> None:
+def at_least(name: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is a whole number of at least {least}; got {value!r}")
 
@@ -68,9 +71,9 @@ class Static:
     max_prompts: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least("batch_size", self.batch_size, 1)
+        at_least("batch_size", self.batch_size, 1)
         if self.max_prompts is not None:
-            _at_least("max_prompts", self.max_prompts, 1)
+            at_least("max_prompts", self.max_prompts, 1)
 
     def plan(self, view: ReplicaView, /) -> Plan:
         if view.prefilling:
@@ -104,10 +107,10 @@ class Orca:
     max_prompts: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least("max_sequences", self.max_sequences, 1)
+        at_least("max_sequences", self.max_sequences, 1)
         _fraction("watermark", self.watermark)
         if self.max_prompts is not None:
-            _at_least("max_prompts", self.max_prompts, 1)
+            at_least("max_prompts", self.max_prompts, 1)
 
     def plan(self, view: ReplicaView, /) -> Plan:
         chunks = [(seq.id, seq.remaining_tokens) for seq in view.prefilling]
@@ -137,8 +140,8 @@ class Vllm:
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        _at_least("max_batched_tokens", self.max_batched_tokens, 1)
-        _at_least("max_sequences", self.max_sequences, 1)
+        at_least("max_batched_tokens", self.max_batched_tokens, 1)
+        at_least("max_sequences", self.max_sequences, 1)
         _fraction("watermark", self.watermark)
 
     def plan(self, view: ReplicaView, /) -> Plan:
@@ -170,8 +173,8 @@ class Sarathi:
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        _at_least("token_budget", self.token_budget, 1)
-        _at_least("max_sequences", self.max_sequences, 1)
+        at_least("token_budget", self.token_budget, 1)
+        at_least("max_sequences", self.max_sequences, 1)
         _fraction("watermark", self.watermark)
 
     def plan(self, view: ReplicaView, /) -> Plan:
@@ -185,36 +188,3 @@ class Sarathi:
         if chunks:
             return Plan(n_decoding > 0, chunks)
         return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full)
-
-
-@dataclass(frozen=True)
-class EvictNewest:
-    """Preemption by recomputation around any scheduler: when the decodes cannot grow, the newest sequences give way."""
-
-    inner: Scheduler
-
-    def plan(self, view: ReplicaView, /) -> Plan:
-        free, growth = view.free_blocks, view.growth_blocks
-        if growth <= free:
-            return self.inner.plan(view)
-        evicted: list[int] = []
-        for seq in reversed(view.running):
-            evicted.append(seq.id)
-            free += seq.blocks
-            growth -= seq.growth_blocks
-            if growth <= free:
-                break
-        gone = set(evicted)
-        prefilling = tuple(seq for seq in view.prefilling if seq.id not in gone)
-        n_evicted_decoding = len(evicted) - (len(view.prefilling) - len(prefilling))
-        # Nobody is admitted in an iteration that evicts: memory is what is short.
-        rest = replace(
-            view,
-            waiting=(),
-            prefilling=prefilling,
-            n_decoding=view.n_decoding - n_evicted_decoding,
-            free_blocks=free,
-            growth_blocks=growth,
-            running=tuple(seq for seq in view.running if seq.id not in gone),
-        )
-        return self.inner.plan(rest)._replace(preempt=tuple(evicted), hold=1)

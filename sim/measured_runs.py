@@ -216,7 +216,8 @@ def _parallel(row: Mapping[str, Any], model: ModelSpec, node: int) -> ParallelCo
 
 def scheduler_of(stack: ServingStack, sequences: int) -> Scheduler:
     """How *stack* batches with its defaults, for at most *sequences* at a time."""
-    from policies.schedulers import EvictNewest, Sarathi, Vllm
+    from policies.schedulers import Sarathi, Vllm
+    from policies.wrappers import EvictNewest
 
     if stack.prefill_first:
         inner: Scheduler = Vllm(max_batched_tokens=stack.token_budget, max_sequences=sequences)

@@ -319,7 +319,11 @@ def window_of(requests: Mapping[str, NDArray[Any]], window: Mapping[str, Any]) -
 
 
 def summary(
-    columns: Columns, *, slo: Mapping[str, float | None] | None = None, window: Mapping[str, Any] = WHOLE
+    columns: Columns,
+    *,
+    slo: Mapping[str, float | None] | None = None,
+    window: Mapping[str, Any] = WHOLE,
+    models: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Every metric of a run or, with a *window*, of a part of it (see `window_of`); nested as in `summary.json`.
 
@@ -329,14 +333,14 @@ def summary(
     in `window.whole_run`.
     """
     if window["rule"] == "whole":
-        found = _whole_summary(columns, slo=slo)
+        found = _whole_summary(columns, slo=slo, models=models)
         part = {"rule": "whole", "from_s": 0.0, "to_s": found["makespan_s"], "requests": found["requests"]["total"]}
         return {**found, "window": {**part, "whole_run": []}}
-    return _window_summary(columns, slo, window)
+    return _window_summary(columns, slo, window, models)
 
 
 def _window_summary(
-    columns: Columns, slo: Mapping[str, float | None] | None, window: Mapping[str, Any]
+    columns: Columns, slo: Mapping[str, float | None] | None, window: Mapping[str, Any], models: Sequence[str]
 ) -> dict[str, Any]:
     requests, meta = columns.requests, columns.meta
     begin, end = window_of(requests, window)
@@ -360,6 +364,7 @@ def _window_summary(
         held_ns += float((share * inside).sum())
         largest_share = max(largest_share, float(share[inside > 0].max(initial=0.0)))
     whole = _whole_summary(columns, slo=slo)
+    stated = {key: value for key, value in (slo or {}).items() if value is not None}
     whole_run: list[str] = [*OVER_THE_WHOLE_RUN]
     one_stage_each = meta["n_stages"] == len(pools)
     if not one_stage_each:
@@ -395,6 +400,7 @@ def _window_summary(
             "mean": _per(held_ns * 1e-9, span_s * len(pools)) if n_iterations else None,
             "max": largest_share if n_iterations else None,
         },
+        **({"models": _of_models(part, models, stated, span_s)} if len(models) > 1 else {}),
         "window": {
             "rule": window["rule"],
             "from_s": (begin - first) * 1e-9,
@@ -416,7 +422,9 @@ def in_window(requests: Mapping[str, NDArray[Any]], summary: Mapping[str, Any]) 
     return (since >= round(window["from_s"] * 1e9)) & (since <= round(window["to_s"] * 1e9))
 
 
-def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None = None) -> dict[str, Any]:
+def _whole_summary(
+    columns: Columns, *, slo: Mapping[str, float | None] | None = None, models: Sequence[str] = ()
+) -> dict[str, Any]:
     """Every metric of a run, nested as in `summary.json`; plain Python numbers, None where there is none to give.
 
     Rates are over the makespan (first arrival to last finish). Output tokens are those emitted, prompt tokens those
@@ -427,6 +435,7 @@ def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None =
     makespan; `mfu` and
     `mbu` are arithmetic and memory traffic over what the replicas' GPUs could have done in the makespan.
     `kv_utilization` is the share of KV blocks in use: mean over time (idle replicas hold none) and largest.
+    Of several *models*, names by `model_index`, there is an entry `models` with what can be said of each.
     """
     requests, meta = columns.requests, columns.meta
     iterations = iteration_sums(columns)
@@ -439,17 +448,7 @@ def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None =
     answered = (requests["first_token_ns"] >= 0) | _finished(requests)
     prompt = int(requests["prompt_tokens"][answered].sum())
     limits = {key: value for key, value in (slo or {}).items() if value is not None}
-    within = None
-    deadlines = requests.get("deadline_ns")
-    if limits or (deadlines is not None and (deadlines >= 0).any()):
-        within = int(
-            slo_met(
-                requests,
-                ttft_limit_s=limits.get("ttft_s"),
-                tpot_limit_s=limits.get("tpot_s"),
-                e2el_limit_s=limits.get("e2el_s"),
-            ).sum()
-        )
+    within = _within(requests, limits)
     return {
         "requests": {"total": total, **counts},
         "ttft_s": statistics(ttft_s(requests)),
@@ -474,8 +473,45 @@ def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None =
         },
         "saturated": saturated(requests),
         "speculation": speculation(meta.get("speculation")),
+        **({"models": _of_models(requests, models, limits, span_s)} if len(models) > 1 else {}),
         "wall_s": meta.get("wall_s"),
     }
+
+
+def _within(requests: Mapping[str, NDArray[Any]], limits: Mapping[str, float]) -> int | None:
+    """Requests that met all limits and their deadline; None where there is neither."""
+    deadlines = requests.get("deadline_ns")
+    if not limits and (deadlines is None or not (deadlines >= 0).any()):
+        return None
+    met = slo_met(
+        requests,
+        ttft_limit_s=limits.get("ttft_s"),
+        tpot_limit_s=limits.get("tpot_s"),
+        e2el_limit_s=limits.get("e2el_s"),
+    )
+    return int(met.sum())
+
+
+def _of_models(
+    requests: Mapping[str, NDArray[Any]], models: Sequence[str], limits: Mapping[str, float], span_s: float
+) -> dict[str, Any]:
+    """What can be said of the requests for each model; rates are over the makespan of the whole run."""
+    found = {}
+    for row, name in enumerate(models):
+        mine = requests["model_index"] == row
+        part = {key: column[mine] for key, column in requests.items()}
+        total = int(mine.sum())
+        within = _within(part, limits)
+        counts = {status: int((part["status"] == code).sum()) for code, status in enumerate(STATUS_NAMES)}
+        found[name] = {
+            "requests": {"total": total, **counts},
+            "ttft_s": statistics(ttft_s(part)),
+            "tpot_s": statistics(tpot_s(part)),
+            "e2el_s": statistics(e2el_s(part)),
+            "output_tokens_per_s": _per(int(part["emitted_tokens"].sum()), span_s),
+            "slo_attainment": None if within is None or not total else within / total,
+        }
+    return found
 
 
 def speculation(counts: Mapping[tuple[int, int], Sequence[int]] | None) -> dict[str, Any] | None:

@@ -56,7 +56,7 @@ class Result:
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
         """Every metric, nested as in summary.json, over the scenario's `window`; see `sim.metrics.summary`."""
-        return metrics.summary(self.columns, slo=self.slo, window=self._window)
+        return metrics.summary(self.columns, slo=self.slo, window=self._window, models=self.manifest.get("models", ()))
 
     @property
     def _window(self) -> Mapping[str, Any]:
@@ -96,7 +96,9 @@ class Result:
         """Write every file of the results folder straight into an existing *folder* (see `staging`)."""
         columns = _Once(self.columns)
         if "summary" not in self.__dict__:
-            self.__dict__["summary"] = metrics.summary(columns, slo=self.slo, window=self._window)
+            self.__dict__["summary"] = metrics.summary(
+                columns, slo=self.slo, window=self._window, models=self.manifest.get("models", ())
+            )
         write_json(folder / "summary.json", self.summary)
         pools = [int(blocks) for blocks in self.columns.meta["kv_blocks_total"]]
         manifest = {"format": FORMAT, **self.manifest, "slo": self.slo, "kv_blocks_total": pools}
@@ -334,6 +336,13 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Preemptions", f"{summary['preemptions']:,}"),
         ("Saturated", saturated[summary["saturated"]]),
     ]
+    for name, model in summary.get("models", {}).items():
+        first, whole = model["ttft_s"]["p99"], model["e2el_s"]["p99"]
+        texts = [f"{model['requests']['total']:,} requests"]
+        texts += [] if first is None else [f"p99 TTFT {seconds_text(first)}"]
+        texts += [] if whole is None else [f"p99 E2EL {seconds_text(whole)}"]
+        texts += [] if model["slo_attainment"] is None else [f"{share(model['slo_attainment'])} within the SLO"]
+        rows.append((name, ", ".join(texts)))
     speculation = summary.get("speculation")
     if speculation is not None and speculation["num_drafts"]:
         rows += [

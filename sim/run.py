@@ -13,6 +13,7 @@ from sim.results import Result
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel
     from sim.engine import Columns, Experiment
+    from sim.engine.columns import ReplicaColumns
     from sim.scenario import Scenario
     from sim.scenario.build import Built
 
@@ -56,7 +57,7 @@ def _run(experiment: Experiment, fast_forward: bool) -> Columns:
     try:
         columns = run(experiment, fast_forward=fast_forward)
     except PolicyError as error:
-        way_out = "; in a scenario: memory.preemption: recompute" if "EvictNewest" in str(error) else ""
+        way_out = "; in a scenario: memory.preemption: recompute" if error.short_of_memory else ""
         raise ScenarioError(f"{error}{way_out}") from error
     columns.meta.update(work_done(experiment, columns))
     rounds = [replica.speculation for replica in columns.replicas if replica.speculation is not None]
@@ -71,37 +72,51 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, float]:
     """Arithmetic and memory traffic of a run over all replicas, and what their GPUs could do in a second.
 
     Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s. Within a span only the KV tokens read change, evenly,
-    and work is affine in them: the mean of its first and last iteration is that of all.
+    and work is affine in them: the mean of its first and last iteration is that of all. Empty where a model is known by a table
+    of latencies only, which says nothing of its work.
     """
-    from hwmodels.totals import Totals
+    from sim.engine.prices import StageTable
 
     done = {"flops": 0.0, "hbm_bytes": 0.0, "peak_flops_per_s": 0.0, "peak_bytes_per_s": 0.0}
-    for spec, replica in zip(experiment.replicas, columns.replicas, strict=True):
-        done["peak_flops_per_s"] += spec.cost.peak_flops_per_s
-        done["peak_bytes_per_s"] += spec.cost.peak_bytes_per_s
-        for at in range(0, len(replica.spans), _SPANS_AT_ONCE):
-            spans = replica.spans[at : at + _SPANS_AT_ONCE]
-            span = {name: spans[name].astype(np.int64) for name in _SPAN_FIELDS}
-            queries = span["decode_seqs"] * span["query_tokens"]
-            for steps in (0, span["n"] - 1):
-                totals = Totals(
-                    rows=span["prefill_rows"] + queries,
-                    prefill_rows=span["prefill_rows"],
-                    prefill_chunks=span["prefill_chunks"],
-                    prefill_pairs=span["prefill_pairs"],
-                    prefill_kv_tokens=span["prefill_kv_tokens"],
-                    decode_seqs=span["decode_seqs"],
-                    decode_kv_tokens=span["decode_kv_tokens"] + steps * span["decode_seqs"],
-                    logit_rows=queries + span["completions"],
-                    prefill_pairs_window=span["prefill_pairs_window"],
-                    decode_kv_window=span["decode_kv_window"] + steps * span["window_growth"],
-                )
-                work = spec.cost.work(totals)
-                done["flops"] += 0.5 * float(_total(work.flops, span["n"]))
-                done["hbm_bytes"] += 0.5 * float(_total(work.hbm_bytes, span["n"]))
-            if spec.draft_cost is not None:
-                _add_draft_work(done, spec.draft_cost, span)
+    rows = iter(columns.replicas)
+    for machine in experiment.machines:
+        costs = [spec.cost for spec in machine.tenants if not isinstance(spec.cost, StageTable)]
+        if len(costs) < len(machine.tenants):
+            return {}
+        # Models that share a machine share its GPUs; one that computes in a narrower format has the higher peak.
+        done["peak_flops_per_s"] += max(cost.peak_flops_per_s for cost in costs)
+        done["peak_bytes_per_s"] += max(cost.peak_bytes_per_s for cost in costs)
+        for cost, spec in zip(costs, machine.tenants, strict=True):
+            _add_work(done, cost, spec.draft_cost, next(rows))
     return done
+
+
+def _add_work(done: dict[str, float], cost: CostModel, draft_cost: CostModel | None, replica: ReplicaColumns) -> None:
+    """What a model did on a machine."""
+    from hwmodels.totals import Totals
+
+    for at in range(0, len(replica.spans), _SPANS_AT_ONCE):
+        spans = replica.spans[at : at + _SPANS_AT_ONCE]
+        span = {name: spans[name].astype(np.int64) for name in _SPAN_FIELDS}
+        queries = span["decode_seqs"] * span["query_tokens"]
+        for steps in (0, span["n"] - 1):
+            totals = Totals(
+                rows=span["prefill_rows"] + queries,
+                prefill_rows=span["prefill_rows"],
+                prefill_chunks=span["prefill_chunks"],
+                prefill_pairs=span["prefill_pairs"],
+                prefill_kv_tokens=span["prefill_kv_tokens"],
+                decode_seqs=span["decode_seqs"],
+                decode_kv_tokens=span["decode_kv_tokens"] + steps * span["decode_seqs"],
+                logit_rows=queries + span["completions"],
+                prefill_pairs_window=span["prefill_pairs_window"],
+                decode_kv_window=span["decode_kv_window"] + steps * span["window_growth"],
+            )
+            work = cost.work(totals)
+            done["flops"] += 0.5 * float(_total(work.flops, span["n"]))
+            done["hbm_bytes"] += 0.5 * float(_total(work.hbm_bytes, span["n"]))
+        if draft_cost is not None:
+            _add_draft_work(done, draft_cost, span)
 
 
 def _add_draft_work(done: dict[str, float], draft: CostModel, span: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ _HEADERS: dict[str, tuple[str, ...]] = {
     # github.com/Azure/AzurePublicDataset, AzureFunctionsInvocationTrace2021
     "azure_functions_2021": ("app", "func", "end_timestamp", "duration"),
 }
-_PLAIN_OPTIONAL = ("model", "deadline_s", "session")
+_PLAIN_OPTIONAL = ("model", "deadline_s", "session", "priority")
 _PREFIX_COLUMN = re.compile(r"prefix_blocks_([1-9][0-9]*)")
 
 
@@ -264,6 +264,18 @@ class _Table:
                 self.refuse(name, row, "a whole number from 0")
             value[row] = whole
         return value
+
+    def whole_numbers(self, name: str, *, blank: int) -> IntArray:
+        """A column of whole numbers of either sign."""
+        numbers = []
+        for row, text in enumerate(self.texts(name)):
+            try:
+                numbers.append(int(text) if text else blank)
+            except ValueError:
+                self.refuse(name, row, "a whole number")
+            if abs(numbers[-1]) >= 2**63:
+                self.refuse(name, row, "a whole number that fits in 64 bits")
+        return np.array(numbers, dtype=np.int64)
 
     def nanoseconds(self, name: str, *, blank: int | None = None) -> IntArray:
         """A column of seconds from 0 as nanoseconds: exact up to nine decimals, rounded to nearest beyond."""
@@ -495,6 +507,8 @@ def _plain(table: _Table) -> dict[str, Any]:
         parts["deadline_ns"] = table.nanoseconds("deadline_s", blank=-1)
     if "session" in table.header:
         parts["session"] = table.integers("session", blank=-1)
+    if "priority" in table.header:
+        parts["priority"] = table.whole_numbers("priority", blank=0)
     if prefix_name is not None:
         counts, ids = np.zeros(len(table), dtype=np.int64), []
         for row, text in enumerate(table.texts(prefix_name)):

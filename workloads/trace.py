@@ -45,6 +45,8 @@ class Trace:
     """Nanoseconds after its arrival by which a request should be finished; -1 where it has no deadline."""
     session: IntArray | None = None
     """Conversation that each request belongs to; -1 where it has none."""
+    priority: IntArray | None = None
+    """Smaller goes first, as in vLLM; 0 where nothing else is said. What it does is up to the scheduler."""
     prefix_blocks: IntArray | None = None
     """Block ids of all prompts end to end; equal ids are equal tokens. Row i owns `prefix_of(i)`."""
     prefix_offsets: IntArray | None = None
@@ -61,11 +63,11 @@ class Trace:
         n = len(self.arrival_ns)
         if n == 0:
             raise ValueError("a trace needs at least one request; got none")
-        for name, floor in (("model_index", 0), ("deadline_ns", -1), ("session", -1)):
+        for name, floor in (("model_index", 0), ("deadline_ns", -1), ("session", -1), ("priority", -_INT64_MAX)):
             value = getattr(self, name)
             if value is not None:
                 put(self, name, int_column(value, name, minimum=floor))
-        for name in ("prompt_tokens", "output_tokens", "model_index", "deadline_ns", "session"):
+        for name in ("prompt_tokens", "output_tokens", "model_index", "deadline_ns", "session", "priority"):
             value = getattr(self, name)
             if value is not None and len(value) != n:
                 raise ValueError(f"{name} needs one value a request ({n}); got {len(value)}")
@@ -140,12 +142,13 @@ class Trace:
         model: str | Sequence[str] | None = None,
         deadline_s: ArrayLike | None = None,
         session: ArrayLike | None = None,
+        priority: ArrayLike | None = None,
         sort: bool = False,
         source: str = "arrays",
     ) -> Trace:
         """A trace from arrays or sequences, with arrivals in seconds (rounded to ns) or nanoseconds.
 
-        Token counts and deadlines may be single numbers for all requests. *model* is one name, or a name a
+        Token counts, deadlines and priorities may be single numbers for all requests. *model* is one name, or a name a
         request. *deadline_s* counts from the arrival; NaN means none. *sort* orders by arrival, equal
         arrivals staying as they are. Raises as Trace does.
         """
@@ -182,6 +185,7 @@ class Trace:
             "model_index": model_index,
             "deadline_ns": deadline_ns,
             "session": None if session is None else column(session, "session", -1),
+            "priority": None if priority is None else column(priority, "priority", -_INT64_MAX),
         }
         if sort:
             order = np.argsort(arrival, kind="stable")
@@ -241,7 +245,8 @@ class Trace:
         index = np.asarray(rows)
         index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64)
         changes: dict[str, Any] = {}
-        for name in ("arrival_ns", "prompt_tokens", "output_tokens", "model_index", "deadline_ns", "session"):
+        columns = ("arrival_ns", "prompt_tokens", "output_tokens", "model_index", "deadline_ns", "session", "priority")
+        for name in columns:
             value = getattr(self, name)
             changes[name] = None if value is None else value[index]
         if self.prefix_blocks is not None and self.prefix_offsets is not None:
@@ -362,6 +367,9 @@ class Trace:
             out["with_deadline"] = int(np.count_nonzero(self.deadline_ns >= 0))
         if self.session is not None:
             out["sessions"] = len(np.unique(self.session[self.session >= 0]))
+        if self.priority is not None:
+            values, counts = np.unique(self.priority, return_counts=True)
+            out["priorities"] = {str(value): n for value, n in zip(values.tolist(), counts.tolist(), strict=True)}
         if self.prefix_blocks is not None and self.prefix_block_tokens is not None:
             distinct = len(np.unique(self.prefix_blocks))
             total = len(self.prefix_blocks)
@@ -373,7 +381,7 @@ class Trace:
         """Writes the plain format, whole or not at all; `read_trace` gives the same columns back.
 
         Columns: arrival_s (nine decimals), prompt_tokens, output_tokens and, where present, model,
-        deadline_s, session and prefix_blocks_N (ids between blanks, N tokens a block).
+        deadline_s, session, priority and prefix_blocks_N (ids between blanks, N tokens a block).
         """
         header = ["arrival_s", "prompt_tokens", "output_tokens"]
         columns: list[list[Any]] = [
@@ -391,6 +399,9 @@ class Trace:
         if self.session is not None:
             header.append("session")
             columns.append(["" if s < 0 else s for s in self.session.tolist()])
+        if self.priority is not None:
+            header.append("priority")
+            columns.append(self.priority.tolist())
         if self.prefix_blocks is not None and self.prefix_offsets is not None:
             header.append(f"prefix_blocks_{self.prefix_block_tokens}")
             ids, offsets = self.prefix_blocks.tolist(), self.prefix_offsets.tolist()
@@ -439,14 +450,14 @@ def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
     models = tuple(dict.fromkeys(name for trace in traces for name in trace.models))
     position = {name: i for i, name in enumerate(models)}
 
-    def column(name: str, *, renumber: bool = False) -> IntArray | None:
+    def column(name: str, *, renumber: bool = False, absent: int = -1) -> IntArray | None:
         if all(getattr(trace, name) is None for trace in traces):
             return None
         parts, base = [], 0
         for trace in traces:
             value = getattr(trace, name)
             if value is None:
-                value = np.full(len(trace), -1, dtype=np.int64)
+                value = np.full(len(trace), absent, dtype=np.int64)
             elif renumber:
                 value = np.where(value >= 0, value + base, -1)
                 base = max(base, int(value.max(initial=-1)) + 1)
@@ -487,6 +498,7 @@ def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
         models=models,
         deadline_ns=column("deadline_ns"),
         session=column("session", renumber=not shared_ids),
+        priority=column("priority", absent=0),
         prefix_blocks=blocks,
         prefix_offsets=offsets,
         prefix_block_tokens=next(iter(block_tokens), None),

@@ -57,13 +57,15 @@ class _Cluster:
         self._experiment = experiment
         self._n = n = len(workload)
         self._prompt = _as_array(workload.prompt_tokens)
-        model = deadline = None
+        model = deadline = priority = None
         if isinstance(workload, Trace):
             arrival = _as_array(workload.arrival_ns)
             if workload.model_index is not None:
                 model = _as_array(workload.model_index)
             if workload.deadline_ns is not None:
                 deadline = _as_array(workload.deadline_ns)
+            if workload.priority is not None:
+                priority = _as_array(workload.priority)
         else:
             arrival = array("q", [-1]) * n
         specs = experiment.machines
@@ -72,7 +74,9 @@ class _Cluster:
             for spec in specs
             for tenant in spec.tenants
         )
-        self._state = RequestState(self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined)
+        self._state = RequestState(
+            self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined, priority
+        )
         self._clock = Clock()
         self._machines: list[Machine] = []
         for index, spec in enumerate(specs):
@@ -85,6 +89,7 @@ class _Cluster:
         self._watch = Watch(self._state, self._machines, self._clock) if check_invariants else None
         self._route_of = route_of(experiment.router)
         self._hosting = self._eligible()
+        self._turn = self._turns()
         self._only = self._machines[0] if len(self._machines) == 1 and self._hosting is None else None
         self._luck = None if self._only else np.random.default_rng([experiment.seed, _ROUTING_STREAM]).random((n, 2))
         self._reasons: dict[str, int] = {}
@@ -100,6 +105,16 @@ class _Cluster:
         workload = self._experiment.workload
         n_models = max(len(workload.models), 1) if isinstance(workload, Trace) else 1
         return [[machine for machine in self._machines if machine.hosts(model)] for model in range(n_models)]
+
+    def _turns(self) -> array[int] | None:
+        """Of each request, how many for the same model have a lower number; None where that is its number."""
+        if self._hosting is None or self._state.model is None:
+            return None
+        turns, seen = array("q"), [0] * len(self._hosting)
+        for model in self._state.model:
+            turns.append(seen[model])
+            seen[model] += 1
+        return turns
 
     def run(self) -> Columns:
         """Replay the workload to its end or the horizon."""
@@ -156,6 +171,7 @@ class _Cluster:
             tuple(self._luck[id_].tolist()),
             state.arrival[id_],
             -1 if state.deadline is None else state.deadline[id_],
+            id_ if self._turn is None else self._turn[id_],
         )
         answer = self._route_of(request, machines)
         if isinstance(answer, Refused):
@@ -213,6 +229,7 @@ class _Cluster:
                 "request_id": np.arange(self._n),
                 "deadline_ns": _as_column(state.deadline) if state.deadline is not None else none - 1,
                 "model_index": none if state.model is None else _as_column(state.model),
+                **({} if state.priority is None else {"priority": _as_column(state.priority)}),
                 "arrival_ns": _as_column(state.arrival),
                 "scheduled_ns": _as_column(state.scheduled),
                 "first_token_ns": _as_column(state.first_token),

@@ -16,7 +16,7 @@ class RequestState:
 
     def __init__(
         self, prompt: array[int], output: array[int], arrival: array[int],
-        model: array[int] | None, deadline: array[int] | None, pipelined: bool,
+        model: array[int] | None, deadline: array[int] | None, pipelined: bool, priority: array[int] | None = None,
     ) -> None:  # fmt: skip
         n = len(prompt)
         self.prompt = prompt
@@ -24,6 +24,8 @@ class RequestState:
         self.model = model
         self.deadline = deadline
         """Relative to arrival, -1 absent; None: nobody has one."""
+        self.priority = priority
+        """None: 0 for all."""
         self.left = output[:]
         """Tokens still to emit."""
         self.arrival = arrival
@@ -58,4 +60,5 @@ class RequestState:
             -1 if self.deadline is None else self.deadline[id_],
             preempted,
             cached_tokens,
+            0 if self.priority is None else self.priority[id_],
         )

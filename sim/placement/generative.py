@@ -19,8 +19,9 @@ from hwmodels.parallel import ParallelConfig
 from hwmodels.totals import Totals
 from policies.placement import Placement, check
 from policies.routers import LeastOutstanding
-from policies.schedulers import EvictNewest, Sarathi
+from policies.schedulers import Sarathi
 from policies.view import Scheduler
+from policies.wrappers import EvictNewest
 from sim.engine import Experiment, MachineSpec, ReplicaSpec, run
 from sim.placement.groups import GroupColumns
 from sim.placement.serving import NS_PER_S, Outcome, Serving

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sim.errors import RooftraceError, ScenarioError
 from sim.scenario import named
 from sim.scenario.decoding import BuiltDecoding, build_decoding
@@ -17,7 +19,7 @@ from sim.scenario.settings import Scenario, Workload
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.device import Device
-    from sim.engine import Experiment
+    from sim.engine import Experiment, ReplicaSpec
     from workloads import ClosedLoop, Trace
 
 BUILT_IN_TRACES = ("conversation",)
@@ -45,71 +47,39 @@ def resolve(scenario: Scenario) -> Built:
 
     Raises ScenarioError, naming the scenario and the key, where something cannot be found, read or fitted.
     """
-    from hwmodels.calibrated import overheads_of
-    from sim.engine import Experiment, ReplicaSpec
+    from sim.engine import Experiment, MachineSpec
 
-    deployment = deployment_of(scenario)
+    pools = [_deployed(pool) for pool in pools_of(scenario)]
     workload = workload_of(scenario)
-    chosen = _chosen(scenario, deployment, workload)
-    scheduler = _policy(
-        scenario, "scheduler", named.SCHEDULERS, "plan", {key: tokens for key, (tokens, _) in chosen.items()}
-    )
-    if scenario.memory.preemption == "recompute":
-        from policies.schedulers import EvictNewest
-
-        scheduler = EvictNewest(inner=scheduler)
+    if scenario.pools is not None or scenario.placement is not None:
+        workload, rows = _asked_for(scenario, workload, pools)
+    else:
+        rows = {}
     router = _policy(scenario, "router", named.ROUTERS, "route")
-    memory = scenario.memory
-    pool = {
-        "gpu_fraction": memory.gpu_fraction,
-        "reserve_bytes": memory.reserve_bytes,
-        "block_tokens": memory.block_tokens,
-    }
-    with _told_by(scenario):
-        kv_blocks = deployment.kv_pool_blocks(**pool)
-    with _told_by(scenario):
-        decoding = build_decoding(
-            scenario.decoding,
-            target=deployment,
-            kv_blocks=kv_blocks,
-            pool=pool,
-            scheduler=scheduler,
-            workload=workload,
-            find=scenario.find,
-        )
-    if deployment.model.is_encoder and workload.output_tokens.any():
-        raise ScenarioError(
-            f"{scenario.source}: {deployment.model.name} is an encoder and emits no tokens, but the workload asks for "
-            "some; give output_tokens: 0 or another model"
-        )
-    replica = ReplicaSpec(
-        cost=deployment.cost,
-        scheduler=scheduler,
-        kv_blocks=kv_blocks,
-        block_tokens=memory.block_tokens,
-        micro_batches=scenario.micro_batches,
-        max_model_len=deployment.model.max_positions,
-    )
-    if decoding is not None:
-        replica = replace(
-            replica,
-            decoding=decoding.decoding,
-            draft_cost=decoding.draft_cost,
-            kv_blocks=decoding.kv_blocks,
-            speculation_overhead_s=decoding.overhead_s,
-        )
-    front_end = overheads_of(deployment.cost)
+    built = [_build_pool(pool, workload, rows) for pool in pools]
     experiment = Experiment(
         workload=workload,
-        replicas=(replica,) * scenario.replicas,
+        replicas=tuple(
+            machine
+            for pool, hosted in zip(pools, built, strict=True)
+            for machine in (
+                (hosted[0].spec if len(hosted) == 1 else MachineSpec(tenants=tuple(each.spec for each in hosted))),
+            )
+            * pool.replicas
+        ),
         router=router,
         seed=scenario.seed,
-        admission_s=front_end.admission_s,
-        admission_s_per_token=front_end.admission_s_per_token,
+        **_front_end(scenario, built),
     )
-    manifest = _manifest(scenario, deployment, experiment, decoding)
+    manifest = _manifest(scenario, pools, built, experiment)
+    chosen = {
+        f"{pool.prefix(i)}{key}": {"tokens": tokens, "why": why}
+        for pool, hosted in zip(pools, built, strict=True)
+        for i, each in enumerate(hosted)
+        for key, (tokens, why) in each.chosen.items()
+    }
     if chosen:
-        manifest["auto"] = {f"scheduler.{key}": {"tokens": n, "why": why} for key, (n, why) in chosen.items()}
+        manifest["auto"] = chosen
     return Built(
         experiment=experiment,
         manifest=manifest,
@@ -117,42 +87,308 @@ def resolve(scenario: Scenario) -> Built:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PoolOf:
+    """Equal machines: each of *scenarios* is a model that they host, as a scenario of its own."""
+
+    name: str
+    """Empty where the scenario has no pools."""
+    serves: tuple[str, ...]
+    """By what names a workload asks for the models."""
+    scenarios: tuple[Scenario, ...]
+    deployments: tuple[Deployment, ...] = ()
+
+    @property
+    def replicas(self) -> int:
+        return self.scenarios[0].replicas
+
+    def prefix(self, i: int) -> str:
+        """What comes before the keys of the settings of its model *i*."""
+        if not self.name:
+            return ""
+        return f"pools.{self.name}.{self.serves[i]}." if len(self.serves) > 1 else f"pools.{self.name}."
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all its machines."""
+        parallel = self.scenarios[0].parallel
+        return self.replicas * parallel.tensor * parallel.pipeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Hosted:
+    """A model on the machines of a pool."""
+
+    spec: ReplicaSpec
+    decoding: BuiltDecoding | None
+    chosen: dict[str, tuple[int, str]]
+
+
+def pools_of(scenario: Scenario) -> list[PoolOf]:
+    """The pools of *scenario*, nothing of them deployed yet; one without a name where it has none."""
+    if scenario.placement is not None:
+        return _placed(scenario)
+    if scenario.pools is None:
+        return [PoolOf(name="", serves=(scenario.model,), scenarios=(scenario,))]
+    found = []
+    for name, pool in scenario.pools.items():
+        if pool.models is None:
+            one = scenario.pool(name)
+            found.append(PoolOf(name=name, serves=(one.model,), scenarios=(one,)))
+        else:
+            models = tuple(scenario.pool(name, model=_original(scenario, model)) for model in pool.models)
+            found.append(PoolOf(name=name, serves=tuple(pool.models), scenarios=models))
+    return found
+
+
+def _original(scenario: Scenario, model: str) -> str:
+    """Of which model NAME#TAG is a copy."""
+    return model if scenario.find(model) is not None else model.partition("#")[0]
+
+
+def _placed(scenario: Scenario) -> list[PoolOf]:
+    """A pool of one machine for each group of the placement that hosts anything."""
+    from hwmodels.oneshot import oneshot_catalogue
+    from sim.placement.files import placed_groups
+
+    assert scenario.placement is not None
+    file = scenario.find(scenario.placement)
+    if file is None:
+        raise ScenarioError(f"{scenario.source}: placement: {scenario.placement} does not exist")
+    with _told_by(scenario, "placement"):
+        groups = placed_groups(file)
+        pools: dict[str, Any] = {}
+        for number, group in enumerate(groups):
+            table = [model for model in group.models if _original(scenario, model) in oneshot_catalogue()]
+            if table:
+                raise ScenarioError(
+                    f"placement: {file} hosts {table[0]}, of which only a table of one-shot latencies is known; run replays "
+                    "placements of catalogue models (rooftrace models), and rooftrace place scores this one"
+                )
+            if group.models:
+                pools[f"group-{number}"] = {
+                    "models": list(group.models),
+                    "parallel": {"pipeline": group.inter_op, "tensor": group.intra_op},
+                    "replicas": 1,
+                }
+        if not pools:
+            raise ScenarioError(f"placement: {file} hosts no model")
+    settings = {key: value for key, value in scenario.settings().items() if key != "placement"}
+    return pools_of(Scenario.from_mapping({**settings, "pools": pools}, source=scenario.source, folder=scenario.folder))
+
+
+def _deployed(pool: PoolOf) -> PoolOf:
+    return replace(pool, deployments=tuple(deployment_of(scenario) for scenario in pool.scenarios))
+
+
+def _asked_for(
+    scenario: Scenario, workload: Trace | ClosedLoop, pools: list[PoolOf]
+) -> tuple[Trace | ClosedLoop, dict[str, int]]:
+    """The workload with the pools' models among its own, and the row of each; no rows where all pools host one model.
+
+    ScenarioError where requests ask for a model that no pool hosts.
+    """
+    names = list(dict.fromkeys(name for pool in pools for name in pool.serves))
+    if len(names) == 1:
+        return workload, {}
+    if not hasattr(workload, "models"):
+        raise ScenarioError(
+            f"{scenario.source}: closed-loop clients do not say which of the pools' models ({', '.join(names)}) they ask for; "
+            "give other workload.arrivals"
+        )
+    trace: Trace = workload  # type: ignore[assignment]
+    if not trace.models:
+        shares = ", ".join(f"{name}: 1" for name in names)
+        raise ScenarioError(
+            f"{scenario.source}: the pools host {', '.join(names)}, and the workload does not say which of them a request asks "
+            f"for; give workload.models, such as {{{shares}}}, or a trace with a column model"
+        )
+    catalogue = [
+        (deployment.model.name, name)
+        for pool in pools
+        for name, deployment in zip(pool.serves, pool.deployments, strict=True)
+    ]
+    # A model given as a file is asked for by the name in it as well, and copies are told apart.
+    hosted_as = {model: {name for each, name in catalogue if each == model} for model, _ in catalogue}
+    aliases = {model: next(iter(served)) for model, served in hosted_as.items() if len(served) == 1}
+    index = np.zeros(len(trace), np.int64) if trace.model_index is None else trace.model_index
+    counts = np.bincount(index, minlength=len(trace.models)).tolist()
+    asked = [name if name in names else aliases.get(name, name) for name in trace.models]
+    for name, count in zip(asked, counts, strict=True):
+        if count and name not in names:
+            what = f"{scenario.source}: {count:,} requests ask for {name}, which no pool hosts"
+            raise ScenarioError(unknown(what, name, names))
+    rows = {name: row for row, name in enumerate(names)}
+    moved = np.array([rows.get(name, 0) for name in asked], np.int64)
+    return trace.with_models(names, moved[index]), rows
+
+
+def _front_end(scenario: Scenario, built: list[list[_Hosted]]) -> dict[str, Any]:
+    """The delays before the router, which stands in front of all pools."""
+    from hwmodels.calibrated import overheads_of
+
+    found = {
+        (overheads.admission_s, overheads.admission_s_per_token)
+        for hosted in built
+        for overheads in (overheads_of(each.spec.cost) for each in hosted)  # type: ignore[arg-type]
+    }
+    if len(found) > 1:
+        delays = ", ".join(f"{first * 1e3:g} ms and {each * 1e6:g} us a token" for first, each in sorted(found))
+        raise ScenarioError(
+            f"{scenario.source}: pools: the serving stacks' front ends take different times ({delays}), and one router with "
+            "several front ends is not modelled; give all pools one serving_stack and cost_model"
+        )
+    ((admission_s, per_token_s),) = found
+    return {"admission_s": admission_s, "admission_s_per_token": per_token_s}
+
+
+def _build_pool(pool: PoolOf, workload: Trace | ClosedLoop, rows: Mapping[str, int]) -> list[_Hosted]:
+    return [
+        _build_hosted(pool, i, _of_model(workload, rows.get(name)), rows.get(name))
+        for i, name in enumerate(pool.serves)
+    ]
+
+
+def _of_model(workload: Trace | ClosedLoop, row: int | None) -> Trace | ClosedLoop:
+    """The requests of one model; all where nobody asks for it."""
+    if row is None:
+        return workload
+    chosen = np.flatnonzero(workload.model_index == row)  # type: ignore[union-attr]
+    return workload.take(chosen) if len(chosen) else workload  # type: ignore[union-attr]
+
+
+def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int | None) -> _Hosted:
+    from policies.wrappers import EvictNewest
+    from sim.engine import ReplicaSpec
+
+    scenario, deployment = pool.scenarios[i], pool.deployments[i]
+    chosen = _chosen(scenario, deployment, workload)
+    scheduler = _policy(
+        scenario, "scheduler", named.SCHEDULERS, "plan", {key: tokens for key, (tokens, _) in chosen.items()}
+    )
+    memory = scenario.memory
+    if memory.preemption == "recompute" and not named.wraps(scheduler, EvictNewest):
+        scheduler = EvictNewest(inner=scheduler)
+    room = {
+        "gpu_fraction": memory.gpu_fraction,
+        "reserve_bytes": memory.reserve_bytes,
+        "block_tokens": memory.block_tokens,
+    }
+    with _told_by(scenario):
+        kv_blocks = deployment.kv_pool_blocks(**room) if len(pool.serves) == 1 else _shared_blocks(pool, i)
+        decoding = build_decoding(
+            scenario.decoding,
+            target=deployment,
+            kv_blocks=kv_blocks,
+            pool=room,
+            scheduler=scheduler,
+            workload=workload,
+            find=scenario.find,
+        )
+        if decoding is not None and len(pool.serves) > 1:
+            raise ScenarioError(
+                "decoding: models that share a machine do not speculate yet; give each a pool of its own"
+            )
+    if deployment.model.is_encoder and workload.output_tokens.any():
+        raise ScenarioError(
+            f"{scenario.source}: {deployment.model.name} is an encoder and emits no tokens, but the workload asks for "
+            "some; give output_tokens: 0 or another model"
+        )
+    spec = ReplicaSpec(
+        cost=deployment.cost,
+        scheduler=scheduler,
+        kv_blocks=kv_blocks,
+        block_tokens=memory.block_tokens,
+        micro_batches=scenario.micro_batches,
+        max_model_len=deployment.model.max_positions,
+        model=row,
+    )
+    if decoding is not None:
+        spec = replace(
+            spec,
+            decoding=decoding.decoding,
+            draft_cost=decoding.draft_cost,
+            kv_blocks=decoding.kv_blocks,
+            speculation_overhead_s=decoding.overhead_s,
+        )
+    return _Hosted(spec=spec, decoding=decoding, chosen=chosen)
+
+
+def _shared_blocks(pool: PoolOf, i: int) -> int:
+    """KV blocks of a model among those that share a machine: an equal part of what all weights leave, on the fullest stage."""
+    memory, n = pool.scenarios[i].memory, len(pool.serves)
+    share = {"gpu_fraction": memory.gpu_fraction, "reserve_bytes": memory.reserve_bytes}
+    device = pool.deployments[i].device
+    usable = device.memory_bytes * memory.gpu_fraction - memory.reserve_bytes
+    weights = np.array([[usable - free for free in each.free_bytes(**share)] for each in pool.deployments])
+    left = usable - weights.sum(axis=0)
+    needs = np.array(pool.deployments[i].stage_kv_bytes_per_token) * memory.block_tokens
+    blocks = min((int(have // n // need) for have, need in zip(left, needs, strict=True) if need), default=1 << 40)
+    if (left < 0).any() or blocks < 1:
+        raise ScenarioError(
+            f"{', '.join(pool.serves)} do not fit beside each other: their weights take {weights.sum(axis=0).max() / 1e9:.1f} GB "
+            f"of the {usable / 1e9:.1f} GB that a {device.name} offers, and a KV cache of each has to fit as well; "
+            "share less or spread them over more devices (parallel)"
+        )
+    return blocks * pool.deployments[i].parallel.data
+
+
 def _policy(
     scenario: Scenario, key: str, table: Mapping[str, str], method: str, chosen: Mapping[str, int] | None = None
 ) -> Any:
     settings = getattr(scenario, key)
     with _told_by(scenario, key):
-        return named.policy(settings.policy, {**settings.settings, **(chosen or {})}, table, key=key, method=method)
+        found = settings.settings
+        for path, value in (chosen or {}).items():
+            found = _with_value(found, path.split(".")[1:], value)
+        return named.policy(settings.policy, found, table, key=key, method=method)
+
+
+def _with_value(settings: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
+    first, *rest = path
+    return {**settings, first: _with_value(settings[first], rest, value) if rest else value}
 
 
 def _chosen(scenario: Scenario, deployment: Deployment, workload: Trace | ClosedLoop) -> dict[str, tuple[int, str]]:
-    """Scheduler settings that are `auto`, with the tokens chosen from the cost model and the reason."""
-    settings = scenario.scheduler.settings
-    keys = [key for key in named.AUTO if settings.get(key) == named.AUTO_VALUE]
-    if not keys:
+    """Scheduler settings that are `auto` by their dotted keys, with the tokens chosen from the cost model and the reason."""
+    found = [
+        (f"{at}.{key}", settings)
+        for at, settings in named.chain(scenario.scheduler.settings, "scheduler")
+        for key in named.AUTO
+        if settings.get(key) == named.AUTO_VALUE
+    ]
+    if not found:
         return {}
     from sim.capacity import saturating_tokens, tokens_within
 
     limit_s = scenario.slo.tpot_s
-    with _told_by(scenario, f"scheduler.{keys[0]}"):
-        if limit_s is None:
-            tokens = saturating_tokens(deployment.cost)
-            why = "fewest tokens that reach 80 % of the best throughput"
-        else:
-            decodes = settings.get("max_sequences", 128)
-            context = int((workload.prompt_tokens + workload.output_tokens).mean())
-            tokens = tokens_within(deployment.cost, tbt_s=limit_s, decodes=decodes, context_tokens=context)
-            why = f"most tokens within slo.tpot_s {limit_s:g} s beside {decodes} decodes of {context} tokens"
-    return {key: (tokens, why) for key in keys}
+    chosen = {}
+    for key, settings in found:
+        with _told_by(scenario, key):
+            if limit_s is None:
+                tokens = saturating_tokens(deployment.cost)
+                why = "fewest tokens that reach 80 % of the best throughput"
+            else:
+                decodes = settings.get("max_sequences", 128)
+                context = int((workload.prompt_tokens + workload.output_tokens).mean())
+                tokens = tokens_within(deployment.cost, tbt_s=limit_s, decodes=decodes, context_tokens=context)
+                why = f"most tokens within slo.tpot_s {limit_s:g} s beside {decodes} decodes of {context} tokens"
+            chosen[key] = (tokens, why)
+    return chosen
 
 
 def deployment_of(scenario: Scenario) -> Deployment:
-    """The replica that *scenario* describes, its memory not yet looked at."""
+    """The replica that *scenario* describes, its memory not yet looked at; ScenarioError where it has pools."""
     from hwmodels.calibrated import Calibrated
     from hwmodels.deployment import deploy
     from hwmodels.model import load_model
     from hwmodels.roofline import Roofline
 
+    if scenario.pools is not None or scenario.placement is not None:
+        what = "pools" if scenario.pools is not None else "placement"
+        raise ScenarioError(
+            f"{scenario.source}: {what}: this is about one deployment; leave {what} out (--set {what}=null)"
+        )
     with _told_by(scenario, "model"):
         model = load_model(scenario.find(scenario.model) or scenario.model)
     with _told_by(scenario, "hardware"):
@@ -198,17 +434,97 @@ def _calibration(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
 
 
 def _manifest(
-    scenario: Scenario, deployment: Deployment, experiment: Experiment, decoding: BuiltDecoding | None
+    scenario: Scenario, pools: list[PoolOf], built: list[list[_Hosted]], experiment: Experiment
 ) -> dict[str, Any]:
     workload = experiment.workload
-    model, device, parallel = deployment.model, deployment.device, deployment.parallel
-    gpus = scenario.replicas * parallel.n_devices
-    speculation = "" if decoding is None else f", {scenario.decoding.method}"
-    return {
-        "label": f"{model.name} on {gpus} x {device.name}, {scenario.scheduler.policy}{speculation}",
+    speculating = any(hosted.decoding is not None for pool in built for hosted in pool)
+    plain = scenario.pools is None and scenario.placement is None
+    methods = dict.fromkeys(
+        pool.scenarios[0].decoding.method
+        for pool, hosted in zip(pools, built, strict=True)
+        if any(each.decoding is not None for each in hosted)
+    )
+    schedulers = dict.fromkeys(pool.scenarios[0].scheduler.policy for pool in pools)
+    parts = [
+        f"{' and '.join(_name(pool, i, plain) for i in range(len(pool.serves)))} on {pool.gpus} x {pool.deployments[0].device.name}"
+        for pool in pools
+    ]
+    names = list(dict.fromkeys(deployment.model.name for pool in pools for deployment in pool.deployments))
+    notes = _notes(workload, names[0]) if len(names) == 1 else _notes(workload, "")
+    notes += list(
+        dict.fromkeys(
+            note
+            for pool in pools
+            for each, deployment in zip(pool.scenarios, pool.deployments, strict=True)
+            for note in (*deployment.model.notes, *_borrowed(each, deployment))
+        )
+    )
+    schedulers_made = [hosted.spec.scheduler for pool in built for hosted in pool]
+    if getattr(workload, "priority", None) is not None and not any(map(_asks_for_priority, schedulers_made)):
+        notes.append(
+            "The trace gives priorities and no scheduler asks for them; wrap one in {policy: order, by: priority}."
+        )
+    if plain:
+        facts = _facts(pools[0], built[0], 0)
+    else:
+        facts = {"models": list(getattr(workload, "models", ()) or names), "pools": _pool_facts(pools, built)}
+        facts["router"] = named.shown_policy(experiment.router)
+    head = {
+        "label": " + ".join(parts) + f", {'/'.join(schedulers)}" + (f", {'/'.join(methods)}" if speculating else ""),
         "hash": scenario.hash,
         "seed": scenario.seed,
         "scenario": scenario.resolved(),
+    }
+    tail = {
+        "workload": {"source": workload.source, "requests": len(workload)},
+        "notes": notes,
+        "versions": versions(),
+    }
+    if not plain:
+        return {**head, **facts, **tail}
+    policies = {"scheduler": facts["scheduler"], "router": named.shown_policy(experiment.router)}
+    return {
+        **head,
+        "model": facts["model"],
+        "hardware": facts["hardware"],
+        **policies,
+        "decoding": facts["decoding"],
+        **tail,
+    }
+
+
+def _name(pool: PoolOf, i: int, plain: bool) -> str:
+    name = pool.deployments[i].model.name
+    tag = "" if plain else pool.serves[i].partition("#")[2]
+    return f"{name}#{tag}" if tag else name
+
+
+def _pool_facts(pools: list[PoolOf], built: list[list[_Hosted]]) -> dict[str, Any]:
+    """What the manifest says of each pool; `rows` are the values of the column `replica` that are its own."""
+    found, first = {}, 0
+    for pool, hosted in zip(pools, built, strict=True):
+        facts = [_facts(pool, hosted, i) for i in range(len(hosted))]
+        last = first + pool.replicas * len(hosted) - 1
+        found[pool.name] = {
+            "role": "both",
+            "replicas": pool.replicas,
+            "gpus": pool.gpus,
+            "rows": [first, last],
+            "hardware": facts[0]["hardware"],
+            "models": [
+                {"serves": name, **each["model"], "scheduler": each["scheduler"], "decoding": each["decoding"]}
+                for name, each in zip(pool.serves, facts, strict=True)
+            ],
+        }
+        first = last + 1
+    return found
+
+
+def _facts(pool: PoolOf, hosted: list[_Hosted], i: int) -> dict[str, Any]:
+    """What the manifest says of a model on its machines."""
+    scenario, deployment, decoding = pool.scenarios[i], pool.deployments[i], hosted[i].decoding
+    model, device = deployment.model, deployment.device
+    return {
         "model": {
             "name": model.name,
             "source": model.source,
@@ -227,12 +543,8 @@ def _manifest(
             "price_usd_per_hour": device.price_usd_per_hour,
             "sources": dict(device.sources),
         },
-        "scheduler": repr(experiment.replicas[0].scheduler),
-        "router": repr(experiment.router),
+        "scheduler": named.shown_policy(hosted[i].spec.scheduler),
         "decoding": {"method": "autoregressive"} if decoding is None else decoding.manifest,
-        "workload": {"source": workload.source, "requests": len(workload)},
-        "notes": _notes(workload, model.name) + list(model.notes) + list(_borrowed(scenario, deployment)),
-        "versions": versions(),
     }
 
 
@@ -252,14 +564,24 @@ def _borrowed(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
 
 
 def _notes(workload: Trace | ClosedLoop, model: str) -> list[str]:
-    """What of the workload the run leaves out."""
+    """What of the workload the run leaves out; *model* serves everything, unless it is empty."""
     notes = []
     models = getattr(workload, "models", ())
-    if len(models) > 1:
+    if len(models) > 1 and model:
         notes.append(f"The trace asks for {len(models)} models ({', '.join(models[:4])}); all requests go to {model}.")
     if getattr(workload, "prefix_blocks", None) is not None:
         notes.append("The trace says which prompts share a beginning; every prompt is computed in full all the same.")
     return notes
+
+
+def _asks_for_priority(scheduler: Any) -> bool:
+    """Whether *scheduler* orders by priority, or may do so, not being one of ours."""
+    while scheduler is not None:
+        module = getattr(scheduler, "__module__", None) or type(scheduler).__module__
+        if not module.startswith("policies.") or getattr(scheduler, "by", None) == "priority":
+            return True
+        scheduler = getattr(scheduler, named.INNER, None)
+    return False
 
 
 @contextlib.contextmanager
@@ -292,6 +614,12 @@ def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
                     "change workload.arrivals.concurrency instead"
                 )
             made = made.scale_rate(settings.rate_scale)  # type: ignore[union-attr]
+        if settings.models is not None:
+            from workloads.generators import assign_models
+
+            if not hasattr(made, "arrival_ns"):
+                raise ScenarioError("workload.models is for arrivals in time; closed-loop clients ask for one model")
+            made = assign_models(made, tuple(settings.models), list(settings.models.values()), scenario.seed)  # type: ignore[arg-type]
         return made
 
 
@@ -371,6 +699,11 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
 def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> ClosedLoop:
     from workloads import generators
 
+    if lengths.priority is not None:
+        raise ScenarioError(
+            "workload.arrivals: closed-loop clients take the lengths of a trace, and their requests have no priority; leave the "
+            "column priority out of the trace or take other arrivals"
+        )
     think_ns = None
     if clients.mean_think_s:
         # The draws of generators.closed_loop, so that both sources of lengths meet the same think times.

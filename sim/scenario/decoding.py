@@ -463,7 +463,7 @@ def _most_running(scheduler: Scheduler, workload: Trace | ClosedLoop) -> int:
     limit = len(workload)
     while at is not None:
         for name in ("max_sequences", "batch_size"):
-            limit = min(limit, getattr(at, name, limit))
+            limit = min(limit, getattr(at, name, None) or limit)
         at = getattr(at, "inner", None)
     return max(limit, 1)
 

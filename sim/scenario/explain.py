@@ -103,11 +103,27 @@ def _unknown_key(path: list[str], model: type[BaseModel]) -> str:
 
 def _section(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
     at: type[BaseModel] | None = model
+    named = False
     for part in path:
+        if named:
+            # The name of an entry, such as that of a pool.
+            named = False
+            continue
         if at is None or part not in at.model_fields:
             return None
-        at = _model_in(at.model_fields[part].annotation)
-    return at
+        annotation = at.model_fields[part].annotation
+        entries = entries_in(annotation)
+        named = entries is not None
+        at = entries or _model_in(annotation)
+    return None if named else at
+
+
+def entries_in(annotation: Any) -> type[BaseModel] | None:
+    """The section of each entry, where a setting maps names to sections."""
+    if typing.get_origin(annotation) is dict:
+        return _model_in(typing.get_args(annotation)[1])
+    found = (entries_in(inner) for inner in typing.get_args(annotation))
+    return next((entries for entries in found if entries is not None), None)
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

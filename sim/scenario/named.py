@@ -1,10 +1,14 @@
-"""Policies, arrival processes and distributions by short name, or as package.module:Class, with their settings."""
+"""Policies, arrival processes and distributions by short name, or as package.module:Class, with their settings.
+
+A policy that wraps another has a setting `inner`, which is a policy in turn. A policy may also be package.module:function.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import json
+import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +27,14 @@ SCHEDULERS: Mapping[str, str] = {
     "decode_maximal": "policies.sarathi:DecodeMaximal",
     "chunked_only": "policies.sarathi:ChunkedOnly",
     "padded": "policies.sarathi:Padded",
+    "evict_newest": "policies.wrappers:EvictNewest",
+    "pad": "policies.wrappers:Pad",
+    "order": "policies.wrappers:Order",
+    "cap": "policies.wrappers:Cap",
+    "reject": "policies.wrappers:RejectLate",
 }
+INNER = "inner"
+"""The setting of a wrapper that is a policy itself."""
 AUTO = ("token_budget", "chunk")
 """Scheduler settings that may be AUTO_VALUE: chosen from the cost model."""
 AUTO_VALUE = "auto"
@@ -78,16 +89,37 @@ def load(path: str) -> Any:
 
 
 def policy(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, key: str, method: str) -> Any:
-    """The policy called *name* in *table*, or imported where *name* is package.module:Class.
+    """The policy called *name* in *table*, or imported where *name* is package.module:Class or package.module:function.
 
-    Raises ScenarioError naming *key* for an unknown name, a module or class that is not there, a class without
-    *method*, and settings that do not fit.
+    A setting `inner` is built as a policy first. Raises ScenarioError naming *key* for an unknown name, a module or class that
+    is not there, a class without *method*, a function that does not take what *method* does, and settings that do not fit.
     """
     if name in table:
-        return make(load(table[name]), settings, key=key, name=name)
-    if ":" not in name:
-        choices = [*table, "package.module:Class"]
-        raise ScenarioError(unknown(f"{key}: {name!r} is not a policy", name, choices))
+        factory = load(table[name])
+    elif ":" not in name:
+        raise ScenarioError(unknown(f"{key}: {name!r} is not a policy", name, [*table, "package.module:Class"]))
+    else:
+        factory = _imported(name, key=key, method=method)
+    if not isinstance(factory, type):
+        if settings:
+            raise ScenarioError(
+                f"{key}.{next(iter(settings))} is not a setting of {name}, which is a function and has none; "
+                "write a frozen dataclass for a policy with settings"
+            )
+        return factory
+    if INNER in settings and INNER in parameters(factory):
+        inner = settings[INNER]
+        inner = {"policy": inner} if isinstance(inner, str) else inner
+        within = f"{key}.{INNER}"
+        if not isinstance(inner, Mapping) or not isinstance(inner.get("policy"), str):
+            raise ScenarioError(f"{within} is a policy, such as {{policy: {next(iter(table))}}}; got {shown(inner)}")
+        rest = {setting: value for setting, value in inner.items() if setting != "policy"}
+        made = policy(inner["policy"], rest, table, key=within, method=method)
+        return make(factory, settings, key=key, name=name, made={INNER: made})
+    return make(factory, settings, key=key, name=name)
+
+
+def _imported(name: str, *, key: str, method: str) -> Any:
     try:
         found = load(name)
     except AttributeError:
@@ -95,9 +127,52 @@ def policy(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, 
     except Exception as error:
         # A module of the user's own may fail in any way while it is imported.
         raise ScenarioError(f"{key}: cannot import {name!r}: {type(error).__name__}: {error}") from error
-    if not isinstance(found, type) or not callable(getattr(found, method, None)):
-        raise ScenarioError(f"{key}: a policy is a class with the method {method}; {name!r} is {shown(found)}")
-    return make(found, settings, key=key, name=name)
+    if isinstance(found, type) and callable(getattr(found, method, None)):
+        return found
+    if inspect.isfunction(found) and method in _ARGUMENTS and _takes(found, _ARGUMENTS[method]):
+        return found
+    function = f", or a function of ({', '.join(_ARGUMENTS[method])})" if method in _ARGUMENTS else ""
+    raise ScenarioError(f"{key}: a policy is a class with the method {method}{function}; {name!r} is {shown(found)}")
+
+
+_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "plan": ("view",),
+    "route": ("request", "replicas"),
+}
+"""What a policy's method takes, and the function that may stand for it."""
+
+
+def _takes(function: Callable[..., Any], arguments: tuple[str, ...]) -> bool:
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def chain(settings: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The settings of a policy and of those that it wraps, outermost first, each with its dotted key."""
+    found = [(key, settings)]
+    while isinstance(settings.get(INNER), Mapping | str):
+        inner = settings[INNER]
+        settings = {"policy": inner} if isinstance(inner, str) else inner
+        key = f"{key}.{INNER}"
+        found.append((key, settings))
+    return found
+
+
+def wraps(policy: Any, kind: type) -> bool:
+    """Whether *policy*, or one that it wraps, is a *kind*."""
+    while policy is not None:
+        if isinstance(policy, kind):
+            return True
+        policy = getattr(policy, INNER, None)
+    return False
+
+
+def shown_policy(policy: Any) -> str:
+    """A policy as manifests show it: its settings; a function by its name, which an address would follow."""
+    return re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"\1", repr(policy))
 
 
 def choice(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, key: str, what: str) -> Any:
@@ -120,8 +195,16 @@ def choice(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, 
     raise ScenarioError(f"{key}: {name} needs {ways}; got {', '.join(settings) or 'nothing'}")
 
 
-def make(factory: Callable[..., Any], settings: Mapping[str, Any], *, key: str, name: str) -> Any:
-    """What *factory* (a class or function) makes of *settings*, checked against the types of its parameters.
+def make(
+    factory: Callable[..., Any],
+    settings: Mapping[str, Any],
+    *,
+    key: str,
+    name: str,
+    made: Mapping[str, Any] | None = None,
+) -> Any:
+    """What *factory* (a class or function) makes of *settings*, checked against the types of its parameters, and of what has
+    been *made* of some of them already.
 
     Raises ScenarioError naming `key.setting` for an unknown, missing or unfit one.
     """
@@ -132,7 +215,9 @@ def make(factory: Callable[..., Any], settings: Mapping[str, Any], *, key: str, 
             raise ScenarioError(unknown(of, setting, known) if known else f"{of}, which has none")
     values: dict[str, Any] = {}
     for setting, (hint, required) in known.items():
-        if setting in settings:
+        if made is not None and setting in made:
+            values[setting] = made[setting]
+        elif setting in settings:
             values[setting] = _checked(settings[setting], hint, f"{key}.{setting}")
         elif required:
             raise ScenarioError(f"{key}.{setting} is missing; {name} needs it")
@@ -160,7 +245,7 @@ def schema(factory: Callable[..., Any]) -> dict[str, Any]:
     signature = inspect.signature(factory)
     out = {}
     for name, (hint, required) in parameters(factory).items():
-        properties = TypeAdapter(hint).json_schema()
+        properties = {"$ref": "#/$defs/Scheduler"} if name == INNER else TypeAdapter(hint).json_schema()
         if name in AUTO:
             properties = {"anyOf": [properties, {"const": AUTO_VALUE}]}
         if not required:

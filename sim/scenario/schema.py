@@ -29,6 +29,10 @@ def json_schema() -> dict[str, Any]:
     definitions["Window"] = {
         "anyOf": [{"type": "string", "enum": [rule for rule in rules if rule != "arrivals"]}, definitions["Window"]]
     }
+    definitions["Pool"]["properties"]["scheduler"] = {
+        "anyOf": [{"$ref": "#/$defs/Scheduler"}, {"type": "null"}],
+        "default": None,
+    }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Rooftrace scenario"}
 
 

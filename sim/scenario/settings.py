@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -127,6 +128,15 @@ class Workload(Section):
     """Arrivals come this many times as fast."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Keep the first requests only."""
+    models: dict[str, Annotated[float, Field(ge=0)]] | None = None
+    """Models that the requests ask for, drawn at random in proportion to these shares; in place of what a trace asks for."""
+
+    @field_validator("models")
+    @classmethod
+    def _some_share(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if value is not None and (not all(value) or sum(value.values()) <= 0):
+            raise ValueError(f"give models by name with shares that are not all 0; got {value!r}")
+        return value
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -192,6 +202,47 @@ class Window(Section):
         return self
 
 
+class Pool(Section):
+    """Machines of one kind. What is left out is as at the top level; `parallel` and `memory` key by key."""
+
+    role: Literal["both", "prefill", "decode"] = "both"
+    """What its machines do with a request: `both` is all of it."""
+    model: Annotated[str, Field(min_length=1)] | None = None
+    models: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    """Several models that share each machine, in place of `model`: they take turns on its stages, and each has an equal part of
+    the memory that all weights leave. NAME#TAG is another copy of NAME, with requests of its own."""
+    hardware: Annotated[str, Field(min_length=1)] | None = None
+    precision: WeightPrecision | None = None
+    kv_precision: KvPrecision | None = None
+    serving_stack: ServingStack | None = None
+    cost_model: Literal["calibrated", "roofline"] | None = None
+    parallel: Parallel | None = None
+    micro_batches: Annotated[int, Field(ge=1)] | None = None
+    replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Machines in the pool."""
+    scheduler: Policy | None = None
+    decoding: Decoding | None = None
+    memory: Memory | None = None
+
+    @field_validator("role")
+    @classmethod
+    def _both(cls, value: str) -> str:
+        if value != "both":
+            raise ValueError(f"only role both is there yet; pools that {value} alone are not modelled")
+        return value
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> Self:
+        if self.models is not None:
+            if self.model is not None:
+                raise ValueError("give model, or models that share each machine, one of the two")
+            if len(set(self.models)) < len(self.models):
+                raise ValueError(
+                    f"models that share a machine differ; got {self.models!r}, and NAME#TAG makes a copy of NAME"
+                )
+        return self
+
+
 class Settings(Section):
     """Every key of a scenario file."""
 
@@ -215,11 +266,27 @@ class Settings(Section):
     scheduler: Policy = Policy(policy="sarathi")
     decoding: Decoding = Decoding()
     memory: Memory = Memory()
+    pools: dict[str, Pool] | None = None
+    """Machines of different kinds behind one router, by a name of your choice: each with settings of its own over those of the
+    top level. A request goes to a machine that hosts its model."""
+    placement: Annotated[str, Field(min_length=1)] | None = None
+    """A file that `rooftrace place --out` wrote: its groups are the pools, a machine of `hardware` devices each."""
     workload: Workload = Workload(trace="conversation")
     slo: Slo = Slo()
     window: Window = Window()
     """Which part of the run the figures are over."""
     seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _one_fleet(self) -> Self:
+        if self.pools is not None and self.placement is not None:
+            raise ValueError("give pools or placement, one of the two")
+        if self.pools is not None and not self.pools:
+            raise ValueError("pools needs at least one pool, such as pools: {a: {replicas: 2}}; leave it out for none")
+        strange = next((name for name in self.pools or () if not re.fullmatch(r"[A-Za-z0-9_-]+", name)), None)
+        if strange is not None:
+            raise ValueError(f"pools: a name is of letters, digits, - and _; got {strange!r}")
+        return self
 
     @field_validator("model", "hardware")
     @classmethod
@@ -316,14 +383,39 @@ class Scenario(Settings):
         for depth, part in enumerate(path):
             inner = at.get(part)
             if inner is None:
-                default = Settings.model_fields[part].default if not depth and part in Settings.model_fields else None
-                inner = at[part] = default.model_dump(exclude_unset=True) if isinstance(default, BaseModel) else {}
-            elif isinstance(inner, str) and part in ("scheduler", "router"):
+                inner = at[part] = self._before(settings, path[: depth + 1])
+            elif isinstance(inner, str) and part in ("scheduler", "router", "inner"):
                 inner = at[part] = {"policy": inner}
             elif not isinstance(inner, dict):
                 raise ScenarioError(f"{self._source}: {'.'.join(path[: depth + 1])} has no settings of its own ({key})")
             at = inner
         at[last] = value
+
+    def _before(self, settings: Mapping[str, Any], path: list[str]) -> dict[str, Any]:
+        """What a section at *path* is, of which nothing has been said: for a pool that of the top level."""
+        name = path[0]
+        if len(path) == 3 and name == "pools":
+            name = path[2]
+            if isinstance(settings.get(name), str):
+                return {"policy": settings[name]}
+            if settings.get(name) is not None:
+                return copy.deepcopy(settings[name])
+        elif len(path) > 1:
+            return {}
+        default = Settings.model_fields[name].default if name in Settings.model_fields else None
+        return default.model_dump(exclude_unset=True) if isinstance(default, BaseModel) else {}
+
+    def pool(self, name: str, **over: Any) -> Scenario:
+        """The pool called *name* as a scenario of its own, its settings and *over* over those of the top level."""
+        assert self.pools is not None
+        settings = {key: value for key, value in self.settings().items() if key not in ("pools", "placement")}
+        own = self.pools[name].model_dump(exclude_unset=True)
+        for key, value in {**own, **over}.items():
+            if key in ("parallel", "memory") and value is not None:
+                settings[key] = {**settings.get(key, {}), **value}
+            elif key not in ("role", "models") and value is not None:
+                settings[key] = value
+        return Scenario.from_mapping(settings, source=f"{self._source}: pools.{name}", folder=self._folder)
 
     def settings(self) -> dict[str, Any]:
         """What was set, without the defaults, as plain values."""
@@ -339,6 +431,11 @@ class Scenario(Settings):
         return self._source
 
     @property
+    def folder(self) -> Path:
+        """Where relative paths are looked up first."""
+        return self._folder
+
+    @property
     def name(self) -> str:
         """A short name for folders: that of the scenario file, or 'default'."""
         stem = Path(self._source).stem
@@ -350,11 +447,22 @@ class Scenario(Settings):
         content = self.resolved()
         if content["window"] == Window().model_dump():
             del content["window"]  # results of scenarios from before there were windows keep their names
-        decoding = content["decoding"]
-        files = [(content, "model"), (content, "hardware"), (content["workload"], "trace")]
-        files += [(decoding["draft"] or {}, "model"), (decoding["acceptance"] or {}, "recorded")]
+        pools = (content["pools"] or {}).values()
+        # A scenario that does without them keeps the hash that it had before there were such settings.
+        for section, key in ((content, "pools"), (content, "placement"), (content["workload"], "models")):
+            if section[key] is None:
+                del section[key]
+        files: list[tuple[Any, Any]] = [(content, "model"), (content, "hardware"), (content, "placement")]
+        files += [(content["workload"], "trace")]
+        for pool in pools:
+            models = pool["models"] or []
+            files += [(pool, "model"), (pool, "hardware"), *((models, i) for i in range(len(models)))]
+        for decoding in (content["decoding"], *(pool["decoding"] for pool in pools)):
+            if decoding is not None:
+                files += [(decoding["draft"] or {}, "model"), (decoding["acceptance"] or {}, "recorded")]
         for section, key in files:
-            file = self.find(section[key]) if section.get(key) else None
+            name = section[key] if isinstance(section, list) else section.get(key)
+            file = self.find(name) if name else None
             if file is not None:
                 section[key] = "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest()
         text = json.dumps(content, sort_keys=True, allow_nan=False)

@@ -121,7 +121,13 @@ def run_record(key: str, scenario: Scenario) -> dict[str, Any]:
     try:
         built = resolve(scenario)
         result = run_built(built)
-        return {**record, "label": result.label, "gpus": gpus(scenario), "summary": result.summary}
+        return {
+            **record,
+            "label": result.label,
+            "gpus": gpus(scenario),
+            **_fleet(built.manifest),
+            "summary": result.summary,
+        }
     except RooftraceError as error:
         return failed(record, str(error))
     except Exception as error:
@@ -130,8 +136,24 @@ def run_record(key: str, scenario: Scenario) -> dict[str, Any]:
 
 
 def gpus(scenario: Scenario) -> int:
-    """GPUs that *scenario* occupies: those of a replica times the replicas."""
-    return scenario.replicas * math.prod(scenario.parallel.model_dump().values())
+    """GPUs that *scenario* occupies: those of a replica times the replicas, over all pools."""
+    if scenario.pools is None and scenario.placement is None:
+        return scenario.replicas * math.prod(scenario.parallel.model_dump().values())
+    from sim.scenario.build import pools_of
+
+    return sum(pool.gpus for pool in pools_of(scenario))
+
+
+def _fleet(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What all pools together cost an hour (None where a price is not known) and draw at most; empty without pools."""
+    if "pools" not in manifest:
+        return {}
+    parts = [(pool["gpus"], pool["hardware"]) for pool in manifest["pools"].values()]
+    prices = [hardware["price_usd_per_hour"] for _, hardware in parts]
+    usd = None
+    if None not in prices:
+        usd = sum(n * price for (n, _), price in zip(parts, prices, strict=True))
+    return {"fleet": {"usd_per_hour": usd, "tdp_w": sum(n * hardware["tdp_w"] for n, hardware in parts)}}
 
 
 def failed(record: dict[str, Any], error: str) -> dict[str, Any]:

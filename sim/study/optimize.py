@@ -163,8 +163,8 @@ def with_costs(table: pd.DataFrame, base: Scenario) -> pd.DataFrame:
     """*table* of a sweep over *base* with what serving costs and gives: the columns of `GOALS`, per GPU, per user.
 
     tokens_per_s_per_gpu; tokens_per_s_per_user, which is 1 / median TPOT; gpu_s_per_mtoken, over the whole run;
-    usd_per_mtoken from the device's price an hour (NaN where the catalogue has none); joule_per_mtoken with every GPU
-    at its TDP for the whole run, which is an upper bound. Tokens are output tokens.
+    usd_per_mtoken from the devices' prices an hour (NaN where the catalogue has none); joule_per_mtoken with every GPU
+    at its TDP for the whole run, which is an upper bound. Both are sums over pools. Tokens are output tokens.
     """
     hardware = table["hardware"] if "hardware" in table else [base.hardware] * len(table)
     prices, watts = [], []
@@ -172,14 +172,20 @@ def with_costs(table: pd.DataFrame, base: Scenario) -> pd.DataFrame:
         device = _device(base, str(name))
         prices.append(math.nan if device.price_usd_per_hour is None else device.price_usd_per_hour)
         watts.append(device.tdp_w)
+    price, watt = np.array(prices), np.array(watts)
+    if "fleet.tdp_w" in table:
+        # Of pools with different devices: the mean GPU.
+        pooled = table["fleet.tdp_w"].notna()
+        price = np.where(pooled, table["fleet.usd_per_hour"].astype(float) / table["gpus"], price)
+        watt = np.where(pooled, table["fleet.tdp_w"] / table["gpus"], watt)
     mtoken_s = table["output_tokens_per_s"] / 1e6
     gpu_s = (table["gpus"] / mtoken_s).where(mtoken_s > 0)
     return table.assign(
         tokens_per_s_per_gpu=table["output_tokens_per_s"] / table["gpus"],
         tokens_per_s_per_user=1.0 / table["tpot_s.p50"],
         gpu_s_per_mtoken=gpu_s,
-        usd_per_mtoken=gpu_s * np.array(prices) / 3600.0,
-        joule_per_mtoken=gpu_s * np.array(watts),
+        usd_per_mtoken=gpu_s * price / 3600.0,
+        joule_per_mtoken=gpu_s * watt,
     )
 
 

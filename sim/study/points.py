@@ -10,14 +10,15 @@ import itertools
 import math
 import os
 import re
+import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import RooftraceError
-from sim.scenario import Scenario
-from sim.scenario.explain import shown, unknown
+from sim.scenario import Scenario, named
+from sim.scenario.explain import entries_in, shown, unknown
 from sim.scenario.settings import Section, Settings
 from sim.scenario.yaml import parse_yaml
 
@@ -194,20 +195,38 @@ def check_key(key: str, *, meta: bool = False) -> None:
         return
     section: type[Section] = Settings
     parts = key.split(".")
+    entry: Any = None
     for depth, part in enumerate(parts):
+        if entry is not None:
+            # The name of a pool.
+            section, entry = entry, None
+            continue
         if part not in section.model_fields:
-            if section.model_config.get("extra") == "allow" and depth == len(parts) - 1:
+            # A setting of a policy, or of one that it wraps.
+            wrapped = all(inner == named.INNER for inner in parts[depth:-1])
+            if section.model_config.get("extra") == "allow" and wrapped:
                 return
             prefix = "".join(f"{before}." for before in parts[:depth])
             hint = "; columns that only go along begin with meta." if meta else ""
             choices = [prefix + name for name in section.model_fields]
             raise RooftraceError(unknown(f"{key} is not a setting", prefix + part, choices, hint=hint))
-        inner = _section(section.model_fields[part].annotation)
+        annotation = section.model_fields[part].annotation
+        entry = entries_in(annotation)
+        inner = _section(annotation)
+        if entry is not None:
+            continue
         if inner is None:
+            if _maps_names(annotation) and depth == len(parts) - 2:
+                return
             if depth < len(parts) - 1:
                 raise RooftraceError(f"{key} is not a setting: {'.'.join(parts[: depth + 1])} has none of its own")
             return
         section = inner
+
+
+def _maps_names(annotation: Any) -> bool:
+    """Whether a setting maps names of the user's to values, such as shares of models."""
+    return typing.get_origin(annotation) is dict or any(map(_maps_names, typing.get_args(annotation)))
 
 
 def _section(annotation: Any) -> type[Section] | None:
@@ -349,9 +368,11 @@ def _plain(value: Any) -> Any:
 def content_key(scenario: Scenario) -> str:
     """Twenty hexadecimal digits: equal for equal settings, files, policies of the user's own and Rooftrace code."""
     parts = [scenario.hash, code_digest()]
-    for policy in (scenario.scheduler, scenario.router):
-        if ":" in policy.policy:
-            parts.append(_module_digest(policy.policy.partition(":")[0]))
+    schedulers = [pool.scheduler for pool in (scenario.pools or {}).values() if pool.scheduler is not None]
+    for policy in (scenario.scheduler, scenario.router, *schedulers):
+        for _, settings in named.chain({"policy": policy.policy, **policy.settings}, ""):
+            if ":" in str(settings.get("policy")):
+                parts.append(_module_digest(settings["policy"].partition(":")[0]))
     return _digest(" ".join(parts))
 
 

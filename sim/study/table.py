@@ -51,7 +51,8 @@ def results_of(record: Mapping[str, Any]) -> dict[str, Any]:
     if "summary" not in record:
         return {}
     found = flatten(record["summary"])
-    return {"gpus": record["gpus"], **{key: value for key, value in found.items() if key not in _NOT_RESULTS}}
+    fleet = flatten(record.get("fleet", {}), "fleet.")
+    return {"gpus": record["gpus"], **fleet, **{key: value for key, value in found.items() if key not in _NOT_RESULTS}}
 
 
 def aggregate(runs: Sequence[Mapping[str, Any]], *, half_widths: bool = True, level: float = LEVEL) -> dict[str, Any]:

@@ -50,7 +50,8 @@ def accepts(schema, value):
             return False
         if schema.get("additionalProperties") is False and set(value) - set(known):
             return False
-        return all(accepts(known.get(name, {}), inner) for name, inner in value.items())
+        others = schema.get("additionalProperties", {})
+        return all(accepts(known.get(name, others or {}), inner) for name, inner in value.items())
     return True
 
 
@@ -77,6 +78,11 @@ def test_the_schema_accepts_the_default_and_what_a_manifest_holds():
         "workload: {arrivals: {process: poisson}}",
         "slo: {ttft_s: 0}",
         "precision: fb8",
+        "pools: {a: {modle: llama-3.1-8b}}",
+        "pools: {a: {replicas: 0}}",
+        "scheduler: {policy: evict_newest, inner: {policy: sarthi}}",
+        "scheduler: {policy: evict_newest}",
+        "workload: {trace: conversation, models: {a: x}}",
     ],
 )
 def test_the_schema_refuses_what_the_scenario_refuses(text):

@@ -12,8 +12,9 @@ from policies.acceptance import BetaAlpha, Iid, PerPosition
 from policies.decoding import Speculative
 from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Random, RoundRobin
 from policies.sarathi import ChunkedOnly, DecodeMaximal, Padded
-from policies.schedulers import EvictNewest, Orca, Sarathi, Static, Vllm
+from policies.schedulers import Orca, Sarathi, Static, Vllm
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler
+from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
 from tests.engine.costs import Linear
 from workloads import ClosedLoop, Trace

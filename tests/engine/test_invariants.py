@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from policies.routers import RoundRobin
-from policies.schedulers import EvictNewest, Orca
+from policies.schedulers import Orca
+from policies.wrappers import EvictNewest
 from sim.engine import Experiment, InvariantError, ReplicaSpec, cluster, run
 from sim.engine.kv import KvPool
 from sim.engine.requests import RequestState

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from policies.acceptance import Iid
 from policies.decoding import Speculative
 from policies.routers import RoundRobin
-from policies.schedulers import EvictNewest, Orca
+from policies.schedulers import Orca
+from policies.wrappers import EvictNewest
 from sim.engine import Experiment, ReplicaSpec, run
 from sim.engine.running import TapedSet
 from tests.engine.costs import Linear

@@ -12,8 +12,9 @@ from hwmodels.totals import Totals
 from policies.acceptance import Iid
 from policies.decoding import Speculative
 from policies.routers import RoundRobin
-from policies.schedulers import EvictNewest, Orca, Sarathi, Vllm
+from policies.schedulers import Orca, Sarathi, Vllm
 from policies.view import Plan, ReplicaView
+from policies.wrappers import EvictNewest
 from sim.engine import Experiment, PolicyError, ReplicaSpec, run
 from tests.engine.costs import Linear
 from tests.engine.test_replica import MS, replay, trace

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from policies.routers import RoundRobin
-from policies.schedulers import EvictNewest, Orca, Sarathi, Static, Vllm
+from policies.schedulers import Orca, Sarathi, Static, Vllm
 from policies.view import Plan, ReplicaView
+from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, PolicyError, ReplicaSpec, run
 from tests.engine.costs import Linear
 from workloads import ClosedLoop, Trace

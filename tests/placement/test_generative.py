@@ -13,7 +13,8 @@ from hwmodels.model import load_model
 from hwmodels.oneshot import load_oneshot
 from policies.placement import Cluster, EqualGroups, Group, Placement
 from policies.routers import LeastOutstanding, RoundRobin
-from policies.schedulers import EvictNewest, Sarathi
+from policies.schedulers import Sarathi
+from policies.wrappers import EvictNewest
 from sim.engine import REJECTED, Columns, Experiment, MachineSpec, ReplicaSpec, run
 from sim.placement import find
 from sim.placement.generative import GenerativeModel, GenerativeServing

@@ -10,9 +10,9 @@ from policies.routers import LeastKv, LeastOutstanding, Load, PowerOfTwo, Random
 BUSY, CALM, IDLE = Load(waiting=5, running=3), Load(running=2), Load()
 
 
-def test_round_robin_goes_by_the_number_of_the_request() -> None:
+def test_round_robin_takes_turns_by_the_number_of_the_request_among_those_for_its_model() -> None:
     loads = (BUSY, CALM, IDLE)
-    assert [RoundRobin().route(RoutedRequest(i), loads) for i in range(5)] == [0, 1, 2, 0, 1]
+    assert [RoundRobin().route(RoutedRequest(2 * i, turn=i), loads) for i in range(5)] == [0, 1, 2, 0, 1]
 
 
 def test_least_outstanding_counts_waiting_and_running_and_prefers_the_first_of_equals() -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from policies.routers import RoundRobin
 from policies.sarathi import ChunkedOnly, DecodeMaximal, Padded
-from policies.schedulers import EvictNewest, Orca, Sarathi, Static
+from policies.schedulers import Orca, Sarathi, Static
 from policies.view import UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, Scheduler, WaitingSeq, pads_to
+from policies.wrappers import EvictNewest
 from sim.engine import Experiment, ReplicaSpec, run
 from tests.engine.costs import Linear
 from tests.engine.random_runs import an_experiment, assert_same, with_scheduler

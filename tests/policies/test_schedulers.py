@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.schedulers import EvictNewest, Orca, Sarathi, Static, Vllm
-from policies.view import UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, RunningSeq, WaitingSeq
+from policies.schedulers import Orca, Sarathi, Static, Vllm
+from policies.view import UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, WaitingSeq
 
 QUEUE = (WaitingSeq(1, tokens=300), WaitingSeq(2, tokens=100), WaitingSeq(3, tokens=50))
 
@@ -101,19 +101,6 @@ def test_admission_leaves_the_watermark_and_what_decodes_need_free(scheduler: Or
 
 def test_an_empty_replica_keeps_no_watermark() -> None:
     assert Sarathi(watermark=0.5).plan(view(waiting=QUEUE[:1], free_blocks=19, total_blocks=20)).run == ((1, 300),)
-
-
-def test_evict_newest_asks_the_inner_policy_while_memory_lasts() -> None:
-    assert EvictNewest(Sarathi()).plan(view(n_decoding=3, growth_blocks=2, free_blocks=2)) == Sarathi().plan(
-        view(n_decoding=3, growth_blocks=2, free_blocks=2)
-    )
-
-
-def test_evict_newest_gives_up_the_newest_until_the_others_can_grow_and_admits_nobody() -> None:
-    running = (RunningSeq(1, 160, 10, 1), RunningSeq(2, 32, 2, 1), RunningSeq(3, 1, 1, 0))
-    short = view(waiting=QUEUE, n_decoding=3, free_blocks=0, growth_blocks=2, running=running)
-    # The newest frees one block, and two are needed; the next frees two and needs none itself.
-    assert EvictNewest(Sarathi()).plan(short) == Plan(decode=True, preempt=(3, 2))
 
 
 @pytest.mark.parametrize(

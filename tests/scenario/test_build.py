@@ -4,8 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.schedulers import EvictNewest, Sarathi, Vllm
+from policies.schedulers import Orca, Sarathi, Vllm
 from policies.view import Plan
+from policies.wrappers import Cap, EvictNewest, Order, Pad, RejectLate
 from sim import simulate
 from sim.errors import ScenarioError
 from sim.run import work_done
@@ -89,6 +90,60 @@ def test_a_policy_of_ones_own_is_found_by_its_import_path():
     assert "patience=3" in result.manifest["scheduler"]
 
 
+def first_come(view):
+    return Plan(decode=view.n_decoding > 0, run=tuple((seq.id, seq.tokens) for seq in view.waiting))
+
+
+def to_the_last(request, replicas):
+    return len(replicas) - 1
+
+
+def test_a_policy_may_be_a_plain_function():
+    scenario = Scenario(
+        scheduler=f"{__name__}:first_come",
+        router=f"{__name__}:to_the_last",
+        replicas=2,
+        workload={"trace": "conversation", "limit": 5},
+    )
+    result = simulate(scenario)
+    assert result.columns.requests["replica"].tolist() == [1] * 5
+    assert result.manifest["scheduler"] == "EvictNewest(inner=first_come)"
+
+
+def test_wrappers_nest_and_settings_reach_the_innermost():
+    text = "{policy: order, by: deadline, inner: {policy: cap, max_tokens: 900, inner: {policy: sarathi, token_budget: 64}}}"
+    made = scenario(f"scheduler: {text}").build().replicas[0].scheduler
+    assert made == EvictNewest(Order(Cap(Sarathi(token_budget=64), max_tokens=900), by="deadline"))
+    assert scenario("scheduler: {policy: pad, sequences: 4, inner: orca}\nmemory: {preemption: none}").build().replicas[
+        0
+    ].scheduler == Pad(Orca(), 4)
+    named = scenario("scheduler: {policy: 'policies.wrappers:EvictNewest', inner: {policy: sarathi}}")
+    assert named.build().replicas[0].scheduler == EvictNewest(Sarathi())
+
+
+def test_a_scheduler_that_says_evict_newest_is_not_wrapped_a_second_time():
+    text = "{policy: reject, inner: {policy: evict_newest, inner: {policy: vllm}}}"
+    assert scenario(f"scheduler: {text}").build().replicas[0].scheduler == RejectLate(EvictNewest(Vllm()))
+
+
+def test_settings_of_an_inner_policy_can_be_set_and_chosen():
+    base = scenario("scheduler: {policy: cap, max_sequences: 9, inner: sarathi}")
+    made = base.with_set("scheduler.inner.token_budget=77").build().replicas[0].scheduler
+    assert made == EvictNewest(Cap(Sarathi(token_budget=77), max_sequences=9))
+    built = resolve(base.with_set("scheduler.inner.token_budget=auto"))
+    tokens = built.manifest["auto"]["scheduler.inner.token_budget"]["tokens"]
+    assert f"token_budget={tokens}" in built.manifest["scheduler"]
+
+
+def test_running_out_of_memory_names_the_setting_that_preempts():
+    tight = {
+        "memory": {"preemption": "none", "gpu_fraction": 0.2015},
+        "workload": {"trace": "conversation", "limit": 400},
+    }
+    with pytest.raises(ScenarioError, match=r"in a scenario: memory\.preemption: recompute"):
+        simulate(Scenario(**tight).with_set("workload.rate_scale=20"))
+
+
 def test_a_policy_that_breaks_the_rules_is_an_error_and_not_a_hang():
     with pytest.raises(ScenarioError, match="Idle"):
         simulate(Scenario(scheduler=f"{__name__}:Idle", workload={"trace": "conversation", "limit": 5}))
@@ -112,7 +167,30 @@ def test_a_policy_that_breaks_the_rules_is_an_error_and_not_a_hang():
         ("scheduler: {policy: static, token_budget: 1}", "valid here: batch_size"),
         ("scheduler: nowhere:Thing", "my.yaml: scheduler: cannot import 'nowhere:Thing'"),
         ("scheduler: policies.schedulers:Thing", "policies.schedulers has no 'Thing'"),
-        ("scheduler: os:path", "a policy is a class with the method plan"),
+        ("scheduler: os:path", "a policy is a class with the method plan, or a function of (view)"),
+        (
+            "router: 'os.path:basename'",
+            "a policy is a class with the method route, or a function of (request, replicas)",
+        ),
+        (
+            f"scheduler: {{policy: '{__name__}:first_come', seats: 3}}",
+            "scheduler.seats is not a setting of tests.scenario.test_build:first_come, which is a function and has none",
+        ),
+        (
+            "scheduler: {policy: evict_newest, inner: {policy: sarthi}}",
+            "my.yaml: scheduler.inner: 'sarthi' is not a policy; did you mean sarathi?",
+        ),
+        (
+            "scheduler: {policy: order, inner: {policy: cap, max_sequences: 3, inner: {policy: sarathi, budget: 3}}}",
+            "scheduler.inner.inner.budget is not a setting of sarathi; did you mean token_budget?",
+        ),
+        (
+            "scheduler: {policy: evict_newest, inner: {token_budget: 3}}",
+            "scheduler.inner is a policy, such as {policy: ",
+        ),
+        ("scheduler: {policy: evict_newest, inner: 3}", "scheduler.inner is a policy, such as {policy: "),
+        ("scheduler: evict_newest", "scheduler.inner is missing; evict_newest needs it"),
+        ("scheduler: {policy: order, by: size, inner: sarathi}", "scheduler.by is one of arrival, priority, "),
         ("router: {policy: random, x: 1}", "router.x is not a setting of random, which has none"),
         ("router: power_of_too", "did you mean power_of_two?"),
         ("workload: {trace: nowhere.csv}", "workload.trace: nowhere.csv does not exist"),

@@ -105,6 +105,14 @@ def test_plain_optional_columns_may_be_blank_and_in_any_order(write):
     assert trace.session.tolist() == [-1, 7]
 
 
+def test_plain_priorities_are_whole_numbers_of_either_sign(write):
+    trace = read_trace(write("arrival_s,prompt_tokens,output_tokens,priority\n0,1,1,-3\n1,1,1,\n2,1,1,7\n"))
+    assert trace.priority is not None
+    assert trace.priority.tolist() == [-3, 0, 7]
+    with pytest.raises(ValueError, match=r"line 2, column priority: expected a whole number; got '1\.5'"):
+        read_trace(write("arrival_s,prompt_tokens,output_tokens,priority\n0,1,1,1.5\n"))
+
+
 def test_quoted_cells_and_blanks_are_understood(write):
     trace = read_trace(write('arrival_s, prompt_tokens, output_tokens, model\n0, 1, 2, "a, b"\n1 ,3,4,c\n'))
     assert trace.models == ("a, b", "c")

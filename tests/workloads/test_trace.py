@@ -148,6 +148,19 @@ def test_merge_keeps_sessions_and_blocks_apart_unless_they_are_shared():
     assert [shared.prefix_of(i).tolist() for i in range(6)] == [[0, 1], [0], []] * 2
 
 
+def test_priorities_go_along_with_their_requests(tmp_path):
+    hasty = Trace.from_arrays(arrival_s=[3, 1], prompt_tokens=5, output_tokens=5, priority=[-2, 7], sort=True)
+    plain = Trace.from_arrays(arrival_s=[2], prompt_tokens=5, output_tokens=5)
+    assert merge([hasty, plain]).priority.tolist() == [7, 0, -2]
+    assert hasty.limit(1).priority.tolist() == [7]
+    assert hasty.describe()["priorities"] == {"-2": 1, "7": 1}
+    hasty.to_csv(tmp_path / "t.csv")
+    assert read_trace(tmp_path / "t.csv").priority.tolist() == [7, -2]
+    assert plain.priority is None
+    with pytest.raises(ValueError, match=r"priority needs one value a request \(1\); got 2"):
+        Trace(arrival_ns=[0], prompt_tokens=[1], output_tokens=[1], priority=[0, 1])
+
+
 def test_concat_starts_the_next_after_the_last_arrival():
     assert concat([three(), three()], gap_s=2.0).arrival_s.tolist() == [0.5, 1.0, 1.0, 3.5, 4.0, 4.0]
 

@@ -182,8 +182,9 @@ def _print(found: Choice, out: Path | None, part: str) -> None:
         )
         for row in ranked.head(_SHOWN).to_dict("records")
     ]
+    short = [key.rpartition(".")[2] for key in found.axes]
     heads = (
-        *(key.rpartition(".")[2] for key in found.axes),
+        *(brief if short.count(brief) == 1 else key for key, brief in zip(found.axes, short, strict=True)),
         found.column,
         "attained",
         "tok/s/GPU",

@@ -13,8 +13,9 @@ import numpy as np
 from hwmodels.cost import CostModel
 from hwmodels.deployment import Deployment
 from policies.sarathi import ChunkedOnly
-from policies.schedulers import EvictNewest, Orca, Sarathi, Vllm
+from policies.schedulers import Orca, Sarathi, Vllm
 from policies.view import Scheduler
+from policies.wrappers import EvictNewest
 from sim.capacity import Limits, highest_rate
 from sim.metrics import summary, ttft_s, weighted_quantile
 from sim.reproduce.rows import Row

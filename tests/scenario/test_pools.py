@@ -1,0 +1,338 @@
+"""Several models on several machines from one scenario: pools, models that share machines, and placements replayed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hwmodels.device import load_device
+from hwmodels.model import load_model
+from policies.placement import Group, Placement
+from policies.schedulers import Orca, Sarathi
+from policies.wrappers import EvictNewest
+from sim import simulate, sweep
+from sim.cli import build_app
+from sim.errors import RooftraceError, ScenarioError
+from sim.placement import save_placement
+from sim.placement.scenario import PlaceScenario
+from sim.results import Result
+from sim.scenario import Scenario
+from sim.scenario.build import deployment_of, resolve
+from sim.study.optimize import with_costs
+from sim.study.points import check_key
+from workloads import Trace
+
+SMALL, LARGE = "llama-3.2-1b", "llama-3.1-8b"
+MIX = {"trace": "conversation", "limit": 60, "models": {SMALL: 2, LARGE: 1}}
+TWO = {"small": {"model": SMALL, "hardware": "l40s", "replicas": 2}, "large": {"parallel": {"tensor": 2}}}
+
+
+def pools(**settings):
+    return Scenario.from_mapping({"pools": TWO, "workload": MIX, **settings}, source="my.yaml")
+
+
+def refusal(**settings):
+    with pytest.raises(ScenarioError) as error:
+        resolve(pools(**settings))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def assert_same(a, b):
+    for name, column in a.columns.requests.items():
+        np.testing.assert_array_equal(column, b.columns.requests[name], err_msg=name)
+    assert a.iterations.equals(b.iterations)
+
+
+def test_a_pool_that_says_nothing_is_the_scenario_of_the_top_level():
+    settings = {"scheduler": {"policy": "vllm"}, "replicas": 2, "workload": {"trace": "conversation", "limit": 60}}
+    alone = simulate(Scenario(**settings))
+    pooled = simulate(Scenario(**settings, pools={"all": {}}))
+    assert_same(alone, pooled)
+    assert alone.summary | {"wall_s": 0} == pooled.summary | {"wall_s": 0}
+
+
+def test_a_pool_has_what_it_says_and_the_rest_from_the_top_level():
+    experiment = pools(
+        scheduler={"policy": "sarathi", "token_budget": 99},
+        memory={"block_tokens": 32, "gpu_fraction": 0.8},
+        pools={
+            "a": {"memory": {"gpu_fraction": 0.5}, "scheduler": {"policy": "orca"}},
+            "b": {"model": SMALL, "micro_batches": 3, "parallel": {"pipeline": 2}},
+        },
+    ).build()
+    a, b = experiment.replicas
+    assert (a.scheduler, b.scheduler) == (EvictNewest(Orca()), EvictNewest(Sarathi(token_budget=99)))
+    assert (a.block_tokens, b.block_tokens, b.micro_batches, b.cost.n_stages) == (32, 32, 3, 2)
+    alone = Scenario(memory={"block_tokens": 32, "gpu_fraction": 0.5}).build().replicas[0]
+    assert a.kv_blocks == alone.kv_blocks
+
+
+def test_settings_of_a_pool_can_be_set_and_start_from_those_of_the_top_level():
+    made = pools(scheduler={"policy": "sarathi", "max_sequences": 7}).with_set("pools.large.scheduler.token_budget=64")
+    assert made.build().replicas[2].scheduler == EvictNewest(Sarathi(token_budget=64, max_sequences=7))
+    assert made.build().replicas[0].scheduler == EvictNewest(Sarathi(max_sequences=7))
+
+
+def test_every_request_is_served_by_a_machine_of_its_model():
+    result = simulate(pools(router="least_outstanding"))
+    requests = result.requests
+    assert (requests["status"] == "finished").all()
+    names = result.manifest["models"]
+    hosts = {0: SMALL, 1: SMALL, 2: LARGE}
+    served = [
+        (names[row], hosts[replica]) for row, replica in zip(requests["model_index"], requests["replica"], strict=True)
+    ]
+    assert all(asked == host for asked, host in served)
+    assert set(requests["replica"]) == {0, 1, 2}
+    counted = {name: facts["requests"]["total"] for name, facts in result.summary["models"].items()}
+    assert counted == {name: sum(asked == name for asked, _ in served) for name in (SMALL, LARGE)}
+    assert [pool["rows"] for pool in result.manifest["pools"].values()] == [[0, 1], [2, 2]]
+
+
+def test_two_pools_give_what_two_separate_runs_give(tmp_path):
+    together = simulate(pools())
+    trace = together.columns.requests
+    for row, name in enumerate(together.manifest["models"]):
+        mine = trace["model_index"] == row
+        part = Trace(
+            arrival_ns=trace["arrival_ns"][mine],
+            prompt_tokens=trace["prompt_tokens"][mine],
+            output_tokens=trace["output_tokens"][mine],
+        )
+        part.to_csv(tmp_path / f"{row}.csv")
+        pool = {"small": TWO["small"], "large": {"model": LARGE, **TWO["large"]}}["small" if name == SMALL else "large"]
+        alone = simulate(Scenario(**pool, workload={"trace": str(tmp_path / f"{row}.csv")})).columns.requests
+        for column in ("scheduled_ns", "first_token_ns", "finish_ns", "preemptions"):
+            np.testing.assert_array_equal(trace[column][mine], alone[column], err_msg=f"{name} {column}")
+        first = 0 if name == SMALL else 2
+        np.testing.assert_array_equal(trace["replica"][mine], alone["replica"] + first)
+
+
+def test_pools_of_one_model_serve_every_request():
+    result = simulate(
+        pools(pools={"a": {}, "b": {"hardware": "a100-80gb-sxm"}}, workload={"trace": "conversation", "limit": 20})
+    )
+    assert result.columns.requests["replica"].tolist() == [0, 1] * 10
+    assert "models" not in result.summary
+
+
+def test_models_that_share_a_machine_have_equal_parts_of_the_memory_that_weights_leave():
+    built = resolve(pools(pools={"both": {"models": [SMALL, LARGE], "replicas": 2}}))
+    (machine, _) = built.experiment.replicas
+    usable = 0.9 * load_device("h100-sxm").memory_bytes
+    weights = sum(
+        Scenario(model=name).build() and deployment_of(Scenario(model=name)).weight_bytes_per_device
+        for name in (SMALL, LARGE)
+    )
+    for spec, name in zip(machine.tenants, (SMALL, LARGE), strict=True):
+        block = 16 * deployment_of(Scenario(model=name)).kv_bytes_per_token_per_device
+        assert spec.kv_blocks == int((usable - weights) // 2 // block)
+    result = simulate(pools(pools={"both": {"models": [SMALL, LARGE], "replicas": 2}}))
+    assert (result.columns.requests["status"] == 0).all()
+    # Rows of the column replica are models on machines: even ones are of the first model.
+    assert (result.columns.requests["replica"] % 2 == result.columns.requests["model_index"]).all()
+
+
+def test_work_and_peaks_are_sums_over_pools():
+    together = simulate(pools()).columns.meta
+    assert together["peak_flops_per_s"] == pytest.approx(
+        2 * deployment_of(Scenario(model=SMALL, hardware="l40s")).cost.peak_flops_per_s
+        + deployment_of(Scenario(model=LARGE, parallel={"tensor": 2})).cost.peak_flops_per_s
+    )
+    shared = simulate(pools(pools={"both": {"models": [SMALL, LARGE]}})).columns.meta
+    assert shared["peak_flops_per_s"] == deployment_of(Scenario(model=LARGE)).cost.peak_flops_per_s
+
+
+def test_a_trace_says_by_its_column_which_models_are_asked_for(tmp_path):
+    (tmp_path / "t.csv").write_text(
+        f"arrival_s,prompt_tokens,output_tokens,model,priority\n0,9,2,{LARGE},1\n0,9,2,{SMALL},0\n1,9,2,{LARGE},-1\n"
+    )
+    result = simulate(pools(workload={"trace": str(tmp_path / "t.csv")}))
+    assert result.columns.requests["replica"].tolist() == [2, 0, 2]
+    assert result.requests["priority"].tolist() == [1, 0, -1]
+    assert "priority" not in simulate(pools()).requests
+
+
+def test_a_priority_decides_who_goes_first_where_the_scheduler_asks_for_it(tmp_path):
+    (tmp_path / "t.csv").write_text(
+        "arrival_s,prompt_tokens,output_tokens,priority\n" + "".join(f"0,500,2,{p}\n" for p in (0, 3, -1, 2))
+    )
+    scheduler = {"policy": "order", "by": "priority", "inner": {"policy": "vllm", "max_batched_tokens": 500}}
+    workload = {"trace": str(tmp_path / "t.csv")}
+    result = simulate(Scenario(scheduler=scheduler, workload=workload))
+    assert result.manifest["notes"] == []
+    (note,) = resolve(Scenario(workload=workload)).manifest["notes"]
+    assert note.startswith("The trace gives priorities and no scheduler asks for them")
+    clients = {**workload, "arrivals": {"process": "closed_loop", "concurrency": 2}}
+    with pytest.raises(ScenarioError, match="their requests have no priority"):
+        resolve(Scenario(workload=clients))
+    assert np.argsort(result.columns.requests["first_token_ns"]).tolist() == [2, 0, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"pools": {"a": {"modle": SMALL}}}, "my.yaml: pools.a.modle is not a setting; did you mean model?"),
+        ({"pools": {"a": {"memory": {"gpu_fracton": 1}}}}, "pools.a.memory.gpu_fracton is not a setting; did you mean"),
+        ({"pools": {"a": {"role": "prefill"}}}, "pools.a.role: only role both is there yet"),
+        ({"pools": {"a": {"role": "decode"}}}, "pools.a.role: only role both is there yet"),
+        ({"pools": {"a": {"role": "bath"}}}, "did you mean both?"),
+        ({"pools": {}}, "pools needs at least one pool"),
+        ({"pools": {"a.b": {}}}, "pools: a name is of letters, digits, - and _; got 'a.b'"),
+        ({"pools": {"a": {"models": [SMALL, SMALL]}}}, "models that share a machine differ"),
+        ({"pools": {"a": {"models": [SMALL], "model": SMALL}}}, "give model, or models that share each machine"),
+        ({"pools": {"a": {"model": "lama"}, "b": {}}}, "my.yaml: pools.a: model: "),
+        ({"pools": {"a": {"scheduler": "sarthi"}}}, "my.yaml: pools.a: scheduler: 'sarthi' is not a policy"),
+        ({"placement": "p.json"}, "give pools or placement, one of the two"),
+        ({"workload": {"trace": "conversation"}}, "the workload does not say which of them a request asks for; give"),
+        (
+            {"workload": {"trace": "conversation", "limit": 9, "models": {SMALL: 1, "llama-3.1-8c": 1}}},
+            "requests ask for llama-3.1-8c, which no pool hosts; did you mean llama-3.1-8b?",
+        ),
+        ({"workload": {"trace": "conversation", "models": {SMALL: 0}}}, "shares that are not all 0"),
+        (
+            {
+                "workload": {
+                    "arrivals": {"process": "closed_loop", "concurrency": 2},
+                    "prompt_tokens": 9,
+                    "output_tokens": 2,
+                    "requests": 4,
+                }
+            },
+            "closed-loop clients do not say which of the pools' models",
+        ),
+        (
+            {"pools": {**TWO, "large": {"serving_stack": "ideal"}}},
+            "one router with several front ends is not modelled; give all pools one serving_stack",
+        ),
+        (
+            {
+                "pools": {"a": {"models": ["llama-2-13b", "llama-2-70b"]}},
+                "workload": {"trace": "conversation", "models": {"llama-2-13b": 1}},
+            },
+            "llama-2-13b, llama-2-70b do not fit beside each other: their weights take 164.0 GB of the 77.3 GB",
+        ),
+        ({"pools": {"a": {"models": [SMALL, LARGE], "decoding": {"method": "ngram", "num_speculative_tokens": 2,
+          "acceptance": {"alpha": 0.5}}}}}, "models that share a machine do not speculate yet"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_built_names_the_pool_and_the_way_out(settings, expected):
+    assert expected in refusal(**settings)
+
+
+def test_questions_about_one_deployment_are_refused():
+    with pytest.raises(
+        ScenarioError, match=r"pools: this is about one deployment; leave pools out \(--set pools=null\)"
+    ):
+        deployment_of(pools())
+    assert deployment_of(pools().with_set("pools=null")).model == load_model(LARGE)
+
+
+def test_a_pool_of_another_kind_is_another_scenario():
+    assert pools().hash != pools().with_set("pools.small.replicas=3").hash
+
+
+def a_placement(folder):
+    """Three generative models on two groups, their traffic, and what `rooftrace place` says of them."""
+    place = PlaceScenario.from_mapping(
+        {
+            "cluster": {"devices": 4, "memory_gib": 70.0, "hardware": "h100-sxm"},
+            "models": [
+                {"model": LARGE, "copies": 2, "prompt_tokens": 512, "output_tokens": 32},
+                {"model": "llama-2-13b", "prompt_tokens": 512, "output_tokens": 32},
+            ],
+            "workload": {"arrivals": {"process": "poisson", "rate_per_s": 20.0}, "duration_s": 4.0},
+        }
+    )
+    groups = (Group(inter_op=2, intra_op=1, models=(0, 2)), Group(inter_op=1, intra_op=2, models=(0, 1)))
+    traffic = place.serving.workload(place.traffic()[0])
+    traffic.to_csv(folder / "traffic.csv")
+    save_placement(Placement(groups=groups), place.serving.names, folder / "placement.json")
+    return place.serving.outcome(Placement(groups=groups), traffic)
+
+
+def test_a_placement_is_replayed_as_it_was_scored(tmp_path):
+    outcome = a_placement(tmp_path)
+    result = simulate(
+        Scenario(
+            placement=str(tmp_path / "placement.json"),
+            router="least_outstanding",
+            # What `rooftrace place` prices generative models by, and the memory that it gave them.
+            cost_model="roofline",
+            memory={"gpu_fraction": 70 * 2**30 / load_device("h100-sxm").memory_bytes},
+            workload={"trace": str(tmp_path / "traffic.csv")},
+        )
+    )
+    requests = result.columns.requests
+    late = requests["finish_ns"] - requests["arrival_ns"] > requests["deadline_ns"]
+    np.testing.assert_array_equal(np.where(late, -1, requests["finish_ns"]), outcome.columns.finish_ns)
+    assert list(result.summary["models"]) == [f"{LARGE}#0", "llama-2-13b", f"{LARGE}#1"]
+    assert [pool["gpus"] for pool in result.manifest["pools"].values()] == [2, 2]
+
+
+def test_placements_of_measured_tables_are_not_replayed(tmp_path):
+    group = Group(inter_op=1, intra_op=1, models=(0,))
+    save_placement(Placement(groups=(group,)), ["bert-1.3b#0"], tmp_path / "p.json")
+    with pytest.raises(
+        ScenarioError, match=r"hosts bert-1\.3b#0, of which only a table of one-shot latencies is known"
+    ):
+        resolve(Scenario(placement=str(tmp_path / "p.json")))
+    with pytest.raises(ScenarioError, match=r"placement: nowhere\.json does not exist"):
+        resolve(Scenario(placement="nowhere.json"))
+    (tmp_path / "q.json").write_text("{}")
+    with pytest.raises(ScenarioError, match="is not a placement of this version"):
+        resolve(Scenario(placement=str(tmp_path / "q.json")))
+
+
+def test_a_sweep_varies_a_pool_and_sums_what_pools_cost(tmp_path):
+    base = pools(workload={**MIX, "limit": 20})
+    table = sweep(base, axes={"pools.small.replicas": [1, 2]}, out=tmp_path / "s", jobs=1).table
+    assert table["gpus"].tolist() == [3, 4]
+    l40s, h100 = load_device("l40s"), load_device("h100-sxm")
+    assert table["fleet.tdp_w"].tolist() == [n * l40s.tdp_w + 2 * h100.tdp_w for n in (1, 2)]
+    row = with_costs(table, base).iloc[1]
+    usd_per_s = (2 * l40s.price_usd_per_hour + 2 * h100.price_usd_per_hour) / 3600
+    assert row["usd_per_mtoken"] == pytest.approx(usd_per_s / row["output_tokens_per_s"] * 1e6)
+    assert f"models.{SMALL}.ttft_s.p99" in table
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "pools.a.replicas",
+        "pools.a.scheduler",
+        "pools.a.scheduler.inner.token_budget",
+        "workload.models.llama",
+        "placement",
+    ],
+)
+def test_settings_of_pools_and_inner_policies_are_axes(key):
+    check_key(key)
+
+
+@pytest.mark.parametrize("key", ["pools.a.replicos", "pools.a.replicas.x", "scheduler.outer.token_budget", "slo.x.y"])
+def test_what_is_no_setting_is_no_axis(key):
+    with pytest.raises(RooftraceError, match=f"{key} is not a setting"):
+        check_key(key)
+
+
+def test_the_command_line_runs_and_compares_pools(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text(pools(workload={**MIX, "limit": 20}).to_yaml())
+    app, out = build_app(), tmp_path / "out"
+    done = CliRunner().invoke(
+        app, ["run", "my.yaml", "--out", str(out), "--no-plots", "--html", "--timeline", str(tmp_path / "t.json")]
+    )
+    assert done.exit_code == 0, done.output
+    assert f"{SMALL} on 2 x l40s + {LARGE} on 2 x h100-sxm, sarathi" in done.stdout
+    assert LARGE in (out / "report.html").read_text()
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    stored = Result.load(out)
+    assert stored.summary["models"][SMALL]["requests"]["finished"] > 0
+    Path("fewer.yaml").write_text(Scenario.load("my.yaml").with_set("pools.small.replicas=1").to_yaml())
+    done = CliRunner().invoke(app, ["compare", "my.yaml", "fewer.yaml", "--replications", "2", "--jobs", "1"])
+    assert done.exit_code == 0, done.output
+    assert f"{SMALL} on 1 x l40s + {LARGE} on 2 x h100-sxm" in done.stdout
