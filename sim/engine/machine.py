@@ -219,17 +219,22 @@ class Machine:
             return
         ticks = max(self.stages.free[0], now_ns << TICK_BITS)
         for tenant in self._in_turn():
+            if not tenant.busy:
+                continue
+            refused = False
             for _ in range(max(len(tenant.ready), 1)):
                 lane = tenant.next_lane()
                 if lane is None:
                     break
-                end = tenant.begin(lane, ticks)
+                # To an empty lane a policy says what it said to the one before.
+                end = NOTHING if refused and not lane.admitted else tenant.begin(lane, ticks)
                 if end != NOTHING:
                     self._turn = (self.tenants.index(tenant) + 1) % len(self.tenants)
                     self._n_sent += 1
                     heappush(self._ends, (end >> TICK_BITS, self._n_sent, tenant, lane))
                     self._look_ns = self.stages.first_free_ns
                     return
+                refused = refused or not lane.admitted
                 tenant.ready.append(lane)
         self._rest()
 

@@ -225,9 +225,9 @@ class Outcome:
         return Score(value=value, unserved=self.unserved.tolist(), requests=self.requests.tolist())
 
 
-def evaluate(serving: Serving, placement: Placement, trace: Trace) -> Outcome:
-    """Serve *trace* with *placement* to its end. ValueError where the placement does not fit."""
-    return serving.outcome(placement, serving.workload(trace))
+def evaluate(serving: Serving, placement: Placement, trace: Trace, *, screening: bool = False) -> Outcome:
+    """Serve *trace* with *placement* to its end; *screening* as in `Serving.outcome`. ValueError where it does not fit."""
+    return serving.outcome(placement, serving.workload(trace), screening=screening)
 
 
 def evaluate_windows(serving: Serving, placements: Sequence[Placement], trace: Trace, window_s: float) -> Outcome:

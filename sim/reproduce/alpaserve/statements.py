@@ -114,7 +114,7 @@ def _eight(
         Group(inter_op=inter_op, intra_op=1, models=tuple(sorted({(g * step + k) % 8 for k in range(per_group)})))
         for g in range(len(groups))
     ]
-    outcome = evaluate(serving, Placement(groups=tuple(groups)), trace)
+    outcome = evaluate(serving, Placement(groups=tuple(groups)), trace, screening=True)
     return float(outcome.latency_s.mean()), outcome.attainment
 
 
