@@ -1,6 +1,5 @@
 """Placing many models on one cluster by simulation: `find` a placement, `serve` traffic with it, save and load it."""
 
-from sim.placement.files import load_placement, save_placement
 from sim.placement.planning import Plan, Scoring, find, serve
 from sim.placement.serving import (
     ARTIFACT_OVERHEAD_S,
@@ -10,6 +9,7 @@ from sim.placement.serving import (
     evaluate,
     evaluate_windows,
 )
+from sim.placement_file import load_placement, save_placement
 
 __all__ = [
     "ARTIFACT_OVERHEAD_S",
