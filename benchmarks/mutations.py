@@ -42,7 +42,14 @@ _CONTEXT.set_forkserver_preload(
         "matplotlib.pyplot",
     ]
 )
-ENGINE = ("tests/engine/test_meanings.py", "tests/engine/test_replica.py", "tests/engine/test_pipeline.py")
+ENGINE = (
+    "tests/engine/test_meanings.py",
+    "tests/engine/test_replica.py",
+    "tests/engine/test_pipeline.py",
+    "tests/engine/test_luck.py",
+    "tests/engine/test_conservation.py",
+    "tests/engine/test_identity.py",
+)
 SPECULATION = ("tests/engine/test_meanings.py", "tests/policies/test_decoding.py", "tests/policies/test_acceptance.py")
 POLICIES = ("tests/policies/test_schedulers.py", "tests/policies/test_sarathi.py")
 COSTS = ("tests/hwmodels/test_roofline.py", "tests/hwmodels/test_work.py", "tests/hwmodels/test_calibrated.py")
@@ -65,12 +72,12 @@ def _of(file: str, tests: tuple[str, ...], *changes: tuple[str, str, str]) -> li
 
 MUTATIONS = [
     *_of(
-        "sim/engine/replica.py",
+        "sim/engine/tenant.py",
         ENGINE,
         (
             "a preempted request joins the tail of the queue",
-            "self._queue.appendleft(self._waiting_seq(id_, tokens, True))",
-            "self._queue.append(self._waiting_seq(id_, tokens, True))",
+            "self.queue.appendleft(state.waiting_seq(id_, preempted=True))",
+            "self.queue.append(state.waiting_seq(id_, preempted=True))",
         ),
         ("look-ahead is left out of the fit check", "output - 1 + self._lookahead if output", "output - 1 if output"),
         (
@@ -78,8 +85,8 @@ MUTATIONS = [
             "output - 1 + self._lookahead if output",
             "output + self._lookahead if output",
         ),
-        ("completing prompts have no logit rows", "decode_kv, decode_rows + completions,", "decode_kv, decode_rows,"),
-        ("every chunk has a logit row", "decode_kv, decode_rows + completions,", "decode_kv, decode_rows + n_chunks,"),
+        ("completing prompts have no logit rows", "decode_kv, decode_rows + n_completing,", "decode_kv, decode_rows,"),
+        ("every chunk has a logit row", "decode_kv, decode_rows + n_completing,", "decode_kv, decode_rows + len(run),"),
         (
             "a chunk does not attend to its past",
             "pairs += tokens * cached + tokens * (tokens + 1) // 2",
@@ -90,49 +97,88 @@ MUTATIONS = [
             "pairs += tokens * cached + tokens * (tokens + 1) // 2",
             "pairs += tokens * cached + tokens * tokens",
         ),
-        ("a chunk does not read its past", "            kv += cached\n", "            kv += tokens\n"),
-        ("decodes do not read their own token", "kv = decoding.cached + n\n", "kv = decoding.cached\n"),
+        ("a chunk does not read its past", "            prompt_kv += cached\n", "            prompt_kv += tokens\n"),
         (
             "decodes beside prompts do not read their own tokens",
             "decode_kv = decoding.cached + decode_rows",
             "decode_kv = decoding.cached",
         ),
-        (
-            "a preempted request forgets its tokens",
-            "tokens = (state.prompt[id_] or 1) + state.output[id_] - state.left[id_]",
-            "tokens = state.prompt[id_] or 1",
-        ),
         ("a preempted request loses its first start", "if self._state.scheduled[id_] < 0:", "if True:"),
-        (
-            "a preempted request is given its first token again",
-            "if state.first_token[id_] < 0:",
-            "if state.first_token[id_] < 0 or self._interrupted_token_ns.pop(id_, 0):",
-        ),
+        ("a preempted request is given its first token again", "if state.first_token[id_] < 0:", "if True:"),
         (
             "preemption keeps the blocks",
-            "        self._free_blocks += blocks\n        del lane.admitted[id_]",
+            "        self.kv.give(blocks)\n        del lane.admitted[id_]",
             "        del lane.admitted[id_]",
         ),
+        ("what preemption gives up is not counted", "        state.recomputed[id_] += cached\n", ""),
         (
             "a limit on the model's context is off by one",
             "if limit is not None and prompt + output > limit:",
             "if limit is not None and prompt + output >= limit:",
         ),
+        ("chunks beyond what is left are accepted", "if remaining < 0 or tokens <= 0:", "if tokens <= 0:"),
+        ("a plan held in a pipeline outlives a finish", "lane.held_changes == self._n_changes\n            and ", ""),
+        (
+            "a plan held in a pipeline outlives its instant",
+            "            and ticks >> TICK_BITS < lane.held_until_ns\n",
+            "",
+        ),
+        (
+            "a plan held in a pipeline outlives arrivals",
+            "            and lane.held_arrivals in (-1, self._n_arrivals)\n",
+            "",
+        ),
+        (
+            "rejected requests stay in the queue",
+            "            self.queue.remove(seq)\n            self._n_computed",
+            "            self._n_computed",
+        ),
+    ),
+    *_of(
+        "sim/engine/requests.py",
+        ENGINE,
+        (
+            "a preempted request forgets its tokens",
+            "(self.prompt[id_] or 1) + emitted - cached_tokens",
+            "(self.prompt[id_] or 1) - cached_tokens",
+        ),
+    ),
+    *_of(
+        "sim/engine/machine.py",
+        ENGINE,
         (
             "arrivals wait for the end of the span",
-            "            self._cut(lane)\n        elif",
-            "            pass\n        elif",
+            "        elif not lane.through_arrivals:\n",
+            "        elif False:\n",
         ),
-        ("chunks beyond what is left are accepted", "if remaining < 0 or tokens <= 0:", "if tokens <= 0:"),
+        (
+            "an iteration in flight counts when a machine stops",
+            "done = span.index_at(now_ns << TICK_BITS) - 1",
+            "done = span.index_at(now_ns << TICK_BITS)",
+        ),
+        (
+            "tenants do not take turns",
+            "self._turn = (self.tenants.index(tenant) + 1) % len(self.tenants)",
+            "self._turn = 0",
+        ),
+        (
+            "nobody wakes a machine whose policy waits for an instant",
+            "        if now_ns < wake_ns < ALWAYS_NS:\n            if self._alone:\n                self._alarm.set(wake_ns)\n",
+            "        if now_ns < wake_ns < ALWAYS_NS:\n",
+        ),
+    ),
+    *_of(
+        "sim/engine/stages.py",
+        ENGINE,
         ("hand-over between stages is free", "ready = end + handover", "ready = end"),
-        ("a stage does not wait to be free", "begin = max(ready, free)", "begin = ready"),
+        ("a stage does not wait to be free", "end = max(ready, free) + duration", "end = ready + duration"),
     ),
     *_of(
         "sim/engine/running.py",
         ENGINE,
         (
             "acceptance rounds start again after a preemption",
-            "rounds_before = self._rounds_of.pop(id_, 0)",
+            "rounds_before = self._rounds[id_]",
             "rounds_before = 0",
         ),
         (
@@ -144,6 +190,12 @@ MUTATIONS = [
             "drafted tokens hold no slots",
             "after += cached + self.query_tokens + self._block_tokens - 1",
             "after += cached + self._block_tokens",
+        ),
+        ("decodes do not read their own token", "kv = self.cached + n\n", "kv = self.cached\n"),
+        (
+            "a span runs on past the instant until which its plan holds",
+            "            limit = min(until_ticks, start_ticks + LONGEST_TICKS)",
+            "            limit = start_ticks + LONGEST_TICKS",
         ),
     ),
     *_of(
@@ -159,11 +211,15 @@ MUTATIONS = [
             "seen_ns = sent_ns + int(self._admission_ns(self._prompt[id_]))",
             "seen_ns = sent_ns",
         ),
-        ("clients do not think", "sent_ns = now_ns + (self._think[id_] if now_ns else 0)", "sent_ns = now_ns"),
+        (
+            "clients do not think",
+            "0 if ended_ns is None else ended_ns + self._think[id_]",
+            "0 if ended_ns is None else ended_ns",
+        ),
         (
             "clients think before their first request",
-            "sent_ns = now_ns + (self._think[id_] if now_ns else 0)",
-            "sent_ns = now_ns + self._think[id_]",
+            "0 if ended_ns is None else ended_ns + self._think[id_]",
+            "(ended_ns or 0) + self._think[id_]",
         ),
         (
             "long prompts pass the front end as fast as short ones",
@@ -172,8 +228,13 @@ MUTATIONS = [
         ),
         (
             "a rejected request ends its client",
-            "        if self._think is not None:\n            self._send_next(self._env.now)",
-            "        if False:\n            self._send_next(self._env.now)",
+            "        if self._think is not None:\n            self._send_next(self._clock.now_ns)",
+            "        if False:\n            self._send_next(self._clock.now_ns)",
+        ),
+        (
+            "machines that do not host the model are shown to routers",
+            "else self._hosting[model]",
+            "else self._machines",
         ),
     ),
     *_of(
