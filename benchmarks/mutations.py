@@ -301,12 +301,25 @@ MUTATIONS = [
             "            return Plan(decode=view.n_decoding > 0, ",
         ),
         ("a prompt beyond vLLM's budget never runs", "(seq.tokens > left and chunks)", "seq.tokens > left"),
-        ("the oldest sequence is evicted", "for seq in reversed(view.running):", "for seq in view.running:"),
-        ("an evicting iteration admits", "            waiting=(),\n", ""),
         (
             "seats for Sarathi forget the unfinished prompts",
             "seats = max_sequences - view.n_decoding - len(view.prefilling)",
             "seats = max_sequences - view.n_decoding",
+        ),
+    ),
+    *_of(
+        "policies/wrappers.py",
+        ("tests/policies/test_wrappers.py",),
+        ("the oldest sequence is evicted", "for seq in reversed(view.running):", "for seq in view.running:"),
+        (
+            "an evicting iteration admits",
+            "            waiting=(),\n            prefilling=prefilling,",
+            "            prefilling=prefilling,",
+        ),
+        (
+            "an order does not say that arrivals may overtake",
+            "(view)._replace(through_arrivals=False)",
+            "(view)",
         ),
     ),
     *_of(
@@ -319,14 +332,19 @@ MUTATIONS = [
         ),
         (
             "chunks and decodes do not take turns",
-            "return Plan(decode=True) if view.after_prefill else Plan(chunks=chunks)",
-            "return Plan(chunks=chunks)",
+            "return Plan(decode=True) if view.after_prefill else Plan(run=chunks)",
+            "return Plan(run=chunks)",
         ),
+    ),
+    *_of(
+        "sim/engine/padding.py",
+        ("tests/policies/test_sarathi.py", *ENGINE),
         (
             "decode steps are padded to those who are left",
-            "pad_sequences=self.batch_size, through",
-            "pad_sequences=view.n_decoding, through",
+            "n, longest = max(totals.decode_seqs, sequences), context",
+            "n, longest = totals.decode_seqs, context",
         ),
+        ("prompts are not padded", "        rows = sum(gap for _, gap in gaps)\n", "        rows = 0\n"),
     ),
     *_of(
         "policies/routers.py",

@@ -6,6 +6,7 @@ inner policy does not see (the time, an arrival that overtakes) shortens what th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -26,10 +27,14 @@ class EvictNewest:
     def __post_init__(self) -> None:
         plan_of(self.inner)
 
+    @functools.cached_property
+    def _plan_inner(self) -> PlanFunction:
+        return plan_of(self.inner)
+
     def plan(self, view: ReplicaView, /) -> Plan:
         free, growth = view.free_blocks, view.growth_blocks
         if growth <= free:
-            return plan_of(self.inner)(view)
+            return self._plan_inner(view)
         evicted: list[int] = []
         for seq in reversed(view.running):
             evicted.append(seq.id)
@@ -50,7 +55,7 @@ class EvictNewest:
             growth_blocks=growth,
             running=tuple(seq for seq in view.running if seq.id not in gone),
         )
-        plan = plan_of(self.inner)(rest)
+        plan = self._plan_inner(rest)
         return plan._replace(preempt=(*evicted, *plan.preempt), hold=1)
 
 
