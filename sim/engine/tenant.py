@@ -24,7 +24,7 @@ from sim.engine.padding import padded, pairs_within
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
 from sim.engine.running import Departure, TapedSet, UniformSet
-from sim.engine.span import LinearSpan
+from sim.engine.span import Step
 from sim.engine.stages import Stages
 
 NOTHING = -1
@@ -410,12 +410,13 @@ class Tenant:
             duration = self.prices.iteration(priced, draft_steps)
         else:
             duration, bubble_ns = self._through_stages(lane, priced, draft_steps, ticks)
-        lane.span = LinearSpan(ticks, 1, duration, 0, growth)
+        end = ticks + duration
+        lane.span = Step(ticks, end, growth)
         self.recorder.add_iteration(
             ticks, duration, lane.index, totals, draft_steps, query, n_completing, emitted, self.n_admitted,
             len(self.queue), kv.total - kv.free, decoding.round, bubble_ns,
         )  # fmt: skip
-        return ticks + duration
+        return end
 
     def _start_rounds(self, lane: Lane, plan: Plan, growth: int, ticks: int) -> int:
         """Decode iterations only, as many as nothing can change in; the first takes *growth* blocks."""
