@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler
+from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler, prompts
 
 _DECODES = Plan(decode=True, hold=UNTIL_CHANGE)
 _DECODES_WHOEVER_COMES = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
@@ -142,6 +142,8 @@ class Vllm:
         _fraction("watermark", self.watermark)
 
     def plan(self, view: ReplicaView, /) -> Plan:
+        if not view.waiting and not view.prefilling and view.n_decoding:
+            return _DECODES_WHOEVER_COMES if view.n_decoding >= self.max_sequences else _DECODES
         chunks = [(seq.id, seq.remaining_tokens) for seq in view.prefilling]
         seats = self.max_sequences - view.n_running
         free = _admissible_blocks(view, self.watermark)
@@ -157,8 +159,8 @@ class Vllm:
             left -= seq.tokens
             chunks.append((seq.id, seq.tokens))
         if chunks:
-            return Plan(run=tuple(chunks))
-        return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=blocked or seats <= 0)
+            return prompts(tuple(chunks), False)
+        return Plan(view.n_decoding > 0, (), (), UNTIL_CHANGE, blocked or seats <= 0)
 
 
 @dataclass(frozen=True)
@@ -181,9 +183,12 @@ class Sarathi:
             return _DECODES_WHOEVER_COMES
         if n_decoding and not view.waiting and not view.prefilling:
             return _DECODES_WHOEVER_COMES if n_decoding >= self.max_sequences else _DECODES
+        prefilling = view.prefilling
+        if len(prefilling) == 1 and prefilling[0].remaining_tokens >= left:
+            return prompts(((prefilling[0].id, left),), n_decoding > 0)
         chunks, full = _chunks_within(view, left, self.max_sequences, self.watermark)
         if chunks:
-            return Plan(n_decoding > 0, chunks)
+            return prompts(chunks, n_decoding > 0)
         return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full)
 
 

@@ -240,7 +240,8 @@ class Pricing:
     def __init__(self, cost: CostModel, draft: CostModel | None, round_s: float) -> None:
         """*round_s*: fixed cost of every iteration whose decodes submit more than one token each."""
         self._cost = cost
-        self._iteration_s = cost.iteration_s
+        self._iteration_s: Callable[[Totals], float] = getattr(cost, "scalar_s", cost.iteration_s)
+        """Seconds of an iteration whose totals are ints: by a shorter way, where the cost model has one."""
         self._draft = draft
         self._round_ticks = to_ticks(round_s)
         self._speculative = draft is not None or round_s > 0

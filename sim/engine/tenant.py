@@ -80,6 +80,7 @@ class Tenant:
         self._n_sent = 0
         # KV slots that a request needs beyond its own tokens: those of drafted tokens.
         self._lookahead = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
+        self._speculates = spec.decoding is not None
         self._max_lanes = spec.micro_batches or len(stages)
         self.lanes: list[Lane] = []
         self.ready: deque[Lane] = deque()
@@ -170,7 +171,8 @@ class Tenant:
                 lane.hold -= 1
                 return self._start_iteration(lane, (), decoding.n, decoding.growth_blocks, ticks)
             lane.hold = 0
-        decoding.follow_batch()
+        if self._speculates:
+            decoding.follow_batch()
         n = decoding.n
         growth = decoding.growth_blocks if n else 0
         n_decoding, growth_of_all = n, growth
@@ -190,11 +192,11 @@ class Tenant:
         view.now_ns = ticks >> TICK_BITS
         view.after_prefill = bool(lane.run)
         plan = self._plan(view)
-        decode, run = plan.decode, plan.run
-        if plan.reject:
-            self._reject(plan.reject)
-        if plan.preempt or decode is not True or lane.paused or self._n_computed:
-            for id_ in plan.preempt:
+        decode, run, preempt, hold, _, reject, _ = plan
+        if reject:
+            self._reject(reject)
+        if preempt or decode is not True or lane.paused or self._n_computed:
+            for id_ in preempt:
                 self._preempt(lane, id_)
             if self._n_computed:
                 run = self._join_the_decodes(lane, run, ticks)
@@ -203,15 +205,15 @@ class Tenant:
             n = decoding.n if decode else 0
             growth = decoding.growth_blocks if n else 0
         if run or (n and (self._pads_to or not self._alone)):
-            if plan.hold > 1 and not run and self._fast_forward and not self._pads_to:
-                lane.hold = plan.hold - 1
+            if hold > 1 and not run and self._fast_forward and not self._pads_to:
+                lane.hold = hold - 1
                 lane.held_changes = self._n_changes
                 lane.held_arrivals = -1 if plan.through_arrivals else self._n_arrivals
                 lane.held_until_ns = plan.until_ns
             return self._start_iteration(lane, run, n, growth, ticks)
         if n:
             return self._start_rounds(lane, plan, growth, ticks)
-        if plan.preempt or plan.reject or len(run) < len(plan.run):
+        if preempt or reject or len(run) < len(plan.run):
             return self.begin(lane, ticks)
         self.wake_ns = plan.until_ns
         return NOTHING
@@ -273,9 +275,8 @@ class Tenant:
             before = lane.bubbles_at_join.pop(departure.id)
             for kind, column in enumerate(self._state.bubbles):
                 column[departure.id] += lane.bubbles[kind] - before[kind]
-        self.recorder.joins.add(
-            lane.index, departure.since, lane.decoding.round, departure.cached_before, departure.token_ns
-        )
+        _, _, _, _, since, cached_before, token_ns = departure
+        self.recorder.joins.add(lane.index, since, lane.decoding.round, cached_before, token_ns)
 
     def _preempt(self, lane: Lane, id_: int) -> None:
         """Give back a sequence's blocks; it returns to the head of the queue to be computed again."""
@@ -471,9 +472,10 @@ class Tenant:
             lane.last_round_ns = end_ns
             for departure in decoding.advance(done):
                 self._log_departure(lane, departure)
-                state.left[departure.id] -= departure.emitted
-                kv.give(departure.blocks)
-                self._end_request(lane, departure.id, end_ns)
+                id_, _, blocks, emitted, _, _, _ = departure
+                state.left[id_] -= emitted
+                kv.give(blocks)
+                self._end_request(lane, id_, end_ns)
         for id_ in lane.completing:
             partial = lane.partial.pop(id_)
             left = state.left[id_]
