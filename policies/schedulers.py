@@ -34,7 +34,7 @@ def _chunks_within(
 ) -> tuple[tuple[tuple[int, int], ...], bool]:
     """Prompt chunks of *budget* tokens at most, unfinished prompts before new ones; and whether the queue's head is
     held up, or the seats are taken, so that an arrival could not join either."""
-    chunks = []
+    chunks: list[tuple[int, int]] = []
     for partial in view.prefilling:
         if budget <= 0:
             break
@@ -75,7 +75,7 @@ class Static:
     def plan(self, view: ReplicaView, /) -> Plan:
         if view.prefilling:
             return Plan(run=tuple((seq.id, seq.remaining_tokens) for seq in view.prefilling))
-        chunks = []
+        chunks: list[tuple[int, int]] = []
         # With a limit on prompts the batch is still being formed until it has decoded.
         if not view.n_decoding or (self.max_prompts is not None and view.after_prefill):
             seats = self.batch_size - view.n_decoding

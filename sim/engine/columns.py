@@ -241,8 +241,8 @@ class Recorder:
         add, turn = self._pieces.extend, len(blocks_by_round) - 1
         n_pieces = before = 0
         for _, length, first, growth in pieces:
-            turns, rest = divmod(before + 1, turn)
-            add((length, first, growth, blocks_before + turns * seqs + blocks_by_round[rest]))
+            through = before + 1
+            add((length, first, growth, blocks_before + through // turn * seqs + blocks_by_round[through % turn]))
             n_pieces += 1
             before += length
             if before >= n:

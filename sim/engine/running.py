@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
 from sim.engine.columns import Piece, RoundCounts
-from sim.engine.pricing import Pricing
+from sim.engine.pricing import LineAt
 from sim.engine.span import BentSpan, DecodeSpan, Span, TapedSpan
 
 IntArray = NDArray[np.int64]
@@ -54,6 +54,12 @@ class Decoding(Protocol):
     def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int, /) -> IntArray: ...
 
 
+class DecodePrices(Protocol):
+    """Ticks of decode iterations; see `sim.engine.pricing.Pricing`."""
+
+    def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt: ...
+
+
 class RunningSet(Protocol):
     """What a tenant knows of its decoding sequences; whether they speculate is known to the set alone."""
 
@@ -86,7 +92,7 @@ class RunningSet(Protocol):
     def next_round(self) -> tuple[int, int]: ...
 
     def span(
-        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Pricing, /
+        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: DecodePrices, /
     ) -> Span: ...
 
     def blocks_for(self, rounds: int, /) -> int: ...
@@ -175,7 +181,7 @@ class UniformSet:
         return self.n, self.window_sum
 
     def span(
-        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Pricing, /
+        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: DecodePrices, /
     ) -> DecodeSpan | BentSpan:
         """The next rounds as one event: *hold* at most, within *free_blocks*, none that starts at *until_ns* or later.
 
@@ -535,7 +541,7 @@ class TapedSet:
         return int(self._tokens[here]), int(self._windowed[here])
 
     def span(
-        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Pricing, /
+        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: DecodePrices, /
     ) -> TapedSpan:
         """As `UniformSet.span`."""
         n, query = self.n, self.query_tokens

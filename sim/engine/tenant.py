@@ -56,11 +56,13 @@ class Tenant:
         self.number = number
         self.spec = spec
         self.recorder = Recorder()
+        self._record = self.recorder.add_iteration
         self.queue: deque[WaitingSeq] = deque()
         self.n_admitted = 0
         self.n_in_flight = 0
         self.kv = KvPool(spec.kv_blocks, spec.block_tokens)
         self.prices: Prices = prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
+        self._price = self.prices.iteration
         self.wake_ns = ALWAYS_NS
         """Where the latest plan was empty: when its answer ends."""
         self._n_changes = self._n_arrivals = 0
@@ -115,9 +117,10 @@ class Tenant:
         if limit is not None and prompt + output > limit:
             return f"prompt and output exceed the model's context of {limit} tokens"
         # The last token is never cached: nothing comes after it.
-        needed = self.kv.blocks((prompt or 1) + (output - 1 + self._lookahead if output else 0))
-        if needed > self.kv.total:
-            return f"needs {needed} KV blocks for prompt and output but the replica has {self.kv.total}"
+        kv = self.kv
+        needed = -(-((prompt or 1) + (output - 1 + self._lookahead if output else 0)) // kv.block_tokens)
+        if needed > kv.total:
+            return f"needs {needed} KV blocks for prompt and output but the replica has {kv.total}"
         return None
 
     def enqueue(self, id_: int, kv_tokens: int) -> None:
@@ -306,12 +309,13 @@ class Tenant:
         if queue and queue[0].id == id_:
             seq = queue.popleft()
         else:
-            seq = next((seq for seq in queue if seq.id == id_), None)
-            if seq is None:
+            found = next((seq for seq in queue if seq.id == id_), None)
+            if found is None:
                 raise PolicyError(
                     f"{self.spec.scheduler!r} planned prompt tokens for request {id_}, which neither waits nor prefills here"
                 )
-            queue.remove(seq)
+            queue.remove(found)
+            seq = found
         lane.admitted[id_] = None
         self.n_admitted += 1
         self._n_changes += 1
@@ -397,23 +401,22 @@ class Tenant:
                 pairs_window, decode_window,
             ),
         )  # fmt: skip
-        priced = totals
-        if self._pads_to:
-            context = max((seq.cached_tokens for seq in lane.view.running), default=0) if n else 0
-            priced = padded(totals, run, query, context, self._pads_to, window)
         lane.run = run
         lane.completing = completing
         lane.decodes = n > 0
         lane.through_arrivals = True
         self.n_in_flight += 1
-        bubble_ns = 0
+        priced, bubble_ns = totals, 0
+        if self._pads_to:
+            context = max((seq.cached_tokens for seq in lane.view.running), default=0) if n else 0
+            priced = padded(totals, run, query, context, self._pads_to, window)
         if self._alone:
-            duration = self.prices.iteration(priced, draft_steps)
+            duration = self._price(priced, draft_steps)
         else:
             duration, bubble_ns = self._through_stages(lane, priced, draft_steps, ticks)
         end = ticks + duration
         lane.span = Step(ticks, end, growth)
-        self.recorder.add_iteration(
+        self._record(
             ticks, duration, lane.index, totals, draft_steps, query, n_completing, emitted, self.n_admitted,
             len(self.queue), kv.total - kv.free, decoding.round, bubble_ns,
         )  # fmt: skip
@@ -421,8 +424,8 @@ class Tenant:
 
     def _start_rounds(self, lane: Lane, plan: Plan, growth: int, ticks: int) -> int:
         """Decode iterations only, as many as nothing can change in; the first takes *growth* blocks."""
-        decoding = lane.decoding
-        free = self.kv.free
+        decoding, kv = lane.decoding, self.kv
+        free = kv.free
         if growth:
             self._take(growth, ticks)
         lane.run = ()
@@ -432,9 +435,8 @@ class Tenant:
         hold = plan.hold if self._fast_forward else 1
         span = lane.span = decoding.span(ticks, hold, plan.until_ns, free, growth, self.prices)
         self.n_in_flight += 1
-        span.open(
-            self.recorder, lane.index, self.n_admitted, len(self.queue), self.kv.total - self.kv.free, decoding.round
-        )
+        used = kv.total - kv.free
+        span.open(self.recorder, lane.index, self.n_admitted, len(self.queue), used, decoding.round)
         return span.end(span.n)
 
     def _through_stages(self, lane: Lane, totals: Totals, draft_steps: int, ticks: int) -> tuple[int, int]:
@@ -477,7 +479,7 @@ class Tenant:
                 kv.give(blocks)
                 self._end_request(lane, id_, end_ns)
         for id_ in lane.completing:
-            partial = lane.partial.pop(id_)
+            _, cached, _, _, _, _, _ = lane.partial.pop(id_)
             left = state.left[id_]
             if left:
                 if state.first_token[id_] < 0:
@@ -486,17 +488,18 @@ class Tenant:
                     self.recorder.resumed_gaps_ns.append(end_ns - state.token_ns[id_])
                 state.left[id_] = left = left - 1
             if left:
-                self._join(lane, id_, partial.cached_tokens, end_ns)
+                self._join(lane, id_, cached, end_ns)
             else:
-                kv.give(self._blocks_of(partial))
+                kv.give(kv.blocks(cached))
                 self._end_request(lane, id_, end_ns)
 
     def _end_request(self, lane: Lane, id_: int, end_ns: int) -> None:
         del lane.admitted[id_]
         self.n_admitted -= 1
         self._n_changes += 1
-        self._state.finish[id_] = end_ns
-        self._state.status[id_] = 0
+        state = self._state
+        state.finish[id_] = end_ns
+        state.status[id_] = 0
         self._outside.finished(id_, end_ns)
 
     def drop_in_flight(self) -> None:
