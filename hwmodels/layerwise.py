@@ -124,7 +124,8 @@ class RowTable:
 
     def __init__(self, of_rows: Callable[[FloatArray], FloatArray]) -> None:
         self._of_rows = of_rows
-        self._exact: list[float] = [0.0]
+        self.exact: list[float] = [0.0]
+        """By rows, as far as has been asked for."""
         self._nodes: list[float] = []
 
     def _evaluate(self, rows: FloatArray, at_least: float) -> list[float]:
@@ -134,13 +135,13 @@ class RowTable:
         return np.maximum(np.maximum.accumulate(values), at_least).tolist()
 
     def _grow(self, rows: int) -> None:
-        have = len(self._exact)
+        have = len(self.exact)
         stop = min(EXACT_ROWS, max(512, -(-rows // 512) * 512)) + 1
         if have < stop:
-            self._exact += self._evaluate(np.arange(have, stop, dtype=np.float64), self._exact[-1])
+            self.exact += self._evaluate(np.arange(have, stop, dtype=np.float64), self.exact[-1])
         if rows > EXACT_ROWS:
             if not self._nodes:
-                self._nodes.append(self._exact[EXACT_ROWS])
+                self._nodes.append(self.exact[EXACT_ROWS])
             have, need = len(self._nodes), (rows - EXACT_ROWS) // COARSE_ROWS + 2
             if have < need:
                 nodes = EXACT_ROWS + COARSE_ROWS * np.arange(have, max(2 * have, need), dtype=np.float64)
@@ -151,10 +152,10 @@ class RowTable:
             if rows < 0:
                 raise ValueError(f"totals must not be negative, got {rows} rows")
             try:
-                return self._exact[rows]
+                return self.exact[rows]
             except IndexError:
                 self._grow(rows)
-                return self._exact[rows]
+                return self.exact[rows]
         i = (rows - EXACT_ROWS) // COARSE_ROWS
         if i + 1 >= len(self._nodes):
             self._grow(rows)
@@ -167,7 +168,7 @@ class RowTable:
         if rows.min() < 0:
             raise ValueError(f"totals must not be negative, got {rows.min()} rows")
         self._grow(int(rows.max()))
-        found = np.asarray(self._exact)[np.minimum(rows, EXACT_ROWS)]
+        found = np.asarray(self.exact)[np.minimum(rows, EXACT_ROWS)]
         if self._nodes:
             nodes = np.asarray(self._nodes)
             i = np.maximum(rows - EXACT_ROWS, 0) // COARSE_ROWS
@@ -237,9 +238,12 @@ class _Stage:
     def scalar(self, totals: Totals) -> float:
         rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = totals
         own = (seqs + chunks) * self.sequence_s + self.step_s
-        seconds = self.rows.scalar(rows)
+        # A look at the table, inline: this runs once an iteration.
+        exact = self.rows.exact
+        seconds = exact[rows] if 0 <= rows < len(exact) else self.rows.scalar(rows)
         if self.has_head and logits:
-            seconds += self.logits.scalar(logits)
+            exact = self.logits.exact
+            seconds += exact[logits] if 0 <= logits < len(exact) else self.logits.scalar(logits)
         if self.data > 1:
             f = self.share
             prompt_f, chunks, pairs, prompt_kv = prompt * f, chunks * f, pairs * f, prompt_kv * f
@@ -326,6 +330,8 @@ class LayerwiseCost:
             for s in range(self.n_stages)
         )
         self._scalar = tuple(stage.scalar for stage in self._stages)
+        self.scalar_s = self._scalar[0]
+        """`iteration_s` of the first stage for totals that are known to be ints."""
         self._handover_bytes = spec.hidden * precision(spec.base_precision).element_bytes / parallel.data
         self._handover = RowTable(
             lambda rows: np.asarray(kernels.send_s(rows * self._handover_bytes, self._between_nodes))

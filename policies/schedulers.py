@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.view import UNTIL_CHANGE, Plan, ReplicaView
+from policies.view import UNTIL_CHANGE, Plan, ReplicaView, prompts
 
 _DECODES = Plan(decode=True, hold=UNTIL_CHANGE)
 _DECODES_WHOEVER_COMES = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
@@ -37,7 +37,7 @@ def _chunks_within(
 ) -> tuple[tuple[tuple[int, int], ...], bool]:
     """Prompt chunks of *budget* tokens at most, unfinished prompts before new ones; and whether the queue's head is
     held up, or the seats are taken, so that an arrival could not join either."""
-    chunks = []
+    chunks: list[tuple[int, int]] = []
     for partial in view.prefilling:
         if budget <= 0:
             break
@@ -78,7 +78,7 @@ class Static:
     def plan(self, view: ReplicaView, /) -> Plan:
         if view.prefilling:
             return Plan(run=tuple((seq.id, seq.remaining_tokens) for seq in view.prefilling))
-        chunks = []
+        chunks: list[tuple[int, int]] = []
         # With a limit on prompts the batch is still being formed until it has decoded.
         if not view.n_decoding or (self.max_prompts is not None and view.after_prefill):
             seats = self.batch_size - view.n_decoding
@@ -145,6 +145,8 @@ class Vllm:
         _fraction("watermark", self.watermark)
 
     def plan(self, view: ReplicaView, /) -> Plan:
+        if not view.waiting and not view.prefilling and view.n_decoding:
+            return _DECODES_WHOEVER_COMES if view.n_decoding >= self.max_sequences else _DECODES
         chunks = [(seq.id, seq.remaining_tokens) for seq in view.prefilling]
         seats = self.max_sequences - view.n_running
         free = _admissible_blocks(view, self.watermark)
@@ -160,8 +162,8 @@ class Vllm:
             left -= seq.tokens
             chunks.append((seq.id, seq.tokens))
         if chunks:
-            return Plan(run=tuple(chunks))
-        return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=blocked or seats <= 0)
+            return prompts(tuple(chunks), False)
+        return Plan(view.n_decoding > 0, (), (), UNTIL_CHANGE, blocked or seats <= 0)
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,10 @@ class Sarathi:
             return _DECODES_WHOEVER_COMES
         if n_decoding and not view.waiting and not view.prefilling:
             return _DECODES_WHOEVER_COMES if n_decoding >= self.max_sequences else _DECODES
+        prefilling = view.prefilling
+        if len(prefilling) == 1 and prefilling[0].remaining_tokens >= left:
+            return prompts(((prefilling[0].id, left),), n_decoding > 0)
         chunks, full = _chunks_within(view, left, self.max_sequences, self.watermark)
         if chunks:
-            return Plan(n_decoding > 0, chunks)
+            return prompts(chunks, n_decoding > 0)
         return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,13 @@ def sum_rounds(counts: Iterable[RoundCounts]) -> RoundCounts:
             for accepted, rounds in enumerate(by_accepted):
                 have[accepted] += rounds
     return total
+
+
+Piece = tuple[int, int, int, int]
+"""Iterations whose price does not bend: start in ticks, how many, ticks of the first, and by how much each is longer."""
+
+_TAPED, _BENT = -1, -2
+"""In the place of `first_ticks` until the end of the run: a record that stands for several, which are kept elsewhere."""
 
 
 class Layout:
@@ -159,6 +167,9 @@ class Recorder:
         """Of every iteration of a taped span: its end (ticks from the span's start), KV tokens, the same within the window,
         tokens emitted and KV blocks added."""
         self._n_taped = 0
+        self._pieces = array("q")
+        """Of every piece of a bent span: iterations, ticks of the first, growth of these, KV blocks used in the first."""
+        self._bent_before: list[int] = []
         self._taped_before: list[tuple[int, int]] = []
 
     def add_iteration(
@@ -200,7 +211,7 @@ class Recorder:
         at = self._next_span()
         _pack_span(
             self._span_buffer, at,
-            start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), -1, 0, lane, 0, 0, 0, 0,
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), _TAPED, 0, lane, 0, 0, 0, 0,
             0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, 0, round_, 0,
         )  # fmt: skip
         self._taped_before.append((blocks_before, n_queued))
@@ -218,18 +229,81 @@ class Recorder:
         table[3, at:end] = emitted
         table[4, at:end] = blocks
 
+    def add_bent(
+        self, start_ticks: int, n: int, pieces: list[Piece], blocks_by_round: list[int], lane: int, seqs: int, kv: int,
+        kv_window: int, window_growth: int, running: int, waiting: int, blocks_before: int, round_: int, n_queued: int,
+    ) -> None:  # fmt: skip
+        """The first *n* iterations of *pieces*, decodes alone: one record now, one a piece in `all_spans`.
+
+        *blocks_by_round*: KV blocks that 0, 1, 2, ... rounds add, up to as many as repeat; *blocks_before* and *n_queued*: as
+        in `add_taped`.
+        """
+        add, turn = self._pieces.extend, len(blocks_by_round) - 1
+        n_pieces = before = 0
+        for _, length, first, growth in pieces:
+            through = before + 1
+            add((length, first, growth, blocks_before + through // turn * seqs + blocks_by_round[through % turn]))
+            n_pieces += 1
+            before += length
+            if before >= n:
+                break
+        self._pieces[-4] -= before - n
+        at = self._next_span()
+        _pack_span(
+            self._span_buffer, at,
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, n_pieces, _BENT, 0, lane, 0, 0, 0, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, 0, round_, 0,
+        )  # fmt: skip
+        self._bent_before.append(n_queued)
+
     def all_spans(self) -> NDArray[Any]:
-        """Structured by SPAN, taped spans taken apart into iterations."""
+        """Structured by SPAN, taped spans taken apart into iterations and bent ones into their pieces."""
         spans = self.spans.array()
-        if not self._n_taped:
-            return spans
-        which = np.flatnonzero(spans["first_ticks"] == -1)
+        if self._pieces:
+            spans = self._with_pieces(spans)
+        if self._n_taped:
+            spans = self._with_iterations(spans)
+        return spans
+
+    def _with_pieces(self, spans: NDArray[Any]) -> NDArray[Any]:
+        which = np.flatnonzero(spans["first_ticks"] == _BENT)
+        lengths = np.ones(len(spans), np.int64)
+        lengths[which] = spans["n"][which]
+        table = np.repeat(spans, lengths)
+        bent = np.flatnonzero(np.repeat(spans["first_ticks"] == _BENT, lengths))
+        n, first, growth, blocks = np.frombuffer(self._pieces, np.int64).reshape(-1, 4).T
+        of, step = expand(lengths[which])
+        heads = np.flatnonzero(step == 0)
+        rounds = np.cumsum(n) - n
+        rounds -= rounds[heads][of]
+        # Ticks from the span's start; sums over all spans wrap round, their differences do not.
+        ticks = n * first + growth * (n * (n - 1) // 2)
+        starts = np.cumsum(ticks) - ticks
+        starts = starts - starts[heads][of] + table["start_frac"][bent]
+        start_ns = table["start_ns"][bent] + (starts >> TICK_BITS)
+        queued = np.searchsorted(np.array(self.queued_ns, np.int64), start_ns, side="right")
+        queued -= np.array(self._bent_before, np.int64)[of]
+        table["start_ns"][bent] = start_ns
+        table["start_frac"][bent] = starts & FRACTION
+        table["n"][bent] = n
+        table["first_ticks"][bent] = first
+        table["growth_ticks"][bent] = growth
+        table["decode_kv_tokens"][bent] += rounds * table["decode_seqs"][bent]
+        table["decode_kv_window"][bent] += rounds * table["window_growth"][bent]
+        # Who comes in the instant in which the span starts was seen by its first piece.
+        table["waiting"][bent] += np.where(step > 0, np.maximum(queued, 0), 0)
+        table["kv_blocks_used"][bent] = blocks
+        table["round"][bent] += rounds
+        return table
+
+    def _with_iterations(self, spans: NDArray[Any]) -> NDArray[Any]:
+        which = np.flatnonzero(spans["first_ticks"] == _TAPED)
         ends, kv, window, emitted, blocks = self._taped[:, : self._n_taped]
         before = np.array(self._taped_before, np.int64)
         lengths = np.ones(len(spans), np.int64)
         lengths[which] = spans["n"][which]
         table = np.repeat(spans, lengths)
-        taped = np.repeat(spans["first_ticks"] == -1, lengths)
+        taped = np.repeat(spans["first_ticks"] == _TAPED, lengths)
         n = lengths[which]
         of = np.repeat(np.arange(len(which)), n)
         first = np.cumsum(n) - n

@@ -179,19 +179,22 @@ class Machine:
     def _on_turn_alone(self, _event: Any) -> None:
         tenant, lane = self.tenants[0], self._lane
         begin, commit, runs_free_to = tenant.begin, tenant.commit, self._clock.runs_free_to
+        fast_forward, ticks = self._fast_forward, self._ticks
         if lane.span is None:
-            self._ticks = max(self._ticks, self._clock.now_ns << TICK_BITS)
+            ticks = max(ticks, self._clock.now_ns << TICK_BITS)
         while True:
             if lane.span is not None:
                 self.events += 1
-                commit(lane, lane.span.n, self._ticks)
-            end = begin(lane, self._ticks)
+                commit(lane, lane.span.n, ticks)
+            end = begin(lane, ticks)
             if end == NOTHING:
+                self._ticks = ticks
                 self._rest()
                 return
-            self._ticks = end
             # Where nothing else is due before it ends, go on without the detour through the queue.
-            if not self._fast_forward or not runs_free_to(end >> TICK_BITS):
+            ticks = end
+            if not fast_forward or not runs_free_to(end >> TICK_BITS):
+                self._ticks = end
                 self._alarm.set(end >> TICK_BITS)
                 return
 

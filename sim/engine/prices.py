@@ -8,13 +8,13 @@ from typing import Protocol
 from hwmodels.cost import CostModel
 from hwmodels.totals import Totals
 from sim.engine.clock import TICK_BITS
-from sim.engine.pricing import Line, Pricing
+from sim.engine.pricing import LineAt, Pricing
 
 
 class Prices(Protocol):
     """Ticks of a tenant's iterations."""
 
-    def decode_line(self, n: int, query_tokens: int, draft_steps: int, kv: int, kv_window: int, /) -> Line: ...
+    def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt: ...
 
     def iteration(self, totals: Totals, draft_steps: int, /) -> int: ...
 
@@ -64,7 +64,7 @@ class TablePrices:
     def __init__(self, table: StageTable) -> None:
         self._table = table
 
-    def decode_line(self, n: int, query_tokens: int, draft_steps: int, kv: int, kv_window: int, /) -> Line:
+    def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt:
         raise ValueError("a table of one-shot latencies has no decode steps; give requests that generate a cost model")
 
     def iteration(self, totals: Totals, draft_steps: int, /) -> int:
@@ -72,7 +72,7 @@ class TablePrices:
 
     def stages(self, totals: Totals, draft_steps: int, /) -> tuple[list[int], int]:
         if totals.decode_seqs:
-            self.decode_line(totals.decode_seqs, 1, 0, 0, 0)
+            self.decode_lines(totals.decode_seqs, 1, 0)
         return [ns << TICK_BITS for ns in self._table.of(totals.prefill_chunks)], 0
 
 

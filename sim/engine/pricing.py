@@ -37,6 +37,10 @@ class Line(NamedTuple):
     kv_window_end: int
 
 
+LineAt = Callable[[int, int], Line]
+"""(KV tokens, windowed KV tokens) -> the line there, valid below its ends. Without a window the latter are ignored."""
+
+
 class _Side(NamedTuple):
     """2**bits tokens from *low*."""
 
@@ -69,25 +73,37 @@ class Lines:
 
     def __init__(self, ticks: _Ticks, windowed: bool) -> None:
         self._ticks = ticks
-        self._cells: dict[tuple[int, int, int, int], _Cell] = {}
+        self._windowed = windowed
+        self._of: dict[_Key, LineAt] = {}
         self._boxes: dict[tuple[_Key, _Side, _Side], _Box | None] = {}
-        self.line = self._windowed_line if windowed else self._plain_line
-        """(sequences, query tokens of each, draft steps, KV tokens, windowed KV tokens) -> the line there, valid below its
-        ends. Without a window the last is ignored."""
 
-    def _plain_line(self, n: int, query_tokens: int, draft_steps: int, kv: int, _: int) -> Line:
-        octave = kv >> _FIRST_BITS and kv.bit_length()
-        cell = self._cells.get((n, query_tokens, draft_steps, octave))
-        if cell is None:
-            cell = _cut(self._along_kv((n, query_tokens, draft_steps), 0), _octave(kv), LINE_ERROR)
-            self._cells[n, query_tokens, draft_steps, octave] = cell
-        slot = cell.slots[(kv - cell.low) >> cell.shift]
-        if type(slot) is Line:
-            return slot
-        return _look_up(cell, kv, self._along_kv((n, query_tokens, draft_steps), 0), LINE_ERROR)
-
-    def _windowed_line(self, n: int, query_tokens: int, draft_steps: int, kv: int, kv_window: int) -> Line:
+    def of(self, n: int, query_tokens: int, draft_steps: int) -> LineAt:
+        """The lines of all iterations with *n* sequences, so many query tokens of each, and so many draft steps."""
         key = (n, query_tokens, draft_steps)
+        lines = self._of.get(key)
+        if lines is None:
+            lines = self._of[key] = self._windowed_lines(key) if self._windowed else self._plain_lines(key)
+        return lines
+
+    def _plain_lines(self, key: _Key) -> LineAt:
+        octaves: list[_Cell | None] = [None] * 64
+        along_kv = self._along_kv(key, 0)
+
+        def line_at(kv: int, _: int, /) -> Line:
+            octave = kv >> _FIRST_BITS and kv.bit_length()
+            cell = octaves[octave]
+            if cell is None:
+                cell = octaves[octave] = _cut(along_kv, _octave(kv), LINE_ERROR)
+            low, shift, slots = cell
+            slot = slots[(kv - low) >> shift]
+            return slot if type(slot) is Line else _look_up(cell, kv, along_kv, LINE_ERROR)
+
+        return line_at
+
+    def _windowed_lines(self, key: _Key) -> LineAt:
+        return lambda kv, kv_window, /: self._windowed_line(key, kv, kv_window)
+
+    def _windowed_line(self, key: _Key, kv: int, kv_window: int) -> Line:
         side, side_window = _octave(kv), _octave(kv_window)
         while True:
             address = (key, side, side_window)
@@ -224,15 +240,16 @@ class Pricing:
     def __init__(self, cost: CostModel, draft: CostModel | None, round_s: float) -> None:
         """*round_s*: fixed cost of every iteration whose decodes submit more than one token each."""
         self._cost = cost
-        self._iteration_s = cost.iteration_s
+        self._iteration_s: Callable[[Totals], float] = getattr(cost, "scalar_s", cost.iteration_s)
+        """Seconds of an iteration whose totals are ints: by a shorter way, where the cost model has one."""
         self._draft = draft
         self._round_ticks = to_ticks(round_s)
         self._speculative = draft is not None or round_s > 0
         self._window = cost.window_tokens is not None
         self._draft_window = draft is not None and draft.window_tokens is not None
-        self.decode_line = Lines(self._decode_ticks, self._window).line
-        """(sequences, query tokens of each, draft steps, KV tokens, windowed KV tokens) -> `Line`."""
-        self._draft_line = Lines(self._draft_pass_ticks, False).line
+        self.decode_lines = Lines(self._decode_ticks, self._window).of
+        """(sequences, query tokens of each, draft steps) -> `LineAt`."""
+        self._draft_lines = Lines(self._draft_pass_ticks, False).of
 
     def _decode_ticks(self, key: _Key, kv: Any, kv_window: Any) -> Any:
         """Ticks of decode-only iterations. int64[k], int64[k] -> float64[k]."""
@@ -277,7 +294,7 @@ class Pricing:
                     step = self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, kv_window))
                     ticks += to_ticks(draft_steps * step)
                 else:
-                    line = self._draft_line(n, 1, 1, kv, 0)
+                    line = self._draft_lines(n, 1, 1)(kv, 0)
                     ticks += draft_steps * (line.base + line.slope * kv)
         if rows - prompt > n:
             ticks += self._round_ticks

@@ -10,6 +10,9 @@ from array import array
 from policies.view import WaitingSeq
 from sim.engine.columns import BUBBLES
 
+_new = tuple.__new__
+"""Builds a NamedTuple without the detour through its constructor."""
+
 
 class RequestState:
     """One entry a request in each column."""
@@ -52,13 +55,16 @@ class RequestState:
         A request without a prompt starts from one begin-of-sequence token.
         """
         emitted = self.output[id_] - self.left[id_]
-        return WaitingSeq(
-            id_,
-            (self.prompt[id_] or 1) + emitted - cached_tokens,
-            self.arrival[id_],
-            0 if self.model is None else self.model[id_],
-            -1 if self.deadline is None else self.deadline[id_],
-            preempted,
-            cached_tokens,
-            0 if self.priority is None else self.priority[id_],
+        return _new(
+            WaitingSeq,
+            (
+                id_,
+                (self.prompt[id_] or 1) + emitted - cached_tokens,
+                self.arrival[id_],
+                0 if self.model is None else self.model[id_],
+                -1 if self.deadline is None else self.deadline[id_],
+                preempted,
+                cached_tokens,
+                0 if self.priority is None else self.priority[id_],
+            ),
         )

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableSequence
 from heapq import heappop, heappush
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.clock import LONGEST_TICKS, TICK_BITS, iterations_to_reach
-from sim.engine.columns import RoundCounts
-from sim.engine.pricing import Pricing
-from sim.engine.span import BentSpan, LinearSpan, Span, TapedSpan
+from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
+from sim.engine.columns import Piece, RoundCounts
+from sim.engine.pricing import LineAt
+from sim.engine.span import BentSpan, DecodeSpan, Span, TapedSpan
 
 IntArray = NDArray[np.int64]
 _LONGEST_SPAN = 1 << 20
@@ -53,6 +54,12 @@ class Decoding(Protocol):
     def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int, /) -> IntArray: ...
 
 
+class DecodePrices(Protocol):
+    """Ticks of decode iterations; see `sim.engine.pricing.Pricing`."""
+
+    def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt: ...
+
+
 class RunningSet(Protocol):
     """What a tenant knows of its decoding sequences; whether they speculate is known to the set alone."""
 
@@ -85,7 +92,7 @@ class RunningSet(Protocol):
     def next_round(self) -> tuple[int, int]: ...
 
     def span(
-        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Pricing, /
+        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: DecodePrices, /
     ) -> Span: ...
 
     def blocks_for(self, rounds: int, /) -> int: ...
@@ -174,8 +181,8 @@ class UniformSet:
         return self.n, self.window_sum
 
     def span(
-        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Pricing, /
-    ) -> LinearSpan | BentSpan:
+        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: DecodePrices, /
+    ) -> DecodeSpan | BentSpan:
         """The next rounds as one event: *hold* at most, within *free_blocks*, none that starts at *until_ns* or later.
 
         The first takes *growth* blocks. It ends with the first finish, and where a window fills up.
@@ -189,32 +196,38 @@ class UniformSet:
                 rounds = min(rounds, self.until_bend())
             if rounds > 1:
                 rounds = self.rounds_within(free_blocks, rounds)
-        until_ticks = until_ns << TICK_BITS
-        pieces: list[LinearSpan] = []
-        done, at = 0, start_ticks
+        until_ticks = min(until_ns << TICK_BITS, start_ticks + LONGEST_TICKS)
+        line_at = pricing.decode_lines(n, 1, 0)
+        pieces: list[Piece] = []
+        left, at, here_kv, here_window = rounds, start_ticks, kv, window
         while True:
-            base, slope, slope_window, kv_end, window_end = pricing.decode_line(n, 1, 0, kv, window)
-            first = base + slope * kv + slope_window * window
-            growth_ticks = slope * n + slope_window * window_growth
-            here = min(rounds - done, (kv_end - 1 - kv) // n + 1)
+            base, slope, slope_window, kv_end, window_end = line_at(here_kv, here_window)
+            first = base + slope * here_kv
+            growth_ticks = slope * n
+            here = (kv_end - 1 - here_kv) // n + 1
+            if slope_window:
+                first += slope_window * here_window
+                growth_ticks += slope_window * window_growth
             if window_growth:
-                here = min(here, (window_end - 1 - window) // window_growth + 1)
-            span = LinearSpan(at, here, first, growth_ticks, growth)
-            span.seqs, span.kv, span.window, span.window_growth = n, kv, window, window_growth
-            pieces.append(span)
-            done += here
-            if done == rounds and at + here * (first + here * growth_ticks) < until_ticks:
-                break
-            at = span.end(here)
-            limit = min(until_ticks, start_ticks + LONGEST_TICKS)
-            if at >= limit:
-                span.n = min(here, iterations_to_reach(limit - span.start_ticks, first, growth_ticks))
-                break
-            if done == rounds:
-                break
-            kv += here * n
-            window += here * window_growth
-        return pieces[0] if len(pieces) == 1 else BentSpan(pieces, self)
+                here = min(here, (window_end - 1 - here_window) // window_growth + 1)
+            if here > left:
+                here = left
+            end = at + here * first + growth_ticks * (here * (here - 1) // 2)
+            if end >= until_ticks:
+                here = min(here, iterations_to_reach(until_ticks - at, first, growth_ticks))
+                left = here
+            if here == left:
+                if pieces:
+                    pieces.append((at, here, first, growth_ticks))
+                    return BentSpan(
+                        pieces, at + elapsed(here, first, growth_ticks), growth, n, kv, window, window_growth, self
+                    )
+                return DecodeSpan(start_ticks, here, first, growth_ticks, growth, n, kv, window, window_growth)
+            pieces.append((at, here, first, growth_ticks))
+            left -= here
+            at = end
+            here_kv += here * n
+            here_window += here * window_growth
 
     def growth_of(self, id_: int) -> int:
         since, cached, _, _ = self._seqs[id_]
@@ -261,6 +274,11 @@ class UniformSet:
             else:
                 blocks += sum(residues[first:]) + sum(residues[: last + 1])
         return blocks
+
+    def blocks_by_round(self) -> list[int]:
+        """New KV blocks that the next 0, 1, 2, ... rounds need together, up to as many rounds as a block has tokens."""
+        residues, here = self._residues, -self.round % self._block_tokens
+        return list(accumulate(residues[here::-1] + residues[:here:-1], initial=0))
 
     def rounds_within(self, free_blocks: int, rounds: int) -> int:
         """The most of the next *rounds* rounds that *free_blocks* new KV blocks allow."""
@@ -523,7 +541,7 @@ class TapedSet:
         return int(self._tokens[here]), int(self._windowed[here])
 
     def span(
-        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Pricing, /
+        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: DecodePrices, /
     ) -> TapedSpan:
         """As `UniformSet.span`."""
         n, query = self.n, self.query_tokens
@@ -537,10 +555,11 @@ class TapedSet:
         kv += first_kv
         windows = None if self._window is None else self.window_in(rounds)
         durations = np.empty(rounds, np.int64)
+        line_at = pricing.decode_lines(n, query, self.draft_steps)
         done = 0
         while done < rounds:
             window = 0 if windows is None else int(windows[done])
-            line = pricing.decode_line(n, query, self.draft_steps, int(kv[done]), window)
+            line = line_at(int(kv[done]), window)
             to = int(kv.searchsorted(line.kv_end))
             if windows is not None:
                 beyond = windows[done:to] >= line.kv_window_end

@@ -5,11 +5,10 @@ A running set makes them; the tenant opens one when it starts and closes it with
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from typing import Protocol
 
-from sim.engine.clock import TICK_BITS, elapsed, iterations_to_reach
-from sim.engine.columns import IntArray, Recorder
+from sim.engine.clock import elapsed, iterations_to_reach
+from sim.engine.columns import IntArray, Piece, Recorder
 
 
 class Span(Protocol):
@@ -44,7 +43,7 @@ class Span(Protocol):
 class Blocks(Protocol):
     """What a bent span asks of the running set that made it."""
 
-    def blocks_for(self, rounds: int, /) -> int: ...
+    def blocks_by_round(self) -> list[int]: ...
 
 
 class Tapes(Protocol):
@@ -57,39 +56,69 @@ class Tapes(Protocol):
     def blocks_in(self, rounds: int, /) -> IntArray: ...
 
 
-class LinearSpan:
-    """Iterations that last first, first + growth, first + 2 * growth, ... ticks.
+class Step:
+    """One iteration of its own, which was recorded as it started."""
 
-    Of decodes alone it also has how many sequences there are (*seqs*), the KV tokens that the first iteration reads (*kv*),
-    those within the window and what they grow by; the running set sets these four.
+    __slots__ = ("_end", "growth_first", "start_ticks")
+
+    n = 1
+
+    def __init__(self, start_ticks: int, end_ticks: int, growth_first: int) -> None:
+        self.start_ticks = start_ticks
+        self._end = end_ticks
+        self.growth_first = growth_first
+
+    def end(self, j: int, /) -> int:
+        return self._end
+
+    def index_at(self, ticks: int, /) -> int:
+        return 1
+
+    def open(self, recorder: Recorder, lane: int, running: int, waiting: int, blocks_used: int, round_: int, /) -> None:
+        pass
+
+    def cut(self, j: int, recorder: Recorder, /) -> None:
+        pass
+
+    def close(self, recorder: Recorder, done: int, /) -> None:
+        if not done:
+            recorder.spans.drop_last(1)
+
+
+class DecodeSpan:
+    """Decodes of the same *seqs* sequences that last first, first + growth, first + 2 * growth, ... ticks.
+
+    *kv*: KV tokens that the first iteration reads; *window*: those of them within the window, and what these grow by.
     """
 
     __slots__ = (
-        "first_ticks", "growth_first", "growth_ticks", "kv", "n", "seqs", "start_ticks", "window", "window_growth",
+        "_first_ticks", "_growth_ticks", "_kv", "_seqs", "_window", "_window_growth", "growth_first", "n", "start_ticks",
     )  # fmt: skip
 
-    def __init__(self, start_ticks: int, n: int, first_ticks: int, growth_ticks: int, growth_first: int) -> None:
+    def __init__(
+        self, start_ticks: int, n: int, first_ticks: int, growth_ticks: int, growth_first: int,
+        seqs: int, kv: int, window: int, window_growth: int,
+    ) -> None:  # fmt: skip
         self.start_ticks = start_ticks
         self.n = n
-        self.first_ticks = first_ticks
-        self.growth_ticks = growth_ticks
         self.growth_first = growth_first
-
-    seqs: int
-    kv: int
-    window: int
-    window_growth: int
+        self._first_ticks = first_ticks
+        self._growth_ticks = growth_ticks
+        self._seqs = seqs
+        self._kv = kv
+        self._window = window
+        self._window_growth = window_growth
 
     def end(self, j: int, /) -> int:
-        return self.start_ticks + elapsed(j, self.first_ticks, self.growth_ticks)
+        return self.start_ticks + j * self._first_ticks + self._growth_ticks * (j * (j - 1) // 2)
 
     def index_at(self, ticks: int, /) -> int:
-        return min(iterations_to_reach(ticks - self.start_ticks, self.first_ticks, self.growth_ticks), self.n)
+        return min(iterations_to_reach(ticks - self.start_ticks, self._first_ticks, self._growth_ticks), self.n)
 
     def open(self, recorder: Recorder, lane: int, running: int, waiting: int, blocks_used: int, round_: int, /) -> None:
         recorder.add_decodes(
-            self.start_ticks, self.n, self.first_ticks, self.growth_ticks, lane, self.seqs, self.kv, self.window,
-            self.window_growth, running, waiting, blocks_used, round_,
+            self.start_ticks, self.n, self._first_ticks, self._growth_ticks, lane, self._seqs, self._kv, self._window,
+            self._window_growth, running, waiting, blocks_used, round_,
         )  # fmt: skip
 
     def cut(self, j: int, recorder: Recorder, /) -> None:
@@ -106,56 +135,63 @@ class LinearSpan:
 
 
 class BentSpan:
-    """Linear spans one after the other: iterations of the same sequences whose price bends on the way."""
+    """Pieces one after the other: iterations of the same sequences whose price bends on the way."""
 
-    __slots__ = ("_pieces", "_record", "_set", "_starts", "growth_first", "n", "start_ticks")
+    __slots__ = (
+        "_end", "_kv", "_pieces", "_record", "_seqs", "_set", "_window", "_window_growth", "growth_first", "n",
+        "start_ticks",
+    )  # fmt: skip
 
-    def __init__(self, pieces: list[LinearSpan], running_set: Blocks) -> None:
+    def __init__(
+        self, pieces: list[Piece], end_ticks: int, growth_first: int,
+        seqs: int, kv: int, window: int, window_growth: int, running_set: Blocks,
+    ) -> None:  # fmt: skip
+        """*seqs*, *kv*, *window*, *window_growth*: as of a `DecodeSpan`."""
+        self.start_ticks = pieces[0][0]
+        self.n = sum([piece[1] for piece in pieces])
+        self.growth_first = growth_first
         self._pieces = pieces
+        self._end = end_ticks
+        self._seqs = seqs
+        self._kv = kv
+        self._window = window
+        self._window_growth = window_growth
         self._set = running_set
-        self._starts = [piece.start_ticks for piece in pieces]
-        self.start_ticks = self._starts[0]
-        self.growth_first = pieces[0].growth_first
-        self.n = sum(piece.n for piece in pieces)
         self._record = (0, 0, 0, 0, 0, 0)
 
     def end(self, j: int, /) -> int:
-        for piece in self._pieces:
-            if j <= piece.n:
-                return piece.end(j)
-            j -= piece.n
+        if j == self.n:
+            return self._end
+        for start, n, first, growth in self._pieces:
+            if j <= n:
+                return start + elapsed(j, first, growth)
+            j -= n
         raise IndexError("the span has fewer iterations")
 
     def index_at(self, ticks: int, /) -> int:
-        # Of two pieces that meet at a tick the earlier: what ends there still is in flight.
-        which = max(bisect_left(self._starts, ticks) - 1, 0)
-        before = sum(piece.n for piece in self._pieces[:which])
-        return min(before + self._pieces[which].index_at(ticks), self.n)
+        before = 0
+        for start, n, first, growth in self._pieces:
+            # Of two pieces that meet at a tick the earlier: what ends there still is in flight.
+            if ticks <= start + elapsed(n, first, growth):
+                return min(before + iterations_to_reach(ticks - start, first, growth), self.n)
+            before += n
+        return self.n
 
     def open(self, recorder: Recorder, lane: int, running: int, waiting: int, blocks_used: int, round_: int, /) -> None:
-        self._record = (lane, running, waiting, blocks_used, round_, len(recorder.queued_ns))
+        self._record = (lane, running, waiting, blocks_used - self.growth_first, round_, len(recorder.queued_ns))
 
     def cut(self, j: int, recorder: Recorder, /) -> None:
+        self._end = self.end(j)
         self.n = j
 
     def close(self, recorder: Recorder, done: int, /) -> None:
-        lane, running, waiting, blocks_used, round_, n_queued = self._record
-        queued = recorder.queued_ns[n_queued:]
-        before = 0
-        for piece in self._pieces:
-            if before >= done:
-                return
-            if before:
-                # Blocks and requests that have come since the first iteration.
-                blocks = blocks_used + self._set.blocks_for(before + 1) - self.growth_first
-                came = bisect_right(queued, piece.start_ticks >> TICK_BITS)
-            else:
-                blocks, came = blocks_used, 0
-            recorder.add_decodes(
-                piece.start_ticks, min(piece.n, done - before), piece.first_ticks, piece.growth_ticks, lane, piece.seqs,
-                piece.kv, piece.window, piece.window_growth, running, waiting + came, blocks, round_ + before,
-            )  # fmt: skip
-            before += piece.n
+        if not done:
+            return
+        lane, running, waiting, blocks_before, round_, n_queued = self._record
+        recorder.add_bent(
+            self.start_ticks, done, self._pieces, self._set.blocks_by_round(), lane, self._seqs, self._kv, self._window,
+            self._window_growth, running, waiting, blocks_before, round_, n_queued,
+        )  # fmt: skip
 
 
 class TapedSpan:

@@ -24,7 +24,7 @@ from sim.engine.padding import padded, pairs_within
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
 from sim.engine.running import Departure, TapedSet, UniformSet
-from sim.engine.span import LinearSpan
+from sim.engine.span import Step
 from sim.engine.stages import Stages
 
 NOTHING = -1
@@ -56,11 +56,13 @@ class Tenant:
         self.number = number
         self.spec = spec
         self.recorder = Recorder()
+        self._record = self.recorder.add_iteration
         self.queue: deque[WaitingSeq] = deque()
         self.n_admitted = 0
         self.n_in_flight = 0
         self.kv = KvPool(spec.kv_blocks, spec.block_tokens)
         self.prices: Prices = prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
+        self._price = self.prices.iteration
         self.wake_ns = ALWAYS_NS
         """Where the latest plan was empty: when its answer ends."""
         self._n_changes = self._n_arrivals = 0
@@ -80,6 +82,7 @@ class Tenant:
         self._n_sent = 0
         # KV slots that a request needs beyond its own tokens: those of drafted tokens.
         self._lookahead = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
+        self._speculates = spec.decoding is not None
         self._max_lanes = spec.micro_batches or len(stages)
         self.lanes: list[Lane] = []
         self.ready: deque[Lane] = deque()
@@ -114,9 +117,10 @@ class Tenant:
         if limit is not None and prompt + output > limit:
             return f"prompt and output exceed the model's context of {limit} tokens"
         # The last token is never cached: nothing comes after it.
-        needed = self.kv.blocks((prompt or 1) + (output - 1 + self._lookahead if output else 0))
-        if needed > self.kv.total:
-            return f"needs {needed} KV blocks for prompt and output but the replica has {self.kv.total}"
+        kv = self.kv
+        needed = -(-((prompt or 1) + (output - 1 + self._lookahead if output else 0)) // kv.block_tokens)
+        if needed > kv.total:
+            return f"needs {needed} KV blocks for prompt and output but the replica has {kv.total}"
         return None
 
     def enqueue(self, id_: int, kv_tokens: int) -> None:
@@ -170,7 +174,8 @@ class Tenant:
                 lane.hold -= 1
                 return self._start_iteration(lane, (), decoding.n, decoding.growth_blocks, ticks)
             lane.hold = 0
-        decoding.follow_batch()
+        if self._speculates:
+            decoding.follow_batch()
         n = decoding.n
         growth = decoding.growth_blocks if n else 0
         n_decoding, growth_of_all = n, growth
@@ -190,11 +195,11 @@ class Tenant:
         view.now_ns = ticks >> TICK_BITS
         view.after_prefill = bool(lane.run)
         plan = self._plan(view)
-        decode, run = plan.decode, plan.run
-        if plan.reject:
-            self._reject(plan.reject)
-        if plan.preempt or decode is not True or lane.paused or self._n_computed:
-            for id_ in plan.preempt:
+        decode, run, preempt, hold, _, reject, _ = plan
+        if reject:
+            self._reject(reject)
+        if preempt or decode is not True or lane.paused or self._n_computed:
+            for id_ in preempt:
                 self._preempt(lane, id_)
             if self._n_computed:
                 run = self._join_the_decodes(lane, run, ticks)
@@ -203,15 +208,15 @@ class Tenant:
             n = decoding.n if decode else 0
             growth = decoding.growth_blocks if n else 0
         if run or (n and (self._pads_to or not self._alone)):
-            if plan.hold > 1 and not run and self._fast_forward and not self._pads_to:
-                lane.hold = plan.hold - 1
+            if hold > 1 and not run and self._fast_forward and not self._pads_to:
+                lane.hold = hold - 1
                 lane.held_changes = self._n_changes
                 lane.held_arrivals = -1 if plan.through_arrivals else self._n_arrivals
                 lane.held_until_ns = plan.until_ns
             return self._start_iteration(lane, run, n, growth, ticks)
         if n:
             return self._start_rounds(lane, plan, growth, ticks)
-        if plan.preempt or plan.reject or len(run) < len(plan.run):
+        if preempt or reject or len(run) < len(plan.run):
             return self.begin(lane, ticks)
         self.wake_ns = plan.until_ns
         return NOTHING
@@ -273,9 +278,8 @@ class Tenant:
             before = lane.bubbles_at_join.pop(departure.id)
             for kind, column in enumerate(self._state.bubbles):
                 column[departure.id] += lane.bubbles[kind] - before[kind]
-        self.recorder.joins.add(
-            lane.index, departure.since, lane.decoding.round, departure.cached_before, departure.token_ns
-        )
+        _, _, _, _, since, cached_before, token_ns = departure
+        self.recorder.joins.add(lane.index, since, lane.decoding.round, cached_before, token_ns)
 
     def _preempt(self, lane: Lane, id_: int) -> None:
         """Give back a sequence's blocks; it returns to the head of the queue to be computed again."""
@@ -305,12 +309,13 @@ class Tenant:
         if queue and queue[0].id == id_:
             seq = queue.popleft()
         else:
-            seq = next((seq for seq in queue if seq.id == id_), None)
-            if seq is None:
+            found = next((seq for seq in queue if seq.id == id_), None)
+            if found is None:
                 raise PolicyError(
                     f"{self.spec.scheduler!r} planned prompt tokens for request {id_}, which neither waits nor prefills here"
                 )
-            queue.remove(seq)
+            queue.remove(found)
+            seq = found
         lane.admitted[id_] = None
         self.n_admitted += 1
         self._n_changes += 1
@@ -396,31 +401,31 @@ class Tenant:
                 pairs_window, decode_window,
             ),
         )  # fmt: skip
-        priced = totals
-        if self._pads_to:
-            context = max((seq.cached_tokens for seq in lane.view.running), default=0) if n else 0
-            priced = padded(totals, run, query, context, self._pads_to, window)
         lane.run = run
         lane.completing = completing
         lane.decodes = n > 0
         lane.through_arrivals = True
         self.n_in_flight += 1
-        bubble_ns = 0
+        priced, bubble_ns = totals, 0
+        if self._pads_to:
+            context = max((seq.cached_tokens for seq in lane.view.running), default=0) if n else 0
+            priced = padded(totals, run, query, context, self._pads_to, window)
         if self._alone:
-            duration = self.prices.iteration(priced, draft_steps)
+            duration = self._price(priced, draft_steps)
         else:
             duration, bubble_ns = self._through_stages(lane, priced, draft_steps, ticks)
-        lane.span = LinearSpan(ticks, 1, duration, 0, growth)
-        self.recorder.add_iteration(
+        end = ticks + duration
+        lane.span = Step(ticks, end, growth)
+        self._record(
             ticks, duration, lane.index, totals, draft_steps, query, n_completing, emitted, self.n_admitted,
             len(self.queue), kv.total - kv.free, decoding.round, bubble_ns,
         )  # fmt: skip
-        return ticks + duration
+        return end
 
     def _start_rounds(self, lane: Lane, plan: Plan, growth: int, ticks: int) -> int:
         """Decode iterations only, as many as nothing can change in; the first takes *growth* blocks."""
-        decoding = lane.decoding
-        free = self.kv.free
+        decoding, kv = lane.decoding, self.kv
+        free = kv.free
         if growth:
             self._take(growth, ticks)
         lane.run = ()
@@ -430,9 +435,8 @@ class Tenant:
         hold = plan.hold if self._fast_forward else 1
         span = lane.span = decoding.span(ticks, hold, plan.until_ns, free, growth, self.prices)
         self.n_in_flight += 1
-        span.open(
-            self.recorder, lane.index, self.n_admitted, len(self.queue), self.kv.total - self.kv.free, decoding.round
-        )
+        used = kv.total - kv.free
+        span.open(self.recorder, lane.index, self.n_admitted, len(self.queue), used, decoding.round)
         return span.end(span.n)
 
     def _through_stages(self, lane: Lane, totals: Totals, draft_steps: int, ticks: int) -> tuple[int, int]:
@@ -470,11 +474,12 @@ class Tenant:
             lane.last_round_ns = end_ns
             for departure in decoding.advance(done):
                 self._log_departure(lane, departure)
-                state.left[departure.id] -= departure.emitted
-                kv.give(departure.blocks)
-                self._end_request(lane, departure.id, end_ns)
+                id_, _, blocks, emitted, _, _, _ = departure
+                state.left[id_] -= emitted
+                kv.give(blocks)
+                self._end_request(lane, id_, end_ns)
         for id_ in lane.completing:
-            partial = lane.partial.pop(id_)
+            _, cached, _, _, _, _, _ = lane.partial.pop(id_)
             left = state.left[id_]
             if left:
                 if state.first_token[id_] < 0:
@@ -483,17 +488,18 @@ class Tenant:
                     self.recorder.resumed_gaps_ns.append(end_ns - state.token_ns[id_])
                 state.left[id_] = left = left - 1
             if left:
-                self._join(lane, id_, partial.cached_tokens, end_ns)
+                self._join(lane, id_, cached, end_ns)
             else:
-                kv.give(self._blocks_of(partial))
+                kv.give(kv.blocks(cached))
                 self._end_request(lane, id_, end_ns)
 
     def _end_request(self, lane: Lane, id_: int, end_ns: int) -> None:
         del lane.admitted[id_]
         self.n_admitted -= 1
         self._n_changes += 1
-        self._state.finish[id_] = end_ns
-        self._state.status[id_] = 0
+        state = self._state
+        state.finish[id_] = end_ns
+        state.status[id_] = 0
         self._outside.finished(id_, end_ns)
 
     def drop_in_flight(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hwmodels.totals import Totals
 from sim.engine import Columns, Experiment, pricing, run
 from sim.engine.clock import TICKS_PER_S, to_ticks
-from sim.engine.pricing import Line, Pricing
+from sim.engine.pricing import Line, LineAt, Pricing
 from sim.scenario import Scenario
 from sim.scenario.build import build
 from tests.engine.costs import Linear
@@ -38,9 +38,12 @@ class Exact:
         self._ticks = ticks
         self._windowed = windowed
 
-    def line(self, n: int, query_tokens: int, draft_steps: int, kv: int, kv_window: int) -> Line:
-        ticks = self._ticks((n, query_tokens, draft_steps), kv, kv_window)
-        return Line(int(ticks), 0, 0, kv + 1, kv_window + 1 if self._windowed else 1 << 62)
+    def of(self, n: int, query_tokens: int, draft_steps: int) -> LineAt:
+        def line_at(kv: int, kv_window: int) -> Line:
+            ticks = self._ticks((n, query_tokens, draft_steps), kv, kv_window)
+            return Line(int(ticks), 0, 0, kv + 1, kv_window + 1 if self._windowed else 1 << 62)
+
+        return line_at
 
 
 def priced_exactly(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Columns:
@@ -77,14 +80,14 @@ def test_a_decode_iteration_is_within_a_thousandth_of_a_percent_of_its_cost_mode
         kv = int(n * 2 ** rng.uniform(0.0, 15.0)) + n
         kv_window = 0 if window is None else min(kv, int(n * window * rng.uniform(0.0, 1.0)))
         exact = to_ticks(cost.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, kv_window)))
-        priced = on(prices.decode_line(n, 1, 0, kv, kv_window), kv, kv_window)
+        priced = on(prices.decode_lines(n, 1, 0)(kv, kv_window), kv, kv_window)
         assert priced == pytest.approx(exact, rel=1e-5), (n, kv, kv_window)
     assert MOST_OF_AN_ITERATION >= 1e-5
 
 
 def test_a_speculative_round_prices_the_target_the_draft_and_the_fixed_cost_of_a_round() -> None:
     target, draft = Linear(fixed_s=3e-3, row_s=1e-5, kv_s=1e-7), Linear(fixed_s=1e-4, row_s=1e-6, kv_s=1e-8)
-    line = Pricing(target, draft, 2e-3).decode_line(6, 5, 4, 7000, 0)
+    line = Pricing(target, draft, 2e-3).decode_lines(6, 5, 4)(7000, 0)
     expected_s = (3e-3 + 30 * 1e-5 + 7000 * 1e-7) + 4 * (1e-4 + 6 * 1e-6 + 7000 * 1e-8) + 2e-3
     assert on(line, 7000, 0) / TICKS_PER_S == pytest.approx(expected_s, rel=1e-9)
 
@@ -105,7 +108,7 @@ def test_a_cost_with_jumps_is_priced_to_the_token(tile: int) -> None:
     prices = Pricing(cost, None, 0.0)
     for kv in range(tile - 3, 3 * tile + 3):
         exact = to_ticks(cost.iteration_s(Totals(1, 0, 0, 0, 0, 1, kv, 1)))
-        assert on(prices.decode_line(1, 1, 0, kv, 0), kv, 0) == pytest.approx(exact, rel=1e-6), kv
+        assert on(prices.decode_lines(1, 1, 0)(kv, 0), kv, 0) == pytest.approx(exact, rel=1e-6), kv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +128,7 @@ def test_a_floor_under_a_windowed_cost_is_kept() -> None:
     for kv in range(300, 1200, 7):
         for kv_window in range(0, 500, 13):
             exact = to_ticks(float(cost.iteration_s(Totals(1, 0, 0, 0, 0, 1, kv, 1, 0, kv_window))))
-            line = prices.decode_line(1, 1, 0, kv, kv_window)
+            line = prices.decode_lines(1, 1, 0)(kv, kv_window)
             assert on(line, kv, kv_window) == pytest.approx(exact, rel=1e-6), (kv, kv_window)
 
 
@@ -133,14 +136,14 @@ def test_which_line_holds_does_not_depend_on_what_was_asked_before() -> None:
     cost = an_experiment().replicas[0].cost
     points = [(16, kv) for kv in range(17_000, 60_000, 997)]
     upwards, downwards = Pricing(cost, None, 0.0), Pricing(cost, None, 0.0)
-    up = {point: upwards.decode_line(point[0], 1, 0, point[1], 0) for point in points}
-    down = {point: downwards.decode_line(point[0], 1, 0, point[1], 0) for point in reversed(points)}
+    up = {point: upwards.decode_lines(point[0], 1, 0)(point[1], 0) for point in points}
+    down = {point: downwards.decode_lines(point[0], 1, 0)(point[1], 0) for point in reversed(points)}
     assert up == down
 
 
 def test_a_straight_cost_is_one_line_an_octave() -> None:
     prices = Pricing(Linear(kv_s=1e-7), None, 0.0)
-    assert prices.decode_line(8, 1, 0, 40_000, 0).kv_end == 65_536
+    assert prices.decode_lines(8, 1, 0)(40_000, 0).kv_end == 65_536
 
 
 @pytest.mark.parametrize(
