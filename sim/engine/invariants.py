@@ -62,7 +62,7 @@ class Watch:
 
     def _check_tenant(self, machine: Machine, tenant: Tenant, seen: set[int]) -> None:
         held = 0
-        for seq in tenant.queue:
+        for seq in tenant.sequences.queue:
             self._once(seq.id, seen)
             if seq.tokens + seq.cached_tokens != self._context(seq.id):
                 self._fail("INV-5", f"request {seq.id} waits with {seq.cached_tokens} + {seq.tokens} tokens")
@@ -76,16 +76,17 @@ class Watch:
             if span is not None and lane.decodes:
                 # Of what is in flight the blocks of the first iteration have been taken, and no others.
                 held += span.growth_first
-        if held != tenant.kv.used:
+        if held != tenant.sequences.kv.used:
             self._fail(
-                "INV-1", f"machine {machine.index}: {held} blocks held, {tenant.kv.used} of {tenant.kv.total} taken"
+                "INV-1",
+                f"machine {machine.index}: {held} blocks held, {tenant.sequences.kv.used} of {tenant.sequences.kv.total} taken",
             )
-        if tenant.n_admitted != sum(len(lane.admitted) for lane in tenant.lanes):
-            self._fail("INV-2", f"machine {machine.index} counts {tenant.n_admitted} admitted")
+        if tenant.sequences.n_admitted != sum(len(lane.admitted) for lane in tenant.lanes):
+            self._fail("INV-2", f"machine {machine.index} counts {tenant.sequences.n_admitted} admitted")
 
     def _check_sequence(self, tenant: Tenant, lane: Lane, id_: int) -> int:
         """The blocks that it holds."""
-        seq = tenant.running_seq(lane, id_)
+        seq = tenant.sequences.running_seq(lane, id_)
         if id_ in lane.partial:
             partial = lane.partial[id_]
             if partial.cached_tokens + partial.remaining_tokens != self._context(id_):
@@ -96,7 +97,7 @@ class Watch:
             return seq.blocks
         if id_ in lane.paused and seq.cached_tokens != self._context(id_) - 1:
             self._fail("INV-5", f"request {id_} pauses with {seq.cached_tokens} tokens cached")
-        if id_ in lane.decoding and seq.blocks < tenant.kv.blocks(seq.cached_tokens):
+        if id_ in lane.decoding and seq.blocks < tenant.sequences.kv.blocks(seq.cached_tokens):
             self._fail("INV-1", f"request {id_} holds {seq.blocks} blocks for {seq.cached_tokens} tokens")
         return seq.blocks
 

@@ -22,8 +22,9 @@ from sim.engine.experiment import MachineSpec
 from sim.engine.lane import Lane
 from sim.engine.prices import StageTable
 from sim.engine.requests import RequestState
+from sim.engine.sequences import Outside
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Outside, Tenant
+from sim.engine.tenant import NOTHING, Tenant
 
 
 class Machine:
@@ -78,18 +79,18 @@ class Machine:
     @property
     def waiting(self) -> int:
         if self._alone:
-            return len(self.tenants[0].queue)
-        return sum(len(tenant.queue) for tenant in self.tenants)
+            return len(self.tenants[0].sequences.queue)
+        return sum(len(tenant.sequences.queue) for tenant in self.tenants)
 
     @property
     def running(self) -> int:
         if self._alone:
-            return self.tenants[0].n_admitted
-        return sum(tenant.n_admitted for tenant in self.tenants)
+            return self.tenants[0].sequences.n_admitted
+        return sum(tenant.sequences.n_admitted for tenant in self.tenants)
 
     @property
     def kv_blocks_used(self) -> int:
-        used = sum(tenant.kv.used for tenant in self.tenants)
+        used = sum(tenant.sequences.kv.used for tenant in self.tenants)
         span = self._lane.span
         if self._alone and span is not None and span.n > 1:
             used += self._lane.decoding.blocks_for(span.index_at(self._clock.now_ns << TICK_BITS)) - span.growth_first
@@ -124,14 +125,14 @@ class Machine:
         """A request comes, with the KV of its first *kv_tokens* tokens; one that can never fit is rejected with its reason."""
         tenant = self.tenants[0] if self._alone else self.tenant_of(self._model(id_))
         self._state.replica[id_] = tenant.number
-        reason = tenant.refusal(id_)
+        reason = tenant.sequences.refusal(id_)
         if reason is not None:
             self._outside.rejected(id_, reason)
             return
         if self._promised:
             now = self._clock.now_ns << TICK_BITS
             self._promised = self.stages.through(now, self._one(self._model(id_)), self._promised)
-        tenant.enqueue(id_, kv_tokens)
+        tenant.sequences.enqueue(id_, kv_tokens)
         self.interrupt(self._clock.now_ns)
 
     def _model(self, id_: int) -> int:
@@ -172,7 +173,7 @@ class Machine:
             tenant.drop_in_flight()
         self._ends.clear()
         self.stages.in_flight = 0
-        return [id_ for tenant in self.tenants for id_ in tenant.hand_back()]
+        return [id_ for tenant in self.tenants for id_ in tenant.sequences.hand_back(tenant.lanes)]
 
     # Turns of a machine that is alone.
 
@@ -222,7 +223,7 @@ class Machine:
             return
         ticks = max(self.stages.free[0], now_ns << TICK_BITS)
         for tenant in self._in_turn():
-            if not tenant.busy:
+            if not tenant.sequences.busy:
                 continue
             refused = False
             for _ in range(max(len(tenant.ready), 1)):
@@ -246,7 +247,9 @@ class Machine:
         tenants = self.tenants
         if self._oldest_first:
             # Requests are numbered in order of arrival.
-            return sorted(tenants, key=lambda tenant: tenant.queue[0].id if tenant.queue else ALWAYS_NS)
+            return sorted(
+                tenants, key=lambda tenant: tenant.sequences.queue[0].id if tenant.sequences.queue else ALWAYS_NS
+            )
         return tenants[self._turn :] + tenants[: self._turn]
 
     def _end(self, now_ns: int) -> None:
@@ -256,7 +259,7 @@ class Machine:
         self.stages.in_flight -= 1
         tenant.commit(lane, 1, lane.span.end(1))  # type: ignore[union-attr]
         tenant.ready.append(lane)
-        if not self.stages.in_flight and not any(tenant.busy for tenant in self.tenants):
+        if not self.stages.in_flight and not any(tenant.sequences.busy for tenant in self.tenants):
             self.stages.idle()
         if self.stages.first_free_ns <= now_ns:
             self._look_ns = now_ns
@@ -269,7 +272,7 @@ class Machine:
         An empty plan is an error when there is work and nothing in flight that could change what the policy sees.
         """
         now_ns = self._clock.now_ns
-        busy = [tenant for tenant in self.tenants if tenant.busy]
+        busy = [tenant for tenant in self.tenants if tenant.sequences.busy]
         wake_ns = min((tenant.wake_ns for tenant in busy), default=ALWAYS_NS)
         if now_ns < wake_ns < ALWAYS_NS:
             if self._alone:
@@ -281,6 +284,6 @@ class Machine:
             decoding = sum(lane.decoding.n + len(lane.paused) for lane in tenant.lanes)
             raise PolicyError(
                 f"{tenant.spec.scheduler!r} planned nothing at t={max(self._ticks, now_ns << TICK_BITS) / TICKS_PER_S:.6f} s with "
-                f"{len(tenant.queue)} waiting, {prefilling} prefilling and {decoding} decoding; "
+                f"{len(tenant.sequences.queue)} waiting, {prefilling} prefilling and {decoding} decoding; "
                 "a plan must make progress when nothing else runs"
             )

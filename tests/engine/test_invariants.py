@@ -11,7 +11,7 @@ from policies.wrappers import EvictNewest
 from sim.engine import Experiment, InvariantError, ReplicaSpec, cluster, run
 from sim.engine.kv import KvPool
 from sim.engine.requests import RequestState
-from sim.engine.tenant import Tenant
+from sim.engine.sequences import Sequences
 from tests.engine.costs import Linear
 from tests.engine.random_runs import an_experiment
 from workloads import ClosedLoop, Trace
@@ -53,13 +53,13 @@ def test_a_pool_that_loses_a_block_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_request_in_two_places_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    enqueue = Tenant.enqueue
+    enqueue = Sequences.enqueue
 
-    def twice(self: Tenant, id_: int, kv_tokens: int) -> None:
+    def twice(self: Sequences, id_: int, kv_tokens: int) -> None:
         enqueue(self, id_, kv_tokens)
         enqueue(self, id_, kv_tokens)
 
-    monkeypatch.setattr(Tenant, "enqueue", twice)
+    monkeypatch.setattr(Sequences, "enqueue", twice)
     with pytest.raises(InvariantError, match="INV-2 at t="):
         a_run()
 

@@ -14,7 +14,7 @@ from policies.routers import RoundRobin
 from policies.schedulers import Orca
 from policies.wrappers import EvictNewest
 from sim.engine import Experiment, ReplicaSpec, run
-from sim.engine.running import TapedSet
+from sim.engine.taped import TapedSet
 from tests.engine.costs import Linear
 from workloads import Trace
 

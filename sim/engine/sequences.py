@@ -1,0 +1,276 @@
+"""Where each request of a tenant is, and every move between: queued, admitted, joined, paused, preempted, ended.
+
+Moves keep the books: KV blocks, what a request has emitted, how many are admitted. Who moves, and when, others decide.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from policies.view import PartialSeq, RunningSeq, WaitingSeq
+from sim.engine.clock import TICK_BITS, TICKS_PER_S
+from sim.engine.columns import Recorder
+from sim.engine.errors import PolicyError
+from sim.engine.experiment import ReplicaSpec
+from sim.engine.kv import KvPool, OutOfBlocks
+from sim.engine.lane import Lane, Paused
+from sim.engine.requests import RequestState
+from sim.engine.running import Departure
+
+
+class Outside(Protocol):
+    """What a machine tells the cluster."""
+
+    def finished(self, id_: int, now_ns: int, /) -> None: ...
+
+    def rejected(self, id_: int, reason: str, /) -> None: ...
+
+
+class Sequences:
+    """The requests of one model on a machine."""
+
+    def __init__(
+        self, spec: ReplicaSpec, state: RequestState, outside: Outside, recorder: Recorder, *, alone: bool
+    ) -> None:
+        self.queue: deque[WaitingSeq] = deque()
+        self.kv = KvPool(spec.kv_blocks, spec.block_tokens)
+        self.state = state
+        self.n_admitted = 0
+        self.n_changes = self.n_arrivals = 0
+        """Counts of what may end a plan that is held in a lane: who ends, joins or leaves in any lane, and who comes."""
+        self.n_computed = 0
+        """Of those that wait: with nothing to compute before they decode."""
+        self._outside = outside
+        self._recorder = recorder
+        self._alone = alone
+        self._scheduler = spec.scheduler
+        self._max_model_len = spec.max_model_len
+        # KV slots that a request needs beyond its own tokens: those of drafted tokens.
+        self._lookahead = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
+
+    def refusal(self, id_: int) -> str | None:
+        """Why a request can never be served here; None where it can."""
+        prompt, output = self.state.prompt[id_], self.state.output[id_]
+        limit = self._max_model_len
+        if limit is not None and prompt + output > limit:
+            return f"prompt and output exceed the model's context of {limit} tokens"
+        # The last token is never cached: nothing comes after it.
+        kv = self.kv
+        needed = -(-((prompt or 1) + (output - 1 + self._lookahead if output else 0)) // kv.block_tokens)
+        if needed > kv.total:
+            return f"needs {needed} KV blocks for prompt and output but the replica has {kv.total}"
+        return None
+
+    def enqueue(self, id_: int, kv_tokens: int) -> None:
+        """Let a request wait; KV of its first *kv_tokens* tokens is at hand."""
+        seq = self.state.waiting_seq(id_, cached_tokens=kv_tokens)
+        self.queue.append(seq)
+        self.n_computed += not seq.tokens
+        self.n_arrivals += 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or has been admitted."""
+        return self.n_admitted > 0 or bool(self.queue)
+
+    def running_seq(self, lane: Lane, id_: int) -> RunningSeq:
+        """An admitted sequence as policies see it."""
+        if id_ in lane.decoding:
+            cached, blocks = lane.decoding.state_of(id_)
+            growth = lane.decoding.growth_of(id_)
+        elif id_ in lane.partial:
+            partial = lane.partial[id_]
+            cached, blocks, growth = partial.cached_tokens, self._blocks_of(partial), 0
+        else:
+            paused = lane.paused[id_]
+            cached, blocks, growth = paused.cached, paused.blocks, self.paused_growth(lane, paused)
+        request = self.state.waiting_seq(id_)
+        return RunningSeq(
+            id_, cached, blocks, growth, request.arrival_ns, request.model, request.deadline_ns, request.priority
+        )
+
+    def _blocks_of(self, partial: PartialSeq) -> int:
+        """KV blocks are taken for all of a prompt when it is admitted."""
+        return self.kv.blocks(partial.cached_tokens + partial.remaining_tokens)
+
+    def paused_growth(self, lane: Lane, paused: Paused) -> int:
+        return max(0, self.kv.blocks(paused.cached + lane.decoding.query_tokens) - paused.blocks)
+
+    def reject(self, refused: Sequence[tuple[int, str]]) -> None:
+        for id_, reason in refused:
+            seq = next((seq for seq in self.queue if seq.id == id_), None)
+            if seq is None:
+                raise PolicyError(f"{self._scheduler!r} rejected request {id_}, which does not wait here")
+            self.queue.remove(seq)
+            self.n_computed -= not seq.tokens
+            self.n_changes += 1
+            self._outside.rejected(id_, reason)
+
+    def choose_decodes(self, lane: Lane, decode: bool | tuple[int, ...]) -> None:
+        """Bring the decoding set in line with the plan: pause who is left out, resume who is named again."""
+        decoding, paused = lane.decoding, lane.paused
+        wanted = set(paused) | set(decoding) if decode is True else set(decode)  # type: ignore[arg-type]
+        unknown = [id_ for id_ in wanted if id_ not in decoding and id_ not in paused]
+        if unknown:
+            raise PolicyError(
+                f"{self._scheduler!r} planned a decode step for request {unknown[0]}, which is not decoding here"
+            )
+        if decode is not True:
+            for id_ in [id_ for id_ in decoding if id_ not in wanted]:
+                departure = self._leave(lane, id_)
+                paused[id_] = Paused(departure.cached_tokens, departure.blocks, _last_token_ns(lane, departure))
+        for id_ in [id_ for id_ in paused if id_ in wanted]:
+            seq = paused.pop(id_)
+            # Slots held for drafted tokens beyond what is cached go back while it waits.
+            self._join(lane, id_, seq.cached, seq.token_ns)
+
+    def _leave(self, lane: Lane, id_: int) -> Departure:
+        departure = lane.decoding.leave(id_)
+        self._log_departure(lane, departure)
+        self.state.left[id_] -= departure.emitted
+        kept = self.kv.blocks(departure.cached_tokens)
+        self.kv.give(departure.blocks - kept)
+        return departure._replace(blocks=kept)
+
+    def _join(self, lane: Lane, id_: int, cached: int, token_ns: int) -> None:
+        self.n_changes += 1
+        lane.decoding.join(id_, cached, self.state.left[id_], token_ns)
+        if not self._alone:
+            lane.bubbles_at_join[id_] = lane.bubbles.copy()
+
+    def _log_departure(self, lane: Lane, departure: Departure) -> None:
+        if not self._alone:
+            before = lane.bubbles_at_join.pop(departure.id)
+            for kind, column in enumerate(self.state.bubbles):
+                column[departure.id] += lane.bubbles[kind] - before[kind]
+        _, _, _, _, since, cached_before, token_ns = departure
+        self._recorder.joins.add(lane.index, since, lane.decoding.round, cached_before, token_ns)
+
+    def preempt(self, lane: Lane, id_: int) -> None:
+        """Give back a sequence's blocks; it returns to the head of the queue to be computed again."""
+        state = self.state
+        if id_ in lane.decoding:
+            departure = self._leave(lane, id_)
+            cached, blocks = departure.cached_tokens, departure.blocks
+            state.token_ns[id_] = _last_token_ns(lane, departure)
+        elif id_ in lane.paused:
+            cached, blocks, state.token_ns[id_] = lane.paused.pop(id_)
+        elif id_ in lane.partial:
+            partial = lane.partial.pop(id_)
+            cached, blocks = partial.cached_tokens, self._blocks_of(partial)
+        else:
+            raise PolicyError(f"{self._scheduler!r} preempted request {id_}, which is not running here")
+        self.kv.give(blocks)
+        del lane.admitted[id_]
+        self.n_admitted -= 1
+        self.n_changes += 1
+        state.preemptions[id_] += 1
+        state.recomputed[id_] += cached
+        self.queue.appendleft(state.waiting_seq(id_, preempted=True))
+
+    def admit(self, lane: Lane, id_: int, now_ns: int) -> WaitingSeq:
+        """Take a request from the queue into the lane; its KV blocks are the caller's to take."""
+        queue = self.queue
+        if queue and queue[0].id == id_:
+            seq = queue.popleft()
+        else:
+            found = next((seq for seq in queue if seq.id == id_), None)
+            if found is None:
+                raise PolicyError(
+                    f"{self._scheduler!r} planned prompt tokens for request {id_}, which neither waits nor prefills here"
+                )
+            queue.remove(found)
+            seq = found
+        lane.admitted[id_] = None
+        self.n_admitted += 1
+        self.n_changes += 1
+        if self.state.scheduled[id_] < 0:
+            self.state.scheduled[id_] = now_ns
+        return seq
+
+    def join_the_decodes(self, lane: Lane, run: tuple[tuple[int, int], ...], ticks: int) -> tuple[tuple[int, int], ...]:
+        """Admit those of *run* that have nothing to compute; what is left of *run*."""
+        for id_, tokens in run:
+            if tokens:
+                continue
+            seq = self.admit(lane, id_, ticks >> TICK_BITS)
+            if seq.tokens:
+                raise PolicyError(
+                    f"{self._scheduler!r} planned 0 prompt tokens for request {id_}, of which {seq.tokens} are left to compute"
+                )
+            self.n_computed -= 1
+            self.take(self.kv.blocks(seq.cached_tokens), ticks)
+            self._join(lane, id_, seq.cached_tokens, self.state.token_ns[id_])
+        return tuple(entry for entry in run if entry[1])
+
+    def take(self, blocks: int, ticks: int) -> None:
+        try:
+            self.kv.take(blocks)
+        except OutOfBlocks:
+            raise PolicyError(
+                f"{self._scheduler!r} planned {blocks} new KV blocks at t={ticks / TICKS_PER_S:.6f} s but only "
+                f"{self.kv.free} are free; wrap it in EvictNewest or admit less"
+            ) from None
+
+    def end_rounds(self, lane: Lane, rounds: int, growth_first: int, end_ns: int) -> None:
+        """The decodes of a lane have done *rounds* rounds, the first of which took *growth_first* blocks when it started."""
+        state, decoding, kv = self.state, lane.decoding, self.kv
+        if rounds > 1:
+            kv.take(decoding.blocks_for(rounds) - growth_first)
+        lane.last_round_ns = end_ns
+        for departure in decoding.advance(rounds):
+            self._log_departure(lane, departure)
+            id_, _, blocks, emitted, _, _, _ = departure
+            state.left[id_] -= emitted
+            kv.give(blocks)
+            self._end(lane, id_, end_ns)
+
+    def complete_prompts(self, lane: Lane, end_ns: int) -> None:
+        """The prompts that the iteration completed emit a token, and decode from there or have ended."""
+        state, kv = self.state, self.kv
+        for id_ in lane.completing:
+            _, cached, _, _, _, _, _ = lane.partial.pop(id_)
+            left = state.left[id_]
+            if left:
+                if state.first_token[id_] < 0:
+                    state.first_token[id_] = end_ns
+                else:
+                    self._recorder.resumed_gaps_ns.append(end_ns - state.token_ns[id_])
+                state.left[id_] = left = left - 1
+            if left:
+                self._join(lane, id_, cached, end_ns)
+            else:
+                kv.give(kv.blocks(cached))
+                self._end(lane, id_, end_ns)
+
+    def _end(self, lane: Lane, id_: int, end_ns: int) -> None:
+        del lane.admitted[id_]
+        self.n_admitted -= 1
+        self.n_changes += 1
+        state = self.state
+        state.finish[id_] = end_ns
+        state.status[id_] = 0
+        self._outside.finished(id_, end_ns)
+
+    def hand_back(self, lanes: Sequence[Lane]) -> list[int]:
+        """Give up everything: all blocks are free, and the requests that ran or waited, oldest first, are the caller's."""
+        ids: list[int] = []
+        for lane in lanes:
+            for id_ in list(lane.decoding):
+                departure = self._leave(lane, id_)
+                self.state.token_ns[id_] = _last_token_ns(lane, departure)
+            ids += lane.admitted
+            lane.admitted.clear()
+            lane.partial.clear()
+            lane.paused.clear()
+        ids += [seq.id for seq in self.queue]
+        self.queue.clear()
+        self.n_admitted = self.n_computed = 0
+        self.kv.give(self.kv.used)
+        return ids
+
+
+def _last_token_ns(lane: Lane, departure: Departure) -> int:
+    return lane.last_round_ns if departure.emitted else departure.token_ns

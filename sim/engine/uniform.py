@@ -1,0 +1,238 @@
+"""Decoding sequences that emit one token each round, as running totals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import accumulate
+
+from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
+from sim.engine.columns import Piece, RoundCounts
+from sim.engine.running import DecodePrices, Departure
+from sim.engine.span import BentSpan, DecodeSpan
+
+_LONGEST_SPAN = 1 << 20
+
+
+class UniformSet:
+    """Sequences that emit one token each round."""
+
+    query_tokens = 1
+    draft_steps = 0
+
+    def __init__(self, block_tokens: int, window_tokens: int | None) -> None:
+        self.n = 0
+        self.cached = 0
+        """KV tokens cached by all of them."""
+        self.window_sum = 0
+        """The same with each sequence limited to the window, counting the token its next round adds."""
+        self.window_growth = 0
+        """Sequences whose windowed context still grows."""
+        self.round = 0
+        self._block_tokens = block_tokens
+        self._window = window_tokens
+        # Keyed by (cached - round) mod block: constant for as long as a sequence runs.
+        self._residues = [0] * block_tokens
+        self._seqs: dict[int, tuple[int, int, int, int]] = {}
+        self._finishes: list[tuple[int, int, int]] = []
+        self._saturations: list[tuple[int, int, int]] = []
+        self._joined = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._seqs)
+
+    def __contains__(self, id_: int) -> bool:
+        return id_ in self._seqs
+
+    def join(self, id_: int, cached: int, remaining: int, token_ns: int) -> None:
+        """Add a sequence with *cached* tokens and *remaining* >= 1 tokens to emit, its latest token being of *token_ns*."""
+        round_ = self.round
+        self.n += 1
+        self.cached += cached
+        self._residues[(cached - round_) % self._block_tokens] += 1
+        self._joined = order = self._joined + 1
+        self._seqs[id_] = (round_, cached, order, token_ns)
+        heappush(self._finishes, (round_ + remaining, order, id_))
+        if self._window is not None:
+            self.window_sum += min(cached + 1, self._window)
+            if cached + 1 < self._window:
+                self.window_growth += 1
+                heappush(self._saturations, (round_ + self._window - cached - 1, order, id_))
+
+    def leave(self, id_: int) -> Departure:
+        """Take a sequence out before it has finished."""
+        since, cached, _, token_ns = self._seqs.pop(id_)
+        emitted = self.round - since
+        after = cached + emitted
+        self._forget(cached - since, after)
+        return Departure(id_, after, -(-after // self._block_tokens), emitted, since, cached, token_ns)
+
+    def _forget(self, residue: int, cached: int) -> None:
+        self.n -= 1
+        self.cached -= cached
+        self._residues[residue % self._block_tokens] -= 1
+        if self._window is not None:
+            self.window_sum -= min(cached + 1, self._window)
+            if cached + 1 < self._window:
+                self.window_growth -= 1
+
+    @property
+    def growth_blocks(self) -> int:
+        """New KV blocks that the next round needs."""
+        return self._residues[-self.round % self._block_tokens]
+
+    def follow_batch(self) -> None:
+        """One token a sequence, whatever the batch."""
+
+    def speculation(self) -> RoundCounts:
+        """No rounds that drafted."""
+        return {}
+
+    def next_round(self) -> tuple[int, int]:
+        """Tokens that the next round emits, and KV tokens within the window that it reads."""
+        return self.n, self.window_sum
+
+    def span(
+        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: DecodePrices, /
+    ) -> DecodeSpan | BentSpan:
+        """The next rounds as one event: *hold* at most, within *free_blocks*, none that starts at *until_ns* or later.
+
+        The first takes *growth* blocks. It ends with the first finish, and where a window fills up.
+        """
+        n, window, window_growth = self.n, self.window_sum, self.window_growth
+        kv = self.cached + n
+        rounds = 1
+        if hold > 1:
+            rounds = min(hold, _LONGEST_SPAN, self.until_finish())
+            if self._window is not None:
+                rounds = min(rounds, self.until_bend())
+            if rounds > 1:
+                rounds = self.rounds_within(free_blocks, rounds)
+        until_ticks = min(until_ns << TICK_BITS, start_ticks + LONGEST_TICKS)
+        line_at = pricing.decode_lines(n, 1, 0)
+        pieces: list[Piece] = []
+        left, at, here_kv, here_window = rounds, start_ticks, kv, window
+        while True:
+            base, slope, slope_window, kv_end, window_end = line_at(here_kv, here_window)
+            first = base + slope * here_kv
+            growth_ticks = slope * n
+            here = (kv_end - 1 - here_kv) // n + 1
+            if slope_window:
+                first += slope_window * here_window
+                growth_ticks += slope_window * window_growth
+            if window_growth:
+                here = min(here, (window_end - 1 - here_window) // window_growth + 1)
+            if here > left:
+                here = left
+            end = at + here * first + growth_ticks * (here * (here - 1) // 2)
+            if end >= until_ticks:
+                here = min(here, iterations_to_reach(until_ticks - at, first, growth_ticks))
+                left = here
+            if here == left:
+                if pieces:
+                    pieces.append((at, here, first, growth_ticks))
+                    return BentSpan(
+                        pieces, at + elapsed(here, first, growth_ticks), growth, n, kv, window, window_growth, self
+                    )
+                return DecodeSpan(start_ticks, here, first, growth_ticks, growth, n, kv, window, window_growth)
+            pieces.append((at, here, first, growth_ticks))
+            left -= here
+            at = end
+            here_kv += here * n
+            here_window += here * window_growth
+
+    def growth_of(self, id_: int) -> int:
+        since, cached, _, _ = self._seqs[id_]
+        return int((cached + self.round - since) % self._block_tokens == 0)
+
+    def state_of(self, id_: int) -> tuple[int, int]:
+        """(cached tokens, KV blocks) of one sequence."""
+        since, cached, _, _ = self._seqs[id_]
+        cached += self.round - since
+        return cached, -(-cached // self._block_tokens)
+
+    def until_finish(self) -> int:
+        """Rounds until the first sequence finishes."""
+        finishes = self._finishes
+        while True:
+            finish, order, id_ = finishes[0]
+            seq = self._seqs.get(id_)
+            if seq is not None and seq[2] == order:
+                return finish - self.round
+            heappop(finishes)
+
+    def until_bend(self) -> int:
+        """Rounds until a windowed context stops growing, after which the totals grow differently."""
+        saturations = self._saturations
+        while saturations:
+            at, order, id_ = saturations[0]
+            seq = self._seqs.get(id_)
+            if seq is not None and seq[2] == order:
+                return at - self.round
+            heappop(saturations)
+        return 1 << 62
+
+    def blocks_for(self, rounds: int) -> int:
+        """New KV blocks that the next *rounds* rounds need together."""
+        block = self._block_tokens
+        turns, rest = divmod(rounds, block)
+        blocks = turns * self.n
+        if rest:
+            # Residues of rounds round, ..., round + rest - 1 are those at -round, -round - 1, ...: one slice or two.
+            residues = self._residues
+            first, last = -(self.round + rest - 1) % block, -self.round % block
+            if first <= last:
+                blocks += sum(residues[first : last + 1])
+            else:
+                blocks += sum(residues[first:]) + sum(residues[: last + 1])
+        return blocks
+
+    def blocks_by_round(self) -> list[int]:
+        """New KV blocks that the next 0, 1, 2, ... rounds need together, up to as many rounds as a block has tokens."""
+        residues, here = self._residues, -self.round % self._block_tokens
+        return list(accumulate(residues[here::-1] + residues[:here:-1], initial=0))
+
+    def rounds_within(self, free_blocks: int, rounds: int) -> int:
+        """The most of the next *rounds* rounds that *free_blocks* new KV blocks allow."""
+        block = self._block_tokens
+        if free_blocks >= (rounds // block + 1) * self.n:
+            return rounds
+        turns = free_blocks // self.n
+        done = turns * block
+        free = free_blocks - turns * self.n
+        residues, round_ = self._residues, self.round + done
+        while done < rounds:
+            free -= residues[-round_ % block]
+            if free < 0:
+                break
+            done += 1
+            round_ += 1
+        return min(done, rounds)
+
+    def advance(self, rounds: int) -> list[Departure]:
+        """Run *rounds* rounds, none beyond the first finish; returns those who finish with the last, oldest first."""
+        self.round = round_ = self.round + rounds
+        self.cached += rounds * self.n
+        if self._window is not None:
+            self.window_sum += rounds * self.window_growth
+            saturations = self._saturations
+            while saturations and saturations[0][0] <= round_:
+                _, order, id_ = heappop(saturations)
+                seq = self._seqs.get(id_)
+                if seq is not None and seq[2] == order:
+                    self.window_growth -= 1
+        finishes = self._finishes
+        if finishes[0][0] > round_:
+            return []
+        departures: list[Departure] = []
+        while finishes and finishes[0][0] <= round_:
+            finish, order, id_ = heappop(finishes)
+            seq = self._seqs.get(id_)
+            if seq is None or seq[2] != order:
+                continue
+            since, cached, _, token_ns = self._seqs.pop(id_)
+            emitted = finish - since
+            after = cached + emitted
+            self._forget(cached - since, after)
+            departures.append(Departure(id_, after, -(-after // self._block_tokens), emitted, since, cached, token_ns))
+        return departures
