@@ -27,6 +27,7 @@ def test_verdicts_are_sentences():
     assert verdict(0.12, low=-0.08, high=0.32) == "no difference can be told at p99 TTFT (from 8 % down to 32 % up)"
     assert verdict(0.5, "output_tokens_per_s", 0.375, 0.825) == "B has 50 % more output throughput (38 to 82 %)"
     assert verdict(0.5, "iterations", 0.39, 0.61) == "B is 50 % higher in iterations (39 to 61 %)"
+    assert verdict(-0.09, low=-0.33, high=-0.004) == "B is 9.0 % faster at p99 TTFT (0.4 to 33.0 %)"
     assert verdict(0.0, low=0.0, high=0.0) == "A and B are equal at p99 TTFT"
     assert verdict(0.234) == "B is 23.4 % slower at p99 TTFT; one run"
 
