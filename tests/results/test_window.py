@@ -164,7 +164,7 @@ def test_tables_say_which_part_their_figures_are_over(tmp_path):
         "window={from_s: 3}",
     ]
     table = CliRunner().invoke(build_app(), [*swept, "--out", str(tmp_path / "s")], env={"COLUMNS": "200"})
-    assert "requests that arrive 3 s to the last arrival after the first" in table.stdout
+    assert "requests that arrive from 3 s after the first to the last arrival" in table.stdout
     assert "window.requests" in (tmp_path / "s" / "results.csv").read_text().splitlines()[0]
     assert (
         over({"window": {"rule": "after_warmup"}})

@@ -36,6 +36,15 @@ def test_skewed_pairs_reach_further_on_their_long_side():
     assert left.mean - left.low == pytest.approx(right.high - right.mean)
 
 
+def test_the_long_side_allows_for_half_as_much_skewness_again_as_is_seen():
+    # Residuals -1, -1, -1, -1, 4: standard error 1, skewness sqrt(5), so k = 1.5 sqrt(5) / (6 sqrt(5)) = 1/4, and the
+    # arm w solves w - 2 k w^2 + 4/3 k^2 w^3 = t + k with t(0.975, 4) = 2.7764: (1 + cbrt(3.5397)) / 0.5.
+    found = st.ratio_interval([1.0] * 5, [1.0, 1.0, 1.0, 1.0, 6.0])
+    assert found.mean == pytest.approx(1)
+    assert found.mean - found.low == pytest.approx(2.7764, abs=1e-4)
+    assert found.high - found.mean == pytest.approx(5.048, abs=1e-3)
+
+
 def test_the_skewness_of_a_textbook_sample():
     # 1, 1, 1, 1, 6: second moment 4, third 12, so 1.5, and with the correction for five values 1.5 sqrt(20) / 3.
     assert st.skewness([1.0, 1.0, 1.0, 1.0, 6.0]) == pytest.approx(1.5 * math.sqrt(20) / 3)
@@ -82,6 +91,19 @@ def test_independent_values_follow_the_correlation():
     # Every value five times: a fifth of them is independent, and the sum of autocorrelations is known to a third.
     assert st.independent_values(np.repeat(rng.normal(size=100), 5)) == pytest.approx(100, rel=0.35)
     assert st.independent_values(np.ones(40)) == 40
+
+
+def test_independent_values_of_a_step_are_those_by_hand():
+    # Eight of 1 and eight of -1: correlations (16 - 3 k) / 16, positive in pairs up to the third: 29 + 17 + 5 sixteenths.
+    assert st.independent_values([1.0] * 8 + [-1.0] * 8) == pytest.approx(16 / (2 * 51 / 16 - 1))
+
+
+def test_requests_that_either_run_did_not_finish_are_left_out_of_both():
+    a, b = np.random.default_rng(17).gamma(2.0, size=(2, 1600))
+    both = paired.latency_change(a[4:], b[4:], "mean")
+    assert not math.isnan(both[0].half_width)
+    a[:2], b[2:4] = math.nan, math.nan
+    assert paired.latency_change(a, b, "mean") == both
 
 
 @pytest.mark.parametrize("load", [0.8, 0.9])
