@@ -144,6 +144,18 @@ def test_too_short_a_run_says_how_many_requests_would_do():
     )
 
 
+@pytest.mark.parametrize("where", ["both runs", "their difference"])
+def test_latencies_that_hang_together_are_few_values_whatever_the_queue_allows_for(where):
+    rng = np.random.default_rng(18)
+    slow = np.repeat(rng.gamma(2.0, size=5), 400)
+    fast = 50 * rng.gamma(2.0, size=2000)
+    a, b = (slow, 1.1 * slow) if where == "both runs" else (fast, 1.1 * fast + slow)
+    change, why = paired.latency_change(a, b, "mean")
+    assert math.isnan(change.half_width)
+    assert "2,000 requests are too few for an interval of this at this load" in why
+    assert paired.latency_change(fast, 1.1 * fast, "mean")[1] == ""
+
+
 @pytest.mark.parametrize("level", [0.0, 1e-3])
 def test_one_episode_beyond_a_quantile_is_no_interval_of_it(level):
     noise = np.random.default_rng(16).normal(size=2000)
@@ -153,6 +165,13 @@ def test_one_episode_beyond_a_quantile_is_no_interval_of_it(level):
     assert math.isnan(change.half_width)
     assert "would do" in why
     assert paired.latency_change(a, a * 1.1, "p50")[1] == ""
+    often = 1 + np.abs(noise)
+    assert paired.latency_change(often, often * 1.1, "p99")[1] == ""
+    # One independent stretch in a hundred lies beyond it: of fewer, hardly one.
+    assert "would do" in paired.latency_change(often, often * 1.1, "p99", stretches=99)[1]
+    assert paired.latency_change(often, often * 1.1, "p99", stretches=100)[1] == ""
+    for first, second in ((often, a), (a, often)):
+        assert math.isnan(paired.latency_change(first, second, "p99")[0].half_width)
 
 
 def test_recursions_equal_the_event_loop_to_the_nanosecond():
