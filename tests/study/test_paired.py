@@ -77,6 +77,13 @@ def test_the_jackknife_of_a_ratio_of_means_is_that_of_the_batch_sums():
     assert arms[0] == pytest.approx(st.student_t(0.975, 15) * error)
 
 
+def test_a_batch_far_above_the_others_lengthens_the_upper_side():
+    b = np.ones(320)
+    b[100:120] = 3
+    found = st.batch_ratio(np.ones(320), b)
+    assert found.high - found.mean > 1.5 * (found.mean - found.low) > 0
+
+
 def test_few_independent_stretches_widen_the_interval():
     rng = np.random.default_rng(13)
     a, b = rng.gamma(2.0, size=(2, 1600))
@@ -112,6 +119,13 @@ def test_the_queue_says_how_many_stretches_it_holds(load):
     found = coverage.simulated(MD1, load, 10_000, range(8))
     worth = [paired.queue_stretches(found.arrival_ns[i], found.start_ns[0][i], found.replica[0][i]) for i in range(8)]
     assert np.median(worth) == pytest.approx(10_000 * (1 - load) ** 2 / 2, rel=1 / 3)
+
+
+def test_replicas_share_the_load_of_their_arrivals():
+    """Poisson arrivals every second, 1.6 s of service, two replicas: a load of 0.8."""
+    arrival = np.rint(np.cumsum(np.random.default_rng(19).exponential(1e9, 10_000))).astype(np.int64)
+    start, replica = coverage.recursion(arrival[None], np.full((1, 10_000), 1_600_000_000), 2)
+    assert paired.queue_stretches(arrival, start[0], replica[0]) == pytest.approx(200, rel=1 / 3)
 
 
 def test_requests_that_meet_no_line_hold_any_number_of_stretches():
