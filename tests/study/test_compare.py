@@ -93,11 +93,42 @@ def test_figures_of_a_window_are_compared_over_the_requests_of_both():
     assert f"({inside.sum():,} in the windows of both)" in found.how
 
 
+def crowd(rate_per_s, seats):
+    arrivals = f"workload.arrivals={{process: poisson, rate_per_s: {rate_per_s}}}"
+    return simulate(BUSY.with_set(arrivals, "workload.requests=600", f"scheduler.max_sequences={seats}"))
+
+
+def test_results_whose_queues_remember_for_long_are_told_how_many_requests_would_do():
+    """At 22 requests a second eight seats hardly fill, and four leave a queue of five independent stretches."""
+    idle, busy = crowd(22, 8), crowd(22, 4)
+    for a, b in ((idle, busy), (busy, idle)):
+        (each,) = compare(a, b, metrics=["e2el_s.mean"])
+        assert math.isnan(each.change.half_width)
+        assert "600 requests are too few for an interval of this at this load" in each.verdict
+    assert not math.isnan(compare(idle, crowd(22, 7), metrics=["e2el_s.mean"]).differences[0].change.half_width)
+
+
+def test_saturated_results_have_a_verdict_and_no_change():
+    (each,) = compare(crowd(24, 8), crowd(24, 3), metrics=["e2el_s.mean"])
+    assert each.change is None
+    assert "B is saturated" in each.verdict
+    assert "lower the rate or add replicas" in each.verdict
+
+
+def test_requests_outside_the_window_of_either_are_left_out():
+    whole = simulate(BUSY)
+    part = simulate(BUSY.with_set("window={from_s: 5}"))
+    (each,) = compare(whole, part, metrics=["e2el_s.mean"])
+    # The same run: over the same requests it has not changed.
+    assert each.change.mean == 0
+
+
 def test_clients_that_wait_for_answers_are_not_taken_for_a_queue_without_end():
     workload = "workload={arrivals: {process: closed_loop, concurrency: 8}, prompt_tokens: 400, output_tokens: 20, requests: 400}"
     a = BUSY.with_set(workload, "scheduler.max_sequences=2")
     (each,) = compare(simulate(a), simulate(a), metrics=["e2el_s.mean"])
     assert each.verdict == "A and B are equal at mean E2EL"
+    assert each.change.half_width == 0
 
 
 def test_sweeps_are_paired_point_by_point(tmp_path):

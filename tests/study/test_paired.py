@@ -128,6 +128,15 @@ def test_replicas_share_the_load_of_their_arrivals():
     assert paired.queue_stretches(arrival, start[0], replica[0]) == pytest.approx(200, rel=1 / 3)
 
 
+def test_uneven_service_lets_a_queue_remember_for_longer():
+    """Poisson arrivals and exponential service at 0.8: (1 + 1) / 0.2^2 requests a stretch, twice as many as fixed service."""
+    rng = np.random.default_rng(20)
+    arrival = np.rint(np.cumsum(rng.exponential(1e9, 20_000))).astype(np.int64)
+    service = np.rint(rng.exponential(0.8e9, 20_000)).astype(np.int64)
+    start, replica = coverage.recursion(arrival[None], service[None], 1)
+    assert paired.queue_stretches(arrival, start[0], replica[0]) == pytest.approx(200, rel=1 / 3)
+
+
 def test_requests_that_meet_no_line_hold_any_number_of_stretches():
     arrival = np.arange(100) * 1000
     assert paired.queue_stretches(arrival, arrival + 10, np.zeros(100, np.int64)) == math.inf
