@@ -20,6 +20,7 @@ from sim.reproduce.sarathi import iterations, pipelines, serving
 from sim.reproduce.sarathi.machines import A100_WITH_SERVER, deployment, falcon_180b, pytorch
 from sim.reproduce.sarathi.misses import REASONS
 from sim.reproduce.sarathi.runs import cost_of, gains_over_pd, iteration_s, prefill_s, published, replay
+from tests.reproduce import counted, stated
 
 # (experiment, start of the case, start of the quantity) of the rows out of tolerance; docs/reproduction.md says why.
 MISSES = {
@@ -88,6 +89,7 @@ def test_every_row_but_the_known_misses_is_within_tolerance(quick):
     assert [row.cells() for row in rows if row.ok is False and not is_known(row)] == []
     assert sum(row.ok is False for row in rows) == len(MISSES)
     assert [row.cells() for row in rows if row.ok is False and not row.note] == []
+    assert quick or counted(rows) == stated("Batching and scheduling")
     # What is shown only is what was not published, or is somebody else's machine.
     assert {row.experiment for row in rows if row.ok is None} == {
         "batch capacity",

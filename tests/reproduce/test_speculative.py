@@ -13,6 +13,7 @@ from sim.reproduce.speculative import cache, sampling, servers, systems, tables
 from sim.speculation import Gap, alone, at_batch, explain_gap, grid, plain_step_s, specdecode_speedup
 from sim.theory import speculative as theory
 from sim.theory.published import published
+from tests.reproduce import counted, stated
 
 
 @pytest.mark.parametrize("k", [0, 1, 4, 7])
@@ -268,6 +269,7 @@ def test_every_published_row_but_the_known_misses_is_within_tolerance():
     rows = reproduce.rows()
     assert unknown_misses(rows) == ([], set())
     assert [row.cells() for row in rows if row.ok is not True and not row.note] == []
+    assert counted(rows) == stated("Speculative decoding")
     counts = {name: n for name, n, _, _ in summary(rows)}
     assert counts["event loop against measurement"] >= 48
     assert counts["event loop against theory"] >= 125
