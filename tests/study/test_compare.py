@@ -116,11 +116,24 @@ def test_saturated_results_have_a_verdict_and_no_change():
 
 
 def test_requests_outside_the_window_of_either_are_left_out():
-    whole = simulate(BUSY)
-    part = simulate(BUSY.with_set("window={from_s: 5}"))
-    (each,) = compare(whole, part, metrics=["e2el_s.mean"])
-    # The same run: over the same requests it has not changed.
-    assert each.change.mean == 0
+    whole, part = simulate(BUSY), simulate(BUSY.with_set("hardware=a100-80gb-sxm", "window={from_s: 5}"))
+    means = [side.requests["e2el_s"][part.in_window].mean() for side in (whole, part)]
+    there, back = (compare(*pair, metrics=["e2el_s.mean"]).differences[0] for pair in ((whole, part), (part, whole)))
+    assert there.change.mean == pytest.approx(means[1] / means[0] - 1)
+    assert back.change.mean == pytest.approx(means[0] / means[1] - 1)
+
+
+@pytest.mark.parametrize("stretches", [(3.0, math.inf), (math.inf, 3.0)])
+def test_the_queue_that_remembers_longer_decides(monkeypatch, stretches):
+    one = simulate(BUSY)
+    other = simulate(BUSY.with_set("hardware=a100-80gb-sxm"))
+    (free,) = compare(one, other, metrics=["e2el_s.mean"])
+    assert not math.isnan(free.change.half_width)
+    found = iter(stretches)
+    monkeypatch.setattr("sim.study.compare.queue_stretches", lambda *_: next(found))
+    (bound,) = compare(one, other, metrics=["e2el_s.mean"])
+    assert math.isnan(bound.change.half_width)
+    assert "about 2,000 would do" in bound.verdict
 
 
 def test_clients_that_wait_for_answers_are_not_taken_for_a_queue_without_end():
