@@ -96,6 +96,8 @@ def test_mser_5_is_applied_where_it_is_asked_for_and_nowhere_else():
     assert after["e2el_s"]["mean"] == pytest.approx(0.015, rel=0.15)
     assert 1000 < after["window"]["requests"] < 1800
     assert after["window"]["from_s"] > 2
+    arrival = columns.requests["arrival_ns"]
+    assert after["window"]["to_s"] == pytest.approx((arrival.max() - arrival.min()) * 1e-9)
 
 
 def test_a_run_that_never_settles_says_what_to_do():
