@@ -23,7 +23,12 @@ def stated(title: str) -> list[int]:
 
 def counted(rows: Iterable[Row]) -> list[int]:
     """Rows, then rows and rows within tolerance of each kind of evidence but the last, the last, within and judged of all."""
-    *kinds, shown = summary(rows)
-    each = [n for _, total, _, within in kinds for n in (total, within)]
-    judged, within = (sum(kind[place] for kind in kinds) for place in (2, 3))
-    return [sum(kind[1] for kind in (*kinds, shown)), *each, shown[1], within, judged]
+    kinds = summary(rows)
+    each = [n for _, total, _, within in kinds[:-1] for n in (total, within)]
+    return [
+        sum(total for _, total, _, _ in kinds),
+        *each,
+        kinds[-1][1],
+        sum(within for *_, within in kinds),
+        sum(judged for _, _, judged, _ in kinds),
+    ]
