@@ -52,6 +52,7 @@ ENGINE = (
 )
 SPECULATION = ("tests/engine/test_meanings.py", "tests/policies/test_decoding.py", "tests/policies/test_acceptance.py")
 POLICIES = ("tests/policies/test_schedulers.py", "tests/policies/test_sarathi.py")
+INTERVALS = ("tests/study/test_paired.py", "tests/study/test_statistics.py", "tests/study/test_compare.py")
 COSTS = ("tests/hwmodels/test_roofline.py", "tests/hwmodels/test_work.py", "tests/hwmodels/test_calibrated.py")
 
 
@@ -442,21 +443,181 @@ MUTATIONS = [
     ),
     *_of(
         "sim/study/statistics.py",
-        ("tests/study/test_statistics.py", "tests/study/test_compare.py"),
+        INTERVALS,
         (
             "the variance of the whole population",
             "values.std(ddof=1)) / math.sqrt(n)",
             "values.std(ddof=0)) / math.sqrt(n)",
         ),
-        ("as many degrees of freedom as values", "student_t((1 + level) / 2, n - 1)", "student_t((1 + level) / 2, n)"),
-        ("a one-sided interval", "student_t((1 + level) / 2, n - 1)", "student_t(level, n - 1)"),
+        (
+            "as many degrees of freedom as values",
+            "half_width=student_t((1 + level) / 2, n - 1)",
+            "half_width=student_t((1 + level) / 2, n)",
+        ),
+        (
+            "a one-sided interval",
+            "half_width=student_t((1 + level) / 2, n - 1)",
+            "half_width=student_t(level, n - 1)",
+        ),
         (
             "what is left over goes from the end",
             "values[values.size % n_batches :].reshape(n_batches, -1)",
             "values[: values.size - values.size % n_batches].reshape(n_batches, -1)",
         ),
+        ("the mean of ratios", "ratio = float(b.mean()) / base", "ratio = float((b / a).mean())"),
+        (
+            "batches of compare are not paired",
+            "statistic(np.concatenate([a[:i], a[j:]]))",
+            "statistic(np.concatenate([a[: a.size - j], a[a.size - i :]]))",
+        ),
+        (
+            "the jackknife's pseudo-values are not scaled up",
+            "_arms((n_batches - 1) * (without.mean() - without), level)",
+            "_arms(without.mean() - without, level)",
+        ),
+        (
+            "batches are skewed to the other side",
+            "_arms((n_batches - 1) * (without.mean() - without), level)",
+            "_arms((n_batches - 1) * (without - without.mean()), level)",
+        ),
+        (
+            "one batch is left out of neither series",
+            "without = np.array(",
+            "edges = edges[:-1]\n    without = np.array(",
+        ),
+        ("batches that share their luck widen nothing", "wider = math.sqrt(1 + n_batches / stretches)", "wider = 1.0"),
+        ("a ratio's interval is one-sided", "t = student_t((1 + level) / 2, n - 1)", "t = student_t(level, n - 1)"),
+        ("the skewness seen is all there is", "SKEW_FACTOR = 1.5\n", "SKEW_FACTOR = 1.0\n"),
+        (
+            "the interval reaches further on the short side",
+            "(t * error, longer * error) if bend > 0",
+            "(t * error, longer * error) if bend < 0",
+        ),
+        (
+            "correlation counts on one side of a value",
+            "max(1.0, 2 * float(pairs.sum()) - 1)",
+            "max(1.0, float(pairs.sum()))",
+        ),
+        (
+            "noise of far lags counts as correlation",
+            "np.minimum.accumulate(pairs[: negative[0]] if negative.size else pairs)",
+            "np.abs(pairs)",
+        ),
+    ),
+    *_of(
+        "sim/study/paired.py",
+        INTERVALS,
+        (
+            "requests that only A finished count",
+            "known = ~(np.isnan(a) | np.isnan(b))",
+            "known = ~np.isnan(a)",
+        ),
+        ("four stretches of a queue suffice", "LEAST_STRETCHES = 12\n", "LEAST_STRETCHES = 4\n"),
+        (
+            "the queue's memory is ignored",
+            "short = min(stretches, seen) / LEAST_STRETCHES",
+            "short = seen / LEAST_STRETCHES",
+        ),
+        (
+            "the latencies' correlation is ignored",
+            "short = min(stretches, seen) / LEAST_STRETCHES",
+            "short = stretches / LEAST_STRETCHES",
+        ),
+        (
+            "what the ratio leaves over may be correlated",
+            "for each in (a, b, b - b.mean() / a.mean() * a))",
+            "for each in (a, b))",
+        ),
+        (
+            "only the first run has to reach its tail",
+            "for side in (a, b))\n        # Few",
+            "for side in (a,))\n        # Few",
+        ),
+        (
+            "a quantile needs no more stretches than a mean",
+            "least_stretches = max(LEAST_STRETCHES, 1 / min(probability, 1 - probability) - 1e-9)",
+            "least_stretches = LEAST_STRETCHES",
+        ),
+        (
+            "a single excursion is enough for a quantile",
+            "LEAST_BEYOND, ENOUGH_BEYOND = 2, 4",
+            "LEAST_BEYOND, ENOUGH_BEYOND = 0, 4",
+        ),
+        (
+            "a run as short as it may be is aimed at",
+            "ENOUGH_STRETCHES = 20\n",
+            "ENOUGH_STRETCHES = 12\n",
+        ),
+        (
+            "idle replicas count as service",
+            "np.diff(start)[since[1:] < start[:-1]]",
+            "np.diff(start)",
+        ),
+        ("a load is that of one replica", "(between.mean() * hosts.size)", "between.mean()"),
+        ("arrivals are as even as can be", "between.var() / between.mean() ** 2 + gaps.var()", "gaps.var()"),
+        ("service is as even as can be", "+ gaps.var() / gaps.mean() ** 2", ""),
+        ("a full queue holds stretches", "    if load >= 1:\n        return 0.0\n", ""),
+    ),
+    *_of(
+        "sim/study/compare.py",
+        INTERVALS,
+        (
+            "seeds of scenarios are not paired",
+            "for x, y in zip(*values, strict=True) if _known(x)",
+            "for x, y in zip(values[0], values[1][::-1], strict=True) if _known(x)",
+        ),
+        ("A's window alone decides", "kept = a.in_window & b.in_window", "kept = a.in_window"),
+        (
+            "results are compared whatever their load",
+            "stretches = min(_stretches(each, order) for each in (a, b))",
+            "stretches = math.inf",
+        ),
+        (
+            "only A's queue counts",
+            "stretches = min(_stretches(each, order) for each in (a, b))",
+            "stretches = _stretches(a, order)",
+        ),
+        (
+            "clients that wait are taken for a queue",
+            'if (workload.get("arrivals") or {}).get("process") == "closed_loop":',
+            "if False:",
+        ),
+        (
+            "saturated results have a change",
+            "        if any(saturated) and metric.startswith(UNSTEADY):",
+            "        if False:",
+        ),
+        (
+            "saturated scenarios have a change",
+            "    elif any(verdicts) and metric.startswith(UNSTEADY):",
+            "    elif False:",
+        ),
+    ),
+    *_of(
+        "sim/warmup.py",
+        ("tests/study/test_statistics.py", "tests/results/test_window.py"),
         ("the warm-up rule divides once", "/ left.astype(np.float64) ** 2", "/ left.astype(np.float64)"),
         ("no warm-up is cut", "return cut * batch", "return 0"),
+        ("a warm-up that never ends is cut in the middle", "if cut == half:", "if cut > half:"),
+    ),
+    *_of(
+        "sim/metrics.py",
+        ("tests/results/test_window.py", "tests/results/test_metrics.py"),
+        (
+            "a run is cut unasked",
+            'WHOLE: Mapping[str, Any] = {"rule": "whole"}',
+            'WHOLE: Mapping[str, Any] = {"rule": "after_warmup", "from_s": None, "to_s": None}',
+        ),
+        (
+            "a window holds the tail after the last arrival",
+            "return int(arrival_ns[order[cut]]), last",
+            'return int(arrival_ns[order[cut]]), int(requests["finish_ns"].max())',
+        ),
+        (
+            "a stated window holds the tail",
+            'end = last if window["to_s"] is None',
+            'end = int(requests["finish_ns"].max()) if window["to_s"] is None',
+        ),
     ),
     *_of(
         "sim/study/optimize.py",
@@ -492,8 +653,13 @@ def _check(root: Path, mutation: Mutation) -> str:
 
 def _copy(folder: Path) -> Path:
     tree = folder / "tree"
-    left_out = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "results", "node_modules")
-    shutil.copytree(ROOT, tree, ignore=left_out, symlinks=True)
+    left_out = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache")
+
+    def ignored(place: str, names: list[str]) -> set[str]:
+        # Runs are written to results/, but tests/results/ holds tests.
+        return {*left_out(place, names), *(["results"] if Path(place) == ROOT else [])}
+
+    shutil.copytree(ROOT, tree, ignore=ignored, symlinks=True)
     shared = ROOT.parent / "shared"
     if shared.exists():
         (folder / "shared").symlink_to(shared.resolve())

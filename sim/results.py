@@ -296,7 +296,7 @@ def over(settings: Mapping[str, Any], axes: Sequence[str] = ()) -> str:
     if window["rule"] == "after_warmup":
         return "runs after warm-up (MSER-5), to the last arrival; columns window.*"
     end = "the last arrival" if window["to_s"] is None else f"{window['to_s']:g} s"
-    return f"requests that arrive {window['from_s'] or 0:g} s to {end} after the first; columns window.*"
+    return f"requests that arrive from {window['from_s'] or 0:g} s after the first to {end}; columns window.*"
 
 
 def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

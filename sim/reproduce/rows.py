@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -133,6 +134,30 @@ class Row:
             "" if self.ok is None else str(self.ok),
             self.note,
         )
+
+
+class Reason(NamedTuple):
+    """Why rows miss whose case and quantity begin so."""
+
+    experiment: str
+    case: str
+    quantity: str
+    why: str
+
+
+def with_reasons(rows: Iterable[Row], reasons: Sequence[Reason]) -> Iterator[Row]:
+    """*rows*, of which those that miss without a note get that of the first reason that fits."""
+    for row in rows:
+        if row.ok is False and not row.note:
+            fitting = (
+                each.why
+                for each in reasons
+                if row.experiment == each.experiment
+                and row.case.startswith(each.case)
+                and row.quantity.startswith(each.quantity)
+            )
+            row = dataclasses.replace(row, note=next(fitting, ""))
+        yield row
 
 
 def _text(value: float | str) -> str:

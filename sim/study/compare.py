@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from sim.results import Result
 
 METRICS = (
-    *("ttft_s.mean", "ttft_s.p50", "ttft_s.p99", "tpot_s.p50", "tpot_s.p99", "e2el_s.p50", "e2el_s.p99"),
+    *("ttft_s.mean", "ttft_s.p50", "ttft_s.p99", "tpot_s.p50", "tpot_s.p99"),
+    *("e2el_s.mean", "e2el_s.p50", "e2el_s.p99"),
     *("requests_per_s", "output_tokens_per_s", "slo_attainment", "goodput_requests_per_s"),
 )
 REPLICATIONS = 10
@@ -94,6 +95,8 @@ def _percent(change: st.Change) -> tuple[str, str]:
         down, up = (f"{abs(end):.{digits}f} %" for end in ends)
         return f"{100 * abs(change.mean):.{digits}f} %", f"from {down} down to {up} up"
     low, high = sorted(map(abs, ends))
+    # An interval that leaves out 0 does not end at a rounded 0.
+    digits = max(digits, min(4, -math.floor(math.log10(low))))
     return f"{100 * abs(change.mean):.{digits}f} %", f"{low:.{digits}f} to {high:.{digits}f} %"
 
 

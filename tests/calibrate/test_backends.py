@@ -84,16 +84,21 @@ def test_numpy_calibrates_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_ctrl_c_ends_the_command_with_its_samples_kept(tmp_path: Path) -> None:
     arguments = ["--backend", "numpy", "--budget", "1h", "--clock", "cpu", "--allow-noise", "--out", str(tmp_path)]
+    # A process in the background of a script, as these tests may be, inherits that Ctrl-C is ignored.
+    start = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from sim.cli import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", "from sim.cli import main; main()", "calibrate", *arguments],
+        [sys.executable, "-c", start, "calibrate", *arguments],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     path = tmp_path / "samples.jsonl"
-    while process.poll() is None and not (path.exists() and path.read_bytes().count(b"\n") > 5):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=300)
+    try:
+        while process.poll() is None and not (path.exists() and path.read_bytes().count(b"\n") > 5):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
     assert process.returncode == 130, errors
     assert "the samples" in errors
     assert len(read_log(tmp_path)[2]) >= 5

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sim.cli import build_app
-from sim.cli.commands.reproduce import _run, _Task
+from sim.cli.commands import reproduce as command
+from sim.cli.commands.reproduce import _Progress, _run, _Task
 from sim.reproduce import Part, Row, groups, load_group, parts
 
 
@@ -67,6 +68,25 @@ def test_ok_in_the_file_is_a_boolean_and_empty_where_nothing_is_judged(reproduce
 
 def test_a_long_run_says_how_far_it_is_and_what_is_left(reproduce):
     assert "0 of 2 parts, about 2 min left" in reproduce("queues").stderr
+
+
+def test_what_is_left_follows_the_pace_and_counts_what_is_under_way(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(command.time, "monotonic", lambda: now)
+    tasks = [_Task("queues", place, "", seconds) for place, seconds in enumerate([40.0, 40.0, 20.0, 20.0])]
+    progress = _Progress(tasks, 2, began_s=now)
+    assert progress.left_s() == 60
+    now += 20
+    assert progress.left_s() == 40
+    # Thrice as long as expected and nothing done yet: half of 80 s of work took 120 s, and 80 s of it are left.
+    now += 100
+    assert progress.left_s() == 240
+    # The first is done, the second and the third half.
+    progress.done.append(tasks[0])
+    assert progress.left_s() == pytest.approx(50 * 120 / 70)
+    assert str(progress) == "1 of 4 parts, about 86 s left"
+    progress.done += tasks[1:]
+    assert progress.left_s() == 0
 
 
 @pytest.mark.slow

@@ -222,7 +222,9 @@ def test_ctrl_c_leaves_nothing_and_exits_with_130(monkeypatch, where):
 def test_a_signal_in_the_middle_leaves_nothing(number, code):
     # 60,000 requests take seconds: the signal comes while they are simulated.
     command = ["run", "--out", "out", "--set", "workload={trace: conversation, requests: 60000, rate_scale: 20}"]
-    start = "import sys; from sim.cli import main; sys.argv[0] = 'rooftrace'; main()"
+    # A process in the background of a script, as these tests may be, inherits that Ctrl-C is ignored.
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    start = f"{listen}; import sys; from sim.cli import main; sys.argv[0] = 'rooftrace'; main()"
     with subprocess.Popen(
         [sys.executable, "-c", start, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

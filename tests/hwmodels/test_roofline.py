@@ -103,6 +103,13 @@ def test_decode_of_one_is_weights_plus_cache_over_bandwidth(model, context):
     assert found == pytest.approx(expected, rel=1e-14)
 
 
+def test_verified_tokens_share_one_reading_of_the_cache():
+    spec, device = load_model("llama-3.1-8b"), load_device("h100-sxm")
+    cost = Roofline(spec, device)
+    long, short = (cost.iteration_s(Totals(5, 0, 0, 0, 0, 1, context, 5)) for context in (100_000, 20_000))
+    assert long - short == pytest.approx(80_000 * spec.kv_bytes_per_token() / device.hbm_bytes_per_s, rel=1e-9)
+
+
 def test_ridge_point_is_where_compute_and_bandwidth_meet():
     device = load_device("h100-sxm")
     cost = Roofline(load_model("llama-3.1-8b"), device)

@@ -18,7 +18,9 @@ from sim.report.timeline import write_timeline
 from sim.reproduce import sarathi
 from sim.reproduce.sarathi import iterations, pipelines, serving
 from sim.reproduce.sarathi.machines import A100_WITH_SERVER, deployment, falcon_180b, pytorch
+from sim.reproduce.sarathi.misses import REASONS
 from sim.reproduce.sarathi.runs import cost_of, gains_over_pd, iteration_s, prefill_s, published, replay
+from tests.reproduce import counted, stated
 
 # (experiment, start of the case, start of the quantity) of the rows out of tolerance; docs/reproduction.md says why.
 MISSES = {
@@ -86,6 +88,8 @@ def test_every_row_but_the_known_misses_is_within_tolerance(quick):
     rows = sarathi.rows(quick)
     assert [row.cells() for row in rows if row.ok is False and not is_known(row)] == []
     assert sum(row.ok is False for row in rows) == len(MISSES)
+    assert [row.cells() for row in rows if row.ok is False and not row.note] == []
+    assert quick or counted(rows) == stated("Batching and scheduling")
     # What is shown only is what was not published, or is somebody else's machine.
     assert {row.experiment for row in rows if row.ok is None} == {
         "batch capacity",
@@ -93,6 +97,16 @@ def test_every_row_but_the_known_misses_is_within_tolerance(quick):
         "GPT-3, 64 A100",
         "Sarathi-Serve capacity",
     }
+
+
+def test_a_row_that_misses_says_what_is_missing():
+    """The cheap parts here; the test of all rows looks at the rest."""
+    rows = [row for part in sarathi.PARTS if part.name == "iterations" for row in part.run(True)]
+    missed = [row for row in rows if row.ok is False]
+    assert len(missed) == 6
+    assert all(row.note for row in missed)
+    assert all(any(reason.experiment == experiment for reason in REASONS) for experiment, _, _ in MISSES)
+    assert {reason.experiment for reason in REASONS} == {experiment for experiment, _, _ in MISSES}
 
 
 def test_iteration_times_come_from_iterations_that_ran():

@@ -96,6 +96,8 @@ def test_mser_5_is_applied_where_it_is_asked_for_and_nowhere_else():
     assert after["e2el_s"]["mean"] == pytest.approx(0.015, rel=0.15)
     assert 1000 < after["window"]["requests"] < 1800
     assert after["window"]["from_s"] > 2
+    arrival = columns.requests["arrival_ns"]
+    assert after["window"]["to_s"] == pytest.approx((arrival.max() - arrival.min()) * 1e-9)
 
 
 def test_a_run_that_never_settles_says_what_to_do():
@@ -164,7 +166,7 @@ def test_tables_say_which_part_their_figures_are_over(tmp_path):
         "window={from_s: 3}",
     ]
     table = CliRunner().invoke(build_app(), [*swept, "--out", str(tmp_path / "s")], env={"COLUMNS": "200"})
-    assert "requests that arrive 3 s to the last arrival after the first" in table.stdout
+    assert "requests that arrive from 3 s after the first to the last arrival" in table.stdout
     assert "window.requests" in (tmp_path / "s" / "results.csv").read_text().splitlines()[0]
     assert (
         over({"window": {"rule": "after_warmup"}})

@@ -27,6 +27,7 @@ def test_verdicts_are_sentences():
     assert verdict(0.12, low=-0.08, high=0.32) == "no difference can be told at p99 TTFT (from 8 % down to 32 % up)"
     assert verdict(0.5, "output_tokens_per_s", 0.375, 0.825) == "B has 50 % more output throughput (38 to 82 %)"
     assert verdict(0.5, "iterations", 0.39, 0.61) == "B is 50 % higher in iterations (39 to 61 %)"
+    assert verdict(-0.09, low=-0.33, high=-0.004) == "B is 9.0 % faster at p99 TTFT (0.4 to 33.0 %)"
     assert verdict(0.0, low=0.0, high=0.0) == "A and B are equal at p99 TTFT"
     assert verdict(0.234) == "B is 23.4 % slower at p99 TTFT; one run"
 
@@ -92,11 +93,55 @@ def test_figures_of_a_window_are_compared_over_the_requests_of_both():
     assert f"({inside.sum():,} in the windows of both)" in found.how
 
 
+def crowd(rate_per_s, seats):
+    arrivals = f"workload.arrivals={{process: poisson, rate_per_s: {rate_per_s}}}"
+    return simulate(BUSY.with_set(arrivals, "workload.requests=600", f"scheduler.max_sequences={seats}"))
+
+
+def test_results_whose_queues_remember_for_long_are_told_how_many_requests_would_do():
+    """At 22 requests a second eight seats hardly fill, and four leave a queue of five independent stretches."""
+    idle, busy = crowd(22, 8), crowd(22, 4)
+    for a, b in ((idle, busy), (busy, idle)):
+        (each,) = compare(a, b, metrics=["e2el_s.mean"])
+        assert math.isnan(each.change.half_width)
+        assert "600 requests are too few for an interval of this at this load" in each.verdict
+    assert not math.isnan(compare(idle, crowd(22, 7), metrics=["e2el_s.mean"]).differences[0].change.half_width)
+
+
+def test_saturated_results_have_a_verdict_and_no_change():
+    (each,) = compare(crowd(24, 8), crowd(24, 3), metrics=["e2el_s.mean"])
+    assert each.change is None
+    assert "B is saturated" in each.verdict
+    assert "lower the rate or add replicas" in each.verdict
+
+
+def test_requests_outside_the_window_of_either_are_left_out():
+    whole, part = simulate(BUSY), simulate(BUSY.with_set("hardware=a100-80gb-sxm", "window={from_s: 5}"))
+    means = [side.requests["e2el_s"][part.in_window].mean() for side in (whole, part)]
+    there, back = (compare(*pair, metrics=["e2el_s.mean"]).differences[0] for pair in ((whole, part), (part, whole)))
+    assert there.change.mean == pytest.approx(means[1] / means[0] - 1)
+    assert back.change.mean == pytest.approx(means[0] / means[1] - 1)
+
+
+@pytest.mark.parametrize("stretches", [(3.0, math.inf), (math.inf, 3.0)])
+def test_the_queue_that_remembers_longer_decides(monkeypatch, stretches):
+    one = simulate(BUSY)
+    other = simulate(BUSY.with_set("hardware=a100-80gb-sxm"))
+    (free,) = compare(one, other, metrics=["e2el_s.mean"])
+    assert not math.isnan(free.change.half_width)
+    found = iter(stretches)
+    monkeypatch.setattr("sim.study.compare.queue_stretches", lambda *_: next(found))
+    (bound,) = compare(one, other, metrics=["e2el_s.mean"])
+    assert math.isnan(bound.change.half_width)
+    assert "about 2,000 would do" in bound.verdict
+
+
 def test_clients_that_wait_for_answers_are_not_taken_for_a_queue_without_end():
     workload = "workload={arrivals: {process: closed_loop, concurrency: 8}, prompt_tokens: 400, output_tokens: 20, requests: 400}"
     a = BUSY.with_set(workload, "scheduler.max_sequences=2")
     (each,) = compare(simulate(a), simulate(a), metrics=["e2el_s.mean"])
     assert each.verdict == "A and B are equal at mean E2EL"
+    assert each.change.half_width == 0
 
 
 def test_sweeps_are_paired_point_by_point(tmp_path):

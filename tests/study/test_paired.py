@@ -36,6 +36,15 @@ def test_skewed_pairs_reach_further_on_their_long_side():
     assert left.mean - left.low == pytest.approx(right.high - right.mean)
 
 
+def test_the_long_side_allows_for_half_as_much_skewness_again_as_is_seen():
+    # Residuals -1, -1, -1, -1, 4: standard error 1, skewness sqrt(5), so k = 1.5 sqrt(5) / (6 sqrt(5)) = 1/4, and the
+    # arm w solves w - 2 k w^2 + 4/3 k^2 w^3 = t + k with t(0.975, 4) = 2.7764: (1 + cbrt(3.5397)) / 0.5.
+    found = st.ratio_interval([1.0] * 5, [1.0, 1.0, 1.0, 1.0, 6.0])
+    assert found.mean == pytest.approx(1)
+    assert found.mean - found.low == pytest.approx(2.7764, abs=1e-4)
+    assert found.high - found.mean == pytest.approx(5.048, abs=1e-3)
+
+
 def test_the_skewness_of_a_textbook_sample():
     # 1, 1, 1, 1, 6: second moment 4, third 12, so 1.5, and with the correction for five values 1.5 sqrt(20) / 3.
     assert st.skewness([1.0, 1.0, 1.0, 1.0, 6.0]) == pytest.approx(1.5 * math.sqrt(20) / 3)
@@ -68,6 +77,13 @@ def test_the_jackknife_of_a_ratio_of_means_is_that_of_the_batch_sums():
     assert arms[0] == pytest.approx(st.student_t(0.975, 15) * error)
 
 
+def test_a_batch_far_above_the_others_lengthens_the_upper_side():
+    b = np.ones(320)
+    b[100:120] = 3
+    found = st.batch_ratio(np.ones(320), b)
+    assert found.high - found.mean > 1.5 * (found.mean - found.low) > 0
+
+
 def test_few_independent_stretches_widen_the_interval():
     rng = np.random.default_rng(13)
     a, b = rng.gamma(2.0, size=(2, 1600))
@@ -84,12 +100,41 @@ def test_independent_values_follow_the_correlation():
     assert st.independent_values(np.ones(40)) == 40
 
 
+def test_independent_values_of_a_step_are_those_by_hand():
+    # Eight of 1 and eight of -1: correlations (16 - 3 k) / 16, positive in pairs up to the third: 29 + 17 + 5 sixteenths.
+    assert st.independent_values([1.0] * 8 + [-1.0] * 8) == pytest.approx(16 / (2 * 51 / 16 - 1))
+
+
+def test_requests_that_either_run_did_not_finish_are_left_out_of_both():
+    a, b = np.random.default_rng(17).gamma(2.0, size=(2, 1600))
+    both = paired.latency_change(a[4:], b[4:], "mean")
+    assert not math.isnan(both[0].half_width)
+    a[:2], b[2:4] = math.nan, math.nan
+    assert paired.latency_change(a, b, "mean") == both
+
+
 @pytest.mark.parametrize("load", [0.8, 0.9])
 def test_the_queue_says_how_many_stretches_it_holds(load):
     """Poisson arrivals and fixed service at this load: n (1 - load)^2 / 2 stretches, known here to a third."""
     found = coverage.simulated(MD1, load, 10_000, range(8))
     worth = [paired.queue_stretches(found.arrival_ns[i], found.start_ns[0][i], found.replica[0][i]) for i in range(8)]
     assert np.median(worth) == pytest.approx(10_000 * (1 - load) ** 2 / 2, rel=1 / 3)
+
+
+def test_replicas_share_the_load_of_their_arrivals():
+    """Poisson arrivals every second, 1.6 s of service, two replicas: a load of 0.8."""
+    arrival = np.rint(np.cumsum(np.random.default_rng(19).exponential(1e9, 10_000))).astype(np.int64)
+    start, replica = coverage.recursion(arrival[None], np.full((1, 10_000), 1_600_000_000), 2)
+    assert paired.queue_stretches(arrival, start[0], replica[0]) == pytest.approx(200, rel=1 / 3)
+
+
+def test_uneven_service_lets_a_queue_remember_for_longer():
+    """Poisson arrivals and exponential service at 0.8: (1 + 1) / 0.2^2 requests a stretch, twice as many as fixed service."""
+    rng = np.random.default_rng(20)
+    arrival = np.rint(np.cumsum(rng.exponential(1e9, 20_000))).astype(np.int64)
+    service = np.rint(rng.exponential(0.8e9, 20_000)).astype(np.int64)
+    start, replica = coverage.recursion(arrival[None], service[None], 1)
+    assert paired.queue_stretches(arrival, start[0], replica[0]) == pytest.approx(200, rel=1 / 3)
 
 
 def test_requests_that_meet_no_line_hold_any_number_of_stretches():
@@ -122,6 +167,18 @@ def test_too_short_a_run_says_how_many_requests_would_do():
     )
 
 
+@pytest.mark.parametrize("where", ["both runs", "their difference"])
+def test_latencies_that_hang_together_are_few_values_whatever_the_queue_allows_for(where):
+    rng = np.random.default_rng(18)
+    slow = np.repeat(rng.gamma(2.0, size=5), 400)
+    fast = 50 * rng.gamma(2.0, size=2000)
+    a, b = (slow, 1.1 * slow) if where == "both runs" else (fast, 1.1 * fast + slow)
+    change, why = paired.latency_change(a, b, "mean")
+    assert math.isnan(change.half_width)
+    assert "2,000 requests are too few for an interval of this at this load" in why
+    assert paired.latency_change(fast, 1.1 * fast, "mean")[1] == ""
+
+
 @pytest.mark.parametrize("level", [0.0, 1e-3])
 def test_one_episode_beyond_a_quantile_is_no_interval_of_it(level):
     noise = np.random.default_rng(16).normal(size=2000)
@@ -131,6 +188,13 @@ def test_one_episode_beyond_a_quantile_is_no_interval_of_it(level):
     assert math.isnan(change.half_width)
     assert "would do" in why
     assert paired.latency_change(a, a * 1.1, "p50")[1] == ""
+    often = 1 + np.abs(noise)
+    assert paired.latency_change(often, often * 1.1, "p99")[1] == ""
+    # One independent stretch in a hundred lies beyond it: of fewer, hardly one.
+    assert "would do" in paired.latency_change(often, often * 1.1, "p99", stretches=99)[1]
+    assert paired.latency_change(often, often * 1.1, "p99", stretches=100)[1] == ""
+    for first, second in ((often, a), (a, often)):
+        assert math.isnan(paired.latency_change(first, second, "p99")[0].half_width)
 
 
 def test_recursions_equal_the_event_loop_to_the_nanosecond():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -83,13 +85,19 @@ def _computed(names: Sequence[str], quick: bool, jobs: int) -> Iterator[tuple[st
     ]
     found: dict[tuple[str, int], list[Row]] = {}
     waiting = list(names)
-    with _shown(sum(task.seconds for task in tasks), len(tasks), jobs) as tell:
-        for task, rows in _run(tasks, quick, jobs):
+    progress = _Progress(_order(tasks, jobs), jobs)
+    with _shown(progress):
+        for task, rows in _run(progress.tasks, quick, jobs):
             found[task.group, task.place] = rows
-            tell(task)
+            progress.done.append(task)
             while waiting and all((each.group, each.place) in found for each in tasks if each.group == waiting[0]):
                 name = waiting.pop(0)
                 yield name, [row for each in tasks if each.group == name for row in found[name, each.place]]
+
+
+def _order(tasks: Sequence[_Task], jobs: int) -> Sequence[_Task]:
+    """One process goes group by group; several begin with the longest, so that none is left alone with it."""
+    return tasks if jobs == 1 else sorted(tasks, key=lambda task: -task.seconds)
 
 
 def _run(tasks: Sequence[_Task], quick: bool, jobs: int) -> Iterator[tuple[_Task, list[Row]]]:
@@ -101,12 +109,9 @@ def _run(tasks: Sequence[_Task], quick: bool, jobs: int) -> Iterator[tuple[_Task
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
 
-    # Spawned, because a forked copy of a process with threads may hang. The longest first, so that none is left alone.
+    # Spawned, because a forked copy of a process with threads may hang.
     with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {
-            pool.submit(_part_rows, task.group, task.place, quick): task
-            for task in sorted(tasks, key=lambda task: -task.seconds)
-        }
+        running = {pool.submit(_part_rows, task.group, task.place, quick): task for task in tasks}
         try:
             for done in as_completed(running):
                 yield running[done], done.result()
@@ -126,47 +131,69 @@ def _processors() -> int:
     return cpu_count()
 
 
+@dataclass(slots=True)
+class _Progress:
+    """How far a run is. *tasks* in the order in which they are started, *jobs* of them at a time."""
+
+    tasks: Sequence[_Task]
+    jobs: int
+    done: list[_Task] = field(default_factory=list)
+    began_s: float = field(default_factory=time.monotonic)
+
+    def left_s(self) -> float:
+        """Seconds that are left, from the pace so far, what is under way being half done.
+
+        The parts' own seconds are of another machine and serve for their proportions; before the first part is done they
+        are also the least that is believed.
+        """
+        waiting = [task.seconds for task in self.tasks if task not in self.done]
+        expected_s = sum(task.seconds for task in self.tasks)
+        worked_s = expected_s - sum(waiting) + sum(waiting[: self.jobs]) / 2
+        elapsed_s = time.monotonic() - self.began_s
+        by_pace_s = (expected_s - worked_s) * elapsed_s / worked_s if worked_s > 0 else 0.0
+        return by_pace_s if self.done else max(by_pace_s, expected_s / self.jobs - elapsed_s)
+
+    def __str__(self) -> str:
+        return f"{len(self.done)} of {len(self.tasks)} parts, about {_duration(self.left_s())} left"
+
+
 @contextlib.contextmanager
-def _shown(expected_s: float, total: int, jobs: int) -> Iterator[Callable[[_Task], None]]:
-    """A function to be told of finished tasks: a bar on a terminal, a line now and then on standard error otherwise."""
-    began = last = time.monotonic()
-    done = done_s = 0.0
+def _shown(progress: _Progress) -> Iterator[None]:
+    """Shows *progress* while the block runs: a bar on a terminal, a line now and then on standard error otherwise."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, ProgressColumn, TimeElapsedColumn
+        from rich.text import Text
 
-    def left_s() -> float:
-        # The expectation is of another machine; what has been done says how much slower or faster this one is.
-        elapsed = time.monotonic() - began
-        pace = elapsed / done_s if done_s else 1.0 / jobs
-        return max(expected_s - done_s, 0.0) * pace
+        class Said(ProgressColumn):
+            def render(self, task: object) -> Text:
+                return Text(str(progress))
 
-    def progress() -> str:
-        return f"{done:.0f} of {total} parts, about {_duration(left_s())} left"
+        class Bar(BarColumn):
+            def render(self, task: Any) -> Any:
+                task.completed = sum(each.seconds for each in progress.done)
+                return BarColumn.render(self, task)
 
-    if not sys.stderr.isatty():
-        if expected_s / jobs > _SECONDS_BETWEEN_LINES:
-            typer.echo(progress(), err=True)
-
-        def line(task: _Task) -> None:
-            nonlocal done, done_s, last
-            done, done_s = done + 1, done_s + task.seconds
-            if done < total and time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
-                last = time.monotonic()
-                typer.echo(progress(), err=True)
-
-        yield line
+        columns = (Bar(), Said(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            bar.add_task("", total=sum(task.seconds for task in progress.tasks))
+            yield
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    ended = threading.Event()
 
-    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        shown = bar.add_task(progress(), total=expected_s)
+    def lines() -> None:
+        while not ended.wait(_SECONDS_BETWEEN_LINES):
+            typer.echo(str(progress), err=True)
 
-        def advance(task: _Task) -> None:
-            nonlocal done, done_s
-            done, done_s = done + 1, done_s + task.seconds
-            bar.update(shown, completed=done_s, description=progress())
-
-        yield advance
+    if progress.left_s() > _SECONDS_BETWEEN_LINES:
+        typer.echo(str(progress), err=True)
+    writer = threading.Thread(target=lines, daemon=True)
+    writer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        writer.join()
 
 
 def _duration(seconds: float) -> str:

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sim.reproduce.alpaserve import queueing, recorded, stages, statements
-from sim.reproduce.rows import Part, Row
+from sim.reproduce.rows import Part, Row, with_reasons
 
 TITLE = "AlpaServe, OSDI 2023"
+
+
+def _recorded(name: str, run: Callable[[bool], Iterable[Row]], seconds: float) -> Part:
+    return Part(name, lambda quick: with_reasons(run(quick), recorded.REASONS), seconds)
+
 
 PARTS = (
     Part("two models on two GPUs", queueing.two_models, 2),
     Part("M/D/1", queueing.closed_forms, 4),
     Part("stages on V100", stages.rows, 1),
-    Part("recorded on the cluster", recorded.cluster, 16),
-    Part("ablation, up to 40 GPUs", recorded.ablation(lambda devices, rate: rate == 64.0 and devices <= 40), 16),
-    Part("ablation, 41 to 88 GPUs", recorded.ablation(lambda devices, rate: rate == 64.0 and 40 < devices <= 88), 40),
-    Part("ablation, 89 to 136 GPUs", recorded.ablation(lambda devices, rate: rate == 64.0 and 88 < devices <= 136), 40),
-    Part("ablation, from 137 GPUs", recorded.ablation(lambda devices, rate: rate == 64.0 and devices > 136), 34),
-    Part("ablation, rates", recorded.ablation(lambda _, rate: rate != 64.0), 25),
-    Part("ablation, CV and SLO", recorded.ablation_points, 5),
+    _recorded("recorded on the cluster", recorded.cluster, 16),
+    _recorded("ablation, up to 40 GPUs", recorded.ablation(lambda devices, rate: rate == 64.0 and devices <= 40), 16),
+    _recorded(
+        "ablation, 41 to 88 GPUs", recorded.ablation(lambda devices, rate: rate == 64.0 and 40 < devices <= 88), 40
+    ),
+    _recorded(
+        "ablation, 89 to 136 GPUs", recorded.ablation(lambda devices, rate: rate == 64.0 and 88 < devices <= 136), 40
+    ),
+    _recorded("ablation, from 137 GPUs", recorded.ablation(lambda devices, rate: rate == 64.0 and devices > 136), 34),
+    _recorded("ablation, rates", recorded.ablation(lambda _, rate: rate != 64.0), 25),
+    _recorded("ablation, CV and SLO", recorded.ablation_points, 5),
     Part("Azure Functions", recorded.azure, 0),
     Part("104B models", statements.very_large, 2),
     Part("when model parallelism helps", statements.when_it_helps, 7),

@@ -253,6 +253,7 @@ def test_end_to_end_files_are_read_and_not_priced(tmp_path):
         predict(m, load_profile("rtx-pro-6000"))
 
 
+@pytest.mark.slow
 def test_every_public_file_is_understood(shared):
     kinds = {m.kind for m in read_folder(shared / "measured")}
     assert {"gemm", "attention_mixed", "e2e_silicon_agg", "e2e_requests", "iteration", "tpu_layers"} <= kinds
