@@ -73,7 +73,7 @@ def _of(file: str, tests: tuple[str, ...], *changes: tuple[str, str, str]) -> li
 
 MUTATIONS = [
     *_of(
-        "sim/engine/tenant.py",
+        "sim/engine/sequences.py",
         ENGINE,
         (
             "a preempted request joins the tail of the queue",
@@ -86,6 +86,24 @@ MUTATIONS = [
             "output - 1 + self._lookahead if output",
             "output + self._lookahead if output",
         ),
+        ("a preempted request loses its first start", "if self.state.scheduled[id_] < 0:", "if True:"),
+        ("a preempted request is given its first token again", "if state.first_token[id_] < 0:", "if True:"),
+        (
+            "preemption keeps the blocks",
+            "        self.kv.give(blocks)\n        del lane.admitted[id_]",
+            "        del lane.admitted[id_]",
+        ),
+        ("what preemption gives up is not counted", "        state.recomputed[id_] += cached\n", ""),
+        (
+            "a limit on the model's context is off by one",
+            "if limit is not None and prompt + output > limit:",
+            "if limit is not None and prompt + output >= limit:",
+        ),
+        ("rejected requests stay in the queue", "            self.queue.remove(seq)\n", ""),
+    ),
+    *_of(
+        "sim/engine/tenant.py",
+        ENGINE,
         ("completing prompts have no logit rows", "decode_kv, decode_rows + n_completing,", "decode_kv, decode_rows,"),
         ("every chunk has a logit row", "decode_kv, decode_rows + n_completing,", "decode_kv, decode_rows + len(run),"),
         (
@@ -104,21 +122,12 @@ MUTATIONS = [
             "decode_kv = decoding.cached + decode_rows",
             "decode_kv = decoding.cached",
         ),
-        ("a preempted request loses its first start", "if self._state.scheduled[id_] < 0:", "if True:"),
-        ("a preempted request is given its first token again", "if state.first_token[id_] < 0:", "if True:"),
-        (
-            "preemption keeps the blocks",
-            "        self.kv.give(blocks)\n        del lane.admitted[id_]",
-            "        del lane.admitted[id_]",
-        ),
-        ("what preemption gives up is not counted", "        state.recomputed[id_] += cached\n", ""),
-        (
-            "a limit on the model's context is off by one",
-            "if limit is not None and prompt + output > limit:",
-            "if limit is not None and prompt + output >= limit:",
-        ),
         ("chunks beyond what is left are accepted", "if remaining < 0 or tokens <= 0:", "if tokens <= 0:"),
-        ("a plan held in a pipeline outlives a finish", "lane.held_changes == self._n_changes\n            and ", ""),
+        (
+            "a plan held in a pipeline outlives a finish",
+            "lane.held_changes == self.sequences.n_changes",
+            "lane.held_changes >= 0",
+        ),
         (
             "a plan held in a pipeline outlives its instant",
             "            and ticks >> TICK_BITS < lane.held_until_ns\n",
@@ -126,13 +135,8 @@ MUTATIONS = [
         ),
         (
             "a plan held in a pipeline outlives arrivals",
-            "            and lane.held_arrivals in (-1, self._n_arrivals)\n",
+            "            and lane.held_arrivals in (-1, self.sequences.n_arrivals)\n",
             "",
-        ),
-        (
-            "rejected requests stay in the queue",
-            "            self.queue.remove(seq)\n            self._n_computed",
-            "            self._n_computed",
         ),
     ),
     *_of(
@@ -175,7 +179,7 @@ MUTATIONS = [
         ("a stage does not wait to be free", "end = max(ready, free) + duration", "end = ready + duration"),
     ),
     *_of(
-        "sim/engine/running.py",
+        "sim/engine/taped.py",
         ENGINE,
         (
             "acceptance rounds start again after a preemption",
@@ -183,20 +187,24 @@ MUTATIONS = [
             "rounds_before = 0",
         ),
         (
-            "windows do not limit what decodes read",
-            "self.window_sum += min(cached + 1, self._window)",
-            "self.window_sum += cached + 1",
-        ),
-        (
             "drafted tokens hold no slots",
             "after += cached + self.query_tokens + self._block_tokens - 1",
             "after += cached + self._block_tokens",
         ),
+    ),
+    *_of(
+        "sim/engine/uniform.py",
+        ENGINE,
+        (
+            "windows do not limit what decodes read",
+            "self.window_sum += min(cached + 1, self._window)",
+            "self.window_sum += cached + 1",
+        ),
         ("decodes do not read their own token", "kv = self.cached + n\n", "kv = self.cached\n"),
         (
             "a span runs on past the instant until which its plan holds",
-            "            limit = min(until_ticks, start_ticks + LONGEST_TICKS)",
-            "            limit = start_ticks + LONGEST_TICKS",
+            "until_ticks = min(until_ns << TICK_BITS, start_ticks + LONGEST_TICKS)",
+            "until_ticks = start_ticks + LONGEST_TICKS",
         ),
     ),
     *_of(
@@ -295,12 +303,7 @@ MUTATIONS = [
             "left = self.token_budget - n_decoding * view.query_tokens",
             "left = self.token_budget - n_decoding",
         ),
-        (
-            "vLLM decodes beside prompts",
-            "left -= seq.tokens\n            chunks.append((seq.id, seq.tokens))\n        if chunks:\n            return Plan(",
-            "left -= seq.tokens\n            chunks.append((seq.id, seq.tokens))\n        if chunks:\n"
-            "            return Plan(decode=view.n_decoding > 0, ",
-        ),
+        ("vLLM decodes beside prompts", "return prompts(tuple(chunks), False)", "return prompts(tuple(chunks), True)"),
         ("a prompt beyond vLLM's budget never runs", "(seq.tokens > left and chunks)", "seq.tokens > left"),
         (
             "seats for Sarathi forget the unfinished prompts",
@@ -437,8 +440,8 @@ MUTATIONS = [
         ),
         (
             "no time for each sequence",
-            "own = (seqs + chunks) * self.sequence_s + self.step_s\n        seconds = self.rows.scalar(rows)",
-            "own = self.step_s\n        seconds = self.rows.scalar(rows)",
+            "own = (seqs + chunks) * self.sequence_s + self.step_s\n        # A look",
+            "own = self.step_s\n        # A look",
         ),
     ),
     *_of(
@@ -630,8 +633,8 @@ MUTATIONS = [
         ("saturated candidates keep the SLO", "(low >= target.attainment) & steady &", "(low >= target.attainment) &"),
         (
             "energy of one GPU",
-            "joule_per_mtoken=gpu_s * np.array(watts)",
-            "joule_per_mtoken=gpu_s / table['gpus'] * np.array(watts)",
+            "joule_per_mtoken=gpu_s * watt,",
+            "joule_per_mtoken=gpu_s / table['gpus'] * watt,",
         ),
         ("prices are by the second", "/ 3600.0", "/ 1.0"),
         ("equal rows push each other off the front", "or (second[index] == best_y and first[index] == best_x)", ""),
