@@ -12,6 +12,7 @@ from sim.engine import Experiment, InvariantError, ReplicaSpec, cluster, run
 from sim.engine.kv import KvPool
 from sim.engine.requests import RequestState
 from sim.engine.sequences import Sequences
+from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 from tests.engine.random_runs import an_experiment
 from workloads import ClosedLoop, Trace
@@ -43,6 +44,7 @@ def test_the_run_that_is_broken_below_is_sound() -> None:
     a_run(kv_blocks=90)
 
 
+@patches_the_engine
 def test_a_pool_that_loses_a_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def give(self: KvPool, blocks: int) -> None:
         self.free += blocks - 1
@@ -52,6 +54,7 @@ def test_a_pool_that_loses_a_block_is_caught(monkeypatch: pytest.MonkeyPatch) ->
         a_run(kv_blocks=90)
 
 
+@patches_the_engine
 def test_a_request_in_two_places_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     enqueue = Sequences.enqueue
 
@@ -64,6 +67,7 @@ def test_a_request_in_two_places_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
         a_run()
 
 
+@patches_the_engine
 def test_a_preempted_sequence_that_forgets_what_it_emitted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting_seq = RequestState.waiting_seq
 

@@ -16,6 +16,7 @@ from sim.engine.clock import TICKS_PER_S, to_ticks
 from sim.engine.pricing import Line, LineAt, Pricing
 from sim.scenario import Scenario
 from sim.scenario.build import build
+from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "AzureLLMInferenceTrace_conv.csv"
@@ -146,6 +147,7 @@ def test_a_straight_cost_is_one_line_an_octave() -> None:
     assert prices.decode_lines(8, 1, 0)(40_000, 0).kv_end == 65_536
 
 
+@patches_the_engine
 @pytest.mark.parametrize(
     "settings",
     [
@@ -161,6 +163,7 @@ def test_no_request_finishes_elsewhen_for_the_lines(settings: tuple[str, ...], m
     assert 0.0 < furthest_finish(an_experiment(*settings), monkeypatch) < MOST_OF_A_FINISH
 
 
+@patches_the_engine
 @pytest.mark.slow
 @pytest.mark.skipif(not TRACE.exists(), reason="needs the public conversation trace")
 @pytest.mark.parametrize("rate_scale", [1, 2, 4])

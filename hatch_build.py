@@ -1,0 +1,79 @@
+"""The optional compiled build: the same sources through mypyc, where ROOFTRACE_COMPILE=1 asks for it.
+
+Without it nothing here runs, and neither mypyc nor a compiler is needed. docs/performance.md says what it gains.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SWITCH = "ROOFTRACE_COMPILE"
+
+COMPILED = (
+    *(
+        f"sim/engine/{name}.py"
+        for name in (
+            "clock", "columns", "kv", "lane", "machine", "padding", "prices", "pricing", "requests", "running", "sequences",
+            "span", "stages", "taped", "tenant", "uniform",
+        )
+    ),
+    "policies/view.py",
+)  # fmt: skip
+"""What an iteration passes through. Not `events`, whose classes are SimPy's, nor the schedulers, whose checks of settings would no
+longer tell `true` from 1."""
+
+
+class CompiledBuild(BuildHookInterface[Any]):
+    """Adds compiled modules to a wheel, or puts them beside the sources of an editable installation."""
+
+    def _wanted(self) -> bool:
+        return os.environ.get(SWITCH, "") not in ("", "0")
+
+    def dependencies(self) -> list[str]:
+        return ["mypy[mypyc]>=1.11", "setuptools>=68"] if self._wanted() else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if not self._wanted():
+            return
+        root = Path(self.root)
+        folder = _compile(root)
+        wanted = {Path(source).with_suffix("") for source in COMPILED}
+        for built in sorted(folder.rglob("*.so")) + sorted(folder.rglob("*.pyd")):
+            place = built.relative_to(folder)
+            if "__mypyc" not in place.name and place.parent / place.name.split(".")[0] not in wanted:
+                continue  # of an earlier list
+            if version == "editable":
+                shutil.copy2(built, root / place)
+            else:
+                build_data["force_include"][str(built)] = str(place)
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+
+def _compile(root: Path) -> Path:
+    """The folder with the compiled modules, laid out as in the source tree. Made twice by pip, and compiled once."""
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+
+    folder = root / "build" / "compiled"
+    here = Path.cwd()
+    os.chdir(root)
+    try:
+        extensions = mypycify(
+            ["--ignore-missing-imports", "--follow-imports=silent", *COMPILED],
+            opt_level="2",
+            target_dir=str(folder / "c"),
+        )
+        distribution = Distribution({"name": "rooftrace", "ext_modules": extensions})
+        command = distribution.get_command_obj("build_ext")
+        command.build_lib = str(folder / "lib")  # type: ignore[attr-defined]
+        command.build_temp = str(folder / "objects")  # type: ignore[attr-defined]
+        distribution.run_command("build_ext")
+    finally:
+        os.chdir(here)
+    return folder / "lib"

@@ -1,0 +1,13 @@
+"""Which build of the engine is tested: plain Python, or compiled by mypyc."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.engine import tenant
+
+COMPILED = not str(tenant.__file__).endswith(".py")
+
+patches_the_engine = pytest.mark.skipif(
+    COMPILED, reason="classes of the compiled engine cannot be replaced from outside"
+)
