@@ -9,11 +9,16 @@ import pytest
 
 from policies.acceptance import Iid
 from policies.decoding import Speculative
+from policies.routers import RoundRobin
+from policies.schedulers import Sarathi
 from policies.view import ALWAYS_NS
+from sim.engine import Experiment, ReplicaSpec, run
 from sim.engine.pricing import Pricing
 from sim.engine.running import TapedSet, UniformSet
 from sim.engine.span import BentSpan
 from tests.engine.costs import Linear
+from tests.engine.random_runs import assert_same
+from workloads import Trace
 
 START = 12_345
 PRICING = Pricing(Linear(fixed_s=1.2345e-3, kv_s=3.3e-7, window_s=1.7e-8, window_tokens=300), None, 0.0)
@@ -62,3 +67,15 @@ def test_no_iteration_of_a_span_starts_at_the_instant_until_which_it_holds(specu
         # The next one starts within this nanosecond: at the instant, or before the one after it.
         assert span_of(a_set(speculative=speculative), START, 1 << 40, end_ns).n == j
         assert span_of(a_set(speculative=speculative), START, 1 << 40, end_ns + 1).n == j + 1
+
+
+def test_a_span_that_bends_counts_who_has_come_to_the_queue_meanwhile() -> None:
+    trace = Trace(
+        arrival_ns=[0, *range(20_000_500, 900_000_000, 40_000_000)], prompt_tokens=[200] * 23, output_tokens=[900] + [2] * 22
+    )  # fmt: skip
+    spec = ReplicaSpec(cost=Linear(kv_s=1e-7), scheduler=Sarathi(max_sequences=1), kv_blocks=100)
+    experiment = Experiment(workload=trace, replicas=(spec,), router=RoundRobin())
+    found, stepped = run(experiment), run(experiment, fast_forward=False)
+    assert len(found.replicas[0].spans) < 100
+    assert found.iterations()["waiting"].max() == 22
+    assert_same(found, stepped)
