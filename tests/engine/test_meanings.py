@@ -15,10 +15,10 @@ from policies.routers import RoundRobin
 from policies.schedulers import Orca, Sarathi, Vllm
 from policies.view import Plan, ReplicaView
 from policies.wrappers import EvictNewest
-from sim.engine import Experiment, PolicyError, ReplicaSpec, run
+from sim.engine import Experiment, MachineSpec, PolicyError, ReplicaSpec, run
 from tests.engine.costs import Linear
 from tests.engine.test_replica import MS, replay, trace
-from workloads import ClosedLoop
+from workloads import ClosedLoop, Trace
 
 DRAFTS = Speculative(method="draft_model", num_speculative_tokens=4, acceptance=Iid(alpha=0.5))
 
@@ -219,3 +219,26 @@ class Greedy:
 def test_a_plan_beyond_the_prompt_is_an_error() -> None:
     with pytest.raises(PolicyError, match="planned 11 prompt tokens for request 0, of which 10 are left"):
         replay(trace((0, 10, 1)), Greedy())
+
+
+def test_a_sequence_keeps_its_model_deadline_and_priority_wherever_policies_see_it() -> None:
+    seen: set[tuple[str, int, int, int, int, int]] = set()
+
+    def watching(view: ReplicaView) -> Plan:
+        for where, seqs in (("waiting", view.waiting), ("prefilling", view.prefilling), ("running", view.running)):
+            seen.update((where, seq.id, seq.model, seq.deadline_ns, seq.priority, seq.arrival_ns) for seq in seqs)
+        decodes = view.n_decoding > 0
+        if view.prefilling:
+            return Plan(decode=decodes, run=tuple((seq.id, min(7, seq.remaining_tokens)) for seq in view.prefilling))
+        if view.waiting:
+            return Plan(decode=decodes, run=((view.waiting[0].id, 7),))
+        return Plan(decode=True)
+
+    workload = Trace(
+        arrival_ns=[0, 5, 9], prompt_tokens=[20] * 3, output_tokens=[5] * 3, model_index=[0, 1, 1], models=("a", "b"),
+        deadline_ns=[100, -1, 7], priority=[3, -2, 0],
+    )  # fmt: skip
+    tenants = tuple(ReplicaSpec(cost=Linear(), scheduler=watching, kv_blocks=100, model=model) for model in (0, 1))
+    run(Experiment(workload=workload, replicas=(MachineSpec(tenants=tenants),), router=RoundRobin()))
+    facts = [(0, 0, 100, 3, 0), (1, 1, -1, -2, 5), (2, 1, 7, 0, 9)]
+    assert seen == {(where, *each) for where in ("waiting", "prefilling", "running") for each in facts}

@@ -1,0 +1,195 @@
+"""A machine's two doors, used directly: deliveries that bring KV, and stopping in the middle of anything."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from policies.acceptance import Iid
+from policies.decoding import Speculative
+from policies.schedulers import Orca, Sarathi, Static
+from policies.view import UNTIL_CHANGE, Plan, ReplicaView
+from policies.wrappers import EvictNewest
+from sim.engine import Columns, MachineSpec, PolicyError, ReplicaSpec
+from sim.engine.events import Clock
+from sim.engine.invariants import Watch
+from sim.engine.machine import Machine
+from sim.engine.requests import RequestState
+from tests.engine.costs import Linear
+
+MS = 1_000_000
+DRAFTS = Speculative(method="draft_model", num_speculative_tokens=3, acceptance=Iid(alpha=0.6))
+
+
+class Ended:
+    """Writes down what a machine tells."""
+
+    def __init__(self) -> None:
+        self.finished_ids: list[int] = []
+        self.rejected_ids: list[int] = []
+
+    def finished(self, id_: int, now_ns: int, /) -> None:
+        self.finished_ids.append(id_)
+
+    def rejected(self, id_: int, reason: str, /) -> None:
+        self.rejected_ids.append(id_)
+
+
+class Alone:
+    """One machine without a cluster around it; everything has arrived at 0."""
+
+    def __init__(
+        self, prompt: list[int], output: list[int], scheduler: Any, *, kv_blocks: int = 100, fast_forward: bool = True, **spec: Any
+    ) -> None:  # fmt: skip
+        settings = {"cost": Linear(), **spec}
+        pipelined = settings["cost"].n_stages > 1 or (settings.get("micro_batches") or 1) > 1
+        self.state = RequestState(
+            array("q", prompt), array("q", output), array("q", [0] * len(prompt)), None, None, pipelined
+        )
+        self.clock = Clock()
+        self.ended = Ended()
+        replica = ReplicaSpec(scheduler=scheduler, kv_blocks=kv_blocks, **settings)
+        self.machine = Machine(
+            self.clock, 0, MachineSpec(tenants=(replica,)), 0, self.state, self.ended, seed=1, fast_forward=fast_forward
+        )
+        self.tenant = self.machine.tenants[0]
+
+    def run(self) -> None:
+        Watch(self.state, [self.machine], self.clock).run(None)
+
+    def iterations(self) -> Any:
+        return Columns(requests={}, reasons=(), replicas=(self.tenant.columns(),)).iterations()
+
+
+@dataclass(frozen=True)
+class Everybody:
+    """Admits all who wait; who has nothing to compute decodes at once."""
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        joins = any(not seq.tokens for seq in view.waiting)
+        run = tuple((seq.id, seq.tokens) for seq in view.waiting)
+        return Plan(decode=view.n_decoding > 0 or joins, run=run, hold=UNTIL_CHANGE)
+
+
+@dataclass(frozen=True)
+class Asks:
+    """Plans *tokens* prompt tokens for whoever waits."""
+
+    tokens: int
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        return Plan(decode=view.n_decoding > 0, run=tuple((seq.id, self.tokens) for seq in view.waiting))
+
+
+@pytest.mark.parametrize("fast_forward", [True, False])
+@pytest.mark.parametrize("scheduler", [Everybody(), Sarathi(), Sarathi(token_budget=1), Orca(), Static(4)])
+def test_a_sequence_whose_kv_exists_joins_the_decodes_and_takes_its_blocks(scheduler: Any, fast_forward: bool) -> None:
+    alone = Alone([30], [5], scheduler, fast_forward=fast_forward)
+    alone.machine.deliver(0, kv_tokens=30)
+    alone.run()
+    found = alone.iterations()
+    assert found["prefill_tokens"].tolist() == [0] * 5
+    assert found["decode_tokens"].tolist() == found["emitted_tokens"].tolist() == [1] * 5
+    # 30 tokens are two blocks, of which two places are left; the 33rd needs a third.
+    assert found["kv_blocks_used"].tolist() == [2, 2, 3, 3, 3]
+    assert (alone.state.finish[0], alone.state.left[0], alone.tenant.kv.free) == (5 * MS, 0, 100)
+
+
+def test_a_prompt_whose_beginning_exists_is_computed_from_there() -> None:
+    alone = Alone([20], [3], Sarathi(token_budget=3))
+    alone.machine.deliver(0, kv_tokens=13)
+    alone.run()
+    found = alone.iterations()
+    assert found["prefill_tokens"].tolist() == [3, 3, 1, 0, 0]
+    assert found["kv_blocks_used"].tolist() == [2] * 5
+    assert (alone.state.first_token[0], alone.state.finish[0]) == (3 * MS, 5 * MS)
+
+
+def test_one_joins_while_another_is_computed() -> None:
+    alone = Alone([20, 33], [5, 3], Everybody(), cost=Linear(n_stages=2), micro_batches=1)
+    alone.machine.deliver(0, kv_tokens=20)
+    alone.machine.deliver(1)
+    alone.run()
+    assert list(alone.state.finish) == [10 * MS, 6 * MS]
+    assert alone.iterations()["emitted_tokens"].tolist() == [2, 2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("kv_tokens", "planned", "message"),
+    [
+        (0, 0, "planned 0 prompt tokens for request 0, of which 20 are left to compute"),
+        (19, 0, "planned 0 prompt tokens for request 0, of which 1 are left to compute"),
+        (20, 1, "planned 1 prompt tokens for request 0, of which 0 are left to compute"),
+        (15, 6, "planned 6 prompt tokens for request 0, of which 5 are left to compute"),
+        (15, -1, "planned -1 prompt tokens for request 0, of which 5 are left to compute"),
+    ],
+)
+def test_a_wrong_plan_for_kv_that_exists_is_refused_with_a_sentence(kv_tokens: int, planned: int, message: str) -> None:
+    alone = Alone([20], [5], Asks(planned))
+    alone.machine.deliver(0, kv_tokens=kv_tokens)
+    with pytest.raises(PolicyError, match=message):
+        alone.run()
+
+
+def test_kv_that_has_no_room_is_refused_with_a_sentence() -> None:
+    alone = Alone([20, 90], [5, 5], Everybody(), kv_blocks=7)
+    alone.machine.deliver(0, kv_tokens=20)
+    alone.machine.deliver(1, kv_tokens=90)
+    with pytest.raises(PolicyError, match=r"planned 6 new KV blocks at t=0\.000000 s but only 5 are free"):
+        alone.run()
+
+
+def stopped(seed: int, *, fast_forward: bool) -> tuple[Alone, list[int]]:
+    """A random machine, stopped at a random instant, often that of an iteration's end; and what it hands back."""
+    rng = random.Random(seed)
+    n, n_stages, block_tokens = rng.randrange(1, 12), rng.choice([1, 1, 2, 3]), rng.choice([1, 4, 16])
+    prompt, output = ([rng.randrange(1, 60) for _ in range(n)] for _ in range(2))
+    scheduler = rng.choice([Sarathi(rng.randrange(4, 80), rng.randrange(1, 6)), Orca(rng.randrange(1, 6)), Static(3)])
+    alone = Alone(
+        prompt, output, EvictNewest(scheduler), kv_blocks=200 // block_tokens + 4, fast_forward=fast_forward,
+        cost=Linear(kv_s=rng.choice([0, 1e-6]), n_stages=n_stages, window_tokens=rng.choice([None, 40])),
+        block_tokens=block_tokens, micro_batches=rng.choice([None, None, 1, 3]), decoding=rng.choice([None, None, DRAFTS]),
+    )  # fmt: skip
+    for id_ in range(n):
+        alone.machine.deliver(id_)
+    at_ns = rng.randrange(MS, 60 * MS)
+    alone.clock.run(until=at_ns if rng.random() < 0.7 else at_ns // MS * MS)
+    return alone, alone.machine.abort(alone.clock.now_ns)
+
+
+def test_stopping_hands_back_every_request_once_and_frees_all_memory() -> None:
+    seen = 0
+    for seed in range(60):
+        alone, back = stopped(seed, fast_forward=True)
+        ended = alone.ended.finished_ids + alone.ended.rejected_ids
+        assert sorted([*back, *ended]) == list(range(len(alone.state.prompt))), f"seed {seed}"
+        assert alone.tenant.kv.free == alone.tenant.kv.total
+        assert (alone.machine.waiting, alone.machine.running, alone.machine.kv_blocks_used) == (0, 0, 0)
+        assert alone.machine.abort(alone.clock.now_ns) == []
+        emitted = sum(alone.state.output) - sum(alone.state.left)
+        records = alone.tenant.columns()
+        if alone.state.bubbles:
+            # Of micro-batches that were in flight nothing is left in the record, in any stage.
+            assert len(records.stages) == len(records.spans) * len(alone.machine.stages)
+        if len(alone.tenant.recorder.spans.array()):
+            assert alone.iterations()["emitted_tokens"].sum() == emitted, f"seed {seed}"
+        seen += bool(back) and emitted > 0
+        stepped, back_stepped = stopped(seed, fast_forward=False)
+        assert back_stepped == back
+        for name in ("left", "finish", "token_ns", "rounds", "recomputed", "preemptions"):
+            assert getattr(stepped.state, name) == getattr(alone.state, name), f"seed {seed}: {name}"
+    assert seen > 30
+
+
+def test_one_micro_batch_hands_back_who_runs_before_who_waits() -> None:
+    alone = Alone([10, 10, 10, 10], [50] * 4, Orca(2))
+    for id_ in (2, 0, 3, 1):
+        alone.machine.deliver(id_)
+    alone.clock.run(until=10 * MS + 7)
+    assert alone.machine.abort(alone.clock.now_ns) == [2, 0, 3, 1]
+    # Nine decodes had ended, after the prompts.
+    assert list(alone.state.left) == [40, 50, 40, 50]
