@@ -54,7 +54,7 @@ def _chunks_within(
                 full = True
                 break
             tokens = min(seq.tokens, budget)
-            budget -= tokens
+            budget -= tokens or view.query_tokens
             seats -= 1
             chunks.append((seq.id, tokens))
     return tuple(chunks), full

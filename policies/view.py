@@ -1,7 +1,8 @@
 """What a scheduler sees and what it answers: plain values, so that a policy can be tested with literals.
 
-A sequence is a pair: tokens to compute, and tokens whose KV exists. A fresh request is (prompt, 0); one that comes with its KV,
-because another machine computed it or because it was kept, is (rest, n), and (0, n) has nothing to compute before it decodes.
+A sequence is a pair: tokens to compute, and tokens whose KV exists. A fresh request is (prompt, 0); one that comes with KV, because
+another machine computed it or because it was kept, is (rest, n). (0, n) has emitted tokens, the KV of all but the latest of them
+exists, and there is nothing to compute before it decodes.
 """
 
 from __future__ import annotations
@@ -110,8 +111,9 @@ class ReplicaView:
         return -(-tokens // self.block_tokens)
 
     def blocks_to_admit(self, seq: WaitingSeq) -> int:
-        """KV blocks that admitting *seq* takes: those of its tokens to compute and of the KV that it brings."""
-        return -(-(seq.tokens + seq.cached_tokens) // self.block_tokens)
+        """KV blocks that admitting *seq* takes: of the KV that it brings, and of what it computes first, its tokens or (where it has
+        none to compute) a decode step."""
+        return -(-((seq.tokens or self.query_tokens) + seq.cached_tokens) // self.block_tokens)
 
 
 class Plan(NamedTuple):

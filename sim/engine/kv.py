@@ -8,7 +8,7 @@ class OutOfBlocks(Exception):
 
 
 class KvPool:
-    """Blocks that sequences hold and blocks that are free; models of one machine may share a pool."""
+    """Blocks that the sequences of a tenant hold, and blocks that are free."""
 
     __slots__ = ("block_tokens", "free", "total")
 

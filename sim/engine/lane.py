@@ -7,13 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hwmodels.totals import Totals
-from policies.view import PartialSeq, ReplicaView, RunningSeq, WaitingSeq
+from policies.view import ALWAYS_NS, PartialSeq, ReplicaView, RunningSeq, WaitingSeq
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import BUBBLES
+from sim.engine.padding import padded
 from sim.engine.prices import Prices
 from sim.engine.running import RunningSet
 from sim.engine.span import Span
 from sim.engine.stages import Stages
+
+_LINE_ERROR_BITS = 22
+"""2**-22 is above `sim.engine.pricing.LINE_ERROR`."""
 
 
 class Paused(NamedTuple):
@@ -30,6 +34,7 @@ class Lane:
     __slots__ = (
         "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "held_arrivals", "held_changes",
         "held_until_ns", "hold", "index", "last_round_ns", "partial", "paused", "run", "span", "through_arrivals", "view",
+        "wake_ns",
     )  # fmt: skip
 
     def __init__(self, index: int, decoding: RunningSet) -> None:
@@ -45,6 +50,8 @@ class Lane:
         self.bubbles_at_join: dict[int, list[int]] = {}
         self.view = ReplicaView()
         """Made by the tenant, who sets what has changed at each look."""
+        self.wake_ns = ALWAYS_NS
+        """Where the latest plan was empty: when its answer ends."""
         # A plan of decodes alone that still holds in a pipeline:
         self.hold = 0
         """Iterations that it holds for."""
@@ -106,21 +113,29 @@ class RunningView(Sequence[RunningSeq]):
 class LanePrice:
     """What an iteration of a lane may cost; see `policies.view.StepPrice`."""
 
-    __slots__ = ("_lane", "_prices", "_stages")
+    __slots__ = ("_lane", "_pads_to", "_prices", "_stages", "_window")
 
-    def __init__(self, lane: Lane, prices: Prices, stages: Stages) -> None:
+    def __init__(self, lane: Lane, prices: Prices, stages: Stages, window: int | None, pads_to: int) -> None:
         self._lane = lane
         self._prices = prices
         self._stages = stages
+        self._window = window
+        self._pads_to = pads_to
 
     def done_ns(self, prompts: Sequence[int], /) -> int:
-        decoding = self._lane.decoding
-        n = decoding.n
+        lane, decoding = self._lane, self._lane.decoding
+        n = decoding.n + len(lane.paused)
         queries = n * decoding.query_tokens
-        kv = decoding.cached + queries if n else 0
+        kv = decoding.cached + sum(paused.cached for paused in lane.paused.values()) + queries if n else 0
         tokens = sum(prompts)
         pairs = sum(prompt * (prompt + 1) // 2 for prompt in prompts)
         totals = Totals(queries + tokens, tokens, len(prompts), pairs, tokens, n, kv, queries + len(prompts), pairs, kv)
+        if self._pads_to:
+            context = max((seq.cached_tokens for seq in lane.view.running), default=0)
+            run = [(0, prompt) for prompt in prompts]
+            totals = padded(totals, run, decoding.query_tokens, context, self._pads_to, self._window)
         durations, handover = self._prices.stages(totals, decoding.draft_steps if n else 0)
-        ends = self._stages.through(self._lane.view.now_ns << TICK_BITS, durations, handover=handover)
+        # Iterations of decodes alone are priced on lines, a little beside the cost model.
+        durations = [ticks + (ticks >> _LINE_ERROR_BITS) for ticks in durations] if n and not prompts else durations
+        ends = self._stages.through(lane.view.now_ns << TICK_BITS, durations, handover=handover)
         return -(-ends[-1] >> TICK_BITS)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import Any
 
 from policies.view import ALWAYS_NS
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
@@ -172,12 +171,14 @@ class Machine:
         for tenant in self.tenants:
             tenant.drop_in_flight()
         self._ends.clear()
-        self.stages.in_flight = 0
+        self._ticks = now_ns << TICK_BITS
+        self._promised = [self._ticks] * len(self._promised)
+        self.stages.stop(self._ticks)
         return [id_ for tenant in self.tenants for id_ in tenant.sequences.hand_back(tenant.lanes)]
 
     # Turns of a machine that is alone.
 
-    def _on_turn_alone(self, _event: Any) -> None:
+    def _on_turn_alone(self, _event: object) -> None:
         tenant, lane = self.tenants[0], self._lane
         begin, commit, runs_free_to = tenant.begin, tenant.commit, self._clock.runs_free_to
         fast_forward, ticks = self._fast_forward, self._ticks
@@ -201,7 +202,7 @@ class Machine:
 
     # Turns of a machine with stages, lanes or tenants to share.
 
-    def _on_turn(self, _event: Any) -> None:
+    def _on_turn(self, _event: object) -> None:
         clock, ends = self._clock, self._ends
         while True:
             now_ns = clock.now_ns
@@ -231,6 +232,7 @@ class Machine:
                 if lane is None:
                     break
                 # To an empty lane a policy says what it said to the one before.
+                lane.wake_ns = ALWAYS_NS
                 end = NOTHING if refused and not lane.admitted else tenant.begin(lane, ticks)
                 if end != NOTHING:
                     self._turn = (self.tenants.index(tenant) + 1) % len(self.tenants)
@@ -273,8 +275,11 @@ class Machine:
         """
         now_ns = self._clock.now_ns
         busy = [tenant for tenant in self.tenants if tenant.sequences.busy]
-        wake_ns = min((tenant.wake_ns for tenant in busy), default=ALWAYS_NS)
-        if now_ns < wake_ns < ALWAYS_NS:
+        waited = [lane.wake_ns for tenant in busy for lane in tenant.ready if lane.wake_ns > now_ns]
+        if self._alone and self._lane.wake_ns > now_ns:
+            waited = [self._lane.wake_ns]
+        wake_ns = min(waited, default=ALWAYS_NS)
+        if wake_ns < ALWAYS_NS:
             if self._alone:
                 self._alarm.set(wake_ns)
             self._look_ns = wake_ns

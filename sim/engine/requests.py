@@ -30,14 +30,14 @@ class RequestState:
         self.priority = priority
         """None: 0 for all."""
         self.left = output[:]
-        """Tokens still to emit."""
+        """Tokens still to emit; of a sequence that decodes, as of when it joined the others."""
         self.arrival = arrival
         blank = array("q", [-1]) * n
         self.scheduled = array("q", blank)
         self.first_token = array("q", blank)
         self.finish = array("q", blank)
         self.token_ns = array("q", blank)
-        """When a preempted request emitted its latest token."""
+        """When a request that was preempted or handed back emitted its latest token."""
         self.rounds = array("i", bytes(4 * n))
         """Decode rounds done, where it speculates: the acceptance of the next one is drawn by their number."""
         self.recomputed = array("q", bytes(8 * n))
@@ -52,14 +52,25 @@ class RequestState:
     def waiting_seq(self, id_: int, *, cached_tokens: int = 0, preempted: bool = False) -> WaitingSeq:
         """The request as it waits: what it still has to compute beside *cached_tokens* whose KV exists.
 
-        A request without a prompt starts from one begin-of-sequence token.
+        Who has emitted a token and has the KV of all before it has nothing to compute: it decodes from there. Who has emitted none
+        computes one token of its prompt at least. A request without a prompt starts from one begin-of-sequence token. ValueError
+        for KV that cannot be.
         """
         emitted = self.output[id_] - self.left[id_]
+        tokens = (self.prompt[id_] or 1) + emitted - cached_tokens
+        if cached_tokens:
+            if cached_tokens < 0 or tokens < 1:
+                raise ValueError(
+                    f"request {id_} has {tokens + cached_tokens} tokens, of which {cached_tokens} are said to have KV; the latest "
+                    "never has"
+                )
+            if tokens == 1 and emitted:
+                tokens = 0
         return _new(
             WaitingSeq,
             (
                 id_,
-                (self.prompt[id_] or 1) + emitted - cached_tokens,
+                tokens,
                 self.arrival[id_],
                 0 if self.model is None else self.model[id_],
                 -1 if self.deadline is None else self.deadline[id_],

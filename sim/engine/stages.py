@@ -36,6 +36,12 @@ class Stages:
         """Nothing is left to do: waiting from here on is no bubble."""
         self._used = [False] * len(self.free)
 
+    def stop(self, ticks: int) -> None:
+        """Whatever is in flight is dropped: all stages are free."""
+        self.free = [ticks] * len(self.free)
+        self.in_flight = 0
+        self.idle()
+
     def through(
         self, start_ticks: int, durations: Sequence[int], clocks: Sequence[int] | None = None, handover: int = 0
     ) -> list[int]:

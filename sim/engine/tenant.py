@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 
 from hwmodels.totals import Totals
-from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, pads_to, plan_of
+from policies.view import PartialSeq, Plan, ReplicaView, pads_to, plan_of
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
@@ -52,8 +52,6 @@ class Tenant:
         self.n_in_flight = 0
         self.prices: Prices = prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
         self._price = self.prices.iteration
-        self.wake_ns = ALWAYS_NS
-        """Where the latest plan was empty: when its answer ends."""
         self._state = state
         self._stages = stages
         self._alone = alone
@@ -86,7 +84,7 @@ class Tenant:
             block_tokens=spec.block_tokens,
             total_blocks=self._kv.total,
             running=RunningView(lane, self.sequences.running_seq),
-            price=LanePrice(lane, self.prices, self._stages),
+            price=LanePrice(lane, self.prices, self._stages, self._window, self._pads_to),
         )
         self.lanes.append(lane)
         self.ready.append(lane)
@@ -129,7 +127,10 @@ class Tenant:
         view.now_ns = ticks >> TICK_BITS
         view.after_prefill = bool(lane.run)
         plan = self._plan(view)
-        decode, run, preempt, hold, _, reject, _ = plan
+        try:
+            decode, run, preempt, hold, _, reject, _ = plan
+        except (TypeError, ValueError):
+            raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan") from None
         if reject:
             sequences.reject(reject)
         if preempt or decode is not True or lane.paused or sequences.n_computed:
@@ -152,7 +153,7 @@ class Tenant:
             return self._start_rounds(lane, plan, growth, ticks)
         if preempt or reject or len(run) < len(plan.run):
             return self.begin(lane, ticks)
-        self.wake_ns = plan.until_ns
+        lane.wake_ns = plan.until_ns
         return NOTHING
 
     def _still_holds(self, lane: Lane, ticks: int) -> bool:
@@ -295,6 +296,7 @@ class Tenant:
         self.recorder.stages.drop_last(self.n_in_flight * len(self._stages))
         for lane in self.lanes:
             lane.span = None
+            lane.hold = 0
         self.n_in_flight = 0
 
     # What it leaves behind.
