@@ -111,8 +111,8 @@ class ReplicaView:
         return -(-tokens // self.block_tokens)
 
     def blocks_to_admit(self, seq: WaitingSeq) -> int:
-        """KV blocks that admitting *seq* takes: of the KV that it brings, and of what it computes first, its tokens or (where it has
-        none to compute) a decode step."""
+        """KV blocks that admitting *seq* takes: of the KV that it brings, and of what it computes first, which is its tokens or,
+        where it has none to compute, a decode step."""
         return -(-((seq.tokens or self.query_tokens) + seq.cached_tokens) // self.block_tokens)
 
 

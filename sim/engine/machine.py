@@ -161,7 +161,7 @@ class Machine:
 
     def abort(self, now_ns: int) -> list[int]:
         """Stop at *now_ns*: iterations that have ended by then count, the others have not been. All memory is free afterwards;
-        the requests that ran or waited are handed back, those of each tenant oldest first."""
+        the requests are handed back, those that ran before those that waited."""
         self._alarm.cancel()
         self._look_ns = ALWAYS_NS
         if self._alone and self._lane.span is not None:

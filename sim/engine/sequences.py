@@ -255,7 +255,7 @@ class Sequences:
         self._outside.finished(id_, end_ns)
 
     def hand_back(self, lanes: Sequence[Lane]) -> list[int]:
-        """Give up everything: all blocks are free, and the requests that ran or waited are the caller's, by arrival."""
+        """Give up everything: all blocks are free, and the requests are the caller's: those that ran, lane by lane, then those that waited."""
         ids: list[int] = []
         for lane in lanes:
             for id_ in list(lane.decoding):
@@ -269,7 +269,7 @@ class Sequences:
         self.queue.clear()
         self.n_admitted = self.n_computed = 0
         self.kv.give(self.kv.used)
-        return sorted(ids, key=lambda id_: (self.state.arrival[id_], id_))
+        return ids
 
 
 def _last_token_ns(lane: Lane, departure: Departure) -> int:

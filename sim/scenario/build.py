@@ -189,7 +189,7 @@ def _asked_for(
     ScenarioError where requests ask for a model that no pool hosts.
     """
     names = list(dict.fromkeys(name for pool in pools for name in pool.serves))
-    if len(names) == 1:
+    if len(names) == 1 and not getattr(workload, "models", ()):
         return workload, {}
     if not hasattr(workload, "models"):
         raise ScenarioError(

@@ -58,6 +58,11 @@ class Alone:
         )
         self.tenant = self.machine.tenants[0]
 
+    def has_emitted_one(self, id_: int) -> None:
+        """The request comes from another machine, which emitted its first token at 0."""
+        self.state.left[id_] -= 1
+        self.state.first_token[id_] = self.state.token_ns[id_] = 0
+
     def run(self) -> None:
         Watch(self.state, [self.machine], self.clock).run(None)
 
@@ -89,14 +94,38 @@ class Asks:
 @pytest.mark.parametrize("scheduler", [Everybody(), Sarathi(), Sarathi(token_budget=1), Orca(), Static(4)])
 def test_a_sequence_whose_kv_exists_joins_the_decodes_and_takes_its_blocks(scheduler: Any, fast_forward: bool) -> None:
     alone = Alone([30], [5], scheduler, fast_forward=fast_forward)
+    alone.has_emitted_one(0)
     alone.machine.deliver(0, kv_tokens=30)
     alone.run()
     found = alone.iterations()
-    assert found["prefill_tokens"].tolist() == [0] * 5
-    assert found["decode_tokens"].tolist() == found["emitted_tokens"].tolist() == [1] * 5
+    assert found["prefill_tokens"].tolist() == [0] * 4
+    assert found["decode_tokens"].tolist() == found["emitted_tokens"].tolist() == [1] * 4
     # 30 tokens are two blocks, of which two places are left; the 33rd needs a third.
-    assert found["kv_blocks_used"].tolist() == [2, 2, 3, 3, 3]
-    assert (alone.state.finish[0], alone.state.left[0], alone.tenant.kv.free) == (5 * MS, 0, 100)
+    assert found["kv_blocks_used"].tolist() == [2, 2, 3, 3]
+    assert (alone.state.first_token[0], alone.state.finish[0], alone.state.left[0]) == (0, 4 * MS, 0)
+    assert alone.tenant.sequences.kv.free == 100
+    gaps, weights = Columns(requests={}, reasons=(), replicas=(alone.tenant.columns(),)).itl()
+    assert (gaps == MS).all()
+    assert weights.sum() == 4
+
+
+@pytest.mark.parametrize(("emitted", "kv_tokens"), [(False, -4), (False, 16), (False, 20), (True, 17)])
+def test_kv_that_cannot_be_is_refused_at_the_door(emitted: bool, kv_tokens: int) -> None:
+    alone = Alone([16], [2], Sarathi())
+    if emitted:
+        alone.has_emitted_one(0)
+    with pytest.raises(ValueError, match="the latest never has"):
+        alone.machine.deliver(0, kv_tokens=kv_tokens)
+
+
+def test_evict_newest_makes_room_for_the_first_step_of_who_joins() -> None:
+    alone = Alone([16, 16], [9, 9], EvictNewest(Sarathi()), kv_blocks=3)
+    alone.machine.deliver(0)
+    alone.clock.run(until=2 * MS + 5)
+    alone.has_emitted_one(1)
+    alone.machine.deliver(1, kv_tokens=16)
+    alone.run()
+    assert sorted(alone.ended.finished_ids) == [0, 1]
 
 
 def test_a_prompt_whose_beginning_exists_is_computed_from_there() -> None:
@@ -111,25 +140,27 @@ def test_a_prompt_whose_beginning_exists_is_computed_from_there() -> None:
 
 def test_one_joins_while_another_is_computed() -> None:
     alone = Alone([20, 33], [5, 3], Everybody(), cost=Linear(n_stages=2), micro_batches=1)
+    alone.has_emitted_one(0)
     alone.machine.deliver(0, kv_tokens=20)
     alone.machine.deliver(1)
     alone.run()
-    assert list(alone.state.finish) == [10 * MS, 6 * MS]
-    assert alone.iterations()["emitted_tokens"].tolist() == [2, 2, 2, 1, 1]
+    assert list(alone.state.finish) == [8 * MS, 6 * MS]
+    assert alone.iterations()["emitted_tokens"].tolist() == [2, 2, 2, 1]
 
 
 @pytest.mark.parametrize(
     ("kv_tokens", "planned", "message"),
     [
-        (0, 0, "planned 0 prompt tokens for request 0, of which 20 are left to compute"),
-        (19, 0, "planned 0 prompt tokens for request 0, of which 1 are left to compute"),
+        (0, 0, "planned 0 prompt tokens for request 0, of which 21 are left to compute"),
+        (19, 0, "planned 0 prompt tokens for request 0, of which 2 are left to compute"),
         (20, 1, "planned 1 prompt tokens for request 0, of which 0 are left to compute"),
-        (15, 6, "planned 6 prompt tokens for request 0, of which 5 are left to compute"),
-        (15, -1, "planned -1 prompt tokens for request 0, of which 5 are left to compute"),
+        (15, 7, "planned 7 prompt tokens for request 0, of which 6 are left to compute"),
+        (15, -1, "planned -1 prompt tokens for request 0, of which 6 are left to compute"),
     ],
 )
 def test_a_wrong_plan_for_kv_that_exists_is_refused_with_a_sentence(kv_tokens: int, planned: int, message: str) -> None:
     alone = Alone([20], [5], Asks(planned))
+    alone.has_emitted_one(0)
     alone.machine.deliver(0, kv_tokens=kv_tokens)
     with pytest.raises(PolicyError, match=message):
         alone.run()
@@ -137,6 +168,8 @@ def test_a_wrong_plan_for_kv_that_exists_is_refused_with_a_sentence(kv_tokens: i
 
 def test_kv_that_has_no_room_is_refused_with_a_sentence() -> None:
     alone = Alone([20, 90], [5, 5], Everybody(), kv_blocks=7)
+    for id_ in (0, 1):
+        alone.has_emitted_one(id_)
     alone.machine.deliver(0, kv_tokens=20)
     alone.machine.deliver(1, kv_tokens=90)
     with pytest.raises(PolicyError, match=r"planned 6 new KV blocks at t=0\.000000 s but only 5 are free"):
@@ -167,7 +200,7 @@ def test_stopping_hands_back_every_request_once_and_frees_all_memory() -> None:
         alone, back = stopped(seed, fast_forward=True)
         ended = alone.ended.finished_ids + alone.ended.rejected_ids
         assert sorted([*back, *ended]) == list(range(len(alone.state.prompt))), f"seed {seed}"
-        assert alone.tenant.kv.free == alone.tenant.kv.total
+        assert alone.tenant.sequences.kv.used == 0
         assert (alone.machine.waiting, alone.machine.running, alone.machine.kv_blocks_used) == (0, 0, 0)
         assert alone.machine.abort(alone.clock.now_ns) == []
         emitted = sum(alone.state.output) - sum(alone.state.left)
@@ -193,3 +226,16 @@ def test_one_micro_batch_hands_back_who_runs_before_who_waits() -> None:
     assert alone.machine.abort(alone.clock.now_ns) == [2, 0, 3, 1]
     # Nine decodes had ended, after the prompts.
     assert list(alone.state.left) == [40, 50, 40, 50]
+
+
+@pytest.mark.parametrize("fast_forward", [True, False])
+@pytest.mark.parametrize("n_stages", [1, 2])
+def test_a_machine_that_was_stopped_serves_what_comes_next(n_stages: int, fast_forward: bool) -> None:
+    alone = Alone([10, 10], [50, 5], Sarathi(), fast_forward=fast_forward, cost=Linear(n_stages=n_stages))
+    alone.machine.deliver(0)
+    stop_ns = 20 * MS + 500_000
+    alone.clock.run(until=stop_ns)
+    assert alone.machine.abort(alone.clock.now_ns) == [0]
+    alone.machine.deliver(1)
+    alone.clock.run(until=1000 * MS)
+    assert (alone.state.scheduled[1], alone.state.finish[1]) == (stop_ns, stop_ns + 5 * n_stages * MS)
