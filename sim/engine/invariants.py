@@ -64,7 +64,8 @@ class Watch:
         held = 0
         for seq in tenant.sequences.queue:
             self._once(seq.id, seen)
-            if seq.tokens + seq.cached_tokens != self._context(seq.id):
+            # Who has nothing to compute lacks the KV of its latest token, as all who decode do.
+            if (seq.tokens or 1) + seq.cached_tokens != self._context(seq.id):
                 self._fail("INV-5", f"request {seq.id} waits with {seq.cached_tokens} + {seq.tokens} tokens")
         for lane in tenant.lanes:
             for id_ in lane.admitted:

@@ -255,7 +255,8 @@ class Sequences:
         self._outside.finished(id_, end_ns)
 
     def hand_back(self, lanes: Sequence[Lane]) -> list[int]:
-        """Give up everything: all blocks are free, and the requests are the caller's: those that ran, lane by lane, then those that waited."""
+        """Give up everything: all blocks are free, and the requests are the caller's, those that ran, lane by lane, before those
+        that waited."""
         ids: list[int] = []
         for lane in lanes:
             for id_ in list(lane.decoding):

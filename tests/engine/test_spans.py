@@ -14,8 +14,9 @@ from policies.schedulers import Sarathi
 from policies.view import ALWAYS_NS
 from sim.engine import Experiment, ReplicaSpec, run
 from sim.engine.pricing import Pricing
-from sim.engine.running import TapedSet, UniformSet
 from sim.engine.span import BentSpan
+from sim.engine.taped import TapedSet
+from sim.engine.uniform import UniformSet
 from tests.engine.costs import Linear
 from tests.engine.random_runs import assert_same
 from workloads import Trace

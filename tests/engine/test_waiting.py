@@ -66,7 +66,7 @@ def test_two_lanes_wait_each_for_its_own_instant() -> None:
 def test_a_plan_that_is_none_is_refused_with_a_sentence() -> None:
     trace = Trace(arrival_ns=[0], prompt_tokens=[10], output_tokens=[1])
     spec = ReplicaSpec(cost=Linear(), scheduler=lambda _view: None, kv_blocks=100)  # type: ignore[arg-type, return-value]
-    with pytest.raises(PolicyError, match="answered None; expected a policies.view.Plan"):
+    with pytest.raises(PolicyError, match="answered None; expected a policies"):
         run(Experiment(workload=trace, replicas=(spec,), router=RoundRobin()))
 
 
