@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 
 class RoutedRequest(NamedTuple):
@@ -83,7 +83,7 @@ def route_of(router: Router | RouteFunction) -> RouteFunction:
     route = getattr(router, "route", router)
     if not callable(route):
         raise TypeError(f"a router has a method route(request, replicas) or is such a function; got {router!r}")
-    return route
+    return cast(RouteFunction, route)
 
 
 def _outstanding(load: ReplicaLoad) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 UNTIL_CHANGE = 1 << 40
 """`Plan.hold` of a policy that would answer the same until a sequence finishes, joins or memory runs short."""
@@ -164,7 +164,7 @@ def plan_of(scheduler: Scheduler | PlanFunction) -> PlanFunction:
     plan = getattr(scheduler, "plan", scheduler)
     if not callable(plan):
         raise TypeError(f"a scheduler has a method plan(view) or is such a function; got {scheduler!r}")
-    return plan
+    return cast(PlanFunction, plan)
 
 
 def pads_to(scheduler: object) -> int:

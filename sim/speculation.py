@@ -259,6 +259,8 @@ def explain_gap(experiment: Experiment, *, alone_requests: int = 150) -> Gap:
     are added under that load, at the batches that it makes.
     """
     spec = experiment.replicas[0]
+    if not isinstance(spec, ReplicaSpec) or any(replica != spec for replica in experiment.replicas):
+        raise ValueError("explain_gap takes an experiment on replicas that are alike, with one model each")
     decoding, draft = spec.decoding, spec.draft_cost
     if not isinstance(decoding, Speculative) or not isinstance(experiment.workload, Trace):
         raise ValueError("explain_gap takes an experiment that speculates, on a trace of arrivals")
@@ -268,7 +270,7 @@ def explain_gap(experiment: Experiment, *, alone_requests: int = 150) -> Gap:
     prompts, outputs = prompts[some], outputs[some]
     total = float(outputs.sum())
     context = round(float(((prompts + outputs / 2) * outputs).sum()) / total)
-    cost = spec.cost
+    cost = cast(CostModel, spec.cost)
     one = Totals(1, 0, 0, 0, 0, 1, context, 1, 0, min(context, cost.window_tokens or 0))
     target_s = sum(float(cost.iteration_s(one, stage)) for stage in range(cost.n_stages))
     c = 0.0 if draft is None else float(draft.iteration_s(one)) / target_s

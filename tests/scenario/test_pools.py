@@ -185,7 +185,10 @@ def test_a_priority_decides_who_goes_first_where_the_scheduler_asks_for_it(tmp_p
         ({"pools": {"a": {"models": [SMALL, SMALL]}}}, "models that share a machine differ"),
         ({"pools": {"a": {"models": [SMALL], "model": SMALL}}}, "give model, or models that share each machine"),
         ({"pools": {"a": {"model": "lama"}, "b": {}}}, "my.yaml: pools.a: model: "),
-        ({"pools": {"a": {"scheduler": "sarthi"}}, "workload": {"trace": "conversation"}}, "my.yaml: pools.a: scheduler: 'sarthi' is not a policy"),
+        (
+            {"pools": {"a": {"scheduler": "sarthi"}}, "workload": {"trace": "conversation"}},
+            "my.yaml: pools.a: scheduler: 'sarthi' is not a policy",
+        ),
         ({"placement": "p.json"}, "give pools or placement, one of the two"),
         ({"workload": {"trace": "conversation"}}, "the workload does not say which of them a request asks for; give"),
         (
