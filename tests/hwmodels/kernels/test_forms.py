@@ -103,13 +103,20 @@ def test_more_work_never_takes_less_time(form, data):
     assert np.isfinite(after)
 
 
+@pytest.mark.parametrize("k", [128, 4096, 14336])
+@pytest.mark.parametrize("n", [64, 1024, 6144, 28672])
 @pytest.mark.parametrize("library", LIBRARIES)
-@given(m=st.integers(0, 9000), n=st.sampled_from([64, 1024, 6144, 28672]), k=st.sampled_from([128, 4096, 14336]))
-@settings(max_examples=60, deadline=None)
-def test_gemm_is_positive_and_falls_only_where_a_new_row_of_tiles_opens(library, m, n, k):
-    before, after = gemm_s(GemmParams(), DEVICE, np.array([m, m + 1]), n, k, library=library)
-    assert 0 <= before <= after * (1 + 1e-12 if m % 16 else 1.6)
-    assert (before > 0) == (m > 0)
+def test_gemm_is_positive_and_falls_only_where_a_new_row_of_tiles_opens(library, n, k):
+    m = np.arange(9002)
+    seconds = gemm_s(GemmParams(), DEVICE, m, n, k, library=library)
+    assert seconds[0] == 0
+    assert (seconds[1:] > 0).all()
+    fall = seconds[1:-1] / seconds[2:]
+    opens = m[1:-1] % 16 == 0
+    assert (fall[~opens] < 1).all()
+    # A search for the best tile hardly falls. Dispatch by rows takes smaller tiles beyond 64 of them, so twice as many blocks draw
+    # on the memory; where one column of tiles has the device to itself, that nearly halves the time.
+    assert fall.max() < (1.05 if library == "search" else 1.42 if n > 64 else 1.92)
 
 
 def test_four_times_the_rows_of_a_model_layer_never_take_less_time():
