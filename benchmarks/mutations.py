@@ -44,6 +44,9 @@ _CONTEXT.set_forkserver_preload(
 )
 ENGINE = (
     "tests/engine/test_meanings.py",
+    "tests/engine/test_waiting.py",
+    "tests/engine/test_doors.py",
+    "tests/engine/test_spans.py",
     "tests/engine/test_replica.py",
     "tests/engine/test_pipeline.py",
     "tests/engine/test_luck.py",
@@ -126,7 +129,7 @@ MUTATIONS = [
         (
             "a plan held in a pipeline outlives a finish",
             "lane.held_changes == self.sequences.n_changes",
-            "lane.held_changes >= 0",
+            "lane.decoding.n > 0",
         ),
         (
             "a plan held in a pipeline outlives its instant",
@@ -168,8 +171,8 @@ MUTATIONS = [
         ),
         (
             "nobody wakes a machine whose policy waits for an instant",
-            "        if now_ns < wake_ns < ALWAYS_NS:\n            if self._alone:\n                self._alarm.set(wake_ns)\n",
-            "        if now_ns < wake_ns < ALWAYS_NS:\n",
+            "            if self._alone:\n                self._alarm.set(wake_ns)\n",
+            "",
         ),
     ),
     *_of(
