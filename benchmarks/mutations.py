@@ -153,7 +153,7 @@ MUTATIONS = [
     ),
     *_of(
         "sim/engine/machine.py",
-        ENGINE,
+        (*ENGINE, "tests/engine/test_independent.py"),
         (
             "arrivals wait for the end of the span",
             "        elif not lane.through_arrivals:\n",
