@@ -68,3 +68,19 @@ def test_there_is_no_module_level_state() -> None:
         for path in files(room):
             lines = path.read_text(encoding="utf-8").splitlines()
             assert not [line for line in lines if line.strip().startswith("global ")], path
+
+
+def test_no_circle_ties_files_of_the_engine_and_no_class_there_is_more_than_a_sitting() -> None:
+    below = {
+        path.stem: {name.split(".")[2] for name in imports(path) if name.startswith("sim.engine.")}
+        for path in files("sim/engine")
+        if path.stem != "__init__"
+    }
+    done: set[str] = set()
+    while free := {name for name, needs in below.items() if name not in done and not (needs & set(below)) - done}:
+        done |= free
+    assert done == set(below), f"circles among {sorted(set(below) - done)}"
+    for path in files("sim/engine"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.end_lineno is not None:
+                assert node.end_lineno - node.lineno < 330, f"{path.name}: {node.name}"
