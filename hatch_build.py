@@ -35,7 +35,7 @@ class CompiledBuild(BuildHookInterface[Any]):
         return os.environ.get(SWITCH, "") not in ("", "0")
 
     def dependencies(self) -> list[str]:
-        return ["mypy[mypyc]>=1.11", "setuptools>=68"] if self._wanted() else []
+        return ["mypy[mypyc]>=1.11", "setuptools>=68", "numpy>=1.26"] if self._wanted() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if not self._wanted():

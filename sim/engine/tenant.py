@@ -7,6 +7,8 @@ and commits what has ended; when a lane may plan, the machine says.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +59,8 @@ class Tenant:
         self._alone = alone
         self._fast_forward = fast_forward
         self._seed = seed
-        self._plan = plan_of(spec.scheduler)
+        # Any: what a policy of somebody else's answers is looked at before it is believed.
+        self._plan: Callable[[ReplicaView], Any] = plan_of(spec.scheduler)
         self._pads_to = pads_to(spec.scheduler)
         self._window = spec.cost.window_tokens
         self._kv = sequences.kv
