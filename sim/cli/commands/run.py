@@ -96,6 +96,7 @@ def _print(result: Any, folder: Path) -> None:
     rejections = result.rejections
     if rejections:
         reason, count = max(rejections.items(), key=lambda item: item[1])
-        others = f", and {len(rejections) - 1} more reasons in requests.parquet" if len(rejections) > 1 else ""
+        more = len(rejections) - 1
+        others = f", and {more} more reason{'s' if more > 1 else ''} in requests.parquet" if more else ""
         facts.append(("Rejected", f"{count:,} x {reason}{others}"))
     print_facts([*facts, ("Results", f"{folder}/")])
