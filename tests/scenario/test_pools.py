@@ -186,6 +186,13 @@ def test_a_priority_decides_who_goes_first_where_the_scheduler_asks_for_it(tmp_p
         ({"pools": {"a": {"models": [SMALL], "model": SMALL}}}, "give model, or models that share each machine"),
         ({"pools": {"a": {"model": "lama"}, "b": {}}}, "my.yaml: pools.a: model: "),
         (
+            {
+                "pools": {"a": {"model": SMALL}},
+                "workload": {"trace": "conversation", "limit": 50, "models": {"gpt-9": 1}},
+            },
+            "50 requests ask for gpt-9, which no pool hosts",
+        ),
+        (
             {"pools": {"a": {"scheduler": "sarthi"}}, "workload": {"trace": "conversation"}},
             "my.yaml: pools.a: scheduler: 'sarthi' is not a policy",
         ),
