@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.report.plots import OKABE_ITO, mean_level, plot_latency_ecdf, plot_level, rate_per_s, seconds_text
+from sim.report.plots import OKABE_ITO, mean_level, plot_latency_ecdf, plot_level, rate_per_s
+from sim.text import seconds_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -393,7 +394,7 @@ def save(figure: Figure, path: Path) -> list[Path]:
 def _check(frame: pd.DataFrame, *columns: str) -> None:
     from difflib import get_close_matches
 
-    from sim.scenario.explain import unknown
+    from sim.text import unknown
 
     for column in columns:
         if column not in frame:

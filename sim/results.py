@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from sim import metrics
 from sim.errors import OutputError
+from sim.text import seconds_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,8 +150,6 @@ class Result:
         return str(self.manifest.get("label", "")) or "run"
 
     def _latency_headline(self) -> str:
-        from sim.report.plots import seconds_text
-
         finished = self.summary["requests"]["finished"]
         first, whole = self.summary["ttft_s"], self.summary["e2el_s"]
         if first["p99"] is None:
@@ -256,8 +255,6 @@ LATENCY_HEADS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 def latency_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Latencies for a table: a name and a text for each of `LATENCY_HEADS`."""
-    from sim.report.plots import seconds_text
-
     names = {
         "ttft_s": "TTFT (first token)",
         "tpot_s": "TPOT (per later token)",
@@ -273,8 +270,6 @@ def latency_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 def window_text(window: Mapping[str, Any]) -> str:
     """Which part of a run the figures of a summary are over, for people."""
-    from sim.report.plots import seconds_text
-
     if window["rule"] == "whole":
         return "the whole run, from the first arrival to the last finish"
     how = {"after_warmup": "after warm-up by MSER-5: ", "arrivals": ""}[window["rule"]]
@@ -301,8 +296,6 @@ def over(settings: Mapping[str, Any], axes: Sequence[str] = ()) -> str:
 
 def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Everything of the summary but the latencies, for people: pairs of name and text."""
-    from sim.report.plots import seconds_text
-
     counts = summary["requests"]
     kv = summary["kv_utilization"]
 

@@ -10,6 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.text import seconds_text
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -117,8 +119,6 @@ def write_sweep_report(sweep: SweepResult | str | os.PathLike[str], path: str | 
 
 
 def _run_lead(summary: Mapping[str, Any]) -> str:
-    from sim.report.plots import seconds_text
-
     counts, first = summary["requests"], summary["ttft_s"]
     text = f"{counts['finished']:,} of {counts['total']:,} requests finished"
     if first["p99"] is None:

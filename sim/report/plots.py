@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics import kv_holdings
+from sim.text import seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,17 +37,6 @@ _MARKED = (0.5, 0.9, 0.99)
 _ECDF_POINTS = 2000
 _TIMELINE_BINS = 300
 _DPI = 120
-
-
-def seconds_text(value_s: float) -> str:
-    """A duration for people: '8.31 ms', '1.20 s', '3.5 min'."""
-    if value_s == 0:
-        return "0 s"
-    if value_s < 0.9995e-3:
-        return f"{value_s * 1e6:.3g} µs"
-    if value_s < 0.9995:
-        return f"{value_s * 1e3:.3g} ms"
-    return f"{value_s:.3g} s" if value_s < 600 else f"{value_s / 60:.3g} min"
 
 
 def ecdf(values: NDArray[Any], weights: NDArray[Any] | None = None) -> tuple[FloatArray, FloatArray]:

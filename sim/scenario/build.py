@@ -13,8 +13,8 @@ import numpy as np
 from sim.errors import RooftraceError, ScenarioError
 from sim.scenario import named
 from sim.scenario.decoding import BuiltDecoding, build_decoding
-from sim.scenario.explain import unknown
 from sim.scenario.settings import Scenario, Workload
+from sim.text import unknown
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment

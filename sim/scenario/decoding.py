@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from sim.scenario.explain import shown
 from sim.scenario.section import Section
+from sim.text import shown
 
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel

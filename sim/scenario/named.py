@@ -17,7 +17,8 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sim.errors import ScenarioError
-from sim.scenario.explain import describe, shown, unknown
+from sim.scenario.explain import describe
+from sim.text import shown, unknown
 
 SCHEDULERS: Mapping[str, str] = {
     "static": "policies.schedulers:Static",

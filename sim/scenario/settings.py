@@ -19,6 +19,7 @@ from sim.scenario import explain
 from sim.scenario.decoding import Decoding
 from sim.scenario.section import Section
 from sim.scenario.yaml import parse_yaml
+from sim.text import shown
 
 if TYPE_CHECKING:
     from sim.engine import Experiment
@@ -323,7 +324,7 @@ class Scenario(Settings):
         if not isinstance(settings, Mapping):
             raise ScenarioError(
                 f"{source}: a scenario is a mapping of settings ({', '.join(Settings.model_fields)}); "
-                f"got {explain.shown(settings)}"
+                f"got {shown(settings)}"
             )
         _check_keys(settings, source)
         scenario = cls.__new__(cls)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from sim.text import seconds_text
+
 if TYPE_CHECKING:
     from sim.study.sweep import Progress
 
@@ -73,8 +75,6 @@ def _bar() -> Iterator[Report]:
 
 
 def _left(progress: Progress) -> str:
-    from sim.report.plots import seconds_text
-
     texts = [] if progress.left_s is None else [f"{seconds_text(round(progress.left_s, 1))} left"]
     if progress.reused:
         texts.append(f"{progress.reused:,} were done")

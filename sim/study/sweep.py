@@ -21,6 +21,7 @@ from sim.study.execute import Backend, Cluster, Inline, Processes, Store, execut
 from sim.study.points import Run, Sweep, axis_values, code_digest, frame_rows, load_sweep
 from sim.study.statistics import LEVEL
 from sim.study.table import HALF_WIDTH, RunIndex, read_failures, write_tables
+from sim.text import seconds_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,8 +131,6 @@ def short_table(result: SweepResult, *, most: int, errors: bool = True) -> tuple
     Where the deployment is saturated, its latencies are that word; a failed point shows its error, or without *errors*
     the word failed.
     """
-    from sim.report.plots import seconds_text
-
     table = result.table.head(most)
     metrics = [
         name for name in (*HEADLINE, "slo_attainment") if name in table and bool(table[name].notna().to_numpy().any())

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from sim.report import plots
+from sim.text import seconds_text
 
 
 def test_ecdf_steps_at_the_values():
@@ -35,4 +36,4 @@ def test_rate_spreads_an_iteration_over_its_duration():
     ("value_s", "text"), [(8.31e-3, "8.31 ms"), (1.2, "1.2 s"), (3e-5, "30 µs"), (1260.0, "21 min"), (0.0, "0 s")]
 )
 def test_seconds_are_written_for_people(value_s, text):
-    assert plots.seconds_text(value_s) == text
+    assert seconds_text(value_s) == text

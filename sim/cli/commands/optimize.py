@@ -55,9 +55,9 @@ def optimize(
     """Find the highest rate within the SLO, or the candidate that keeps it at least cost. Exit code 1 if there is none."""
     from sim.errors import RooftraceError
     from sim.scenario import Scenario
-    from sim.scenario.explain import unknown
     from sim.study.optimize import GOALS, TOLERANCE, Target
     from sim.study.points import read_axis
+    from sim.text import unknown
 
     chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
     chosen = chosen.with_set(*(set_ or ()))
