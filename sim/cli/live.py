@@ -23,7 +23,7 @@ def validate_live(
 ) -> None:
     """Run, print measured beside simulated beside closed form, and write JSON to *out* and a picture into *plots*."""
     from sim.cli.tables import print_table
-    from sim.live import MEANINGLESS, LiveSettings, run_live
+    from sim.validation.live import MEANINGLESS, LiveSettings, run_live
 
     if hardware is None or not hardware.endswith(".toml"):
         raise RooftraceError(

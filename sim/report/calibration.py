@@ -12,7 +12,7 @@ from hwmodels.profiles import Profile
 
 if TYPE_CHECKING:
     from hwmodels.calibrate.samples import Sample
-    from sim.live import LiveResult
+    from sim.validation.live import LiveResult
 
 _COLOURS = {"gemm": "#2563a8", "attention": "#c2571a", "memory": "#3a7d44", "other": "#6b6b6b"}
 

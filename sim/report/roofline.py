@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from hwmodels.cost import CostModel
-    from sim.validate import Comparison
+    from sim.validation.files import Comparison
 
 _MARKERS = {"prefill": "o", "chunk": "D", "decode": "s", "verify": "^"}
 _COLORS = {

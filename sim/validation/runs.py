@@ -83,9 +83,9 @@ def model_of(label: str) -> ModelSpec:
 
 
 def speculates(row: Mapping[str, Any]) -> bool:
-    """Whether a serving row ran with multi-token prediction: by its speculation column, else by the list beside hwmodels.
+    """Whether a serving row ran with multi-token prediction: by its speculation column, else by the list beside this file.
 
-    `hwmodels/speculative_runs.csv` names rows of aiconfigurator's silicon sample, which has no such column, by what the
+    `sim/validation/speculative_runs.csv` names rows of aiconfigurator's silicon sample, which has no such column, by what the
     launch recipes of the day ordered (InferenceX, `.github/configs/nvidia-master.yaml`: image, lengths, concurrency).
     Where a recipe orders a point both with and without, the faster row of the pair is the one with. The list was not
     made here and no prediction enters it.
@@ -95,7 +95,7 @@ def speculates(row: Mapping[str, Any]) -> bool:
     return _identity(row) in _speculative_runs()
 
 
-SPECULATIVE_RUNS = Path(__file__).parents[1] / "hwmodels" / "speculative_runs.csv"
+SPECULATIVE_RUNS = Path(__file__).with_name("speculative_runs.csv")
 
 
 @functools.cache

@@ -214,7 +214,7 @@ class _Collected:
         self.reasons: dict[str, int] = {}
 
     def put(self, index: int, price: Callable[[], tuple[float, float]]) -> None:
-        from sim.measured_runs import Unmodelled
+        from sim.validation.runs import Unmodelled
 
         try:
             self.values[:, index] = price()
@@ -225,7 +225,7 @@ class _Collected:
 def _iterations(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.measured_runs import iteration_s, rows_of
+    from sim.validation.runs import iteration_s, rows_of
 
     got = _Collected(len(measurement))
     for index, row in enumerate(rows_of(measurement)):
@@ -261,7 +261,7 @@ def _own_profile(measurement: Measurement, hardware: _Hardware | None) -> str | 
 def _silicon(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.measured_runs import ServedRun, closed_loop_s, rows_of, served_run, speculates
+    from sim.validation.runs import ServedRun, closed_loop_s, rows_of, served_run, speculates
 
     rows = rows_of(measurement)
     got = _Collected(len(measurement))
@@ -316,7 +316,7 @@ def _disaggregated(
 def _requests(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.measured_runs import Unmodelled, latencies_s, replayed
+    from sim.validation.runs import Unmodelled, latencies_s, replayed
 
     columns = measurement.columns
     n = len(measurement)
@@ -354,7 +354,7 @@ _SERIES = {"prompt_throughput": "prompt_throughput", "gen_throughput": "generati
 def _timeseries(
     measurement: Measurement, hardware: _Hardware | None, others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.measured_runs import Unmodelled, replayed
+    from sim.validation.runs import Unmodelled, replayed
 
     n = len(measurement)
     predicted = {name: np.full(n, np.nan) for name in _SERIES}
@@ -476,7 +476,7 @@ def _held_back() -> str:
 
 def _speculative() -> str:
     """The rule that keeps serving rows from the fit, and the rows that it names."""
-    from sim.measured_runs import SPECULATIVE_RUNS, speculative_rows
+    from sim.validation.runs import SPECULATIVE_RUNS, speculative_rows
 
     groups: dict[tuple[str, ...], list[str]] = {}
     for row in speculative_rows():
@@ -502,6 +502,6 @@ The rule: a row is left out if it ran with multi-token prediction, as the launch
 `.github/configs/nvidia-master.yaml`: image, lengths, concurrency); where a recipe orders a point with and without, the
 faster row of the pair is the one with. Such a run decodes several tokens a step by a head that the row does not describe, so
 its times are not those of the step that is priced. No prediction and no error enters the rule. It names {n} rows, which
-`hwmodels/{file}` holds; every other row is offered to the fits, those among them that look as if they had run without
+`sim/validation/{file}` holds; every other row is offered to the fits, those among them that look as if they had run without
 CUDA graphs. Runs of more than 16 clients are scored and not fitted, for time alone.
 """
