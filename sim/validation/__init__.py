@@ -1,2 +1,5 @@
-"""Models against measurements: `files` compares folders of them, `runs` simulates what one row measured, `fit_stacks`
-fits what the serving stacks add, and `live` runs transformers on this machine beside their simulation."""
+"""Models against measurements.
+
+`files` compares folders of them, `tables` writes down how far off they are, `runs` simulates what a row measured, `fit_stacks`
+fits what serving stacks add, and `live` runs transformers on this machine beside their simulation.
+"""
