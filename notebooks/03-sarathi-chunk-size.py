@@ -20,8 +20,8 @@
 
 # %%
 # %matplotlib inline
+from hwmodels.budget import saturating_tokens
 from sim import Scenario, plots, sweep
-from sim.capacity import saturating_tokens
 from sim.study.compare import compare
 
 base = Scenario.default().with_set("workload.requests=500")

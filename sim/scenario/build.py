@@ -359,7 +359,7 @@ def _chosen(scenario: Scenario, deployment: Deployment, workload: Trace | Closed
     ]
     if not found:
         return {}
-    from sim.capacity import saturating_tokens, tokens_within
+    from hwmodels.budget import saturating_tokens, tokens_within
 
     limit_s = scenario.slo.tpot_s
     chosen = {}
