@@ -25,7 +25,7 @@ from sim.theory.speculative import SPECDECODE_BENCH, LinearServer
 from workloads import ClosedLoop, Trace
 
 if TYPE_CHECKING:
-    from policies.decoding import Decoding
+    from sim.engine.running import Decoding
 
 FloatArray = NDArray[np.float64]
 Z_99 = 2.5758

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from sim.engine.kv import OutOfBlocks
+from sim.errors import RooftraceError
 
 
-class PolicyError(ValueError):
+class PolicyError(RooftraceError, ValueError):
     """A plan that cannot be carried out; the message says which policy, what it asked and the way out."""
 
     @property

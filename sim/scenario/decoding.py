@@ -143,7 +143,7 @@ class Draft(Section):
         return self
 
 
-class Decoding(Section):
+class DecodingSettings(Section):
     """One token a step, or several drafted and verified at once. Names follow vLLM."""
 
     method: Method = "autoregressive"
@@ -221,7 +221,7 @@ class BuiltDecoding:
 
 
 def build_decoding(
-    settings: Decoding,
+    settings: DecodingSettings,
     *,
     target: Deployment,
     kv_blocks: int,
@@ -366,7 +366,7 @@ def _pool_beside(draft: Deployment, target: Deployment, pool: dict[str, Any]) ->
     return min(blocks)
 
 
-def _acceptance(settings: Decoding, find: Callable[[str], Path | None]) -> Acceptance:
+def _acceptance(settings: DecodingSettings, find: Callable[[str], Path | None]) -> Acceptance:
     from policies import acceptance as kinds
 
     given = settings.acceptance
@@ -448,7 +448,7 @@ def _file(name: str, find: Callable[[str], Path | None]) -> Path:
     return found
 
 
-def _largest_k(settings: Decoding) -> int:
+def _largest_k(settings: DecodingSettings) -> int:
     k = settings.num_speculative_tokens
     if k == "adaptive":
         return settings.max_speculative_tokens or ADAPTIVE_K_MAX
@@ -478,7 +478,7 @@ def _mean_context(workload: Trace | ClosedLoop) -> int:
 
 
 def _adaptive(
-    settings: Decoding,
+    settings: DecodingSettings,
     acceptance: Acceptance,
     target: Deployment,
     draft_cost: CostModel | None,

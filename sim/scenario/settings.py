@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from sim.errors import ScenarioError
 from sim.scenario import explain
-from sim.scenario.decoding import Decoding
+from sim.scenario.decoding import DecodingSettings
 from sim.scenario.section import Section
 from sim.scenario.yaml import parse_yaml
 from sim.text import shown
@@ -222,7 +222,7 @@ class Pool(Section):
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Machines in the pool."""
     scheduler: Policy | None = None
-    decoding: Decoding | None = None
+    decoding: DecodingSettings | None = None
     memory: Memory | None = None
 
     @field_validator("role")
@@ -265,7 +265,7 @@ class Settings(Section):
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
     router: Policy = Policy(policy="round_robin")
     scheduler: Policy = Policy(policy="sarathi")
-    decoding: Decoding = Decoding()
+    decoding: DecodingSettings = DecodingSettings()
     memory: Memory = Memory()
     pools: dict[str, Pool] | None = None
     """Machines of different kinds behind one router, by a name of your choice: each with settings of its own over those of the

@@ -196,7 +196,7 @@ def bisect(
     """
     if not start_per_s > 0 or not 0 < tolerance < 1:
         raise ValueError(f"start_per_s is a rate above 0 and tolerance in (0, 1); got {start_per_s!r}, {tolerance!r}")
-    low, high, rate = 0.0, math.inf, start_per_s
+    low, high, rate, tried = 0.0, math.inf, start_per_s, start_per_s
     for _ in range(most_probes):
         tried = rate
         if probe(rate) is None:

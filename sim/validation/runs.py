@@ -29,6 +29,7 @@ from hwmodels.model import ModelSpec
 from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.totals import Totals
+from sim.errors import RooftraceError
 
 if TYPE_CHECKING:
     from hwmodels.measured import Measurement
@@ -53,7 +54,7 @@ _SPECULATIVE = ("model_path", "system", "backend", "backend_version", "gemm_quan
                 "measured", "provenance", "ttft_ms", "tpot_ms")  # fmt: skip
 
 
-class Unmodelled(ValueError):
+class Unmodelled(RooftraceError, ValueError):
     """A row that cannot be predicted; the message is the reason that reports count."""
 
 
