@@ -8,6 +8,8 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from sim.packages import intruder
+
 if TYPE_CHECKING:
     import typer
 
@@ -24,6 +26,9 @@ def build_app() -> typer.Typer:
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    strange = intruder()
+    if strange:
+        sys.exit(_refused(strange))
     # A policy of the user's own may lie in the current folder; appended, it can shadow nothing.
     sys.path.append(os.getcwd())
     signal.signal(signal.SIGTERM, _terminate)
@@ -31,6 +36,11 @@ def main() -> None:
         build_app()()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def _refused(sentence: str) -> int:
+    print(f"Error: {sentence}", file=sys.stderr)
+    return 2
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:

@@ -1,6 +1,15 @@
 import doctest
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 import sim
+from sim import packages
+
+ROOT = Path(sim.__file__).parents[1]
 
 
 def test_all_is_honest():
@@ -17,3 +26,43 @@ def test_the_three_lines_of_the_docstring_run():
 
 def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(sim, "simulat")
+
+
+def start(*path: Path) -> subprocess.CompletedProcess[str]:
+    """`rooftrace --version` with these folders first on Python's path."""
+    code = "import sys; from sim.cli import main; sys.argv = ['rooftrace', '--version']; main()"
+    told = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    return subprocess.run([sys.executable, "-P", "-c", code], env=told, capture_output=True, text=True, check=False)
+
+
+def test_a_package_of_another_project_is_named_at_the_start(tmp_path):
+    stranger = tmp_path / "policies"
+    stranger.mkdir()
+    (stranger / "__init__.py").touch()
+    done = start(tmp_path, ROOT)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        f"Error: the package policies would be loaded from {stranger}, and Rooftrace's lies in"
+    )
+    assert len(done.stderr.splitlines()) == 1
+    assert start(ROOT, tmp_path).returncode == 0
+
+
+def test_a_package_that_was_overwritten_is_named_too(tmp_path, monkeypatch):
+    for name in ("sim", "hwmodels", "policies", "workloads"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    for file in ("hwmodels/cost.py", "policies/view.py"):
+        (tmp_path / file).touch()
+    monkeypatch.setattr(packages, "__file__", str(tmp_path / "sim" / "packages.py"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert "the package workloads" in packages.intruder()
+    assert "another distribution has overwritten it" in packages.intruder()
+    (tmp_path / "workloads" / "trace.py").touch()
+    assert packages.intruder() == ""
+
+
+def test_from_python_the_first_name_says_so(monkeypatch):
+    monkeypatch.setattr(packages, "intruder", lambda: "the package policies is a stranger")
+    with pytest.raises(ImportError, match="policies is a stranger"):
+        getattr(sim, "simulate")  # noqa: B009
