@@ -38,7 +38,10 @@ class Built:
 
 
 def build(scenario: Scenario) -> Experiment:
-    """The experiment that *scenario* describes; ScenarioError where something cannot be found, read or fitted."""
+    """Everything resolved to objects: files read, workload generated, model placed in memory.
+
+    ScenarioError for what cannot be found, read or fitted.
+    """
     return resolve(scenario).experiment
 
 

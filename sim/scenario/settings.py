@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
@@ -20,9 +20,6 @@ from sim.scenario.decoding import DecodingSettings
 from sim.scenario.section import Section
 from sim.scenario.yaml import parse_yaml
 from sim.text import shown
-
-if TYPE_CHECKING:
-    from sim.engine import Experiment
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
 TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain"]
@@ -478,27 +475,11 @@ class Scenario(Settings):
                 return candidate / "config.json"
         return None
 
-    def build(self) -> Experiment:
-        """Everything resolved to objects: files read, workload generated, model placed in memory.
-
-        Raises ScenarioError for what cannot be found, read or fitted.
-        """
-        from sim.scenario.build import build
-
-        return build(self)
-
     def to_yaml(self) -> str:
         """The settings that were made, as YAML that `Scenario.load` reads back."""
         import yaml
 
         return yaml.safe_dump(self.settings(), sort_keys=False)
-
-    @classmethod
-    def json_schema(cls) -> dict[str, Any]:
-        """JSON Schema (draft 2020-12) of a scenario file, with the settings of the built-in policies."""
-        from sim.scenario.schema import json_schema
-
-        return json_schema()
 
     def __repr__(self) -> str:
         return f"Scenario({', '.join(f'{key}={value!r}' for key, value in self.settings().items())})"

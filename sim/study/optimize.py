@@ -14,8 +14,9 @@ import numpy as np
 from sim.errors import RooftraceError
 from sim.scenario import Scenario
 from sim.study.points import Sweep, axis_values
+from sim.study.progress import Progress
 from sim.study.rates import REPLICATIONS, Target
-from sim.study.sweep import Progress, SweepResult, sweep
+from sim.study.sweep import SweepResult, sweep
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,14 +6,32 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from sim.text import seconds_text
 
-if TYPE_CHECKING:
-    from sim.study.sweep import Progress
 
-Report = Callable[["Progress"], None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a sweep is. *reused* runs were found finished; *key* and *error* are of the run that has just ended."""
+
+    total: int
+    done: int
+    failed: int
+    reused: int
+    elapsed_s: float
+    key: str = ""
+    error: str = ""
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds still to go at the pace so far; None before anything has run."""
+        ran = self.done - self.reused
+        return None if ran <= 0 else self.elapsed_s / ran * (self.total - self.done)
+
+
+Report = Callable[[Progress], None]
 
 
 @contextmanager

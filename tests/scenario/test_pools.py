@@ -19,7 +19,7 @@ from sim.placement import save_placement
 from sim.placement.scenario import PlaceScenario
 from sim.results import Result
 from sim.scenario import Scenario
-from sim.scenario.build import deployment_of, resolve
+from sim.scenario.build import build, deployment_of, resolve
 from sim.study.optimize import with_costs
 from sim.study.points import check_key
 from workloads import Trace
@@ -55,25 +55,27 @@ def test_a_pool_that_says_nothing_is_the_scenario_of_the_top_level():
 
 
 def test_a_pool_has_what_it_says_and_the_rest_from_the_top_level():
-    experiment = pools(
-        scheduler={"policy": "sarathi", "token_budget": 99},
-        memory={"block_tokens": 32, "gpu_fraction": 0.8},
-        pools={
-            "a": {"memory": {"gpu_fraction": 0.5}, "scheduler": {"policy": "orca"}},
-            "b": {"model": SMALL, "micro_batches": 3, "parallel": {"pipeline": 2}},
-        },
-    ).build()
+    experiment = build(
+        pools(
+            scheduler={"policy": "sarathi", "token_budget": 99},
+            memory={"block_tokens": 32, "gpu_fraction": 0.8},
+            pools={
+                "a": {"memory": {"gpu_fraction": 0.5}, "scheduler": {"policy": "orca"}},
+                "b": {"model": SMALL, "micro_batches": 3, "parallel": {"pipeline": 2}},
+            },
+        )
+    )
     a, b = experiment.replicas
     assert (a.scheduler, b.scheduler) == (EvictNewest(Orca()), EvictNewest(Sarathi(token_budget=99)))
     assert (a.block_tokens, b.block_tokens, b.micro_batches, b.cost.n_stages) == (32, 32, 3, 2)
-    alone = Scenario(memory={"block_tokens": 32, "gpu_fraction": 0.5}).build().replicas[0]
+    alone = build(Scenario(memory={"block_tokens": 32, "gpu_fraction": 0.5})).replicas[0]
     assert a.kv_blocks == alone.kv_blocks
 
 
 def test_settings_of_a_pool_can_be_set_and_start_from_those_of_the_top_level():
     made = pools(scheduler={"policy": "sarathi", "max_sequences": 7}).with_set("pools.large.scheduler.token_budget=64")
-    assert made.build().replicas[2].scheduler == EvictNewest(Sarathi(token_budget=64, max_sequences=7))
-    assert made.build().replicas[0].scheduler == EvictNewest(Sarathi(max_sequences=7))
+    assert build(made).replicas[2].scheduler == EvictNewest(Sarathi(token_budget=64, max_sequences=7))
+    assert build(made).replicas[0].scheduler == EvictNewest(Sarathi(max_sequences=7))
 
 
 def test_every_request_is_served_by_a_machine_of_its_model():
@@ -124,7 +126,7 @@ def test_models_that_share_a_machine_have_equal_parts_of_the_memory_that_weights
     (machine, _) = built.experiment.replicas
     usable = 0.9 * load_device("h100-sxm").memory_bytes
     weights = sum(
-        Scenario(model=name).build() and deployment_of(Scenario(model=name)).weight_bytes_per_device
+        build(Scenario(model=name)) and deployment_of(Scenario(model=name)).weight_bytes_per_device
         for name in (SMALL, LARGE)
     )
     for spec, name in zip(machine.tenants, (SMALL, LARGE), strict=True):

@@ -164,9 +164,10 @@ def _draw_crossover() -> Figure:
 
 def _draw_gap() -> Figure:
     from sim.report import speculation as draw
+    from sim.scenario.build import build
     from sim.speculation import explain_gap
 
-    gap = explain_gap(gap_scenario().build())
+    gap = explain_gap(build(gap_scenario()))
     made, ax = draw.figure(
         11, 4.8, title=f"Why not the paper's speed-up? {gap.speedups[0]:.2f} on paper becomes {gap.speedups[-1]:.2f} under "
         "load: Llama-3.1-70B with a 1B draft, K = 4, alpha 0.8,\nfour H100, 8 conversations a second (each bar adds one "
