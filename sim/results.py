@@ -84,58 +84,37 @@ class Result:
 
         return pa.concat_tables(map(iteration_table, self.columns.iteration_blocks())).to_pandas()
 
-    def save(self, folder: str | os.PathLike[str], *, plots: bool = True) -> Path:
+    def kept(self) -> Result:
+        """The same result with iterations, where they are few blocks, worked out once: for files and pictures together."""
+        if isinstance(self.columns, _Once):
+            return self
+        found = Result(_Once(self.columns), manifest=self.manifest, slo=self.slo)
+        if "summary" in self.__dict__:
+            found.__dict__["summary"] = self.summary
+        return found
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the results folder and return its path; a folder of older results is replaced as a whole.
 
-        Raises OutputError where the folder cannot be written or holds files that are not Rooftrace's.
+        Pictures are drawn by `sim.plots.save_run`. Raises OutputError where the folder cannot be written or holds files that
+        are not Rooftrace's.
         """
         with staging(folder) as scratch:
-            self.write(scratch, plots=plots)
+            self.write(scratch)
         return Path(folder)
 
-    def write(self, folder: Path, *, plots: bool = True) -> None:
+    def write(self, folder: Path) -> None:
         """Write every file of the results folder straight into an existing *folder* (see `staging`)."""
-        columns = _Once(self.columns)
-        if "summary" not in self.__dict__:
-            self.__dict__["summary"] = metrics.summary(
-                columns, slo=self.slo, window=self._window, models=self.manifest.get("models", ())
-            )
-        write_json(folder / "summary.json", self.summary)
+        kept = self.kept()
+        summary = self.__dict__.setdefault("summary", kept.summary)
+        write_json(folder / "summary.json", summary)
         pools = [int(blocks) for blocks in self.columns.meta["kv_blocks_total"]]
         manifest = {"format": FORMAT, **self.manifest, "slo": self.slo, "kv_blocks_total": pools}
-        if self.summary["speculation"] is not None:
-            manifest["speculation"] = self.summary["speculation"]
+        if summary["speculation"] is not None:
+            manifest["speculation"] = summary["speculation"]
         write_json(folder / "manifest.json", manifest)
         write_parquet([request_table(self.columns)], folder / "requests.parquet")
-        write_parquet(map(iteration_table, columns.iteration_blocks()), folder / "iterations.parquet")
-        if plots:
-            self._write_plots(folder, columns)
-
-    def write_plots(self, folder: Path) -> None:
-        """Draw latency.png and timeline.png into *folder*."""
-        self._write_plots(folder, _Once(self.columns))
-
-    def _write_plots(self, folder: Path, columns: _Once) -> None:
-        from sim.report import plots
-
-        requests = columns.requests
-        itl = self.summary["itl_s"]
-        latency = plots.latency_figure(
-            ttft_s=metrics.ttft_s(requests),
-            e2el_s=metrics.e2el_s(requests),
-            itl_ns=columns.itl(),
-            itl_quantiles_s=None if itl["p50"] is None else [itl["p50"], itl["p90"], itl["p99"]],
-            title=f"{self._latency_headline()}\n{self.label}",
-        )
-        plots.save_figure(latency, folder / "latency.png")
-        timeline = plots.timeline_figure(
-            requests=requests,
-            iterations=columns.iteration_blocks,
-            last_end_ns=metrics.last_iteration_end_ns(columns),
-            kv_blocks_total=columns.meta["kv_blocks_total"],
-            title=f"{self._timeline_headline()}\n{self.label}",
-        )
-        plots.save_figure(timeline, folder / "timeline.png")
+        write_parquet(map(iteration_table, kept.columns.iteration_blocks()), folder / "iterations.parquet")
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -148,27 +127,6 @@ class Result:
     def label(self) -> str:
         """What was run, in a few words: model, hardware and scheduler."""
         return str(self.manifest.get("label", "")) or "run"
-
-    def _latency_headline(self) -> str:
-        finished = self.summary["requests"]["finished"]
-        first, whole = self.summary["ttft_s"], self.summary["e2el_s"]
-        if first["p99"] is None:
-            return f"{finished:,} requests finished, none with a first token"
-        return (
-            f"Half of {finished:,} requests see a first token within {seconds_text(first['p50'])}, "
-            f"99 % within {seconds_text(first['p99'])}; half are done within {seconds_text(whole['p50'])}"
-        )
-
-    def _timeline_headline(self) -> str:
-        summary = self.summary
-        kv = summary["kv_utilization"]["max"]
-        queue = {
-            True: "Arrivals outrun the deployment: the queue still grows when they end",
-            False: "The deployment keeps up with its arrivals",
-        }.get(summary["saturated"], "Queue, batch and memory over the run")
-        memory = "" if kv is None else f"; KV memory peaks at {kv:.0%}"
-        preempted = summary["preemptions"]
-        return f"{queue}{memory}" + (f"; {preempted:,} preemptions" if preempted else "")
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Result:
@@ -237,14 +195,6 @@ class _Once:
         if len(first) <= _BLOCKS_TO_KEEP:
             self._kept = first
         return itertools.chain(first, blocks)
-
-    def itl(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        blocks = list(self.itl_blocks())
-        none = np.empty(0, np.int64)
-        return (
-            np.concatenate([none, *(gaps for gaps, _ in blocks)]),
-            np.concatenate([none, *(weights for _, weights in blocks)]),
-        )
 
 
 _BLOCKS_TO_KEEP = 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -167,13 +166,10 @@ def _table(
 
 
 def _picture(name: str, figure: Figure) -> str:
-    from matplotlib import rc_context
+    from sim.plots.style import svg_bytes
 
-    buffer = io.BytesIO()
-    with rc_context({"svg.hashsalt": "rooftrace"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "rooftrace"})
     # As an image rather than inline, so that the names within one picture cannot meet those of another.
-    data = base64.b64encode(buffer.getvalue()).decode()
+    data = base64.b64encode(svg_bytes(figure)).decode()
     return f"<img alt='{escape(name.replace('-', ' '))}' src='data:image/svg+xml;base64,{data}'>"
 
 

@@ -89,7 +89,7 @@ def validate(
         for note in line.notes:
             typer.echo(f"{line.file}: {note}")
     if plots is not None:
-        from sim.report.roofline import draw_validation
+        from sim.plots.validation import draw_validation
 
         for path in draw_validation(found, plots):
             typer.echo(f"Plot: {path}")
