@@ -113,7 +113,7 @@ class ReplicaView:
     price: StepPrice | None = None
     """None in literals that do not need it."""
     by_chunk: bool = True
-    """For a scheduler that `takes_by_chunk`: False where a prompt takes all of its blocks on admission after all (in a pipeline)."""
+    """For a scheduler that `takes_by_chunk`: False where a prompt takes all its blocks on admission after all (in a pipeline)."""
     n_leaving: int = 0
     """Sequences that have ended in the iteration before, where the plan is made ahead and cannot know: they take no step, but
     their seats and their blocks are not free yet. See `plans_ahead`."""

@@ -101,7 +101,7 @@ def test_the_manifest_holds_the_scenario_as_run():
     assert manifest["hardware"]["name"] == "h100-sxm"
     assert "whitepaper" in manifest["hardware"]["sources"]["peak.bf16"]
     assert {"python", "rooftrace", "numpy", "simpy"} <= set(manifest["versions"])
-    assert Result.load("out").label == "llama-3.1-8b on 1 x h100-sxm, vllm"
+    assert Result.load("out").label == "llama-3.1-8b on 1 x h100-sxm, vllm-v0"
 
 
 def test_a_request_that_can_never_fit_is_rejected_and_the_rest_goes_on():
