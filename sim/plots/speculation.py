@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sim.speculation import Gap, Measured
+    from sim.study.speedup import Gap, Measured
 
 FloatArray = NDArray[np.floating[Any]]
 _COLORS = tuple(OKABE_ITO[name] for name in ("blue", "vermillion", "green", "purple", "orange", "sky"))

@@ -152,7 +152,7 @@ def _original(scenario: Scenario, model: str) -> str:
 def _placed(scenario: Scenario) -> list[PoolOf]:
     """A pool of one machine for each group of the placement that hosts anything."""
     from hwmodels.oneshot import oneshot_catalogue
-    from sim.placement_file import placed_groups
+    from sim.scenario.placement_file import placed_groups
 
     assert scenario.placement is not None
     file = scenario.find(scenario.placement)

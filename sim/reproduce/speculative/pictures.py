@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from policies.acceptance import Iid
 from sim.plots.style import save
 from sim.reproduce.speculative.runs import iid_run
-from sim.speculation import alone, at_batch, specdecode_speedup
+from sim.study.speedup import alone, at_batch, specdecode_speedup
 from sim.theory import speculative as theory
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _draw_crossover() -> Figure:
 def _draw_gap() -> Figure:
     from sim.plots import speculation as draw
     from sim.scenario.build import build
-    from sim.speculation import explain_gap
+    from sim.study.speedup import explain_gap
 
     gap = explain_gap(build(gap_scenario()))
     made, ax = draw.figure(
