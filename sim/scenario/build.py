@@ -363,7 +363,7 @@ _DRAFT_HAS_KV = ("draft_model", "eagle", "mtp")
 vLLM schedules asynchronously (`VllmConfig.__post_init__`), and none else that are modelled here."""
 
 
-def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict[str, int]:
+def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict[str, Any]:
     """What drafting takes beside the tokens that are verified: KV slots of each sequence, and tokens of the budget."""
     method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
     if decoding is None or method not in _DRAFT_HAS_KV:
