@@ -663,7 +663,7 @@ def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
                 )
             made = made.scale_rate(settings.rate_scale)  # type: ignore[union-attr]
         if settings.models is not None:
-            from workloads.generators import assign_models
+            from workloads import assign_models
 
             if not hasattr(made, "arrival_ns"):
                 raise ScenarioError("workload.models is for arrivals in time; closed-loop clients ask for one model")
@@ -675,7 +675,7 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
     name = settings.trace
     assert name is not None
     if name in BUILT_IN_TRACES:
-        from workloads.generators import azure_conversation_like
+        from workloads import azure_conversation_like
 
         asked = [key for key in ("sort", "drop_empty") if getattr(settings, key)]
         asked += ["format"] if settings.format != "auto" else []
@@ -697,7 +697,7 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
 
 
 def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | ClosedLoop:
-    from workloads import generators
+    import workloads
 
     assert settings.arrivals is not None
     process = named.choice(
@@ -715,7 +715,7 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
             return _closed_loop_of(lengths, process, seed)
         return replace(
             lengths,
-            arrival_ns=generators.arrivals_ns(process, seed, n_requests=len(lengths)),
+            arrival_ns=workloads.arrivals_ns(process, seed, n_requests=len(lengths)),
             source=f"lengths of {lengths.source}, arrivals {process!r}, seed {seed}",
         )
     prompt, output = (
@@ -731,7 +731,7 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
     )
     assert settings.requests is not None
     if isinstance(process, named.Clients):
-        return generators.closed_loop(
+        return workloads.closed_loop(
             n_requests=settings.requests,
             concurrency=process.concurrency,
             prompt=prompt,
@@ -739,13 +739,11 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
             seed=seed,
             mean_think_s=process.mean_think_s,
         )
-    return generators.synthesize(
-        arrivals=process, prompt=prompt, output=output, n_requests=settings.requests, seed=seed
-    )
+    return workloads.synthesize(arrivals=process, prompt=prompt, output=output, n_requests=settings.requests, seed=seed)
 
 
 def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> ClosedLoop:
-    from workloads import generators
+    import workloads
 
     if lengths.priority is not None:
         raise ScenarioError(
@@ -754,9 +752,9 @@ def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> Closed
         )
     think_ns = None
     if clients.mean_think_s:
-        # The draws of generators.closed_loop, so that both sources of lengths meet the same think times.
-        none = generators.Fixed(tokens=1)
-        think_ns = generators.closed_loop(
+        # The draws of workloads.closed_loop, so that both sources of lengths meet the same think times.
+        none = workloads.Fixed(tokens=1)
+        think_ns = workloads.closed_loop(
             n_requests=len(lengths),
             concurrency=clients.concurrency,
             prompt=none,
@@ -764,7 +762,7 @@ def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> Closed
             seed=seed,
             mean_think_s=clients.mean_think_s,
         ).think_ns
-    return generators.ClosedLoop(
+    return workloads.ClosedLoop(
         prompt_tokens=lengths.prompt_tokens,
         output_tokens=lengths.output_tokens,
         concurrency=clients.concurrency,

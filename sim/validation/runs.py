@@ -261,7 +261,7 @@ def closed_loop_s(
     run: ServedRun, *, stack: ServingStack | None = None, profile: str | None = None
 ) -> tuple[float, float]:
     """Mean TTFT and TPOT of *run* in seconds; `Unmodelled` where it cannot be priced or does not fit."""
-    from workloads.generators import Fixed, Uniform, closed_loop
+    from workloads import Fixed, Uniform, closed_loop
 
     stack = stack or serving_stack(run.stack)
     try:

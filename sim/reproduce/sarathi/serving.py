@@ -22,8 +22,7 @@ from sim.reproduce.rows import Row
 from sim.reproduce.sarathi.machines import A100_WITH_SERVER, deployment
 from sim.reproduce.sarathi.runs import MEASURED, SHOWN, THEORY, cost_of, iteration_s, prefill_s, published, replay
 from sim.study.rates import Target, bisect
-from workloads import Trace
-from workloads.generators import LogNormal, Poisson, synthesize
+from workloads import LogNormal, Poisson, Trace, synthesize
 
 # Medians and 90th percentiles of prompts and outputs, and the longest total. Sarathi-Serve, table 2.
 DATASETS = {
