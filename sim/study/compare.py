@@ -245,7 +245,7 @@ def _scenarios(
 
 
 def _label(result: SweepResult) -> str:
-    from sim.study.execute import Store
+    from sim.study.store import Store
 
     return str(Store(result.folder / "points").get(str(result.runs["key"].iloc[0]))["label"])
 

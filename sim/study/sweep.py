@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import OutputError, RooftraceError
 from sim.scenario import Scenario
-from sim.study.execute import Backend, Cluster, Inline, Processes, Store, execute
+from sim.study.backends import Backend, Cluster, Inline, Processes
+from sim.study.execute import execute
 from sim.study.points import Run, Sweep, axis_values, code_digest, frame_rows, load_sweep
 from sim.study.progress import Progress, shown
 from sim.study.statistics import LEVEL
+from sim.study.store import Store
 from sim.study.table import HALF_WIDTH, RunIndex, read_failures, write_tables
 from sim.text import seconds_text
 
