@@ -48,7 +48,7 @@ def main() -> None:
             f"workload={{arrivals: {arrivals}, prompt_tokens: 204, output_tokens: 64, requests: {requests}}}",
         )
         summary = simulate(scenario).summary
-        tpot, ttft, served = summary["tpot_s"]["mean"], summary["ttft_s"]["mean"], summary["request_throughput_per_s"]
+        tpot, ttft, served = summary["tpot_s"]["mean"], summary["ttft_s"]["mean"], summary["requests_per_s"]
         measured = [float(row[name]) for name in ("tpot_mean_s", "ttft_mean_s", "completed_rate_req_s")]
         mark = "*" if saturated else ""
         print(
