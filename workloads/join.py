@@ -98,6 +98,10 @@ def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
         deadline_ns=column("deadline_ns"),
         session=column("session", renumber=not shared_ids),
         priority=column("priority", absent=0),
+        max_tokens=np.concatenate([t.output_tokens if t.max_tokens is None else t.max_tokens for t in traces])
+        if any(trace.max_tokens is not None for trace in traces)
+        else None,
+        abort_ns=column("abort_ns"),
         prefix_blocks=blocks,
         prefix_offsets=offsets,
         prefix_block_tokens=next(iter(block_tokens), None),
