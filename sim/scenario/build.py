@@ -275,7 +275,7 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
         "scheduler",
         named.SCHEDULERS,
         "plan",
-        {**_as_the_engine(scenario), **{key: tokens for key, (tokens, _) in chosen.items()}},
+        {**_as_the_engine(scenario, deployment), **{key: tokens for key, (tokens, _) in chosen.items()}},
     )
     memory = scenario.memory
     if memory.preemption == "none" and evicts(scheduler):
@@ -420,8 +420,10 @@ def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict
     return {"lookahead_tokens": decoding.decoding.max_query_tokens - 1, "draft_slots": int(method == "draft_model")}
 
 
-def _as_the_engine(scenario: Scenario) -> dict[str, Any]:
+def _as_the_engine(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
     """Settings by their dotted keys that the engine whose scheduler is asked for chooses by itself, where they are left out."""
+    from hwmodels.memory import engine_defaults
+
     method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
     synchronous = None
     if method not in ("autoregressive", *_DRAFT_HAS_KV):
@@ -430,11 +432,22 @@ def _as_the_engine(scenario: Scenario) -> dict[str, Any]:
         synchronous = "micro-batches of a pipeline are planned while others run as it is"
     found: dict[str, Any] = {}
     for at, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
-        if settings.get("policy") != "vllm" or synchronous is None:
+        if settings.get("policy") != "vllm":
             continue
-        if settings.get("async_scheduling"):
-            raise ScenarioError(f"{scenario.source}: {at}.async_scheduling: {synchronous}; leave it out")
-        found[f"{at}.async_scheduling"] = False
+        if synchronous is not None:
+            if settings.get("async_scheduling"):
+                raise ScenarioError(f"{scenario.source}: {at}.async_scheduling: {synchronous}; leave it out")
+            found[f"{at}.async_scheduling"] = False
+        limits = engine_defaults("vllm", deployment.device, tensor=scenario.parallel.tensor)
+        sequences = settings.get("max_num_seqs", limits.max_num_seqs)
+        found.setdefault(f"{at}.max_num_seqs", sequences)
+        if "max_num_batched_tokens" not in settings and isinstance(sequences, int):
+            longest = deployment.model.max_positions
+            tokens = limits.max_num_batched_tokens
+            if longest and settings.get("enable_chunked_prefill") is False:
+                # `EngineArgs._set_default_max_num_seqs_and_batched_tokens_args`: a whole prompt has to fit.
+                tokens = max(tokens, longest)
+            found[f"{at}.max_num_batched_tokens"] = min(tokens, sequences * longest) if longest else tokens
     return found
 
 

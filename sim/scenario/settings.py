@@ -36,7 +36,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 DEFAULT_SCENARIO = """\
 model: llama-3.1-8b
 hardware: h100-sxm
-scheduler: {policy: sarathi}
+scheduler: {policy: vllm}
 workload: {trace: conversation}
 slo: {ttft_s: 1.0, tpot_s: 0.05}
 """
