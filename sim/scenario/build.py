@@ -575,7 +575,8 @@ def _manifest(
     schedulers_made = [hosted.spec.scheduler for pool in built for hosted in pool]
     if getattr(workload, "priority", None) is not None and not any(map(_asks_for_priority, schedulers_made)):
         notes.append(
-            "The trace gives priorities and no scheduler asks for them; wrap one in {policy: order, by: priority}."
+            "The trace gives priorities and no scheduler asks for them; take {policy: vllm, scheduling_policy: priority}, or wrap "
+            "one in {policy: order, by: priority}."
         )
     if plain:
         facts = _facts(pools[0], built[0], 0)
@@ -699,7 +700,8 @@ def _asks_for_priority(scheduler: Any) -> bool:
     """Whether *scheduler* orders by priority, or may do so, not being one of ours."""
     while scheduler is not None:
         module = getattr(scheduler, "__module__", None) or type(scheduler).__module__
-        if not module.startswith("policies.") or getattr(scheduler, "by", None) == "priority":
+        asks = "priority" in (getattr(scheduler, "by", None), getattr(scheduler, "scheduling_policy", None))
+        if asks or not module.startswith("policies."):
             return True
         scheduler = getattr(scheduler, named.INNER, None)
     return False
@@ -820,11 +822,12 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
 def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> ClosedLoop:
     from workloads import generators
 
-    if lengths.priority is not None:
-        raise ScenarioError(
-            "workload.arrivals: closed-loop clients take the lengths of a trace, and their requests have no priority; leave the "
-            "column priority out of the trace or take other arrivals"
-        )
+    for name in ("priority", "max_tokens", "abort_ns"):
+        if getattr(lengths, name) is not None:
+            raise ScenarioError(
+                f"workload.arrivals: closed-loop clients take the lengths of a trace, and their requests have no {name}; leave the "
+                f"column {name.replace('_ns', '_s')} out of the trace or take other arrivals"
+            )
     think_ns = None
     if clients.mean_think_s:
         # The draws of generators.closed_loop, so that both sources of lengths meet the same think times.
