@@ -414,7 +414,7 @@ MUTATIONS = [
         ),
         (
             "CUDA graphs take nothing",
-            "graphs = rules.graph_bytes_per_layer * len(layers) if rules.graphs_in_share else 0.0",
+            "graphs = rules.graph_bytes_per_layer * len(layers) if captured else 0.0",
             "graphs = 0.0",
         ),
         (
