@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.schedulers import Orca, Sarathi, Vllm
+from policies.published import Orca
+from policies.schedulers import Sarathi, Vllm
 from policies.view import Plan
 from policies.wrappers import Cap, EvictNewest, Order, Pad, RejectLate
 from sim import simulate
