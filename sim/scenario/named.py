@@ -26,6 +26,7 @@ SCHEDULERS: Mapping[str, str] = {
     "orca_paged": "policies.published:OrcaPaged",
     "vllm": "policies.schedulers:Vllm",
     "sarathi": "policies.schedulers:Sarathi",
+    "trtllm": "policies.trtllm:TrtLlm",
     "decode_maximal": "policies.sarathi:DecodeMaximal",
     "chunked_only": "policies.sarathi:ChunkedOnly",
     "evict_newest": "policies.wrappers:EvictNewest",
