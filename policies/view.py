@@ -92,6 +92,8 @@ class ReplicaView:
     now_ns: int = 0
     running: Sequence[RunningSeq] = ()
     """Prefilling and decoding sequences, oldest admission first; built when looked at."""
+    elsewhere: Sequence[int] = ()
+    """Ids of those admitted to the model's other micro-batches."""
     after_prefill: bool = False
     """Whether the iteration before this one computed prompt tokens."""
     price: StepPrice | None = None

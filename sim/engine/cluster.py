@@ -247,6 +247,7 @@ class _Cluster:
             },
             reasons=tuple(self._reasons),
             replicas=replicas,
+            stream=self._experiment.stream,
             meta={
                 "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
                 "makespan_ns": makespan_ns,

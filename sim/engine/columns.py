@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hwmodels.totals import Totals
 from sim.engine.clock import FRACTION, TICK_BITS
+from sim.engine.streaming import Stream, streamed_gaps
 
 IntArray = NDArray[np.int64]
 Table = dict[str, NDArray[Any]]
@@ -91,6 +92,7 @@ JOIN = Layout(
     ("until", "i"),  # round after which it left
     ("cached", "i"),  # tokens cached when it joined
     ("token_ns", "q"),  # time of its latest token when it joined
+    ("request", "q"),
 )
 
 BUBBLES = ("pb1", "pb2", "pb3", "depth")
@@ -343,6 +345,8 @@ class ReplicaColumns:
     kv_blocks_total: int
     block_tokens: int
     n_stages: int = 1
+    emitted: dict[int, IntArray] | None = None
+    """By lane: tokens of every round of every stay, in the order of `joins`; None where a round emits one."""
     speculation: RoundCounts | None = None
     """Counts of the rounds that drafted tokens, by how many they drafted; None without speculation."""
 
@@ -364,6 +368,8 @@ class Columns:
     requests: Table
     reasons: tuple[str, ...]
     replicas: tuple[ReplicaColumns, ...]
+    stream: Stream = Stream()  # noqa: RUF009
+    """Which tokens reach a client together."""
     meta: dict[str, Any] = field(default_factory=dict)
 
     def iterations(self) -> Table:
@@ -429,10 +435,11 @@ class Columns:
         return np.searchsorted(queued, start_ns, side="right") - np.searchsorted(queued, span_ns, side="right")
 
     def itl(self) -> tuple[IntArray, IntArray]:
-        """Inter-token gaps in ns and how many gaps have that length.
+        """Inter-token gaps in ns and how many gaps have that length, as clients see them.
 
         A sequence that decodes in two rounds of its lane, one after the other, sees the time between their ends; one that
-        joins sees the time since its latest token. Tokens that a speculative round emits together count as one arrival.
+        joins sees the time since its latest token. Tokens that a speculative round emits together count as one arrival, and
+        so do those that `stream` sends together.
         """
         parts = list(self.itl_blocks())
         if not parts:
@@ -441,6 +448,9 @@ class Columns:
 
     def itl_blocks(self, max_rounds: int = 1 << 18) -> Iterator[tuple[IntArray, IntArray]]:
         """The same in pieces of about *max_rounds* rounds."""
+        if self.stream.interval > 1:
+            yield from streamed_gaps(self.replicas, self.requests, self.stream)
+            return
         for replica in self.replicas:
             spans, joins = replica.spans, replica.joins
             for lane in np.unique(spans["lane"]):

@@ -11,6 +11,7 @@ from policies.routers import Router
 from policies.view import PlanFunction, Scheduler
 from sim.engine.prices import StageTable
 from sim.engine.running import Decoding
+from sim.engine.streaming import Stream
 from workloads import ClosedLoop, Trace
 
 Turn = Literal["rotation", "oldest"]
@@ -82,6 +83,8 @@ class Experiment:
     """From arrival until the router sees a request (tokenisation and the rest of the front end), and the same ..."""
     admission_s_per_token: float = 0.0
     """... for each prompt token."""
+    stream: Stream = Stream()  # noqa: RUF009
+    """Which tokens reach a client together; it changes what clients measure, not what machines do."""
 
     def __post_init__(self) -> None:
         if not self.replicas:

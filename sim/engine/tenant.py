@@ -15,10 +15,10 @@ import numpy as np
 from hwmodels.totals import Totals
 from policies.view import PartialSeq, Plan, ReplicaView, pads_to, plan_of
 from sim.engine.clock import TICK_BITS
-from sim.engine.columns import Recorder, ReplicaColumns, sum_rounds
+from sim.engine.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
-from sim.engine.lane import Lane, LanePrice, QueueView, RunningView
+from sim.engine.lane import Elsewhere, Lane, LanePrice, QueueView, RunningView
 from sim.engine.padding import padded, pairs_within
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
@@ -88,6 +88,7 @@ class Tenant:
             total_blocks=self._kv.total,
             running=RunningView(lane, self.sequences.running_seq),
             price=LanePrice(lane, self.prices, self._stages, self._window, self._pads_to),
+            elsewhere=Elsewhere(self.lanes, lane),
         )
         self.lanes.append(lane)
         self.ready.append(lane)
@@ -316,5 +317,11 @@ class Tenant:
             kv_blocks_total=self._kv.total,
             block_tokens=self._kv.block_tokens,
             n_stages=len(self._stages),
+            emitted=_emitted(self.lanes) if speculates else None,
             speculation=sum_rounds(lane.decoding.speculation() for lane in self.lanes) if speculates else None,
         )
+
+
+def _emitted(lanes: list[Lane]) -> dict[int, IntArray]:
+    found = {lane.index: lane.decoding.emitted() for lane in lanes}
+    return {index: tokens for index, tokens in found.items() if tokens is not None}

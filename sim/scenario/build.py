@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.device import Device
     from sim.engine import Experiment, ReplicaSpec
+    from sim.engine.streaming import Stream
     from workloads import ClosedLoop, Trace
 
 BUILT_IN_TRACES = ("conversation",)
@@ -69,6 +70,7 @@ def resolve(scenario: Scenario) -> Built:
         ),
         router=router,
         seed=scenario.seed,
+        stream=_stream(scenario, pools),
         **_front_end(scenario, built),
     )
     manifest = _manifest(scenario, pools, built, experiment)
@@ -221,6 +223,20 @@ def _asked_for(
     rows = {name: row for row, name in enumerate(names)}
     moved = np.array([rows.get(name, 0) for name in asked], np.int64)
     return trace.with_models(names, moved[index]), rows
+
+
+def _stream(scenario: Scenario, pools: Sequence[PoolOf]) -> Stream:
+    """Which tokens reach a client together, by the rule of the serving stack."""
+    from sim.engine.streaming import Stream
+
+    stacks = dict.fromkeys(each.serving_stack for pool in pools for each in pool.scenarios)
+    rules: list[Literal["tokens", "iterations"]] = ["iterations" if stack == "trtllm" else "tokens" for stack in stacks]
+    if scenario.stream_interval > 1 and len(set(rules)) > 1:
+        raise ScenarioError(
+            f"{scenario.source}: stream_interval: {' and '.join(stacks)} group tokens by different rules; give all pools one "
+            "serving_stack"
+        )
+    return Stream(scenario.stream_interval, rules[0])
 
 
 def _front_end(scenario: Scenario, built: list[list[_Hosted]]) -> dict[str, Any]:

@@ -265,6 +265,9 @@ class Settings(Section):
     router: Policy = Policy(policy="round_robin")
     scheduler: Policy = Policy(policy="sarathi")
     decoding: Decoding = Decoding()
+    stream_interval: Annotated[int, Field(ge=1)] = 1
+    """Clients get the first token at once, then this many together, and the last: every so many tokens, or for serving_stack trtllm
+    every so many iterations. Gaps between tokens (ITL) are then those between groups."""
     memory: Memory = Memory()
     pools: dict[str, Pool] | None = None
     """Machines of different kinds behind one router, by a name of your choice: each with settings of its own over those of the
