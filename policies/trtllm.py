@@ -70,6 +70,11 @@ class TrtLlm:
                 raise ValueError(f"{name} is one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
 
     @property
+    def evicts(self) -> bool:
+        """Whether it says itself who gives way; see `policies.view.evicts`."""
+        return self.capacity_scheduler_policy == "MAX_UTILIZATION"
+
+    @property
     def async_scheduling(self) -> bool:
         """Whether plans are made ahead."""
         return not self.disable_overlap_scheduler
@@ -173,14 +178,15 @@ class TrtLlm:
         contexts: Sequence[PartialSeq | WaitingSeq],
         run: tuple[tuple[int, int], ...],
         decode_tokens: int,
-    ) -> tuple[tuple[tuple[int, int], ...], int | None]:
+    ) -> tuple[tuple[tuple[int, int], ...], object]:
         """*run*, or nothing where prompts are held back beside the decodes; and for how many iterations they have been.
 
         A prompt counts in full, whatever its chunk is. The count stays where nothing decodes, and prompts are not held back.
         """
         if not (run and decode_tokens and self.batch_wait_timeout_iters and self.batch_wait_max_tokens_ratio):
             return run, view.memo
-        waited, runs = view.memo or 0, {id_ for id_, _ in run}
+        waited = view.memo if isinstance(view.memo, int) else 0
+        runs = {id_ for id_, _ in run}
         tokens = decode_tokens + sum(seq.cached_tokens + _to_compute(seq) for seq in contexts if seq.id in runs)
         if waited < self.batch_wait_timeout_iters and tokens < self.batch_wait_max_tokens_ratio * self.max_num_tokens:
             return (), waited + 1

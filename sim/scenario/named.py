@@ -24,7 +24,8 @@ SCHEDULERS: Mapping[str, str] = {
     "fastertransformer": "policies.published:FasterTransformer",
     "orca": "policies.published:Orca",
     "orca_paged": "policies.published:OrcaPaged",
-    "vllm": "policies.schedulers:Vllm",
+    "vllm": "policies.vllm:Vllm",
+    "vllm-v0": "policies.vllm:VllmV0",
     "sarathi": "policies.schedulers:Sarathi",
     "trtllm": "policies.trtllm:TrtLlm",
     "decode_maximal": "policies.sarathi:DecodeMaximal",
@@ -39,7 +40,7 @@ RENAMED: Mapping[str, str] = {"padded": "fastertransformer"}
 """Names that policies had before."""
 INNER = "inner"
 """The setting of a wrapper that is a policy itself."""
-AUTO = ("token_budget", "chunk")
+AUTO = ("token_budget", "chunk", "max_num_batched_tokens")
 """Scheduler settings that may be AUTO_VALUE: chosen from the cost model."""
 AUTO_VALUE = "auto"
 ROUTERS: Mapping[str, str] = {
@@ -165,15 +166,6 @@ def chain(settings: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str,
         key = f"{key}.{INNER}"
         found.append((key, settings))
     return found
-
-
-def wraps(policy: Any, kind: type) -> bool:
-    """Whether *policy*, or one that it wraps, is a *kind*."""
-    while policy is not None:
-        if isinstance(policy, kind):
-            return True
-        policy = getattr(policy, INNER, None)
-    return False
 
 
 def shown_policy(policy: Any) -> str:
