@@ -95,7 +95,7 @@ class TrtLlm:
         run = self._run(contexts, left, view.block_tokens)
         if run:
             run, memo = self._in_company(view, contexts, run, view.decode_tokens)
-            return Plan(decode, run, reject=rejected, memo=memo)
+            return Plan(decode or any(not tokens for _, tokens in run), run, reject=rejected, memo=memo)
         # A whole prompt that is more than the decodes leave of the budget holds up all behind it.
         blocked = full or (bool(contexts) and not self.enable_chunked_prefill)
         hold = 1 if rejected else UNTIL_CHANGE
@@ -170,7 +170,8 @@ class TrtLlm:
             tokens = _first_come(lengths, left, min(unit, self.max_num_tokens))
         else:
             tokens = _equal_progress(lengths, left, min(unit, self.max_num_tokens))
-        return tuple((seq.id, n) for seq, n in zip(contexts, tokens, strict=False) if n)
+        # Who has nothing to compute joins the decodes.
+        return tuple((seq.id, n) for seq, n, length in zip(contexts, tokens, lengths, strict=False) if n or not length)
 
     def _in_company(
         self,

@@ -11,8 +11,9 @@ import pytest
 
 from policies.acceptance import Iid
 from policies.decoding import Speculative
-from policies.published import OrcaPaged, Static
+from policies.published import Orca, OrcaPaged, Static
 from policies.schedulers import Sarathi
+from policies.trtllm import TrtLlm
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, MachineSpec, PolicyError, ReplicaSpec
@@ -92,7 +93,9 @@ class Asks:
 
 
 @pytest.mark.parametrize("fast_forward", [True, False])
-@pytest.mark.parametrize("scheduler", [Everybody(), Sarathi(), Sarathi(token_budget=1), OrcaPaged(), Static(4)])
+@pytest.mark.parametrize(
+    "scheduler", [Everybody(), Sarathi(), Sarathi(token_budget=1), OrcaPaged(), Orca(), Static(4), TrtLlm()]
+)
 def test_a_sequence_whose_kv_exists_joins_the_decodes_and_takes_its_blocks(scheduler: Any, fast_forward: bool) -> None:
     alone = Alone([30], [5], scheduler, fast_forward=fast_forward)
     alone.has_emitted_one(0)

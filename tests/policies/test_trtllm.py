@@ -130,6 +130,12 @@ def test_what_other_micro_batches_may_come_to_is_kept() -> None:
     assert not TrtLlm().plan(view(waiting=QUEUE[:1], free_blocks=22, total_blocks=23, **told)).run
 
 
+def test_nobody_becomes_longer_than_the_model_takes() -> None:
+    long = {"waiting": QUEUE[:1], "max_tokens": {1: 5000}, "max_model_len": 320, "total_blocks": 1000}
+    assert TrtLlm().plan(view(free_blocks=20, **long)).run
+    assert not TrtLlm().plan(view(free_blocks=19, **long)).run
+
+
 # MAX_UTILIZATION.
 
 PACKED = TrtLlm(capacity_scheduler_policy="MAX_UTILIZATION")
@@ -183,6 +189,14 @@ def test_a_static_batch_is_taken_when_nothing_decodes() -> None:
     }
     assert static.plan(view(waiting=QUEUE[:1], **begun)) == HELD_WHOEVER_COMES
     assert not static.plan(view(waiting=QUEUE[:1], free_blocks=21, total_blocks=1000)).run
+
+
+def test_a_static_batch_finishes_before_its_own_prompts_go_on_even_where_the_budget_cuts_its_decodes() -> None:
+    static = TrtLlm(capacity_scheduler_policy="STATIC_BATCH", max_num_tokens=7, enable_chunked_prefill=True)
+    begun = {"prefilling": (PartialSeq(3, 16, 1),), "running": (RunningSeq(3, 16, blocks=4), *some(3)), "n_decoding": 3}
+    assert static.plan(view(query_tokens=3, **begun)) == Plan(decode=(10, 11))
+    in_flight = TrtLlm(max_num_tokens=7, enable_chunked_prefill=True)
+    assert in_flight.plan(view(query_tokens=3, **begun)) == Plan(decode=(10, 11), run=((3, 1),))
 
 
 # Chunked context.
