@@ -81,6 +81,7 @@ SPAN = Layout(
     ("kv_blocks_used", "i"),  # in the first iteration
     ("round", "i"),  # decode rounds of the lane before this span
     ("bubble_ns", "q"),  # idle time of the stages ahead of this micro-batch
+    ("in_vain", "i"),  # of decode_seqs: those that had ended
 )
 
 _pack_span = SPAN.pack_into
@@ -177,6 +178,7 @@ class Recorder:
     def add_iteration(
         self, start_ticks: int, ticks: int, lane: int, totals: Totals, draft_steps: int, query_tokens: int,
         completions: int, emitted: int, running: int, waiting: int, blocks_used: int, round_: int, bubble_ns: int,
+        in_vain: int,
     ) -> None:  # fmt: skip
         """One iteration of its own."""
         _, prompt, chunks, pairs, prompt_kv, n, kv, _, pairs_window, kv_window = totals
@@ -185,7 +187,7 @@ class Recorder:
             self._span_buffer, at,
             start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, lane, prompt, chunks, pairs, prompt_kv,
             pairs_window, n, query_tokens, draft_steps, kv, kv_window, 0, completions, emitted, running, waiting,
-            blocks_used, round_, bubble_ns,
+            blocks_used, round_, bubble_ns, in_vain,
         )  # fmt: skip
 
     def add_decodes(
@@ -197,7 +199,7 @@ class Recorder:
         _pack_span(
             self._span_buffer, at,
             start_ticks >> TICK_BITS, start_ticks & FRACTION, n, first_ticks, growth_ticks, lane, 0, 0, 0, 0,
-            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0,
         )  # fmt: skip
 
     def add_taped(
@@ -214,7 +216,7 @@ class Recorder:
         _pack_span(
             self._span_buffer, at,
             start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), _TAPED, 0, lane, 0, 0, 0, 0,
-            0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, 0, round_, 0,
+            0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, 0, round_, 0, 0,
         )  # fmt: skip
         self._taped_before.append((blocks_before, n_queued))
         at = self._n_taped
@@ -254,7 +256,7 @@ class Recorder:
         _pack_span(
             self._span_buffer, at,
             start_ticks >> TICK_BITS, start_ticks & FRACTION, n_pieces, _BENT, 0, lane, 0, 0, 0, 0,
-            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, 0, round_, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, 0, round_, 0, 0,
         )  # fmt: skip
         self._bent_before.append(n_queued)
 
@@ -454,7 +456,7 @@ class Columns:
         for replica in self.replicas:
             spans, joins = replica.spans, replica.joins
             for lane in np.unique(spans["lane"]):
-                rows = np.flatnonzero((spans["lane"] == lane) & (spans["decode_seqs"] > 0))
+                rows = np.flatnonzero((spans["lane"] == lane) & (spans["decode_seqs"] > spans["in_vain"]))
                 yield from _lane_gaps(spans, rows, joins[joins["lane"] == lane], max_rounds)
             if len(replica.resumed_gaps_ns):
                 yield replica.resumed_gaps_ns, np.ones(len(replica.resumed_gaps_ns), np.int64)
@@ -517,9 +519,9 @@ def expand(counts: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _round_ends(spans: NDArray[Any]) -> tuple[IntArray, IntArray]:
-    """End time in ns, and number of sequences, of every round of *spans*."""
+    """End time in ns, and number of sequences that had not ended, of every round of *spans*."""
     row, step = expand(spans["n"].astype(np.int64))
     done = step + 1
     elapsed = done * spans["first_ticks"][row] + spans["growth_ticks"][row] * (done * step // 2)
     ends = spans["start_ns"][row] + ((spans["start_frac"][row] + elapsed) >> TICK_BITS)
-    return ends, spans["decode_seqs"][row].astype(np.int64)
+    return ends, (spans["decode_seqs"] - spans["in_vain"])[row].astype(np.int64)

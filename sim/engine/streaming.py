@@ -96,7 +96,7 @@ def _stays(replicas: Sequence[ReplicaColumns]) -> tuple[list[_Source], dict[str,
                     **{name: stays[name].astype(np.int64) for name in ("request", "since", "cached", "token_ns")},
                 }
             )
-            mine = spans[(spans["lane"] == lane) & (spans["decode_seqs"] > 0)]
+            mine = spans[(spans["lane"] == lane) & (spans["decode_seqs"] > spans["in_vain"])]
             before = np.concatenate(([0], np.cumsum(mine["n"], dtype=np.int64)))
             emitted = None if replica.emitted is None else replica.emitted[lane].astype(np.int64)
             sources.append(_Source(before, mine, emitted))

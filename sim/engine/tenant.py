@@ -311,7 +311,7 @@ class Tenant:
         lane.span = Step(ticks, end, growth)
         self._record(
             ticks, duration, lane.index, totals, draft_steps, query, n_completing, emitted, sequences.n_admitted,
-            len(self._queue), kv.total - kv.free, decoding.round, bubble_ns,
+            len(self._queue), kv.total - kv.free, decoding.round, bubble_ns, len(ended),
         )  # fmt: skip
         return end
 

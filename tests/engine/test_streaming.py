@@ -81,7 +81,9 @@ def client_gaps(columns: Columns, seen: dict[int, list[tuple[int, int]]], stream
     requests = columns.requests
     for id_ in range(len(requests["status"])):
         prompt, output = max(int(requests["prompt_tokens"][id_]), 1), int(requests["output_tokens"][id_])
-        events = [(cached - prompt + 1, at) for cached, at in seen.get(id_, [])]
+        looks = [(cached - prompt + 1, at) for cached, at in seen.get(id_, [])]
+        # Where plans are made ahead, who has ended is still there at the next look.
+        events = [(tokens, at) for tokens, at in looks if tokens < output]
         ended = requests["status"][id_] == 0 and output > 0
         if ended:
             events.append((output, int(requests["finish_ns"][id_])))
