@@ -68,6 +68,7 @@ class Orca:
     n_slots: int | None = None
     """KV tokens that may be reserved; None: all that memory holds."""
 
+    reserves: ClassVar[bool] = True
     moved_settings: ClassVar[Mapping[str, str]] = {
         "watermark": "it reserves what each request may need, as published; orca_paged takes blocks as they are needed and has one",
         "max_prompts": "the paper has no such limit; orca_paged has it, for the cases that SARATHI is compared with",
@@ -155,6 +156,8 @@ class FasterTransformer:
     """
 
     batch_size: int = 8
+
+    reserves: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         at_least("batch_size", self.batch_size, 1)

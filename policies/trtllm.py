@@ -75,6 +75,11 @@ class TrtLlm:
         return self.capacity_scheduler_policy == "MAX_UTILIZATION"
 
     @property
+    def reserves(self) -> bool:
+        """Whether it keeps memory for what clients allow; see `policies.view.reserves`."""
+        return not self.evicts
+
+    @property
     def async_scheduling(self) -> bool:
         """Whether plans are made ahead."""
         return not self.disable_overlap_scheduler

@@ -228,6 +228,12 @@ def evicts(scheduler: object) -> bool:
     return bool(_asked(scheduler, "evicts"))
 
 
+def reserves(scheduler: object) -> bool:
+    """Whether *scheduler*, or one that it wraps, keeps memory for what clients allow (`ReplicaView.max_tokens`): by an attribute
+    `reserves`."""
+    return bool(_asked(scheduler, "reserves"))
+
+
 def _asked(scheduler: object, name: str) -> object:
     """An attribute of *scheduler*, or of the nearest that it wraps which has it; None where none has."""
     while scheduler is not None:

@@ -75,8 +75,9 @@ class _Cluster:
             for tenant in spec.tenants
         )
         self._state = RequestState(
-            self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined, priority
-        )
+            self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined, priority,
+            None if experiment.max_tokens is None else array("q", [experiment.max_tokens]) * n,
+        )  # fmt: skip
         self._clock = Clock()
         self._machines: list[Machine] = []
         for index, spec in enumerate(specs):

@@ -58,8 +58,14 @@ def resolve(scenario: Scenario) -> Built:
         rows = {}
     router = _policy(scenario, "router", named.ROUTERS, "route")
     built = [_build_pool(pool, workload, rows) for pool in pools]
+    allowed, longest = scenario.workload.max_tokens, int(workload.output_tokens.max(initial=0))
+    if allowed is not None and allowed < longest:
+        raise ScenarioError(
+            f"{scenario.source}: workload.max_tokens is at least the longest output, {longest} tokens; got {allowed}"
+        )
     experiment = Experiment(
         workload=workload,
+        max_tokens=allowed,
         replicas=tuple(
             machine
             for pool, hosted in zip(pools, built, strict=True)
@@ -497,6 +503,8 @@ def _calibration(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
 def _manifest(
     scenario: Scenario, pools: list[PoolOf], built: list[list[_Hosted]], experiment: Experiment
 ) -> dict[str, Any]:
+    from policies.view import reserves
+
     workload = experiment.workload
     speculating = any(hosted.decoding is not None for pool in built for hosted in pool)
     plain = scenario.pools is None and scenario.placement is None
@@ -524,6 +532,11 @@ def _manifest(
     if getattr(workload, "priority", None) is not None and not any(map(_asks_for_priority, schedulers_made)):
         notes.append(
             "The trace gives priorities and no scheduler asks for them; wrap one in {policy: order, by: priority}."
+        )
+    if scenario.workload.max_tokens is None and any(map(reserves, schedulers_made)) and workload.output_tokens.any():
+        notes.append(
+            "The scheduler keeps memory for what clients allow, and nothing says what that is: each request is taken to be allowed "
+            "what it emits, which no server knows. workload.max_tokens says it."
         )
     if plain:
         facts = _facts(pools[0], built[0], 0)

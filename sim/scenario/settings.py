@@ -124,6 +124,9 @@ class Workload(Section):
     output_tokens: Distribution | None = None
     requests: Annotated[int, Field(ge=1)] | None = None
     """How many to generate."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Output tokens that clients allow each request, for schedulers that keep memory for them; where it is left out, as many as it
+    emits, which no server knows."""
     rate_scale: Annotated[float, Field(gt=0)] = 1.0
     """Arrivals come this many times as fast."""
     limit: Annotated[int, Field(ge=1)] | None = None
