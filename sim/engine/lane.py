@@ -45,9 +45,9 @@ class Lane:
     """A micro-batch slot: sequences that iterate together. Without a pipeline there is one."""
 
     __slots__ = (
-        "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "leaving", "held_arrivals",
-        "held_changes", "held_until_ns", "hold", "index", "last_round_ns", "latest_start_ns", "partial", "paused", "run",
-        "span", "through_arrivals", "view", "wake_ns",
+        "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "held_arrivals",
+        "held_changes", "held_until_ns", "hold", "index", "last_round_ns", "latest_start_ns", "leaving", "partial", "paused",
+        "run", "span", "through_arrivals", "view", "wake_ns",
     )  # fmt: skip
 
     def __init__(self, index: int, decoding: RunningSet) -> None:

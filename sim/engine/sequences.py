@@ -28,6 +28,10 @@ class Outside(Protocol):
     def rejected(self, id_: int, reason: str, /) -> None: ...
 
 
+_MOST_IN_VAIN = 10_000
+"""Preemptions without a token after which a run is said not to end. vLLM 0.32.0 has no such bound, and goes on for ever."""
+
+
 class Sequences:
     """The requests of one model on a machine."""
 
@@ -42,6 +46,8 @@ class Sequences:
         """Counts of what may end a plan that is held in a lane: who ends, joins or leaves in any lane, and who comes."""
         self.n_computed = 0
         """Of those that wait: with nothing to compute before they decode."""
+        self._in_vain = 0
+        """Preemptions since a token was emitted."""
         self._outside = outside
         self._recorder = recorder
         self._alone = alone
@@ -112,7 +118,15 @@ class Sequences:
             cached, blocks, growth = paused.cached, paused.blocks, self.paused_growth(lane, paused)
         request = self.state.waiting_seq(id_)
         return RunningSeq(
-            id_, cached, blocks, growth, request.arrival_ns, request.model, request.deadline_ns, request.priority, leaving
+            id_,
+            cached,
+            blocks,
+            growth,
+            request.arrival_ns,
+            request.model,
+            request.deadline_ns,
+            request.priority,
+            leaving,
         )
 
     def blocks_of(self, cached: int, remaining: int = 0) -> int:
@@ -200,6 +214,12 @@ class Sequences:
         del lane.admitted[id_]
         self.n_admitted -= 1
         self.n_changes += 1
+        self._in_vain += 1
+        if self._in_vain > _MOST_IN_VAIN:
+            raise PolicyError(
+                f"{self._scheduler!r} has preempted {_MOST_IN_VAIN:,} times while nobody emitted a token: sequences take memory "
+                "from each other in turn and none gets on; give more KV blocks, or admit a sequence only when all of it fits"
+            )
         state.preemptions[id_] += 1
         state.recomputed[id_] += cached
         self.queue.appendleft(state.waiting_seq(id_, preempted=True))
@@ -251,6 +271,7 @@ class Sequences:
     def end_rounds(self, lane: Lane, rounds: int, growth_first: int, end_ns: int) -> None:
         """The decodes of a lane have done *rounds* rounds, the first of which took *growth_first* blocks when it started."""
         state, decoding, kv = self.state, lane.decoding, self.kv
+        self._in_vain = 0
         if rounds > 1:
             kv.take(decoding.blocks_for(rounds) - growth_first)
         lane.last_round_ns = end_ns
@@ -258,7 +279,15 @@ class Sequences:
             self._log_departure(lane, departure)
             id_, cached, blocks, emitted, _, _, _, emitted_last = departure
             state.left[id_] -= emitted
-            self._end(lane, id_, blocks, end_ns, cached, emitted_last, slots_before=cached - emitted_last + decoding.query_tokens)
+            self._end(
+                lane,
+                id_,
+                blocks,
+                end_ns,
+                cached,
+                emitted_last,
+                slots_before=cached - emitted_last + decoding.query_tokens,
+            )
 
     def complete_prompts(self, lane: Lane, end_ns: int) -> None:
         """The prompts that the iteration completed emit a token, and decode from there or have ended."""
@@ -267,6 +296,7 @@ class Sequences:
             _, cached, _, _, _, _, _ = lane.partial.pop(id_)
             left = state.left[id_]
             if left:
+                self._in_vain = 0
                 if state.first_token[id_] < 0:
                     state.first_token[id_] = end_ns
                 else:

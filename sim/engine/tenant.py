@@ -206,8 +206,8 @@ class Tenant:
         return hidden > 0 or bool(lane.leaving)
 
     def _made_ahead(self, lane: Lane, plan: Plan) -> tuple[Plan, list[Ended]]:
-        """The plan, without those who have ended, and held no longer than what was hidden from it cannot change it; and who of those
-        who have ended takes a step all the same."""
+        """The plan, without those who have ended, and held no longer than what was hidden from it cannot change it; and who of
+        those who have ended takes a step all the same."""
         leaving, view = lane.leaving, lane.view
         wanted = set(leaving) - set(plan.preempt) if plan.decode is True else set(plan.decode or ())
         stepping_on = [ended for id_, ended in leaving.items() if ended.steps_on and id_ in wanted]
@@ -233,8 +233,8 @@ class Tenant:
     def _start_iteration(
         self, lane: Lane, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int, ended: Sequence[Ended] = ()
     ) -> int:
-        """One iteration with prompt chunks and a decode step of *n* sequences, all or none, that takes *growth* blocks; and a step of
-        those who have *ended*, which comes to nothing."""
+        """One iteration with prompt chunks and a decode step of *n* sequences, all or none, that takes *growth* blocks; and a step
+        of those who have *ended*, which comes to nothing."""
         sequences, kv, window = self.sequences, self._kv, self._window
         decoding, partials = lane.decoding, lane.partial
         block_tokens, by_chunk = kv.block_tokens, self._by_chunk

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.decoding import Speculative
 from policies.acceptance import Iid
+from policies.decoding import Speculative
 from policies.routers import RoundRobin
 from policies.view import Plan, ReplicaView
 from policies.vllm import Vllm
@@ -41,7 +41,11 @@ def a_case(seed: int) -> dict[str, Any]:
     threshold = rng.choice([0, 0, 32, 200]) if not k else 0
     async_scheduling = rng.random() < 0.5
     requests, second = [], 0
-    speculation = Speculative(method="eagle", num_speculative_tokens=k, acceptance=Iid(alpha=rng.choice([0.3, 0.7]))) if k else None
+    speculation = (
+        Speculative(method="eagle", num_speculative_tokens=k, acceptance=Iid(alpha=rng.choice([0.3, 0.7])))
+        if k
+        else None
+    )
     for id_ in range(rng.randrange(5, 40)):
         second += rng.choice([0, 0, 0, 1, 3, 10])
         output = rng.randrange(1, rng.choice([3, 20, 120]))
@@ -49,9 +53,13 @@ def a_case(seed: int) -> dict[str, Any]:
         tape = speculation.tape(id_, 0, output + 20 * (k + 1), k, seed).tolist() if speculation else []
         requests.append(
             {
-                "arrival": second, "prompt": prompt, "output": output,
-                "priority": rng.randrange(3), "abort": -1, "tape": tape,
-            }  # fmt: skip
+                "arrival": second,
+                "prompt": prompt,
+                "output": output,
+                "priority": rng.randrange(3),
+                "abort": -1,
+                "tape": tape,
+            }
         )
     most = max(request["prompt"] + request["output"] for request in requests) + 2 * (k + 1) + k
     enough = sum(-(-(r["prompt"] + r["output"] + 20) // block_tokens) for r in requests)
@@ -70,7 +78,9 @@ def a_case(seed: int) -> dict[str, Any]:
         "scheduling_policy": rng.choice(["fcfs", "fcfs", "priority"]),
         "async_scheduling": async_scheduling,
         "block_tokens": block_tokens,
-        "kv_blocks": rng.choice([least_blocks, least_blocks + enough // 10, least_blocks + enough // 4, least_blocks + enough]),
+        "kv_blocks": rng.choice(
+            [least_blocks, least_blocks + enough // 10, least_blocks + enough // 4, least_blocks + enough]
+        ),
         "k": k,
         "lookahead_tokens": k if has_kv else 0,
         "draft_slots": draft_slots,
@@ -94,7 +104,9 @@ class Logged:
         run = dict(plan.run)
         if plan.decode is True:
             gone = set(plan.preempt)
-            run |= {seq.id: view.query_tokens for seq in view.running if seq.id not in prefilling | gone and not seq.leaving}
+            run |= {
+                seq.id: view.query_tokens for seq in view.running if seq.id not in prefilling | gone and not seq.leaving
+            }
         elif plan.decode:
             run |= dict.fromkeys(plan.decode, view.query_tokens)
         if run or plan.preempt:
@@ -111,7 +123,9 @@ def our_decisions(case: dict[str, Any]) -> list[Any]:
     """[second, {request: tokens}, preempted, blocks held once it was planned] of each step of our engine."""
     scheduler = Logged(Vllm(**{name: case[name] for name in SETTINGS}))
     speculation = (
-        Speculative(method="eagle", num_speculative_tokens=case["k"], acceptance=Iid(alpha=case["alpha"])) if case["k"] else None
+        Speculative(method="eagle", num_speculative_tokens=case["k"], acceptance=Iid(alpha=case["alpha"]))
+        if case["k"]
+        else None
     )
     requests = case["requests"]
     trace = Trace.from_arrays(
