@@ -354,6 +354,7 @@ MUTATIONS = [
             "+ max(drafted - 1, 0)), view.total_blocks)",
             "+ max(drafted - 1, 0)), 1 << 62)",
         ),
+        ("who has ended is reserved for", "if not seq.leaving]\n    if view.elsewhere", "]\n    if view.elsewhere"),
         ("what is held counts twice", "drafted) - seq.blocks, 0)", "drafted), 0)"),
         (
             "others' growth is not kept",
@@ -395,7 +396,7 @@ MUTATIONS = [
     ),
     *_of(
         "policies/trtllm.py",
-        ("tests/policies/test_trtllm.py",),
+        ("tests/policies/test_trtllm.py", "tests/policies/test_trtllm_again.py"),
         (
             "prompts go before decodes",
             "left = self.max_num_tokens - view.decode_tokens\n        policy",
@@ -404,9 +405,9 @@ MUTATIONS = [
         ("seats forget those who run", "seats = self.max_batch_size - view.n_running", "seats = self.max_batch_size"),
         ("a static batch is joined", 'if policy == "STATIC_BATCH" and decode:', "if False:"),
         (
-            "a static batch's prompts go on beside decodes",
-            'if decode and self.capacity_scheduler_policy == "STATIC_BATCH":',
-            "if False:",
+            "prompts go on beside decodes that the budget cuts",
+            "[partial[seq.id]] if packed else []",
+            "[partial[seq.id]]",
         ),
         (
             "memory is packed by default",
@@ -433,6 +434,7 @@ MUTATIONS = [
             "                if free < 0:\n                    free += longest_blocks(view, seq.id, drafted)\n"
             "                    continue\n                if len(fitting) == seats:\n",
         ),
+        ("who has ended gives way", "if not seq.leaving], ()", "], ()"),
         ("nobody gives way", "running, paused = _paused(running, view.free_blocks)", "pass"),
         (
             "the first gives way",

@@ -139,21 +139,21 @@ class TrtLlm:
 
     def _plan_in_order(self, view: ReplicaView) -> Plan:
         """The plan where memory or the budget does not serve all who run: in order of admission, the last give way to the first."""
-        running, paused = view.running[:], ()
-        if self.capacity_scheduler_policy == "MAX_UTILIZATION":
+        packed = self.capacity_scheduler_policy == "MAX_UTILIZATION"
+        running, paused = [seq for seq in view.running[:] if not seq.leaving], ()
+        if packed:
             running, paused = _paused(running, view.free_blocks)
         partial = {seq.id: seq for seq in view.prefilling}
         left, decode, contexts = self.max_num_tokens, [], []
         for seq in running:
             if seq.id in partial:
-                contexts.append(partial[seq.id])
+                # Where memory is promised, those that decode are looked at before all prompts, and one of them does not fit.
+                contexts += [partial[seq.id]] if packed else []
             elif view.query_tokens > left:
                 break
             else:
                 left -= view.query_tokens
                 decode.append(seq.id)
-        if decode and self.capacity_scheduler_policy == "STATIC_BATCH":
-            contexts = []
         run = self._run(contexts, left, view.block_tokens)
         run, memo = self._in_company(view, contexts, run, len(decode) * view.query_tokens)
         return Plan(tuple(decode), run, paused, memo=memo)

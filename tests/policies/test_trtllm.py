@@ -130,6 +130,20 @@ def test_what_other_micro_batches_may_come_to_is_kept() -> None:
     assert not TrtLlm().plan(view(waiting=QUEUE[:1], free_blocks=22, total_blocks=23, **told)).run
 
 
+def test_who_has_reached_its_limit_keeps_its_blocks_and_its_seat_until_that_is_known_and_nothing_more() -> None:
+    gone = RunningSeq(10, cached_tokens=16, blocks=1, leaving=True)
+    left = {"n_decoding": 1, "n_leaving": 1, "waiting": QUEUE[:1], "total_blocks": 25}
+    assert TrtLlm().plan(view(gone, *some(2)[1:], free_blocks=23, **left)).run
+    assert not TrtLlm().plan(view(gone, *some(2)[1:], free_blocks=22, **left)).run
+    assert not TrtLlm(max_batch_size=2).plan(view(gone, *some(2)[1:], free_blocks=23, **left)).run
+
+
+def test_who_has_reached_its_limit_gives_way_to_nobody() -> None:
+    gone = RunningSeq(20, cached_tokens=48, blocks=3, leaving=True)
+    plan = PACKED.plan(view(*growing(2), gone, n_decoding=2, n_leaving=1, free_blocks=1))
+    assert plan == Plan(decode=(10,), preempt=(11,))
+
+
 def test_nobody_becomes_longer_than_the_model_takes() -> None:
     long = {"waiting": QUEUE[:1], "max_tokens": {1: 5000}, "max_model_len": 320, "total_blocks": 1000}
     assert TrtLlm().plan(view(free_blocks=20, **long)).run
@@ -191,12 +205,12 @@ def test_a_static_batch_is_taken_when_nothing_decodes() -> None:
     assert not static.plan(view(waiting=QUEUE[:1], free_blocks=21, total_blocks=1000)).run
 
 
-def test_a_static_batch_finishes_before_its_own_prompts_go_on_even_where_the_budget_cuts_its_decodes() -> None:
-    static = TrtLlm(capacity_scheduler_policy="STATIC_BATCH", max_num_tokens=7, enable_chunked_prefill=True)
+def test_where_the_budget_cuts_the_decodes_prompts_go_on_only_if_looked_at_before() -> None:
     begun = {"prefilling": (PartialSeq(3, 16, 1),), "running": (RunningSeq(3, 16, blocks=4), *some(3)), "n_decoding": 3}
-    assert static.plan(view(query_tokens=3, **begun)) == Plan(decode=(10, 11))
-    in_flight = TrtLlm(max_num_tokens=7, enable_chunked_prefill=True)
-    assert in_flight.plan(view(query_tokens=3, **begun)) == Plan(decode=(10, 11), run=((3, 1),))
+    cut = TrtLlm(max_num_tokens=7, enable_chunked_prefill=True)
+    assert cut.plan(view(query_tokens=3, **begun)) == Plan(decode=(10, 11))
+    packed = TrtLlm(max_num_tokens=7, enable_chunked_prefill=True, capacity_scheduler_policy="MAX_UTILIZATION")
+    assert packed.plan(view(query_tokens=3, **begun)) == Plan(decode=(10, 11), run=((3, 1),))
 
 
 # Chunked context.
