@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from hwmodels.totals import Totals
 from sim.engine.clock import FRACTION, TICK_BITS
-from sim.engine.streaming import Stream, streamed_gaps
+from sim.engine.streaming import IntArray, Stream, expand, streamed_gaps
 
-IntArray = NDArray[np.int64]
 Table = dict[str, NDArray[Any]]
 
 FINISHED, REJECTED, UNFINISHED = 0, 1, 2
@@ -509,13 +508,6 @@ class _BlockGrowth:
         taken = np.bincount(begin[which] + turn * block - low, minlength=high - low)
         total = np.concatenate(([0], np.cumsum(taken)))
         return total[last - low] - total[first - low]
-
-
-def expand(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Row index and position within the row for counts[i] copies of each row i."""
-    row = np.repeat(np.arange(len(counts)), counts)
-    starts = np.cumsum(counts) - counts
-    return row, np.arange(len(row)) - starts[row]
 
 
 def _round_ends(spans: NDArray[Any]) -> tuple[IntArray, IntArray]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from sim.engine.columns import ReplicaColumns
+from sim.engine.clock import TICK_BITS
 
 IntArray = NDArray[np.int64]
 
@@ -37,6 +36,19 @@ class Stream:
             raise ValueError(f"a stream's interval is at least 1; got {self.interval}")
 
 
+class Record(Protocol):
+    """What a replica recorded; see `sim.engine.columns.ReplicaColumns`."""
+
+    @property
+    def spans(self) -> NDArray[Any]: ...
+
+    @property
+    def joins(self) -> NDArray[Any]: ...
+
+    @property
+    def emitted(self) -> Mapping[int, IntArray] | None: ...
+
+
 class _Source(NamedTuple):
     """A lane: its rounds in time, and what each stay of a sequence in it emitted."""
 
@@ -57,7 +69,7 @@ class _Events(NamedTuple):
 
 
 def streamed_gaps(
-    replicas: Sequence[ReplicaColumns], requests: Mapping[str, NDArray[Any]], stream: Stream
+    replicas: Sequence[Record], requests: Mapping[str, NDArray[Any]], stream: Stream
 ) -> Iterator[tuple[IntArray, IntArray]]:
     """Gaps in ns between what reaches each client, first token to last, and weights of 1, in pieces. Requests that the run's end
     cut off have the gaps until then."""
@@ -78,7 +90,7 @@ def streamed_gaps(
         yield gaps, np.ones(len(gaps), np.int64)
 
 
-def _stays(replicas: Sequence[ReplicaColumns]) -> tuple[list[_Source], dict[str, IntArray]]:
+def _stays(replicas: Sequence[Record]) -> tuple[list[_Source], dict[str, IntArray]]:
     """The lanes, and every stay of a sequence in one: request, source, since, rounds, cached, token_ns, and where its rounds begin
     in what the lane emitted."""
     sources: list[_Source] = []
@@ -115,8 +127,6 @@ def _events(
 ) -> _Events:
     """What requests *first* to *last* got, in order of request and token. With one token a round those alone that *stream* sends,
     or may."""
-    from sim.engine.columns import expand
-
     # KV exists for all tokens but the latest.
     had = stays["cached"] - np.maximum(requests["prompt_tokens"][stays["request"]], 1) + 1
     n = stream.interval
@@ -185,9 +195,14 @@ def _sent(events: _Events, requests: Mapping[str, NDArray[Any]], stream: Stream,
 
 def _round_ends(source: _Source, rounds: IntArray) -> IntArray:
     """When rounds of a lane, counted from 0, ended."""
-    from sim.engine.clock import TICK_BITS
-
     row = np.searchsorted(source.rounds, rounds, side="right") - 1
     spans, done = source.spans[row], rounds - source.rounds[row] + 1
     elapsed = done * spans["first_ticks"] + spans["growth_ticks"] * (done * (done - 1) // 2)
     return spans["start_ns"] + ((spans["start_frac"] + elapsed) >> TICK_BITS)
+
+
+def expand(counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Row index and position within the row for counts[i] copies of each row i."""
+    row = np.repeat(np.arange(len(counts)), counts)
+    starts = np.cumsum(counts) - counts
+    return row, np.arange(len(row)) - starts[row]

@@ -114,7 +114,7 @@ def watched(seed: int, *, speculative: bool) -> tuple[Experiment, list[Watching]
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 def test_groups_are_those_that_a_client_counts(speculative: bool) -> None:
     preempted = many = 0
-    for seed in range(60):
+    for seed in range(20):
         stream = Stream(2 + seed % 7, (TOKENS, ITERATIONS)[seed % 2])
         experiment, watching = watched(seed, speculative=speculative)
         if experiment.horizon_ns is not None:
@@ -128,15 +128,15 @@ def test_groups_are_those_that_a_client_counts(speculative: bool) -> None:
         assert Counter(gap_counts(run(replace(experiment, stream=stream)))) == expected, seed
         preempted += int(columns.requests["preemptions"].sum())
         many += sum(expected.values())
-    assert preempted > 20
-    assert many > 2000
+    assert preempted > 3
+    assert many > 500
 
 
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 @pytest.mark.parametrize("rule", [TOKENS, ITERATIONS])
 def test_groups_of_one_are_the_gaps_between_tokens(rule: Literal["tokens", "iterations"], speculative: bool) -> None:
     # Pipelines, models that share a machine, micro-batches, runs that are cut off: everything.
-    for seed in range(60):
+    for seed in range(20):
         columns = run(an_experiment(seed, speculative=speculative))
         parts = list(streamed_gaps(columns.replicas, columns.requests, Stream(1, rule)))
         counted = Counter(np.concatenate([gaps for gaps, _ in parts]).tolist())
