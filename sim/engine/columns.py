@@ -17,8 +17,8 @@ from sim.engine.streaming import IntArray, Stream, expand, streamed_gaps
 
 Table = dict[str, NDArray[Any]]
 
-FINISHED, REJECTED, UNFINISHED = 0, 1, 2
-STATUS_NAMES = ("finished", "rejected", "unfinished")
+FINISHED, REJECTED, UNFINISHED, ABORTED = 0, 1, 2, 3
+STATUS_NAMES = ("finished", "rejected", "unfinished", "aborted")
 
 
 RoundCounts = dict[tuple[int, int], list[int]]

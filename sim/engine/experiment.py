@@ -89,8 +89,8 @@ class Experiment:
     admission_s_per_token: float = 0.0
     """... for each prompt token."""
     max_tokens: int | None = None
-    """Output tokens that clients allow each request, which schedulers see; None: as many as it emits, the best that they could be
-    told."""
+    """Output tokens that clients allow each request, which schedulers see; None: what the workload says or, where it does not, as
+    many as it emits, the best that they could be told."""
     stream: Stream = Stream()  # noqa: RUF009
     """Which tokens reach a client together; it changes what clients measure, not what machines do."""
 

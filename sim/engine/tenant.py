@@ -122,6 +122,8 @@ class Tenant:
     def begin(self, lane: Lane, ticks: int) -> int:
         """Ask the scheduler at *ticks* and start what it plans: the tick at which that ends, or NOTHING."""
         decoding, sequences = lane.decoding, self.sequences
+        if sequences.given_up:
+            sequences.let_go(lane, lane.latest_start_ns)
         if lane.hold:
             if self._still_holds(lane, ticks):
                 lane.hold -= 1
@@ -158,6 +160,9 @@ class Tenant:
         if unknown:
             plan, stepping_on = self._made_ahead(lane, plan)
             decode, _, _, hold, _, _, _, _ = plan
+        if sequences.given_up and hold > 1:
+            # The next plan is the first that knows who has gone.
+            hold, plan = 1, plan._replace(hold=1)
         if reject:
             sequences.reject(reject)
         if preempt or decode is not True or lane.paused or sequences.n_computed:

@@ -108,7 +108,11 @@ def watched(seed: int, *, speculative: bool) -> tuple[Experiment, list[Watching]
         assert isinstance(spec.cost, Linear)
         cost = replace(spec.cost, n_stages=1, transfer_s=0.0)
         replicas.append(replace(spec, cost=cost, scheduler=watching[-1], micro_batches=1, model=None))
-    return replace(experiment, replicas=tuple(replicas)), watching
+    workload = experiment.workload
+    if isinstance(workload, Trace):
+        # Who is given up leaves before anybody looks.
+        workload = replace(workload, abort_ns=None)
+    return replace(experiment, replicas=tuple(replicas), workload=workload), watching
 
 
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])

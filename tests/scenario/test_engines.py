@@ -40,7 +40,7 @@ def test_schedulers_by_name(written: str, made: Any) -> None:
 
 
 def test_what_clients_allow_is_what_is_kept_for_them() -> None:
-    tight = ("scheduler={policy: trtllm}", "memory.gpu_fraction=0.32")
+    tight = ("scheduler={policy: trtllm}", "memory.gpu_memory_utilization=0.37")
     told = simulate(scenario(*tight, "workload.max_tokens=4000"))
     guessed = simulate(scenario(*tight))
     assert told.summary["preemptions"] == guessed.summary["preemptions"] == 0
