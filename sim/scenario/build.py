@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hwmodels.device import Device
     from hwmodels.memory import MemoryPlan
     from sim.engine import Experiment, ReplicaSpec
+    from sim.engine.streaming import Stream
     from workloads import ClosedLoop, Trace
 
 BUILT_IN_TRACES = ("conversation",)
@@ -62,8 +63,16 @@ def resolve(scenario: Scenario) -> Built:
         rows = {}
     router = _policy(scenario, "router", named.ROUTERS, "route")
     built = [_build_pool(pool, workload, rows) for pool in pools]
+    allowed, longest = scenario.workload.max_tokens, int(workload.output_tokens.max(initial=0))
+    if allowed is not None and getattr(workload, "max_tokens", None) is not None:
+        raise ScenarioError(f"{scenario.source}: workload.max_tokens: the trace has a column max_tokens; leave out one of them")
+    if allowed is not None and allowed < longest:
+        raise ScenarioError(
+            f"{scenario.source}: workload.max_tokens is at least the longest output, {longest} tokens; got {allowed}"
+        )
     experiment = Experiment(
         workload=workload,
+        max_tokens=allowed,
         replicas=tuple(
             machine
             for pool, hosted in zip(pools, built, strict=True)
@@ -74,6 +83,7 @@ def resolve(scenario: Scenario) -> Built:
         ),
         router=router,
         seed=scenario.seed,
+        stream=_stream(scenario, pools),
         **_front_end(scenario, built),
     )
     manifest = _manifest(scenario, pools, built, experiment)
@@ -227,6 +237,20 @@ def _asked_for(
     rows = {name: row for row, name in enumerate(names)}
     moved = np.array([rows.get(name, 0) for name in asked], np.int64)
     return trace.with_models(names, moved[index]), rows
+
+
+def _stream(scenario: Scenario, pools: Sequence[PoolOf]) -> Stream:
+    """Which tokens reach a client together, by the rule of the serving stack."""
+    from sim.engine.streaming import Stream
+
+    stacks = dict.fromkeys(each.serving_stack for pool in pools for each in pool.scenarios)
+    rules: list[Literal["tokens", "iterations"]] = ["iterations" if stack == "trtllm" else "tokens" for stack in stacks]
+    if scenario.stream_interval > 1 and len(set(rules)) > 1:
+        raise ScenarioError(
+            f"{scenario.source}: stream_interval: {' and '.join(stacks)} group tokens by different rules; give all pools one "
+            "serving_stack"
+        )
+    return Stream(scenario.stream_interval, rules[0])
 
 
 def _front_end(scenario: Scenario, built: list[list[_Hosted]]) -> dict[str, Any]:
@@ -562,6 +586,8 @@ def _calibration(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
 def _manifest(
     scenario: Scenario, pools: list[PoolOf], built: list[list[_Hosted]], experiment: Experiment
 ) -> dict[str, Any]:
+    from policies.view import reserves
+
     workload = experiment.workload
     speculating = any(hosted.decoding is not None for pool in built for hosted in pool)
     plain = scenario.pools is None and scenario.placement is None
@@ -590,6 +616,12 @@ def _manifest(
         notes.append(
             "The trace gives priorities and no scheduler asks for them; take {policy: vllm, scheduling_policy: priority}, or wrap "
             "one in {policy: order, by: priority}."
+        )
+    told = scenario.workload.max_tokens is not None or getattr(workload, "max_tokens", None) is not None
+    if not told and any(map(reserves, schedulers_made)) and workload.output_tokens.any():
+        notes.append(
+            "The scheduler keeps memory for what clients allow, and nothing says what that is: each request is taken to be allowed "
+            "what it emits, which no server knows. workload.max_tokens says it, or a column max_tokens of a plain trace."
         )
     if plain:
         facts = _facts(pools[0], built[0], 0)
