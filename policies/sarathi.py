@@ -83,36 +83,3 @@ class ChunkedOnly:
         if not chunks:
             return Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=full)
         return Plan(decode=True) if view.after_prefill else Plan(run=chunks)
-
-
-@dataclass(frozen=True)
-class Padded:
-    """Request-level batching with padding (FasterTransformer): one shape for a whole batch until all have ended.
-
-    Prompts are computed at the length of the batch's longest, and every decode step at *batch_size* sequences with the
-    longest context, whoever has ended before. Nobody joins until all have left.
-    """
-
-    batch_size: int = 8
-
-    def __post_init__(self) -> None:
-        at_least("batch_size", self.batch_size, 1)
-
-    @property
-    def pads_to(self) -> int:
-        """Sequences that every decode step takes as long as; see `policies.view.pads_to`."""
-        return self.batch_size
-
-    def plan(self, view: ReplicaView, /) -> Plan:
-        if view.prefilling:
-            return Plan(run=tuple((seq.id, seq.remaining_tokens) for seq in view.prefilling))
-        if view.n_decoding:
-            return Plan(decode=True, through_arrivals=True)
-        free = view.free_blocks
-        chunks = []
-        for seq in view.waiting:
-            free -= view.blocks_to_admit(seq)
-            if free < 0 or len(chunks) == self.batch_size:
-                break
-            chunks.append((seq.id, seq.tokens))
-        return Plan(run=tuple(chunks))

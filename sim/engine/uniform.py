@@ -88,6 +88,9 @@ class UniformSet:
         """No rounds that drafted."""
         return {}
 
+    def emitted(self) -> None:
+        """One token a round."""
+
     def next_round(self) -> tuple[int, int]:
         """Tokens that the next round emits, and KV tokens within the window that it reads."""
         return self.n, self.window_sum

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim import metrics
+import sim.metrics as metrics
 from sim.plots.frames import latency_cdf, running, throughput
 from sim.plots.latency import plot_latency_ecdf
 from sim.plots.levels import mean_level, plot_level, rate_per_s

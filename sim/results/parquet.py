@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim import metrics
+import sim.metrics as metrics
 
 if TYPE_CHECKING:
     import pyarrow as pa

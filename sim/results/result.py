@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim import metrics
+import sim.metrics as metrics
 from sim.errors import OutputError
 from sim.results.folder import FILES, staging, write_json
 from sim.results.parquet import iteration_table, request_table, stored_columns, write_parquet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sim import metrics
+import sim.metrics as metrics
 from sim.text import seconds_text
 
 LATENCY_HEADS = ("mean", "p50", "p90", "p95", "p99", "max")
