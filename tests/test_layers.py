@@ -179,3 +179,14 @@ def _is_error(base: ast.expr) -> bool:
     name = ast.unparse(base)
     kind = getattr(builtins, name, None)
     return name.endswith("Error") or (isinstance(kind, type) and issubclass(kind, BaseException))
+
+
+def test_the_page_on_architecture_names_every_file() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    # Of these the folder is named: a file a command, an operation, a backend, a table of a paper.
+    together = ("sim/cli/commands", "sim/reproduce", "hwmodels/kernels", "hwmodels/calibrate", "hwmodels/profiles")
+    for path in (path for room in ROOMS for path in files(room) if path.name not in ("__init__.py", "_checks.py")):
+        place = path.relative_to(ROOT).as_posix()
+        if not place.startswith(together) and not place.startswith(("sim/theory", "sim/tokens")):
+            named = (f"`{path.stem}`", f"{path.name}`")
+            assert any(name in text for name in named), f"docs/architecture.md does not say what {place} is"

@@ -1,5 +1,7 @@
 import doctest
+import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +9,9 @@ from pathlib import Path
 import pytest
 
 import sim
+import sim.engine as sim_engine
+import sim.placement as sim_placement
+import sim.results as sim_results
 from sim import packages
 
 ROOT = Path(sim.__file__).parents[1]
@@ -26,6 +31,18 @@ def test_the_three_lines_of_the_docstring_run():
 
 def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(sim, "simulat")
+
+
+def test_the_reference_lists_what_packages_hand_out():
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    rows = dict(row.strip("| ").split(" | ", 1) for row in page.splitlines() if row.startswith("| `"))
+    for module in (sim, sim_engine, sim_results, sim_placement):
+        listed = set(re.findall(r"`(\w+)`", rows[f"`{module.__name__}`"]))
+        assert listed == set(module.__all__), module.__name__
+    for row in ("`sim.study.speedup`", "`hwmodels.deployment`, `hwmodels.cost`, `hwmodels.totals`, `hwmodels.budget`"):
+        modules = [importlib.import_module(name) for name in re.findall(r"`([\w.]+)`", row)]
+        missing = [n for n in re.findall(r"`(\w+)`", rows[row]) if not any(hasattr(module, n) for module in modules)]
+        assert missing == []
 
 
 def start(*path: Path) -> subprocess.CompletedProcess[str]:
