@@ -308,7 +308,7 @@ class Tenant:
         recorder = self.recorder
         speculates = self.spec.decoding is not None
         return ReplicaColumns(
-            spans=recorder.all_spans(),
+            spans=recorder.all_spans(self._kv.block_tokens),
             joins=recorder.joins.array(),
             queued_ns=np.array(recorder.queued_ns, np.int64),
             resumed_gaps_ns=np.array(recorder.resumed_gaps_ns, np.int64),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from itertools import accumulate
 
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
 from sim.engine.columns import Piece, RoundCounts
@@ -108,33 +107,34 @@ class UniformSet:
                 rounds = min(rounds, self.until_bend())
             if rounds > 1:
                 rounds = self.rounds_within(free_blocks, rounds)
-        until_ticks = min(until_ns << TICK_BITS, start_ticks + LONGEST_TICKS)
+        until_ticks = min((until_ns << TICK_BITS) - start_ticks, LONGEST_TICKS)
         line_at = pricing.decode_lines(n, 1, 0)
         pieces: list[Piece] = []
-        left, at, here_kv, here_window = rounds, start_ticks, kv, window
+        left, at, here_kv, here_window = rounds, 0, kv, window
         while True:
             base, slope, slope_window, kv_end, window_end = line_at(here_kv, here_window)
             first = base + slope * here_kv
             growth_ticks = slope * n
             here = (kv_end - 1 - here_kv) // n + 1
+            if window_growth:
+                here = min(here, (window_end - 1 - here_window) // window_growth + 1)
             if slope_window:
                 first += slope_window * here_window
                 growth_ticks += slope_window * window_growth
-            if window_growth:
-                here = min(here, (window_end - 1 - here_window) // window_growth + 1)
             if here > left:
                 here = left
             end = at + here * first + growth_ticks * (here * (here - 1) // 2)
             if end >= until_ticks:
-                here = min(here, iterations_to_reach(until_ticks - at, first, growth_ticks))
-                left = here
+                end_here = min(here, iterations_to_reach(until_ticks - at, first, growth_ticks))
+                if end_here < here:
+                    end = at + elapsed(end_here, first, growth_ticks)
+                rounds -= left - end_here
+                left = here = end_here
             if here == left:
-                if pieces:
-                    pieces.append((at, here, first, growth_ticks))
-                    return BentSpan(
-                        pieces, at + elapsed(here, first, growth_ticks), growth, n, kv, window, window_growth, self
-                    )
-                return DecodeSpan(start_ticks, here, first, growth_ticks, growth, n, kv, window, window_growth)
+                if not pieces:
+                    return DecodeSpan(start_ticks, here, first, growth_ticks, growth, n, kv, window, window_growth)
+                pieces.append((at, here, first, growth_ticks))
+                return BentSpan(start_ticks, pieces, rounds, end, growth, n, kv, window, window_growth)
             pieces.append((at, here, first, growth_ticks))
             left -= here
             at = end
@@ -186,11 +186,6 @@ class UniformSet:
             else:
                 blocks += sum(residues[first:]) + sum(residues[: last + 1])
         return blocks
-
-    def blocks_by_round(self) -> list[int]:
-        """New KV blocks that the next 0, 1, 2, ... rounds need together, up to as many rounds as a block has tokens."""
-        residues, here = self._residues, -self.round % self._block_tokens
-        return list(accumulate(residues[here::-1] + residues[:here:-1], initial=0))
 
     def rounds_within(self, free_blocks: int, rounds: int) -> int:
         """The most of the next *rounds* rounds that *free_blocks* new KV blocks allow."""
