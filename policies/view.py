@@ -139,12 +139,12 @@ class Plan(NamedTuple):
     """The answer holds for iterations that start before this instant. An empty plan with an instant still to come waits for it."""
 
 
-_ONCE = tuple(Plan())[2:]
+_new = tuple.__new__
 
 
 def prompts(run: tuple[tuple[int, int], ...], decode: bool) -> Plan:
     """`Plan(decode, run)`, without the detour through the constructor of a NamedTuple: once an iteration with prompt tokens."""
-    return tuple.__new__(Plan, (decode, run, *_ONCE))
+    return _new(Plan, (decode, run, (), 1, False, (), ALWAYS_NS))
 
 
 class Scheduler(Protocol):

@@ -145,9 +145,10 @@ class _Cluster:
 
     def _on_trace(self, _event: Any) -> None:
         visible, order = self._visible, self._order
-        now, i, n = self._clock.now_ns, self._next, self._n
+        now, i, n = visible[self._next], self._next, self._n
+        route = self._route if self._only is None else self._only.deliver
         while i < n and visible[i] == now:
-            self._route(order[i])
+            route(order[i])
             i += 1
         self._next = i
         if i < n:

@@ -124,14 +124,15 @@ class Machine:
         """A request comes, with the KV of its first *kv_tokens* tokens; one that can never fit is rejected with its reason."""
         tenant = self.tenants[0] if self._alone else self.tenant_of(self._model(id_))
         self._state.replica[id_] = tenant.number
-        reason = tenant.sequences.refusal(id_)
+        sequences = tenant.sequences
+        reason = sequences.refusal(id_)
         if reason is not None:
             self._outside.rejected(id_, reason)
             return
         if self._promised:
             now = self._clock.now_ns << TICK_BITS
             self._promised = self.stages.through(now, self._one(self._model(id_)), self._promised)
-        tenant.sequences.enqueue(id_, kv_tokens)
+        sequences.enqueue(id_, kv_tokens)
         self.interrupt(self._clock.now_ns)
 
     def _model(self, id_: int) -> int:

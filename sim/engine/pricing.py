@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,8 +19,11 @@ LINE_ERROR = 2e-7
 WINDOW_LINE_ERROR = 1e-8
 """The same along windowed tokens: they stay where they are once windows are full, so that an error would add up."""
 _FIRST_BITS = 8
-_HALVINGS = 6
-"""An octave is looked at in this many halvings; a part of 2**-6 of it that is still bent is looked at in the same way."""
+_HALVINGS = 7
+"""An octave is looked at in this many halvings; a part of 2**-7 of it that is still bent is looked at in the same way."""
+
+_FULL = 0.98
+"""How much of a line is used at first: one in a few of full length turns out to be a little too bent, and is halved."""
 
 _Key = tuple[int, int, int]
 """Sequences, query tokens of each, draft steps."""
@@ -197,18 +201,16 @@ def _cut(ticks: Callable[[Any], Any], side: _Side, most_error: float) -> _Cell:
         if not longer.any():
             break
         middles = starts[longer] + lengths[longer] // (2 * shortest) * shortest
-        knots = np.union1d(knots, middles)
+        knots = np.sort(np.concatenate((knots, middles)))
     slots: list[Any] = []
     width = int(points[1] - points[0])
-    for start, length, rise, centre, too_bent in zip(starts, lengths, rises, centres, bent, strict=True):
-        line = None
-        if not too_bent:
-            slope = max(0, round(float(rise) / (int(length) * width)))
-            begin = int(points[start])
-            line = Line(
-                round(float(values[start] + centre)) - slope * begin, slope, 0, begin + int(length) * width, 1 << 62
-            )
-        slots += [line] * (int(length) // shortest)
+    slopes = np.maximum(0, np.rint(rises / (lengths * width))).astype(np.int64).tolist()
+    at_begin = np.rint(values[starts] + centres).astype(np.int64).tolist()
+    begins, tokens = points[starts].tolist(), (lengths * width).tolist()
+    for begin, n, slope, value, too_bent in zip(begins, tokens, slopes, at_begin, bent.tolist(), strict=True):
+        # Python's integers: slope * begin may be beyond int64 at a jump.
+        line = None if too_bent else _new(Line, (value - slope * begin, slope, 0, begin + n, 1 << 62))
+        slots += [line] * (n >> shift)
     return _Cell(side.low, shift, slots)
 
 
@@ -217,16 +219,18 @@ def _first_knots(values: Any, shortest: int, most_error: float) -> Any:
     last = len(values) - 1
     if last < 2:
         return np.array([0, last])
-    # A chord over m steps is off by m**2 / 8 of the second difference; less its mean, by two thirds of that.
+    # A chord over m steps is off by m**2 / 8 of the second difference; less its mean, by two thirds of that. So much of a line
+    # does each step take:
     bends = np.abs(values[2:] - 2.0 * values[1:-1] + values[:-2])
-    steps = np.sqrt(11.0 * most_error * values[1:-1] / np.maximum(bends, 1e-11 * (1.0 + values[1:-1])))
-    reach = np.minimum(steps, last).astype(np.int64).tolist()
-    knots = [0]
-    while knots[-1] < last:
-        at = knots[-1]
-        # The bend in the middle of the line speaks for all of it.
-        length = reach[min(at + reach[min(at, last - 2)] // 2, last - 2)]
-        knots.append(min(at + max(shortest, length // shortest * shortest), last))
+    shares = np.sqrt(bends / (12.0 * most_error * values[1:-1] + 1e-300))
+    taken = np.concatenate(([0.0], np.cumsum(shares), [0.0]))
+    taken[-1] = taken[-2] + shares[-1]
+    before = taken.tolist()
+    knots, at = [0], 0
+    while at < last:
+        reach = bisect_left(before, before[at] + _FULL, at) - 1
+        at = min(at + max(shortest, (reach - at) // shortest * shortest), last)
+        knots.append(at)
     return np.array(knots)
 
 
