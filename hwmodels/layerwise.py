@@ -418,9 +418,6 @@ class LayerwiseCost:
         """
         w = self._work_terms
         if isinstance(totals[0], np.ndarray):
-            columns: Sequence[Any] = totals
-        shape = totals.rows.shape if isinstance(totals.rows, np.ndarray) else None
-        if not all(isinstance(c, np.ndarray) and c.dtype == np.int64 and c.shape == shape for c in totals):
             columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
             some = columns[0] > 0
             experts = self._expert_bytes.array(columns[0])

@@ -28,7 +28,7 @@ def _admissible_blocks(view: ReplicaView, watermark: float) -> int:
 
     An empty replica keeps no watermark, or a request as large as the pool would wait for ever.
     """
-    reserve = int(watermark * view.total_blocks) if view.n_running else 0
+    reserve = int(watermark * view.total_blocks) if view.n_decoding or view.prefilling else 0
     return view.free_blocks - view.growth_blocks - reserve
 
 

@@ -51,7 +51,7 @@ class Layout:
         codes = "<" + "".join(code for _, code in fields)
         self.dtype = np.dtype([(name, {"q": "<i8", "i": "<i4"}[code]) for name, code in fields])
         self.size = struct.calcsize(codes)
-        self.pack_into = struct.Struct(codes).pack_into
+        self.pack = struct.Struct(codes).pack
         self.offset = {name: int(self.dtype.fields[name][1]) for name, _ in fields}  # type: ignore[index]
 
 
@@ -83,7 +83,7 @@ SPAN = Layout(
     ("bubble_ns", "q"),  # idle time of the stages ahead of this micro-batch
 )
 
-_pack_span = SPAN.pack_into
+_pack_span = SPAN.pack
 
 JOIN = Layout(
     # One stay of a sequence in a lane's decoding set.
@@ -108,47 +108,34 @@ STAGE = Layout(
     ("bubble", "i"),  # its kind, an index into BUBBLES
 )
 
-_RECORDS_AT_ONCE = 4096
+_TAPED_AT_ONCE = 4096
 _PIECES_AT_ONCE = 1 << 16
 
 
 class Records:
     """Packed records of one layout, appended one at a time to one growing buffer."""
 
-    __slots__ = ("_at", "_layout", "_more", "_pack_into", "_size", "buffer", "end")
+    __slots__ = ("_layout", "_pack", "_size", "buffer")
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._pack_into = layout.pack_into
+        self._pack = layout.pack
         self._size = layout.size
-        self._more = bytes(layout.size * _RECORDS_AT_ONCE)
         self.buffer = bytearray()
-        self.end = 0
-        self._at = 0
-
-    def next(self) -> int:
-        """Where in `buffer` to pack the next record."""
-        at = self._at
-        if at == self.end:
-            self.buffer += self._more
-            self.end = len(self.buffer)
-        self._at = at + self._size
-        return at
 
     def add(self, *fields: int) -> None:
-        at = self.next()
-        self._pack_into(self.buffer, at, *fields)
+        self.buffer += self._pack(*fields)
 
     def change_last(self, name: str, value: int) -> None:
-        struct.pack_into("<i", self.buffer, self._at - self._size + self._layout.offset[name], value)
+        buffer = self.buffer
+        struct.pack_into("<i", buffer, len(buffer) - self._size + self._layout.offset[name], value)
 
     def drop_last(self, n: int) -> None:
-        self._at -= n * self._size
+        if n:
+            del self.buffer[-n * self._size :]
 
     def array(self) -> NDArray[Any]:
         """All records, in the memory they were written to: nothing can be added afterwards."""
-        if len(self.buffer) > self._at:
-            del self.buffer[self._at :]
         return np.frombuffer(self.buffer, self._layout.dtype)
 
 
@@ -157,7 +144,6 @@ class Recorder:
 
     def __init__(self) -> None:
         self.spans = Records(SPAN)
-        self._next_span = self.spans.next
         self._span_buffer = self.spans.buffer
         self.joins = Records(JOIN)
         self.stages = Records(STAGE)
@@ -166,7 +152,7 @@ class Recorder:
         """Arrivals during a span that they did not cut: the first instant whose iterations find them in the queue."""
         self.resumed_gaps_ns: list[int] = []
         """Inter-token gaps across a preemption."""
-        self._taped = np.zeros((5, _RECORDS_AT_ONCE), np.int64)
+        self._taped = np.zeros((5, _TAPED_AT_ONCE), np.int64)
         """Of every iteration of a taped span: its end (ticks from the span's start), KV tokens, the same within the window,
         tokens emitted and KV blocks added."""
         self._n_taped = 0
@@ -182,9 +168,8 @@ class Recorder:
     ) -> None:  # fmt: skip
         """One iteration of its own."""
         _, prompt, chunks, pairs, prompt_kv, n, kv, _, pairs_window, kv_window = totals
-        at = self._next_span()
-        _pack_span(
-            self._span_buffer, at,
+        buffer = self._span_buffer
+        buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, lane, prompt, chunks, pairs, prompt_kv,
             pairs_window, n, query_tokens, draft_steps, kv, kv_window, 0, completions, emitted, running, waiting,
             blocks_used, round_, bubble_ns,
@@ -195,9 +180,8 @@ class Recorder:
         window_growth: int, running: int, waiting: int, blocks_used: int, round_: int,
     ) -> None:  # fmt: skip
         """*n* iterations of decodes alone, one token a sequence."""
-        at = self._next_span()
-        _pack_span(
-            self._span_buffer, at,
+        buffer = self._span_buffer
+        buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, n, first_ticks, growth_ticks, lane, 0, 0, 0, 0,
             0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0,
         )  # fmt: skip
@@ -212,9 +196,8 @@ class Recorder:
         The arrays have one entry an iteration, *ends* in ticks from the start. *blocks_before*: KV blocks in use before them;
         *n_queued*: entries of `queued_ns` when they started.
         """
-        at = self._next_span()
-        _pack_span(
-            self._span_buffer, at,
+        buffer = self._span_buffer
+        buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), _TAPED, 0, lane, 0, 0, 0, 0,
             0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, 0, round_, 0,
         )  # fmt: skip
@@ -238,9 +221,8 @@ class Recorder:
         waiting: int, blocks_used: int, round_: int,
     ) -> None:  # fmt: skip
         """*n* iterations of decodes alone whose price bends: one record now, one a piece in `all_spans`."""
-        at = self._next_span()
-        _pack_span(
-            self._span_buffer, at,
+        buffer = self._span_buffer
+        buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, n, _BENT, 0, lane, 0, 0, 0, 0,
             0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0,
         )  # fmt: skip

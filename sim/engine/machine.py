@@ -186,9 +186,10 @@ class Machine:
         if lane.span is None:
             ticks = max(ticks, self._clock.now_ns << TICK_BITS)
         while True:
-            if lane.span is not None:
+            span = lane.span
+            if span is not None:
                 self.events += 1
-                commit(lane, lane.span.n, ticks)
+                commit(lane, span.n, ticks)
             end = begin(lane, ticks)
             if end == NOTHING:
                 self._ticks = ticks

@@ -7,7 +7,7 @@ A *round* is one decode step of all sequences in the set; rounds are counted fro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from sim.engine.columns import IntArray, RoundCounts
@@ -87,6 +87,6 @@ class RunningSet(Protocol):
 
     def blocks_for(self, rounds: int, /) -> int: ...
 
-    def advance(self, rounds: int, /) -> list[Departure]: ...
+    def advance(self, rounds: int, /) -> Sequence[Departure]: ...
 
     def speculation(self) -> RoundCounts: ...

@@ -216,11 +216,15 @@ class Sequences:
 
     def end_rounds(self, lane: Lane, rounds: int, growth_first: int, end_ns: int) -> None:
         """The decodes of a lane have done *rounds* rounds, the first of which took *growth_first* blocks when it started."""
-        state, decoding, kv = self.state, lane.decoding, self.kv
+        decoding = lane.decoding
         if rounds > 1:
-            kv.take(decoding.blocks_for(rounds) - growth_first)
+            self.kv.take(decoding.blocks_for(rounds) - growth_first)
         lane.last_round_ns = end_ns
-        for departure in decoding.advance(rounds):
+        departures = decoding.advance(rounds)
+        if not departures:
+            return
+        state, kv = self.state, self.kv
+        for departure in departures:
             self._log_departure(lane, departure)
             id_, _, blocks, emitted, _, _, _ = departure
             state.left[id_] -= emitted

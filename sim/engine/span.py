@@ -5,7 +5,7 @@ A running set makes them; the tenant opens one when it starts and closes it with
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from sim.engine.clock import elapsed, iterations_to_reach
 from sim.engine.columns import IntArray, Piece, Recorder
@@ -17,6 +17,9 @@ class Span:
     # A base class and not a protocol: compiled, its methods are found without a look-up by name.
 
     __slots__ = ("growth_first", "n", "start_ticks")
+
+    is_recorded: ClassVar[bool] = True
+    """Whether its record is complete from the start, if nothing is cut."""
 
     def __init__(self, start_ticks: int, n: int, growth_first: int) -> None:
         self.start_ticks = start_ticks
@@ -41,7 +44,8 @@ class Span:
         raise NotImplementedError
 
     def close(self, recorder: Recorder, done: int, /) -> None:
-        """Bring the record in line with what was done: all iterations, or fewer at the end of the run."""
+        """Bring the record in line with what was done: all iterations, or fewer at the end of the run. Not called for all of a
+        span that `is_recorded`."""
         raise NotImplementedError
 
 
@@ -116,8 +120,6 @@ class DecodeSpan(Span):
         recorder.spans.change_last("n", j)
 
     def close(self, recorder: Recorder, done: int, /) -> None:
-        if done == self.n:
-            return
         if done:
             recorder.spans.change_last("n", done)
         else:
@@ -128,6 +130,8 @@ class BentSpan(Span):
     """Pieces one after the other: iterations of the same sequences whose price bends on the way."""
 
     __slots__ = ("_kv", "_pieces", "_seqs", "_ticks", "_window", "_window_growth")
+
+    is_recorded = False
 
     def __init__(
         self, start_ticks: int, pieces: list[Piece], n: int, ticks: int, growth_first: int,
@@ -193,6 +197,8 @@ class TapedSpan(Span):
     """Iterations whose durations differ in more than a constant growth: read off arrays with one entry each."""
 
     __slots__ = ("_record", "_set", "emitted", "ends", "kv", "windows")
+
+    is_recorded = False
 
     def __init__(
         self, start_ticks: int, ends: IntArray, growth_first: int,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableSequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -300,7 +300,7 @@ class TapedSet:
             return rounds
         return int(blocks.cumsum().searchsorted(free_blocks, side="right"))
 
-    def advance(self, rounds: int) -> list[Departure]:
+    def advance(self, rounds: int) -> Sequence[Departure]:
         """Run *rounds* rounds, none beyond the first finish; returns those who finish with the last, oldest first."""
         here = self.round - self._base
         tokens = self._tokens

@@ -284,9 +284,10 @@ class Tenant:
         assert span is not None
         lane.span = None
         self.n_in_flight -= 1
-        span.close(self.recorder, done)
-        if not done:
-            return
+        if done < span.n or not span.is_recorded:
+            span.close(self.recorder, done)
+            if not done:
+                return
         sequences = self.sequences
         if lane.decodes:
             sequences.end_rounds(lane, done, span.growth_first, end_ticks >> TICK_BITS)

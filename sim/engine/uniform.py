@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
@@ -11,6 +11,7 @@ from sim.engine.running import DecodePrices, Departure
 from sim.engine.span import BentSpan, DecodeSpan
 
 _LONGEST_SPAN = 1 << 20
+_NOBODY: tuple[Departure, ...] = ()
 
 
 class UniformSet:
@@ -204,7 +205,7 @@ class UniformSet:
             round_ += 1
         return min(done, rounds)
 
-    def advance(self, rounds: int) -> list[Departure]:
+    def advance(self, rounds: int) -> Sequence[Departure]:
         """Run *rounds* rounds, none beyond the first finish; returns those who finish with the last, oldest first."""
         self.round = round_ = self.round + rounds
         self.cached += rounds * self.n
@@ -218,7 +219,7 @@ class UniformSet:
                     self.window_growth -= 1
         finishes = self._finishes
         if finishes[0][0] > round_:
-            return []
+            return _NOBODY
         departures: list[Departure] = []
         while finishes and finishes[0][0] <= round_:
             finish, order, id_ = heappop(finishes)
