@@ -22,7 +22,8 @@ COMPILED = (
             "span", "stages", "taped", "tenant", "uniform",
         )
     ),
-    "policies/view.py",
+    *(f"policies/{name}.py" for name in ("sarathi", "schedulers", "view", "wrappers")),
+    "hwmodels/layerwise.py",
 )  # fmt: skip
 """What an iteration passes through. Not `events`, whose classes are SimPy's, nor the schedulers, whose checks of settings would no
 longer tell `true` from 1."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.schedulers import _admissible_blocks, _chunks_within, _fraction, at_least
+from policies.schedulers import _admissible_blocks, _chunks_within, _fraction, at_least, checked_as_given
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class DecodeMaximal:
     """SARATHI: each hybrid batch has exactly one prompt chunk of fixed size, and the decodes fill the rest.
@@ -60,6 +61,7 @@ class DecodeMaximal:
         return Plan(decode, hold=UNTIL_CHANGE, through_arrivals=full)
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class ChunkedOnly:
     """Ablation of Sarathi-Serve (table 4): prompts in chunks up to a token budget, never in one batch with decodes.
@@ -85,6 +87,7 @@ class ChunkedOnly:
         return Plan(decode=True) if view.after_prefill else Plan(run=chunks)
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class Padded:
     """Request-level batching with padding (FasterTransformer): one shape for a whole batch until all have ended.
@@ -109,7 +112,7 @@ class Padded:
         if view.n_decoding:
             return Plan(decode=True, through_arrivals=True)
         free = view.free_blocks
-        chunks = []
+        chunks: list[tuple[int, int]] = []
         for seq in view.waiting:
             free -= view.blocks_to_admit(seq)
             if free < 0 or len(chunks) == self.batch_size:

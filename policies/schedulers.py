@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView, prompts
 
@@ -13,12 +14,24 @@ _DECODES = Plan(decode=True, hold=UNTIL_CHANGE)
 _DECODES_WHOEVER_COMES = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
-def at_least(name: str, value: int, least: int) -> None:
+_Class = TypeVar("_Class", bound=type)
+
+
+def checked_as_given(cls: _Class) -> _Class:
+    """Marks a class whose settings are checked as they were given.
+
+    Compiled, it stays an ordinary class with compiled methods; of a native one the settings would have become what their types say
+    before anybody could look, a `true` for a number of tokens 1.
+    """
+    return cls
+
+
+def at_least(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is a whole number of at least {least}; got {value!r}")
 
 
-def _fraction(name: str, value: float) -> None:
+def _fraction(name: str, value: Any) -> None:
     if not 0 <= value < 1:
         raise ValueError(f"{name} is a fraction in [0, 1); got {value!r}")
 
@@ -60,6 +73,7 @@ def _chunks_within(
     return tuple(chunks), full
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class Static:
     """Request-level batching (FasterTransformer): a batch is taken from the queue; nobody joins until all have left.
@@ -95,6 +109,7 @@ class Static:
         return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class Orca:
     """Iteration-level batching (Yu et al., OSDI 2022): whole prompts join the running decodes in one iteration.
@@ -131,6 +146,7 @@ class Orca:
         return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=blocked or seats <= 0)
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class Vllm:
     """Prefill first (vLLM before chunked prefill): waiting prompts run alone, whole, and stall the decodes."""
@@ -166,6 +182,7 @@ class Vllm:
         return Plan(view.n_decoding > 0, (), (), UNTIL_CHANGE, blocked or seats <= 0)
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class Sarathi:
     """Stall-free batching (Sarathi-Serve, OSDI 2024): all decodes, then prompt chunks up to the token budget."""

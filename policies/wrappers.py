@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from policies.schedulers import at_least
+from policies.schedulers import at_least, checked_as_given
 from policies.view import ALWAYS_NS, Plan, PlanFunction, ReplicaView, Scheduler, WaitingSeq, plan_of
 
 OVERDUE = "deadline has passed"
 TOO_LATE = "deadline cannot be met"
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class EvictNewest:
     """Preemption by recomputation around any scheduler: when the decodes cannot grow, the newest sequences give way."""
@@ -59,6 +60,7 @@ class EvictNewest:
         return plan._replace(preempt=(*evicted, *plan.preempt), hold=1)
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class Pad:
     """Batches of the inner scheduler are priced at one shape: prompts of an iteration at the longest of them, a decode step at
@@ -93,6 +95,7 @@ _ORDERS: dict[str, Callable[[WaitingSeq], Any]] = {
 }
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class Order:
     """The inner scheduler sees the queue in another order: by arrival, by priority (smaller first), by deadline (those without
@@ -117,6 +120,7 @@ class Order:
         return plan_of(self.inner)(view)._replace(through_arrivals=False)
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class Cap:
     """The inner scheduler sees no more of the queue than may be admitted: up to *max_sequences* sequences at once, and up to
@@ -161,6 +165,7 @@ class Cap:
         return sum(seq.cached_tokens for seq in view.running) + sum(seq.remaining_tokens for seq in view.prefilling)
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class RejectLate:
     """Waiting requests whose deadline cannot be met any more are rejected, with the reason: at once where it has passed, and

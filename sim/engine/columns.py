@@ -38,7 +38,8 @@ def sum_rounds(counts: Iterable[RoundCounts]) -> RoundCounts:
 
 
 Piece = tuple[int, int, int, int]
-"""Iterations whose price does not bend: ticks from the start of their span, how many, ticks of the first, and by how much each is longer."""
+"""Iterations whose price does not bend: ticks from the start of their span, how many, ticks of the first, and what each is longer
+by."""
 
 _TAPED, _BENT = -1, -2
 """In the place of `first_ticks` until the end of the run: a record that stands for several, which are kept elsewhere."""

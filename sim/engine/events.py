@@ -54,7 +54,7 @@ class Clock(simpy.Environment):
         """
         if until is not None and not isinstance(until, int):
             return super().run(until)
-        queue = self._queue
+        queue: list[Any] = self._queue
         self._until_ns = end_ns = float("inf") if until is None else until
         while queue and queue[0][0] < end_ns:
             self._now, _, _, event = heappop(queue)
@@ -86,7 +86,7 @@ class Alarm:
 
     def __init__(self, clock: Clock, rank: int, callback: Callable[[Any], None]) -> None:
         self._clock = clock
-        self._queue = clock._queue
+        self._queue: list[Any] = clock._queue
         self._ids = clock._eid
         self._rank = rank
         self._callbacks = [callback]

@@ -234,7 +234,25 @@ def _first_knots(values: Any, shortest: int, most_error: float) -> Any:
     return np.array(knots)
 
 
-class Pricing:
+class Prices:
+    """Ticks of a tenant's iterations."""
+
+    # A base class and not a protocol: compiled, its methods are found without a look-up by name.
+
+    def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt:
+        """Of decode iterations with *n* sequences, so many query tokens of each, and so many draft steps."""
+        raise NotImplementedError
+
+    def iteration(self, totals: Totals, draft_steps: int, /) -> int:
+        """Of one iteration on a machine without pipeline stages."""
+        raise NotImplementedError
+
+    def stages(self, totals: Totals, draft_steps: int, /) -> tuple[list[int], int]:
+        """Of each stage, and of the hand-over between two of them."""
+        raise NotImplementedError
+
+
+class Pricing(Prices):
     """Prices the iterations of one replica: target, and draft where the decoding method has one.
 
     Decode-only iterations are priced on `Lines`; both ways of running the clock use them, so they agree to the tick. All
@@ -251,9 +269,11 @@ class Pricing:
         self._speculative = draft is not None or round_s > 0
         self._window = cost.window_tokens is not None
         self._draft_window = draft is not None and draft.window_tokens is not None
-        self.decode_lines = Lines(self._decode_ticks, self._window).of
-        """(sequences, query tokens of each, draft steps) -> `LineAt`."""
-        self._draft_lines = Lines(self._draft_pass_ticks, False).of
+        self._decode_lines = Lines(self._decode_ticks, self._window)
+        self._draft_lines = Lines(self._draft_pass_ticks, False)
+
+    def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt:
+        return self._decode_lines.of(n, query_tokens, draft_steps)
 
     def _decode_ticks(self, key: _Key, kv: Any, kv_window: Any) -> Any:
         """Ticks of decode-only iterations. int64[k], int64[k] -> float64[k]."""
@@ -268,8 +288,7 @@ class Pricing:
         assert self._draft is not None
         return _whole_ticks(self._draft.iteration_s(_decodes(key[0], 1, kv, 0 * kv)))
 
-    def iteration(self, totals: Totals, draft_steps: int) -> int:
-        """Ticks of one iteration on a replica without pipeline stages."""
+    def iteration(self, totals: Totals, draft_steps: int, /) -> int:
         seconds = self._iteration_s(totals)
         # `to_ticks`, inline: this runs once an iteration.
         ticks = int(seconds * TICKS_PER_S + 0.5) if 0.0 <= seconds < LONGEST_ITERATION_S else to_ticks(seconds)
@@ -277,8 +296,8 @@ class Pricing:
             ticks += self._draft_ticks(totals, draft_steps)
         return ticks
 
-    def stages(self, totals: Totals, draft_steps: int) -> tuple[list[int], int]:
-        """Ticks of each stage, and of the hand-over between two of them. The draft runs with the first stage."""
+    def stages(self, totals: Totals, draft_steps: int, /) -> tuple[list[int], int]:
+        """The draft runs with the first stage."""
         cost = self._cost
         stages = [to_ticks(cost.iteration_s(totals, stage)) for stage in range(cost.n_stages)]
         if self._speculative:
@@ -298,7 +317,7 @@ class Pricing:
                     step = self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, kv_window))
                     ticks += to_ticks(draft_steps * step)
                 else:
-                    line = self._draft_lines(n, 1, 1)(kv, 0)
+                    line = self._draft_lines.of(n, 1, 1)(kv, 0)
                     ticks += draft_steps * (line.base + line.slope * kv)
         if rows - prompt > n:
             ticks += self._round_ticks

@@ -49,11 +49,9 @@ class Tenant:
         self.number = number
         self.spec = spec
         self.recorder = Recorder()
-        self._record = self.recorder.add_iteration
         self.sequences = sequences = Sequences(spec, state, outside, self.recorder, alone=alone)
         self.n_in_flight = 0
         self.prices: Prices = prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
-        self._price = self.prices.iteration
         self._state = state
         self._stages = stages
         self._alone = alone
@@ -232,12 +230,12 @@ class Tenant:
             context = max((seq.cached_tokens for seq in lane.view.running), default=0) if n else 0
             priced = padded(totals, run, query, context, self._pads_to, window)
         if self._alone:
-            duration = self._price(priced, draft_steps)
+            duration = self.prices.iteration(priced, draft_steps)
         else:
             duration, bubble_ns = self._through_stages(lane, priced, draft_steps, ticks)
         end = ticks + duration
         lane.span = Step(ticks, end, growth)
-        self._record(
+        self.recorder.add_iteration(
             ticks, duration, lane.index, totals, draft_steps, query, n_completing, emitted, sequences.n_admitted,
             len(self._queue), kv.total - kv.free, decoding.round, bubble_ns,
         )  # fmt: skip

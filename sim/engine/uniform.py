@@ -7,23 +7,22 @@ from heapq import heappop, heappush
 
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
 from sim.engine.columns import Piece, RoundCounts
-from sim.engine.running import DecodePrices, Departure
+from sim.engine.pricing import Prices
+from sim.engine.running import Departure, RunningSet
 from sim.engine.span import BentSpan, DecodeSpan
 
 _LONGEST_SPAN = 1 << 20
 _NOBODY: tuple[Departure, ...] = ()
 
 
-class UniformSet:
+class UniformSet(RunningSet):
     """Sequences that emit one token each round."""
-
-    query_tokens = 1
-    draft_steps = 0
 
     def __init__(self, block_tokens: int, window_tokens: int | None) -> None:
         self.n = 0
         self.cached = 0
-        """KV tokens cached by all of them."""
+        self.query_tokens = 1
+        self.draft_steps = 0
         self.window_sum = 0
         """The same with each sequence limited to the window, counting the token its next round adds."""
         self.window_growth = 0
@@ -41,11 +40,10 @@ class UniformSet:
     def __iter__(self) -> Iterator[int]:
         return iter(self._seqs)
 
-    def __contains__(self, id_: int) -> bool:
+    def __contains__(self, id_: int, /) -> bool:
         return id_ in self._seqs
 
-    def join(self, id_: int, cached: int, remaining: int, token_ns: int) -> None:
-        """Add a sequence with *cached* tokens and *remaining* >= 1 tokens to emit, its latest token being of *token_ns*."""
+    def join(self, id_: int, cached: int, remaining: int, token_ns: int, /) -> None:
         round_ = self.round
         self.n += 1
         self.cached += cached
@@ -59,8 +57,7 @@ class UniformSet:
                 self.window_growth += 1
                 heappush(self._saturations, (round_ + self._window - cached - 1, order, id_))
 
-    def leave(self, id_: int) -> Departure:
-        """Take a sequence out before it has finished."""
+    def leave(self, id_: int, /) -> Departure:
         since, cached, _, token_ns = self._seqs.pop(id_)
         emitted = self.round - since
         after = cached + emitted
@@ -78,7 +75,6 @@ class UniformSet:
 
     @property
     def growth_blocks(self) -> int:
-        """New KV blocks that the next round needs."""
         return self._residues[-self.round % self._block_tokens]
 
     def follow_batch(self) -> None:
@@ -89,16 +85,11 @@ class UniformSet:
         return {}
 
     def next_round(self) -> tuple[int, int]:
-        """Tokens that the next round emits, and KV tokens within the window that it reads."""
         return self.n, self.window_sum
 
     def span(
-        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: DecodePrices, /
+        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Prices, /
     ) -> DecodeSpan | BentSpan:
-        """The next rounds as one event: *hold* at most, within *free_blocks*, none that starts at *until_ns* or later.
-
-        The first takes *growth* blocks. It ends with the first finish, and where a window fills up.
-        """
         n, window, window_growth = self.n, self.window_sum, self.window_growth
         kv = self.cached + n
         rounds = 1
@@ -142,12 +133,11 @@ class UniformSet:
             here_kv += here * n
             here_window += here * window_growth
 
-    def growth_of(self, id_: int) -> int:
+    def growth_of(self, id_: int, /) -> int:
         since, cached, _, _ = self._seqs[id_]
         return int((cached + self.round - since) % self._block_tokens == 0)
 
-    def state_of(self, id_: int) -> tuple[int, int]:
-        """(cached tokens, KV blocks) of one sequence."""
+    def state_of(self, id_: int, /) -> tuple[int, int]:
         since, cached, _, _ = self._seqs[id_]
         cached += self.round - since
         return cached, -(-cached // self._block_tokens)
@@ -173,8 +163,7 @@ class UniformSet:
             heappop(saturations)
         return 1 << 62
 
-    def blocks_for(self, rounds: int) -> int:
-        """New KV blocks that the next *rounds* rounds need together."""
+    def blocks_for(self, rounds: int, /) -> int:
         block = self._block_tokens
         turns, rest = divmod(rounds, block)
         blocks = turns * self.n
@@ -205,8 +194,7 @@ class UniformSet:
             round_ += 1
         return min(done, rounds)
 
-    def advance(self, rounds: int) -> Sequence[Departure]:
-        """Run *rounds* rounds, none beyond the first finish; returns those who finish with the last, oldest first."""
+    def advance(self, rounds: int, /) -> Sequence[Departure]:
         self.round = round_ = self.round + rounds
         self.cached += rounds * self.n
         if self._window is not None:
