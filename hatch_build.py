@@ -22,7 +22,7 @@ COMPILED = (
             "span", "stages", "taped", "tenant", "uniform",
         )
     ),
-    *(f"policies/{name}.py" for name in ("sarathi", "schedulers", "view", "wrappers")),
+    *(f"policies/{name}.py" for name in ("sarathi", "schedulers", "view", "vllm", "wrappers")),
     "hwmodels/layerwise.py",
 )  # fmt: skip
 """What an iteration passes through. Not `events`, whose classes are SimPy's, nor the schedulers, whose checks of settings would no

@@ -231,14 +231,15 @@ def test_row_table_refuses_negative_rows_and_bad_kernels():
 @given(st.lists(st.tuples(st.integers(1, 200), st.integers(1, 4), st.integers(1, 50_000)), min_size=1, max_size=8))
 def test_tabulated_decode_interpolates_alike_for_scalars_and_arrays(batch):
     def kernel(seqs, queries, context):
-        return 1e-5 + np.maximum(seqs * context * 1e-9, np.power(seqs, 0.7) * 1e-6) * queries
+        return 1e-5 + np.hypot(seqs * context * 1e-9, np.power(seqs, 0.7) * 1e-6) * queries
 
     form = tabulated_decode(kernel, layers=2)
     seqs, queries, context = (np.array(c) for c in zip(*batch, strict=True))
     arrays = form(ARRAYS, seqs, seqs * queries, seqs * context)
     scalars = [form(SCALARS, s, s * q, s * c) for s, q, c in batch]
     assert arrays.tolist() == scalars
-    assert arrays == pytest.approx(2 * kernel(seqs, queries, context), rel=0.02)
+    # Smooth, so that what is between the lines of the table is within 0.05 %; a kink between two of them costs up to 2.7 %.
+    assert arrays == pytest.approx(2 * kernel(seqs, queries, context), rel=1e-3)
 
 
 def test_a_table_of_rows_grows_only_for_rows_that_it_lacks() -> None:
