@@ -44,7 +44,7 @@ def _as_array(column: IntArray) -> array[int]:
     return array("q", np.ascontiguousarray(column, np.int64).tobytes())
 
 
-def _as_column(values: array[int], dtype: Any = np.int64) -> NDArray[Any]:
+def _as_column(values: array[int], dtype: type[np.signedinteger] = np.int64) -> NDArray[Any]:
     """The same memory as a numpy column."""
     return np.frombuffer(values, dtype)
 
@@ -138,12 +138,13 @@ class _Cluster:
             machine.abort(clock.now_ns)
         return self._columns()
 
-    def _admission_ns(self, prompt_tokens: Any) -> Any:
+    def _admission_ns(self, prompt_tokens: IntArray | int) -> IntArray:
+        """How much later than it arrives a request is seen, of the shape of *prompt_tokens*."""
         experiment = self._experiment
         seconds = experiment.admission_s + experiment.admission_s_per_token * prompt_tokens
         return np.rint(np.asarray(seconds) * 1e9).astype(np.int64)
 
-    def _on_trace(self, _event: Any) -> None:
+    def _on_trace(self, _event: object) -> None:
         visible, order = self._visible, self._order
         now, i, n = visible[self._next], self._next, self._n
         route = self._route if self._only is None else self._only.deliver

@@ -57,7 +57,7 @@ class _Cell(NamedTuple):
 
     low: int
     shift: int
-    slots: list[Any]
+    slots: list[Line | _Cell | None]
 
 
 class _Box(NamedTuple):
@@ -168,7 +168,7 @@ def _look_up(cell: _Cell, token: int, ticks: Callable[[Any], Any], most_error: f
         low, shift, slots = cell
         i = (token - low) >> shift
         slot = slots[i]
-        if type(slot) is Line:
+        if isinstance(slot, Line):
             return slot
         if slot is None:
             slot = slots[i] = _cut(ticks, _Side(low + (i << shift), shift), most_error)
@@ -202,7 +202,7 @@ def _cut(ticks: Callable[[Any], Any], side: _Side, most_error: float) -> _Cell:
             break
         middles = starts[longer] + lengths[longer] // (2 * shortest) * shortest
         knots = np.sort(np.concatenate((knots, middles)))
-    slots: list[Any] = []
+    slots: list[Line | _Cell | None] = []
     width = int(points[1] - points[0])
     slopes = np.maximum(0, np.rint(rises / (lengths * width))).astype(np.int64).tolist()
     at_begin = np.rint(values[starts] + centres).astype(np.int64).tolist()

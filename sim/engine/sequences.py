@@ -240,7 +240,8 @@ class Sequences:
         except OutOfBlocks:
             raise PolicyError(
                 f"{self._scheduler!r} planned {blocks} new KV blocks at t={ticks / TICKS_PER_S:.6f} s but only "
-                f"{self.kv.free} are free; wrap it in EvictNewest or admit less"
+                f"{self.kv.free} are free; wrap it in EvictNewest or admit less",
+                short_of_memory=True,
             ) from None
 
     def end_rounds(self, lane: Lane, rounds: int, growth_first: int, end_ns: int) -> None:
@@ -252,7 +253,7 @@ class Sequences:
         departures = decoding.advance(rounds)
         if not departures:
             return
-        state, kv = self.state, self.kv
+        state = self.state
         for departure in departures:
             self._log_departure(lane, departure)
             id_, _, blocks, emitted, _, _, _ = departure

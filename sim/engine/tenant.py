@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -18,10 +17,11 @@ from sim.engine.clock import TICK_BITS
 from sim.engine.columns import Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
-from sim.engine.lane import Lane, LanePrice, QueueView, RunningView
+from sim.engine.lane import HeldPlan, Lane, LanePrice, QueueView, RunningView
 from sim.engine.padding import padded, pairs_within
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
+from sim.engine.running import RunningSet
 from sim.engine.sequences import Outside, Sequences
 from sim.engine.span import Step
 from sim.engine.stages import Stages
@@ -57,8 +57,8 @@ class Tenant:
         self._alone = alone
         self._fast_forward = fast_forward
         self._seed = seed
-        # Any: what a policy of somebody else's answers is looked at before it is believed.
-        self._plan: Callable[[ReplicaView], Any] = plan_of(spec.scheduler)
+        # object: what a policy of somebody else's answers is looked at before it is believed.
+        self._plan: Callable[[ReplicaView], object] = plan_of(spec.scheduler)
         self._pads_to = pads_to(spec.scheduler)
         self._window = spec.cost.window_tokens
         self._kv = sequences.kv
@@ -119,11 +119,12 @@ class Tenant:
     def begin(self, lane: Lane, ticks: int) -> int:
         """Ask the scheduler at *ticks* and start what it plans: the tick at which that ends, or NOTHING."""
         decoding, sequences = lane.decoding, self.sequences
-        if lane.hold:
-            if self._still_holds(lane, ticks):
-                lane.hold -= 1
+        held = lane.held
+        if held is not None:
+            if self._still_holds(held, decoding, ticks):
+                held.left -= 1
                 return self._start_iteration(lane, (), decoding.n, decoding.growth_blocks, ticks)
-            lane.hold = 0
+            lane.held = None
         if self._speculates:
             decoding.follow_batch()
         n = decoding.n
@@ -147,10 +148,9 @@ class Tenant:
         view.after_prefill = bool(lane.run)
         unknown = self._ahead and self._hide_what_came_later(lane)
         plan = self._plan(view)
-        try:
-            decode, run, preempt, hold, _, reject, _ = plan
-        except (TypeError, ValueError):
-            raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan") from None
+        if not isinstance(plan, Plan):
+            raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
+        decode, run, preempt, hold, _, reject, _ = plan
         if unknown:
             plan = self._made_ahead(lane, plan)
             hold = plan.hold
@@ -167,10 +167,8 @@ class Tenant:
             growth = decoding.growth_blocks if n else 0
         if run or (n and (self._pads_to or not self._alone)):
             if hold > 1 and not run and self._fast_forward and not self._pads_to:
-                lane.hold = hold - 1
-                lane.held_changes = self.sequences.n_changes
-                lane.held_arrivals = -1 if plan.through_arrivals else self.sequences.n_arrivals
-                lane.held_until_ns = plan.until_ns
+                arrivals = -1 if plan.through_arrivals else sequences.n_arrivals
+                lane.held = HeldPlan(hold - 1, sequences.n_changes, arrivals, plan.until_ns)
             return self._start_iteration(lane, run, n, growth, ticks)
         if n:
             return self._start_rounds(lane, plan, growth, ticks)
@@ -199,14 +197,15 @@ class Tenant:
         came = self._queue_view.hidden and not plan.through_arrivals
         return plan._replace(hold=1) if came or (view.n_leaving and (view.waiting or plan.through_arrivals)) else plan
 
-    def _still_holds(self, lane: Lane, ticks: int) -> bool:
+    def _still_holds(self, held: HeldPlan, decoding: RunningSet, ticks: int) -> bool:
         """Whether the plan that a lane holds in a pipeline would be made again: nobody has ended, joined, left or come that
         matters, memory lasts, and it is not too late. What spans are to a machine that is alone."""
         return (
-            lane.held_changes == self.sequences.n_changes
-            and lane.held_arrivals in (-1, self.sequences.n_arrivals)
-            and ticks >> TICK_BITS < lane.held_until_ns
-            and lane.decoding.growth_blocks <= self._kv.free
+            held.left > 0
+            and held.changes == self.sequences.n_changes
+            and held.arrivals in (-1, self.sequences.n_arrivals)
+            and ticks >> TICK_BITS < held.until_ns
+            and decoding.growth_blocks <= self._kv.free
         )
 
     # Starting.
@@ -347,7 +346,7 @@ class Tenant:
         self.recorder.stages.drop_last(self.n_in_flight * len(self._stages))
         for lane in self.lanes:
             lane.span = None
-            lane.hold = 0
+            lane.held = None
         self.n_in_flight = 0
 
     # What it leaves behind.
