@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,20 +33,8 @@ class Ops(Protocol):
     def sqrt(self, x: Any, /) -> Any: ...
 
 
-class _ScalarOps:
-    maximum = staticmethod(max)
-    minimum = staticmethod(min)
-    sqrt = staticmethod(math.sqrt)
-
-
-class _ArrayOps:
-    maximum = staticmethod(np.maximum)
-    minimum = staticmethod(np.minimum)
-    sqrt = staticmethod(np.sqrt)
-
-
-SCALARS: Ops = _ScalarOps()
-ARRAYS: Ops = _ArrayOps()
+SCALARS = cast(Ops, SimpleNamespace(maximum=max, minimum=min, sqrt=math.sqrt))
+ARRAYS = cast(Ops, SimpleNamespace(maximum=np.maximum, minimum=np.minimum, sqrt=np.sqrt))
 
 PrefillForm = Callable[[Ops, Any, Any, Any, Any], Any]
 """(ops, prompt rows, chunks, query-key pairs, KV tokens) -> seconds of all the shape's layers."""

@@ -57,13 +57,12 @@ class _Cluster:
         self._experiment = experiment
         self._n = n = len(workload)
         self._prompt = _as_array(workload.prompt_tokens)
-        model = deadline = priority = None
+        model = priority = None
+        deadline = None if workload.deadline_ns is None else _as_array(workload.deadline_ns)
         if isinstance(workload, Trace):
             arrival = _as_array(workload.arrival_ns)
             if workload.model_index is not None:
                 model = _as_array(workload.model_index)
-            if workload.deadline_ns is not None:
-                deadline = _as_array(workload.deadline_ns)
             if workload.priority is not None:
                 priority = _as_array(workload.priority)
         else:
