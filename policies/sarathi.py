@@ -31,9 +31,9 @@ class DecodeMaximal:
     watermark: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least("chunk", self.chunk, 1)
-        at_least("max_sequences", self.max_sequences, 1)
-        _fraction("watermark", self.watermark)
+        at_least(self, "chunk", 1)
+        at_least(self, "max_sequences", 1)
+        _fraction(self, "watermark")
         if self.align and self.chunk < self.max_sequences:
             raise ValueError(
                 f"chunk {self.chunk} leaves no prompt tokens beside {self.max_sequences - 1} decodes; "
@@ -74,9 +74,9 @@ class ChunkedOnly:
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        at_least("token_budget", self.token_budget, 1)
-        at_least("max_sequences", self.max_sequences, 1)
-        _fraction("watermark", self.watermark)
+        at_least(self, "token_budget", 1)
+        at_least(self, "max_sequences", 1)
+        _fraction(self, "watermark")
 
     def plan(self, view: ReplicaView, /) -> Plan:
         chunks, full = _chunks_within(view, self.token_budget, self.max_sequences, self.watermark)
@@ -99,7 +99,7 @@ class Padded:
     batch_size: int = 8
 
     def __post_init__(self) -> None:
-        at_least("batch_size", self.batch_size, 1)
+        at_least(self, "batch_size", 1)
 
     @property
     def pads_to(self) -> int:

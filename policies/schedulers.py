@@ -6,32 +6,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Final, TypeVar
 
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView, prompts
 
-_DECODES = Plan(decode=True, hold=UNTIL_CHANGE)
-_DECODES_WHOEVER_COMES = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
+_DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
+_DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
 _Class = TypeVar("_Class", bound=type)
 
 
 def checked_as_given(cls: _Class) -> _Class:
-    """Marks a class whose settings are checked as they were given.
+    """Marks a class whose settings are checked as they were given, by `at_least` and its like.
 
-    Compiled, it stays an ordinary class with compiled methods; of a native one the settings would have become what their types say
+    Compiled, it stays an ordinary class with compiled methods; in a native one the settings would have become what their types say
     before anybody could look, a `true` for a number of tokens 1.
     """
     return cls
 
 
-def at_least(name: str, value: object, least: int) -> None:
+def at_least(policy: object, name: str, least: int) -> None:
+    """ValueError if the setting *name* of *policy* is less, or no whole number."""
+    value = getattr(policy, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is a whole number of at least {least}; got {value!r}")
 
 
-def _fraction(name: str, value: Any) -> None:
+def _fraction(policy: object, name: str) -> None:
+    value = getattr(policy, name)
     if not 0 <= value < 1:
         raise ValueError(f"{name} is a fraction in [0, 1); got {value!r}")
 
@@ -85,9 +88,9 @@ class Static:
     max_prompts: int | None = None
 
     def __post_init__(self) -> None:
-        at_least("batch_size", self.batch_size, 1)
+        at_least(self, "batch_size", 1)
         if self.max_prompts is not None:
-            at_least("max_prompts", self.max_prompts, 1)
+            at_least(self, "max_prompts", 1)
 
     def plan(self, view: ReplicaView, /) -> Plan:
         if view.prefilling:
@@ -122,10 +125,10 @@ class Orca:
     max_prompts: int | None = None
 
     def __post_init__(self) -> None:
-        at_least("max_sequences", self.max_sequences, 1)
-        _fraction("watermark", self.watermark)
+        at_least(self, "max_sequences", 1)
+        _fraction(self, "watermark")
         if self.max_prompts is not None:
-            at_least("max_prompts", self.max_prompts, 1)
+            at_least(self, "max_prompts", 1)
 
     def plan(self, view: ReplicaView, /) -> Plan:
         chunks = [(seq.id, seq.remaining_tokens) for seq in view.prefilling]
@@ -156,9 +159,9 @@ class Sarathi:
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        at_least("token_budget", self.token_budget, 1)
-        at_least("max_sequences", self.max_sequences, 1)
-        _fraction("watermark", self.watermark)
+        at_least(self, "token_budget", 1)
+        at_least(self, "max_sequences", 1)
+        _fraction(self, "watermark")
 
     def plan(self, view: ReplicaView, /) -> Plan:
         n_decoding = view.n_decoding

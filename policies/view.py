@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
-UNTIL_CHANGE = 1 << 40
+UNTIL_CHANGE: Final = 1 << 40
 """`Plan.hold` of a policy that would answer the same until a sequence finishes, joins or memory runs short."""
 
-ALWAYS_NS = 1 << 62
+ALWAYS_NS: Final = 1 << 62
 """`Plan.until_ns` of a policy whose answer does not depend on the time."""
 
 
@@ -171,7 +171,7 @@ class Plan(NamedTuple):
     """The answer holds for iterations that start before this instant. An empty plan with an instant still to come waits for it."""
 
 
-_new = tuple.__new__
+_new: Final = tuple.__new__
 
 
 def prompts(run: tuple[tuple[int, int], ...], decode: bool) -> Plan:

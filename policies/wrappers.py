@@ -73,7 +73,7 @@ class Pad:
 
     def __post_init__(self) -> None:
         plan_of(self.inner)
-        at_least("sequences", self.sequences, 1)
+        at_least(self, "sequences", 1)
 
     @property
     def pads_to(self) -> int:
@@ -142,7 +142,7 @@ class Cap:
             raise ValueError("give max_sequences, max_tokens or both; a cap without a limit caps nothing")
         for name in ("max_sequences", "max_tokens"):
             if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), 1)
+                at_least(self, name, 1)
 
     def plan(self, view: ReplicaView, /) -> Plan:
         if not view.waiting:

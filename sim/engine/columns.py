@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,8 @@ Piece = tuple[int, int, int, int]
 """Iterations whose price does not bend: ticks from the start of their span, how many, ticks of the first, and what each is longer
 by."""
 
-_TAPED, _BENT = -1, -2
+_TAPED: Final = -1
+_BENT: Final = -2
 """In the place of `first_ticks` until the end of the run: a record that stands for several, which are kept elsewhere."""
 
 
@@ -84,7 +85,7 @@ SPAN = Layout(
     ("bubble_ns", "q"),  # idle time of the stages ahead of this micro-batch
 )
 
-_pack_span = SPAN.pack
+_pack_span: Final = SPAN.pack
 
 JOIN = Layout(
     # One stay of a sequence in a lane's decoding set.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -12,17 +12,17 @@ from hwmodels.cost import CostModel
 from hwmodels.totals import Totals
 from sim.engine.clock import LONGEST_ITERATION_S, TICKS_PER_S, to_ticks
 
-_new = tuple.__new__
+_new: Final = tuple.__new__
 
-LINE_ERROR = 2e-7
+LINE_ERROR: Final = 2e-7
 """The most that a line is off the cost model where it is checked, as a share of the iteration."""
-WINDOW_LINE_ERROR = 1e-8
+WINDOW_LINE_ERROR: Final = 1e-8
 """The same along windowed tokens: they stay where they are once windows are full, so that an error would add up."""
-_FIRST_BITS = 8
-_HALVINGS = 7
+_FIRST_BITS: Final = 8
+_HALVINGS: Final = 7
 """An octave is looked at in this many halvings; a part of 2**-7 of it that is still bent is looked at in the same way."""
 
-_FULL = 0.98
+_FULL: Final = 0.98
 """How much of a line is used at first: one in a few of full length turns out to be a little too bent, and is halved."""
 
 _Key = tuple[int, int, int]

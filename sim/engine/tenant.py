@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
@@ -28,13 +29,13 @@ from sim.engine.stages import Stages
 from sim.engine.taped import TapedSet
 from sim.engine.uniform import UniformSet
 
-NOTHING = -1
+NOTHING: Final = -1
 """What `Tenant.begin` returns where nothing was started."""
 
 _LANES_AT_ONCE = 64
 """More micro-batches than these get their lanes when they are needed."""
 
-_new = tuple.__new__
+_new: Final = tuple.__new__
 """Builds a NamedTuple without the detour through its constructor: a third of the time, several times an iteration."""
 
 

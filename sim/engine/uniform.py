@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from typing import Final
 
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
 from sim.engine.columns import Piece, RoundCounts
@@ -11,8 +12,8 @@ from sim.engine.pricing import Prices
 from sim.engine.running import Departure, RunningSet
 from sim.engine.span import BentSpan, DecodeSpan
 
-_LONGEST_SPAN = 1 << 20
-_NOBODY: tuple[Departure, ...] = ()
+_LONGEST_SPAN: Final = 1 << 20
+_NOBODY: Final[tuple[Departure, ...]] = ()
 
 
 class UniformSet(RunningSet):
