@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
-from policies.schedulers import _admissible_blocks, _fraction, at_least, checked_as_given
+from policies.schedulers import _admissible_blocks, checked_as_given, setting_at_least, setting_is_fraction
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView, RunningSeq, WaitingSeq, prompts
 
 _DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
@@ -57,13 +57,13 @@ class Vllm:
     evicts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        at_least(self, "max_num_batched_tokens", 1)
-        at_least(self, "max_num_seqs", 1)
-        at_least(self, "long_prefill_token_threshold", 0)
+        setting_at_least(self, "max_num_batched_tokens", 1)
+        setting_at_least(self, "max_num_seqs", 1)
+        setting_at_least(self, "long_prefill_token_threshold", 0)
         for name in ("max_num_active_seqs", "max_num_scheduled_tokens"):
             if getattr(self, name) is not None:
-                at_least(self, name, 1)
-        _fraction(self, "watermark")
+                setting_at_least(self, name, 1)
+        setting_is_fraction(self, "watermark")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ValueError(f"scheduling_policy is fcfs or priority; got {self.scheduling_policy!r}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -244,9 +244,9 @@ class VllmV0:
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        at_least(self, "max_num_batched_tokens", 1)
-        at_least(self, "max_num_seqs", 1)
-        _fraction(self, "watermark")
+        setting_at_least(self, "max_num_batched_tokens", 1)
+        setting_at_least(self, "max_num_seqs", 1)
+        setting_is_fraction(self, "watermark")
 
     def plan(self, view: ReplicaView, /) -> Plan:
         if not view.waiting and not view.prefilling and view.n_decoding:

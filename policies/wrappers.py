@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from policies.schedulers import at_least, checked_as_given
+from policies.schedulers import checked_as_given, setting_at_least
 from policies.view import ALWAYS_NS, Plan, PlanFunction, ReplicaView, Scheduler, WaitingSeq, plan_of
 
 OVERDUE = "deadline has passed"
@@ -73,7 +73,7 @@ class Pad:
 
     def __post_init__(self) -> None:
         plan_of(self.inner)
-        at_least(self, "sequences", 1)
+        setting_at_least(self, "sequences", 1)
 
     @property
     def pads_to(self) -> int:
@@ -142,7 +142,7 @@ class Cap:
             raise ValueError("give max_sequences, max_tokens or both; a cap without a limit caps nothing")
         for name in ("max_sequences", "max_tokens"):
             if getattr(self, name) is not None:
-                at_least(self, name, 1)
+                setting_at_least(self, name, 1)
 
     def plan(self, view: ReplicaView, /) -> Plan:
         if not view.waiting:

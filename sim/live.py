@@ -491,14 +491,14 @@ class _Runner:
 
     def _simulated(self, costs: Sequence[CostModel], decoding: Speculative | None) -> float:
         """Seconds that the event loop takes for the decode steps of the same request with the same acceptances."""
+        from policies.published import OrcaPaged
         from policies.routers import RoundRobin
-        from policies.schedulers import Orca
         from sim.engine import Experiment, ReplicaSpec, run
         from workloads import Trace
 
         s = self.settings
         replica = ReplicaSpec(
-            cost=costs[0], scheduler=Orca(max_sequences=1), kv_blocks=4096, decoding=decoding,
+            cost=costs[0], scheduler=OrcaPaged(max_sequences=1), kv_blocks=4096, decoding=decoding,
             draft_cost=None if decoding is None else costs[1],
         )  # fmt: skip
         workload = Trace.from_arrays(

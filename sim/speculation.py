@@ -17,8 +17,8 @@ from hwmodels.draft import LinearTime, StepTime
 from hwmodels.totals import Totals
 from policies.acceptance import Acceptance, Iid, MeanLength
 from policies.decoding import DraftStatistics, Speculative, statistics_of_counts
+from policies.published import OrcaPaged
 from policies.routers import RoundRobin
-from policies.schedulers import Orca
 from sim.engine import Columns, Experiment, ReplicaSpec, run
 from sim.engine.columns import sum_rounds
 from sim.theory.speculative import SPECDECODE_BENCH, LinearServer
@@ -351,7 +351,7 @@ def _run(
     most = int((workload.prompt_tokens + workload.output_tokens).max()) + lookahead
     spec = ReplicaSpec(
         cost=target,
-        scheduler=Orca(max_sequences=batch, watermark=0.0),
+        scheduler=OrcaPaged(max_sequences=batch, watermark=0.0),
         kv_blocks=batch * (-(-most // 16) + 1),
         decoding=decoding,
         draft_cost=draft,

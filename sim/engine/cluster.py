@@ -70,6 +70,8 @@ class _Cluster:
                 max_tokens = _as_array(workload.max_tokens)
         else:
             arrival = array("q", [-1]) * n
+        if experiment.max_tokens is not None:
+            max_tokens = array("q", [experiment.max_tokens]) * n
         specs = experiment.machines
         pipelined = any(
             len(spec.tenants) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1
@@ -279,6 +281,7 @@ class _Cluster:
             },
             reasons=tuple(self._reasons),
             replicas=replicas,
+            stream=self._experiment.stream,
             meta={
                 "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
                 "makespan_ns": makespan_ns,

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from hwmodels.totals import Totals
 from sim.engine.clock import FRACTION, TICK_BITS
+from sim.engine.streaming import IntArray, Stream, expand, streamed_gaps
 
-IntArray = NDArray[np.int64]
 Table = dict[str, NDArray[Any]]
 
 FINISHED, REJECTED, UNFINISHED, ABORTED = 0, 1, 2, 3
@@ -83,6 +83,7 @@ SPAN = Layout(
     ("kv_blocks_used", "i"),  # in the first iteration
     ("round", "i"),  # decode rounds of the lane before this span
     ("bubble_ns", "q"),  # idle time of the stages ahead of this micro-batch
+    ("in_vain", "i"),  # of decode_seqs: those that had ended
 )
 
 _pack_span: Final = SPAN.pack
@@ -94,6 +95,7 @@ JOIN = Layout(
     ("until", "i"),  # round after which it left
     ("cached", "i"),  # tokens cached when it joined
     ("token_ns", "q"),  # time of its latest token when it joined
+    ("request", "q"),
 )
 
 BUBBLES = ("pb1", "pb2", "pb3", "depth")
@@ -167,6 +169,7 @@ class Recorder:
     def add_iteration(
         self, start_ticks: int, ticks: int, lane: int, totals: Totals, draft_steps: int, query_tokens: int,
         completions: int, emitted: int, running: int, waiting: int, blocks_used: int, round_: int, bubble_ns: int,
+        in_vain: int,
     ) -> None:  # fmt: skip
         """One iteration of its own."""
         _, prompt, chunks, pairs, prompt_kv, n, kv, _, pairs_window, kv_window = totals
@@ -174,7 +177,7 @@ class Recorder:
         buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, lane, prompt, chunks, pairs, prompt_kv,
             pairs_window, n, query_tokens, draft_steps, kv, kv_window, 0, completions, emitted, running, waiting,
-            blocks_used, round_, bubble_ns,
+            blocks_used, round_, bubble_ns, in_vain,
         )  # fmt: skip
 
     def add_decodes(
@@ -185,7 +188,7 @@ class Recorder:
         buffer = self._span_buffer
         buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, n, first_ticks, growth_ticks, lane, 0, 0, 0, 0,
-            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0,
         )  # fmt: skip
 
     def add_taped(
@@ -201,7 +204,7 @@ class Recorder:
         buffer = self._span_buffer
         buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), _TAPED, 0, lane, 0, 0, 0, 0,
-            0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, 0, round_, 0,
+            0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, 0, round_, 0, 0,
         )  # fmt: skip
         self._taped_before.append((blocks_before, n_queued))
         at = self._n_taped
@@ -226,7 +229,7 @@ class Recorder:
         buffer = self._span_buffer
         buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, n, _BENT, 0, lane, 0, 0, 0, 0,
-            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0,
         )  # fmt: skip
         self._bent_before.append(len(self.queued_ns))
 
@@ -329,6 +332,8 @@ class ReplicaColumns:
     kv_blocks_total: int
     block_tokens: int
     n_stages: int = 1
+    emitted: dict[int, IntArray] | None = None
+    """By lane: tokens of every round of every stay, in the order of `joins`; None where a round emits one."""
     speculation: RoundCounts | None = None
     """Counts of the rounds that drafted tokens, by how many they drafted; None without speculation."""
 
@@ -350,6 +355,8 @@ class Columns:
     requests: Table
     reasons: tuple[str, ...]
     replicas: tuple[ReplicaColumns, ...]
+    stream: Stream = Stream()  # noqa: RUF009
+    """Which tokens reach a client together."""
     meta: dict[str, Any] = field(default_factory=dict)
 
     def iterations(self) -> Table:
@@ -415,10 +422,11 @@ class Columns:
         return np.searchsorted(queued, start_ns, side="right") - np.searchsorted(queued, span_ns, side="right")
 
     def itl(self) -> tuple[IntArray, IntArray]:
-        """Inter-token gaps in ns and how many gaps have that length.
+        """Inter-token gaps in ns and how many gaps have that length, as clients see them.
 
         A sequence that decodes in two rounds of its lane, one after the other, sees the time between their ends; one that
-        joins sees the time since its latest token. Tokens that a speculative round emits together count as one arrival.
+        joins sees the time since its latest token. Tokens that a speculative round emits together count as one arrival, and
+        so do those that `stream` sends together.
         """
         parts = list(self.itl_blocks())
         if not parts:
@@ -427,10 +435,13 @@ class Columns:
 
     def itl_blocks(self, max_rounds: int = 1 << 18) -> Iterator[tuple[IntArray, IntArray]]:
         """The same in pieces of about *max_rounds* rounds."""
+        if self.stream.interval > 1:
+            yield from streamed_gaps(self.replicas, self.requests, self.stream)
+            return
         for replica in self.replicas:
             spans, joins = replica.spans, replica.joins
             for lane in np.unique(spans["lane"]):
-                rows = np.flatnonzero((spans["lane"] == lane) & (spans["decode_seqs"] > 0))
+                rows = np.flatnonzero((spans["lane"] == lane) & (spans["decode_seqs"] > spans["in_vain"]))
                 yield from _lane_gaps(spans, rows, joins[joins["lane"] == lane], max_rounds)
             if len(replica.resumed_gaps_ns):
                 yield replica.resumed_gaps_ns, np.ones(len(replica.resumed_gaps_ns), np.int64)
@@ -484,17 +495,10 @@ class _BlockGrowth:
         return total[last - low] - total[first - low]
 
 
-def expand(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Row index and position within the row for counts[i] copies of each row i."""
-    row = np.repeat(np.arange(len(counts)), counts)
-    starts = np.cumsum(counts) - counts
-    return row, np.arange(len(row)) - starts[row]
-
-
 def _round_ends(spans: NDArray[Any]) -> tuple[IntArray, IntArray]:
-    """End time in ns, and number of sequences, of every round of *spans*."""
+    """End time in ns, and number of sequences that had not ended, of every round of *spans*."""
     row, step = expand(spans["n"].astype(np.int64))
     done = step + 1
     elapsed = done * spans["first_ticks"][row] + spans["growth_ticks"][row] * (done * step // 2)
     ends = spans["start_ns"][row] + ((spans["start_frac"][row] + elapsed) >> TICK_BITS)
-    return ends, spans["decode_seqs"][row].astype(np.int64)
+    return ends, (spans["decode_seqs"] - spans["in_vain"])[row].astype(np.int64)

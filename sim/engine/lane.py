@@ -153,6 +153,31 @@ class RunningView(Sequence[RunningSeq]):
             yield self._describe(self._lane, id_)
 
 
+class Elsewhere(Sequence[int]):
+    """Who has been admitted to the other micro-batches, built when looked at."""
+
+    __slots__ = ("_lane", "_lanes")
+
+    def __init__(self, lanes: Sequence[Lane], lane: Lane) -> None:
+        self._lanes = lanes
+        self._lane = lane
+
+    def __len__(self) -> int:
+        return sum(len(lane.admitted) for lane in self._lanes if lane is not self._lane)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        return [id_ for lane in self._lanes if lane is not self._lane for id_ in lane.admitted][index]
+
+    def __iter__(self) -> Iterator[int]:
+        return (id_ for lane in self._lanes if lane is not self._lane for id_ in lane.admitted)
+
+
 class LanePrice:
     """What an iteration of a lane may cost; see `policies.view.StepPrice`."""
 

@@ -115,3 +115,8 @@ class RunningSet:
     def speculation(self) -> RoundCounts:
         """Rounds that drafted, by how many they accepted."""
         raise NotImplementedError
+
+    def emitted(self) -> IntArray | None:
+        """Tokens of every round of those who have left, one after the other in the order in which they did; None where all are
+        one."""
+        raise NotImplementedError

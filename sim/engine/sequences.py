@@ -229,7 +229,7 @@ class Sequences:
             for kind, column in enumerate(self.state.bubbles):
                 column[departure.id] += lane.bubbles[kind] - before[kind]
         _, _, _, _, since, cached_before, token_ns, _ = departure
-        self._recorder.joins.add(lane.index, since, lane.decoding.round, cached_before, token_ns)
+        self._recorder.joins.add(lane.index, since, lane.decoding.round, cached_before, token_ns, departure.id)
 
     def preempt(self, lane: Lane, id_: int) -> None:
         """Give back a sequence's blocks; it returns to the head of the queue to be computed again."""

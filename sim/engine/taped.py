@@ -69,6 +69,7 @@ class TapedSet(RunningSet):
         self._followed = 1
         """Batch that `k` was chosen for."""
         self._rounds = rounds
+        self._emitted = bytearray()
         self._lookahead = lookahead_tokens
         self._max_model_len = max_model_len
         self._ahead = ahead
@@ -161,6 +162,7 @@ class TapedSet(RunningSet):
         self.cached -= cached
         self._rounds[id_] = seq.rounds_before + done
         self._count(seq, done)
+        self._emitted += seq.tape[:done].astype("<u2").tobytes()
         return Departure(id_, cached, int(seq.held[done]), emitted, seq.since, seq.cached, seq.token_ns)
 
     def _count(self, seq: _Taped, done: int) -> None:
@@ -238,6 +240,10 @@ class TapedSet(RunningSet):
 
     def speculation(self) -> RoundCounts:
         return self.rounds_by_k
+
+    def emitted(self) -> IntArray:
+        """Tokens of every round of those who have left, one after the other in the order in which they did. Shape [rounds]."""
+        return np.frombuffer(bytes(self._emitted), "<u2")
 
     def next_round(self) -> tuple[int, int]:
         here = self.round - self._base

@@ -15,10 +15,10 @@ import numpy as np
 from hwmodels.totals import Totals
 from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, pads_to, plan_of
 from sim.engine.clock import TICK_BITS
-from sim.engine.columns import Recorder, ReplicaColumns, sum_rounds
+from sim.engine.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
-from sim.engine.lane import Ended, HeldPlan, Lane, LanePrice, QueueView, RunningView
+from sim.engine.lane import Elsewhere, Ended, HeldPlan, Lane, LanePrice, QueueView, RunningView
 from sim.engine.padding import padded, pairs_within
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
@@ -98,6 +98,7 @@ class Tenant:
             total_blocks=self._kv.total,
             running=RunningView(lane, self.sequences.running_seq),
             price=LanePrice(lane, self.prices, self._stages, self._window, self._pads_to),
+            elsewhere=Elsewhere(self.lanes, lane),
             prompt_tokens=self._state.prompt,
             max_tokens=self._state.max_tokens,
             by_chunk=self.sequences.by_chunk,
@@ -153,11 +154,14 @@ class Tenant:
         plan = self._plan(view)
         if not isinstance(plan, Plan):
             raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
-        decode, run, preempt, hold, _, reject, _ = plan
+        decode, run, preempt, hold, _, reject, _, view.memo = plan
         stepping_on: list[Ended] = []
         if unknown:
             plan, stepping_on = self._made_ahead(lane, plan)
-            decode, _, _, hold, _, _, _ = plan
+            decode, _, _, hold, _, _, _, _ = plan
+        if sequences.given_up and hold > 1:
+            # The next plan is the first that knows who has gone.
+            hold, plan = 1, plan._replace(hold=1)
         if reject:
             sequences.reject(reject)
         if preempt or decode is not True or lane.paused or sequences.n_computed:
@@ -310,7 +314,7 @@ class Tenant:
         lane.span = Step(ticks, end, growth)
         self.recorder.add_iteration(
             ticks, duration, lane.index, totals, draft_steps, query, n_completing, emitted, sequences.n_admitted,
-            len(self._queue), kv.total - kv.free, decoding.round, bubble_ns,
+            len(self._queue), kv.total - kv.free, decoding.round, bubble_ns, len(ended),
         )  # fmt: skip
         return end
 
@@ -390,5 +394,11 @@ class Tenant:
             kv_blocks_total=self._kv.total,
             block_tokens=self._kv.block_tokens,
             n_stages=len(self._stages),
+            emitted=_emitted(self.lanes) if speculates else None,
             speculation=sum_rounds(lane.decoding.speculation() for lane in self.lanes) if speculates else None,
         )
+
+
+def _emitted(lanes: list[Lane]) -> dict[int, IntArray]:
+    found = {lane.index: lane.decoding.emitted() for lane in lanes}
+    return {index: tokens for index, tokens in found.items() if tokens is not None}

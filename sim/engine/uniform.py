@@ -85,6 +85,9 @@ class UniformSet(RunningSet):
         """No rounds that drafted."""
         return {}
 
+    def emitted(self) -> None:
+        """One token a round."""
+
     def next_round(self) -> tuple[int, int]:
         return self.n, self.window_sum
 

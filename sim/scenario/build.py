@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hwmodels.device import Device
     from hwmodels.memory import MemoryPlan
     from sim.engine import Experiment, ReplicaSpec
+    from sim.engine.streaming import Stream
     from workloads import ClosedLoop, Trace
 
 BUILT_IN_TRACES = ("conversation",)
@@ -62,8 +63,18 @@ def resolve(scenario: Scenario) -> Built:
         rows = {}
     router = _policy(scenario, "router", named.ROUTERS, "route")
     built = [_build_pool(pool, workload, rows) for pool in pools]
+    allowed, longest = scenario.workload.max_tokens, int(workload.output_tokens.max(initial=0))
+    if allowed is not None and getattr(workload, "max_tokens", None) is not None:
+        raise ScenarioError(
+            f"{scenario.source}: workload.max_tokens: the trace has a column max_tokens; leave out one of them"
+        )
+    if allowed is not None and allowed < longest:
+        raise ScenarioError(
+            f"{scenario.source}: workload.max_tokens is at least the longest output, {longest} tokens; got {allowed}"
+        )
     experiment = Experiment(
         workload=workload,
+        max_tokens=allowed,
         replicas=tuple(
             machine
             for pool, hosted in zip(pools, built, strict=True)
@@ -74,6 +85,7 @@ def resolve(scenario: Scenario) -> Built:
         ),
         router=router,
         seed=scenario.seed,
+        stream=_stream(scenario, pools),
         **_front_end(scenario, built),
     )
     manifest = _manifest(scenario, pools, built, experiment)
@@ -229,6 +241,20 @@ def _asked_for(
     return trace.with_models(names, moved[index]), rows
 
 
+def _stream(scenario: Scenario, pools: Sequence[PoolOf]) -> Stream:
+    """Which tokens reach a client together, by the rule of the serving stack."""
+    from sim.engine.streaming import Stream
+
+    stacks = dict.fromkeys(each.serving_stack for pool in pools for each in pool.scenarios)
+    rules: list[Literal["tokens", "iterations"]] = ["iterations" if stack == "trtllm" else "tokens" for stack in stacks]
+    if scenario.stream_interval > 1 and len(set(rules)) > 1:
+        raise ScenarioError(
+            f"{scenario.source}: stream_interval: {' and '.join(stacks)} group tokens by different rules; give all pools one "
+            "serving_stack"
+        )
+    return Stream(scenario.stream_interval, rules[0])
+
+
 def _front_end(scenario: Scenario, built: list[list[_Hosted]]) -> dict[str, Any]:
     """The delays before the router, which stands in front of all pools."""
     from hwmodels.calibrated import overheads_of
@@ -275,7 +301,7 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
         "scheduler",
         named.SCHEDULERS,
         "plan",
-        {**_as_the_engine(scenario), **{key: tokens for key, (tokens, _) in chosen.items()}},
+        {**_as_the_engine(scenario, deployment), **{key: tokens for key, (tokens, _) in chosen.items()}},
     )
     memory = scenario.memory
     if memory.preemption == "none" and evicts(scheduler):
@@ -420,8 +446,10 @@ def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict
     return {"lookahead_tokens": decoding.decoding.max_query_tokens - 1, "draft_slots": int(method == "draft_model")}
 
 
-def _as_the_engine(scenario: Scenario) -> dict[str, Any]:
+def _as_the_engine(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
     """Settings by their dotted keys that the engine whose scheduler is asked for chooses by itself, where they are left out."""
+    from hwmodels.memory import engine_defaults
+
     method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
     synchronous = None
     if method not in ("autoregressive", *_DRAFT_HAS_KV):
@@ -430,11 +458,22 @@ def _as_the_engine(scenario: Scenario) -> dict[str, Any]:
         synchronous = "micro-batches of a pipeline are planned while others run as it is"
     found: dict[str, Any] = {}
     for at, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
-        if settings.get("policy") != "vllm" or synchronous is None:
+        if settings.get("policy") != "vllm":
             continue
-        if settings.get("async_scheduling"):
-            raise ScenarioError(f"{scenario.source}: {at}.async_scheduling: {synchronous}; leave it out")
-        found[f"{at}.async_scheduling"] = False
+        if synchronous is not None:
+            if settings.get("async_scheduling"):
+                raise ScenarioError(f"{scenario.source}: {at}.async_scheduling: {synchronous}; leave it out")
+            found[f"{at}.async_scheduling"] = False
+        limits = engine_defaults("vllm", deployment.device, tensor=scenario.parallel.tensor)
+        sequences = settings.get("max_num_seqs", limits.max_num_seqs)
+        found.setdefault(f"{at}.max_num_seqs", sequences)
+        if "max_num_batched_tokens" not in settings and isinstance(sequences, int):
+            longest = deployment.model.max_positions
+            tokens = limits.max_num_batched_tokens
+            if longest and settings.get("enable_chunked_prefill") is False:
+                # `EngineArgs._set_default_max_num_seqs_and_batched_tokens_args`: a whole prompt has to fit.
+                tokens = max(tokens, longest)
+            found[f"{at}.max_num_batched_tokens"] = min(tokens, sequences * longest) if longest else tokens
     return found
 
 
@@ -549,6 +588,8 @@ def _calibration(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
 def _manifest(
     scenario: Scenario, pools: list[PoolOf], built: list[list[_Hosted]], experiment: Experiment
 ) -> dict[str, Any]:
+    from policies.view import reserves
+
     workload = experiment.workload
     speculating = any(hosted.decoding is not None for pool in built for hosted in pool)
     plain = scenario.pools is None and scenario.placement is None
@@ -583,6 +624,12 @@ def _manifest(
         notes.append(
             "The scheduler orders by priority and no request has one, so that all stay in the order of the queue; give the trace a "
             "column priority or order by something else."
+        )
+    told = scenario.workload.max_tokens is not None or getattr(workload, "max_tokens", None) is not None
+    if not told and any(map(reserves, schedulers_made)) and workload.output_tokens.any():
+        notes.append(
+            "The scheduler keeps memory for what clients allow, and nothing says what that is: each request is taken to be allowed "
+            "what it emits, which no server knows. workload.max_tokens says it, or a column max_tokens of a plain trace."
         )
     if plain:
         facts = _facts(pools[0], built[0], 0)

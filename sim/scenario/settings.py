@@ -36,7 +36,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 DEFAULT_SCENARIO = """\
 model: llama-3.1-8b
 hardware: h100-sxm
-scheduler: {policy: sarathi}
+scheduler: {policy: vllm}
 workload: {trace: conversation}
 slo: {ttft_s: 1.0, tpot_s: 0.05}
 """
@@ -151,6 +151,9 @@ class Workload(Section):
     output_tokens: Distribution | None = None
     requests: Annotated[int, Field(ge=1)] | None = None
     """How many to generate."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Output tokens that clients allow each request, for schedulers that keep memory for them; where it is left out, what the
+    trace's column of that name says or, without one, as many as it emits, which no server knows."""
     rate_scale: Annotated[float, Field(gt=0)] = 1.0
     """Arrivals come this many times as fast."""
     limit: Annotated[int, Field(ge=1)] | None = None
@@ -292,6 +295,9 @@ class Settings(Section):
     router: Policy = Policy(policy="round_robin")
     scheduler: Policy = Policy(policy="sarathi")
     decoding: Decoding = Decoding()
+    stream_interval: Annotated[int, Field(ge=1)] = 1
+    """Clients get the first token at once, then this many together, and the last: every so many tokens, or for serving_stack trtllm
+    every so many iterations. Gaps between tokens (ITL) are then those between groups."""
     memory: Memory = Memory()
     pools: dict[str, Pool] | None = None
     """Machines of different kinds behind one router, by a name of your choice: each with settings of its own over those of the

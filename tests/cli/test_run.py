@@ -246,9 +246,9 @@ def test_a_signal_in_the_middle_leaves_nothing(number, code):
 def test_a_policy_in_the_current_folder_is_found():
     Path("mine.py").write_text(
         "from dataclasses import dataclass\n"
-        "from policies.schedulers import Orca\n\n"
+        "from policies.published import OrcaPaged\n\n"
         "@dataclass(frozen=True)\n"
-        "class Mine(Orca):\n"
+        "class Mine(OrcaPaged):\n"
         "    max_sequences: int = 3\n"
     )
     start = "from sim.cli import main; main()"

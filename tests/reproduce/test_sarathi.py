@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hwmodels.overheads import Overheads, serving_stack
+from policies.published import OrcaPaged
 from policies.sarathi import DecodeMaximal
-from policies.schedulers import Orca
 from sim.report.gantt import bubble_share, gantt_figure
 from sim.report.plots import save_figure
 from sim.report.timeline import write_timeline
@@ -241,7 +241,7 @@ def runs():
     cost = cost_of("gpt3-175b", "a100-80gb-sxm", 8, 8)
     trace = pipelines.gpt3_trace(300)
     return {
-        "orca": replay(cost, Orca(27, max_prompts=1), trace),
+        "orca": replay(cost, OrcaPaged(27, max_prompts=1), trace),
         "sarathi": replay(cost, DecodeMaximal(256, 27), trace),
     }
 

@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.schedulers import Orca, Sarathi
+from policies.published import Orca
+from policies.schedulers import Sarathi
 from policies.view import Plan
 from policies.vllm import VllmV0
 from policies.wrappers import Cap, EvictNewest, Order, Pad, RejectLate

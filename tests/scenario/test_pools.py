@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from hwmodels.device import load_device
 from hwmodels.model import load_model
 from policies.placement import Group, Placement
-from policies.schedulers import Orca, Sarathi
+from policies.published import Orca
+from policies.schedulers import Sarathi
 from policies.wrappers import EvictNewest
 from sim import simulate, sweep
 from sim.cli import build_app

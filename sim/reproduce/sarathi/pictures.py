@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwmodels.totals import Totals
+from policies.published import OrcaPaged
 from policies.sarathi import DecodeMaximal
-from policies.schedulers import Orca
 from sim.reproduce.sarathi.machines import deployment
 from sim.reproduce.sarathi.pipelines import gpt3_trace
 from sim.reproduce.sarathi.runs import (
@@ -209,7 +209,7 @@ def _draw_pipeline(folder: Path) -> list[Path]:
     cost = cost_of("gpt3-175b", "a100-80gb-sxm", 8, 8)
     trace = gpt3_trace(600)
     runs = {
-        "Orca, best case": replay(cost, Orca(27, max_prompts=1), trace),
+        "Orca, best case": replay(cost, OrcaPaged(27, max_prompts=1), trace),
         "SARATHI, chunk 256": replay(cost, DecodeMaximal(256, 27), trace),
         "SARATHI, chunk 256, nine micro-batches in flight": replay(cost, DecodeMaximal(256, 27), trace, lanes=9),
     }

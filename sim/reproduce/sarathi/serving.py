@@ -12,8 +12,9 @@ import numpy as np
 
 from hwmodels.cost import CostModel
 from hwmodels.deployment import Deployment
+from policies.published import OrcaPaged
 from policies.sarathi import ChunkedOnly
-from policies.schedulers import Orca, Sarathi
+from policies.schedulers import Sarathi
 from policies.view import Scheduler
 from policies.vllm import VllmV0
 from policies.wrappers import EvictNewest
@@ -144,7 +145,7 @@ def _stalls() -> Iterator[Row]:
 
 def _scheduler(name: str, tbt_p99_s: float, strict: bool) -> Scheduler:
     # Budgets of the paper's section 5.1 for its strict and relaxed limits.
-    return {"vLLM": VllmV0(16384, 128), "Orca": Orca(128), "Sarathi-Serve": Sarathi(512 if strict else 2048)}[name]
+    return {"vLLM": VllmV0(16384, 128), "Orca": OrcaPaged(128), "Sarathi-Serve": Sarathi(512 if strict else 2048)}[name]
 
 
 STRICT_S = {"mistral-7b": 0.1, "yi-34b": 0.2, "llama-2-70b": 1.0, "falcon-180b": 1.0}
@@ -223,7 +224,7 @@ def _capacities(requests: int) -> Iterator[Row]:
 # The ablation.
 
 SERVE_SYSTEMS: dict[str, Scheduler] = {
-    "hybrid-only": Orca(128),
+    "hybrid-only": OrcaPaged(128),
     "chunked-only": ChunkedOnly(1024),
     "both": Sarathi(1024),
 }
