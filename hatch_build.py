@@ -18,7 +18,7 @@ COMPILED = (
     *(
         f"sim/engine/{name}.py"
         for name in (
-            "clock", "cluster", "columns", "events", "kv", "lane", "machine", "padding", "prices", "pricing", "requests",
+            "clock", "cluster", "columns", "kv", "lane", "machine", "padding", "prices", "pricing", "requests",
             "running", "sequences", "span", "stages", "taped", "tenant", "uniform",
         )
     ),
@@ -26,7 +26,8 @@ COMPILED = (
     "hwmodels/layerwise.py",
     "hwmodels/totals.py",
 )  # fmt: skip
-"""What an iteration passes through. Classes with bases in SimPy, and those that check their settings, stay ordinary ones."""
+"""What an iteration passes through. Not `events`, whose classes are SimPy's; classes that check their settings stay ordinary
+ones with compiled methods."""
 
 
 class CompiledBuild(BuildHookInterface[Any]):

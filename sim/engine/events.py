@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import simpy
 
@@ -19,15 +19,8 @@ MACHINES: Final = 3
 """Ranks; 0 is SimPy's own, for the end of the run."""
 
 _NOBODY: list[Any] = []
-_Class = TypeVar("_Class", bound=type)
 
 
-def of_simpy(cls: _Class) -> _Class:
-    """Marks a class that has a base in SimPy: compiled, it stays an ordinary class with compiled methods."""
-    return cls
-
-
-@of_simpy
 class Clock(simpy.Environment):
     """A SimPy environment whose time is a whole number of nanoseconds."""
 
@@ -76,7 +69,6 @@ class Clock(simpy.Environment):
         return None
 
 
-@of_simpy
 class _Ring(simpy.Event):
     """What stands in SimPy's queue for an alarm. Fires like any event; fires to nobody once its alarm was set anew."""
 
