@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sim.errors import RooftraceError
 
+
 class PolicyError(RooftraceError, ValueError):
     """A plan that cannot be carried out; the message says which policy, what it asked and the way out."""
 
