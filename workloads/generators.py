@@ -59,6 +59,10 @@ class ClosedLoop:
     concurrency: int
     think_ns: IntArray | None = None
     source: str = ""
+    deadline_ns: IntArray | None = None
+    """Nanoseconds after it was sent by which a request should be finished; -1 where it has no deadline."""
+    left_out: tuple[str, ...] = ()
+    """What the trace that the lengths are from says besides, in words."""
 
     def __post_init__(self) -> None:
         check_count(self.concurrency, "concurrency")
@@ -70,11 +74,13 @@ class ClosedLoop:
         )
         object.__setattr__(self, "prompt_tokens", lengths.prompt_tokens)
         object.__setattr__(self, "output_tokens", lengths.output_tokens)
-        if self.think_ns is not None:
-            think = int_column(self.think_ns, "think_ns")
-            if len(think) != len(self):
-                raise ValueError(f"think_ns needs one value a request ({len(self)}); got {len(think)}")
-            object.__setattr__(self, "think_ns", think)
+        for name, floor in (("think_ns", 0), ("deadline_ns", -1)):
+            value = getattr(self, name)
+            if value is not None:
+                column = int_column(value, name, minimum=floor)
+                if len(column) != len(self):
+                    raise ValueError(f"{name} needs one value a request ({len(self)}); got {len(column)}")
+                object.__setattr__(self, name, column)
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)

@@ -616,11 +616,17 @@ def _manifest(
             for note in (*deployment.model.notes, *_borrowed(each, deployment))
         )
     )
+    notes += _unused(scenario)
     schedulers_made = [hosted.spec.scheduler for pool in built for hosted in pool]
     if getattr(workload, "priority", None) is not None and not any(map(_asks_for_priority, schedulers_made)):
         notes.append(
             "The trace gives priorities and no scheduler asks for them; take {policy: vllm, scheduling_policy: priority}, or wrap "
             "one in {policy: order, by: priority}."
+        )
+    if getattr(workload, "priority", None) is None and any(map(_orders_by_priority, schedulers_made)):
+        notes.append(
+            "The scheduler orders by priority and no request has one, so that all stay in the order of the queue; give the trace a "
+            "column priority or order by something else."
         )
     told = scenario.workload.max_tokens is not None or getattr(workload, "max_tokens", None) is not None
     if not told and any(map(reserves, schedulers_made)) and workload.output_tokens.any():
@@ -743,15 +749,52 @@ def _notes(workload: Trace | ClosedLoop, model: str) -> list[str]:
         notes.append(f"The trace asks for {len(models)} models ({', '.join(models[:4])}); all requests go to {model}.")
     if getattr(workload, "prefix_blocks", None) is not None:
         notes.append("The trace says which prompts share a beginning; every prompt is computed in full all the same.")
+    left_out = getattr(workload, "left_out", ())
+    if left_out:
+        notes.append(f"Closed-loop clients leave out what the trace says of {', '.join(left_out)}.")
     return notes
+
+
+def _unused(scenario: Scenario) -> list[str]:
+    """Says which settings of the top level no pool takes, each having its own."""
+    if scenario.placement is not None:
+        own = [{"model", "replicas", "parallel"}]
+        whose = "the placement says its own"
+    elif scenario.pools is not None:
+        own = [
+            {
+                "model" if key == "models" else key
+                for key, value in pool.model_dump(exclude_unset=True).items()
+                if value is not None
+            }
+            for pool in scenario.pools.values()
+        ]
+        whose = "every pool has its own"
+    else:
+        return []
+    # Of `parallel` and `memory` a pool may take some keys from the top.
+    unused = set.intersection(*own) & set(scenario.settings()) - {"memory", "parallel"}
+    return (
+        [f"The top level's {' and '.join(sorted(unused))} {'is' if len(unused) == 1 else 'are'} not used: {whose}."]
+        if unused
+        else []
+    )
 
 
 def _asks_for_priority(scheduler: Any) -> bool:
     """Whether *scheduler* orders by priority, or may do so, not being one of ours."""
     while scheduler is not None:
         module = getattr(scheduler, "__module__", None) or type(scheduler).__module__
-        asks = "priority" in (getattr(scheduler, "by", None), getattr(scheduler, "scheduling_policy", None))
-        if asks or not module.startswith("policies."):
+        if not module.startswith("policies.") or _orders_by_priority(scheduler):
+            return True
+        scheduler = getattr(scheduler, named.INNER, None)
+    return False
+
+
+def _orders_by_priority(scheduler: Any) -> bool:
+    """Whether *scheduler*, or one that it wraps, is a policy of ours that orders by priority."""
+    while scheduler is not None:
+        if "priority" in (getattr(scheduler, "by", None), getattr(scheduler, "scheduling_policy", None)):
             return True
         scheduler = getattr(scheduler, named.INNER, None)
     return False
@@ -893,6 +936,16 @@ def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> Closed
         output_tokens=lengths.output_tokens,
         concurrency=clients.concurrency,
         think_ns=think_ns,
+        deadline_ns=lengths.deadline_ns,
+        left_out=tuple(
+            what
+            for what, said in (
+                ("which model a request asks for", len(lengths.models) > 1),
+                ("which requests belong to one conversation", lengths.session is not None),
+                ("which prompts share a beginning", lengths.prefix_blocks is not None),
+            )
+            if said
+        ),
         source=f"closed loop of {clients.concurrency} clients, lengths of {lengths.source}, seed {seed}",
     )
 
@@ -902,12 +955,13 @@ def _first(workload: Trace | ClosedLoop, n: int) -> Trace | ClosedLoop:
         return workload.limit(n)  # type: ignore[union-attr]
     if n >= len(workload):
         return workload
-    think_ns = workload.think_ns  # type: ignore[union-attr]
+    think_ns, deadline_ns = workload.think_ns, workload.deadline_ns  # type: ignore[union-attr]
     return replace(
         workload,
         prompt_tokens=workload.prompt_tokens[:n],
         output_tokens=workload.output_tokens[:n],
         think_ns=None if think_ns is None else think_ns[:n],
+        deadline_ns=None if deadline_ns is None else deadline_ns[:n],
     )
 
 

@@ -15,6 +15,7 @@ from policies.schedulers import Sarathi
 from policies.wrappers import EvictNewest
 from sim import simulate, sweep
 from sim.cli import build_app
+from sim.engine import run
 from sim.errors import RooftraceError, ScenarioError
 from sim.placement import save_placement
 from sim.placement.scenario import PlaceScenario
@@ -173,6 +174,33 @@ def test_a_priority_decides_who_goes_first_where_the_scheduler_asks_for_it(tmp_p
     with pytest.raises(ScenarioError, match="their requests have no priority"):
         resolve(Scenario(workload=clients))
     assert np.argsort(result.columns.requests["first_token_ns"]).tolist() == [2, 0, 3, 1]
+
+
+def test_an_order_by_priority_without_priorities_is_said_to_change_nothing():
+    order = {"policy": "order", "by": "priority", "inner": {"policy": "sarathi"}}
+    (note,) = resolve(Scenario(scheduler=order)).manifest["notes"]
+    assert note.startswith("The scheduler orders by priority and no request has one")
+    assert resolve(Scenario(scheduler={**order, "by": "arrival"})).manifest["notes"] == []
+
+
+def test_settings_of_the_top_level_that_every_pool_replaces_are_said_not_to_be_used():
+    both = {"small": {"model": SMALL}, "large": {"model": LARGE, "parallel": {"tensor": 2}}}
+    (note,) = resolve(pools(pools=both, model=LARGE)).manifest["notes"]
+    assert note == "The top level's model is not used: every pool has its own."
+    assert resolve(pools(model=LARGE)).manifest["notes"] == []
+
+
+def test_closed_loop_clients_keep_deadlines_of_a_trace_and_say_what_they_leave_out(tmp_path):
+    (tmp_path / "t.csv").write_text(
+        "arrival_s,prompt_tokens,output_tokens,deadline_s,session\n0,9,2,0.5,1\n1,9,2,,1\n2,9,2,0.1,2\n"
+    )
+    arrivals = {"process": "closed_loop", "concurrency": 2}
+    built = resolve(Scenario(workload={"trace": str(tmp_path / "t.csv"), "arrivals": arrivals, "limit": 2}))
+    (note,) = built.manifest["notes"]
+    assert note.startswith(
+        "Closed-loop clients leave out what the trace says of which requests belong to one conversation"
+    )
+    assert run(built.experiment).requests["deadline_ns"].tolist() == [500_000_000, -1]
 
 
 @pytest.mark.parametrize(
