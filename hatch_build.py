@@ -18,7 +18,7 @@ COMPILED = (
     *(
         f"sim/engine/{name}.py"
         for name in (
-            "clock", "cluster", "columns", "kv", "lane", "machine", "padding", "prices", "pricing", "requests",
+            "ahead", "clock", "cluster", "columns", "kv", "lane", "machine", "padding", "prices", "pricing", "requests",
             "running", "sequences", "span", "stages", "taped", "tenant", "uniform",
         )
     ),

@@ -845,7 +845,7 @@ MUTATIONS = [
             'low = low - table["slo_attainment.half_width"].fillna(0.0)',
             "low = low",
         ),
-        ("saturated candidates keep the SLO", "(low >= target.attainment) & steady &", "(low >= target.attainment) &"),
+        ("saturated candidates keep the SLO", "(low >= attainment) & steady &", "(low >= attainment) &"),
         (
             "energy of one GPU",
             "joule_per_mtoken=gpu_s * watt,",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from sim.errors import RooftraceError
 
-class PolicyError(ValueError):
+
+class PolicyError(RooftraceError, ValueError):
     """A plan that cannot be carried out; the message says which policy, what it asked and the way out."""
 
     def __init__(self, message: str, *, short_of_memory: bool = False) -> None:

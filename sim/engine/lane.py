@@ -61,7 +61,7 @@ class Lane:
 
     __slots__ = (
         "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "held", "index", "last_round_ns",
-        "latest_start_ns", "leaving", "partial", "paused", "run", "span", "through_arrivals", "view", "wake_ns",
+        "leaving", "partial", "paused", "run", "span", "through_arrivals", "view", "wake_ns",
     )  # fmt: skip
 
     def __init__(self, index: int, decoding: RunningSet) -> None:
@@ -72,11 +72,8 @@ class Lane:
         self.partial: dict[int, PartialSeq] = {}
         self.paused: dict[int, Paused] = {}
         self.last_round_ns = -1
-        # Where plans are made ahead:
-        self.latest_start_ns = ALWAYS_NS
-        """When the iteration that has just ended started, and the plan of the next was made."""
         self.leaving: dict[int, Ended] = {}
-        """Who has ended in it; they are among the admitted until the next iteration starts."""
+        """Where plans are made ahead, who has ended in the latest iteration; among the admitted until the next one starts."""
         self.bubbles = [0] * len(BUBBLES)
         """Idle time of stages ahead of its decodes in ns, all rounds together, by kind."""
         self.bubbles_at_join: dict[int, list[int]] = {}
@@ -91,6 +88,12 @@ class Lane:
         self.run: tuple[tuple[int, int], ...] = ()
         self.completing: Sequence[int] = ()
         self.through_arrivals = True
+
+    def forget_the_leaving(self) -> None:
+        """Who has ended is now known to have ended."""
+        for id_ in self.leaving:
+            del self.admitted[id_]
+        self.leaving.clear()
 
 
 class QueueView(Sequence[WaitingSeq]):

@@ -146,7 +146,7 @@ class Machine:
             return
         tenant = self.tenants[0]
         if not lane.through_arrivals:
-            if lane.span.n > 1 and tenant.sequences.ahead:
+            if lane.span.n > 1 and tenant.sequences.ahead is not None:
                 # It waits while the next iteration runs, which has been planned.
                 tenant.recorder.queued_ns.append(now_ns)
             lane.through_arrivals = True
@@ -167,7 +167,7 @@ class Machine:
         tenant, span = self.tenants[0], self._lane.span
         if span is None or span.n == 1:
             return
-        j = span.index_at(now_ns << TICK_BITS) + tenant.sequences.ahead
+        j = span.index_at(now_ns << TICK_BITS) + (tenant.sequences.ahead is not None)
         if j < span.n:
             span.cut(j, tenant.recorder)
             self._ticks = span.end(j)

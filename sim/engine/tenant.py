@@ -14,6 +14,7 @@ import numpy as np
 
 from hwmodels.totals import Totals
 from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, pads_to, plan_of
+from sim.engine.ahead import as_known
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
@@ -23,7 +24,7 @@ from sim.engine.padding import padded, pairs_within
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
 from sim.engine.running import RunningSet
-from sim.engine.sequences import Outside, Sequences
+from sim.engine.sequences import Outside, Sequences, let_go
 from sim.engine.span import Step
 from sim.engine.stages import Stages
 from sim.engine.taped import TapedSet
@@ -65,7 +66,7 @@ class Tenant:
         self._kv = sequences.kv
         self._queue = sequences.queue
         self._ahead = sequences.ahead
-        self._by_chunk = sequences.by_chunk
+        self._by_chunk = sequences.kv.by_chunk
         self._queue_view = QueueView(sequences.queue)
         self._n_sent = 0
         self._speculates = spec.decoding is not None
@@ -87,9 +88,9 @@ class Tenant:
                 spec.decoding,
                 self._seed,
                 self._state.rounds,
-                lookahead_tokens=self.sequences.lookahead_tokens,
+                lookahead_tokens=self._kv.lookahead_tokens,
                 max_model_len=spec.max_model_len,
-                ahead=self.sequences.ahead,
+                ahead=self._ahead is not None,
             )
         )
         lane = Lane(len(self.lanes), decoding)
@@ -101,8 +102,8 @@ class Tenant:
             elsewhere=Elsewhere(self.lanes, lane),
             prompt_tokens=self._state.prompt,
             max_tokens=self._state.max_tokens,
-            by_chunk=self.sequences.by_chunk,
-            lookahead_tokens=self.sequences.lookahead_tokens,
+            by_chunk=self._by_chunk,
+            lookahead_tokens=self._kv.lookahead_tokens,
             draft_slots=spec.draft_slots,
             max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
         )
@@ -122,7 +123,7 @@ class Tenant:
         """Ask the scheduler at *ticks* and start what it plans: the tick at which that ends, or NOTHING."""
         decoding, sequences = lane.decoding, self.sequences
         if sequences.given_up:
-            sequences.let_go(lane, lane.latest_start_ns)
+            let_go(sequences, lane)
         held = lane.held
         if held is not None:
             if self._still_holds(held, decoding, ticks):
@@ -139,7 +140,8 @@ class Tenant:
             growth_of_all += sum(sequences.paused_growth(lane, paused) for paused in lane.paused.values())
         partial, queue = lane.partial, self._queue
         if not (n_decoding or partial or queue or lane.leaving):
-            lane.latest_start_ns = ALWAYS_NS
+            if self._ahead is not None:
+                self._ahead.seen_ns = ALWAYS_NS
             return NOTHING
         view = lane.view
         view.waiting = self._queue_view if queue else ()
@@ -150,14 +152,14 @@ class Tenant:
         view.growth_blocks = growth_of_all
         view.now_ns = ticks >> TICK_BITS
         view.after_prefill = bool(lane.run)
-        unknown = self._ahead and self._hide_what_came_later(lane)
+        unknown = self._ahead is not None and self._ahead.hide(lane, self._queue_view)
         plan = self._plan(view)
         if not isinstance(plan, Plan):
             raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
         decode, run, preempt, hold, _, reject, _, view.memo = plan
         stepping_on: list[Ended] = []
         if unknown:
-            plan, stepping_on = self._made_ahead(lane, plan)
+            plan, stepping_on = as_known(lane, self._queue_view, plan)
             decode, _, _, hold, _, _, _, _ = plan
         if sequences.given_up and hold > 1:
             # The next plan is the first that knows who has gone.
@@ -174,7 +176,7 @@ class Tenant:
             n = decoding.n if decode else 0
             growth = decoding.growth_blocks if n else 0
         if unknown:
-            sequences.forget_the_leaving(lane)
+            lane.forget_the_leaving()
         if stepping_on:
             return self._start_iteration(lane, run, n, growth, ticks, stepping_on)
         if run or (n and (self._pads_to or not self._alone)):
@@ -188,37 +190,6 @@ class Tenant:
             return self.begin(lane, ticks)
         lane.wake_ns = plan.until_ns
         return NOTHING
-
-    def _hide_what_came_later(self, lane: Lane) -> bool:
-        """Show a plan that was made when the latest iteration started no more than was known then; whether that hides anything."""
-        sequences, view, seen_ns = self.sequences, lane.view, lane.latest_start_ns
-        lane.latest_start_ns = ALWAYS_NS
-        hidden = self._queue_view.hidden = sequences.came_after(seen_ns)
-        view.waiting = self._queue_view if self._queue_view else ()
-        view.n_leaving = 0
-        if seen_ns == ALWAYS_NS:
-            sequences.forget_the_leaving(lane)
-        for _, blocks, growth_blocks, steps_on in lane.leaving.values():
-            view.free_blocks -= blocks
-            if steps_on:
-                view.n_decoding += 1
-                view.growth_blocks += growth_blocks
-            else:
-                view.n_leaving += 1
-        return hidden > 0 or bool(lane.leaving)
-
-    def _made_ahead(self, lane: Lane, plan: Plan) -> tuple[Plan, list[Ended]]:
-        """The plan, without those who have ended, and held no longer than what was hidden from it cannot change it; and who of
-        those who have ended takes a step all the same."""
-        leaving, view = lane.leaving, lane.view
-        wanted = set(leaving) - set(plan.preempt) if plan.decode is True else set(plan.decode or ())
-        stepping_on = [ended for id_, ended in leaving.items() if ended.steps_on and id_ in wanted]
-        if isinstance(plan.decode, tuple):
-            plan = plan._replace(decode=tuple(id_ for id_ in plan.decode if id_ not in leaving))
-        came = self._queue_view.hidden and not plan.through_arrivals
-        if came or (leaving and (view.waiting or plan.through_arrivals)):
-            plan = plan._replace(hold=1)
-        return plan, stepping_on
 
     def _still_holds(self, held: HeldPlan, decoding: RunningSet, ticks: int) -> bool:
         """Whether the plan that a lane holds in a pipeline would be made again: nobody has ended, joined, left or come that
@@ -255,7 +226,7 @@ class Tenant:
             else:
                 _, cached, left, arrival_ns, model, deadline_ns, priority = partial
                 if by_chunk:
-                    blocks -= sequences.blocks_of(cached)
+                    blocks -= kv.held(cached)
             remaining = left - tokens
             if remaining < 0 or tokens <= 0:
                 raise PolicyError(
@@ -268,7 +239,7 @@ class Tenant:
                 pairs_window += pairs_within(cached, tokens, window)
             cached += tokens
             if by_chunk:
-                blocks += sequences.blocks_of(cached)
+                blocks += kv.held(cached)
             prompt_kv += cached
             partials[id_] = _new(PartialSeq, (id_, cached, remaining, arrival_ns, model, deadline_ns, priority))
             if remaining == 0:
@@ -363,8 +334,8 @@ class Tenant:
             span.close(self.recorder, done)
             if not done:
                 return
-        if self._ahead:
-            lane.latest_start_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
+        if self._ahead is not None:
+            self._ahead.seen_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
         sequences = self.sequences
         if lane.decodes:
             sequences.end_rounds(lane, done, span.growth_first, end_ticks >> TICK_BITS)

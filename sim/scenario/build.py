@@ -13,8 +13,8 @@ import numpy as np
 from sim.errors import RooftraceError, ScenarioError
 from sim.scenario import named
 from sim.scenario.decoding import BuiltDecoding, build_decoding
-from sim.scenario.explain import unknown
 from sim.scenario.settings import Scenario, Workload
+from sim.text import unknown
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
@@ -44,7 +44,10 @@ class Built:
 
 
 def build(scenario: Scenario) -> Experiment:
-    """The experiment that *scenario* describes; ScenarioError where something cannot be found, read or fitted."""
+    """Everything resolved to objects: files read, workload generated, model placed in memory.
+
+    ScenarioError for what cannot be found, read or fitted.
+    """
     return resolve(scenario).experiment
 
 
@@ -167,7 +170,7 @@ def _original(scenario: Scenario, model: str) -> str:
 def _placed(scenario: Scenario) -> list[PoolOf]:
     """A pool of one machine for each group of the placement that hosts anything."""
     from hwmodels.oneshot import oneshot_catalogue
-    from sim.placement_file import placed_groups
+    from sim.scenario.placement_file import placed_groups
 
     assert scenario.placement is not None
     file = scenario.find(scenario.placement)
@@ -437,7 +440,7 @@ _DRAFT_HAS_KV = ("draft_model", "eagle", "mtp")
 vLLM schedules asynchronously (`VllmConfig.__post_init__`), and none else that are modelled here."""
 
 
-def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict[str, int]:
+def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict[str, Any]:
     """What drafting takes beside the tokens that are verified: KV slots of each sequence, and tokens of the budget."""
     method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
     if decoding is None or method not in _DRAFT_HAS_KV:
@@ -489,7 +492,7 @@ def _chosen(scenario: Scenario, deployment: Deployment, workload: Trace | Closed
     found = _left_to_choose(scenario)
     if not found:
         return {}
-    from sim.capacity import saturating_tokens, tokens_within
+    from hwmodels.budget import saturating_tokens, tokens_within
 
     limit_s = scenario.slo.tpot_s
     chosen = {}
@@ -828,7 +831,7 @@ def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
                 )
             made = made.scale_rate(settings.rate_scale)  # type: ignore[union-attr]
         if settings.models is not None:
-            from workloads.generators import assign_models
+            from workloads import assign_models
 
             if not hasattr(made, "arrival_ns"):
                 raise ScenarioError("workload.models is for arrivals in time; closed-loop clients ask for one model")
@@ -840,7 +843,7 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
     name = settings.trace
     assert name is not None
     if name in BUILT_IN_TRACES:
-        from workloads.generators import azure_conversation_like
+        from workloads import azure_conversation_like
 
         asked = [key for key in ("sort", "drop_empty") if getattr(settings, key)]
         asked += ["format"] if settings.format != "auto" else []
@@ -862,7 +865,7 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
 
 
 def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | ClosedLoop:
-    from workloads import generators
+    import workloads
 
     assert settings.arrivals is not None
     process = named.choice(
@@ -880,7 +883,7 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
             return _closed_loop_of(lengths, process, seed)
         return replace(
             lengths,
-            arrival_ns=generators.arrivals_ns(process, seed, n_requests=len(lengths)),
+            arrival_ns=workloads.arrivals_ns(process, seed, n_requests=len(lengths)),
             source=f"lengths of {lengths.source}, arrivals {process!r}, seed {seed}",
         )
     prompt, output = (
@@ -896,7 +899,7 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
     )
     assert settings.requests is not None
     if isinstance(process, named.Clients):
-        return generators.closed_loop(
+        return workloads.closed_loop(
             n_requests=settings.requests,
             concurrency=process.concurrency,
             prompt=prompt,
@@ -904,13 +907,11 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
             seed=seed,
             mean_think_s=process.mean_think_s,
         )
-    return generators.synthesize(
-        arrivals=process, prompt=prompt, output=output, n_requests=settings.requests, seed=seed
-    )
+    return workloads.synthesize(arrivals=process, prompt=prompt, output=output, n_requests=settings.requests, seed=seed)
 
 
 def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> ClosedLoop:
-    from workloads import generators
+    import workloads
 
     for name in ("priority", "max_tokens", "abort_ns"):
         if getattr(lengths, name) is not None:
@@ -920,9 +921,9 @@ def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> Closed
             )
     think_ns = None
     if clients.mean_think_s:
-        # The draws of generators.closed_loop, so that both sources of lengths meet the same think times.
-        none = generators.Fixed(tokens=1)
-        think_ns = generators.closed_loop(
+        # The draws of workloads.closed_loop, so that both sources of lengths meet the same think times.
+        none = workloads.Fixed(tokens=1)
+        think_ns = workloads.closed_loop(
             n_requests=len(lengths),
             concurrency=clients.concurrency,
             prompt=none,
@@ -930,7 +931,7 @@ def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> Closed
             seed=seed,
             mean_think_s=clients.mean_think_s,
         ).think_ns
-    return generators.ClosedLoop(
+    return workloads.ClosedLoop(
         prompt_tokens=lengths.prompt_tokens,
         output_tokens=lengths.output_tokens,
         concurrency=clients.concurrency,

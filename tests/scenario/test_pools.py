@@ -21,7 +21,7 @@ from sim.placement import save_placement
 from sim.placement.scenario import PlaceScenario
 from sim.results import Result
 from sim.scenario import Scenario
-from sim.scenario.build import deployment_of, resolve
+from sim.scenario.build import build, deployment_of, resolve
 from sim.study.optimize import with_costs
 from sim.study.points import check_key
 from workloads import Trace
@@ -57,29 +57,29 @@ def test_a_pool_that_says_nothing_is_the_scenario_of_the_top_level():
 
 
 def test_a_pool_has_what_it_says_and_the_rest_from_the_top_level():
-    experiment = pools(
-        scheduler={"policy": "sarathi", "token_budget": 99},
-        memory={"block_tokens": 32, "gpu_memory_utilization": 0.8},
-        pools={
-            "a": {"memory": {"gpu_memory_utilization": 0.5}, "scheduler": {"policy": "orca"}},
-            "b": {"model": SMALL, "micro_batches": 3, "parallel": {"pipeline": 2}},
-        },
-    ).build()
+    experiment = build(
+        pools(
+            scheduler={"policy": "sarathi", "token_budget": 99},
+            memory={"block_tokens": 32, "gpu_memory_utilization": 0.8},
+            pools={
+                "a": {"memory": {"gpu_memory_utilization": 0.5}, "scheduler": {"policy": "orca"}},
+                "b": {"model": SMALL, "micro_batches": 3, "parallel": {"pipeline": 2}},
+            },
+        )
+    )
     a, b = experiment.replicas
     assert (a.scheduler, b.scheduler) == (EvictNewest(Orca()), EvictNewest(Sarathi(token_budget=99)))
     assert (a.block_tokens, b.block_tokens, b.micro_batches, b.cost.n_stages) == (32, 32, 3, 2)
-    alone = (
+    alone = build(
         Scenario(memory={"block_tokens": 32, "gpu_memory_utilization": 0.5}, scheduler={"policy": "orca"})
-        .build()
-        .replicas[0]
-    )
+    ).replicas[0]
     assert a.kv_blocks == alone.kv_blocks
 
 
 def test_settings_of_a_pool_can_be_set_and_start_from_those_of_the_top_level():
     made = pools(scheduler={"policy": "sarathi", "max_sequences": 7}).with_set("pools.large.scheduler.token_budget=64")
-    assert made.build().replicas[2].scheduler == EvictNewest(Sarathi(token_budget=64, max_sequences=7))
-    assert made.build().replicas[0].scheduler == EvictNewest(Sarathi(max_sequences=7))
+    assert build(made).replicas[2].scheduler == EvictNewest(Sarathi(token_budget=64, max_sequences=7))
+    assert build(made).replicas[0].scheduler == EvictNewest(Sarathi(max_sequences=7))
 
 
 def test_every_request_is_served_by_a_machine_of_its_model():
