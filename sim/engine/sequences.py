@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from policies.view import ALWAYS_NS, RunningSeq, WaitingSeq, plans_ahead, takes_by_chunk
+from policies.view import ALWAYS_NS, RunningSeq, WaitingSeq, plans_ahead, reserves, takes_by_chunk
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.columns import ABORTED, FINISHED, UNFINISHED, Recorder
 from sim.engine.errors import PolicyError
@@ -66,6 +66,9 @@ class Sequences:
         self._came_ns: deque[int] = deque()
         """Where plans are made ahead: when those came who may have come after the coming plan was made."""
         self._most_beyond = drafted * (2 if self.ahead else 1) + self.lookahead_tokens
+        self._reserves = reserves(spec.scheduler)
+        self.promised = 0 if self._reserves else -1
+        """KV blocks that those who are admitted may come to hold; see `ReplicaView.promised_blocks`."""
 
     def refusal(self, id_: int) -> str | None:
         """Why a request can never be served here; None where it can."""
@@ -80,6 +83,14 @@ class Sequences:
         if needed > kv.total:
             return f"needs {needed} KV blocks for prompt and output but the replica has {kv.total}"
         return None
+
+    def _promise(self, id_: int, sign: int) -> None:
+        if self._reserves:
+            longest = (self.state.prompt[id_] or 1) + self.state.max_tokens[id_]
+            longest = longest if self._max_model_len is None else min(longest, self._max_model_len)
+            # The last token is never cached, so that the first drafted one takes no slot of its own.
+            blocks = self.kv.blocks(longest + max(self._most_beyond - 1, 0))
+            self.promised += sign * min(blocks, self.kv.total)
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
@@ -125,6 +136,7 @@ class Sequences:
             raise PolicyError(f"{self._scheduler!r} preempted request {id_}, which is not running here")
         del lane.admitted[id_]
         self.n_admitted -= 1
+        self._promise(id_, -1)
         return found
 
     def came_after(self, now_ns: int) -> int:
@@ -267,6 +279,7 @@ class Sequences:
             seq = found
         lane.admitted[id_] = None
         self.n_admitted += 1
+        self._promise(id_, 1)
         self.n_changes += 1
         if self.state.scheduled[id_] < 0:
             self.state.scheduled[id_] = now_ns
@@ -344,6 +357,7 @@ class Sequences:
             # Its last iteration had been planned before its client went.
             del lane.admitted[id_]
             self.n_admitted -= 1
+            self._promise(id_, -1)
             self.n_changes += 1
             self.state.status[id_] = ABORTED
             return
@@ -353,7 +367,10 @@ class Sequences:
             growth = max(self.blocks_of(slots_before + lane.decoding.query_tokens) - blocks, 0)
             lane.leaving[id_] = Ended(cached, blocks, growth, not known)
         else:
+            known = True
             del lane.admitted[id_]
+        if known:
+            self._promise(id_, -1)
         self.n_admitted -= 1
         self.n_changes += 1
         state = self.state
@@ -363,8 +380,10 @@ class Sequences:
 
     def forget_the_leaving(self, lane: Lane) -> None:
         """Who has ended is now known to have ended."""
-        for id_ in lane.leaving:
+        for id_, ended in lane.leaving.items():
             del lane.admitted[id_]
+            if ended.steps_on:
+                self._promise(id_, -1)
         lane.leaving.clear()
 
     def hand_back(self, lanes: Sequence[Lane]) -> list[int]:
@@ -385,6 +404,7 @@ class Sequences:
         self._came_ns.clear()
         self.given_up.clear()
         self.n_admitted = self.n_computed = 0
+        self.promised = min(self.promised, 0)
         self.kv.give(self.kv.used)
         return ids
 

@@ -151,6 +151,7 @@ class Tenant:
         view.now_ns = ticks >> TICK_BITS
         view.after_prefill = bool(lane.run)
         unknown = self._ahead and self._hide_what_came_later(lane)
+        view.promised_blocks = sequences.promised
         plan = self._plan(view)
         try:
             decode, run, preempt, hold, _, reject, _, view.memo = plan
@@ -198,7 +199,7 @@ class Tenant:
         lane.latest_start_ns = ALWAYS_NS
         hidden = self._queue_view.hidden = sequences.came_after(seen_ns)
         view.waiting = self._queue_view if self._queue_view else ()
-        view.n_leaving = 0
+        view.n_leaving = view.leaving_blocks = 0
         if seen_ns == ALWAYS_NS:
             sequences.forget_the_leaving(lane)
         for _, blocks, growth_blocks, steps_on in lane.leaving.values():
@@ -208,6 +209,7 @@ class Tenant:
                 view.growth_blocks += growth_blocks
             else:
                 view.n_leaving += 1
+                view.leaving_blocks += blocks
         return hidden > 0 or bool(lane.leaving)
 
     def _made_ahead(self, lane: Lane, plan: Plan) -> tuple[Plan, list[Ended]]:
