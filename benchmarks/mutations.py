@@ -128,17 +128,17 @@ MUTATIONS = [
         ("chunks beyond what is left are accepted", "if remaining < 0 or tokens <= 0:", "if tokens <= 0:"),
         (
             "a plan held in a pipeline outlives a finish",
-            "lane.held_changes == self.sequences.n_changes",
-            "lane.decoding.n > 0",
+            "            and held.changes == self.sequences.n_changes\n",
+            "",
         ),
         (
             "a plan held in a pipeline outlives its instant",
-            "            and ticks >> TICK_BITS < lane.held_until_ns\n",
+            "            and ticks >> TICK_BITS < held.until_ns\n",
             "",
         ),
         (
             "a plan held in a pipeline outlives arrivals",
-            "            and lane.held_arrivals in (-1, self.sequences.n_arrivals)\n",
+            "            and held.arrivals in (-1, self.sequences.n_arrivals)\n",
             "",
         ),
     ),
@@ -845,7 +845,7 @@ MUTATIONS = [
             'low = low - table["slo_attainment.half_width"].fillna(0.0)',
             "low = low",
         ),
-        ("saturated candidates keep the SLO", "(low >= target.attainment) & steady &", "(low >= target.attainment) &"),
+        ("saturated candidates keep the SLO", "(low >= attainment) & steady &", "(low >= attainment) &"),
         (
             "energy of one GPU",
             "joule_per_mtoken=gpu_s * watt,",

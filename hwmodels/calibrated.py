@@ -13,7 +13,7 @@ import numpy as np
 from hwmodels.cost import CostModel
 from hwmodels.device import Device, Interconnect, device_catalogue
 from hwmodels.kernels.calibrated import CalibratedKernels
-from hwmodels.layerwise import DecodeForm, LayerwiseCost, Ops, PrefillForm
+from hwmodels.layerwise import SCALARS, DecodeForm, LayerwiseCost, Ops, PrefillForm
 from hwmodels.model import LatentAttention, ModelSpec
 from hwmodels.overheads import Overheads, ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
@@ -207,14 +207,30 @@ class StackKernels:
         ramp, ramp_tokens = params.ramp_s, params.ramp_tokens / readers
         loss = params.overlap_loss
 
-        def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+        def of_batch(ops: Ops, seqs: Any, queries: Any) -> tuple[Any, Any, Any]:
+            """What does not depend on the KV tokens: seconds of each of them, of blocks, and of having several sequences."""
             each = queries / seqs
-            memory = kv * ops.maximum(by_kv, each * by_pair)
             blocks = ops.maximum(0.0, seqs * per_seq - 1.0) * ops.maximum(0.0, block + each * row_block)
+            return (
+                ops.maximum(by_kv, each * by_pair),
+                blocks,
+                several * ops.minimum(1.0, ops.maximum(0.0, seqs - 1.0)),
+            )
+
+        known: dict[tuple[float, float], tuple[Any, Any, Any]] = {}
+
+        def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+            if ops is SCALARS:
+                batch = known.get((seqs, queries))
+                if batch is None:
+                    batch = known[seqs, queries] = of_batch(ops, seqs, queries)
+            else:
+                batch = of_batch(ops, seqs, queries)
+            by_token, blocks, more = batch
+            memory = kv * by_token
             gap = memory - blocks
             both = 0.5 * (memory + blocks + ops.sqrt(gap * gap + loss * (memory * blocks)))
-            fixed = launch + ramp * (kv / (kv + ramp_tokens)) + several * ops.minimum(1.0, ops.maximum(0.0, seqs - 1.0))
-            return layers * (fixed + both)
+            return layers * (launch + ramp * (kv / (kv + ramp_tokens)) + more + both)
 
         return form
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,20 +33,8 @@ class Ops(Protocol):
     def sqrt(self, x: Any, /) -> Any: ...
 
 
-class _ScalarOps:
-    maximum = staticmethod(max)
-    minimum = staticmethod(min)
-    sqrt = staticmethod(math.sqrt)
-
-
-class _ArrayOps:
-    maximum = staticmethod(np.maximum)
-    minimum = staticmethod(np.minimum)
-    sqrt = staticmethod(np.sqrt)
-
-
-SCALARS: Ops = _ScalarOps()
-ARRAYS: Ops = _ArrayOps()
+SCALARS = cast(Ops, SimpleNamespace(maximum=max, minimum=min, sqrt=math.sqrt))
+ARRAYS = cast(Ops, SimpleNamespace(maximum=np.maximum, minimum=np.minimum, sqrt=np.sqrt))
 
 PrefillForm = Callable[[Ops, Any, Any, Any, Any], Any]
 """(ops, prompt rows, chunks, query-key pairs, KV tokens) -> seconds of all the shape's layers."""
@@ -126,6 +115,7 @@ class RowTable:
         self._of_rows = of_rows
         self.exact: list[float] = [0.0]
         """By rows, as far as has been asked for."""
+        self._exact_array: FloatArray = np.asarray(self.exact)
         self._nodes: list[float] = []
 
     def _evaluate(self, rows: FloatArray, at_least: float) -> list[float]:
@@ -139,6 +129,7 @@ class RowTable:
         stop = min(EXACT_ROWS, max(512, -(-rows // 512) * 512)) + 1
         if have < stop:
             self.exact += self._evaluate(np.arange(have, stop, dtype=np.float64), self.exact[-1])
+            self._exact_array = np.asarray(self.exact)
         if rows > EXACT_ROWS:
             if not self._nodes:
                 self._nodes.append(self.exact[EXACT_ROWS])
@@ -167,9 +158,11 @@ class RowTable:
             return np.zeros(rows.shape)
         if rows.min() < 0:
             raise ValueError(f"totals must not be negative, got {rows.min()} rows")
-        self._grow(int(rows.max()))
-        found = np.asarray(self.exact)[np.minimum(rows, EXACT_ROWS)]
-        if self._nodes:
+        most = int(rows.max())
+        if most >= len(self.exact):
+            self._grow(most)
+        found = self._exact_array[np.minimum(rows, EXACT_ROWS)]
+        if most > EXACT_ROWS:
             nodes = np.asarray(self._nodes)
             i = np.maximum(rows - EXACT_ROWS, 0) // COARSE_ROWS
             i = np.minimum(i, len(nodes) - 2)
@@ -221,8 +214,8 @@ class _Stage:
                 total = total + op.layers * k.gemm_s(own, op.n, op.k, precision=op.precision)
         if self.work.experts is not None:
             total = total + self.work.experts.layers * k.moe_s(rows, self.work.experts)
-        for op in self.work.elementwise:
-            total = total + op.layers * k.elementwise_s(own * op.bytes_per_row, op.launches)
+        for stream in self.work.elementwise:
+            total = total + stream.layers * k.elementwise_s(own * stream.bytes_per_row, stream.launches)
         if self.work.recurrence is not None:
             total = total + k.stream_s(own * self.work.recurrence.flops_per_row, 0.0)
         return total
@@ -263,7 +256,10 @@ class _Stage:
         return (seconds if seconds > floor else floor) + own
 
     def array(self, totals: Totals) -> FloatArray:
-        columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
+        columns: Sequence[Any] = totals
+        shape = totals.rows.shape if isinstance(totals.rows, np.ndarray) else None
+        if not all(isinstance(c, np.ndarray) and c.dtype == np.int64 and c.shape == shape for c in totals):
+            columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
         rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = columns
         own = (seqs + chunks) * self.sequence_s + self.step_s
         seconds = self.rows.array(rows)
@@ -410,6 +406,8 @@ class LayerwiseCost:
         With speculative decoding the query-key pairs of a decode are its KV tokens times its query tokens.
         """
         w = self._work_terms
+        columns: Sequence[Any]
+        experts: Any
         if isinstance(totals[0], np.ndarray):
             columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
             some = columns[0] > 0

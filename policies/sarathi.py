@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.schedulers import _admissible_blocks, _chunks_within, _fraction, at_least
+from policies.schedulers import (
+    _admissible_blocks,
+    _chunks_within,
+    checked_as_given,
+    setting_at_least,
+    setting_is_fraction,
+)
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class DecodeMaximal:
     """SARATHI: each hybrid batch has exactly one prompt chunk of fixed size, and the decodes fill the rest.
@@ -30,9 +37,9 @@ class DecodeMaximal:
     watermark: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least("chunk", self.chunk, 1)
-        at_least("max_sequences", self.max_sequences, 1)
-        _fraction("watermark", self.watermark)
+        setting_at_least(self, "chunk", 1)
+        setting_at_least(self, "max_sequences", 1)
+        setting_is_fraction(self, "watermark")
         if self.align and self.chunk < self.max_sequences:
             raise ValueError(
                 f"chunk {self.chunk} leaves no prompt tokens beside {self.max_sequences - 1} decodes; "
@@ -60,6 +67,7 @@ class DecodeMaximal:
         return Plan(decode, hold=UNTIL_CHANGE, through_arrivals=full)
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class ChunkedOnly:
     """Ablation of Sarathi-Serve (table 4): prompts in chunks up to a token budget, never in one batch with decodes.
@@ -72,9 +80,9 @@ class ChunkedOnly:
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        at_least("token_budget", self.token_budget, 1)
-        at_least("max_sequences", self.max_sequences, 1)
-        _fraction("watermark", self.watermark)
+        setting_at_least(self, "token_budget", 1)
+        setting_at_least(self, "max_sequences", 1)
+        setting_is_fraction(self, "watermark")
 
     def plan(self, view: ReplicaView, /) -> Plan:
         chunks, full = _chunks_within(view, self.token_budget, self.max_sequences, self.watermark)

@@ -6,21 +6,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView, prompts
 
-_DECODES = Plan(decode=True, hold=UNTIL_CHANGE)
-_DECODES_WHOEVER_COMES = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
+_DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
+_DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
-def at_least(name: str, value: int, least: int) -> None:
+_Class = TypeVar("_Class", bound=type)
+
+
+def checked_as_given(cls: _Class) -> _Class:
+    """Marks a class whose settings are checked as they were given, by `setting_at_least` and its like.
+
+    Compiled, it stays an ordinary class with compiled methods; in a native one the settings would have become what their types say
+    before anybody could look, a `true` for a number of tokens 1.
+    """
+    return cls
+
+
+def at_least(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is a whole number of at least {least}; got {value!r}")
 
 
-def _fraction(name: str, value: float) -> None:
+def setting_at_least(policy: object, name: str, least: int) -> None:
+    """`at_least`, of a setting as it was given."""
+    at_least(name, getattr(policy, name), least)
+
+
+def _fraction(name: str, value: Any) -> None:
     if not 0 <= value < 1:
         raise ValueError(f"{name} is a fraction in [0, 1); got {value!r}")
+
+
+def setting_is_fraction(policy: object, name: str) -> None:
+    """The same for a fraction."""
+    _fraction(name, getattr(policy, name))
 
 
 def _admissible_blocks(view: ReplicaView, watermark: float) -> int:
@@ -60,6 +83,7 @@ def _chunks_within(
     return tuple(chunks), full
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class Sarathi:
     """Stall-free batching (Sarathi-Serve, OSDI 2024): all decodes, then prompt chunks up to the token budget."""
@@ -69,9 +93,9 @@ class Sarathi:
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        at_least("token_budget", self.token_budget, 1)
-        at_least("max_sequences", self.max_sequences, 1)
-        _fraction("watermark", self.watermark)
+        setting_at_least(self, "token_budget", 1)
+        setting_at_least(self, "max_sequences", 1)
+        setting_is_fraction(self, "watermark")
 
     def plan(self, view: ReplicaView, /) -> Plan:
         n_decoding = view.n_decoding

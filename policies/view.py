@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
-UNTIL_CHANGE = 1 << 40
+UNTIL_CHANGE: Final = 1 << 40
 """`Plan.hold` of a policy that would answer the same until a sequence finishes, joins or memory runs short."""
 
-ALWAYS_NS = 1 << 62
+ALWAYS_NS: Final = 1 << 62
 """`Plan.until_ns` of a policy whose answer does not depend on the time."""
 
 
@@ -113,8 +113,8 @@ class ReplicaView:
     elsewhere: Sequence[int] = ()
     """Ids of those admitted to the model's other micro-batches."""
     promised_blocks: int = -1
-    """KV blocks that all who are admitted, in every micro-batch, may come to hold by `policies.reserving.longest_blocks`, kept for a
-    scheduler that `reserves`; -1: to be worked out."""
+    """KV blocks that all who are admitted, in every micro-batch, may come to hold by `policies.reserving.longest_blocks`, kept for
+    a scheduler that `reserves`; -1: to be worked out."""
     leaving_blocks: int = 0
     """KV blocks of those who are leaving (`n_leaving`)."""
     after_prefill: bool = False
@@ -184,12 +184,12 @@ class Plan(NamedTuple):
     """What the next plan of this micro-batch is to know of this one: a plain value, which `ReplicaView.memo` brings back."""
 
 
-_ONCE = tuple(Plan())[2:]
+_new: Final = tuple.__new__
 
 
 def prompts(run: tuple[tuple[int, int], ...], decode: bool) -> Plan:
     """`Plan(decode, run)`, without the detour through the constructor of a NamedTuple: once an iteration with prompt tokens."""
-    return tuple.__new__(Plan, (decode, run, *_ONCE))
+    return _new(Plan, (decode, run, (), 1, False, (), ALWAYS_NS, None))
 
 
 class Scheduler(Protocol):

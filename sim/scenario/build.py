@@ -13,8 +13,8 @@ import numpy as np
 from sim.errors import RooftraceError, ScenarioError
 from sim.scenario import named
 from sim.scenario.decoding import BuiltDecoding, build_decoding
-from sim.scenario.explain import unknown
 from sim.scenario.settings import Scenario, Workload
+from sim.text import unknown
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
@@ -44,7 +44,10 @@ class Built:
 
 
 def build(scenario: Scenario) -> Experiment:
-    """The experiment that *scenario* describes; ScenarioError where something cannot be found, read or fitted."""
+    """Everything resolved to objects: files read, workload generated, model placed in memory.
+
+    ScenarioError for what cannot be found, read or fitted.
+    """
     return resolve(scenario).experiment
 
 
@@ -167,7 +170,7 @@ def _original(scenario: Scenario, model: str) -> str:
 def _placed(scenario: Scenario) -> list[PoolOf]:
     """A pool of one machine for each group of the placement that hosts anything."""
     from hwmodels.oneshot import oneshot_catalogue
-    from sim.placement_file import placed_groups
+    from sim.scenario.placement_file import placed_groups
 
     assert scenario.placement is not None
     file = scenario.find(scenario.placement)
@@ -437,7 +440,7 @@ _DRAFT_HAS_KV = ("draft_model", "eagle", "mtp")
 vLLM schedules asynchronously (`VllmConfig.__post_init__`), and none else that are modelled here."""
 
 
-def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict[str, int]:
+def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict[str, Any]:
     """What drafting takes beside the tokens that are verified: KV slots of each sequence, and tokens of the budget."""
     method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
     if decoding is None or method not in _DRAFT_HAS_KV:
@@ -500,7 +503,7 @@ def _chosen(scenario: Scenario, deployment: Deployment, workload: Trace | Closed
     found = _left_to_choose(scenario)
     if not found:
         return {}
-    from sim.capacity import saturating_tokens, tokens_within
+    from hwmodels.budget import saturating_tokens, tokens_within
 
     limit_s = scenario.slo.tpot_s
     chosen = {}
@@ -624,11 +627,17 @@ def _manifest(
             for note in (*deployment.model.notes, *_borrowed(each, deployment))
         )
     )
+    notes += _unused(scenario)
     schedulers_made = [hosted.spec.scheduler for pool in built for hosted in pool]
     if getattr(workload, "priority", None) is not None and not any(map(_asks_for_priority, schedulers_made)):
         notes.append(
             "The trace gives priorities and no scheduler asks for them; take {policy: vllm, scheduling_policy: priority}, or wrap "
             "one in {policy: order, by: priority}."
+        )
+    if getattr(workload, "priority", None) is None and any(map(_orders_by_priority, schedulers_made)):
+        notes.append(
+            "The scheduler orders by priority and no request has one, so that all stay in the order of the queue; give the trace a "
+            "column priority or order by something else."
         )
     told = scenario.workload.max_tokens is not None or getattr(workload, "max_tokens", None) is not None
     if not told and any(map(reserves, schedulers_made)) and workload.output_tokens.any():
@@ -751,15 +760,52 @@ def _notes(workload: Trace | ClosedLoop, model: str) -> list[str]:
         notes.append(f"The trace asks for {len(models)} models ({', '.join(models[:4])}); all requests go to {model}.")
     if getattr(workload, "prefix_blocks", None) is not None:
         notes.append("The trace says which prompts share a beginning; every prompt is computed in full all the same.")
+    left_out = getattr(workload, "left_out", ())
+    if left_out:
+        notes.append(f"Closed-loop clients leave out what the trace says of {', '.join(left_out)}.")
     return notes
+
+
+def _unused(scenario: Scenario) -> list[str]:
+    """Says which settings of the top level no pool takes, each having its own."""
+    if scenario.placement is not None:
+        own = [{"model", "replicas", "parallel"}]
+        whose = "the placement says its own"
+    elif scenario.pools is not None:
+        own = [
+            {
+                "model" if key == "models" else key
+                for key, value in pool.model_dump(exclude_unset=True).items()
+                if value is not None
+            }
+            for pool in scenario.pools.values()
+        ]
+        whose = "every pool has its own"
+    else:
+        return []
+    # Of `parallel` and `memory` a pool may take some keys from the top.
+    unused = set.intersection(*own) & set(scenario.settings()) - {"memory", "parallel"}
+    return (
+        [f"The top level's {' and '.join(sorted(unused))} {'is' if len(unused) == 1 else 'are'} not used: {whose}."]
+        if unused
+        else []
+    )
 
 
 def _asks_for_priority(scheduler: Any) -> bool:
     """Whether *scheduler* orders by priority, or may do so, not being one of ours."""
     while scheduler is not None:
         module = getattr(scheduler, "__module__", None) or type(scheduler).__module__
-        asks = "priority" in (getattr(scheduler, "by", None), getattr(scheduler, "scheduling_policy", None))
-        if asks or not module.startswith("policies."):
+        if not module.startswith("policies.") or _orders_by_priority(scheduler):
+            return True
+        scheduler = getattr(scheduler, named.INNER, None)
+    return False
+
+
+def _orders_by_priority(scheduler: Any) -> bool:
+    """Whether *scheduler*, or one that it wraps, is a policy of ours that orders by priority."""
+    while scheduler is not None:
+        if "priority" in (getattr(scheduler, "by", None), getattr(scheduler, "scheduling_policy", None)):
             return True
         scheduler = getattr(scheduler, named.INNER, None)
     return False
@@ -796,7 +842,7 @@ def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
                 )
             made = made.scale_rate(settings.rate_scale)  # type: ignore[union-attr]
         if settings.models is not None:
-            from workloads.generators import assign_models
+            from workloads import assign_models
 
             if not hasattr(made, "arrival_ns"):
                 raise ScenarioError("workload.models is for arrivals in time; closed-loop clients ask for one model")
@@ -808,7 +854,7 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
     name = settings.trace
     assert name is not None
     if name in BUILT_IN_TRACES:
-        from workloads.generators import azure_conversation_like
+        from workloads import azure_conversation_like
 
         asked = [key for key in ("sort", "drop_empty") if getattr(settings, key)]
         asked += ["format"] if settings.format != "auto" else []
@@ -830,7 +876,7 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
 
 
 def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | ClosedLoop:
-    from workloads import generators
+    import workloads
 
     assert settings.arrivals is not None
     process = named.choice(
@@ -848,7 +894,7 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
             return _closed_loop_of(lengths, process, seed)
         return replace(
             lengths,
-            arrival_ns=generators.arrivals_ns(process, seed, n_requests=len(lengths)),
+            arrival_ns=workloads.arrivals_ns(process, seed, n_requests=len(lengths)),
             source=f"lengths of {lengths.source}, arrivals {process!r}, seed {seed}",
         )
     prompt, output = (
@@ -864,7 +910,7 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
     )
     assert settings.requests is not None
     if isinstance(process, named.Clients):
-        return generators.closed_loop(
+        return workloads.closed_loop(
             n_requests=settings.requests,
             concurrency=process.concurrency,
             prompt=prompt,
@@ -872,13 +918,11 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
             seed=seed,
             mean_think_s=process.mean_think_s,
         )
-    return generators.synthesize(
-        arrivals=process, prompt=prompt, output=output, n_requests=settings.requests, seed=seed
-    )
+    return workloads.synthesize(arrivals=process, prompt=prompt, output=output, n_requests=settings.requests, seed=seed)
 
 
 def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> ClosedLoop:
-    from workloads import generators
+    import workloads
 
     for name in ("priority", "max_tokens", "abort_ns"):
         if getattr(lengths, name) is not None:
@@ -888,9 +932,9 @@ def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> Closed
             )
     think_ns = None
     if clients.mean_think_s:
-        # The draws of generators.closed_loop, so that both sources of lengths meet the same think times.
-        none = generators.Fixed(tokens=1)
-        think_ns = generators.closed_loop(
+        # The draws of workloads.closed_loop, so that both sources of lengths meet the same think times.
+        none = workloads.Fixed(tokens=1)
+        think_ns = workloads.closed_loop(
             n_requests=len(lengths),
             concurrency=clients.concurrency,
             prompt=none,
@@ -898,11 +942,21 @@ def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> Closed
             seed=seed,
             mean_think_s=clients.mean_think_s,
         ).think_ns
-    return generators.ClosedLoop(
+    return workloads.ClosedLoop(
         prompt_tokens=lengths.prompt_tokens,
         output_tokens=lengths.output_tokens,
         concurrency=clients.concurrency,
         think_ns=think_ns,
+        deadline_ns=lengths.deadline_ns,
+        left_out=tuple(
+            what
+            for what, said in (
+                ("which model a request asks for", len(lengths.models) > 1),
+                ("which requests belong to one conversation", lengths.session is not None),
+                ("which prompts share a beginning", lengths.prefix_blocks is not None),
+            )
+            if said
+        ),
         source=f"closed loop of {clients.concurrency} clients, lengths of {lengths.source}, seed {seed}",
     )
 
@@ -912,12 +966,13 @@ def _first(workload: Trace | ClosedLoop, n: int) -> Trace | ClosedLoop:
         return workload.limit(n)  # type: ignore[union-attr]
     if n >= len(workload):
         return workload
-    think_ns = workload.think_ns  # type: ignore[union-attr]
+    think_ns, deadline_ns = workload.think_ns, workload.deadline_ns  # type: ignore[union-attr]
     return replace(
         workload,
         prompt_tokens=workload.prompt_tokens[:n],
         output_tokens=workload.output_tokens[:n],
         think_ns=None if think_ns is None else think_ns[:n],
+        deadline_ns=None if deadline_ns is None else deadline_ns[:n],
     )
 
 

@@ -17,7 +17,8 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sim.errors import ScenarioError
-from sim.scenario.explain import describe, shown, unknown
+from sim.scenario.explain import describe
+from sim.text import shown, unknown
 
 SCHEDULERS: Mapping[str, str] = {
     "static": "policies.published:Static",
@@ -54,19 +55,19 @@ ROUTERS: Mapping[str, str] = {
 
 # Two ways of saying the same thing are written with a bar between them; the settings given tell which is meant.
 PROCESSES: Mapping[str, str] = {
-    "poisson": "workloads.generators:Poisson",
-    "gamma": "workloads.generators:Gamma",
-    "deterministic": "workloads.generators:Deterministic",
-    "pareto": "workloads.generators:Pareto",
-    "mmpp": "workloads.generators:Mmpp",
+    "poisson": "workloads:Poisson",
+    "gamma": "workloads:Gamma",
+    "deterministic": "workloads:Deterministic",
+    "pareto": "workloads:Pareto",
+    "mmpp": "workloads:Mmpp",
     "closed_loop": "sim.scenario.named:Clients",
 }
 DISTRIBUTIONS: Mapping[str, str] = {
-    "fixed": "workloads.generators:Fixed",
-    "uniform": "workloads.generators:Uniform",
-    "lognormal": "workloads.generators:LogNormal|workloads.generators:LogNormal.from_mean_median",
-    "zipf": "workloads.generators:Zipf",
-    "empirical": "workloads.generators:Empirical|workloads.generators:Resampled",
+    "fixed": "workloads:Fixed",
+    "uniform": "workloads:Uniform",
+    "lognormal": "workloads:LogNormal|workloads:LogNormal.from_mean_median",
+    "zipf": "workloads:Zipf",
+    "empirical": "workloads:Empirical|workloads:Resampled",
 }
 
 

@@ -10,18 +10,16 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from sim.errors import ScenarioError
 from sim.scenario import explain
-from sim.scenario.decoding import Decoding
+from sim.scenario.decoding import DecodingSettings
 from sim.scenario.section import Section
 from sim.scenario.yaml import parse_yaml
-
-if TYPE_CHECKING:
-    from sim.engine import Experiment
+from sim.text import shown
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
 TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain"]
@@ -251,7 +249,7 @@ class Pool(Section):
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Machines in the pool."""
     scheduler: Policy | None = None
-    decoding: Decoding | None = None
+    decoding: DecodingSettings | None = None
     memory: Memory | None = None
 
     @field_validator("role")
@@ -294,7 +292,7 @@ class Settings(Section):
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
     router: Policy = Policy(policy="round_robin")
     scheduler: Policy = Policy(policy="sarathi")
-    decoding: Decoding = Decoding()
+    decoding: DecodingSettings = DecodingSettings()
     stream_interval: Annotated[int, Field(ge=1)] = 1
     """Clients get the first token at once, then this many together, and the last: every so many tokens, or for serving_stack trtllm
     every so many iterations. Gaps between tokens (ITL) are then those between groups."""
@@ -356,7 +354,7 @@ class Scenario(Settings):
         if not isinstance(settings, Mapping):
             raise ScenarioError(
                 f"{source}: a scenario is a mapping of settings ({', '.join(Settings.model_fields)}); "
-                f"got {explain.shown(settings)}"
+                f"got {shown(settings)}"
             )
         _check_keys(settings, source)
         scenario = cls.__new__(cls)
@@ -510,27 +508,11 @@ class Scenario(Settings):
                 return candidate / "config.json"
         return None
 
-    def build(self) -> Experiment:
-        """Everything resolved to objects: files read, workload generated, model placed in memory.
-
-        Raises ScenarioError for what cannot be found, read or fitted.
-        """
-        from sim.scenario.build import build
-
-        return build(self)
-
     def to_yaml(self) -> str:
         """The settings that were made, as YAML that `Scenario.load` reads back."""
         import yaml
 
         return yaml.safe_dump(self.settings(), sort_keys=False)
-
-    @classmethod
-    def json_schema(cls) -> dict[str, Any]:
-        """JSON Schema (draft 2020-12) of a scenario file, with the settings of the built-in policies."""
-        from sim.scenario.schema import json_schema
-
-        return json_schema()
 
     def __repr__(self) -> str:
         return f"Scenario({', '.join(f'{key}={value!r}' for key, value in self.settings().items())})"

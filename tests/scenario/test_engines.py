@@ -12,7 +12,7 @@ from policies.wrappers import EvictNewest
 from sim import Scenario, simulate
 from sim.engine.streaming import Stream
 from sim.errors import ScenarioError
-from sim.scenario.build import resolve
+from sim.scenario.build import build, resolve
 
 SHORT = "workload={trace: conversation, limit: 60, rate_scale: 8}"
 
@@ -36,15 +36,15 @@ def scenario(*settings: str) -> Scenario:
     ],
 )
 def test_schedulers_by_name(written: str, made: Any) -> None:
-    assert scenario(f"scheduler={written}").build().tenants[0].scheduler == made
+    assert build(scenario(f"scheduler={written}")).tenants[0].scheduler == made
 
 
 def test_pipelines_have_no_overlap_scheduler() -> None:
     pipeline = scenario("scheduler={policy: trtllm}", "parallel.pipeline=2")
-    assert pipeline.build().tenants[0].scheduler == EvictNewest(TrtLlm(disable_overlap_scheduler=True))
+    assert build(pipeline).tenants[0].scheduler == EvictNewest(TrtLlm(disable_overlap_scheduler=True))
     asked = scenario("scheduler={policy: trtllm, disable_overlap_scheduler: false}", "parallel.pipeline=2")
     with pytest.raises(ScenarioError, match="disable_overlap_scheduler: micro-batches of a pipeline are planned while"):
-        asked.build()
+        build(asked)
 
 
 def test_what_clients_allow_is_what_is_kept_for_them() -> None:
@@ -68,14 +68,14 @@ def test_a_scheduler_that_is_told_nothing_of_limits_says_so() -> None:
 
 def test_a_limit_below_an_output_is_refused() -> None:
     with pytest.raises(ScenarioError, match=r"workload.max_tokens is at least the longest output, \d+ tokens; got 3"):
-        scenario("workload.max_tokens=3").build()
+        build(scenario("workload.max_tokens=3"))
 
 
 def test_tokens_are_grouped_by_the_rule_of_the_serving_stack() -> None:
-    assert scenario().build().stream == Stream(1, "tokens")
-    assert scenario("stream_interval=8").build().stream == Stream(8, "tokens")
-    assert scenario("stream_interval=8", "serving_stack=sglang").build().stream == Stream(8, "tokens")
-    assert scenario("stream_interval=8", "serving_stack=trtllm").build().stream == Stream(8, "iterations")
+    assert build(scenario()).stream == Stream(1, "tokens")
+    assert build(scenario("stream_interval=8")).stream == Stream(8, "tokens")
+    assert build(scenario("stream_interval=8", "serving_stack=sglang")).stream == Stream(8, "tokens")
+    assert build(scenario("stream_interval=8", "serving_stack=trtllm")).stream == Stream(8, "iterations")
 
 
 def test_groups_change_the_gaps_that_clients_see_and_nothing_else() -> None:
@@ -89,4 +89,4 @@ def test_pools_that_group_tokens_differently_are_refused() -> None:
     pools = "pools={a: {serving_stack: ideal}, b: {serving_stack: trtllm}}"
     mixed = scenario(pools, "cost_model=roofline", "stream_interval=4")
     with pytest.raises(ScenarioError, match="stream_interval: ideal and trtllm group tokens by different rules"):
-        mixed.build()
+        build(mixed)

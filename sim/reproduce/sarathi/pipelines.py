@@ -24,8 +24,7 @@ from sim.engine import Columns
 from sim.reproduce.rows import Row
 from sim.reproduce.sarathi.machines import A100, A100_WITH_SERVER, pytorch
 from sim.reproduce.sarathi.runs import MEASURED, PRINT, SHOWN, THEORY, at_once, cost_of, iteration_s, replay
-from workloads import Trace
-from workloads.generators import Zipf
+from workloads import Trace, Zipf
 
 
 def rows(quick: bool) -> Iterator[Row]:

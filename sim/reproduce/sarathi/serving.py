@@ -18,13 +18,12 @@ from policies.schedulers import Sarathi
 from policies.view import Scheduler
 from policies.vllm import VllmV0
 from policies.wrappers import EvictNewest
-from sim.capacity import Limits, highest_rate
 from sim.metrics import summary, ttft_s, weighted_quantile
 from sim.reproduce.rows import Row
 from sim.reproduce.sarathi.machines import A100_WITH_SERVER, deployment
 from sim.reproduce.sarathi.runs import MEASURED, SHOWN, THEORY, cost_of, iteration_s, prefill_s, published, replay
-from workloads import Trace
-from workloads.generators import LogNormal, Poisson, synthesize
+from sim.study.rates import Target, bisect
+from workloads import LogNormal, Poisson, Trace, synthesize
 
 # Medians and 90th percentiles of prompts and outputs, and the longest total. Sarathi-Serve, table 2.
 DATASETS = {
@@ -168,12 +167,13 @@ def _capacity(
     cost: CostModel, kv_blocks: int, scheduler: Scheduler, dataset: str, tbt_p99_s: float, requests: int
 ) -> float:
     base = serve_trace(dataset, 1.0, requests, 0)
-    limits = Limits(tbt_p99_s=tbt_p99_s)
+    target = Target(attainment=None, tbt_p99_s=tbt_p99_s, queue_p50_s=2.0, all_finish=True)
 
     def probe(rate: float) -> str | None:
-        return limits.miss(summary(replay(cost, EvictNewest(scheduler), base.scale_rate(rate), kv_blocks=kv_blocks)))
+        return target.miss(summary(replay(cost, EvictNewest(scheduler), base.scale_rate(rate), kv_blocks=kv_blocks)))
 
-    return highest_rate(probe, start_per_s=0.5, tolerance=0.03).rate_per_s
+    within, _ = bisect(probe, start_per_s=0.5, tolerance=0.03)
+    return within
 
 
 def _ratio(ours: float, theirs: float) -> float:

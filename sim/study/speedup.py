@@ -20,12 +20,11 @@ from policies.decoding import DraftStatistics, Speculative, statistics_of_counts
 from policies.published import OrcaPaged
 from policies.routers import RoundRobin
 from sim.engine import Columns, Experiment, ReplicaSpec, run
-from sim.engine.columns import sum_rounds
 from sim.theory.speculative import SPECDECODE_BENCH, LinearServer
 from workloads import ClosedLoop, Trace
 
 if TYPE_CHECKING:
-    from policies.decoding import Decoding
+    from sim.engine.running import Decoding
 
 FloatArray = NDArray[np.float64]
 Z_99 = 2.5758
@@ -310,11 +309,6 @@ def plain_step_s(cost: CostModel, *, output_tokens: int = 129) -> float:
     ones = np.ones(1, np.int64)
     columns = _one_by_one(cost, None, None, ones, ones * output_tokens, overhead_s=0.0, seed=0)
     return float(_decode_s(columns)[0]) / (output_tokens - 1)
-
-
-def mean_acceptance(columns: Columns) -> DraftStatistics:
-    """Statistics of all speculative rounds of a run."""
-    return statistics_of_counts(sum_rounds(r.speculation for r in columns.replicas if r.speculation is not None))
 
 
 def specdecode_speedup(batch: int, *, k: int = 5, mean_length: float = 3.0, context: int = 500) -> float:
