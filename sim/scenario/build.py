@@ -448,18 +448,29 @@ def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict
     return {"lookahead_tokens": decoding.decoding.max_query_tokens - 1, "draft_slots": int(method == "draft_model")}
 
 
+_PLANNED_AS_IT_IS = "micro-batches of a pipeline are planned while others run as it is"
+
+
 def _as_the_engine(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
     """Settings by their dotted keys that the engine whose scheduler is asked for chooses by itself, where they are left out."""
     from hwmodels.memory import engine_defaults
 
     method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
     synchronous = None
+    pipelined = scenario.parallel.pipeline > 1 or (scenario.micro_batches or 1) > 1
     if method not in ("autoregressive", *_DRAFT_HAS_KV):
         synchronous = f"vLLM does not schedule asynchronously with {method}"
-    elif scenario.parallel.pipeline > 1 or (scenario.micro_batches or 1) > 1:
-        synchronous = "micro-batches of a pipeline are planned while others run as it is"
+    elif pipelined:
+        synchronous = _PLANNED_AS_IT_IS
     found: dict[str, Any] = {}
     for at, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
+        if settings.get("policy") == "trtllm" and pipelined:
+            # Its loop for pipelines has no overlap (py_executor.py, `_executor_loop_pp`).
+            if settings.get("disable_overlap_scheduler") is False:
+                raise ScenarioError(
+                    f"{scenario.source}: {at}.disable_overlap_scheduler: {_PLANNED_AS_IT_IS}; leave it out"
+                )
+            found[f"{at}.disable_overlap_scheduler"] = True
         if settings.get("policy") != "vllm":
             continue
         if synchronous is not None:
