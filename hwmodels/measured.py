@@ -196,9 +196,6 @@ _HEADS = {
     "qwen3-8b": (32, 8, 128),
 }
 _EXPERTS = {"qwen3-30b": (2048, 768, 8, 128), "mixtral-8x7b": (4096, 14336, 2, 8)}  # hidden, inner, top-k, experts
-# Query heads of a group that one block takes; above, each head has its own. TensorRT-LLM's tables change kernels beyond
-# 32; the profiler of the Llama-70B tables called FlashAttention without packing.
-_WIDEST_GROUP = {"trtllm": 32.0, "lssv": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -736,7 +733,7 @@ def _prefill_part(m: Measurement, device: Datasheet, rows: np.ndarray, columns: 
 
 
 def _decode_part(m: Measurement, device: Datasheet, rows: np.ndarray, columns: dict, groups: tuple[str, ...]) -> Part:
-    widest = _WIDEST_GROUP.get(m.source, np.inf)
+    widest = attention.WIDEST_GROUP.get(m.source, np.inf)
 
     def seconds(p: Any, c: Mapping[str, np.ndarray]) -> Any:
         kv = c["kv"]
@@ -872,9 +869,6 @@ def _collectives_nccl(m: Measurement, device: Datasheet) -> Iterator[Part]:
         )  # fmt: skip
 
 
-NETWORK_BYTES_PER_S = 25e9  # a 200 Gb/s adapter: the unit in which shares of a link between nodes are kept
-
-
 def _collectives_nodes(m: Measurement, device: Datasheet) -> Iterator[Part]:
     across = m.columns["devices_per_node"] < m.columns["num_workers"]
     pairs = "pairwise" in m.labels["topology"]
@@ -887,7 +881,7 @@ def _collectives_nodes(m: Measurement, device: Datasheet) -> Iterator[Part]:
             variants = (f"{name}/vidur-{place}", f"{name}/nccl")
             if pairs:
                 variants = (f"{name}/vidur-pairs-{place}", *variants)
-            link = NETWORK_BYTES_PER_S if network else device.link_bytes_per_s
+            link = collectives.NETWORK_BYTES_PER_S if network else device.link_bytes_per_s
             names = {"bytes": "size_bytes", "devices": "num_workers"}
             if network:  # each device of a node has its adapter, and NCCL runs a ring over each
                 names["adapters"] = "devices_per_node"

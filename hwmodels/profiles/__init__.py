@@ -129,6 +129,17 @@ class Profile:
     note: str = ""
     calibration: Calibration | None = None
 
+    @property
+    def kind(self) -> str:
+        """The kind of device whose kernels these are: gpu, tpu or cpu."""
+        families = {kernel.family for kernel in self.kernels}
+        return "cpu" if "cpu_gemm" in families else "tpu" if "tpu_gemm" in families else "gpu"
+
+    @property
+    def links_measured(self) -> bool:
+        """Whether there are collectives, the device's own or borrowed."""
+        return any(kernel.family == "collective" for kernel in self.kernels)
+
     def find(self, family: str, variants: Sequence[str]) -> Any | None:
         """Parameters of the first of `variants` that the profile has, or None."""
         kernel = self.kernel(family, variants)
@@ -159,7 +170,7 @@ def device_of(profile: Profile) -> Device:
     than priced: its link runs at the speed of its memory. Its power is not known and counts as 1 W.
     """
     sheet, own = profile.datasheet, profile.calibration
-    if own is None or not any(kernel.family == "cpu_gemm" for kernel in profile.kernels):
+    if own is None or profile.kind != "cpu":
         return load_device(profile.name)
     link = Interconnect(kind="memory", latency_s=1e-6, bytes_per_s=sheet.hbm_bytes_per_s)
     source = f"measured with {own.backend} on {own.taken_on}"

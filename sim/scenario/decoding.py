@@ -302,7 +302,6 @@ def build_decoding(
 
 
 def _draft_deployment(settings: Draft, target: Deployment, find: Callable[[str], Path | None]) -> Deployment:
-    from hwmodels.calibrated import factory_of
     from hwmodels.deployment import deploy
     from hwmodels.model import load_model
 
@@ -334,7 +333,7 @@ def _draft_deployment(settings: Draft, target: Deployment, find: Callable[[str],
             hardware=target.device,
             parallel={"tensor": tensor},
             kv_precision=target.kv_precision,
-            cost=factory_of(target.cost),
+            cost=target.made_by,
         )
     except ValueError as error:
         raise ValueError(f"decoding.draft: {error}") from None

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hwmodels.calibrated import Calibrated, StackKernels, factory_of, overheads_of, profile_of, provenance
-from hwmodels.deployment import deploy
+from hwmodels.calibrated import Calibrated
+from hwmodels.deployment import FrontEnd, deploy
 from hwmodels.device import load_device
+from hwmodels.gpu import GpuKernels
 from hwmodels.kernels.attention import attention_decode_s, attention_prefill_s
+from hwmodels.kernels.ops import SCALARS
 from hwmodels.model import load_model
 from hwmodels.overheads import Overheads, serving_stack, serving_stacks
 from hwmodels.parallel import ParallelConfig
@@ -35,14 +37,12 @@ DEPLOYMENTS = {
 }
 
 
-def cost_of(name):
+def deployed(name):
     model, device, degrees, precision, stack = DEPLOYMENTS[name]
-    return deploy(
-        model=model, hardware=device, parallel=degrees, precision=precision, cost=Calibrated.for_stack(stack)
-    ).cost
+    return deploy(model=model, hardware=device, parallel=degrees, precision=precision, cost=Calibrated.for_stack(stack))
 
 
-COSTS = {name: cost_of(name) for name in DEPLOYMENTS}
+COSTS = {name: deployed(name).cost for name in DEPLOYMENTS}
 DECODE = Totals(8, 0, 0, 0, 0, 8, 8 * 1500, 8)
 
 
@@ -92,10 +92,8 @@ def test_nothing_is_faster_than_the_roofline_of_the_datasheet(name):
 
 def test_attention_forms_are_the_kernels_that_were_fitted():
     cost = COSTS["dense"]
-    profile, stack = profile_of(cost), cost.kernels.stack.overheads
+    profile, stack = cost.kernels.profile, cost.kernels.stack.overheads
     shape = cost._stages[0].work.attention[0]
-    from hwmodels.layerwise import SCALARS
-
     prefill, decode = cost.kernels.prefill_form(shape), cost.kernels.decode_form(shape)
     params = profile.get("prefill", ("vllm",))
     sums = {"rows": 1000, "pairs": 500_500, "kv_tokens": 1000}
@@ -148,10 +146,11 @@ def test_an_eager_stack_launches_decodes_too():
 
 
 def test_devices_without_measurements_borrow_and_say_so():
-    cost = COSTS["four bits"]
-    assert "borrowed from h200" in profile_of(cost).note
-    assert all(kernel.provenance.borrowed_from for kernel in profile_of(cost).kernels)
-    said = provenance(cost)
+    deployment = deployed("four bits")
+    assert deployment.profile is not None
+    assert "borrowed from h200" in deployment.profile.note
+    assert all(kernel.provenance.borrowed_from for kernel in deployment.profile.kernels)
+    said = deployment.provenance
     assert said["measured_kernels"] == 0
     assert said["serving_stack"]["name"] == "vllm"
 
@@ -165,13 +164,16 @@ def test_a_device_of_ones_own_borrows_from_its_maker_and_a_strange_one_is_refuse
         Calibrated.for_stack("vllm")(load_model("llama-3.1-8b"), strange)
 
 
-def test_drafts_are_priced_as_their_targets_are():
-    factory = factory_of(COSTS["dense"])
-    assert isinstance(factory, Calibrated)
-    assert factory.stack.name == "vllm"
-    roof = Roofline(load_model("llama-3.1-8b"), load_device("h100-sxm"))
-    assert factory_of(roof) is Roofline
-    assert overheads_of(roof) == Overheads()
+def test_a_deployment_knows_its_front_end_and_what_prices_other_models_alike():
+    deployment = deployed("dense")
+    own = serving_stack("vllm").overheads
+    assert deployment.front_end == FrontEnd(own.admission_s, own.admission_s_per_token)
+    assert deployment.front_end.admission_s > 0
+    assert deployment.made_by == Calibrated.for_stack("vllm")
+    roof = deploy(model="llama-3.1-8b", hardware="h100-sxm", cost=Roofline)
+    assert roof.made_by is Roofline
+    assert roof.front_end == FrontEnd()
+    assert roof.profile is None
 
 
 def test_unknown_stacks_are_answered_with_the_nearest():
@@ -195,13 +197,13 @@ def test_models_survive_pickling():
 def test_kernels_are_priced_for_a_table_once_and_never_for_a_scalar(monkeypatch):
     asked = []
     for name in ("gemm_s", "elementwise_s", "prefill_form", "decode_form"):
-        price = getattr(StackKernels, name)
+        price = getattr(GpuKernels, name)
 
         def counted(self, *arguments, _price=price, _name=name, **settings):
             asked.append(_name)
             return _price(self, *arguments, **settings)
 
-        monkeypatch.setattr(StackKernels, name, counted)
+        monkeypatch.setattr(GpuKernels, name, counted)
     stack = dataclasses.replace(serving_stack("vllm"), overheads=Overheads(step_s=1.25e-4))
     spec, device = load_model("qwen3-8b"), load_device("h200")
     cost = Calibrated(stack=stack)(spec, device)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hwmodels.device import load_device
-from hwmodels.layerwise import ARRAYS, EXACT_ROWS, SCALARS, RowTable, tabulated_decode
 from hwmodels.model import load_model
 from hwmodels.parallel import ParallelConfig
 from hwmodels.roofline import Roofline
+from hwmodels.row_table import EXACT_ROWS, RowTable
 from hwmodels.totals import Totals
 
 DEPLOYMENTS = {
@@ -225,20 +225,6 @@ def test_row_table_refuses_negative_rows_and_bad_kernels():
         table.scalar(1)
     with pytest.raises(ValueError, match="must not be negative"):
         RowTable(lambda m: m).scalar(-1)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 200), st.integers(1, 4), st.integers(1, 50_000)), min_size=1, max_size=8))
-def test_tabulated_decode_interpolates_alike_for_scalars_and_arrays(batch):
-    def kernel(seqs, queries, context):
-        return 1e-5 + np.maximum(seqs * context * 1e-9, np.power(seqs, 0.7) * 1e-6) * queries
-
-    form = tabulated_decode(kernel, layers=2)
-    seqs, queries, context = (np.array(c) for c in zip(*batch, strict=True))
-    arrays = form(ARRAYS, seqs, seqs * queries, seqs * context)
-    scalars = [form(SCALARS, s, s * q, s * c) for s, q, c in batch]
-    assert arrays.tolist() == scalars
-    assert arrays == pytest.approx(2 * kernel(seqs, queries, context), rel=0.02)
 
 
 def test_a_table_of_rows_grows_only_for_rows_that_it_lacks() -> None:

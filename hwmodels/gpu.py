@@ -1,0 +1,149 @@
+"""A GPU's calibrated kernels under a serving stack."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hwmodels.kernels import attention, gemm, mla, moe
+from hwmodels.kernels.ops import DecodeForm, PrefillForm
+from hwmodels.operations import AttentionShape, ExpertMlp
+from hwmodels.profiles import Profile
+from hwmodels.stack_kernels import WIDTH, StackKernels, Table, gemm_nodes, moe_nodes
+
+_CALIBRATED = ("torch", "jax")  # cuBLAS on operands that are in the format already
+_ROUTING = "power_law_1.01"
+"""How unevenly tokens choose experts: the mildest skew that the measured tables hold."""
+_GRAPH_CHAIN_S = 1.2e-5
+# Formats whose fitted efficiencies may serve one, the best first.
+_FORMATS = {"fp8": ("fp8", "bf16"), "int8": ("int8", "fp8", "bf16"), "fp4": ("fp4", "fp8", "bf16")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuKernels(StackKernels):
+    """GEMMs and experts by tiles and waves, attention by blocks; ValueError names what the profile lacks."""
+
+    def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any:
+        def table(dtype: str, weight_bytes: float) -> Table:
+            return _gemm_table(self.profile, self.sources, int(n), int(k), dtype, weight_bytes)
+
+        return self.tabulated_s(m, 2.0 * m * n * k, precision, table)
+
+    def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
+        def table(dtype: str, weight_bytes: float) -> Table:
+            return _moe_table(self.profile, self.sources, experts, dtype, weight_bytes)
+
+        return self.tabulated_s(rows, experts.flops(rows) / experts.layers, experts.precision, table)
+
+    def prefill_form(self, shape: AttentionShape) -> PrefillForm:
+        run, sheet = self.running(shape), self.profile.datasheet
+        if shape.kind == "gqa":
+            return attention.prefill_form(
+                self.profile.get("prefill", self.sources),
+                sheet,
+                heads=shape.n_heads,
+                kv_heads=shape.n_kv_heads,
+                head_dim=shape.qk_dim,
+                token_bytes=shape.kv_bytes,
+                run=run,
+            )
+        return mla.prefill_form(
+            self._latent("mla_prefill"),
+            sheet,
+            pair_flops=shape.prefill_flops_per_pair,
+            row_numbers=shape.n_heads * (shape.qk_dim + shape.v_dim),
+            token_bytes=shape.kv_bytes,
+            expand_flops=shape.expand_flops,
+            expanded=not shape.absorbed,
+            run=run,
+        )
+
+    def decode_form(self, shape: AttentionShape) -> DecodeForm:
+        run, sheet = self.running(shape), self.profile.datasheet
+        if shape.kind == "gqa":
+            kernel = self.profile.kernel("decode", self.sources)
+            return attention.decode_form(
+                self.profile.get("decode", self.sources),
+                sheet,
+                heads=shape.n_heads,
+                kv_heads=shape.n_kv_heads,
+                head_dim=shape.qk_dim,
+                token_bytes=shape.kv_bytes,
+                widest_group=attention.WIDEST_GROUP.get("" if kernel is None else kernel.variant, np.inf),
+                run=run,
+            )
+        return mla.decode_form(
+            self._latent("mla_decode"),
+            sheet,
+            pair_flops=shape.decode_flops_per_pair,
+            row_numbers=shape.n_heads * (2 * shape.latent_dim + shape.rope_dim),
+            token_bytes=shape.kv_bytes,
+            run=run,
+        )
+
+    def _latent(self, family: str) -> mla.MlaParams:
+        """The measured chain was launched from Python; in a graph its handful of kernels costs a few microseconds."""
+        params = self.profile.get(family, self.sources)
+        return replace(params, launch_s=min(params.launch_s, _GRAPH_CHAIN_S)) if self.stack.graph else params
+
+
+def _variants(sources: Sequence[str], dtype: str) -> list[str]:
+    return [f"{name}/{source}" for name in _FORMATS.get(dtype, ("bf16",)) for source in sources]
+
+
+def gemm_seconds(
+    profile: Profile, sources: Sequence[str], m: Any, n: Any, k: Any, *, dtype: str, weight_bytes: float
+) -> Any:
+    """C[m, n] = A[m, k] B[k, n] with weights from memory; weight-only formats: dtype bf16 and their bytes."""
+    wanted, narrow = _variants(sources, dtype), WIDTH.get(dtype, 2.0)
+    params = profile.get("gemm", wanted)
+    kernel = profile.kernel("gemm", wanted)
+    # Serving software's tables of narrow operands: the tile-by-rows library, with the quantisation pass inside.
+    fitted, _, source = ("", "", "") if kernel is None else kernel.variant.partition("/")
+    dispatched = fitted in ("fp8", "int8", "fp4") and source not in _CALIBRATED
+    return gemm.gemm_s(
+        params,
+        profile.datasheet,
+        m,
+        n,
+        k,
+        dtype=dtype,
+        weight_bytes=weight_bytes,
+        activation_bytes=narrow,
+        library="dispatch" if dispatched else "search",
+        quantise_activations=narrow < 2.0,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _gemm_table(profile: Profile, sources: tuple[str, ...], n: int, k: int, dtype: str, weight_bytes: float) -> Table:
+    nodes = gemm_nodes()
+    seconds = gemm_seconds(profile, sources, nodes, n, k, dtype=dtype, weight_bytes=weight_bytes)
+    start_s = profile.get("gemm", _variants(sources, dtype)).launch_s
+    return nodes, np.maximum.accumulate(np.asarray(seconds, float)), start_s
+
+
+@functools.lru_cache(maxsize=1024)
+def _moe_table(
+    profile: Profile, sources: tuple[str, ...], experts: ExpertMlp, dtype: str, weight_bytes: float
+) -> Table:
+    nodes = moe_nodes()
+    params = profile.get("moe", _variants(sources, dtype))
+    seconds = moe.moe_s(
+        params,
+        profile.datasheet,
+        nodes,
+        dtype=dtype,
+        weight_bytes=weight_bytes,
+        hidden_size=experts.hidden,
+        inter_size=experts.ffn,
+        topk=experts.per_token,
+        experts=experts.n_experts,
+        ep=experts.expert,
+        distribution=_ROUTING,
+    )
+    return nodes, np.maximum.accumulate(np.asarray(seconds, float)), params.launch_s
