@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hwmodels.device import Device
-from hwmodels.kernels.cpu import HostParams, attention_form, cpu_gemm_s, host_s
-from hwmodels.kernels.elementwise import elementwise_s
+from hwmodels.kernels.cpu import CpuAttentionParams, HostParams
+from hwmodels.kernels.families import CPU_DECODE, CPU_GEMM, CPU_PREFILL, ELEMENTWISE, HOST
+from hwmodels.kernels.form import FoldedForm
 from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.layerwise import LayerwiseCost
@@ -64,7 +65,7 @@ class CpuKernels:
 
     def _step_s(self) -> float:
         if self.host_params is not None:
-            return float(host_s(self.host_params, self.layers))
+            return float(HOST.seconds(self.host_params, self.profile.datasheet, {"layers": self.layers}))
         params = self.profile.find("host", [k.variant for k in self.profile.kernels if k.family == "host"])
         if params is None:
             return 0.0
@@ -77,18 +78,17 @@ class CpuKernels:
     def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any:
         if precision != self.dtype:
             raise ValueError(f"a CPU profile prices matrix products in {self.dtype} only, not in {precision}")
-        return cpu_gemm_s(
-            self._find("cpu_gemm"), self.profile.datasheet, m, n, k, dtype=self.dtype, number_bytes=self._number_bytes
-        )
+        shape = {"m": m, "n": n, "k": k, "dtype": self.dtype, "number_bytes": self._number_bytes}
+        return CPU_GEMM.seconds(self._find("cpu_gemm"), self.profile.datasheet, shape)
 
     def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
         raise ValueError("experts are not timed on CPUs; take a dense model")
 
-    def _form(self, family: str, shape: AttentionShape) -> PrefillForm:
+    def _folded(self, form: FoldedForm[CpuAttentionParams], shape: AttentionShape) -> PrefillForm:
         if shape.kind != "gqa" or shape.windowed:
             raise ValueError(f"{shape.kind} attention with a window or latents is not timed on CPUs")
-        return attention_form(
-            self._find(family),
+        return form.folded(
+            self._find(form.family),
             self.profile.datasheet,
             heads=shape.n_heads,
             head_dim=shape.qk_dim,
@@ -98,10 +98,10 @@ class CpuKernels:
         )
 
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
-        return self._form("cpu_prefill", shape)
+        return self._folded(CPU_PREFILL, shape)
 
     def decode_form(self, shape: AttentionShape) -> DecodeForm:
-        seconds = self._form("cpu_decode", shape)
+        seconds = self._folded(CPU_DECODE, shape)
 
         def form(ops: Ops, sequences: Any, queries: Any, kv: Any) -> Any:
             # Each of a sequence's w query tokens sees its keys but for the later of its own.
@@ -131,9 +131,8 @@ class CpuKernels:
         params = self._elementwise("softmax")
         if params is None:
             return logit_rows * 0.0
-        return elementwise_s(
-            params, self.profile.datasheet, "softmax", logit_rows, self.vocabulary, bytes_per_number=self._number_bytes
-        )
+        shape = {"op": "softmax", "rows": logit_rows, "width": self.vocabulary, "bytes_per_number": self._number_bytes}
+        return ELEMENTWISE.seconds(params, self.profile.datasheet, shape)
 
 
 def cpu_cost(

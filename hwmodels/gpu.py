@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.kernels import attention, gemm, mla, moe
+from hwmodels.kernels.attention import WIDEST_GROUP
+from hwmodels.kernels.families import DECODE, GEMM, MLA_DECODE, MLA_PREFILL, MOE, PREFILL
+from hwmodels.kernels.mla import MlaParams
 from hwmodels.kernels.ops import DecodeForm, PrefillForm
 from hwmodels.operations import AttentionShape, ExpertMlp
 from hwmodels.profiles import Profile
@@ -42,7 +44,7 @@ class GpuKernels(StackKernels):
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
         run, sheet = self.running(shape), self.profile.datasheet
         if shape.kind == "gqa":
-            return attention.prefill_form(
+            return PREFILL.folded(
                 self.profile.get("prefill", self.sources),
                 sheet,
                 heads=shape.n_heads,
@@ -51,7 +53,7 @@ class GpuKernels(StackKernels):
                 token_bytes=shape.kv_bytes,
                 run=run,
             )
-        return mla.prefill_form(
+        return MLA_PREFILL.folded(
             self._latent("mla_prefill"),
             sheet,
             pair_flops=shape.prefill_flops_per_pair,
@@ -66,17 +68,17 @@ class GpuKernels(StackKernels):
         run, sheet = self.running(shape), self.profile.datasheet
         if shape.kind == "gqa":
             kernel = self.profile.kernel("decode", self.sources)
-            return attention.decode_form(
+            return DECODE.folded(
                 self.profile.get("decode", self.sources),
                 sheet,
                 heads=shape.n_heads,
                 kv_heads=shape.n_kv_heads,
                 head_dim=shape.qk_dim,
                 token_bytes=shape.kv_bytes,
-                widest_group=attention.WIDEST_GROUP.get("" if kernel is None else kernel.variant, np.inf),
+                widest_group=WIDEST_GROUP.get("" if kernel is None else kernel.variant, np.inf),
                 run=run,
             )
-        return mla.decode_form(
+        return MLA_DECODE.folded(
             self._latent("mla_decode"),
             sheet,
             pair_flops=shape.decode_flops_per_pair,
@@ -85,7 +87,7 @@ class GpuKernels(StackKernels):
             run=run,
         )
 
-    def _latent(self, family: str) -> mla.MlaParams:
+    def _latent(self, family: str) -> MlaParams:
         """The measured chain was launched from Python; in a graph its handful of kernels costs a few microseconds."""
         params = self.profile.get(family, self.sources)
         return replace(params, launch_s=min(params.launch_s, _GRAPH_CHAIN_S)) if self.stack.graph else params
@@ -105,18 +107,17 @@ def gemm_seconds(
     # Serving software's tables of narrow operands: the tile-by-rows library, with the quantisation pass inside.
     fitted, _, source = ("", "", "") if kernel is None else kernel.variant.partition("/")
     dispatched = fitted in ("fp8", "int8", "fp4") and source not in _CALIBRATED
-    return gemm.gemm_s(
-        params,
-        profile.datasheet,
-        m,
-        n,
-        k,
-        dtype=dtype,
-        weight_bytes=weight_bytes,
-        activation_bytes=narrow,
-        library="dispatch" if dispatched else "search",
-        quantise_activations=narrow < 2.0,
-    )
+    shape = {
+        "m": m,
+        "n": n,
+        "k": k,
+        "dtype": dtype,
+        "weight_bytes": weight_bytes,
+        "activation_bytes": narrow,
+        "library": "dispatch" if dispatched else "search",
+        "quantise_activations": narrow < 2.0,
+    }
+    return GEMM.seconds(params, profile.datasheet, shape)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -133,17 +134,16 @@ def _moe_table(
 ) -> Table:
     nodes = moe_nodes()
     params = profile.get("moe", _variants(sources, dtype))
-    seconds = moe.moe_s(
-        params,
-        profile.datasheet,
-        nodes,
-        dtype=dtype,
-        weight_bytes=weight_bytes,
-        hidden_size=experts.hidden,
-        inter_size=experts.ffn,
-        topk=experts.per_token,
-        experts=experts.n_experts,
-        ep=experts.expert,
-        distribution=_ROUTING,
-    )
+    shape = {
+        "tokens": nodes,
+        "dtype": dtype,
+        "weight_bytes": weight_bytes,
+        "hidden_size": experts.hidden,
+        "inter_size": experts.ffn,
+        "topk": experts.per_token,
+        "experts": experts.n_experts,
+        "ep": experts.expert,
+        "distribution": _ROUTING,
+    }
+    seconds = MOE.seconds(params, profile.datasheet, shape)
     return nodes, np.maximum.accumulate(np.asarray(seconds, float)), params.launch_s

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hwmodels.device import Device, Interconnect
-from hwmodels.kernels.collectives import collective_s
 from hwmodels.kernels.elementwise import streamed_s
+from hwmodels.kernels.families import COLLECTIVE
 from hwmodels.kernels.ops import Running
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.operations import AttentionShape
@@ -148,7 +148,8 @@ class StackKernels:
             if kind == "all_reduce" and self.stack.kernels != "eager":
                 wanted.insert(0, "all_reduce/vllm-graph")
             link_bytes_per_s = self.profile.datasheet.link_bytes_per_s
-        return collective_s(self.profile.get("collective", wanted), kind, size_bytes, n, link_bytes_per_s)
+        shape = {"kind": kind, "message_bytes": size_bytes, "devices": n, "link_bytes_per_s": link_bytes_per_s}
+        return COLLECTIVE.seconds(self.profile.get("collective", wanted), self.profile.datasheet, shape)
 
     def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
         between_nodes = n > self.device.devices_per_node

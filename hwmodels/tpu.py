@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.kernels import tpu
+from hwmodels.kernels.families import TPU_DECODE, TPU_GEMM, TPU_PREFILL
 from hwmodels.kernels.ops import DecodeForm, PrefillForm
 from hwmodels.operations import AttentionShape, ExpertMlp
 from hwmodels.profiles import Profile
@@ -31,16 +31,17 @@ class TpuKernels(StackKernels):
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
         params = self.profile.get("tpu_prefill", ("jax",))
         width = shape.n_heads * (shape.qk_dim + shape.v_dim) / 2.0
-        return tpu.prefill_form(params, width=width, layers=float(shape.layers))
+        return TPU_PREFILL.folded(params, width=width, layers=float(shape.layers))
 
     def decode_form(self, shape: AttentionShape) -> DecodeForm:
         params = self.profile.get("tpu_decode", ("jax",))
-        return tpu.decode_form(params, token_bytes=shape.kv_bytes, layers=float(shape.layers))
+        return TPU_DECODE.folded(params, token_bytes=shape.kv_bytes, layers=float(shape.layers))
 
 
 @functools.lru_cache(maxsize=1024)
 def _gemm_table(profile: Profile, n: int, k: int, dtype: str, weight_bytes: float) -> Table:
     nodes = gemm_nodes()
     params = profile.get("tpu_gemm", ("bf16",))
-    seconds = tpu.tpu_gemm_s(params, profile.datasheet, nodes, n, k, dtype=dtype, weight_bytes=weight_bytes)
+    shape = {"m": nodes, "n": n, "k": k, "dtype": dtype, "weight_bytes": weight_bytes}
+    seconds = TPU_GEMM.seconds(params, profile.datasheet, shape)
     return nodes, np.maximum.accumulate(np.asarray(seconds, float)), params.launch_s

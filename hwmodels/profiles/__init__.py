@@ -11,36 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from hwmodels.device import Device, Interconnect, load_device
-from hwmodels.kernels.attention import DecodeParams, PrefillParams
-from hwmodels.kernels.collectives import CollectiveParams
-from hwmodels.kernels.cpu import CpuAttentionParams, CpuGemmParams, HostParams
-from hwmodels.kernels.elementwise import ElementwiseParams
-from hwmodels.kernels.gemm import GemmParams
-from hwmodels.kernels.mla import MlaParams
-from hwmodels.kernels.moe import MoeParams
+from hwmodels.kernels.families import FAMILIES
 from hwmodels.kernels.parameters import Datasheet, with_values
-from hwmodels.kernels.tpu import TpuAttentionParams, TpuGemmParams
 
 FORMAT = 1
 FOLDER = Path(__file__).parent
-FAMILIES: Mapping[str, type] = {
-    "gemm": GemmParams,
-    "prefill": PrefillParams,
-    "decode": DecodeParams,
-    "mixed": PrefillParams,
-    "moe": MoeParams,
-    "mla_prefill": MlaParams,
-    "mla_decode": MlaParams,
-    "collective": CollectiveParams,
-    "elementwise": ElementwiseParams,
-    "tpu_gemm": TpuGemmParams,
-    "tpu_prefill": TpuAttentionParams,
-    "tpu_decode": TpuAttentionParams,
-    "cpu_gemm": CpuGemmParams,
-    "cpu_prefill": CpuAttentionParams,
-    "cpu_decode": CpuAttentionParams,
-    "host": HostParams,
-}
 # Calibrated device -> file. For any other, the relative whose library kernels are the most alike; a device of the same
 # architecture before one of the same size.
 _RELATIVES = {
@@ -466,7 +441,9 @@ def _kernel(where: str, row: Any) -> Kernel:
     for name, value in row["parameters"].items():
         _number(f"{where}: {name}", value)
     try:
-        params = with_values(FAMILIES[family], {name: float(value) for name, value in row["parameters"].items()})
+        params = with_values(
+            FAMILIES[family].parameters, {name: float(value) for name, value in row["parameters"].items()}
+        )
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     origin = row["provenance"]
