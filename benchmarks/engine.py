@@ -152,7 +152,7 @@ def cases(trace: Path, million: bool) -> list[Case]:
     """What the figures are asked for."""
     found: list[Case] = []
     if trace.exists():
-        for policy in ("sarathi", "vllm"):
+        for policy in ("sarathi", "vllm-v0", "vllm"):
             for scale in (0.25, 0.5, 1.0, 2.0):
                 found.append(
                     Case(

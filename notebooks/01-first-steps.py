@@ -52,7 +52,7 @@ figure
 # numbers hang on the seed and on what they are for, not on what was drawn before. So few replications tell much.
 
 # %%
-prompts_first = base.with_set("scheduler={policy: vllm}")
+prompts_first = base.with_set("scheduler={policy: vllm-v0}")
 compare(base, prompts_first, replications=3)
 
 # %% [markdown]

@@ -108,7 +108,7 @@ for clients in (1, 8, 32, 128):
     busy = one_client.with_value("workload.arrivals.concurrency", clients).with_value(
         "workload.requests", max(40, 3 * clients)
     )
-    busy = busy.with_value("scheduler", {"policy": "vllm", "max_sequences": 256})
+    busy = busy.with_value("scheduler", {"policy": "vllm-v0", "max_num_seqs": 256})
     plain, drafted = (simulate(each).summary["output_tokens_per_s"] for each in (busy, speculative(busy, 0.8, 4)))
     rows.append({"clients": clients, "speedup": drafted / plain})
 many = pd.DataFrame(rows)

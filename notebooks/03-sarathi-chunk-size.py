@@ -79,7 +79,7 @@ print(f"80 % of the best prompt throughput from {saturating_tokens(cost)} tokens
 # %%
 comparison = compare(
     base.with_set("workload.rate_scale=2"),
-    base.with_set("workload.rate_scale=2").with_set("scheduler={policy: vllm}"),
+    base.with_set("workload.rate_scale=2").with_set("scheduler={policy: vllm-v0}"),
     metrics=["ttft_s.p99", "itl_s.p99", "tpot_s.p99", "output_tokens_per_s"],
     replications=3,
 )

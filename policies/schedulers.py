@@ -132,41 +132,6 @@ class Orca:
 
 
 @dataclass(frozen=True)
-class Vllm:
-    """Prefill first (vLLM before chunked prefill): waiting prompts run alone, whole, and stall the decodes."""
-
-    max_batched_tokens: int = 8192
-    max_sequences: int = 256
-    watermark: float = 0.01
-
-    def __post_init__(self) -> None:
-        at_least("max_batched_tokens", self.max_batched_tokens, 1)
-        at_least("max_sequences", self.max_sequences, 1)
-        _fraction("watermark", self.watermark)
-
-    def plan(self, view: ReplicaView, /) -> Plan:
-        if not view.waiting and not view.prefilling and view.n_decoding:
-            return _DECODES_WHOEVER_COMES if view.n_decoding >= self.max_sequences else _DECODES
-        chunks = [(seq.id, seq.remaining_tokens) for seq in view.prefilling]
-        seats = self.max_sequences - view.n_running
-        free = _admissible_blocks(view, self.watermark)
-        left = self.max_batched_tokens - sum(tokens for _, tokens in chunks)
-        blocked = False
-        for seq in view.waiting:
-            free -= view.blocks_to_admit(seq)
-            # A prompt longer than the budget runs alone rather than never.
-            if seats <= 0 or free < 0 or (seq.tokens > left and chunks):
-                blocked = True
-                break
-            seats -= 1
-            left -= seq.tokens
-            chunks.append((seq.id, seq.tokens))
-        if chunks:
-            return prompts(tuple(chunks), False)
-        return Plan(view.n_decoding > 0, (), (), UNTIL_CHANGE, blocked or seats <= 0)
-
-
-@dataclass(frozen=True)
 class Sarathi:
     """Stall-free batching (Sarathi-Serve, OSDI 2024): all decodes, then prompt chunks up to the token budget."""
 

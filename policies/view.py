@@ -59,6 +59,22 @@ class RunningSeq(NamedTuple):
     priority: int = 0
 
 
+class ById(Protocol):
+    """A number for each request, by id. In literals a dictionary."""
+
+    def __getitem__(self, id_: int, /) -> int: ...
+
+
+class _NotSaid:
+    """What a view in literals has in place of numbers that its policy does not need."""
+
+    def __getitem__(self, id_: int, /) -> int:
+        raise KeyError(f"the view says nothing of request {id_} here; give a dictionary by id")
+
+
+NOT_SAID = _NotSaid()
+
+
 class StepPrice(Protocol):
     """What an iteration may cost."""
 
@@ -96,10 +112,25 @@ class ReplicaView:
     """Whether the iteration before this one computed prompt tokens."""
     price: StepPrice | None = None
     """None in literals that do not need it."""
+    by_chunk: bool = True
+    """For a scheduler that `takes_by_chunk`: False where a prompt takes all its blocks on admission after all (in a pipeline)."""
+    n_leaving: int = 0
+    """Sequences that have ended in the iteration before, where the plan is made ahead and cannot know: they take no step, but
+    their seats and their blocks are not free yet. See `plans_ahead`."""
+    prompt_tokens: ById = NOT_SAID
+    """Of each request, by id."""
+    max_tokens: ById = NOT_SAID
+    """Output tokens that the client of each request allows at most, by id; how many there will be a policy cannot see."""
+    lookahead_tokens: int = 0
+    """KV slots that each running sequence holds beyond the tokens it computes, for a method of speculation that writes there."""
+    draft_slots: int = 0
+    """Tokens of an iteration's budget that drafting takes for each sequence beside those that it computes."""
+    max_model_len: int = ALWAYS_NS
+    """Tokens of prompt and output that a sequence may have."""
 
     @property
     def n_running(self) -> int:
-        return self.n_decoding + len(self.prefilling)
+        return self.n_decoding + len(self.prefilling) + self.n_leaving
 
     @property
     def decode_tokens(self) -> int:
@@ -124,7 +155,8 @@ class Plan(NamedTuple):
     run: tuple[tuple[int, int], ...] = ()
     """(id, prompt tokens to compute); the id is of a prefilling sequence or, to admit it, of a waiting one.
 
-    Admission takes KV blocks for all of the request's tokens at once. 0 tokens, for a waiting sequence that has none to compute,
+    Admission takes KV blocks for all of the request's tokens at once, or, for a scheduler that `takes_by_chunk`, each chunk takes
+    those of its own tokens (see `ReplicaView.by_chunk`). 0 tokens, for a waiting sequence that has none to compute,
     is joining the decodes; it is one of those that *decode* speaks of."""
     preempt: tuple[int, ...] = ()
     """Ids whose KV blocks are given back first; they return to the head of the queue and are recomputed."""
@@ -165,6 +197,36 @@ def plan_of(scheduler: Scheduler | PlanFunction) -> PlanFunction:
     if not callable(plan):
         raise TypeError(f"a scheduler has a method plan(view) or is such a function; got {scheduler!r}")
     return cast(PlanFunction, plan)
+
+
+def takes_by_chunk(scheduler: object) -> bool:
+    """Whether KV blocks are taken as tokens are scheduled, rather than for a whole prompt when it is admitted: asked for with an
+    attribute `by_chunk` of *scheduler* or of the one that it wraps."""
+    return bool(_asked(scheduler, "by_chunk"))
+
+
+def plans_ahead(scheduler: object) -> bool:
+    """Whether each iteration is planned while the one before it runs (asynchronous scheduling, overlap scheduling): asked for with
+    an attribute `async_scheduling` of *scheduler* or of the one that it wraps.
+
+    Such a plan is made when the iteration before starts. It knows what that iteration will have computed, but not who ends in it
+    and who comes during it. An empty plan is made again when the iteration has ended, with all that is known then.
+    """
+    return bool(_asked(scheduler, "async_scheduling"))
+
+
+def evicts(scheduler: object) -> bool:
+    """Whether *scheduler*, or one that it wraps, says itself who gives way when memory runs out: by an attribute `evicts`."""
+    return bool(_asked(scheduler, "evicts"))
+
+
+def _asked(scheduler: object, name: str) -> object:
+    """An attribute of *scheduler*, or of the nearest that it wraps which has it; None where none has."""
+    while scheduler is not None:
+        if hasattr(scheduler, name):
+            return getattr(scheduler, name)
+        scheduler = getattr(scheduler, "inner", None)
+    return None
 
 
 def pads_to(scheduler: object) -> int:

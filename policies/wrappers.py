@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from policies.schedulers import at_least
 from policies.view import ALWAYS_NS, Plan, PlanFunction, ReplicaView, Scheduler, WaitingSeq, plan_of
@@ -23,6 +23,8 @@ class EvictNewest:
     """Preemption by recomputation around any scheduler: when the decodes cannot grow, the newest sequences give way."""
 
     inner: Scheduler | PlanFunction
+
+    evicts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         plan_of(self.inner)

@@ -216,11 +216,12 @@ def _parallel(row: Mapping[str, Any], model: ModelSpec, node: int) -> ParallelCo
 
 def scheduler_of(stack: ServingStack, sequences: int) -> Scheduler:
     """How *stack* batches with its defaults, for at most *sequences* at a time."""
-    from policies.schedulers import Sarathi, Vllm
+    from policies.schedulers import Sarathi
+    from policies.vllm import VllmV0
     from policies.wrappers import EvictNewest
 
     if stack.prefill_first:
-        inner: Scheduler = Vllm(max_batched_tokens=stack.token_budget, max_sequences=sequences)
+        inner: Scheduler = VllmV0(max_num_batched_tokens=stack.token_budget, max_num_seqs=sequences)
     else:
         inner = Sarathi(token_budget=stack.token_budget, max_sequences=sequences)
     return EvictNewest(inner=inner)

@@ -30,6 +30,11 @@ class ReplicaSpec:
     """What one step of the draft model costs; None where drafting is free or part of the round overhead."""
     speculation_overhead_s: float = 0.0
     """Fixed cost of every iteration that verifies drafted tokens."""
+    lookahead_tokens: int = 0
+    """KV slots that each sequence holds beyond the tokens of its round, where the scheduler takes blocks by chunk: for methods of
+    drafting that write there."""
+    draft_slots: int = 0
+    """Tokens of an iteration's budget that drafting takes for each sequence, for schedulers that count them."""
     max_model_len: int | None = None
     """Tokens of prompt and output that the model can take; longer requests are rejected. None: no limit."""
     micro_batches: int | None = None
@@ -38,7 +43,7 @@ class ReplicaSpec:
     """Row of the workload's models whose requests it serves; None: all."""
 
     def __post_init__(self) -> None:
-        for name, least in (("kv_blocks", 1), ("block_tokens", 1)):
+        for name, least in (("kv_blocks", 1), ("block_tokens", 1), ("lookahead_tokens", 0), ("draft_slots", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is at least {least}; got {getattr(self, name)}")
         if self.micro_batches is not None and self.micro_batches < 1:

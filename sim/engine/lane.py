@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from hwmodels.totals import Totals
@@ -32,9 +33,9 @@ class Lane:
     """A micro-batch slot: sequences that iterate together. Without a pipeline there is one."""
 
     __slots__ = (
-        "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "held_arrivals", "held_changes",
-        "held_until_ns", "hold", "index", "last_round_ns", "partial", "paused", "run", "span", "through_arrivals", "view",
-        "wake_ns",
+        "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "ended", "held_arrivals",
+        "held_changes", "held_until_ns", "hold", "index", "last_round_ns", "latest_start_ns", "partial", "paused", "run",
+        "span", "through_arrivals", "view", "wake_ns",
     )  # fmt: skip
 
     def __init__(self, index: int, decoding: RunningSet) -> None:
@@ -45,6 +46,11 @@ class Lane:
         self.partial: dict[int, PartialSeq] = {}
         self.paused: dict[int, Paused] = {}
         self.last_round_ns = -1
+        # Where plans are made ahead:
+        self.latest_start_ns = ALWAYS_NS
+        """When the iteration that has just ended started, and the plan of the next was made."""
+        self.ended = (0, 0)
+        """Who had ended at the latest look, and the KV blocks that they gave back."""
         self.bubbles = [0] * len(BUBBLES)
         """Idle time of stages ahead of its decodes in ns, all rounds together, by kind."""
         self.bubbles_at_join: dict[int, list[int]] = {}
@@ -69,21 +75,25 @@ class Lane:
 class QueueView(Sequence[WaitingSeq]):
     """The queue as policies see it: nothing to write with."""
 
-    __slots__ = ("_queue",)
+    __slots__ = ("_queue", "hidden")
 
     def __init__(self, queue: deque[WaitingSeq]) -> None:
         self._queue = queue
+        self.hidden = 0
+        """The last so many came after the plan was made."""
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._queue) - self.hidden
 
     def __bool__(self) -> bool:
-        return bool(self._queue)
+        return len(self._queue) > self.hidden
 
     def __iter__(self) -> Iterator[WaitingSeq]:
-        return iter(self._queue)
+        return iter(self._queue) if not self.hidden else islice(self._queue, len(self))
 
     def __getitem__(self, index: Any) -> Any:
+        if self.hidden:
+            return tuple(self)[index]
         return tuple(self._queue)[index] if isinstance(index, slice) else self._queue[index]
 
 

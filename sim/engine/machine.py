@@ -131,7 +131,7 @@ class Machine:
         if self._promised:
             now = self._clock.now_ns << TICK_BITS
             self._promised = self.stages.through(now, self._one(self._model(id_)), self._promised)
-        tenant.sequences.enqueue(id_, kv_tokens)
+        tenant.sequences.enqueue(id_, kv_tokens, self._clock.now_ns)
         self.interrupt(self._clock.now_ns)
 
     def _model(self, id_: int) -> int:
@@ -151,9 +151,14 @@ class Machine:
         elif not lane.through_arrivals:
             lane.through_arrivals = True
             if span.n > 1:
+                tenant = self.tenants[0]
                 j = span.index_at(now_ns << TICK_BITS)
+                if tenant.sequences.ahead:
+                    # The next iteration has been planned, and runs while the request waits.
+                    j += 1
+                    tenant.recorder.queued_ns.append(now_ns)
                 if j < span.n:
-                    span.cut(j, self.tenants[0].recorder)
+                    span.cut(j, tenant.recorder)
                     self._ticks = span.end(j)
                     self._alarm.set(self._ticks >> TICK_BITS)
         elif span.n > 1:

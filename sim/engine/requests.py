@@ -20,10 +20,13 @@ class RequestState:
     def __init__(
         self, prompt: array[int], output: array[int], arrival: array[int],
         model: array[int] | None, deadline: array[int] | None, pipelined: bool, priority: array[int] | None = None,
+        max_tokens: array[int] | None = None,
     ) -> None:  # fmt: skip
         n = len(prompt)
         self.prompt = prompt
         self.output = output
+        self.max_tokens = output if max_tokens is None else max_tokens
+        """Output tokens that the client allows at most."""
         self.model = model
         self.deadline = deadline
         """Relative to arrival, -1 absent; None: nobody has one."""

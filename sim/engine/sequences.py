@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from policies.view import PartialSeq, RunningSeq, WaitingSeq
+from policies.view import RunningSeq, WaitingSeq, plans_ahead, takes_by_chunk
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.columns import Recorder
 from sim.engine.errors import PolicyError
@@ -40,6 +40,8 @@ class Sequences:
         self.n_admitted = 0
         self.n_changes = self.n_arrivals = 0
         """Counts of what may end a plan that is held in a lane: who ends, joins or leaves in any lane, and who comes."""
+        self.n_ended = self.ended_blocks = 0
+        """Who has ended, and the KV blocks that they gave back."""
         self.n_computed = 0
         """Of those that wait: with nothing to compute before they decode."""
         self._outside = outside
@@ -47,8 +49,17 @@ class Sequences:
         self._alone = alone
         self._scheduler = spec.scheduler
         self._max_model_len = spec.max_model_len
-        # KV slots that a request needs beyond its own tokens: those of drafted tokens.
-        self._lookahead = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
+        self.by_chunk = alone and takes_by_chunk(spec.scheduler)
+        """Whether each chunk of a prompt takes the KV blocks of its own tokens. Not where several micro-batches share a pool: each
+        may hold part of a prompt that can only go on if another gives way, and a scheduler sees its own alone."""
+        self.lookahead_tokens = spec.lookahead_tokens if self.by_chunk else 0
+        # KV slots that a request needs beyond its own tokens: those of drafted tokens, twice where a round is planned before it is
+        # known how many of the last one's were accepted.
+        drafted = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
+        self.ahead = alone and plans_ahead(spec.scheduler)
+        self._came_ns: deque[int] = deque()
+        """Where plans are made ahead: when those came who may have come after the coming plan was made."""
+        self._most_beyond = drafted * (2 if self.ahead else 1) + self.lookahead_tokens
 
     def refusal(self, id_: int) -> str | None:
         """Why a request can never be served here; None where it can."""
@@ -58,17 +69,27 @@ class Sequences:
             return f"prompt and output exceed the model's context of {limit} tokens"
         # The last token is never cached: nothing comes after it.
         kv = self.kv
-        needed = -(-((prompt or 1) + (output - 1 + self._lookahead if output else 0)) // kv.block_tokens)
+        slots = (prompt or 1) + (output - 1 + self._most_beyond if output else 0)
+        needed = kv.blocks(slots if limit is None else min(slots, limit))
         if needed > kv.total:
             return f"needs {needed} KV blocks for prompt and output but the replica has {kv.total}"
         return None
 
-    def enqueue(self, id_: int, kv_tokens: int) -> None:
-        """Let a request wait; KV of its first *kv_tokens* tokens is at hand."""
+    def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
+        """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
+        if self.ahead:
+            self._came_ns.append(now_ns)
         seq = self.state.waiting_seq(id_, cached_tokens=kv_tokens)
         self.queue.append(seq)
         self.n_computed += not seq.tokens
         self.n_arrivals += 1
+
+    def came_after(self, now_ns: int) -> int:
+        """How many came after *now_ns*: the last of the queue. No earlier instant is asked for later."""
+        came_ns = self._came_ns
+        while came_ns and came_ns[0] <= now_ns:
+            came_ns.popleft()
+        return len(came_ns)
 
     @property
     def busy(self) -> bool:
@@ -82,7 +103,8 @@ class Sequences:
             growth = lane.decoding.growth_of(id_)
         elif id_ in lane.partial:
             partial = lane.partial[id_]
-            cached, blocks, growth = partial.cached_tokens, self._blocks_of(partial), 0
+            cached, growth = partial.cached_tokens, 0
+            blocks = self.blocks_of(cached, partial.remaining_tokens)
         else:
             paused = lane.paused[id_]
             cached, blocks, growth = paused.cached, paused.blocks, self.paused_growth(lane, paused)
@@ -91,12 +113,18 @@ class Sequences:
             id_, cached, blocks, growth, request.arrival_ns, request.model, request.deadline_ns, request.priority
         )
 
-    def _blocks_of(self, partial: PartialSeq) -> int:
-        """KV blocks are taken for all of a prompt when it is admitted."""
-        return self.kv.blocks(partial.cached_tokens + partial.remaining_tokens)
+    def blocks_of(self, cached: int, remaining: int = 0) -> int:
+        """KV blocks that a sequence holds between iterations: for *cached* tokens, and, where prompts take them whole, for those
+        that it still has to compute."""
+        if not self.by_chunk:
+            return self.kv.blocks(cached + remaining)
+        if not cached:
+            return 0
+        slots, limit = cached + self.lookahead_tokens, self._max_model_len
+        return self.kv.blocks(slots if limit is None else min(slots, limit))
 
     def paused_growth(self, lane: Lane, paused: Paused) -> int:
-        return max(0, self.kv.blocks(paused.cached + lane.decoding.query_tokens) - paused.blocks)
+        return max(0, self.blocks_of(paused.cached + lane.decoding.query_tokens) - paused.blocks)
 
     def reject(self, refused: Sequence[tuple[int, str]]) -> None:
         for id_, reason in refused:
@@ -130,7 +158,7 @@ class Sequences:
         departure = lane.decoding.leave(id_)
         self._log_departure(lane, departure)
         self.state.left[id_] -= departure.emitted
-        kept = self.kv.blocks(departure.cached_tokens)
+        kept = self.blocks_of(departure.cached_tokens)
         self.kv.give(departure.blocks - kept)
         return departure._replace(blocks=kept)
 
@@ -159,7 +187,8 @@ class Sequences:
             cached, blocks, state.token_ns[id_] = lane.paused.pop(id_)
         elif id_ in lane.partial:
             partial = lane.partial.pop(id_)
-            cached, blocks = partial.cached_tokens, self._blocks_of(partial)
+            cached = partial.cached_tokens
+            blocks = self.blocks_of(cached, partial.remaining_tokens)
         else:
             raise PolicyError(f"{self._scheduler!r} preempted request {id_}, which is not running here")
         self.kv.give(blocks)
@@ -201,7 +230,7 @@ class Sequences:
                     f"{self._scheduler!r} planned 0 prompt tokens for request {id_}, of which {seq.tokens} are left to compute"
                 )
             self.n_computed -= 1
-            self.take(self.kv.blocks(seq.cached_tokens), ticks)
+            self.take(self.blocks_of(seq.cached_tokens), ticks)
             self._join(lane, id_, seq.cached_tokens, self.state.token_ns[id_])
         return tuple(entry for entry in run if entry[1])
 
@@ -224,12 +253,11 @@ class Sequences:
             self._log_departure(lane, departure)
             id_, _, blocks, emitted, _, _, _ = departure
             state.left[id_] -= emitted
-            kv.give(blocks)
-            self._end(lane, id_, end_ns)
+            self._end(lane, id_, blocks, end_ns)
 
     def complete_prompts(self, lane: Lane, end_ns: int) -> None:
         """The prompts that the iteration completed emit a token, and decode from there or have ended."""
-        state, kv = self.state, self.kv
+        state = self.state
         for id_ in lane.completing:
             _, cached, _, _, _, _, _ = lane.partial.pop(id_)
             left = state.left[id_]
@@ -242,10 +270,12 @@ class Sequences:
             if left:
                 self._join(lane, id_, cached, end_ns)
             else:
-                kv.give(kv.blocks(cached))
-                self._end(lane, id_, end_ns)
+                self._end(lane, id_, self.blocks_of(cached), end_ns)
 
-    def _end(self, lane: Lane, id_: int, end_ns: int) -> None:
+    def _end(self, lane: Lane, id_: int, blocks: int, end_ns: int) -> None:
+        self.kv.give(blocks)
+        self.n_ended += 1
+        self.ended_blocks += blocks
         del lane.admitted[id_]
         self.n_admitted -= 1
         self.n_changes += 1
@@ -268,6 +298,7 @@ class Sequences:
             lane.paused.clear()
         ids += [seq.id for seq in self.queue]
         self.queue.clear()
+        self._came_ns.clear()
         self.n_admitted = self.n_computed = 0
         self.kv.give(self.kv.used)
         return ids

@@ -42,9 +42,14 @@ class TapedSet:
     """
 
     def __init__(
-        self, block_tokens: int, window_tokens: int | None, decoding: Decoding, seed: int, rounds: MutableSequence[int]
-    ) -> None:
-        """*rounds*: by request, how many it has done; they belong to it and go with it, whichever set it is in."""
+        self, block_tokens: int, window_tokens: int | None, decoding: Decoding, seed: int, rounds: MutableSequence[int],
+        *, lookahead_tokens: int = 0, max_model_len: int | None = None, ahead: bool = False,
+    ) -> None:  # fmt: skip
+        """*rounds*: by request, how many it has done; they belong to it and go with it, whichever set it is in.
+
+        *lookahead_tokens*: slots held beyond those of the round; *max_model_len*: slots held at most; *ahead*: a round's slots
+        are taken when the one before starts, as if all that it submits were accepted.
+        """
         self.n = 0
         self.cached = 0
         self.round = 0
@@ -63,6 +68,9 @@ class TapedSet:
         self._followed = 1
         """Batch that `k` was chosen for."""
         self._rounds = rounds
+        self._lookahead = lookahead_tokens
+        self._max_model_len = max_model_len
+        self._ahead = ahead
         # Sums over the sequences for each coming round, starting with round self._base.
         self._base = 0
         self._tokens = np.zeros(4096, np.int64)
@@ -100,7 +108,12 @@ class TapedSet:
         cut = int(after[-1]) - remaining
         after -= tape
         # Slots for the tokens that the round submits, in whole blocks; those of an earlier, larger k are kept.
-        after += cached + self.query_tokens + self._block_tokens - 1
+        after += cached + self.query_tokens + self._lookahead
+        if self._ahead:
+            after[1:] = after[:-1] + self.query_tokens
+        if self._max_model_len is not None:
+            np.minimum(after, self._max_model_len, out=after)
+        after += self._block_tokens - 1
         after //= self._block_tokens
         if after[0] < blocks:
             np.maximum(after, blocks, out=after)
@@ -122,7 +135,10 @@ class TapedSet:
     def join(self, id_: int, cached: int, remaining: int, token_ns: int) -> None:
         """Add a sequence with *cached* tokens and *remaining* >= 1 tokens to emit, its latest token being of *token_ns*."""
         rounds_before = self._rounds[id_]
-        tape, held, cut = self._draw(id_, rounds_before, cached, remaining, -(-cached // self._block_tokens))
+        slots = cached + self._lookahead
+        if self._max_model_len is not None:
+            slots = min(slots, self._max_model_len)
+        tape, held, cut = self._draw(id_, rounds_before, cached, remaining, -(-slots // self._block_tokens))
         self._book(cached, tape, held, 1)
         self.n += 1
         self.cached += cached

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hwmodels.totals import Totals
-from policies.view import PartialSeq, Plan, ReplicaView, pads_to, plan_of
+from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, pads_to, plan_of
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
@@ -65,6 +65,8 @@ class Tenant:
         self._window = spec.cost.window_tokens
         self._kv = sequences.kv
         self._queue = sequences.queue
+        self._ahead = sequences.ahead
+        self._by_chunk = sequences.by_chunk
         self._queue_view = QueueView(sequences.queue)
         self._n_sent = 0
         self._speculates = spec.decoding is not None
@@ -80,7 +82,16 @@ class Tenant:
         decoding = (
             UniformSet(spec.block_tokens, self._window)
             if spec.decoding is None
-            else TapedSet(spec.block_tokens, self._window, spec.decoding, self._seed, self._state.rounds)
+            else TapedSet(
+                spec.block_tokens,
+                self._window,
+                spec.decoding,
+                self._seed,
+                self._state.rounds,
+                lookahead_tokens=self.sequences.lookahead_tokens,
+                max_model_len=spec.max_model_len,
+                ahead=self.sequences.ahead,
+            )
         )
         lane = Lane(len(self.lanes), decoding)
         lane.view = ReplicaView(
@@ -88,6 +99,12 @@ class Tenant:
             total_blocks=self._kv.total,
             running=RunningView(lane, self.sequences.running_seq),
             price=LanePrice(lane, self.prices, self._stages, self._window, self._pads_to),
+            prompt_tokens=self._state.prompt,
+            max_tokens=self._state.max_tokens,
+            by_chunk=self.sequences.by_chunk,
+            lookahead_tokens=self.sequences.lookahead_tokens,
+            draft_slots=spec.draft_slots,
+            max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
         )
         self.lanes.append(lane)
         self.ready.append(lane)
@@ -119,6 +136,7 @@ class Tenant:
             growth_of_all += sum(sequences.paused_growth(lane, paused) for paused in lane.paused.values())
         partial, queue = lane.partial, self._queue
         if not (n_decoding or partial or queue):
+            lane.latest_start_ns = ALWAYS_NS
             return NOTHING
         view = lane.view
         view.waiting = self._queue_view if queue else ()
@@ -129,11 +147,15 @@ class Tenant:
         view.growth_blocks = growth_of_all
         view.now_ns = ticks >> TICK_BITS
         view.after_prefill = bool(lane.run)
+        unknown = self._ahead and self._hide_what_came_later(lane)
         plan = self._plan(view)
         try:
             decode, run, preempt, hold, _, reject, _ = plan
         except (TypeError, ValueError):
             raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan") from None
+        if unknown:
+            plan = self._made_ahead(lane, plan)
+            hold = plan.hold
         if reject:
             sequences.reject(reject)
         if preempt or decode is not True or lane.paused or sequences.n_computed:
@@ -154,10 +176,30 @@ class Tenant:
             return self._start_iteration(lane, run, n, growth, ticks)
         if n:
             return self._start_rounds(lane, plan, growth, ticks)
-        if preempt or reject or len(run) < len(plan.run):
+        if unknown or preempt or reject or len(run) < len(plan.run):
             return self.begin(lane, ticks)
         lane.wake_ns = plan.until_ns
         return NOTHING
+
+    def _hide_what_came_later(self, lane: Lane) -> bool:
+        """Show a plan that was made when the latest iteration started no more than was known then; whether that hides anything."""
+        sequences, view, seen_ns = self.sequences, lane.view, lane.latest_start_ns
+        lane.latest_start_ns = ALWAYS_NS
+        hidden = self._queue_view.hidden = sequences.came_after(seen_ns)
+        view.waiting = self._queue_view if self._queue_view else ()
+        n_ended, blocks = lane.ended
+        lane.ended = (sequences.n_ended, sequences.ended_blocks)
+        view.n_leaving = 0
+        if seen_ns != ALWAYS_NS:
+            view.n_leaving = sequences.n_ended - n_ended
+            view.free_blocks -= sequences.ended_blocks - blocks
+        return hidden > 0 or view.n_leaving > 0
+
+    def _made_ahead(self, lane: Lane, plan: Plan) -> Plan:
+        """The plan, held no longer than what was hidden from it cannot change it."""
+        view = lane.view
+        came = self._queue_view.hidden and not plan.through_arrivals
+        return plan._replace(hold=1) if came or (view.n_leaving and (view.waiting or plan.through_arrivals)) else plan
 
     def _still_holds(self, lane: Lane, ticks: int) -> bool:
         """Whether the plan that a lane holds in a pipeline would be made again: nobody has ended, joined, left or come that
@@ -175,7 +217,7 @@ class Tenant:
         """One iteration with prompt chunks and a decode step of *n* sequences, all or none, that takes *growth* blocks."""
         sequences, kv, window = self.sequences, self._kv, self._window
         decoding, partials = lane.decoding, lane.partial
-        block_tokens = kv.block_tokens
+        block_tokens, by_chunk = kv.block_tokens, self._by_chunk
         blocks = growth
         rows = pairs = pairs_window = prompt_kv = 0
         completing: list[int] = []
@@ -185,9 +227,12 @@ class Tenant:
                 _, left, arrival_ns, model, deadline_ns, _, cached, priority = sequences.admit(
                     lane, id_, ticks >> TICK_BITS
                 )
-                blocks -= -(left + cached) // block_tokens
+                if not by_chunk:
+                    blocks -= -(left + cached) // block_tokens
             else:
                 _, cached, left, arrival_ns, model, deadline_ns, priority = partial
+                if by_chunk:
+                    blocks -= sequences.blocks_of(cached)
             remaining = left - tokens
             if remaining < 0 or tokens <= 0:
                 raise PolicyError(
@@ -199,6 +244,8 @@ class Tenant:
             if window is not None:
                 pairs_window += pairs_within(cached, tokens, window)
             cached += tokens
+            if by_chunk:
+                blocks += sequences.blocks_of(cached)
             prompt_kv += cached
             partials[id_] = _new(PartialSeq, (id_, cached, remaining, arrival_ns, model, deadline_ns, priority))
             if remaining == 0:
@@ -287,6 +334,8 @@ class Tenant:
         span.close(self.recorder, done)
         if not done:
             return
+        if self._ahead:
+            lane.latest_start_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
         sequences = self.sequences
         if lane.decodes:
             sequences.end_rounds(lane, done, span.growth_first, end_ticks >> TICK_BITS)

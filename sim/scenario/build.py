@@ -252,16 +252,26 @@ def _of_model(workload: Trace | ClosedLoop, row: int | None) -> Trace | ClosedLo
 
 
 def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int | None) -> _Hosted:
+    from policies.view import evicts
     from policies.wrappers import EvictNewest
     from sim.engine import ReplicaSpec
 
     scenario, deployment = pool.scenarios[i], pool.deployments[i]
     chosen = _chosen(scenario, deployment, workload)
     scheduler = _policy(
-        scenario, "scheduler", named.SCHEDULERS, "plan", {key: tokens for key, (tokens, _) in chosen.items()}
+        scenario,
+        "scheduler",
+        named.SCHEDULERS,
+        "plan",
+        {**_as_the_engine(scenario), **{key: tokens for key, (tokens, _) in chosen.items()}},
     )
     memory = scenario.memory
-    if memory.preemption == "recompute" and not named.wraps(scheduler, EvictNewest):
+    if memory.preemption == "none" and evicts(scheduler):
+        raise ScenarioError(
+            f"{scenario.source}: memory.preemption none: {scenario.scheduler.policy} says itself who gives way when memory runs "
+            "out; leave it out, or choose another scheduler"
+        )
+    if memory.preemption == "recompute" and not evicts(scheduler):
         scheduler = EvictNewest(inner=scheduler)
     room = {
         "gpu_fraction": memory.gpu_fraction,
@@ -296,6 +306,7 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
         micro_batches=scenario.micro_batches,
         max_model_len=deployment.model.max_positions,
         model=row,
+        **_slots_of_drafts(scenario, decoding),
     )
     if decoding is not None:
         spec = replace(
@@ -338,7 +349,41 @@ def _policy(
         return named.policy(settings.policy, found, table, key=key, method=method)
 
 
-def _with_value(settings: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
+_DRAFT_HAS_KV = ("draft_model", "eagle", "mtp")
+"""Methods whose drafter writes KV for the tokens that it drafts (`VllmConfig.num_lookahead_tokens` of vLLM 0.32.0); also those that
+vLLM schedules asynchronously (`VllmConfig.__post_init__`), and none else that are modelled here."""
+
+
+def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict[str, int]:
+    """What drafting takes beside the tokens that are verified: KV slots of each sequence, and tokens of the budget."""
+    method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
+    if decoding is None or method not in _DRAFT_HAS_KV:
+        return {}
+    # `SpeculativeConfig.max_num_new_slots_for_drafting` of vLLM 0.32.0.
+    return {"lookahead_tokens": decoding.decoding.max_query_tokens - 1, "draft_slots": int(method == "draft_model")}
+
+
+def _as_the_engine(scenario: Scenario) -> dict[str, Any]:
+    """Settings by their dotted keys that the engine whose scheduler is asked for chooses by itself, where they are left out."""
+    method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
+    synchronous = None
+    if method not in ("autoregressive", *_DRAFT_HAS_KV):
+        synchronous = f"vLLM does not schedule asynchronously with {method}"
+    elif scenario.parallel.pipeline > 1 or (scenario.micro_batches or 1) > 1:
+        synchronous = "micro-batches of a pipeline are planned while others run as it is"
+    found: dict[str, Any] = {}
+    for at, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
+        if settings.get("policy") != "vllm" or synchronous is None:
+            continue
+        if settings.get("async_scheduling"):
+            raise ScenarioError(f"{scenario.source}: {at}.async_scheduling: {synchronous}; leave it out")
+        found[f"{at}.async_scheduling"] = False
+    return found
+
+
+def _with_value(settings: Mapping[str, Any] | str, path: list[str], value: Any) -> dict[str, Any]:
+    if isinstance(settings, str):
+        settings = {"policy": settings}
     first, *rest = path
     return {**settings, first: _with_value(settings[first], rest, value) if rest else value}
 

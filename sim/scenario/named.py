@@ -22,7 +22,8 @@ from sim.scenario.explain import describe, shown, unknown
 SCHEDULERS: Mapping[str, str] = {
     "static": "policies.schedulers:Static",
     "orca": "policies.schedulers:Orca",
-    "vllm": "policies.schedulers:Vllm",
+    "vllm": "policies.vllm:Vllm",
+    "vllm-v0": "policies.vllm:VllmV0",
     "sarathi": "policies.schedulers:Sarathi",
     "decode_maximal": "policies.sarathi:DecodeMaximal",
     "chunked_only": "policies.sarathi:ChunkedOnly",
@@ -35,7 +36,7 @@ SCHEDULERS: Mapping[str, str] = {
 }
 INNER = "inner"
 """The setting of a wrapper that is a policy itself."""
-AUTO = ("token_budget", "chunk")
+AUTO = ("token_budget", "chunk", "max_num_batched_tokens")
 """Scheduler settings that may be AUTO_VALUE: chosen from the cost model."""
 AUTO_VALUE = "auto"
 ROUTERS: Mapping[str, str] = {
@@ -159,15 +160,6 @@ def chain(settings: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str,
         key = f"{key}.{INNER}"
         found.append((key, settings))
     return found
-
-
-def wraps(policy: Any, kind: type) -> bool:
-    """Whether *policy*, or one that it wraps, is a *kind*."""
-    while policy is not None:
-        if isinstance(policy, kind):
-            return True
-        policy = getattr(policy, INNER, None)
-    return False
 
 
 def shown_policy(policy: Any) -> str:

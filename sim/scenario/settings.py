@@ -360,7 +360,7 @@ class Scenario(Settings):
     def with_set(self, *assignments: str) -> Scenario:
         """A copy with settings changed by 'key.path=value', the value being read as YAML; checked when all are changed.
 
-        A mapping as the value takes the place of the whole section: 'scheduler={policy: vllm}'.
+        A mapping as the value takes the place of the whole section: 'scheduler={policy: vllm-v0}'.
         """
         settings = copy.deepcopy(self.settings())
         for assignment in assignments:

@@ -91,17 +91,17 @@ def test_another_seed_gives_other_results():
 
 
 def test_the_manifest_holds_the_scenario_as_run():
-    rooftrace("run", "--no-plots", *TINY, "--set", "scheduler={policy: vllm}", "--set", "seed=3", "--out", "out")
+    rooftrace("run", "--no-plots", *TINY, "--set", "scheduler={policy: vllm-v0}", "--set", "seed=3", "--out", "out")
     manifest = json.loads(Path("out/manifest.json").read_text())
     again = Scenario.from_mapping(manifest["scenario"])
-    assert again.scheduler.policy == "vllm"
+    assert again.scheduler.policy == "vllm-v0"
     assert again.hash == manifest["hash"]
     assert manifest["seed"] == 3
-    assert "max_batched_tokens=8192" in manifest["scheduler"]
+    assert "max_num_batched_tokens=8192" in manifest["scheduler"]
     assert manifest["hardware"]["name"] == "h100-sxm"
     assert "whitepaper" in manifest["hardware"]["sources"]["peak.bf16"]
     assert {"python", "rooftrace", "numpy", "simpy"} <= set(manifest["versions"])
-    assert Result.load("out").label == "llama-3.1-8b on 1 x h100-sxm, vllm"
+    assert Result.load("out").label == "llama-3.1-8b on 1 x h100-sxm, vllm-v0"
 
 
 def test_a_request_that_can_never_fit_is_rejected_and_the_rest_goes_on():

@@ -12,8 +12,9 @@ from policies.acceptance import BetaAlpha, Iid, PerPosition
 from policies.decoding import Speculative
 from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Random, RoundRobin
 from policies.sarathi import ChunkedOnly, DecodeMaximal, Padded
-from policies.schedulers import Orca, Sarathi, Static, Vllm
+from policies.schedulers import Orca, Sarathi, Static
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler
+from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
 from tests.engine.costs import Linear
@@ -90,20 +91,37 @@ def a_scheduler(rng: random.Random) -> Scheduler:
         [
             Static(rng.randrange(1, 6)),
             Orca(rng.randrange(1, 12)),
-            Vllm(rng.randrange(10, 400), rng.randrange(1, 12)),
+            VllmV0(rng.randrange(10, 400), rng.randrange(1, 12)),
             Sarathi(rng.randrange(4, 200), rng.randrange(1, 12)),
             Sarathi(rng.randrange(4, 100), rng.randrange(4, 40)),
             DecodeMaximal(chunk=rng.randrange(8, 64), max_sequences=rng.randrange(1, 8), align=False),
             ChunkedOnly(rng.randrange(4, 100), rng.randrange(1, 12)),
             Padded(rng.randrange(1, 6)),
             FewestFirst(rng.randrange(1, 4)),
+            *[a_vllm(rng) for _ in range(3)],
         ]
     )
     if not isinstance(inner, (Padded, Static, FewestFirst)) and rng.random() < 0.2:
         inner = OnTheHour(inner, rng.choice([10**6, 7 * 10**6, 10**8]))
     if rng.random() < 0.3:
         inner = Impatient(inner)
-    return EvictNewest(inner)
+    return inner if isinstance(inner, Vllm) and rng.random() < 0.8 else EvictNewest(inner)
+
+
+def a_vllm(rng: random.Random) -> Vllm:
+    sequences = rng.choice([1, 2, 4, 12, 40])
+    chunked = rng.random() < 0.9
+    return Vllm(
+        max_num_batched_tokens=sequences + rng.randrange(12, 100) if chunked else 4000,
+        max_num_seqs=sequences,
+        long_prefill_token_threshold=rng.choice([0, 0, 0, 4, 16]),
+        long_prefill_token_threshold_adaptive=rng.random() < 0.3,
+        enable_chunked_prefill=chunked,
+        scheduler_reserve_full_isl=rng.random() < 0.6,
+        watermark=rng.choice([0.0, 0.0, 0.05]),
+        scheduling_policy=rng.choice(["fcfs", "fcfs", "priority"]),
+        async_scheduling=rng.random() < 0.5,
+    )
 
 
 def a_tenant(rng: random.Random, *, speculative: bool, n_stages: int, model: int | None) -> ReplicaSpec:
@@ -128,6 +146,8 @@ def a_tenant(rng: random.Random, *, speculative: bool, n_stages: int, model: int
         micro_batches=rng.choice([None, None, None, 1, 2, 3]),
         model=model,
         max_model_len=rng.choice([None, None, 90]),
+        lookahead_tokens=rng.choice([0, 3]) if speculative else 0,
+        draft_slots=rng.choice([0, 0, 1]) if speculative else 0,
     )
 
 

@@ -44,8 +44,8 @@ def test_the_random_runs_cover_what_they_should() -> None:
     assert {tenant.micro_batches for tenant in tenants} == {None, 1, 2, 3}
     assert {len(spec.tenants) for experiment in experiments for spec in experiment.machines} == {1, 2, 3}
     assert sum(isinstance(experiment.workload, ClosedLoop) for experiment in experiments) > 10
-    kinds = {type(tenant.scheduler.inner).__name__ for tenant in tenants}  # type: ignore[union-attr]
-    assert {"OnTheHour", "Impatient", "Padded", "FewestFirst", "Sarathi", "ChunkedOnly"} <= kinds
+    kinds = {type(getattr(tenant.scheduler, "inner", tenant.scheduler)).__name__ for tenant in tenants}
+    assert {"OnTheHour", "Impatient", "Padded", "FewestFirst", "Sarathi", "ChunkedOnly", "Vllm"} <= kinds
     alone = [
         columns for columns, e in zip(runs, experiments, strict=True) if all(_is_alone(spec) for spec in e.machines)
     ]

@@ -58,9 +58,9 @@ def test_a_pool_that_loses_a_block_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_request_in_two_places_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     enqueue = Sequences.enqueue
 
-    def twice(self: Sequences, id_: int, kv_tokens: int) -> None:
-        enqueue(self, id_, kv_tokens)
-        enqueue(self, id_, kv_tokens)
+    def twice(self: Sequences, id_: int, kv_tokens: int, now_ns: int) -> None:
+        enqueue(self, id_, kv_tokens, now_ns)
+        enqueue(self, id_, kv_tokens, now_ns)
 
     monkeypatch.setattr(Sequences, "enqueue", twice)
     with pytest.raises(InvariantError, match="INV-2 at t="):

@@ -12,8 +12,9 @@ from hwmodels.totals import Totals
 from policies.acceptance import Iid
 from policies.decoding import Speculative
 from policies.routers import RoundRobin
-from policies.schedulers import Orca, Sarathi, Vllm
+from policies.schedulers import Orca, Sarathi
 from policies.view import Plan, ReplicaView
+from policies.vllm import VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Experiment, MachineSpec, PolicyError, ReplicaSpec, run
 from tests.engine.costs import Linear
@@ -192,7 +193,7 @@ def test_stages_wait_for_the_hand_over_of_as_many_rows() -> None:
 
 
 def test_prefill_first_stops_the_decodes_while_prompts_run() -> None:
-    iterations = replay(trace((0, 10, 20), (5.5, 10, 1)), Vllm()).iterations()
+    iterations = replay(trace((0, 10, 20), (5.5, 10, 1)), VllmV0()).iterations()
     assert iterations["decode_tokens"][iterations["prefill_tokens"] > 0].tolist() == [0, 0]
 
 

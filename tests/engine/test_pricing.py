@@ -157,7 +157,7 @@ def test_a_straight_cost_is_one_line_an_octave() -> None:
     "settings",
     [
         (),
-        ("scheduler={policy: vllm}",),
+        ("scheduler={policy: vllm-v0}",),
         ("model=gpt-oss-20b",),
         (f"decoding={DRAFT}",),
         ("memory={gpu_fraction: 0.25}", "scheduler={policy: sarathi, max_sequences: 256}"),
@@ -173,7 +173,7 @@ def test_no_request_finishes_elsewhen_for_the_lines(settings: tuple[str, ...], m
 @pytest.mark.skipif(not TRACE.exists(), reason="needs the public conversation trace")
 @pytest.mark.parametrize("rate_scale", [1, 2, 4])
 @pytest.mark.parametrize(
-    "settings", [(), ("scheduler={policy: vllm}",), ("model=gpt-oss-20b",)], ids=["sarathi", "vllm", "windowed"]
+    "settings", [(), ("scheduler={policy: vllm-v0}",), ("model=gpt-oss-20b",)], ids=["sarathi", "vllm", "windowed"]
 )
 def test_the_conversation_trace_is_served_alike_on_lines_and_at_exact_prices(
     settings: tuple[str, ...], rate_scale: int, monkeypatch: pytest.MonkeyPatch

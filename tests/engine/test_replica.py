@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from policies.routers import RoundRobin
-from policies.schedulers import Orca, Sarathi, Static, Vllm
+from policies.schedulers import Orca, Sarathi, Static
 from policies.view import Plan, ReplicaView
+from policies.vllm import VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, PolicyError, ReplicaSpec, run
 from tests.engine.costs import Linear
@@ -60,7 +61,7 @@ def test_cost_follows_the_growing_context() -> None:
 
 def test_prefill_first_stalls_decodes_and_stall_free_does_not() -> None:
     rows = trace((0, 10, 20), (5.5, 10, 1), (6.5, 10, 1))
-    gaps_vllm, _ = replay(rows, Vllm()).itl()
+    gaps_vllm, _ = replay(rows, VllmV0()).itl()
     gaps_sarathi, _ = replay(rows, Sarathi()).itl()
     assert gaps_vllm.max() == 3 * MS
     assert gaps_sarathi.max() == MS
@@ -176,7 +177,7 @@ def test_a_one_shot_request_ends_without_a_token() -> None:
 
 def test_two_runs_in_one_process_do_not_touch_each_other() -> None:
     first = replay(trace((0, 100, 20)), Sarathi())
-    replay(trace((0, 7, 300)), Vllm())
+    replay(trace((0, 7, 300)), VllmV0())
     again = replay(trace((0, 100, 20)), Sarathi())
     for name, column in first.requests.items():
         np.testing.assert_array_equal(column, again.requests[name])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from policies.schedulers import Orca, Sarathi, Static, Vllm
+from policies.schedulers import Orca, Sarathi, Static
 from policies.view import UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, WaitingSeq
+from policies.vllm import VllmV0
 
 QUEUE = (WaitingSeq(1, tokens=300), WaitingSeq(2, tokens=100), WaitingSeq(3, tokens=50))
 
@@ -37,17 +38,17 @@ def test_orca_admits_up_to_its_seats() -> None:
 
 
 def test_vllm_runs_prompts_alone_and_stalls_the_decodes() -> None:
-    assert Vllm().plan(view(waiting=QUEUE, n_decoding=4)) == Plan(run=((1, 300), (2, 100), (3, 50)))
-    assert Vllm().plan(view(n_decoding=4)) == Plan(decode=True, hold=UNTIL_CHANGE)
+    assert VllmV0().plan(view(waiting=QUEUE, n_decoding=4)) == Plan(run=((1, 300), (2, 100), (3, 50)))
+    assert VllmV0().plan(view(n_decoding=4)) == Plan(decode=True, hold=UNTIL_CHANGE)
 
 
 def test_vllm_batches_prompts_up_to_its_token_budget() -> None:
-    assert Vllm(max_batched_tokens=400).plan(view(waiting=QUEUE)).run == ((1, 300), (2, 100))
-    assert Vllm(max_batched_tokens=399).plan(view(waiting=QUEUE)).run == ((1, 300),)
+    assert VllmV0(max_num_batched_tokens=400).plan(view(waiting=QUEUE)).run == ((1, 300), (2, 100))
+    assert VllmV0(max_num_batched_tokens=399).plan(view(waiting=QUEUE)).run == ((1, 300),)
 
 
 def test_vllm_runs_a_prompt_beyond_the_budget_alone() -> None:
-    assert Vllm(max_batched_tokens=128).plan(view(waiting=QUEUE)).run == ((1, 300),)
+    assert VllmV0(max_num_batched_tokens=128).plan(view(waiting=QUEUE)).run == ((1, 300),)
 
 
 def test_sarathi_fills_what_the_decodes_leave_of_the_budget() -> None:
@@ -70,8 +71,8 @@ def test_unfinished_prompts_have_a_seat() -> None:
     assert Sarathi(max_sequences=2).plan(full) == Plan(decode=True, run=((9, 10),))
 
 
-@pytest.mark.parametrize("scheduler", [Orca(), Vllm(), Sarathi()])
-def test_nobody_overtakes_a_request_that_memory_holds_up(scheduler: Orca | Vllm | Sarathi) -> None:
+@pytest.mark.parametrize("scheduler", [Orca(), VllmV0(), Sarathi()])
+def test_nobody_overtakes_a_request_that_memory_holds_up(scheduler: Orca | VllmV0 | Sarathi) -> None:
     # 19 blocks of 16 are wanted for the first, 4 would do for the last.
     plan = scheduler.plan(view(waiting=QUEUE, n_decoding=1, free_blocks=15, total_blocks=20))
     assert plan == Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
@@ -91,8 +92,8 @@ def test_an_arrival_would_change_the_plan_of_a_replica_with_room() -> None:
     assert Sarathi().plan(view(n_decoding=3)) == Plan(decode=True, hold=UNTIL_CHANGE)
 
 
-@pytest.mark.parametrize("scheduler", [Orca(watermark=0.1), Vllm(watermark=0.1), Sarathi(watermark=0.1)])
-def test_admission_leaves_the_watermark_and_what_decodes_need_free(scheduler: Orca | Vllm | Sarathi) -> None:
+@pytest.mark.parametrize("scheduler", [Orca(watermark=0.1), VllmV0(watermark=0.1), Sarathi(watermark=0.1)])
+def test_admission_leaves_the_watermark_and_what_decodes_need_free(scheduler: Orca | VllmV0 | Sarathi) -> None:
     # 100 of 1,000 blocks stay free, and the decodes take 3: of 122 free, 19 may go to the first prompt, not one less.
     queue = QUEUE[:1]
     assert scheduler.plan(view(waiting=queue, n_decoding=5, free_blocks=122, growth_blocks=3)).run
@@ -108,7 +109,7 @@ def test_an_empty_replica_keeps_no_watermark() -> None:
     [
         (lambda: Static(batch_size=0), "batch_size is a whole number of at least 1; got 0"),
         (lambda: Sarathi(token_budget=True), "token_budget is a whole number of at least 1; got True"),
-        (lambda: Vllm(watermark=1.0), r"watermark is a fraction in \[0, 1\); got 1.0"),
+        (lambda: VllmV0(watermark=1.0), r"watermark is a fraction in \[0, 1\); got 1.0"),
     ],
 )
 def test_settings_out_of_bounds_are_refused(make: object, message: str) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from policies.routers import RoundRobin
-from policies.schedulers import Orca, Sarathi, Static, Vllm
+from policies.schedulers import Orca, Sarathi, Static
 from policies.view import ALWAYS_NS, UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, RunningSeq, WaitingSeq, pads_to
+from policies.vllm import VllmV0
 from policies.wrappers import OVERDUE, TOO_LATE, Cap, EvictNewest, Order, Pad, RejectLate
 from sim.engine import Experiment, ReplicaSpec, run
 from tests.engine.costs import Linear
@@ -77,11 +78,11 @@ def test_order_shows_the_queue_in_another_order(by: Any, first: int) -> None:
         WaitingSeq(2, 100, arrival_ns=6, deadline_ns=90, priority=-1),
         WaitingSeq(3, 50, arrival_ns=5, deadline_ns=92),
     )
-    assert Order(Vllm(max_batched_tokens=1), by=by).plan(view(waiting=queue)).run[0][0] == first
+    assert Order(VllmV0(max_num_batched_tokens=1), by=by).plan(view(waiting=queue)).run[0][0] == first
 
 
 def test_order_leaves_equals_as_they_are_in_the_queue() -> None:
-    assert Order(Vllm(), by="priority").plan(view(waiting=QUEUE)).run == ((1, 300), (2, 100), (3, 50))
+    assert Order(VllmV0(), by="priority").plan(view(waiting=QUEUE)).run == ((1, 300), (2, 100), (3, 50))
 
 
 def test_order_says_that_an_arrival_may_overtake() -> None:
@@ -124,7 +125,7 @@ def test_reject_refuses_what_is_overdue_or_would_start_too_late() -> None:
         WaitingSeq(4, 70),
     )
     now = view(waiting=queue, now_ns=1000, price=Nanoseconds(1000))
-    plan = RejectLate(Vllm()).plan(now)
+    plan = RejectLate(VllmV0()).plan(now)
     assert plan == Plan(run=((3, 50), (4, 70)), reject=((1, OVERDUE), (2, TOO_LATE)), until_ns=1051)
 
 
@@ -165,7 +166,7 @@ def a_wrapped(rng: random.Random) -> Any:
             Sarathi(rng.randrange(4, 200), rng.randrange(1, 12)),
             Sarathi(rng.randrange(40, 200), rng.randrange(4, 40)),
             Orca(rng.randrange(1, 12)),
-            Vllm(rng.randrange(10, 400), rng.randrange(1, 12)),
+            VllmV0(rng.randrange(10, 400), rng.randrange(1, 12)),
             Static(rng.randrange(1, 6)),
         ]
     )

@@ -4,8 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.schedulers import Orca, Sarathi, Vllm
+from policies.schedulers import Orca, Sarathi
 from policies.view import Plan
+from policies.vllm import VllmV0
 from policies.wrappers import Cap, EvictNewest, Order, Pad, RejectLate
 from sim import simulate
 from sim.errors import ScenarioError
@@ -68,10 +69,10 @@ def test_the_default_scenario_follows_the_azure_conversation_trace():
 def test_preemption_wraps_the_scheduler():
     def made(preemption):
         memory = {"preemption": preemption}
-        return Scenario(scheduler={"policy": "vllm"}, memory=memory).build().replicas[0].scheduler
+        return Scenario(scheduler={"policy": "vllm-v0"}, memory=memory).build().replicas[0].scheduler
 
-    assert made("recompute") == EvictNewest(inner=Vllm())
-    assert made("none") == Vllm()
+    assert made("recompute") == EvictNewest(inner=VllmV0())
+    assert made("none") == VllmV0()
 
 
 def test_policy_settings_reach_the_policy():
@@ -122,8 +123,8 @@ def test_wrappers_nest_and_settings_reach_the_innermost():
 
 
 def test_a_scheduler_that_says_evict_newest_is_not_wrapped_a_second_time():
-    text = "{policy: reject, inner: {policy: evict_newest, inner: {policy: vllm}}}"
-    assert scenario(f"scheduler: {text}").build().replicas[0].scheduler == RejectLate(EvictNewest(Vllm()))
+    text = "{policy: reject, inner: {policy: evict_newest, inner: {policy: vllm-v0}}}"
+    assert scenario(f"scheduler: {text}").build().replicas[0].scheduler == RejectLate(EvictNewest(VllmV0()))
 
 
 def test_settings_of_an_inner_policy_can_be_set_and_chosen():

@@ -361,7 +361,7 @@ def test_a_tree_verifies_its_nodes_and_accepts_the_sum_of_path_products():
     assert found["num_draft_tokens"] == 6 * found["num_drafts"]
 
 
-@pytest.mark.parametrize("policy", ["static", "orca", "vllm", "sarathi"])
+@pytest.mark.parametrize("policy", ["static", "orca", "vllm-v0", "vllm", "sarathi"])
 @pytest.mark.parametrize("k", [4, [[1, 4, 5], [5, 16, 2], [17, None, 0]]])
 def test_speculation_works_with_every_scheduler_router_and_memory_limit(policy, k):
     made = scenario(
@@ -383,7 +383,7 @@ def test_speculation_works_with_every_scheduler_router_and_memory_limit(policy, 
 def test_luck_does_not_depend_on_the_scheduler():
     rounds = [
         simulate(scenario(drafted(), scheduler={"policy": policy})).summary["speculation"]
-        for policy in ("orca", "sarathi", "vllm")
+        for policy in ("orca", "sarathi", "vllm-v0", "vllm")
     ]
     assert rounds[0] == rounds[1] == rounds[2]
 

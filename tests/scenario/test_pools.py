@@ -47,7 +47,7 @@ def assert_same(a, b):
 
 
 def test_a_pool_that_says_nothing_is_the_scenario_of_the_top_level():
-    settings = {"scheduler": {"policy": "vllm"}, "replicas": 2, "workload": {"trace": "conversation", "limit": 60}}
+    settings = {"scheduler": {"policy": "vllm-v0"}, "replicas": 2, "workload": {"trace": "conversation", "limit": 60}}
     alone = simulate(Scenario(**settings))
     pooled = simulate(Scenario(**settings, pools={"all": {}}))
     assert_same(alone, pooled)
@@ -160,7 +160,7 @@ def test_a_priority_decides_who_goes_first_where_the_scheduler_asks_for_it(tmp_p
     (tmp_path / "t.csv").write_text(
         "arrival_s,prompt_tokens,output_tokens,priority\n" + "".join(f"0,500,2,{p}\n" for p in (0, 3, -1, 2))
     )
-    scheduler = {"policy": "order", "by": "priority", "inner": {"policy": "vllm", "max_batched_tokens": 500}}
+    scheduler = {"policy": "order", "by": "priority", "inner": {"policy": "vllm-v0", "max_num_batched_tokens": 500}}
     workload = {"trace": str(tmp_path / "t.csv")}
     result = simulate(Scenario(scheduler=scheduler, workload=workload))
     assert result.manifest["notes"] == []

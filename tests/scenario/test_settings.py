@@ -116,7 +116,7 @@ def test_set_changes_one_setting_and_leaves_the_original():
 
 def test_set_with_a_mapping_replaces_the_section():
     scenario = Scenario.from_yaml("scheduler: {policy: sarathi, token_budget: 9}")
-    assert scenario.with_set("scheduler={policy: vllm}").scheduler.settings == {}
+    assert scenario.with_set("scheduler={policy: vllm-v0}").scheduler.settings == {}
 
 
 @pytest.mark.parametrize("assignment", ["scheduler=orca", "scheduler.policy=orca", "scheduler={policy: orca}"])
@@ -200,8 +200,8 @@ def test_every_short_name_leads_to_something_with_settings_of_its_own(table):
 
 def test_several_settings_are_checked_together():
     start = Scenario.default()
-    both = start.with_set("slo.e2el_s=9", "scheduler.policy=vllm", "scheduler.max_batched_tokens=64")
-    assert both.resolved()["scheduler"]["max_batched_tokens"] == 64
+    both = start.with_set("slo.e2el_s=9", "scheduler.policy=vllm-v0", "scheduler.max_num_batched_tokens=64")
+    assert both.resolved()["scheduler"]["max_num_batched_tokens"] == 64
     half_way = start.with_set(
         "decoding.method=ngram", "decoding.num_speculative_tokens=3", "decoding.acceptance.alpha=0.5"
     )

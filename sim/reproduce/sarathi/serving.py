@@ -13,8 +13,9 @@ import numpy as np
 from hwmodels.cost import CostModel
 from hwmodels.deployment import Deployment
 from policies.sarathi import ChunkedOnly
-from policies.schedulers import Orca, Sarathi, Vllm
+from policies.schedulers import Orca, Sarathi
 from policies.view import Scheduler
+from policies.vllm import VllmV0
 from policies.wrappers import EvictNewest
 from sim.capacity import Limits, highest_rate
 from sim.metrics import summary, ttft_s, weighted_quantile
@@ -109,7 +110,7 @@ def _stalls() -> Iterator[Row]:
         output_tokens=np.array([200] * 8 + [2], np.int64),
     )
     longest = {}
-    for name, scheduler in (("vLLM", Vllm(16384, 128)), ("Sarathi-Serve", Sarathi(512))):
+    for name, scheduler in (("vLLM", VllmV0(16384, 128)), ("Sarathi-Serve", Sarathi(512))):
         columns = replay(cost, scheduler, trace)
         iterations = columns.iterations()
         ends = (iterations["start_ns"] + iterations["duration_ns"])[iterations["decode_tokens"] > 0]
@@ -143,7 +144,7 @@ def _stalls() -> Iterator[Row]:
 
 def _scheduler(name: str, tbt_p99_s: float, strict: bool) -> Scheduler:
     # Budgets of the paper's section 5.1 for its strict and relaxed limits.
-    return {"vLLM": Vllm(16384, 128), "Orca": Orca(128), "Sarathi-Serve": Sarathi(512 if strict else 2048)}[name]
+    return {"vLLM": VllmV0(16384, 128), "Orca": Orca(128), "Sarathi-Serve": Sarathi(512 if strict else 2048)}[name]
 
 
 STRICT_S = {"mistral-7b": 0.1, "yi-34b": 0.2, "llama-2-70b": 1.0, "falcon-180b": 1.0}

@@ -1,0 +1,265 @@
+"""vLLM's schedulers, rule for rule: `Vllm` is version 1 as of release 0.32.0, `VllmV0` the prefill-first one before it.
+
+The rules are those of `vllm/v1/core/sched/scheduler.py` (`Scheduler.schedule`) and `vllm/v1/core/kv_cache_manager.py`
+(`KVCacheManager.allocate_slots`) of that release; settings and their defaults are in `vllm/config/scheduler.py` and
+`vllm/engine/arg_utils.py` (`EngineArgs.get_batch_defaults`). `tests/oracle` lays these decisions beside the release's own.
+
+Left out, and not needed for text: encoder inputs, LoRA limits, Mamba alignment, structured output, data-parallel throttling
+(`prefill_schedule_interval`). A budget that ends within a sequence's drafted tokens leaves the sequence out, where vLLM
+verifies some of them; prompts of one token are not padded to a round of speculation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from policies.schedulers import _admissible_blocks, _fraction, at_least
+from policies.view import UNTIL_CHANGE, Plan, ReplicaView, RunningSeq, WaitingSeq, prompts
+
+_DECODES = Plan(decode=True, hold=UNTIL_CHANGE)
+_DECODES_WHOEVER_COMES = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """Running sequences first, in order of admission, then waiting ones, within a budget of tokens; prompts are cut to fit.
+
+    KV blocks are taken as tokens are scheduled. Where they run out, the last admitted gives way (*scheduling_policy* `fcfs`), or
+    the one of the lowest priority (`priority`), and is computed again from the head of the queue. Defaults are those of a server
+    on a GPU of 70 to 160 GiB other than an A100; scenarios take those of their device.
+    """
+
+    max_num_batched_tokens: int = 8192
+    """Tokens of an iteration at most."""
+    max_num_seqs: int = 1024
+    max_num_active_seqs: int | None = None
+    """Sequences admitted at once, where these are to be fewer than *max_num_seqs*."""
+    max_num_scheduled_tokens: int | None = None
+    """Tokens of an iteration without those that drafting adds; None: *max_num_batched_tokens*."""
+    long_prefill_token_threshold: int = 0
+    """Prompt tokens of one sequence in an iteration at most, when it is not the only one; 0: no limit."""
+    long_prefill_token_threshold_adaptive: bool = False
+    """The threshold is no lower than an even share of the budget."""
+    enable_chunked_prefill: bool = True
+    """False: a prompt is admitted when what is left of the budget holds all of it."""
+    scheduler_reserve_full_isl: bool = True
+    """A sequence is admitted when the free blocks hold all of its tokens; False: when they hold its first chunk."""
+    watermark: float = 0.0
+    """Share of all blocks that admission leaves free, unless nothing runs."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    async_scheduling: bool = True
+    """Each iteration is planned while the one before it runs; see `policies.view.plans_ahead`."""
+
+    by_chunk: ClassVar[bool] = True
+    evicts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        at_least("max_num_seqs", self.max_num_seqs, 1)
+        at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        for name in ("max_num_active_seqs", "max_num_scheduled_tokens"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
+        _fraction("watermark", self.watermark)
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise ValueError(f"scheduling_policy is fcfs or priority; got {self.scheduling_policy!r}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is at least max_num_seqs ({self.max_num_seqs}), or not "
+                "all sequences could take a step"
+            )
+        if (self.max_num_active_seqs or 1) > self.max_num_seqs:
+            raise ValueError(f"max_num_active_seqs is at most max_num_seqs; got {self.max_num_active_seqs}")
+        if (self.max_num_scheduled_tokens or 1) > self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_scheduled_tokens is at most max_num_batched_tokens; got {self.max_num_scheduled_tokens}"
+            )
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        n_decoding, query, draft_slots = view.n_decoding, view.query_tokens, view.draft_slots
+        left = (self.max_num_scheduled_tokens or self.max_num_batched_tokens) - n_decoding * query
+        left_input = self.max_num_batched_tokens - n_decoding * (query + draft_slots)
+        free = view.free_blocks - view.growth_blocks
+        if left < 0 or left_input < 0 or free < 0:
+            return self._plan_in_order(view)
+        seats = (self.max_num_active_seqs or self.max_num_seqs) - view.n_running
+        prefilling = view.prefilling
+        if not prefilling:
+            if not view.waiting and n_decoding:
+                return _DECODES_WHOEVER_COMES if seats <= 0 and self.scheduling_policy == "fcfs" else _DECODES
+            chunks: list[tuple[int, int]] = []
+        else:
+            limit = self._longest_chunk(view)
+            if limit and sum(min(partial.remaining_tokens, limit) for partial in prefilling) > left:
+                return self._plan_in_order(view)
+            chunks = []
+            for partial in prefilling:
+                if left <= 0 or left_input <= draft_slots:
+                    break
+                cached = partial.cached_tokens
+                tokens = min(partial.remaining_tokens, left, left_input - draft_slots, limit or left)
+                if view.by_chunk:
+                    free -= _blocks(view, cached + tokens) - _blocks(view, cached)
+                if free < 0:
+                    return self._plan_in_order(view)
+                left -= tokens
+                left_input -= tokens + draft_slots
+                chunks.append((partial.id, tokens))
+        full = self._admit(view, chunks, left, left_input, free, seats)
+        if chunks:
+            return prompts(tuple(chunks), n_decoding > 0 or any(not tokens for _, tokens in chunks))
+        return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full and self.scheduling_policy == "fcfs")
+
+    def _longest_chunk(self, view: ReplicaView) -> int:
+        """Prompt tokens that a sequence may compute in this iteration; 0: no limit."""
+        limit = self.long_prefill_token_threshold
+        if not limit:
+            return 0
+        sequences = view.n_running + len(view.waiting)
+        if sequences <= 1:
+            return 0
+        if self.long_prefill_token_threshold_adaptive:
+            return max(limit, self.max_num_batched_tokens // sequences)
+        return limit
+
+    def _admit(
+        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int
+    ) -> bool:
+        """Add chunks of waiting sequences; whether one that comes later could not join either."""
+        if seats <= 0:
+            return True
+        if not view.waiting or left <= 0 or left_input <= view.draft_slots:
+            return False
+        limit, draft_slots = self._longest_chunk(view), view.draft_slots
+        # The release counts its null block, which no sequence gets, among all blocks.
+        kept = int(self.watermark * (view.total_blocks + 1))
+        occupied = view.n_running > 0
+        for seq in self._queue(view):
+            if left <= 0 or left_input <= draft_slots or seats <= 0:
+                return True
+            budget = min(left, left_input - draft_slots)
+            tokens = seq.tokens or view.query_tokens
+            if limit:
+                tokens = min(tokens, limit)
+            if tokens > budget:
+                if not self.enable_chunked_prefill or not seq.tokens:
+                    return True
+                tokens = budget
+            cached, reserve = seq.cached_tokens, kept if occupied else 0
+            if self.scheduler_reserve_full_isl:
+                whole = min(cached + (seq.tokens or 1), view.max_model_len)
+                if view.blocks(whole) + reserve > free:
+                    return True
+            needed = _blocks(view, cached + (tokens if view.by_chunk else seq.tokens or tokens))
+            if needed + reserve > free:
+                return True
+            free -= needed
+            left -= tokens
+            left_input -= tokens + draft_slots
+            seats -= 1
+            occupied = True
+            chunks.append((seq.id, tokens if seq.tokens else 0))
+        return seats <= 0
+
+    def _queue(self, view: ReplicaView) -> Sequence[WaitingSeq]:
+        if self.scheduling_policy == "fcfs" or len(view.waiting) < 2:
+            return view.waiting
+        return sorted(view.waiting, key=lambda seq: (seq.priority, seq.arrival_ns, seq.id))
+
+    def _plan_in_order(self, view: ReplicaView) -> Plan:
+        """The plan where the budget or the blocks do not serve all who run: one sequence after the other, as admitted."""
+        remaining = {partial.id: partial.remaining_tokens for partial in view.prefilling}
+        query, draft_slots = view.query_tokens, view.draft_slots
+        left = self.max_num_scheduled_tokens or self.max_num_batched_tokens
+        left_input, free, limit = self.max_num_batched_tokens, view.free_blocks, self._longest_chunk(view)
+        running, preempted = list(view.running), []
+        scheduled: dict[int, tuple[int, int]] = {}
+        """Tokens and new blocks, by id."""
+        at = 0
+        while at < len(running) and left > 0 and left_input > draft_slots:
+            seq = running[at]
+            budget = min(left, left_input - draft_slots)
+            tokens = remaining.get(seq.id, query)
+            if seq.id in remaining:
+                tokens = min(tokens, limit or tokens, budget)
+                blocks = max(_blocks(view, seq.cached_tokens + tokens) - seq.blocks, 0)
+            elif tokens > budget:
+                at += 1
+                continue
+            else:
+                blocks = seq.growth_blocks
+            gone = False
+            while blocks > free and not gone:
+                victim = self._victim(running)
+                place = running.index(victim)
+                del running[place]
+                at -= place < at
+                had_tokens, had_blocks = scheduled.pop(victim.id, (0, 0))
+                if had_tokens:
+                    left += had_tokens
+                    left_input += had_tokens + draft_slots
+                free += victim.blocks + had_blocks
+                preempted.append(victim.id)
+                gone = victim is seq
+            if gone:
+                break
+            scheduled[seq.id] = (tokens, blocks)
+            free -= blocks
+            left -= tokens
+            left_input -= tokens + draft_slots
+            at += 1
+        chunks = [(id_, tokens) for id_, (tokens, _) in scheduled.items() if id_ in remaining]
+        decodes = tuple(id_ for id_ in scheduled if id_ not in remaining)
+        everybody = len(decodes) == sum(seq.id not in remaining for seq in running)
+        if not preempted:
+            seats = (self.max_num_active_seqs or self.max_num_seqs) - view.n_running
+            self._admit(view, chunks, left, left_input, free, seats)
+        return Plan((everybody and bool(decodes)) or decodes or False, tuple(chunks), tuple(preempted))
+
+    def _victim(self, running: list[RunningSeq]) -> RunningSeq:
+        """Who gives way."""
+        if self.scheduling_policy == "fcfs":
+            return running[-1]
+        return max(running, key=lambda seq: (seq.priority, seq.arrival_ns))
+
+
+def _blocks(view: ReplicaView, cached: int) -> int:
+    """KV blocks of a sequence with *cached* tokens, the slots that it looks ahead included."""
+    return view.blocks(min(cached + view.lookahead_tokens, view.max_model_len)) if cached else 0
+
+
+@dataclass(frozen=True)
+class VllmV0:
+    """Prefill first (vLLM before version 1, without chunked prefill): waiting prompts run alone, whole, and stall the decodes."""
+
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    watermark: float = 0.01
+
+    def __post_init__(self) -> None:
+        at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        at_least("max_num_seqs", self.max_num_seqs, 1)
+        _fraction("watermark", self.watermark)
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        if not view.waiting and not view.prefilling and view.n_decoding:
+            return _DECODES_WHOEVER_COMES if view.n_decoding >= self.max_num_seqs else _DECODES
+        chunks = [(seq.id, seq.remaining_tokens) for seq in view.prefilling]
+        seats = self.max_num_seqs - view.n_running
+        free = _admissible_blocks(view, self.watermark)
+        left = self.max_num_batched_tokens - sum(tokens for _, tokens in chunks)
+        blocked = False
+        for seq in view.waiting:
+            free -= view.blocks_to_admit(seq)
+            # A prompt longer than the budget runs alone rather than never.
+            if seats <= 0 or free < 0 or (seq.tokens > left and chunks):
+                blocked = True
+                break
+            seats -= 1
+            left -= seq.tokens
+            chunks.append((seq.id, seq.tokens))
+        if chunks:
+            return prompts(tuple(chunks), False)
+        return Plan(view.n_decoding > 0, (), (), UNTIL_CHANGE, blocked or seats <= 0)
