@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from hwmodels.stack_kernels import WIDTH, StackKernels, Table, gemm_nodes, moe_n
 _CALIBRATED = ("torch", "jax")  # cuBLAS on operands that are in the format already
 _ROUTING = "power_law_1.01"
 """How unevenly tokens choose experts: the mildest skew that the measured tables hold."""
-_GRAPH_CHAIN_S = 1.2e-5
 # Formats whose fitted efficiencies may serve one, the best first.
 _FORMATS = {"fp8": ("fp8", "bf16"), "int8": ("int8", "fp8", "bf16"), "fp4": ("fp4", "fp8", "bf16")}
 
@@ -88,9 +87,15 @@ class GpuKernels(StackKernels):
         )
 
     def _latent(self, family: str) -> MlaParams:
-        """The measured chain was launched from Python; in a graph its handful of kernels costs a few microseconds."""
-        params = self.profile.get(family, self.sources)
-        return replace(params, launch_s=min(params.launch_s, _GRAPH_CHAIN_S)) if self.stack.graph else params
+        """The measured chain that stands for the stack's: as a graph replays it, or as Python launches it call by call.
+
+        All stacks expand keys and values of fresh prompts, as TensorRT-LLM's table has it; SGLang's times its absorbed
+        kernel, which its server runs behind a short prefix only (0.5.23, srt/models/deepseek_common/
+        attention_backend_handler.py). vLLM decodes by FlashAttention, as SGLang does.
+        """
+        expanded = family == "mla_prefill" or self.stack.kernels == "trtllm"
+        replayed = ("trtllm", "sglang") if expanded else ("sglang", "trtllm")
+        return self.profile.get(family, (*replayed, "vllm") if self.stack.graph else ("vllm", *replayed))
 
 
 def _variants(sources: Sequence[str], dtype: str) -> list[str]:

@@ -184,9 +184,10 @@ def latent(m: Measurement, device: Datasheet) -> Iterator[Part]:
         sums = _causal(c["batch"], c["isl"], c["step"])
         return {"chunks": c["batch"], **sums, "heads": c["heads"], "kv_bytes": width}
 
-    decodes = m.labels["phase"] == "decode"
+    decodes, source = m.labels["phase"] == "decode", m.source or "vllm"
+    variants = (source, "vllm") if m.dtype == "bf16" else (f"{m.dtype}/{source}", source, "vllm")
     yield Part(
-        form=MLA_DECODE if decodes else MLA_PREFILL, sheet=device, variants=(m.source or "vllm", "vllm"), rows=rows,
+        form=MLA_DECODE if decodes else MLA_PREFILL, sheet=device, variants=variants, rows=rows,
         columns=columns, shape=of_decodes if decodes else of_prompts, groups=("heads", "batch", "isl", "step"),
         starts=(MlaParams(),),
     )  # fmt: skip

@@ -14,10 +14,15 @@ from hwmodels.deployment import FrontEnd, deploy
 from hwmodels.device import load_device
 from hwmodels.gpu import GpuKernels
 from hwmodels.kernels.attention import attention_decode_s, attention_prefill_s
+from hwmodels.kernels.families import MLA_DECODE, MLA_PREFILL
+from hwmodels.kernels.fitting import errors
 from hwmodels.kernels.ops import SCALARS
+from hwmodels.measured import read
 from hwmodels.model import load_model
+from hwmodels.operations import AttentionShape
 from hwmodels.overheads import Overheads, serving_stack, serving_stacks
 from hwmodels.parallel import ParallelConfig
+from hwmodels.profiles import load_profile
 from hwmodels.roofline import Roofline
 from hwmodels.totals import Totals
 from tests.hwmodels.test_roofline import totals
@@ -105,6 +110,62 @@ def test_attention_forms_are_the_kernels_that_were_fitted():
     alone = attention_decode_s(params, profile.datasheet, seqs=64, kv_tokens=64_000, heads=32, kv_heads=8, head_dim=128)
     hidden = stack.launch_overlap * (params.launch_s + params.combine_s + params.regroup_s)
     assert decode(SCALARS, 64, 64, 64_000) == pytest.approx(32 * (alone - hidden), rel=1e-9)
+
+
+def latent_shape(heads):
+    """DeepSeek-V3's attention with as many heads on the device, a cache of 16 bits, one layer."""
+    return AttentionShape(
+        kind="mla", n_heads=heads, n_kv_heads=1, qk_dim=192, v_dim=128, kv_bytes=1152.0, precision="bf16",
+        latent_dim=512, rope_dim=64, expand_flops=2.0 * 512 * heads * 256,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("stack", "prefill", "decode"), [("trtllm", "trtllm", "trtllm"), ("vllm", "trtllm", "sglang")])
+def test_latent_attention_is_priced_by_the_form_that_was_fitted(stack, prefill, decode):
+    plain = dataclasses.replace(serving_stack(stack), overheads=Overheads())
+    kernels = Calibrated(stack=plain)(load_model("deepseek-v3"), load_device("h200"), ParallelConfig(tensor=8)).kernels
+    profile = load_profile("h200")
+    sums = {"rows": 600, "pairs": 600 * 400 + 600 * 601 / 2, "kv_tokens": 1000, "chunks": 1, "heads": 16}
+    expected = MLA_PREFILL.seconds(profile.get("mla_prefill", (prefill,)), profile.datasheet, sums)
+    assert kernels.prefill_form(latent_shape(16))(SCALARS, 600, 1, sums["pairs"], 1000) == pytest.approx(expected)
+    sums = {"seqs": 8, "kv_tokens": 8 * 3000, "query_width": 3, "heads": 16}
+    expected = MLA_DECODE.seconds(profile.get("mla_decode", (decode,)), profile.datasheet, sums)
+    assert kernels.decode_form(latent_shape(16))(SCALARS, 8, 24, 24_000) == pytest.approx(expected)
+
+
+def test_latent_attention_without_a_graph_is_launched_call_by_call():
+    spec, device = load_model("deepseek-v3"), load_device("h200")
+    graph = dataclasses.replace(serving_stack("vllm"), overheads=Overheads())
+    replayed, called = (
+        Calibrated(stack=dataclasses.replace(graph, graph=how))(spec, device, ParallelConfig(tensor=8)).kernels
+        for how in (True, False)
+    )
+    assert replayed.decode_form(latent_shape(16))(SCALARS, 1, 1, 100) < 3e-5
+    assert called.decode_form(latent_shape(16))(SCALARS, 1, 1, 100) > 1e-4
+
+
+@pytest.mark.parametrize("device", ["h100", "h200"])
+@pytest.mark.parametrize(("stack", "phase", "file", "median_pct"), [
+    ("sglang", "decode", "sglang0.5.14", 12.0),
+    ("trtllm", "decode", "trtllm1.3rc20", 7.0),
+    ("trtllm", "prefill", "trtllm1.3rc20", 8.0),
+    ("vllm", "decode", "sglang0.5.14", 12.0),
+])  # fmt: skip
+def test_latent_attention_is_priced_as_it_was_measured(shared, device, stack, phase, file, median_pct):
+    measured = read(shared / "measured2" / f"mla_{phase}_{device}_{file}.csv")
+    plain = dataclasses.replace(serving_stack(stack), overheads=Overheads())
+    kernels = Calibrated(stack=plain)(load_model("deepseek-v3"), load_device(device), ParallelConfig(tensor=8)).kernels
+    columns = (measured.columns[name] for name in ("batch_size", "isl", "step", "num_heads"))
+    priced = []
+    for batch, new, past, heads in zip(*(column.tolist() for column in columns), strict=True):
+        if phase == "decode":
+            form = kernels.decode_form(latent_shape(int(heads)))
+            priced.append(form(SCALARS, batch, batch, batch * (new + past)))
+        else:
+            form = kernels.prefill_form(latent_shape(int(heads)))
+            pairs = batch * (new * past + new * (new + 1) / 2)
+            priced.append(form(SCALARS, batch * new, batch, pairs, batch * (new + past)))
+    assert errors(priced, measured.measured_s).median_pct < median_pct
 
 
 def test_an_ideal_stack_adds_nothing():
