@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from hwmodels.calibrated import Calibrated
 from hwmodels.cost import CostModel
-from hwmodels.device import Device, device_catalogue, load_device
+from hwmodels.device import Device, device_catalogue
+from hwmodels.hardware import load_hardware
 from hwmodels.model import ModelSpec, load_model
 from hwmodels.operations import StageWork
 from hwmodels.parallel import ParallelConfig
@@ -229,7 +230,7 @@ def deploy(
     Whether it fits in memory is asked of `kv_pool_blocks`. ValueError for unknown names and impossible combinations.
     """
     spec = model if isinstance(model, ModelSpec) else load_model(model)
-    device = hardware if isinstance(hardware, Device) else load_device(hardware)
+    device = hardware if isinstance(hardware, Device) else load_hardware(hardware)
     if parallel is None:
         parallel = ParallelConfig()
     elif not isinstance(parallel, ParallelConfig):

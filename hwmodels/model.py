@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hwmodels.precision import precision
+from hwmodels.tables import read_json
 
 CATALOGUE = Path(__file__).with_name("models")
 
@@ -662,16 +662,6 @@ def _plain_spec(c: _Config, family: str, common: dict[str, Any], notes: tuple[st
     )
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} must hold one JSON object, a HuggingFace config")
-    return data
-
-
 @functools.cache
 def model_catalogue() -> Mapping[str, Path]:
     """Names of the shipped models, each with its file."""
@@ -682,7 +672,7 @@ def model_catalogue() -> Mapping[str, Path]:
 def _aliases() -> Mapping[str, str]:
     found: dict[str, str] = {}
     for name, path in model_catalogue().items():
-        for alias in _read_json(path).get("rooftrace", {}).get("aliases", ()):
+        for alias in read_json(path).get("rooftrace", {}).get("aliases", ()):
             found[alias.lower()] = name
     return found
 
@@ -690,7 +680,7 @@ def _aliases() -> Mapping[str, str]:
 @functools.lru_cache(maxsize=256)
 def _shipped(name: str) -> ModelSpec:
     path = model_catalogue()[name]
-    return spec_from_config(_read_json(path), name=name, where=f"models/{path.name}")
+    return spec_from_config(read_json(path), name=name, where=f"models/{path.name}")
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:
@@ -709,9 +699,9 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         path = path / "config.json"
     if path.is_file():
         side = path.with_name("hf_quant_config.json")
-        quant = _read_json(side) if side.is_file() else None
+        quant = read_json(side) if side.is_file() else None
         name = path.parent.resolve().name if path.name == "config.json" else path.stem
-        return spec_from_config(_read_json(path), name=name, where=str(path), quant_config=quant)
+        return spec_from_config(read_json(path), name=name, where=str(path), quant_config=quant)
     if text.endswith(".json") or ("/" in text.strip("/") and Path(text).parent.is_dir()):
         raise ValueError(f"model file {text} does not exist")
     known = [*model_catalogue(), *_aliases()]

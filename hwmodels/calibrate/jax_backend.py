@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+import jax  # pyright: ignore[reportMissingImports]
+import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
 from hwmodels.calibrate import machine
 from hwmodels.calibrate.backend import ELEMENTWISE, NUMBER_BYTES, CalibrationError, Facts, Operation, OutOfMemory

@@ -210,7 +210,7 @@ class PlaceScenario:
         return found
 
     def _model(self, hosted: Hosted) -> OneShot:
-        from hwmodels.device import load_device
+        from hwmodels.hardware import load_hardware
         from hwmodels.model import load_model
         from hwmodels.oneshot import CatalogueModel, oneshot_catalogue
 
@@ -226,7 +226,10 @@ class PlaceScenario:
                 )
             return oneshot_catalogue()[hosted.model]
         try:
-            spec, device = load_model(self._find(hosted.model)), load_device(self._find(self.settings.cluster.hardware))
+            spec, device = (
+                load_model(self._find(hosted.model)),
+                load_hardware(self._find(self.settings.cluster.hardware)),
+            )
             if self._generates:
                 from sim.placement.generative import GenerativeModel
 

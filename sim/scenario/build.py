@@ -449,8 +449,8 @@ def deployment_of(scenario: Scenario) -> Deployment:
 
 def _hardware(scenario: Scenario) -> tuple[Device, str | None]:
     """The device, and the path of the calibrated profile that the scenario names in its place."""
-    from hwmodels.device import load_device
-    from hwmodels.profiles import device_of, is_profile, load_profile
+    from hwmodels.hardware import load_hardware
+    from hwmodels.tables import is_profile
 
     file = scenario.find(scenario.hardware)
     if file is not None and is_profile(file):
@@ -459,8 +459,8 @@ def _hardware(scenario: Scenario) -> tuple[Device, str | None]:
                 f"{file} is a calibrated profile and cost_model asks for the datasheet; name the device, or leave "
                 "cost_model out"
             )
-        return device_of(load_profile(str(file))), str(file)
-    return load_device(file or scenario.hardware), None
+        return load_hardware(file), str(file)
+    return load_hardware(file or scenario.hardware), None
 
 
 def _manifest(
