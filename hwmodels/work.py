@@ -322,11 +322,3 @@ def _mlp_matrices(hidden: int, ffn: int, gated: bool, prefix: str = "mlp") -> _M
         (f"{prefix}_gate_up" if gated else f"{prefix}_up", ffn * (2 if gated else 1), hidden),
         (f"{prefix}_down", hidden, ffn),
     ]
-
-
-def kv_bytes_per_token_per_device(
-    spec: ModelSpec, parallel: ParallelConfig, stage: int, kv_precision: str | None
-) -> float:
-    """Cached bytes of one token on one device of *stage*; data-parallel attention keeps a token on one group only."""
-    shapes = stage_work(spec, parallel, stage, kv_precision=kv_precision).attention
-    return sum(shape.kv_bytes * shape.layers for shape in shapes)
