@@ -57,6 +57,8 @@ class RunningSeq(NamedTuple):
     model: int = 0
     deadline_ns: int = -1
     priority: int = 0
+    leaving: bool = False
+    """It takes no step any more; see `ReplicaView.n_leaving`."""
 
 
 class ById(Protocol):
@@ -115,8 +117,8 @@ class ReplicaView:
     by_chunk: bool = True
     """For a scheduler that `takes_by_chunk`: False where a prompt takes all its blocks on admission after all (in a pipeline)."""
     n_leaving: int = 0
-    """Sequences that have ended in the iteration before, where the plan is made ahead and cannot know: they take no step, but
-    their seats and their blocks are not free yet. See `plans_ahead`."""
+    """Sequences that the iteration before has brought to their `max_tokens`, where the plan is made ahead: they take no step, but
+    their seats and their blocks are not free yet. Who may have ended sooner still counts among the decodes. See `plans_ahead`."""
     prompt_tokens: ById = NOT_SAID
     """Of each request, by id."""
     max_tokens: ById = NOT_SAID

@@ -180,6 +180,9 @@ class Vllm:
         at = 0
         while at < len(running) and left > 0 and left_input > draft_slots:
             seq = running[at]
+            if seq.leaving:
+                at += 1
+                continue
             budget = min(left, left_input - draft_slots)
             tokens = remaining.get(seq.id, query)
             if seq.id in remaining:
@@ -212,7 +215,7 @@ class Vllm:
             at += 1
         chunks = [(id_, tokens) for id_, (tokens, _) in scheduled.items() if id_ in remaining]
         decodes = tuple(id_ for id_ in scheduled if id_ not in remaining)
-        everybody = len(decodes) == sum(seq.id not in remaining for seq in running)
+        everybody = len(decodes) == sum(seq.id not in remaining and not seq.leaving for seq in running)
         if not preempted:
             seats = (self.max_num_active_seqs or self.max_num_seqs) - view.n_running
             self._admit(view, chunks, left, left_input, free, seats)

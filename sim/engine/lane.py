@@ -29,13 +29,25 @@ class Paused(NamedTuple):
     token_ns: int
 
 
+class Ended(NamedTuple):
+    """A sequence that has ended in the iteration before, where plans are made ahead: the coming one was made as if it had not."""
+
+    cached: int
+    blocks: int
+    """That it gave back."""
+    growth_blocks: int
+    """That its next step would have taken."""
+    steps_on: bool
+    """It was not known to end, and takes one step more, whose tokens are dropped."""
+
+
 class Lane:
     """A micro-batch slot: sequences that iterate together. Without a pipeline there is one."""
 
     __slots__ = (
-        "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "ended", "held_arrivals",
-        "held_changes", "held_until_ns", "hold", "index", "last_round_ns", "latest_start_ns", "partial", "paused", "run",
-        "span", "through_arrivals", "view", "wake_ns",
+        "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "held_arrivals",
+        "held_changes", "held_until_ns", "hold", "index", "last_round_ns", "latest_start_ns", "leaving", "partial", "paused",
+        "run", "span", "through_arrivals", "view", "wake_ns",
     )  # fmt: skip
 
     def __init__(self, index: int, decoding: RunningSet) -> None:
@@ -49,8 +61,8 @@ class Lane:
         # Where plans are made ahead:
         self.latest_start_ns = ALWAYS_NS
         """When the iteration that has just ended started, and the plan of the next was made."""
-        self.ended = (0, 0)
-        """Who had ended at the latest look, and the KV blocks that they gave back."""
+        self.leaving: dict[int, Ended] = {}
+        """Who has ended in it; they are among the admitted until the next iteration starts."""
         self.bubbles = [0] * len(BUBBLES)
         """Idle time of stages ahead of its decodes in ns, all rounds together, by kind."""
         self.bubbles_at_join: dict[int, list[int]] = {}

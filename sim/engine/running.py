@@ -27,6 +27,8 @@ class Departure(NamedTuple):
     """Round after which it joined, with *cached_before* tokens, its latest token being of *token_ns*."""
     cached_before: int
     token_ns: int
+    emitted_last: int = 1
+    """Tokens emitted in its last round, where that was its end."""
 
 
 class Decoding(Protocol):

@@ -15,7 +15,7 @@ from sim.engine.columns import Recorder
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.kv import KvPool, OutOfBlocks
-from sim.engine.lane import Lane, Paused
+from sim.engine.lane import Ended, Lane, Paused
 from sim.engine.requests import RequestState
 from sim.engine.running import Departure
 
@@ -26,6 +26,10 @@ class Outside(Protocol):
     def finished(self, id_: int, now_ns: int, /) -> None: ...
 
     def rejected(self, id_: int, reason: str, /) -> None: ...
+
+
+_MOST_IN_VAIN = 10_000
+"""Preemptions without a token after which a run is said not to end. vLLM 0.32.0 has no such bound, and goes on for ever."""
 
 
 class Sequences:
@@ -40,10 +44,10 @@ class Sequences:
         self.n_admitted = 0
         self.n_changes = self.n_arrivals = 0
         """Counts of what may end a plan that is held in a lane: who ends, joins or leaves in any lane, and who comes."""
-        self.n_ended = self.ended_blocks = 0
-        """Who has ended, and the KV blocks that they gave back."""
         self.n_computed = 0
         """Of those that wait: with nothing to compute before they decode."""
+        self._in_vain = 0
+        """Preemptions since a token was emitted."""
         self._outside = outside
         self._recorder = recorder
         self._alone = alone
@@ -98,7 +102,11 @@ class Sequences:
 
     def running_seq(self, lane: Lane, id_: int) -> RunningSeq:
         """An admitted sequence as policies see it."""
-        if id_ in lane.decoding:
+        leaving = False
+        if id_ in lane.leaving:
+            cached, blocks, growth, steps_on = lane.leaving[id_]
+            leaving = not steps_on
+        elif id_ in lane.decoding:
             cached, blocks = lane.decoding.state_of(id_)
             growth = lane.decoding.growth_of(id_)
         elif id_ in lane.partial:
@@ -110,7 +118,15 @@ class Sequences:
             cached, blocks, growth = paused.cached, paused.blocks, self.paused_growth(lane, paused)
         request = self.state.waiting_seq(id_)
         return RunningSeq(
-            id_, cached, blocks, growth, request.arrival_ns, request.model, request.deadline_ns, request.priority
+            id_,
+            cached,
+            blocks,
+            growth,
+            request.arrival_ns,
+            request.model,
+            request.deadline_ns,
+            request.priority,
+            leaving,
         )
 
     def blocks_of(self, cached: int, remaining: int = 0) -> int:
@@ -173,12 +189,15 @@ class Sequences:
             before = lane.bubbles_at_join.pop(departure.id)
             for kind, column in enumerate(self.state.bubbles):
                 column[departure.id] += lane.bubbles[kind] - before[kind]
-        _, _, _, _, since, cached_before, token_ns = departure
+        _, _, _, _, since, cached_before, token_ns, _ = departure
         self._recorder.joins.add(lane.index, since, lane.decoding.round, cached_before, token_ns)
 
     def preempt(self, lane: Lane, id_: int) -> None:
         """Give back a sequence's blocks; it returns to the head of the queue to be computed again."""
         state = self.state
+        if id_ in lane.leaving:
+            state.preemptions[id_] += 1
+            return
         if id_ in lane.decoding:
             departure = self._leave(lane, id_)
             cached, blocks = departure.cached_tokens, departure.blocks
@@ -195,6 +214,12 @@ class Sequences:
         del lane.admitted[id_]
         self.n_admitted -= 1
         self.n_changes += 1
+        self._in_vain += 1
+        if self._in_vain > _MOST_IN_VAIN:
+            raise PolicyError(
+                f"{self._scheduler!r} has preempted {_MOST_IN_VAIN:,} times while nobody emitted a token: sequences take memory "
+                "from each other in turn and none gets on; give more KV blocks, or admit a sequence only when all of it fits"
+            )
         state.preemptions[id_] += 1
         state.recomputed[id_] += cached
         self.queue.appendleft(state.waiting_seq(id_, preempted=True))
@@ -246,14 +271,23 @@ class Sequences:
     def end_rounds(self, lane: Lane, rounds: int, growth_first: int, end_ns: int) -> None:
         """The decodes of a lane have done *rounds* rounds, the first of which took *growth_first* blocks when it started."""
         state, decoding, kv = self.state, lane.decoding, self.kv
+        self._in_vain = 0
         if rounds > 1:
             kv.take(decoding.blocks_for(rounds) - growth_first)
         lane.last_round_ns = end_ns
         for departure in decoding.advance(rounds):
             self._log_departure(lane, departure)
-            id_, _, blocks, emitted, _, _, _ = departure
+            id_, cached, blocks, emitted, _, _, _, emitted_last = departure
             state.left[id_] -= emitted
-            self._end(lane, id_, blocks, end_ns)
+            self._end(
+                lane,
+                id_,
+                blocks,
+                end_ns,
+                cached,
+                emitted_last,
+                slots_before=cached - emitted_last + decoding.query_tokens,
+            )
 
     def complete_prompts(self, lane: Lane, end_ns: int) -> None:
         """The prompts that the iteration completed emit a token, and decode from there or have ended."""
@@ -262,6 +296,7 @@ class Sequences:
             _, cached, _, _, _, _, _ = lane.partial.pop(id_)
             left = state.left[id_]
             if left:
+                self._in_vain = 0
                 if state.first_token[id_] < 0:
                     state.first_token[id_] = end_ns
                 else:
@@ -270,19 +305,32 @@ class Sequences:
             if left:
                 self._join(lane, id_, cached, end_ns)
             else:
-                self._end(lane, id_, self.blocks_of(cached), end_ns)
+                self._end(lane, id_, self.blocks_of(cached), end_ns, cached, 1, slots_before=cached)
 
-    def _end(self, lane: Lane, id_: int, blocks: int, end_ns: int) -> None:
+    def _end(
+        self, lane: Lane, id_: int, blocks: int, end_ns: int, cached: int, emitted_last: int, slots_before: int
+    ) -> None:
+        """*slots_before*: KV slots that it would have used if all that its last iteration submitted had been accepted."""
         self.kv.give(blocks)
-        self.n_ended += 1
-        self.ended_blocks += blocks
-        del lane.admitted[id_]
+        if self.ahead:
+            # One token at least comes of every iteration: who has that many to go to its limit is known to end.
+            known = self.state.max_tokens[id_] - self.state.output[id_] + emitted_last <= 1
+            growth = max(self.blocks_of(slots_before + lane.decoding.query_tokens) - blocks, 0)
+            lane.leaving[id_] = Ended(cached, blocks, growth, not known)
+        else:
+            del lane.admitted[id_]
         self.n_admitted -= 1
         self.n_changes += 1
         state = self.state
         state.finish[id_] = end_ns
         state.status[id_] = 0
         self._outside.finished(id_, end_ns)
+
+    def forget_the_leaving(self, lane: Lane) -> None:
+        """Who has ended is now known to have ended."""
+        for id_ in lane.leaving:
+            del lane.admitted[id_]
+        lane.leaving.clear()
 
     def hand_back(self, lanes: Sequence[Lane]) -> list[int]:
         """Give up everything: all blocks are free, and the requests are the caller's, those that ran, lane by lane, before those
@@ -292,6 +340,7 @@ class Sequences:
             for id_ in list(lane.decoding):
                 departure = self._leave(lane, id_)
                 self.state.token_ns[id_] = _last_token_ns(lane, departure)
+            self.forget_the_leaving(lane)
             ids += lane.admitted
             lane.admitted.clear()
             lane.partial.clear()

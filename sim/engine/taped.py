@@ -328,5 +328,6 @@ class TapedSet:
             finish, order, id_ = heappop(finishes)
             if self._finishes_at(id_, finish, order):
                 seq = self._seqs.pop(id_)
-                departures.append(self._depart(id_, seq, len(seq.tape), seq.total))
+                departure = self._depart(id_, seq, len(seq.tape), seq.total)
+                departures.append(departure._replace(emitted_last=int(seq.tape[-1])))
         return departures

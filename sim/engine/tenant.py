@@ -7,7 +7,7 @@ and commits what has ended; when a lane may plan, the machine says.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from sim.engine.clock import TICK_BITS
 from sim.engine.columns import Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
-from sim.engine.lane import Lane, LanePrice, QueueView, RunningView
+from sim.engine.lane import Ended, Lane, LanePrice, QueueView, RunningView
 from sim.engine.padding import padded, pairs_within
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
@@ -135,7 +135,7 @@ class Tenant:
             n_decoding += len(lane.paused)
             growth_of_all += sum(sequences.paused_growth(lane, paused) for paused in lane.paused.values())
         partial, queue = lane.partial, self._queue
-        if not (n_decoding or partial or queue):
+        if not (n_decoding or partial or queue or lane.leaving):
             lane.latest_start_ns = ALWAYS_NS
             return NOTHING
         view = lane.view
@@ -153,9 +153,10 @@ class Tenant:
             decode, run, preempt, hold, _, reject, _ = plan
         except (TypeError, ValueError):
             raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan") from None
+        stepping_on: list[Ended] = []
         if unknown:
-            plan = self._made_ahead(lane, plan)
-            hold = plan.hold
+            plan, stepping_on = self._made_ahead(lane, plan)
+            decode, _, _, hold, _, _, _ = plan
         if reject:
             sequences.reject(reject)
         if preempt or decode is not True or lane.paused or sequences.n_computed:
@@ -167,6 +168,10 @@ class Tenant:
                 sequences.choose_decodes(lane, decode)
             n = decoding.n if decode else 0
             growth = decoding.growth_blocks if n else 0
+        if unknown:
+            sequences.forget_the_leaving(lane)
+        if stepping_on:
+            return self._start_iteration(lane, run, n, growth, ticks, stepping_on)
         if run or (n and (self._pads_to or not self._alone)):
             if hold > 1 and not run and self._fast_forward and not self._pads_to:
                 lane.hold = hold - 1
@@ -187,19 +192,30 @@ class Tenant:
         lane.latest_start_ns = ALWAYS_NS
         hidden = self._queue_view.hidden = sequences.came_after(seen_ns)
         view.waiting = self._queue_view if self._queue_view else ()
-        n_ended, blocks = lane.ended
-        lane.ended = (sequences.n_ended, sequences.ended_blocks)
         view.n_leaving = 0
-        if seen_ns != ALWAYS_NS:
-            view.n_leaving = sequences.n_ended - n_ended
-            view.free_blocks -= sequences.ended_blocks - blocks
-        return hidden > 0 or view.n_leaving > 0
+        if seen_ns == ALWAYS_NS:
+            sequences.forget_the_leaving(lane)
+        for _, blocks, growth_blocks, steps_on in lane.leaving.values():
+            view.free_blocks -= blocks
+            if steps_on:
+                view.n_decoding += 1
+                view.growth_blocks += growth_blocks
+            else:
+                view.n_leaving += 1
+        return hidden > 0 or bool(lane.leaving)
 
-    def _made_ahead(self, lane: Lane, plan: Plan) -> Plan:
-        """The plan, held no longer than what was hidden from it cannot change it."""
-        view = lane.view
+    def _made_ahead(self, lane: Lane, plan: Plan) -> tuple[Plan, list[Ended]]:
+        """The plan, without those who have ended, and held no longer than what was hidden from it cannot change it; and who of
+        those who have ended takes a step all the same."""
+        leaving, view = lane.leaving, lane.view
+        wanted = set(leaving) - set(plan.preempt) if plan.decode is True else set(plan.decode or ())
+        stepping_on = [ended for id_, ended in leaving.items() if ended.steps_on and id_ in wanted]
+        if isinstance(plan.decode, tuple):
+            plan = plan._replace(decode=tuple(id_ for id_ in plan.decode if id_ not in leaving))
         came = self._queue_view.hidden and not plan.through_arrivals
-        return plan._replace(hold=1) if came or (view.n_leaving and (view.waiting or plan.through_arrivals)) else plan
+        if came or (leaving and (view.waiting or plan.through_arrivals)):
+            plan = plan._replace(hold=1)
+        return plan, stepping_on
 
     def _still_holds(self, lane: Lane, ticks: int) -> bool:
         """Whether the plan that a lane holds in a pipeline would be made again: nobody has ended, joined, left or come that
@@ -213,8 +229,11 @@ class Tenant:
 
     # Starting.
 
-    def _start_iteration(self, lane: Lane, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int) -> int:
-        """One iteration with prompt chunks and a decode step of *n* sequences, all or none, that takes *growth* blocks."""
+    def _start_iteration(
+        self, lane: Lane, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int, ended: Sequence[Ended] = ()
+    ) -> int:
+        """One iteration with prompt chunks and a decode step of *n* sequences, all or none, that takes *growth* blocks; and a step
+        of those who have *ended*, which comes to nothing."""
         sequences, kv, window = self.sequences, self._kv, self._window
         decoding, partials = lane.decoding, lane.partial
         block_tokens, by_chunk = kv.block_tokens, self._by_chunk
@@ -258,6 +277,11 @@ class Tenant:
             decode_rows = n * query
             decode_kv = decoding.cached + decode_rows
             emitted, decode_window = decoding.next_round()
+        for gone in ended:
+            kv_read = gone.cached + query
+            decode_rows += query
+            decode_kv += kv_read
+            decode_window += 0 if window is None else min(kv_read, window)
         output_left = self._state.left
         for id_ in completing:
             emitted += output_left[id_] > 0
@@ -265,7 +289,7 @@ class Tenant:
         totals = _new(
             Totals,
             (
-                rows + decode_rows, rows, len(run), pairs, prompt_kv, n, decode_kv, decode_rows + n_completing,
+                rows + decode_rows, rows, len(run), pairs, prompt_kv, n + len(ended), decode_kv, decode_rows + n_completing,
                 pairs_window, decode_window,
             ),
         )  # fmt: skip

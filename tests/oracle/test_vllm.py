@@ -1,0 +1,100 @@
+"""Our `vllm` beside the scheduler of vLLM 0.32.0 itself: the same steps, evictions and blocks over random workloads.
+
+The release runs in an environment of its own, on a CPU and without a model. ROOFTRACE_VLLM_PYTHON names its Python:
+
+    python -m venv v && v/bin/pip install torch==2.13.0 vllm==0.32.0
+    v/bin/pip uninstall -y torchvision torchaudio torchcodec
+    ROOFTRACE_VLLM_PYTHON=v/bin/python pytest -m slow tests/oracle/test_vllm.py
+
+Switched off on both sides: the prefix cache; a budget that ends within the drafted tokens of a sequence; prompts of one token.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.engine.errors import PolicyError
+from tests.oracle.vllm_cases import a_case, our_decisions
+
+HERE = Path(__file__).parent
+RECORDED = HERE / "vllm-0.32.0.json.gz"
+"""What the release decided on the first workloads: seed, and [second, {request: tokens}, preempted, blocks held] of each step."""
+
+
+def release_python() -> str:
+    """A Python that has vLLM; the test is skipped where there is none."""
+    python = os.environ.get("ROOFTRACE_VLLM_PYTHON")
+    if python:
+        return python
+    if importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    pytest.skip("needs vLLM 0.32.0: ROOFTRACE_VLLM_PYTHON names the Python of an environment that has it")
+
+
+def decisions(cases: list[dict[str, Any]], folder: Path) -> list[list[Any] | None]:
+    """What the release decides; None where it goes on for ever."""
+    source, target = folder / "workloads.json", folder / "decisions.json"
+    source.write_text(json.dumps(cases))
+    command = [release_python(), str(HERE / "vllm_release.py"), str(source), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [steps and by_number(steps) for steps in json.loads(target.read_text())]
+
+
+def by_number(steps: list[Any]) -> list[Any]:
+    """The same steps with requests by number, which JSON writes as strings."""
+    return [
+        [second, {int(id_): tokens for id_, tokens in run.items()}, gone, held] for second, run, gone, held in steps
+    ]
+
+
+def assert_alike(case: dict[str, Any], theirs: list[Any] | None) -> None:
+    if theirs is None:
+        with pytest.raises(PolicyError, match="take memory from each other in turn"):
+            our_decisions(case)
+        return
+    ours = our_decisions(case)
+    for step, (mine, its) in enumerate(zip(ours, theirs, strict=False)):
+        assert mine == its, f"workload {case['seed']}, step {step}"
+    assert len(ours) == len(theirs), f"workload {case['seed']}"
+
+
+def test_decisions_are_those_that_the_release_made() -> None:
+    recorded = json.loads(gzip.decompress(RECORDED.read_bytes()))
+    assert len(recorded) == 40
+    for seed, steps in recorded:
+        assert_alike(a_case(seed), by_number(steps))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 2000, 250))
+def test_every_step_is_the_release_s_own(first: int, tmp_path: Path) -> None:
+    cases = [a_case(seed) for seed in range(first, first + 250)]
+    for case, theirs in zip(cases, decisions(cases, tmp_path), strict=True):
+        assert_alike(case, theirs)
+
+
+def record() -> None:
+    """Write the recorded decisions anew: `python -m tests.oracle.test_vllm`."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        # Short workloads, so that little is kept.
+        cases = [case for case in map(a_case, range(5000, 5200)) if sum(r["output"] for r in case["requests"]) < 250][
+            :40
+        ]
+        found = [[case["seed"], steps] for case, steps in zip(cases, decisions(cases, Path(folder)), strict=True)]
+    RECORDED.write_bytes(gzip.compress(json.dumps(found, separators=(",", ":")).encode(), mtime=0))
+
+
+if __name__ == "__main__":
+    record()

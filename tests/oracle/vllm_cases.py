@@ -1,0 +1,163 @@
+"""Random workloads for vLLM's scheduler and ours, and what ours decides in each step, in the words of `vllm_release`."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from policies.acceptance import Iid
+from policies.decoding import Speculative
+from policies.routers import RoundRobin
+from policies.view import Plan, ReplicaView
+from policies.vllm import Vllm
+from sim.engine import Experiment, ReplicaSpec
+from sim.engine.cluster import _Cluster
+from sim.engine.tenant import Tenant
+from tests.engine.costs import Linear
+from workloads import Trace
+
+STEP_NS = 1_000_000_000
+SETTINGS = (
+    "max_num_seqs", "max_num_batched_tokens", "max_num_active_seqs", "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive", "enable_chunked_prefill", "scheduler_reserve_full_isl", "watermark",
+    "scheduling_policy", "async_scheduling",
+)  # fmt: skip
+
+
+def a_case(seed: int) -> dict[str, Any]:
+    """A workload and the settings of the engine that serves it."""
+    rng = random.Random(seed)
+    block_tokens = rng.choice([8, 16, 16, 32])
+    sequences = rng.choice([2, 4, 8, 16, 32])
+    longest = rng.choice([60, 300, 1500])
+    k = rng.choice([0, 0, 1, 3, 5])
+    has_kv = k > 0 and rng.random() < 0.7
+    draft_slots = int(has_kv and rng.random() < 0.4)
+    # A budget that ends within the drafts of a sequence is left out of the comparison: whoever runs can take a whole step.
+    least = sequences * (k + 1 + draft_slots)
+    chunked = rng.random() < 0.9
+    budget = least + rng.choice([0, 16, 100, 500, 2000])
+    threshold = rng.choice([0, 0, 32, 200]) if not k else 0
+    async_scheduling = rng.random() < 0.5
+    requests, second = [], 0
+    speculation = (
+        Speculative(method="eagle", num_speculative_tokens=k, acceptance=Iid(alpha=rng.choice([0.3, 0.7])))
+        if k
+        else None
+    )
+    for id_ in range(rng.randrange(5, 40)):
+        second += rng.choice([0, 0, 0, 1, 3, 10])
+        output = rng.randrange(1, rng.choice([3, 20, 120]))
+        prompt = rng.randrange(2, longest)
+        tape = speculation.tape(id_, 0, output + 20 * (k + 1), k, seed).tolist() if speculation else []
+        requests.append(
+            {
+                "arrival": second,
+                "prompt": prompt,
+                "output": output,
+                "priority": rng.randrange(3),
+                "abort": -1,
+                "tape": tape,
+            }
+        )
+    most = max(request["prompt"] + request["output"] for request in requests) + 2 * (k + 1) + k
+    enough = sum(-(-(r["prompt"] + r["output"] + 20) // block_tokens) for r in requests)
+    least_blocks = -(-most // block_tokens) + 1
+    return {
+        "seed": seed,
+        "max_num_seqs": sequences,
+        "max_num_batched_tokens": budget if chunked else max(budget, 4096),
+        "max_num_active_seqs": rng.choice([None, None, max(1, sequences // 2)]),
+        "max_model_len": 4096,
+        "long_prefill_token_threshold": threshold,
+        "long_prefill_token_threshold_adaptive": bool(threshold) and rng.random() < 0.3,
+        "enable_chunked_prefill": chunked,
+        "scheduler_reserve_full_isl": rng.random() < 0.6,
+        "watermark": rng.choice([0.0, 0.0, 0.05]),
+        "scheduling_policy": rng.choice(["fcfs", "fcfs", "priority"]),
+        "async_scheduling": async_scheduling,
+        "block_tokens": block_tokens,
+        "kv_blocks": rng.choice(
+            [least_blocks, least_blocks + enough // 10, least_blocks + enough // 4, least_blocks + enough]
+        ),
+        "k": k,
+        "lookahead_tokens": k if has_kv else 0,
+        "draft_slots": draft_slots,
+        "alpha": speculation.acceptance.alpha if speculation else None,
+        "requests": requests,
+    }
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Writes down what the inner scheduler decides, as `vllm_release` does."""
+
+    inner: Vllm
+    steps: list[Any] = field(default_factory=list, compare=False)
+    tenants: list[Tenant] = field(default_factory=list, compare=False)
+    """The one that it plans for, once there is one."""
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        plan = self.inner.plan(view)
+        prefilling = {seq.id for seq in view.prefilling}
+        run = dict(plan.run)
+        if plan.decode is True:
+            gone = set(plan.preempt)
+            run |= {
+                seq.id: view.query_tokens for seq in view.running if seq.id not in prefilling | gone and not seq.leaving
+            }
+        elif plan.decode:
+            run |= dict.fromkeys(plan.decode, view.query_tokens)
+        if run or plan.preempt:
+            # Blocks of those who have ended are the release's until the next iteration, and those of a step that comes to nothing.
+            (tenant,) = self.tenants
+            ended = tenant.lanes[0].leaving
+            held = sum(gone.blocks for id_, gone in ended.items() if id_ not in plan.preempt)
+            held += sum(gone.growth_blocks for id_, gone in ended.items() if gone.steps_on and id_ in run)
+            self.steps.append([view.now_ns // STEP_NS, run, sorted(plan.preempt), held])
+        return plan
+
+
+def our_decisions(case: dict[str, Any]) -> list[Any]:
+    """[second, {request: tokens}, preempted, blocks held once it was planned] of each step of our engine."""
+    scheduler = Logged(Vllm(**{name: case[name] for name in SETTINGS}))
+    speculation = (
+        Speculative(method="eagle", num_speculative_tokens=case["k"], acceptance=Iid(alpha=case["alpha"]))
+        if case["k"]
+        else None
+    )
+    requests = case["requests"]
+    trace = Trace.from_arrays(
+        arrival_ns=[request["arrival"] * STEP_NS for request in requests],
+        prompt_tokens=[request["prompt"] for request in requests],
+        output_tokens=[request["output"] for request in requests],
+        priority=[request["priority"] for request in requests],
+    )
+    spec = ReplicaSpec(
+        cost=Linear(fixed_s=1.0),
+        scheduler=scheduler,
+        kv_blocks=case["kv_blocks"],
+        block_tokens=case["block_tokens"],
+        decoding=speculation,
+        max_model_len=case["max_model_len"],
+        lookahead_tokens=case["lookahead_tokens"],
+        draft_slots=case["draft_slots"],
+    )
+    experiment = Experiment(workload=trace, replicas=(spec,), router=RoundRobin(), seed=case["seed"])
+    cluster = _Cluster(experiment, fast_forward=False, check_invariants=False)
+    scheduler.tenants.extend(cluster._machines[0].tenants)
+    columns = cluster.run()
+    assert set(columns.requests["status"]) == {0}, columns.reasons
+    iterations = columns.iterations()
+    held = dict(zip((iterations["start_ns"] // STEP_NS).tolist(), iterations["kv_blocks_used"].tolist(), strict=True))
+    merged: list[Any] = []
+    for second, run, preempted, kept in scheduler.steps:
+        if merged and merged[-1][0] == second:
+            # A plan that only gave memory back was followed by another.
+            merged[-1][1] |= run
+            merged[-1][2] = sorted(merged[-1][2] + preempted)
+            merged[-1][3] = held.get(second, 0) + kept
+        else:
+            merged.append([second, dict(run), preempted, held.get(second, 0) + kept])
+    return merged
