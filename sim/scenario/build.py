@@ -148,7 +148,7 @@ def _original(scenario: Scenario, model: str) -> str:
 
 def _placed(scenario: Scenario) -> list[PoolOf]:
     """A pool of one machine for each group of the placement that hosts anything."""
-    from hwmodels.oneshot import oneshot_catalogue
+    from hwmodels.single_pass import single_pass_catalogue
     from sim.placement_file import placed_groups
 
     assert scenario.placement is not None
@@ -159,10 +159,10 @@ def _placed(scenario: Scenario) -> list[PoolOf]:
         groups = placed_groups(file)
         pools: dict[str, Any] = {}
         for number, group in enumerate(groups):
-            table = [model for model in group.models if _original(scenario, model) in oneshot_catalogue()]
+            table = [model for model in group.models if _original(scenario, model) in single_pass_catalogue()]
             if table:
                 raise ScenarioError(
-                    f"placement: {file} hosts {table[0]}, of which only a table of one-shot latencies is known; run replays "
+                    f"placement: {file} hosts {table[0]}, of which only a table of single-pass latencies is known; run replays "
                     "placements of catalogue models (rooftrace models), and rooftrace place scores this one"
                 )
             if group.models:

@@ -257,7 +257,7 @@ def build_decoding(
                 "kv_bytes_per_token_per_device": draft.kv_bytes_per_token_per_device,
             }
         else:
-            from hwmodels.draft import ShareOfTarget, StepTime
+            from hwmodels.latency_models import ShareOfTarget, StepTime
 
             if settings.draft.cost_ratio is not None:
                 draft_cost = ShareOfTarget(target.cost, settings.draft.cost_ratio)
