@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hwmodels.model.fields import DTYPES, HYBRID, LATENT, PLAIN, Config, refuse_what_is_not_modelled
@@ -96,56 +97,36 @@ def _linear_attention(c: Config) -> LinearAttention:
     )
 
 
+# Family -> the fields that hold the number of experts and the width of one.
+_EXPERT_FIELDS = {
+    "mixtral": ("num_local_experts", "intermediate_size"),
+    "minimax_m2": ("num_local_experts", "intermediate_size"),
+    "gpt_oss": ("num_local_experts", "intermediate_size"),
+    "qwen3_moe": ("num_experts", "moe_intermediate_size"),
+    "qwen3_5_moe_text": ("num_experts", "moe_intermediate_size"),
+    **dict.fromkeys(LATENT, ("n_routed_experts", "moe_intermediate_size")),
+}
+
+
 def _experts(c: Config, family: str) -> Experts | None:
-    if family == "mixtral":
-        return Experts(
-            n_experts=c.integer("num_local_experts"),
-            per_token=c.integer("num_experts_per_tok"),
-            ffn=c.integer("intermediate_size"),
-        )
+    if family not in _EXPERT_FIELDS or (family in LATENT and not c.integer("n_routed_experts", 0, least=0)):
+        return None
+    number, width = _EXPERT_FIELDS[family]
+    routed = Experts(n_experts=c.integer(number), per_token=c.integer("num_experts_per_tok"), ffn=c.integer(width))
     if family == "minimax_m2":
         if c.integer("shared_intermediate_size", 0, least=0):
             raise ValueError(f"{c.where}: the shared expert of MiniMax (shared_intermediate_size) is not modelled")
-        return Experts(
-            n_experts=c.integer("num_local_experts"),
-            per_token=c.integer("num_experts_per_tok"),
-            ffn=c.integer("intermediate_size"),
-            router_bias=c.flag("use_routing_bias", False),
-        )
+        return replace(routed, router_bias=c.flag("use_routing_bias", False))
     if family == "gpt_oss":
-        return Experts(
-            n_experts=c.integer("num_local_experts"),
-            per_token=c.integer("num_experts_per_tok"),
-            ffn=c.integer("intermediate_size"),
-            bias=True,
-            router_bias=True,
-        )
-    if family == "qwen3_moe":
-        return Experts(
-            n_experts=c.integer("num_experts"),
-            per_token=c.integer("num_experts_per_tok"),
-            ffn=c.integer("moe_intermediate_size"),
-        )
+        return replace(routed, bias=True, router_bias=True)
     if family == "qwen3_5_moe_text":
-        return Experts(
-            n_experts=c.integer("num_experts"),
-            per_token=c.integer("num_experts_per_tok"),
-            ffn=c.integer("moe_intermediate_size"),
-            n_shared=1,
-            shared_ffn=c.integer("shared_expert_intermediate_size"),
-            shared_gate=True,
-        )
-    if family in LATENT and c.integer("n_routed_experts", 0, least=0):
-        shared, width = c.integer("n_shared_experts", 0, least=0), c.integer("moe_intermediate_size")
-        return Experts(
-            n_experts=c.integer("n_routed_experts"),
-            per_token=c.integer("num_experts_per_tok"),
-            ffn=width,
-            n_shared=shared,
-            shared_ffn=shared * width,
-            router_bias=c.data.get("topk_method") == "noaux_tc",
-        )
-    return None
+        shared_ffn = c.integer("shared_expert_intermediate_size")
+        return replace(routed, n_shared=1, shared_ffn=shared_ffn, shared_gate=True)
+    if family in LATENT:
+        shared = c.integer("n_shared_experts", 0, least=0)
+        bias = c.data.get("topk_method") == "noaux_tc"
+        return replace(routed, n_shared=shared, shared_ffn=shared * routed.ffn, router_bias=bias)
+    return routed
 
 
 def spec_from_config(

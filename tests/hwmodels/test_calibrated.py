@@ -25,7 +25,7 @@ from hwmodels.parallel import ParallelConfig
 from hwmodels.profiles import load_profile
 from hwmodels.roofline import Roofline
 from hwmodels.totals import Totals
-from tests.hwmodels.test_roofline import totals
+from tests.hwmodels.test_roofline import assert_time_does_not_fall, totals
 
 DEPLOYMENTS = {
     "dense": ("llama-3.1-8b", "h100-sxm", {}, None, "vllm"),
@@ -69,20 +69,7 @@ def test_scalars_and_arrays_agree_bit_for_bit(name, batch):
 @settings(max_examples=25, deadline=None)
 @given(base=totals(), field=st.sampled_from(Totals._fields), more=st.integers(1, 5000))
 def test_times_are_positive_finite_and_do_not_fall_when_a_total_grows(name, base, field, more):
-    cost = COSTS[name]
-    grown = base._replace(**{field: getattr(base, field) + more})
-    if field in ("prefill_chunks", "decode_seqs"):
-        grown = grown._replace(rows=base.rows + more * (base.rows - base.prefill_rows + 1))
-    if field == "prefill_rows":
-        grown = grown._replace(
-            rows=base.rows + more,
-            prefill_kv_tokens=base.prefill_kv_tokens + more,
-            prefill_pairs=base.prefill_pairs + more * base.prefill_rows + more * (more + 1) // 2,
-        )
-    for stage in range(cost.n_stages):
-        before, after = cost.iteration_s(base, stage), cost.iteration_s(grown, stage)
-        assert 0 < before < 1e6
-        assert after >= before * (1 - 1e-12)
+    assert_time_does_not_fall(COSTS[name], base, field, more, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name in COSTS if name != "tpu"])
