@@ -17,6 +17,11 @@ from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 
 
+def roof_flops_per_s(flops_per_byte: Any, peak_flops_per_s: float, peak_bytes_per_s: float) -> Any:
+    """The rate that no operation of that arithmetic intensity exceeds (Williams et al., CACM 52(4), 2009)."""
+    return np.minimum(peak_flops_per_s, flops_per_byte * peak_bytes_per_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineKernels:
     """Kernels of a datasheet, each max(FLOPs / peak, bytes / bandwidth), without launch or step overheads.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hwmodels.roofline import roof_flops_per_s
 from hwmodels.totals import Totals
 from sim.report.plots import OKABE_ITO
 
@@ -94,7 +95,7 @@ def plot_roofline(ax: Axes, cost: CostModel, placed: Iterable[Operation], *, tit
     low = min([op.flops_per_byte for op in placed] + [ridge / 100]) / 2
     high = max([op.flops_per_byte for op in placed] + [ridge * 3]) * 2
     x = np.array([low, ridge, high])
-    ax.plot(x, np.minimum(peak, x * stream) / 1e12, color=OKABE_ITO["black"], linewidth=1.6)
+    ax.plot(x, roof_flops_per_s(x, peak, stream) / 1e12, color=OKABE_ITO["black"], linewidth=1.6)
     ax.axvline(ridge, color="#BBBBBB", linewidth=0.8, linestyle=":")
     ax.set_xscale("log")
     ax.set_yscale("log")
@@ -110,7 +111,7 @@ def plot_roofline(ax: Axes, cost: CostModel, placed: Iterable[Operation], *, tit
             label=op.kind if op.kind not in seen else None,
         )  # fmt: skip
         seen.add(op.kind)
-        roof = min(peak, op.flops_per_byte * stream)
+        roof = roof_flops_per_s(op.flops_per_byte, peak, stream)
         # Prefill lies at the right edge under the flat roof, a chunk just left of it.
         offset, side = {"prefill": ((-8, -3), "right"), "chunk": ((0, -17), "center")}.get(op.kind, ((7, -11), "left"))
         ax.annotate(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hwmodels.device import load_device
 from hwmodels.model import load_model
 from hwmodels.parallel import ParallelConfig
-from hwmodels.roofline import Roofline
+from hwmodels.roofline import Roofline, roof_flops_per_s
 from hwmodels.row_table import EXACT_ROWS, RowTable
 from hwmodels.totals import Totals
 
@@ -245,3 +245,13 @@ def test_a_table_of_rows_grows_only_for_rows_that_it_lacks() -> None:
     for _ in range(40):
         np.testing.assert_array_equal(table.array(many), first)
     assert sum(asked) == evaluated
+
+
+def test_no_operation_is_above_the_roof_and_a_large_batch_of_products_is_on_it() -> None:
+    cost = COSTS["dense"]
+    for rows in (1, 64, 16_384):
+        batch = Totals(rows, rows, rows, 0, rows, 0, 0, 0)
+        work, seconds = cost.work(batch), cost.iteration_s(batch)
+        roof = roof_flops_per_s(work.flops / work.hbm_bytes, cost.peak_flops_per_s, cost.peak_bytes_per_s)
+        assert work.flops / seconds <= roof * (1 + 1e-9)
+    assert work.flops / seconds > 0.9 * roof
