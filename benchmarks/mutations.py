@@ -393,8 +393,8 @@ MUTATIONS = [
         ),
         (
             "weights take no memory",
-            "found.append(usable - stage.resident_bytes - state)",
-            "found.append(usable - state)",
+            "found.append(usable - stage.resident_bytes - _state_bytes(stage, parallel))",
+            "found.append(usable - _state_bytes(stage, parallel))",
         ),
         (
             "reserved bytes are not reserved",
@@ -403,6 +403,50 @@ MUTATIONS = [
         ),
         ("attention groups share one cache", "return blocks * self.parallel.data", "return blocks"),
         ("the emptiest stage decides", "blocks = min(\n", "blocks = max(\n"),
+    ),
+    *_of(
+        "hwmodels/memory.py",
+        ("tests/hwmodels/test_memory.py",),
+        (
+            "the null block is given out",
+            "return (self.device_blocks - self.null_blocks) * self.groups",
+            "return self.device_blocks * self.groups",
+        ),
+        (
+            "CUDA graphs take nothing",
+            "graphs = rules.graph_bytes_per_layer * len(layers) if rules.graphs_in_share else 0.0",
+            "graphs = 0.0",
+        ),
+        (
+            "every stage runs the sampler",
+            "last=i == parallel.pipeline - 1",
+            "last=True",
+        ),
+        (
+            "a server's share is of the memory as it is sold",
+            "total = device.memory_bytes if rules is None else visible_bytes(device)",
+            "total = device.memory_bytes",
+        ),
+        (
+            "TensorRT-LLM's share is of the whole device",
+            "budget, cache_share = total, share",
+            "budget, cache_share = share * total, 1.0",
+        ),
+        (
+            "SGLang's context comes out of its share",
+            "budget = share * (total - context - communicator) + context + communicator",
+            "budget = share * total",
+        ),
+        (
+            "models that take turns do not see each other's weights",
+            "+ sum(other.stages[i].used_bytes - other.stages[i].reserve_bytes for other in others),",
+            "+ 0.0,",
+        ),
+        (
+            "the scheduler's limits do not reach the profile run",
+            "rows = min(sequences, tokens)",
+            "rows = 1024",
+        ),
     ),
     *_of(
         "hwmodels/roofline.py",

@@ -1,8 +1,8 @@
 """What schedulers make of one overloaded replica, and what vLLM's own makes of it.
 
-    python -m benchmarks.schedulers [--rate-scale 6] [--kv-blocks 3456] [--vllm PYTHON_WITH_VLLM_0.32.0]
+    python -m benchmarks.schedulers [--trace FILE] [--rate-scale 6] [--kv-blocks 3456] [--vllm PYTHON_WITH_VLLM_0.32.0]
 
-The conversation trace at a multiple of its rate, with little KV memory: preemptions, latency and TTFT under each scheduler. The
+A trace at a multiple of its rate, with little KV memory: preemptions, latency and TTFT under each scheduler. The
 last lines are decided by the release's scheduler itself, in a loop of its own (`vllm_in_loop`) with the same prices.
 """
 
@@ -50,12 +50,13 @@ def main() -> None:
     parser.add_argument("--rate-scale", type=float, default=6.0)
     parser.add_argument("--kv-blocks", type=int, default=3456)
     parser.add_argument("--vllm", help="the Python of an environment that has vLLM 0.32.0")
+    parser.add_argument("--trace", default="conversation", help="a file, or the name of a built-in trace")
     parser.add_argument("--limit", type=int, help="requests; all of the trace where left out")
     options = parser.parse_args()
     limit = f", limit: {options.limit}" if options.limit else ""
     experiment = (
         Scenario.default()
-        .with_set(f"workload={{trace: conversation, rate_scale: {options.rate_scale}{limit}}}")
+        .with_set(f"workload={{trace: {options.trace}, rate_scale: {options.rate_scale}{limit}}}")
         .build()
     )
     (spec,) = experiment.replicas

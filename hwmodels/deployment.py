@@ -13,6 +13,7 @@ from hwmodels.calibrated import Calibrated
 from hwmodels.cost import CostModel
 from hwmodels.device import Device, device_catalogue
 from hwmodels.hardware import load_hardware
+from hwmodels.memory import MemoryPlan, memory_plan
 from hwmodels.model import ModelSpec, load_model
 from hwmodels.operations import StageWork
 from hwmodels.parallel import ParallelConfig
@@ -91,6 +92,55 @@ class Deployment:
         """What the model leaves out or approximates."""
         return self.model.notes
 
+    def stage_bytes(self) -> tuple[tuple[float, float, float, range], ...]:
+        """For each stage, on one device: weights, recurrent states, cache of one token, and which layers."""
+        return tuple(
+            (stage.resident_bytes, _state_bytes(stage, self.parallel), _kv_bytes(stage), layers)
+            for stage, layers in zip(self._stages(), self.parallel.stage_layers(self.model.n_layers), strict=True)
+        )
+
+    def fitted(self, plan: MemoryPlan) -> MemoryPlan:
+        """*plan*, where the model fits with at least one block that a sequence can get; ValueError otherwise, saying what is
+        missing and what would fit."""
+        if plan.device_blocks - plan.null_blocks >= 1:
+            return plan
+        if plan.override is not None:
+            raise ValueError(
+                f"kv_blocks {plan.override} leaves no block for a sequence; give at least {plan.null_blocks + 1}"
+            )
+        stage = plan.tightest
+        lost = stage.used_bytes - stage.weight_bytes
+        missing = (stage.block_bytes * (1 + plan.null_blocks) - stage.kv_bytes) / 1e9
+        if stage.budget_bytes <= stage.reserve_bytes:
+            raise ValueError(
+                f"reserve_bytes ({stage.reserve_bytes / 1e9:.1f} GB) leaves nothing of the {plan.share:.0%} of a "
+                f"{self.device.name}'s {stage.device_bytes / 1e9:.1f} GB; reserve less"
+            )
+        beside = f" and {lost / 1e9:.1f} GB of what else its stack sets aside" if lost else ""
+        raise ValueError(
+            f"{self.model.name} ({_formats(self.model)}) does not fit: a {self.device.name} offers "
+            f"{stage.budget_bytes / 1e9:.1f} GB for it and it takes {stage.weight_bytes / 1e9:.1f} GB of weights{beside} on "
+            f"each device, so {missing:.1f} GB is missing with {_degrees(self.parallel)}; {self._plan_way_out(plan)}"
+        )
+
+    def _plan_way_out(self, plan: MemoryPlan) -> str:
+        reserve = plan.stages[0].reserve_bytes
+
+        def fits(device: Device, parallel: ParallelConfig) -> bool:
+            other = dataclasses.replace(self, device=device, parallel=parallel)
+            found = memory_plan(
+                other,
+                plan.rules,
+                tokens=plan.tokens,
+                sequences=plan.sequences,
+                share=plan.share,
+                reserve_bytes=reserve,
+                block_tokens=plan.block_tokens,
+            )
+            return found.device_blocks > found.null_blocks
+
+        return self._offers(fits)
+
     def free_bytes(self, gpu_fraction: float = 0.9, reserve_bytes: float = 0.0) -> tuple[float, ...]:
         """For each stage, what one device has left for the cache; negative where the weights do not fit."""
         return _free_bytes(self.model, self.device, self.parallel, self.kv_precision, gpu_fraction, reserve_bytes)
@@ -132,15 +182,23 @@ class Deployment:
 
     def _way_out(self, gpu_fraction: float, reserve_bytes: float, block_tokens: int) -> str:
         def fits(device: Device, parallel: ParallelConfig) -> bool:
+            free = _free_bytes(self.model, device, parallel, self.kv_precision, gpu_fraction, reserve_bytes)
+            stages = _stages(self.model, parallel, self.kv_precision)
+            return all(have >= _kv_bytes(stage) * block_tokens for have, stage in zip(free, stages, strict=True))
+
+        return self._offers(fits)
+
+    def _offers(self, in_memory: Callable[[Device, ParallelConfig], bool]) -> str:
+        """The nearest layouts and device on which the model runs and *in_memory* holds, in words."""
+
+        def fits(device: Device, parallel: ParallelConfig) -> bool:
             try:
                 parallel.check(self.model)
                 for fmt in (self.model.attention_precision, self.model.expert_precision, self.model.base_precision):
                     device.first_peak(number_format(fmt).math, fmt)
             except ValueError:
                 return False
-            free = _free_bytes(self.model, device, parallel, self.kv_precision, gpu_fraction, reserve_bytes)
-            stages = _stages(self.model, parallel, self.kv_precision)
-            return all(have >= _kv_bytes(stage) * block_tokens for have, stage in zip(free, stages, strict=True))
+            return in_memory(device, parallel)
 
         offers: list[str] = []
         for name in ("tensor", "pipeline"):
@@ -193,10 +251,13 @@ def _free_bytes(
     usable = device.memory_bytes * gpu_fraction - reserve_bytes
     found = []
     for stage in _stages(spec, parallel, kv_precision):
-        # Half of the traffic of a sequence's state is its size: it is read and written once.
-        state = stage.recurrence.bytes_per_sequence / 2 * STATE_SEQUENCES / parallel.data if stage.recurrence else 0.0
-        found.append(usable - stage.resident_bytes - state)
+        found.append(usable - stage.resident_bytes - _state_bytes(stage, parallel))
     return tuple(found)
+
+
+def _state_bytes(stage: StageWork, parallel: ParallelConfig) -> float:
+    # Half of the traffic of a sequence's state is its size: it is read and written once.
+    return stage.recurrence.bytes_per_sequence / 2 * STATE_SEQUENCES / parallel.data if stage.recurrence else 0.0
 
 
 @functools.lru_cache(maxsize=256)

@@ -20,8 +20,8 @@ from sim.warmup import mser5
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-FINISHED, REJECTED, UNFINISHED = 0, 1, 2
-STATUS_NAMES = ("finished", "rejected", "unfinished")
+FINISHED, REJECTED, UNFINISHED, ABORTED = 0, 1, 2, 3
+STATUS_NAMES = ("finished", "rejected", "unfinished", "aborted")
 
 STATISTICS = ("mean", "median", "std", "p50", "p90", "p95", "p99", "max")
 _GAPS_TO_KEEP = 4_000_000
@@ -381,7 +381,7 @@ def _window_summary(
         **whole,
         "requests": {
             "total": total,
-            **{name: int((part["status"] == code).sum()) for code, name in enumerate(STATUS_NAMES)},
+            **_counts(part["status"]),
         },
         "ttft_s": statistics(ttft_s(part)),
         "tpot_s": statistics(tpot_s(part)),
@@ -441,7 +441,7 @@ def _whole_summary(
     iterations = iteration_sums(columns)
     status = requests["status"]
     total = int(status.size)
-    counts = {name: int((status == code).sum()) for code, name in enumerate(STATUS_NAMES)}
+    counts = _counts(status)
     span_s = makespan_s(requests, iterations.last_end_ns)
     replicas_s = span_s * len(meta["kv_blocks_total"])
     emitted = int(requests["emitted_tokens"].sum())
@@ -478,6 +478,12 @@ def _whole_summary(
     }
 
 
+def _counts(status: NDArray[Any]) -> dict[str, int]:
+    """Requests by how they ended; those that their clients gave up only where there are any."""
+    counts = {name: int((status == code).sum()) for code, name in enumerate(STATUS_NAMES)}
+    return counts if counts["aborted"] else {name: n for name, n in counts.items() if name != "aborted"}
+
+
 def _within(requests: Mapping[str, NDArray[Any]], limits: Mapping[str, float]) -> int | None:
     """Requests that met all limits and their deadline; None where there is neither."""
     deadlines = requests.get("deadline_ns")
@@ -502,7 +508,7 @@ def _of_models(
         part = {key: column[mine] for key, column in requests.items()}
         total = int(mine.sum())
         within = _within(part, limits)
-        counts = {status: int((part["status"] == code).sum()) for code, status in enumerate(STATUS_NAMES)}
+        counts = _counts(part["status"])
         found[name] = {
             "requests": {"total": total, **counts},
             "ttft_s": statistics(ttft_s(part)),

@@ -422,6 +422,8 @@ def write_csv(lines: Sequence[ErrorLine], path: str | Path) -> None:
 
 def to_markdown(lines: Sequence[ErrorLine], left_out: Sequence[str] = ()) -> str:
     """The page docs/validation.md: a table of the lines, then what is not modelled or was *left_out* and why."""
+    from hwmodels import memory_logs
+
     parts = [_HEAD]
     parts.append("| file | quantity | priced as | rows | unmodelled | MAPE % | median % | p90 % | bias % |")
     parts.append("| --- | --- | --- | --: | --: | --: | --: | --: | --: |")
@@ -439,6 +441,8 @@ def to_markdown(lines: Sequence[ErrorLine], left_out: Sequence[str] = ()) -> str
         parts += [f"* {sentence}" for sentence in left_out]
     parts.append("\n## Errors on data that was not fitted\n")
     parts.append(_held_back())
+    parts.append("\n## KV blocks of engines' logs\n")
+    parts.append(memory_logs.markdown())
     parts.append("\n## Serving rows left out of the fit\n")
     parts.append(_speculative())
     return "\n".join(parts) + "\n"
@@ -449,9 +453,9 @@ _HEAD = """\
 
 Written by `rooftrace validate --measured DIR --markdown docs/validation.md`. Errors are relative, in percent; bias is the
 mean of predicted / measured - 1. The first table compares the shipped profiles with all rows of the public measurements,
-which include those that the profiles were fitted to; the last one holds the errors on shapes that the scored fit did not
-see, as the profiles state them. Quantities that end in "without speculation" are over the rows that are not in the list
-at the end of the page.
+which include those that the profiles were fitted to; the next holds the errors on shapes that the scored fit did not see,
+as the profiles state them, and the one after it the KV blocks of engines' logs. Quantities that end in "without
+speculation" are over the rows that are not in the list at the end of the page.
 """
 
 

@@ -37,7 +37,7 @@ _HEADERS: dict[str, tuple[str, ...]] = {
     # github.com/Azure/AzurePublicDataset, AzureFunctionsInvocationTrace2021
     "azure_functions_2021": ("app", "func", "end_timestamp", "duration"),
 }
-_PLAIN_OPTIONAL = ("model", "deadline_s", "session", "priority")
+_PLAIN_OPTIONAL = ("model", "deadline_s", "session", "priority", "max_tokens", "abort_s")
 _PREFIX_COLUMN = re.compile(r"prefix_blocks_([1-9][0-9]*)")
 
 
@@ -507,6 +507,10 @@ def _plain(table: _Table) -> dict[str, Any]:
         parts["deadline_ns"] = table.nanoseconds("deadline_s", blank=-1)
     if "session" in table.header:
         parts["session"] = table.integers("session", blank=-1)
+    if "abort_s" in table.header:
+        parts["abort_ns"] = table.nanoseconds("abort_s", blank=-1)
+    if "max_tokens" in table.header:
+        parts["max_tokens"] = table.integers("max_tokens")
     if "priority" in table.header:
         parts["priority"] = table.whole_numbers("priority", blank=0)
     if prefix_name is not None:

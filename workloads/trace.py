@@ -21,6 +21,15 @@ IntArray = NDArray[np.int64]
 
 NS_PER_S = 1_000_000_000
 _INT64_MAX = 2**63 - 1
+_OPTIONAL = {
+    "model_index": 0,
+    "deadline_ns": -1,
+    "session": -1,
+    "priority": -_INT64_MAX,
+    "max_tokens": 0,
+    "abort_ns": -1,
+}
+"""Columns that a trace may have beside those that it must, with the least value of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -47,6 +56,10 @@ class Trace:
     """Conversation that each request belongs to; -1 where it has none."""
     priority: IntArray | None = None
     """Smaller goes first, as in vLLM; 0 where nothing else is said. What it does is up to the scheduler."""
+    max_tokens: IntArray | None = None
+    """Output tokens that the client allows at most; None: as many as come out. Schedulers that plan for what may come see it."""
+    abort_ns: IntArray | None = None
+    """Nanoseconds after its arrival at which the client gives a request up; -1 where it waits for the end."""
     prefix_blocks: IntArray | None = None
     """Block ids of all prompts end to end; equal ids are equal tokens. Row i owns `prefix_of(i)`."""
     prefix_offsets: IntArray | None = None
@@ -63,14 +76,19 @@ class Trace:
         n = len(self.arrival_ns)
         if n == 0:
             raise ValueError("a trace needs at least one request; got none")
-        for name, floor in (("model_index", 0), ("deadline_ns", -1), ("session", -1), ("priority", -_INT64_MAX)):
+        for name, floor in _OPTIONAL.items():
             value = getattr(self, name)
             if value is not None:
                 put(self, name, int_column(value, name, minimum=floor))
-        for name in ("prompt_tokens", "output_tokens", "model_index", "deadline_ns", "session", "priority"):
+        for name in ("prompt_tokens", "output_tokens", *_OPTIONAL):
             value = getattr(self, name)
             if value is not None and len(value) != n:
                 raise ValueError(f"{name} needs one value a request ({n}); got {len(value)}")
+        if self.max_tokens is not None and (row := _first(self.max_tokens < self.output_tokens)) is not None:
+            raise ValueError(
+                f"row {row}: a request emits no more than its max_tokens; got {self.output_tokens[row]} output tokens and "
+                f"max_tokens {self.max_tokens[row]}"
+            )
         if (row := _first(np.diff(self.arrival_ns) < 0)) is not None:
             raise ValueError(
                 f"arrival_ns must not decrease; row {row + 1} has {self.arrival_ns[row + 1]} "
@@ -143,6 +161,8 @@ class Trace:
         deadline_s: ArrayLike | None = None,
         session: ArrayLike | None = None,
         priority: ArrayLike | None = None,
+        max_tokens: ArrayLike | None = None,
+        abort_s: ArrayLike | None = None,
         sort: bool = False,
         source: str = "arrays",
     ) -> Trace:
@@ -150,7 +170,7 @@ class Trace:
 
         Token counts, deadlines and priorities may be single numbers for all requests. *model* is one name, or a name a
         request. *deadline_s* counts from the arrival; NaN means none. *sort* orders by arrival, equal
-        arrivals staying as they are. Raises as Trace does.
+        arrivals staying as they are. *abort_s* counts from the arrival as well. Raises as Trace does.
         """
         if (arrival_s is None) == (arrival_ns is None):
             raise ValueError("give the arrivals once: arrival_s or arrival_ns")
@@ -172,18 +192,23 @@ class Trace:
             models = tuple(dict.fromkeys(names))
             position = {name: i for i, name in enumerate(models)}
             model_index = np.array([position[name] for name in names], dtype=np.int64)
-        deadline_ns = None
-        if deadline_s is not None:
-            seconds = np.asarray(deadline_s, dtype=float)
+
+        def after_arrival(value: ArrayLike | None, name: str) -> IntArray | None:
+            if value is None:
+                return None
+            seconds = np.asarray(value, dtype=float)
             seconds = np.full(n, seconds) if seconds.ndim == 0 else seconds
             absent = np.isnan(seconds)
-            deadline_ns = np.where(absent, -1, seconds_to_ns(np.where(absent, 0.0, seconds), "deadline_s"))
+            return np.where(absent, -1, seconds_to_ns(np.where(absent, 0.0, seconds), name))
+
         parts: dict[str, Any] = {
             "arrival_ns": arrival,
             "prompt_tokens": column(prompt_tokens, "prompt_tokens"),
             "output_tokens": column(output_tokens, "output_tokens"),
             "model_index": model_index,
-            "deadline_ns": deadline_ns,
+            "deadline_ns": after_arrival(deadline_s, "deadline_s"),
+            "abort_ns": after_arrival(abort_s, "abort_s"),
+            "max_tokens": None if max_tokens is None else column(max_tokens, "max_tokens"),
             "session": None if session is None else column(session, "session", -1),
             "priority": None if priority is None else column(priority, "priority", -_INT64_MAX),
         }
@@ -245,8 +270,7 @@ class Trace:
         index = np.asarray(rows)
         index = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64)
         changes: dict[str, Any] = {}
-        columns = ("arrival_ns", "prompt_tokens", "output_tokens", "model_index", "deadline_ns", "session", "priority")
-        for name in columns:
+        for name in ("arrival_ns", "prompt_tokens", "output_tokens", *_OPTIONAL):
             value = getattr(self, name)
             changes[name] = None if value is None else value[index]
         if self.prefix_blocks is not None and self.prefix_offsets is not None:
@@ -370,6 +394,10 @@ class Trace:
         if self.priority is not None:
             values, counts = np.unique(self.priority, return_counts=True)
             out["priorities"] = {str(value): n for value, n in zip(values.tolist(), counts.tolist(), strict=True)}
+        if self.abort_ns is not None:
+            out["given_up"] = int(np.count_nonzero(self.abort_ns >= 0))
+        if self.max_tokens is not None:
+            out["max_tokens"] = lengths(self.max_tokens)
         if self.prefix_blocks is not None and self.prefix_block_tokens is not None:
             distinct = len(np.unique(self.prefix_blocks))
             total = len(self.prefix_blocks)
@@ -381,7 +409,7 @@ class Trace:
         """Writes the plain format, whole or not at all; `read_trace` gives the same columns back.
 
         Columns: arrival_s (nine decimals), prompt_tokens, output_tokens and, where present, model,
-        deadline_s, session, priority and prefix_blocks_N (ids between blanks, N tokens a block).
+        deadline_s, session, priority, max_tokens, abort_s and prefix_blocks_N (ids between blanks, N tokens a block).
         """
         header = ["arrival_s", "prompt_tokens", "output_tokens"]
         columns: list[list[Any]] = [
@@ -402,6 +430,12 @@ class Trace:
         if self.priority is not None:
             header.append("priority")
             columns.append(self.priority.tolist())
+        if self.max_tokens is not None:
+            header.append("max_tokens")
+            columns.append(self.max_tokens.tolist())
+        if self.abort_ns is not None:
+            header.append("abort_s")
+            columns.append(["" if ns < 0 else _decimal_s(ns) for ns in self.abort_ns.tolist()])
         if self.prefix_blocks is not None and self.prefix_offsets is not None:
             header.append(f"prefix_blocks_{self.prefix_block_tokens}")
             ids, offsets = self.prefix_blocks.tolist(), self.prefix_offsets.tolist()
@@ -499,6 +533,10 @@ def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
         deadline_ns=column("deadline_ns"),
         session=column("session", renumber=not shared_ids),
         priority=column("priority", absent=0),
+        max_tokens=np.concatenate([t.output_tokens if t.max_tokens is None else t.max_tokens for t in traces])
+        if any(trace.max_tokens is not None for trace in traces)
+        else None,
+        abort_ns=column("abort_ns"),
         prefix_blocks=blocks,
         prefix_offsets=offsets,
         prefix_block_tokens=next(iter(block_tokens), None),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import deque
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.routers import Refused, RoutedRequest, route_of
-from sim.engine.columns import BUBBLES, REJECTED, Columns, IntArray
+from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, IntArray
 from sim.engine.errors import PolicyError
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment
@@ -57,7 +58,7 @@ class _Cluster:
         self._experiment = experiment
         self._n = n = len(workload)
         self._prompt = _as_array(workload.prompt_tokens)
-        model = deadline = priority = None
+        model = deadline = priority = max_tokens = None
         if isinstance(workload, Trace):
             arrival = _as_array(workload.arrival_ns)
             if workload.model_index is not None:
@@ -66,6 +67,8 @@ class _Cluster:
                 deadline = _as_array(workload.deadline_ns)
             if workload.priority is not None:
                 priority = _as_array(workload.priority)
+            if workload.max_tokens is not None:
+                max_tokens = _as_array(workload.max_tokens)
         else:
             arrival = array("q", [-1]) * n
         specs = experiment.machines
@@ -75,7 +78,7 @@ class _Cluster:
             for tenant in spec.tenants
         )
         self._state = RequestState(
-            self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined, priority
+            self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined, priority, max_tokens
         )
         self._clock = Clock()
         self._machines: list[Machine] = []
@@ -129,6 +132,7 @@ class _Cluster:
             self._next = 0
             self._arrivals = Alarm(clock, ARRIVALS, self._on_trace)
             self._arrivals.set(self._visible[0])
+            self._expect_aborts(workload)
         horizon_ns = self._experiment.horizon_ns
         if self._watch is not None:
             self._watch.run(horizon_ns)
@@ -137,6 +141,32 @@ class _Cluster:
         for machine in self._machines:
             machine.abort(clock.now_ns)
         return self._columns()
+
+    def _expect_aborts(self, workload: Trace) -> None:
+        """Set the clock for the requests that their clients give up."""
+        if workload.abort_ns is None or not (workload.abort_ns >= 0).any():
+            return
+        ids = np.flatnonzero(workload.abort_ns >= 0)
+        at_ns = (workload.arrival_ns + workload.abort_ns)[ids]
+        order = np.argsort(at_ns, kind="stable")
+        self._aborts = deque(zip(at_ns[order].tolist(), ids[order].tolist(), strict=True))
+        self._giving_up = Alarm(self._clock, ARRIVALS, self._on_abort)
+        self._giving_up.set(self._aborts[0][0])
+
+    def _on_abort(self, _event: object) -> None:
+        aborts, now_ns, state = self._aborts, self._clock.now_ns, self._state
+        while aborts and aborts[0][0] <= now_ns:
+            _, id_ = aborts.popleft()
+            if state.status[id_] != UNFINISHED:
+                continue
+            if state.replica[id_] < 0:
+                # It has not come through the front end yet.
+                state.status[id_] = ABORTED
+                continue
+            number = state.replica[id_]
+            next(m for m in self._machines if m.tenants[0].number <= number <= m.tenants[-1].number).give_up(id_)
+        if aborts:
+            self._giving_up.set(aborts[0][0])
 
     def _admission_ns(self, prompt_tokens: Any) -> Any:
         experiment = self._experiment
@@ -154,6 +184,8 @@ class _Cluster:
             self._arrivals.set(visible[i])
 
     def _route(self, id_: int) -> None:
+        if self._state.status[id_] == ABORTED:
+            return
         if self._only is not None:
             self._only.deliver(id_)
             return

@@ -17,8 +17,8 @@ from sim.engine.clock import FRACTION, TICK_BITS
 IntArray = NDArray[np.int64]
 Table = dict[str, NDArray[Any]]
 
-FINISHED, REJECTED, UNFINISHED = 0, 1, 2
-STATUS_NAMES = ("finished", "rejected", "unfinished")
+FINISHED, REJECTED, UNFINISHED, ABORTED = 0, 1, 2, 3
+STATUS_NAMES = ("finished", "rejected", "unfinished", "aborted")
 
 
 RoundCounts = dict[tuple[int, int], list[int]]

@@ -138,31 +138,50 @@ class Machine:
         return 0 if self._state.model is None else self._state.model[id_]
 
     def interrupt(self, now_ns: int) -> None:
-        """Something has changed at *now_ns*, the present instant: whatever depends on it ends or begins."""
-        if not self._alone:
-            if self.stages.first_free_ns <= now_ns:
-                self._look_ns = now_ns
-                self._alarm.set(now_ns)
-            return
+        """Something has come at *now_ns*, the present instant: whatever depends on it ends or begins."""
         lane = self._lane
-        span = lane.span
-        if span is None:
-            self._alarm.set(now_ns)
-        elif not lane.through_arrivals:
+        if not self._alone or lane.span is None:
+            self._look_again(now_ns)
+            return
+        tenant = self.tenants[0]
+        if not lane.through_arrivals:
+            if lane.span.n > 1 and tenant.sequences.ahead:
+                # It waits while the next iteration runs, which has been planned.
+                tenant.recorder.queued_ns.append(now_ns)
             lane.through_arrivals = True
-            if span.n > 1:
-                tenant = self.tenants[0]
-                j = span.index_at(now_ns << TICK_BITS)
-                if tenant.sequences.ahead:
-                    # The next iteration has been planned, and runs while the request waits.
-                    j += 1
-                    tenant.recorder.queued_ns.append(now_ns)
-                if j < span.n:
-                    span.cut(j, tenant.recorder)
-                    self._ticks = span.end(j)
-                    self._alarm.set(self._ticks >> TICK_BITS)
-        elif span.n > 1:
-            self.tenants[0].recorder.queued_ns.append(now_ns)
+            self._cut_short(now_ns)
+        elif lane.span.n > 1:
+            tenant.recorder.queued_ns.append(now_ns)
+
+    def _look_again(self, now_ns: int) -> None:
+        """Have a turn now, unless the first stage is at work."""
+        if self._alone:
+            self._alarm.set(now_ns)
+        elif self.stages.first_free_ns <= now_ns:
+            self._look_ns = now_ns
+            self._alarm.set(now_ns)
+
+    def _cut_short(self, now_ns: int) -> None:
+        """End the span in flight with the iteration in flight, or with the one after it where that has been planned."""
+        tenant, span = self.tenants[0], self._lane.span
+        if span is None or span.n == 1:
+            return
+        j = span.index_at(now_ns << TICK_BITS) + tenant.sequences.ahead
+        if j < span.n:
+            span.cut(j, tenant.recorder)
+            self._ticks = span.end(j)
+            self._alarm.set(self._ticks >> TICK_BITS)
+
+    def give_up(self, id_: int) -> None:
+        """The client of a request that is here has gone: it takes no further iteration, and its KV is free when the present one
+        ends (where plans are made ahead, when the next one does)."""
+        tenant = self.tenants[0] if self._alone else self.tenant_of(self._model(id_))
+        now_ns = self._clock.now_ns
+        tenant.sequences.given_up[id_] = now_ns
+        if self._alone and self._lane.span is not None:
+            self._cut_short(now_ns)
+        else:
+            self._look_again(now_ns)
 
     def abort(self, now_ns: int) -> list[int]:
         """Stop at *now_ns*: iterations that have ended by then count, the others have not been. All memory is free afterwards;

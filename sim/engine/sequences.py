@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from policies.view import RunningSeq, WaitingSeq, plans_ahead, takes_by_chunk
+from policies.view import ALWAYS_NS, RunningSeq, WaitingSeq, plans_ahead, takes_by_chunk
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
-from sim.engine.columns import Recorder
+from sim.engine.columns import ABORTED, FINISHED, UNFINISHED, Recorder
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.kv import KvPool, OutOfBlocks
@@ -46,6 +46,8 @@ class Sequences:
         """Counts of what may end a plan that is held in a lane: who ends, joins or leaves in any lane, and who comes."""
         self.n_computed = 0
         """Of those that wait: with nothing to compute before they decode."""
+        self.given_up: dict[int, int] = {}
+        """Requests whose clients have gone, and when; they leave when it is known to whoever plans."""
         self._in_vain = 0
         """Preemptions since a token was emitted."""
         self._outside = outside
@@ -87,6 +89,43 @@ class Sequences:
         self.queue.append(seq)
         self.n_computed += not seq.tokens
         self.n_arrivals += 1
+
+    def let_go(self, lane: Lane, known_ns: int) -> None:
+        """Those in the queue or in *lane* who had been given up by *known_ns* leave."""
+        state = self.state
+        for id_ in [id_ for id_, at_ns in self.given_up.items() if at_ns <= known_ns]:
+            waiting = next((seq for seq in self.queue if seq.id == id_), None)
+            if state.status[id_] == UNFINISHED and waiting is None and id_ not in lane.admitted:
+                # In flight in another micro-batch.
+                continue
+            del self.given_up[id_]
+            if state.status[id_] != UNFINISHED:
+                continue
+            state.status[id_] = ABORTED
+            self.n_changes += 1
+            if waiting is not None:
+                self.queue.remove(waiting)
+                self.n_computed -= not waiting.tokens
+                continue
+            self.kv.give(self._take_out(lane, id_)[1])
+
+    def _take_out(self, lane: Lane, id_: int) -> tuple[int, int, int]:
+        """A sequence that is not in flight leaves its lane: its tokens cached, the KV blocks to give back, and when it emitted its
+        latest token (-1: none since it was admitted)."""
+        if id_ in lane.decoding:
+            departure = self._leave(lane, id_)
+            found = departure.cached_tokens, departure.blocks, _last_token_ns(lane, departure)
+        elif id_ in lane.paused:
+            found = lane.paused.pop(id_)
+        elif id_ in lane.partial:
+            partial = lane.partial.pop(id_)
+            cached = partial.cached_tokens
+            found = cached, self.blocks_of(cached, partial.remaining_tokens), -1
+        else:
+            raise PolicyError(f"{self._scheduler!r} preempted request {id_}, which is not running here")
+        del lane.admitted[id_]
+        self.n_admitted -= 1
+        return found
 
     def came_after(self, now_ns: int) -> int:
         """How many came after *now_ns*: the last of the queue. No earlier instant is asked for later."""
@@ -198,21 +237,10 @@ class Sequences:
         if id_ in lane.leaving:
             state.preemptions[id_] += 1
             return
-        if id_ in lane.decoding:
-            departure = self._leave(lane, id_)
-            cached, blocks = departure.cached_tokens, departure.blocks
-            state.token_ns[id_] = _last_token_ns(lane, departure)
-        elif id_ in lane.paused:
-            cached, blocks, state.token_ns[id_] = lane.paused.pop(id_)
-        elif id_ in lane.partial:
-            partial = lane.partial.pop(id_)
-            cached = partial.cached_tokens
-            blocks = self.blocks_of(cached, partial.remaining_tokens)
-        else:
-            raise PolicyError(f"{self._scheduler!r} preempted request {id_}, which is not running here")
+        cached, blocks, token_ns = self._take_out(lane, id_)
+        if token_ns >= 0:
+            state.token_ns[id_] = token_ns
         self.kv.give(blocks)
-        del lane.admitted[id_]
-        self.n_admitted -= 1
         self.n_changes += 1
         self._in_vain += 1
         if self._in_vain > _MOST_IN_VAIN:
@@ -312,6 +340,13 @@ class Sequences:
     ) -> None:
         """*slots_before*: KV slots that it would have used if all that its last iteration submitted had been accepted."""
         self.kv.give(blocks)
+        if self.given_up and self.given_up.pop(id_, ALWAYS_NS) <= lane.latest_start_ns < ALWAYS_NS:
+            # Its last iteration had been planned before its client went.
+            del lane.admitted[id_]
+            self.n_admitted -= 1
+            self.n_changes += 1
+            self.state.status[id_] = ABORTED
+            return
         if self.ahead:
             # One token at least comes of every iteration: who has that many to go to its limit is known to end.
             known = self.state.max_tokens[id_] - self.state.output[id_] + emitted_last <= 1
@@ -323,7 +358,7 @@ class Sequences:
         self.n_changes += 1
         state = self.state
         state.finish[id_] = end_ns
-        state.status[id_] = 0
+        state.status[id_] = FINISHED
         self._outside.finished(id_, end_ns)
 
     def forget_the_leaving(self, lane: Lane) -> None:
@@ -348,6 +383,7 @@ class Sequences:
         ids += [seq.id for seq in self.queue]
         self.queue.clear()
         self._came_ns.clear()
+        self.given_up.clear()
         self.n_admitted = self.n_computed = 0
         self.kv.give(self.kv.used)
         return ids

@@ -121,6 +121,8 @@ class Tenant:
     def begin(self, lane: Lane, ticks: int) -> int:
         """Ask the scheduler at *ticks* and start what it plans: the tick at which that ends, or NOTHING."""
         decoding, sequences = lane.decoding, self.sequences
+        if sequences.given_up:
+            sequences.let_go(lane, lane.latest_start_ns)
         if lane.hold:
             if self._still_holds(lane, ticks):
                 lane.hold -= 1

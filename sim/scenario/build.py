@@ -19,11 +19,16 @@ from sim.scenario.settings import Scenario, Workload
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.device import Device
+    from hwmodels.memory import MemoryPlan
     from sim.engine import Experiment, ReplicaSpec
     from workloads import ClosedLoop, Trace
 
 BUILT_IN_TRACES = ("conversation",)
 BUILT_IN_REQUESTS = 2500
+ITERATION_TOKENS = ("token_budget", "max_num_batched_tokens", "max_num_tokens", "chunked_prefill_size", "chunk")
+"""What schedulers call the most tokens of an iteration, for the batch of the profile run."""
+SEQUENCES = ("max_sequences", "max_num_seqs", "max_running_requests", "max_batch_size", "batch_size")
+"""What they call the most sequences."""
 SAME_FOR_KV = ("bf16", "fp16", "fp32", "fp8")
 """Weight formats that the KV cache takes over; integer and 4-bit weights leave it in the checkpoint's own."""
 
@@ -122,6 +127,7 @@ class _Hosted:
     spec: ReplicaSpec
     decoding: BuiltDecoding | None
     chosen: dict[str, tuple[int, str]]
+    plan: MemoryPlan
 
 
 def pools_of(scenario: Scenario) -> list[PoolOf]:
@@ -273,18 +279,17 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
         )
     if memory.preemption == "recompute" and not evicts(scheduler):
         scheduler = EvictNewest(inner=scheduler)
-    room = {
-        "gpu_fraction": memory.gpu_fraction,
-        "reserve_bytes": memory.reserve_bytes,
-        "block_tokens": memory.block_tokens,
-    }
     with _told_by(scenario):
-        kv_blocks = deployment.kv_pool_blocks(**room) if len(pool.serves) == 1 else _shared_blocks(pool, i)
+        plan = (
+            deployment.fitted(memory_of(scenario, deployment, scheduler))
+            if len(pool.serves) == 1
+            else _shared_plan(pool, i, scheduler)
+        )
         decoding = build_decoding(
             scenario.decoding,
             target=deployment,
-            kv_blocks=kv_blocks,
-            pool=room,
+            plan=plan,
+            beside=lambda draft: memory_of(scenario, deployment, scheduler, draft=draft),
             scheduler=scheduler,
             workload=workload,
             find=scenario.find,
@@ -301,8 +306,8 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
     spec = ReplicaSpec(
         cost=deployment.cost,
         scheduler=scheduler,
-        kv_blocks=kv_blocks,
-        block_tokens=memory.block_tokens,
+        kv_blocks=plan.kv_blocks,
+        block_tokens=plan.block_tokens,
         micro_batches=scenario.micro_batches,
         max_model_len=deployment.model.max_positions,
         model=row,
@@ -313,29 +318,75 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
             spec,
             decoding=decoding.decoding,
             draft_cost=decoding.draft_cost,
-            kv_blocks=decoding.kv_blocks,
+            kv_blocks=decoding.plan.kv_blocks,
             speculation_overhead_s=decoding.overhead_s,
         )
-    return _Hosted(spec=spec, decoding=decoding, chosen=chosen)
+        plan = decoding.plan
+    return _Hosted(spec=spec, decoding=decoding, chosen=chosen, plan=plan)
 
 
-def _shared_blocks(pool: PoolOf, i: int) -> int:
-    """KV blocks of a model among those that share a machine: an equal part of what all weights leave, on the fullest stage."""
-    memory, n = pool.scenarios[i].memory, len(pool.serves)
-    share = {"gpu_fraction": memory.gpu_fraction, "reserve_bytes": memory.reserve_bytes}
-    device = pool.deployments[i].device
-    usable = device.memory_bytes * memory.gpu_fraction - memory.reserve_bytes
-    weights = np.array([[usable - free for free in each.free_bytes(**share)] for each in pool.deployments])
-    left = usable - weights.sum(axis=0)
-    needs = np.array(pool.deployments[i].stage_kv_bytes_per_token) * memory.block_tokens
-    blocks = min((int(have // n // need) for have, need in zip(left, needs, strict=True) if need), default=1 << 40)
-    if (left < 0).any() or blocks < 1:
-        raise ScenarioError(
-            f"{', '.join(pool.serves)} do not fit beside each other: their weights take {weights.sum(axis=0).max() / 1e9:.1f} GB "
-            f"of the {usable / 1e9:.1f} GB that a {device.name} offers, and a KV cache of each has to fit as well; "
-            "share less or spread them over more devices (parallel)"
+def memory_of(
+    scenario: Scenario, deployment: Deployment, scheduler: Any = None, *, draft: Deployment | None = None
+) -> MemoryPlan:
+    """How the memory of *scenario*'s devices is divided; its *scheduler*'s limits, or else the stack's, are those of the profile
+    run. ValueError for a share by another stack's name, or a release that is not known."""
+    from hwmodels.memory import engine_defaults, memory_plan, stack_memory
+
+    memory, stack = scenario.memory, scenario.serving_stack
+    if scenario.cost_model == "roofline":
+        stack = "ideal"
+    rules = stack_memory(stack, memory.release)
+    setting = "gpu_memory_utilization" if rules is None else rules.setting
+    strange = next((name for name in memory.shares if name != setting), None)
+    if strange is not None:
+        who = "cost_model roofline" if scenario.cost_model == "roofline" else f"serving_stack {stack}"
+        raise ValueError(f"memory.{strange} is another stack's name; with {who} it is memory.{setting}")
+    defaults = engine_defaults(stack, deployment.device, tensor=deployment.parallel.tensor)
+    tokens = _limit(scheduler, ITERATION_TOKENS)
+    sequences = _limit(scheduler, SEQUENCES)
+    return memory_plan(
+        deployment,
+        rules,
+        tokens=defaults.max_num_batched_tokens if tokens is None else tokens,
+        sequences=defaults.max_num_seqs if sequences is None else sequences,
+        share=memory.shares.get(setting),
+        reserve_bytes=memory.reserve_bytes,
+        block_tokens=memory.block_tokens,
+        draft=draft,
+        override=memory.kv_blocks,
+    )
+
+
+def _limit(scheduler: Any, names: tuple[str, ...]) -> int | None:
+    """The smallest that *scheduler*, or one that it wraps, sets of these; None where none does."""
+    found = []
+    while scheduler is not None:
+        found += [value for name in names if isinstance(value := getattr(scheduler, name, None), int)]
+        scheduler = getattr(scheduler, named.INNER, None)
+    return min(found, default=None)
+
+
+def _shared_plan(pool: PoolOf, i: int, scheduler: Any) -> MemoryPlan:
+    """Memory of a model among those that share a machine: an equal part of what all the others leave, stage by stage."""
+    from hwmodels.memory import share_machine
+
+    plans = [
+        memory_of(scenario, deployment, scheduler)
+        for scenario, deployment in zip(pool.scenarios, pool.deployments, strict=True)
+    ]
+    plan = share_machine(tuple(plans))[i]
+    if plan.device_blocks - plan.null_blocks < 1:
+        used = max(
+            sum(stage.used_bytes - stage.reserve_bytes for stage in stages)
+            for stages in zip(*(each.stages for each in plans), strict=True)
         )
-    return blocks * pool.deployments[i].parallel.data
+        raise ScenarioError(
+            f"{', '.join(pool.serves)} do not fit beside each other: their weights and what their stack sets aside take "
+            f"{used / 1e9:.1f} GB of the {plans[i].stages[0].budget_bytes / 1e9:.1f} GB that a "
+            f"{pool.deployments[i].device.name} offers, and a KV cache of each has to fit as well; share less or spread them "
+            "over more devices (parallel)"
+        )
+    return plan
 
 
 def _policy(
@@ -390,12 +441,7 @@ def _with_value(settings: Mapping[str, Any] | str, path: list[str], value: Any) 
 
 def _chosen(scenario: Scenario, deployment: Deployment, workload: Trace | ClosedLoop) -> dict[str, tuple[int, str]]:
     """Scheduler settings that are `auto` by their dotted keys, with the tokens chosen from the cost model and the reason."""
-    found = [
-        (f"{at}.{key}", settings)
-        for at, settings in named.chain(scenario.scheduler.settings, "scheduler")
-        for key in named.AUTO
-        if settings.get(key) == named.AUTO_VALUE
-    ]
+    found = _left_to_choose(scenario)
     if not found:
         return {}
     from sim.capacity import saturating_tokens, tokens_within
@@ -414,6 +460,28 @@ def _chosen(scenario: Scenario, deployment: Deployment, workload: Trace | Closed
                 why = f"most tokens within slo.tpot_s {limit_s:g} s beside {decodes} decodes of {context} tokens"
             chosen[key] = (tokens, why)
     return chosen
+
+
+def _left_to_choose(scenario: Scenario) -> list[tuple[str, Mapping[str, Any]]]:
+    """Scheduler settings that are `auto`, by their dotted keys, each with all settings of its policy."""
+    return [
+        (f"{at}.{key}", settings)
+        for at, settings in named.chain(scenario.scheduler.settings, "scheduler")
+        for key in named.AUTO
+        if settings.get(key) == named.AUTO_VALUE
+    ]
+
+
+def memory_plan_of(scenario: Scenario) -> tuple[Deployment, MemoryPlan]:
+    """The replica that *scenario* describes and how its memory is divided, without a draft model; ScenarioError where it does
+    not fit."""
+    deployment = deployment_of(scenario)
+    chosen = _chosen(scenario, deployment, workload_of(scenario)) if _left_to_choose(scenario) else {}
+    scheduler = _policy(
+        scenario, "scheduler", named.SCHEDULERS, "plan", {key: tokens for key, (tokens, _) in chosen.items()}
+    )
+    with _told_by(scenario):
+        return deployment, deployment.fitted(memory_of(scenario, deployment, scheduler))
 
 
 def deployment_of(scenario: Scenario) -> Deployment:
@@ -492,7 +560,8 @@ def _manifest(
     schedulers_made = [hosted.spec.scheduler for pool in built for hosted in pool]
     if getattr(workload, "priority", None) is not None and not any(map(_asks_for_priority, schedulers_made)):
         notes.append(
-            "The trace gives priorities and no scheduler asks for them; wrap one in {policy: order, by: priority}."
+            "The trace gives priorities and no scheduler asks for them; take {policy: vllm, scheduling_policy: priority}, or wrap "
+            "one in {policy: order, by: priority}."
         )
     if plain:
         facts = _facts(pools[0], built[0], 0)
@@ -517,6 +586,7 @@ def _manifest(
         **head,
         "model": facts["model"],
         "hardware": facts["hardware"],
+        "memory": facts["memory"],
         **policies,
         "decoding": facts["decoding"],
         **tail,
@@ -542,7 +612,13 @@ def _pool_facts(pools: list[PoolOf], built: list[list[_Hosted]]) -> dict[str, An
             "rows": [first, last],
             "hardware": facts[0]["hardware"],
             "models": [
-                {"serves": name, **each["model"], "scheduler": each["scheduler"], "decoding": each["decoding"]}
+                {
+                    "serves": name,
+                    **each["model"],
+                    "memory": each["memory"],
+                    "scheduler": each["scheduler"],
+                    "decoding": each["decoding"],
+                }
                 for name, each in zip(pool.serves, facts, strict=True)
             ],
         }
@@ -573,6 +649,7 @@ def _facts(pool: PoolOf, hosted: list[_Hosted], i: int) -> dict[str, Any]:
             "price_usd_per_hour": device.price_usd_per_hour,
             "sources": dict(device.sources),
         },
+        "memory": hosted[i].plan.facts,
         "scheduler": named.shown_policy(hosted[i].spec.scheduler),
         "decoding": {"method": "autoregressive"} if decoding is None else decoding.manifest,
     }
@@ -607,7 +684,8 @@ def _asks_for_priority(scheduler: Any) -> bool:
     """Whether *scheduler* orders by priority, or may do so, not being one of ours."""
     while scheduler is not None:
         module = getattr(scheduler, "__module__", None) or type(scheduler).__module__
-        if not module.startswith("policies.") or getattr(scheduler, "by", None) == "priority":
+        asks = "priority" in (getattr(scheduler, "by", None), getattr(scheduler, "scheduling_policy", None))
+        if asks or not module.startswith("policies."):
             return True
         scheduler = getattr(scheduler, named.INNER, None)
     return False
@@ -728,11 +806,12 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
 def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> ClosedLoop:
     from workloads import generators
 
-    if lengths.priority is not None:
-        raise ScenarioError(
-            "workload.arrivals: closed-loop clients take the lengths of a trace, and their requests have no priority; leave the "
-            "column priority out of the trace or take other arrivals"
-        )
+    for name in ("priority", "max_tokens", "abort_ns"):
+        if getattr(lengths, name) is not None:
+            raise ScenarioError(
+                f"workload.arrivals: closed-loop clients take the lengths of a trace, and their requests have no {name}; leave the "
+                f"column {name.replace('_ns', '_s')} out of the trace or take other arrivals"
+            )
     think_ns = None
     if clients.mean_think_s:
         # The draws of generators.closed_loop, so that both sources of lengths meet the same think times.

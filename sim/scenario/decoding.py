@@ -15,6 +15,7 @@ from sim.scenario.section import Section
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel
     from hwmodels.deployment import Deployment
+    from hwmodels.memory import MemoryPlan
     from policies.acceptance import Acceptance
     from policies.decoding import Speculative
     from policies.view import Scheduler
@@ -216,7 +217,7 @@ class BuiltDecoding:
     decoding: Speculative
     draft_cost: CostModel | None
     overhead_s: float
-    kv_blocks: int
+    plan: MemoryPlan
     manifest: dict[str, Any]
 
 
@@ -224,15 +225,15 @@ def build_decoding(
     settings: Decoding,
     *,
     target: Deployment,
-    kv_blocks: int,
-    pool: dict[str, Any],
+    plan: MemoryPlan,
+    beside: Callable[[Deployment], MemoryPlan],
     scheduler: Scheduler,
     workload: Trace | ClosedLoop,
     find: Callable[[str], Path | None],
 ) -> BuiltDecoding | None:
     """The decoding method that *settings* describe beside the *target*; None for autoregressive decoding.
 
-    *kv_blocks* is the pool without a draft, *pool* the arguments of `Deployment.kv_pool_blocks` that gave it.
+    *plan* is the memory without a draft, *beside* gives it with one.
     ValueError, in one sentence, for what does not fit together.
     """
     if settings.method == "autoregressive":
@@ -247,7 +248,7 @@ def build_decoding(
     if settings.draft is not None:
         if settings.draft.model is not None:
             draft = _draft_deployment(settings.draft, target, find)
-            kv_blocks = _pool_beside(draft, target, pool)
+            plan = _beside(draft, target, plan, beside(draft))
             draft_cost = draft.cost
             manifest["draft"] = {
                 "model": draft.model.name,
@@ -296,7 +297,7 @@ def build_decoding(
         decoding=decoding,
         draft_cost=draft_cost,
         overhead_s=settings.overhead_s,
-        kv_blocks=kv_blocks,
+        plan=plan,
         manifest=manifest,
     )
 
@@ -346,23 +347,15 @@ def _draft_deployment(settings: Draft, target: Deployment, find: Callable[[str],
     return draft
 
 
-def _pool_beside(draft: Deployment, target: Deployment, pool: dict[str, Any]) -> int:
-    """KV blocks that are left when the draft's weights and cache lie on GPUs of the target's first stage."""
-    block = pool["block_tokens"]
-    free = target.free_bytes(gpu_fraction=pool["gpu_fraction"], reserve_bytes=pool["reserve_bytes"])
-    needs = target.stage_kv_bytes_per_token
-    left = free[0] - draft.weight_bytes_per_device
-    both = needs[0] + draft.kv_bytes_per_token_per_device
-    if left < both * block:
-        room_gb = max(free[0], 0.0) / 1e9
+def _beside(draft: Deployment, target: Deployment, plan: MemoryPlan, both: MemoryPlan) -> MemoryPlan:
+    """*both*, where the draft's weights and cache fit on the GPUs of the target's first stage; *plan* is without it."""
+    if both.device_blocks - both.null_blocks < 1:
         raise ValueError(
             f"decoding.draft.model: {draft.model.name} takes {draft.weight_bytes_per_device / 1e9:.1f} GB on each of "
-            f"its {draft.parallel.tensor} GPUs, but only {room_gb:.1f} GB is left beside {target.model.name}; "
-            "take a smaller draft, raise decoding.draft.tensor or parallel.tensor, or a larger device"
+            f"its {draft.parallel.tensor} GPUs, but only {max(plan.stages[0].kv_bytes, 0.0) / 1e9:.1f} GB is left beside "
+            f"{target.model.name}; take a smaller draft, raise decoding.draft.tensor or parallel.tensor, or a larger device"
         )
-    blocks = [int(left / (both * block))]
-    blocks += [int(have / (need * block)) for have, need in zip(free[1:], needs[1:], strict=True) if need]
-    return min(blocks)
+    return both
 
 
 def _acceptance(settings: Decoding, find: Callable[[str], Path | None]) -> Acceptance:

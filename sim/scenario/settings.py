@@ -31,6 +31,7 @@ KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
 # Known to `hwmodels.overheads.serving_stacks` as well; a test compares.
 ServingStack = Literal["vllm", "trtllm", "sglang", "eager", "ideal"]
 Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 DEFAULT_SCENARIO = """\
 model: llama-3.1-8b
@@ -100,13 +101,39 @@ class Parallel(Section):
 class Memory(Section):
     """What of the GPUs' memory holds the KV cache, and what happens when it runs out."""
 
-    gpu_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of memory that weights and KV cache may take."""
+    gpu_memory_utilization: Share | None = None
+    """vLLM: share of each GPU's memory that the server may take, everything included. Where it is left out, the stack's default;
+    `eager`, `ideal` and `cost_model: roofline` share it between weights and KV cache alone, 0.9 by default."""
+    mem_fraction_static: Share | None = None
+    """SGLang: share of what is free before loading that weights and KV cache take; where it is left out, from the device."""
+    free_gpu_memory_fraction: Share | None = None
+    """TensorRT-LLM: share of what weights, activations and buffers leave free that the KV cache takes."""
+    release: Annotated[str, Field(min_length=1)] | None = None
+    """Of the serving stack, for its account of memory ("0.11", "0.19" or "0.32" of vLLM); where it is left out, the newest."""
     reserve_bytes: Annotated[float, Field(ge=0)] = 0.0
-    """Bytes on each GPU kept out of that share: activations, graphs, other programs."""
-    block_tokens: Annotated[int, Field(ge=1)] = 16
+    """Bytes on each GPU kept out of that share beyond what the stack sets aside: other programs, an encoder."""
+    kv_blocks: Annotated[int, Field(ge=1)] | None = None
+    """Blocks of the KV cache, null block included, in place of what the memory has room for (vLLM's num_gpu_blocks_override)."""
+    block_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Where it is left out, the stack's: 16 for vLLM, 1 for SGLang, 32 for TensorRT-LLM."""
     preemption: Literal["recompute", "none"] = "recompute"
     """`recompute`: the newest sequences give their KV back and are computed again; `none`: running out is an error."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and "gpu_fraction" in value:
+            raise ValueError(
+                "gpu_fraction is called as the stack calls it: gpu_memory_utilization (vLLM, eager, ideal), "
+                "mem_fraction_static (SGLang) or free_gpu_memory_fraction (TensorRT-LLM)"
+            )
+        return value
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The shares that are given, by their stacks' names."""
+        names = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
+        return {name: given for name in names if (given := getattr(self, name)) is not None}
 
 
 class Workload(Section):
@@ -210,7 +237,7 @@ class Pool(Section):
     model: Annotated[str, Field(min_length=1)] | None = None
     models: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
     """Several models that share each machine, in place of `model`: they take turns on its stages, and each has an equal part of
-    the memory that all weights leave. NAME#TAG is another copy of NAME, with requests of its own."""
+    the memory that all leave beside their caches. NAME#TAG is another copy of NAME, with requests of its own."""
     hardware: Annotated[str, Field(min_length=1)] | None = None
     precision: WeightPrecision | None = None
     kv_precision: KvPrecision | None = None

@@ -51,6 +51,19 @@ def test_the_planner_says_what_it_keeps_back():
     assert facts["sequences"]["1024"] == pool // (1024 * 819_200)
 
 
+def test_the_planner_prints_the_blocks_of_an_engines_log_and_its_parts():
+    settings = ["--set", 'memory={gpu_memory_utilization: 0.95, release: "0.19"}', "--set", "scheduler=orca"]
+    limits = ["--set", "scheduler={policy: sarathi, token_budget: 8192, max_sequences: 1024}"]
+    facts = json.loads(rooftrace(*settings, *limits, "--json").stdout)
+    # vLLM 0.19.0 printed 58.11 GiB and 476,016 tokens (docs/validation.md).
+    assert facts["memory"]["blocks"] * 16 == pytest.approx(476_016, rel=0.005)
+    assert facts["pool_bytes"] == pytest.approx(facts["memory"]["kv_bytes"])
+    assert facts["sequences"]["1024"] == facts["pool_bytes"] // (1024 * 131_072)
+    text = " ".join(rooftrace(*settings, *limits).stdout.split())
+    assert f"{facts['memory']['blocks']:,} blocks of 16 tokens" in text
+    assert "0.95 of 79.19 GiB, by vllm 0.19: weights 14.96, activations 1.89, context 0.25" in text
+
+
 def test_the_published_batches_are_explained():
     done = rooftrace("--published")
     assert done.exit_code == 0

@@ -54,6 +54,10 @@ def test_without_arguments_results_go_to_a_folder_and_the_table_says_which():
     assert f"results/{folder.name}/" in result.stdout
     assert "TTFT" in result.stdout
     assert "20: 20 finished" in result.stdout
+    memory = json.loads((Path("results") / folder.name / "manifest.json").read_text())["memory"]
+    text = " ".join(result.stdout.split())
+    assert f"KV cache {memory['blocks']:,} blocks of 16 tokens" in text
+    assert "gpu_memory_utilization 0.92 of 79.19 GiB, by vllm 0.32: weights 14.96, activations" in text
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES[:4])
 
 
@@ -165,7 +169,7 @@ def test_a_bad_trace_is_refused(content, expected):
         ("replikas=2", "did you mean replicas?"),
         ("scheduler.token_bugdet=2", "did you mean token_budget?"),
         ("model=llama-3.1-70b", "GB is missing"),
-        ("memory.gpu_fraction=.nan", "finite number"),
+        ("memory.gpu_memory_utilization=.nan", "finite number"),
         ("seed=[", "not valid YAML"),
         ("workload.trace=nowhere.csv", "does not exist"),
     ],

@@ -73,7 +73,7 @@ def test_the_schema_accepts_the_default_and_what_a_manifest_holds():
         "replicas: two",
         "scheduler: sarthi",
         "scheduler: {policy: sarathi, token_bugdet: 3}",
-        "memory: {gpu_fraction: 1.5}",
+        "memory: {gpu_memory_utilization: 1.5}",
         "workload: {trace: 3}",
         "workload: {arrivals: {process: poisson}}",
         "slo: {ttft_s: 0}",

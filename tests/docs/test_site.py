@@ -59,6 +59,6 @@ def test_the_site_builds_with_warnings_as_errors(tmp_path):
     python_page = (tmp_path / "site" / "reference" / "python" / "index.html").read_text(encoding="utf-8")
     assert "rooftrace sweep" in commands_page
     assert "--replications" in commands_page
-    assert "memory.gpu_fraction" in settings_page
+    assert "memory.gpu_memory_utilization" in settings_page
     assert "token_budget" in settings_page
     assert "mser5" in python_page

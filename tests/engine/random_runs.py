@@ -195,6 +195,7 @@ def an_experiment(seed: int, *, speculative: bool) -> Experiment:
             prompt_tokens=prompt,
             output_tokens=output,
             **columns,
+            **clients_who_go(random.Random(f"clients of {seed}"), output),
         )
     machine = a_machine(rng, speculative=speculative, n_models=n_models)
     machines = (machine,) * rng.choice([1, 1, 2, 3])
@@ -209,6 +210,17 @@ def an_experiment(seed: int, *, speculative: bool) -> Experiment:
         admission_s=rng.choice([0.0, 0.0, 1e-3]),
         admission_s_per_token=rng.choice([0.0, 1e-5]),
     )
+
+
+def clients_who_go(rng: random.Random, output: Any) -> dict[str, Any]:
+    """For some workloads: when clients give their requests up, and what they allow at most."""
+    n = len(output)
+    found = {}
+    if rng.random() < 0.4:
+        found["abort_ns"] = np.array([rng.choice([-1, -1, 0, 10**6, rng.randrange(1, 10**8)]) for _ in range(n)])
+    if rng.random() < 0.4:
+        found["max_tokens"] = np.asarray(output) + np.array([rng.choice([0, 1, 2, 50]) for _ in range(n)])
+    return found
 
 
 def with_scheduler(experiment: Experiment, scheduler: Scheduler) -> Experiment:

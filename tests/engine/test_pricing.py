@@ -160,7 +160,7 @@ def test_a_straight_cost_is_one_line_an_octave() -> None:
         ("scheduler={policy: vllm-v0}",),
         ("model=gpt-oss-20b",),
         (f"decoding={DRAFT}",),
-        ("memory={gpu_fraction: 0.25}", "scheduler={policy: sarathi, max_sequences: 256}"),
+        ("memory={gpu_memory_utilization: 0.25}", "scheduler={policy: sarathi, max_sequences: 256}"),
     ],
     ids=["sarathi", "vllm", "windowed", "speculative", "little memory"],
 )

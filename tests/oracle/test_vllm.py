@@ -89,7 +89,7 @@ def record() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         # Short workloads, so that little is kept.
-        cases = [case for case in map(a_case, range(5000, 5200)) if sum(r["output"] for r in case["requests"]) < 250][
+        cases = [case for case in map(a_case, range(5000, 5400)) if sum(r["output"] for r in case["requests"]) < 250][
             :40
         ]
         found = [[case["seed"], steps] for case, steps in zip(cases, decisions(cases, Path(folder)), strict=True)]

@@ -20,6 +20,8 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 
 MOST_PLANS = 50_000
+STOP = 99
+"""The token that ends an answer."""
 
 
 def settings_of(model, case):
@@ -95,7 +97,7 @@ def decide(config, case):
         config.speculative_config = Drafting(case["draft_slots"])
     k, requests, ahead = case["k"], case["requests"], case["async_scheduling"]
     now, sent, steps = 0, 0, []
-    rounds = [0] * len(requests)
+    rounds, done = [0] * len(requests), [0] * len(requests)
     in_flight = deque()
 
     def arrive():
@@ -106,7 +108,7 @@ def decide(config, case):
                 Request(
                     request_id=f"{sent:06d}",
                     prompt_token_ids=[1] * request["prompt"],
-                    sampling_params=SamplingParams(ignore_eos=True, max_tokens=request["output"]),
+                    sampling_params=SamplingParams(max_tokens=request["max_tokens"], stop_token_ids=[STOP]),
                     pooling_params=None,
                     priority=request["priority"],
                     arrival_time=float(request["arrival"]),
@@ -134,12 +136,16 @@ def decide(config, case):
             number = int(id_)
             if not complete[id_]:
                 tokens.append([])
-            elif planned.scheduled_spec_decode_tokens.get(id_):
-                emitted = requests[number]["tape"][rounds[number]]
+                continue
+            emitted = 1
+            if planned.scheduled_spec_decode_tokens.get(id_):
+                # A step of who has ended may come after its tape.
+                tape = requests[number]["tape"]
+                emitted = tape[min(rounds[number], len(tape) - 1)]
                 rounds[number] += 1
-                tokens.append([1] * emitted)
-            else:
-                tokens.append([1])
+            before = done[number]
+            done[number] += emitted
+            tokens.append([STOP if before + i + 1 == requests[number]["output"] else 1 for i in range(emitted)])
         engine.update_from_output(
             planned,
             ModelRunnerOutput(

@@ -138,11 +138,34 @@ def test_settings_of_an_inner_policy_can_be_set_and_chosen():
 
 def test_running_out_of_memory_names_the_setting_that_preempts():
     tight = {
-        "memory": {"preemption": "none", "gpu_fraction": 0.2015},
+        "memory": {"preemption": "none", "kv_blocks": 595},
         "workload": {"trace": "conversation", "limit": 400},
     }
     with pytest.raises(ScenarioError, match=r"in a scenario: memory\.preemption: recompute"):
         simulate(Scenario(**tight).with_set("workload.rate_scale=20"))
+
+
+def test_the_schedulers_limits_are_those_of_the_profile_run():
+    def memory(policy):
+        return resolve(Scenario(scheduler=policy)).manifest["memory"]
+
+    few = memory({"policy": "sarathi", "token_budget": 256, "max_sequences": 64})
+    many = memory({"policy": "vllm-v0", "max_num_batched_tokens": 4096, "max_num_seqs": 512})
+    capped = memory({"policy": "cap", "max_sequences": 9, "inner": "sarathi"})
+    assert few["profile_run"] == {"tokens": 256, "sequences": 64}
+    assert many["profile_run"] == {"tokens": 4096, "sequences": 512}
+    assert capped["profile_run"] == {"tokens": 512, "sequences": 9}
+    assert few["blocks"] > many["blocks"]
+    # Where a scheduler sets none, the engine does.
+    assert memory({"policy": "orca"})["profile_run"] == {"tokens": 8192, "sequences": 128}
+
+
+def test_blocks_that_are_given_hold_a_null_block():
+    made = Scenario(memory={"kv_blocks": 100, "block_tokens": 8}).build().replicas[0]
+    assert (made.kv_blocks, made.block_tokens) == (99, 8)
+    plain = Scenario(memory={"kv_blocks": 100}, serving_stack="ideal").build().replicas[0]
+    assert (plain.kv_blocks, plain.block_tokens) == (100, 16)
+    assert Scenario(serving_stack="sglang").build().replicas[0].block_tokens == 1
 
 
 def test_a_policy_that_breaks_the_rules_is_an_error_and_not_a_hang():
@@ -160,6 +183,21 @@ def test_a_policy_that_breaks_the_rules_is_an_error_and_not_a_hang():
         ("model: llama-3.1-70b", "GB is missing"),
         ("model: llama-3.1-70b", "it would fit with tensor"),
         ("parallel: {tensor: 3}", "my.yaml: parallel.tensor 3 does not divide"),
+        (
+            "memory: {mem_fraction_static: 0.8}",
+            "memory.mem_fraction_static is another stack's name; with serving_stack vllm it is memory.gpu_memory_utilization",
+        ),
+        (
+            "{serving_stack: sglang, memory: {gpu_memory_utilization: 0.8}}",
+            "with serving_stack sglang it is memory.mem_fraction_static",
+        ),
+        (
+            "{cost_model: roofline, memory: {free_gpu_memory_fraction: 0.8}}",
+            "with cost_model roofline it is memory.gpu_mem",
+        ),
+        ("memory: {release: '0.20'}", "my.yaml: release '0.20' of vllm is not one whose account of memory is known"),
+        ("{serving_stack: eager, memory: {release: '0.19'}}", "eager has no account of memory"),
+        ("memory: {kv_blocks: 1}", "my.yaml: kv_blocks 1 leaves no block for a sequence; give at least 2"),
         ("scheduler: sarthi", "my.yaml: scheduler: 'sarthi' is not a policy; did you mean sarathi?"),
         ("scheduler: {policy: sarathi, token_bugdet: 1}", "token_bugdet is not a setting of sarathi; did you mean"),
         ("scheduler: {policy: sarathi, token_budget: 0}", "token_budget is a whole number of at least 1; got 0"),

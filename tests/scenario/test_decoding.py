@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hwmodels.device import load_device
+from hwmodels.memory import stack_memory
 from hwmodels.totals import Totals
 from policies.acceptance import BetaAlpha, FromDistributions, Iid, MeanLength, PerPosition, Recorded, Tree, TwoState
 from policies.decoding import METHODS
@@ -126,7 +126,7 @@ def test_a_section_that_makes_no_sense_is_refused_in_one_sentence(decoding, expe
 
 def test_a_draft_larger_than_the_memory_left_is_refused():
     text = refusal(drafted(draft={"model": "llama-3.1-70b"}))
-    assert "llama-3.1-70b takes 141.1 GB on each of its 1 GPUs, but only 61.2 GB is left" in text
+    assert "llama-3.1-70b takes 141.1 GB on each of its 1 GPUs, but only 60.6 GB is left" in text
     assert "take a smaller draft" in text
 
 
@@ -205,11 +205,12 @@ def test_a_draft_model_takes_memory_time_and_prompt_time():
     draft = drafting.manifest["decoding"]["draft"]
     target_kv = 2 * 32 * 8 * 128 * 2
     assert draft["kv_bytes_per_token_per_device"] == 2 * 16 * 8 * 64 * 2
-    left = 0.9 * load_device("h100-sxm").memory_bytes - plain.manifest["model"]["weight_bytes_per_device"]
-    assert before == int(left / (16 * target_kv))
-    assert after == int(
-        (left - draft["weight_bytes_per_device"]) / (16 * (target_kv + draft["kv_bytes_per_token_per_device"]))
-    )
+    left = plain.manifest["memory"]["kv_bytes"]
+    graphs = 16 * stack_memory("vllm").graph_bytes_per_layer
+    # One block is the null block, with a draft and without.
+    assert before == int(left / (16 * target_kv)) - 1
+    both = 16 * (target_kv + draft["kv_bytes_per_token_per_device"])
+    assert after == int((left - draft["weight_bytes_per_device"] - graphs) / both) - 1
     free = drafted(draft={"step_s": 0.0})
     slow, fast = (
         simulate(scenario(d)).summary["ttft_s"]["mean"] for d in (drafted(draft={"model": "llama-3.2-1b"}), free)
@@ -369,7 +370,7 @@ def test_speculation_works_with_every_scheduler_router_and_memory_limit(policy, 
         scheduler={"policy": policy},
         replicas=2,
         router="least_outstanding",
-        memory={"reserve_bytes": 61.05e9},
+        memory={"kv_blocks": 95},
         workload={**WORKLOAD, "arrivals": {"process": "poisson", "rate_per_s": 2000.0}},
     )
     stepped, spanned = simulate(made, fast_forward=False), simulate(made)

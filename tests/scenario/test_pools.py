@@ -57,16 +57,20 @@ def test_a_pool_that_says_nothing_is_the_scenario_of_the_top_level():
 def test_a_pool_has_what_it_says_and_the_rest_from_the_top_level():
     experiment = pools(
         scheduler={"policy": "sarathi", "token_budget": 99},
-        memory={"block_tokens": 32, "gpu_fraction": 0.8},
+        memory={"block_tokens": 32, "gpu_memory_utilization": 0.8},
         pools={
-            "a": {"memory": {"gpu_fraction": 0.5}, "scheduler": {"policy": "orca"}},
+            "a": {"memory": {"gpu_memory_utilization": 0.5}, "scheduler": {"policy": "orca"}},
             "b": {"model": SMALL, "micro_batches": 3, "parallel": {"pipeline": 2}},
         },
     ).build()
     a, b = experiment.replicas
     assert (a.scheduler, b.scheduler) == (EvictNewest(Orca()), EvictNewest(Sarathi(token_budget=99)))
     assert (a.block_tokens, b.block_tokens, b.micro_batches, b.cost.n_stages) == (32, 32, 3, 2)
-    alone = Scenario(memory={"block_tokens": 32, "gpu_fraction": 0.5}).build().replicas[0]
+    alone = (
+        Scenario(memory={"block_tokens": 32, "gpu_memory_utilization": 0.5}, scheduler={"policy": "orca"})
+        .build()
+        .replicas[0]
+    )
     assert a.kv_blocks == alone.kv_blocks
 
 
@@ -122,14 +126,12 @@ def test_pools_of_one_model_serve_every_request():
 def test_models_that_share_a_machine_have_equal_parts_of_the_memory_that_weights_leave():
     built = resolve(pools(pools={"both": {"models": [SMALL, LARGE], "replicas": 2}}))
     (machine, _) = built.experiment.replicas
-    usable = 0.9 * load_device("h100-sxm").memory_bytes
-    weights = sum(
-        Scenario(model=name).build() and deployment_of(Scenario(model=name)).weight_bytes_per_device
-        for name in (SMALL, LARGE)
-    )
+    alone = [resolve(Scenario(model=name)).manifest["memory"] for name in (SMALL, LARGE)]
+    # What each alone leaves of the share, less what the other takes besides its cache.
+    left = alone[0]["kv_bytes"] + alone[1]["kv_bytes"] - alone[0]["budget_bytes"]
     for spec, name in zip(machine.tenants, (SMALL, LARGE), strict=True):
         block = 16 * deployment_of(Scenario(model=name)).kv_bytes_per_token_per_device
-        assert spec.kv_blocks == int((usable - weights) // 2 // block)
+        assert spec.kv_blocks == int(left // 2 // block) - 1
     result = simulate(pools(pools={"both": {"models": [SMALL, LARGE], "replicas": 2}}))
     assert (result.columns.requests["status"] == 0).all()
     # Rows of the column replica are models on machines: even ones are of the first model.
@@ -223,7 +225,7 @@ def test_a_priority_decides_who_goes_first_where_the_scheduler_asks_for_it(tmp_p
                 "pools": {"a": {"models": ["llama-2-13b", "llama-2-70b"]}},
                 "workload": {"trace": "conversation", "models": {"llama-2-13b": 1}},
             },
-            "llama-2-13b, llama-2-70b do not fit beside each other: their weights take 164.0 GB of the 77.3 GB",
+            "do not fit beside each other: their weights and what their stack sets aside take 168.5 GB of the 78.2 GB",
         ),
         ({"pools": {"a": {"models": [SMALL, LARGE], "decoding": {"method": "ngram", "num_speculative_tokens": 2,
           "acceptance": {"alpha": 0.5}}}}}, "models that share a machine do not speculate yet"),
@@ -272,7 +274,7 @@ def test_a_placement_is_replayed_as_it_was_scored(tmp_path):
             router="least_outstanding",
             # What `rooftrace place` prices generative models by, and the memory that it gave them.
             cost_model="roofline",
-            memory={"gpu_fraction": 70 * 2**30 / load_device("h100-sxm").memory_bytes},
+            memory={"gpu_memory_utilization": 70 * 2**30 / load_device("h100-sxm").memory_bytes},
             workload={"trace": str(tmp_path / "traffic.csv")},
         )
     )

@@ -21,7 +21,7 @@ def message(text):
 def test_an_empty_file_is_all_defaults():
     scenario = Scenario.from_yaml("")
     assert scenario.model == "llama-3.1-8b"
-    assert scenario.memory.block_tokens == 16
+    assert scenario.memory.preemption == "recompute"
     assert scenario.settings() == {}
 
 
@@ -35,7 +35,7 @@ parallel: {tensor: 2, pipeline: 1}
 replicas: 3
 router: random
 scheduler: {policy: sarathi, token_budget: 256, max_sequences: 64}
-memory: {gpu_fraction: 0.8, reserve_bytes: 1e9, block_tokens: 32, preemption: recompute}
+memory: {gpu_memory_utilization: 0.8, reserve_bytes: 1e9, block_tokens: 32, preemption: recompute}
 workload: {trace: x.csv, rate_scale: 2, limit: 50}
 slo: {ttft_s: 1.0, tpot_s: 0.05}
 seed: 4
@@ -53,7 +53,13 @@ seed: 4
     ("text", "expected"),
     [
         ("replikas: 3", "my.yaml: replikas is not a setting; did you mean replicas?"),
-        ("memory: {gpu_fracton: 1}", "my.yaml: memory.gpu_fracton is not a setting; did you mean gpu_fraction?"),
+        (
+            "memory: {gpu_memory_utilisation: 1}",
+            "my.yaml: memory.gpu_memory_utilisation is not a setting; did you mean gpu_memory_utilization?",
+        ),
+        ("memory: {gpu_fraction: 0.9}", "my.yaml: memory: gpu_fraction is called as the stack calls it: gpu_memory_ut"),
+        ("memory: {release: 0.19}", "my.yaml: memory.release is text; got 0.19"),
+        ("memory: {kv_blocks: 0}", "my.yaml: memory.kv_blocks is a number at least 1; got 0"),
         ("tensor: 4", "my.yaml: tensor is not a setting; did you mean parallel.tensor?"),
         ("xyzzy: 4", "my.yaml: xyzzy is not a setting; valid here: model, hardware, precision"),
         ("scheduler.token_budget: 3", "write it nested: 'scheduler: {token_budget: ...}'"),
@@ -63,8 +69,14 @@ seed: 4
         ("seed: true", "my.yaml: seed is a whole number; got True"),
         ("replicas: two", "my.yaml: replicas is a whole number; got 'two'"),
         ("replicas: 0", "my.yaml: replicas is a number at least 1; got 0"),
-        ("memory: {gpu_fraction: .nan}", "my.yaml: memory.gpu_fraction is a finite number; got nan"),
-        ("memory: {gpu_fraction: 1.2}", "my.yaml: memory.gpu_fraction is a number at most 1; got 1.2"),
+        (
+            "memory: {gpu_memory_utilization: .nan}",
+            "my.yaml: memory.gpu_memory_utilization is a finite number; got nan",
+        ),
+        (
+            "memory: {gpu_memory_utilization: 1.2}",
+            "my.yaml: memory.gpu_memory_utilization is a number at most 1; got 1.2",
+        ),
         ("memory: {reserve_bytes: -1}", "my.yaml: memory.reserve_bytes is a number at least 0; got -1"),
         ("memory: {block_tokens: '16'}", "my.yaml: memory.block_tokens is a whole number; got '16'"),
         ("memory: {preemption: swap}", "my.yaml: memory.preemption is one of recompute, none; got 'swap'"),

@@ -45,7 +45,9 @@ def test_an_axis_that_cannot_be_read_is_refused(text, message):
         read_axis(text)
 
 
-@pytest.mark.parametrize("key", ["replicas", "scheduler.token_budget", "workload.rate_scale", "memory.gpu_fraction"])
+@pytest.mark.parametrize(
+    "key", ["replicas", "scheduler.token_budget", "workload.rate_scale", "memory.gpu_memory_utilization"]
+)
 def test_dotted_settings_are_known(key):
     check_key(key)
 
@@ -54,7 +56,7 @@ def test_dotted_settings_are_known(key):
     ("key", "message"),
     [
         ("replicsa", "did you mean replicas"),
-        ("memory.gpu_fractoin", "did you mean memory.gpu_fraction"),
+        ("memory.gpu_memory_utilisation", "did you mean memory.gpu_memory_utilization"),
         ("replicas.n", "has none of its own"),
         ("meta.note", "is not a setting"),
     ],

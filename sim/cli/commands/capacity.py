@@ -91,20 +91,32 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 
 def _plan(scenario: Any, lengths: list[int], reserve_gb: float | None, as_json: bool) -> None:
-    from sim.capacity import deployment_plan
-    from sim.scenario.build import deployment_of
+    from hwmodels.memory import cache_text, parts_text
+    from sim.capacity import batch_plan, deployment_plan
+    from sim.scenario.build import deployment_of, memory_plan_of
 
-    deployment = deployment_of(scenario)
-    memory = scenario.memory
+    memory = None
     if reserve_gb is None:
-        reserve_bytes = deployment.device.memory_bytes * (1 - memory.gpu_fraction) + memory.reserve_bytes
-        why = f"memory.gpu_fraction {memory.gpu_fraction:g} and memory.reserve_bytes {memory.reserve_bytes:g}"
+        deployment, memory = memory_plan_of(scenario)
+        stage = memory.tightest
+        settings = {
+            "memory_bytes": stage.device_bytes,
+            "weight_bytes": stage.weight_bytes,
+            "reserve_bytes": stage.device_bytes - stage.weight_bytes - memory.facts["kv_bytes"],
+            "kv_bytes_per_token": stage.block_bytes / memory.block_tokens,
+        }
+        why = "what the share leaves out and the stack sets aside"
     else:
-        reserve_bytes, why = reserve_gb * 1e9, "--reserve-gb"
-    if not 0 <= reserve_bytes < float("inf"):
-        raise RooftraceError(f"--reserve-gb is a finite number of at least 0; got {reserve_gb}")
+        deployment = deployment_of(scenario)
+        settings, why = {}, "--reserve-gb"
+        if not 0 <= reserve_gb * 1e9 < float("inf"):
+            raise RooftraceError(f"--reserve-gb is a finite number of at least 0; got {reserve_gb}")
     try:
-        plans = [deployment_plan(deployment, length, reserve_bytes=reserve_bytes) for length in lengths]
+        if memory is not None:
+            plans = [batch_plan(sequence_tokens=length, **settings) for length in lengths]
+        else:
+            assert reserve_gb is not None
+            plans = [deployment_plan(deployment, length, reserve_bytes=reserve_gb * 1e9) for length in lengths]
     except ValueError as error:
         raise RooftraceError(str(error)) from None
     first = plans[0]
@@ -120,20 +132,23 @@ def _plan(scenario: Any, lengths: list[int], reserve_gb: float | None, as_json: 
             "kv_bytes_per_token": first.kv_bytes_per_token,
             "sequences": {str(plan.sequence_tokens): plan.sequences for plan in plans},
         }
+        if memory is not None:
+            facts["memory"] = memory.facts
         typer.echo(json.dumps(facts, indent=2))
         return
     from sim.cli.tables import print_facts, print_table
 
-    print_facts(
-        [
-            ("Deployment", f"{deployment.model.name} on {deployment.parallel.n_devices} x {deployment.device.name}"),
-            ("Memory", f"{first.memory_bytes / 1e9:,.2f} GB a device (M_G)"),
-            ("Weights", f"{first.weight_bytes / 1e9:,.2f} GB on the fullest (M_S)"),
-            ("Reserve", f"{first.reserve_bytes / 1e9:,.2f} GB, from {why}"),
-            ("KV pool", f"{first.pool_bytes / 1e9:,.2f} GB"),
-            ("KV cache", f"{first.kv_bytes_per_token:,.0f} bytes a token and device (L m_kv / L)"),
-        ]
-    )
+    rows = [
+        ("Deployment", f"{deployment.model.name} on {deployment.parallel.n_devices} x {deployment.device.name}"),
+        ("Memory", f"{first.memory_bytes / 1e9:,.2f} GB a device (M_G)"),
+        ("Weights", f"{first.weight_bytes / 1e9:,.2f} GB on the fullest (M_S)"),
+        ("Reserve", f"{first.reserve_bytes / 1e9:,.2f} GB, from {why}"),
+        ("KV pool", f"{first.pool_bytes / 1e9:,.2f} GB"),
+        ("KV cache", f"{first.kv_bytes_per_token:,.0f} bytes a token and device (L m_kv / L)"),
+    ]
+    if memory is not None:
+        rows += [("As in its log", cache_text(memory.facts)), ("Of which", parts_text(memory.facts))]
+    print_facts(rows)
     print_table(
         ("tokens a sequence", "sequences"),
         [(f"{plan.sequence_tokens:,}", f"{plan.sequences:,}") for plan in plans],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,4 +100,22 @@ def _print(result: Any, folder: Path) -> None:
         more = len(rejections) - 1
         others = f", and {more} more reason{'s' if more > 1 else ''} in requests.parquet" if more else ""
         facts.append(("Rejected", f"{count:,} x {reason}{others}"))
-    print_facts([*facts, ("Results", f"{folder}/")])
+    print_facts([*facts, *_memory(result.manifest), ("Results", f"{folder}/")])
+
+
+def _memory(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The KV cache and what else takes memory, to lay beside the log of an engine."""
+    from hwmodels.memory import cache_text, parts_text
+
+    if "memory" in manifest:
+        found = [("", manifest["memory"])]
+    else:
+        found = [
+            (f" of {name}/{model['serves']}" if len(pool["models"]) > 1 else f" of {name}", model["memory"])
+            for name, pool in manifest["pools"].items()
+            for model in pool["models"]
+        ]
+    rows = []
+    for whose, facts in found:
+        rows += [(f"KV cache{whose}", cache_text(facts)), (f"Memory{whose}", parts_text(facts))]
+    return rows

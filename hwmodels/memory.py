@@ -1,0 +1,570 @@
+"""How a serving stack divides a device's memory: what the weights, the profile run, the graphs and the communicator
+take, and how many blocks that leaves for the KV cache. The constants and their sources are in memory.toml."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from hwmodels.device import Device
+from hwmodels.model import ModelSpec
+from hwmodels.parallel import ParallelConfig
+from hwmodels.precision import precision
+from hwmodels.tables import ROOM, read_toml
+
+FILE = ROOM / "memory.toml"
+GIB = 2**30
+
+ShareOf = Literal["total", "free before loading", "free after loading"]
+
+VISIBLE_SHARE = 79.19 / 80
+"""What CUDA says an NVIDIA device has, of what it is sold with: 79.19 GiB of an H100's 80, from vLLM's logs
+(llm-d-planner 0.3.3, docs/accuracy/vllm-v0.19.0-accuracy-report.md); taken for every NVIDIA device."""
+HIDDEN_TENSORS = 4
+"""Tensors of tokens x hidden size alive beside the MLP's own at the peak of the forward pass, fitted: 0.77 GiB for
+CodeLlama-7B on vLLM 0.19 (llm-d-planner 0.3.3, docs/accuracy)."""
+RECEIVED_TENSORS = 2
+"""The same, more, in a pipeline: hidden states and residual from the stage before. 0.96 to 1.10 GiB for Qwen3-8B and
+Llama-3.1-8B in two to four stages, as above."""
+PADDED_TO = 256
+"""vLLM lays mxfp4 experts out with one side padded to a multiple of this: gpt-oss-20b loads as 13.47 GiB where the
+checkpoint has 12.81, gpt-oss-120b as 64.38 where it has 60.71 (llm-d-planner 0.3.3, docs/empirical-vllm-memory-results.md)."""
+
+
+class Deployed(Protocol):
+    """What an account of memory asks of a deployment."""
+
+    @property
+    def model(self) -> ModelSpec: ...
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def parallel(self) -> ParallelConfig: ...
+
+    @property
+    def weight_bytes_per_device(self) -> float: ...
+
+    @property
+    def kv_bytes_per_token_per_device(self) -> float: ...
+
+    def stage_bytes(self) -> tuple[tuple[float, float, float, range], ...]:
+        """For each stage, on one device: weights, recurrent states, cache of one token, and which layers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackMemory:
+    """How one release of a stack accounts for memory; `sources` has the document behind each number."""
+
+    stack: str
+    release: str
+    setting: str
+    """The stack's own name for the share."""
+    share_of: ShareOf
+    """`total`: of the device's memory, everything included; `free before loading`: weights and cache, of what is free when
+    the process has started; `free after loading`: the cache alone, of what all else leaves."""
+    share: float | None = None
+    """The stack's default; None: from the device, as `default_share` works out."""
+    block_tokens: int = 16
+    null_blocks: int = 0
+    """Blocks of the cache that no sequence gets."""
+    logit_bytes: float = 0.0
+    """Of each logit in the profile run's sampler, beside the logits in the model's own format."""
+    core_bytes: float = 0.0
+    """A buffer of the sampler, for each entry of the vocabulary and each of the device's cores."""
+    hidden_copies: float = 0.0
+    """Tensors of tokens x hidden size that the sampler's run finds still alive."""
+    workspace_kept: bool = False
+    """The workspace of fused experts stays allocated while the sampler runs."""
+    activation_factors: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Where the sampler is not modelled: 2 bytes x tokens x hidden size x this, by tensor degree."""
+    expert_factors: Mapping[int, float] = field(default_factory=dict, hash=False)
+    graphs_in_share: bool = False
+    """CUDA graphs are taken from the cache; otherwise they are captured outside of the share."""
+    graph_bytes_per_layer: float = 0.0
+    context_bytes: float = 0.0
+    """CUDA context, libraries and workspaces of a process alone on its replica."""
+    worker_bytes: float = 0.0
+    """The same where a replica has several devices."""
+    communicator_bytes: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Buffers of collectives by devices of a stage; a larger number takes the largest given."""
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def default_share(self, device: Device, *, tensor: int = 1, pipeline: int = 1) -> float:
+        """The share that the stack takes by itself on *device*."""
+        return self.share if self.share is not None else _static_share(device, tensor, pipeline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes on one device of one pipeline stage."""
+
+    device_bytes: float
+    """As the driver shows it."""
+    budget_bytes: float
+    """What all that follows and the cache may take together."""
+    weight_bytes: float
+    state_bytes: float
+    """Recurrent states of linear-attention layers."""
+    activation_bytes: float
+    graph_bytes: float
+    context_bytes: float
+    communicator_bytes: float
+    reserve_bytes: float
+    draft_bytes: float
+    """Weights of a draft model."""
+    cache_share: float
+    """Of what is left, what the cache gets."""
+    block_bytes: float
+    """One block of the cache; 0 for a stage that caches nothing."""
+
+    @property
+    def used_bytes(self) -> float:
+        """Everything but the cache."""
+        return (
+            self.weight_bytes
+            + self.draft_bytes
+            + self.state_bytes
+            + self.activation_bytes
+            + self.graph_bytes
+            + self.context_bytes
+            + self.communicator_bytes
+            + self.reserve_bytes
+        )
+
+    @property
+    def kv_bytes(self) -> float:
+        """What is left for the cache; negative where it does not fit."""
+        left = self.budget_bytes - self.used_bytes
+        return left * self.cache_share if left > 0 else left
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that the cache has room for; negative where not even the rest fits."""
+        if self.kv_bytes < 0:
+            return -1
+        return int(self.kv_bytes // self.block_bytes) if self.block_bytes else 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """A replica's memory, stage by stage, as its stack divides it."""
+
+    rules: StackMemory | None
+    """None: weights and cache share the memory, and nothing else is counted."""
+    share: float
+    block_tokens: int
+    tokens: int
+    """Of the profile run: the most of one iteration."""
+    sequences: int
+    stages: tuple[StageMemory, ...]
+    groups: int = 1
+    """Groups of data-parallel attention, each with a cache of its own."""
+    override: int | None = None
+    """Blocks that a setting gives in place of what the memory has room for."""
+
+    @property
+    def device_blocks(self) -> int:
+        """Blocks as the stack's log counts them, null block included: those of the stage with the fewest."""
+        return min(stage.blocks for stage in self.stages) if self.override is None else self.override
+
+    @property
+    def kv_blocks(self) -> int:
+        """Blocks that sequences can get, over all groups."""
+        return (self.device_blocks - self.null_blocks) * self.groups
+
+    @property
+    def null_blocks(self) -> int:
+        return self.rules.null_blocks if self.rules is not None else 0
+
+    @property
+    def tightest(self) -> StageMemory:
+        """The stage that decides."""
+        return min(self.stages, key=lambda stage: stage.blocks)
+
+    @property
+    def account(self) -> str:
+        """Whose account of memory it is, and whether logs were at hand to hold it against."""
+        if self.rules is None:
+            return "the datasheet, nothing set aside"
+        held = any("logs of" in source for source in self.rules.sources.values())
+        return f"{self.rules.stack} {self.rules.release}" + ("" if held else ", held against no log")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What results say of the memory: bytes on one device of the stage that decides, and the blocks."""
+        stage, rules = self.tightest, self.rules
+        return {
+            "account": self.account,
+            "setting": rules.setting if rules is not None else "gpu_memory_utilization",
+            "share": self.share,
+            "share_of": rules.share_of if rules is not None else "total",
+            "profile_run": {"tokens": self.tokens, "sequences": self.sequences},
+            "device_bytes": stage.device_bytes,
+            "budget_bytes": stage.budget_bytes,
+            "weight_bytes": stage.weight_bytes,
+            "draft_bytes": stage.draft_bytes,
+            "state_bytes": stage.state_bytes,
+            "activation_bytes": stage.activation_bytes,
+            "graph_bytes": stage.graph_bytes,
+            "context_bytes": stage.context_bytes,
+            "communicator_bytes": stage.communicator_bytes,
+            "reserve_bytes": stage.reserve_bytes,
+            "kv_bytes": self.device_blocks * stage.block_bytes if self.override is not None else stage.kv_bytes,
+            "block_tokens": self.block_tokens,
+            "blocks": self.device_blocks,
+            "null_blocks": self.null_blocks,
+            "groups": self.groups,
+        }
+
+
+@functools.cache
+def stack_memories() -> Mapping[str, Mapping[str, StackMemory]]:
+    """The accounts by stack and release, the stack's newest first, read once from memory.toml."""
+    table = read_toml(FILE)
+    documents = table.pop("documents")
+    return {
+        stack: {release: _rules(stack, release, entry, documents) for release, entry in releases.items()}
+        for stack, releases in table.items()
+    }
+
+
+def stack_memory(stack: str, release: str | None = None) -> StackMemory | None:
+    """How *stack* accounts for memory, today or in *release*; None for a stack that sets nothing aside (eager, ideal).
+
+    ValueError, naming the releases there are, for another one.
+    """
+    releases = stack_memories().get(stack)
+    if releases is None:
+        if release is not None:
+            raise ValueError(
+                f"release is for {', '.join(stack_memories())}; {stack} has no account of memory; leave it out"
+            )
+        return None
+    if release is None:
+        return next(iter(releases.values()))
+    found = releases.get(release)
+    if found is None:
+        near = difflib.get_close_matches(release, releases, n=1)
+        way_out = f"did you mean {near[0]}?" if near else f"valid here: {', '.join(releases)}"
+        raise ValueError(f"release {release!r} of {stack} is not one whose account of memory is known; {way_out}")
+    return found
+
+
+def _rules(stack: str, release: str, entry: Mapping[str, Any], documents: Mapping[str, str]) -> StackMemory:
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for key, given in entry.items():
+        if isinstance(given, str):
+            values[key] = given
+        elif isinstance(given, Mapping):
+            values[key] = {int(degree): float(number) for degree, (number, _) in given.items()}
+            sources[key] = "; ".join(dict.fromkeys(documents.get(source, source) for _, source in given.values()))
+        else:
+            number, source = given
+            values[key] = number
+            sources[key] = documents.get(source, source)
+    for key in ("workspace_kept", "graphs_in_share"):
+        values[key] = bool(values.get(key, False))
+    return StackMemory(stack=stack, release=release, sources=sources, **values)
+
+
+def visible_bytes(device: Device) -> float:
+    """What the driver shows of *device*'s memory: `VISIBLE_SHARE` of it for NVIDIA's, all of it for others."""
+    return device.memory_bytes * (VISIBLE_SHARE if device.vendor == "NVIDIA" else 1.0)
+
+
+def _static_share(device: Device, tensor: int, pipeline: int) -> float:
+    """SGLang's `mem_fraction_static` where none is given: what its estimate of activations and graphs leaves.
+
+    In MiB: 512, 1.5 for each token of a prefill chunk, 1,024 for eight devices, 2 for each sequence of the largest decode
+    graph and 8 for each captured prefill size; 10,240 at least above 60 GiB. SGLang 0.5.23,
+    srt/arg_groups/memory_hook.py `handle_gpu_memory_settings` and `reserve_for_graph_mb`.
+    """
+    capacity = visible_bytes(device) / 2**20
+    defaults = engine_defaults("sglang", device, tensor=tensor)
+    chunk, largest = defaults.max_num_batched_tokens, defaults.graph_sequences
+    reserved = 512 + 1.5 * max(chunk, 2048) + tensor * pipeline / 8 * 1024 + 2 * largest + 8 * _prefill_sizes(chunk)
+    if capacity > 60 * 1024:
+        reserved = max(reserved, 10 * 1024)
+    return round((capacity - reserved) / capacity, 3)
+
+
+def _prefill_sizes(largest: int) -> int:
+    """How many sizes of prefill SGLang captures: srt/arg_groups/cuda_graph_hook.py, 0.5.23."""
+    steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, largest + 1, 512))
+    return sum(size <= largest for first, stop, step in steps for size in range(first, stop, step))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineDefaults:
+    """Limits that an engine sets itself where its user gives none."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    graph_sequences: int
+    """Sequences of the largest decode step that a CUDA graph replays."""
+    source: str
+
+
+def engine_defaults(
+    stack: str, device: Device, usage: Literal["server", "offline"] = "server", *, tensor: int = 1
+) -> EngineDefaults:
+    """The limits of *stack* on *device*, behind an API server or in a program of one's own (vLLM's `LLM` class).
+
+    vLLM 0.32.0 (engine/arg_utils.py `get_batch_defaults`; graphs config/vllm.py), SGLang 0.5.23
+    (srt/arg_groups/memory_hook.py; sequences are limited by the cache, to 2,048 to 4,096), TensorRT-LLM (`BuildConfig`, as
+    documented).
+    Stacks that are no servers have vLLM's. ValueError for another *usage*.
+    """
+    if usage not in ("server", "offline"):
+        raise ValueError(f"usage is server or offline; got {usage!r}")
+    memory = visible_bytes(device)
+    if stack == "sglang":
+        large = tensor >= 4
+        # (below GiB, tokens of a prefill chunk, sequences of the largest graph)
+        steps = (
+            (20, 2048, 8),
+            (35, 4096, 160 if large else 48),
+            (60, 4096, 160 if large else 32),
+            (160, 8192, 512 if large else 256),
+            (math.inf, 16384, 512),
+        )
+        tokens, largest = next((tokens, largest) for below, tokens, largest in steps if memory < below * GIB)
+        return EngineDefaults(
+            max_num_seqs=4096,
+            max_num_batched_tokens=tokens,
+            graph_sequences=largest,
+            source="SGLang 0.5.23, srt/arg_groups/memory_hook.py, srt/mem_cache/kv_cache_configurator.py resolve_max_num_reqs",
+        )
+    if stack == "trtllm":
+        return EngineDefaults(
+            max_num_seqs=2048,
+            max_num_batched_tokens=8192,
+            graph_sequences=2048,
+            source="TensorRT-LLM's documentation, BuildConfig.max_batch_size and max_num_tokens; its source was not at hand",
+        )
+    source = "vLLM 0.32.0, engine/arg_utils.py get_batch_defaults"
+    if device.name.startswith("tpu-"):
+        # Named by generation there; others than these have SchedulerConfig's own default.
+        server, offline = {"tpu-v6e": (1024, 2048), "tpu-v5e": (512, 1024), "tpu-v5p": (256, 512)}.get(
+            device.name, (2048, 8192)
+        )
+        sequences = 256
+    elif memory >= 160 * GIB:
+        server, offline, sequences = 16384, 16384, 1024
+    elif memory >= 70 * GIB and "a100" not in device.name:
+        server, offline, sequences = 8192, 16384, 1024
+    else:
+        server, offline, sequences = 2048, 8192, 256
+    tokens = server if usage == "server" else offline
+    return EngineDefaults(
+        max_num_seqs=sequences,
+        max_num_batched_tokens=tokens,
+        graph_sequences=min(2 * sequences, 1024 if device.name in ("b200", "gb200") else 512),
+        source=source,
+    )
+
+
+def _by_degree(table: Mapping[int, float], degree: int) -> float:
+    """The entry of the largest degree that *degree* reaches; 0 where there is none."""
+    reached = [each for each in table if each <= degree]
+    return table[max(reached)] if reached else 0.0
+
+
+def workspace_bytes(spec: ModelSpec, parallel: ParallelConfig, tokens: int) -> float:
+    """Of vLLM's fused experts (model_executor/layers/fused_moe/fused_moe.py): a row for each token and each of its experts,
+    as wide as gate and up together or as the output, whichever is wider, and one as wide as the expert.
+
+    The kernels for four-bit formats work without it, as the logs of gpt-oss show.
+    """
+    if spec.experts is None or precision(spec.expert_precision).weight_bytes < 1:
+        return 0.0
+    ffn = math.ceil(spec.experts.ffn / parallel.expert_tensor)
+    rows = tokens * spec.experts.per_token / parallel.expert
+    return rows * (max(2 * ffn, spec.hidden) + ffn) * precision(spec.base_precision).element_bytes
+
+
+def forward_bytes(spec: ModelSpec, parallel: ParallelConfig, tokens: int) -> float:
+    """The most that activations of a forward pass over *tokens* take on one device: the MLP's gate, up and product, and a few
+    tensors of the hidden size; for experts the workspace of their kernel."""
+    element = precision(spec.base_precision).element_bytes
+    wide = (3 if spec.gated_mlp else 2) * spec.ffn / parallel.tensor
+    dense = 0.0 if all(spec.layer_is_moe) else tokens * wide * element
+    tensors = HIDDEN_TENSORS + (RECEIVED_TENSORS if parallel.pipeline > 1 else 0)
+    return max(dense, workspace_bytes(spec, parallel, tokens)) + tensors * tokens * spec.hidden * element
+
+
+def sampler_bytes(spec: ModelSpec, device: Device, rules: StackMemory, tokens: int, sequences: int) -> float:
+    """The most that the profile run's sampler takes: logits of *sequences* in every form that they are alive in at once."""
+    if not spec.lm_head or spec.is_encoder:
+        return 0.0
+    element = precision(spec.base_precision).element_bytes
+    rows = min(sequences, tokens)
+    logits = rows * spec.vocab * (element + rules.logit_bytes)
+    buffer = min(rows, device.n_cores) * spec.vocab * rules.core_bytes
+    return logits + buffer + rules.hidden_copies * tokens * spec.hidden * element
+
+
+def _activation_bytes(
+    spec: ModelSpec,
+    device: Device,
+    parallel: ParallelConfig,
+    rules: StackMemory,
+    tokens: int,
+    sequences: int,
+    *,
+    last: bool,
+) -> float:
+    if rules.share_of == "free before loading":
+        # Activations and graphs live in what the share leaves.
+        return 0.0
+    if rules.activation_factors:
+        table = rules.activation_factors if spec.experts is None else rules.expert_factors
+        return 2.0 * tokens * spec.hidden * _by_degree(table, parallel.tensor)
+    forward = forward_bytes(spec, parallel, tokens)
+    if not last:
+        return forward
+    kept = workspace_bytes(spec, parallel, tokens) if rules.workspace_kept else 0.0
+    return max(forward, sampler_bytes(spec, device, rules, tokens, sequences) + kept)
+
+
+def _padding_bytes(spec: ModelSpec, parallel: ParallelConfig, layers: range) -> float:
+    """Of mxfp4 experts in `PADDED_TO`, on one device."""
+    experts = spec.experts
+    if experts is None or spec.expert_precision != "mxfp4":
+        return 0.0
+    padded = math.ceil(spec.hidden / PADDED_TO) * PADDED_TO / spec.hidden - 1
+    parameters = 3.0 * spec.hidden * experts.ffn * experts.n_experts / (parallel.expert * parallel.expert_tensor)
+    return padded * parameters * precision("mxfp4").weight_bytes * sum(spec.layer_is_moe[i] for i in layers)
+
+
+def memory_plan(
+    deployment: Deployed,
+    rules: StackMemory | None,
+    *,
+    tokens: int,
+    sequences: int,
+    share: float | None = None,
+    reserve_bytes: float = 0.0,
+    block_tokens: int | None = None,
+    draft: Deployed | None = None,
+    override: int | None = None,
+) -> MemoryPlan:
+    """How the memory of *deployment*'s devices is divided under *rules*, with what is said here in place of their defaults.
+
+    *tokens* and *sequences* are the most of one iteration (max_num_batched_tokens, max_num_seqs): the batch of the profile
+    run. A *draft* lies on the devices of the first stage, weights and cache. Without *rules* weights and cache share
+    0.9 of the memory as it is sold, and nothing else is counted. ValueError for a share outside (0, 1] and the like.
+    """
+    spec, device, parallel = deployment.model, deployment.device, deployment.parallel
+    if share is None:
+        share = (
+            0.9 if rules is None else rules.default_share(device, tensor=parallel.tensor, pipeline=parallel.pipeline)
+        )
+    if not 0 < share <= 1:
+        raise ValueError(f"the share of the memory lies in (0, 1]; got {share!r}")
+    if not 0 <= reserve_bytes < math.inf:
+        raise ValueError(f"reserve_bytes must be a finite number of at least 0; got {reserve_bytes!r}")
+    if block_tokens is None:
+        block_tokens = 16 if rules is None else int(rules.block_tokens)
+    total = device.memory_bytes if rules is None else visible_bytes(device)
+    alone = parallel.n_devices == 1
+    stages = []
+    for i, (weights, state, per_token, layers) in enumerate(deployment.stage_bytes()):
+        activation = graphs = context = communicator = 0.0
+        budget, cache_share = share * total, 1.0
+        if rules is not None:
+            weights += _padding_bytes(spec, parallel, layers)
+            context = rules.context_bytes if alone else rules.worker_bytes
+            communicator = _by_degree(rules.communicator_bytes, parallel.tensor * parallel.data)
+            activation = _activation_bytes(
+                spec, device, parallel, rules, tokens, sequences, last=i == parallel.pipeline - 1
+            )
+            graphs = rules.graph_bytes_per_layer * len(layers) if rules.graphs_in_share else 0.0
+            if rules.share_of == "free before loading":
+                # Context and buffers are there before the share is taken.
+                budget = share * (total - context - communicator) + context + communicator
+            elif rules.share_of == "free after loading":
+                budget, cache_share = total, share
+        draft_weights = draft_token = 0.0
+        if draft is not None and i == 0:
+            draft_weights, draft_token = draft.weight_bytes_per_device, draft.kv_bytes_per_token_per_device
+            if rules is not None and rules.graphs_in_share:
+                graphs += rules.graph_bytes_per_layer * draft.model.n_layers
+        stages.append(
+            StageMemory(
+                device_bytes=total,
+                budget_bytes=budget,
+                weight_bytes=weights,
+                state_bytes=state,
+                activation_bytes=activation,
+                graph_bytes=graphs,
+                context_bytes=context,
+                communicator_bytes=communicator,
+                reserve_bytes=reserve_bytes,
+                draft_bytes=draft_weights,
+                cache_share=cache_share,
+                block_bytes=(per_token + draft_token) * block_tokens,
+            )
+        )
+    return MemoryPlan(
+        rules=rules,
+        share=share,
+        block_tokens=block_tokens,
+        tokens=tokens,
+        sequences=sequences,
+        stages=tuple(stages),
+        groups=parallel.data,
+        override=override,
+    )
+
+
+_PARTS = (
+    ("weights", "weight_bytes"),
+    ("draft", "draft_bytes"),
+    ("states", "state_bytes"),
+    ("activations", "activation_bytes"),
+    ("CUDA graphs", "graph_bytes"),
+    ("context", "context_bytes"),
+    ("communicator", "communicator_bytes"),
+    ("reserved", "reserve_bytes"),
+)
+
+
+def cache_text(facts: Mapping[str, Any]) -> str:
+    """The cache as an engine's log prints it, from `MemoryPlan.facts`: blocks and tokens, null block included."""
+    blocks, tokens = facts["blocks"], facts["block_tokens"]
+    groups = f" in each of {facts['groups']} groups" if facts["groups"] > 1 else ""
+    return f"{blocks:,} blocks of {tokens} tokens = {blocks * tokens:,} tokens{groups}, {facts['kv_bytes'] / GIB:.2f} GiB a GPU"
+
+
+def parts_text(facts: Mapping[str, Any]) -> str:
+    """What else takes memory on the GPU that decides, in GiB, from `MemoryPlan.facts`."""
+    parts = ", ".join(f"{name} {facts[key] / GIB:.2f}" for name, key in _PARTS if facts[key])
+    return f"{facts['setting']} {facts['share']:g} of {facts['device_bytes'] / GIB:.2f} GiB, by {facts['account']}: {parts}"
+
+
+def share_machine(plans: tuple[MemoryPlan, ...]) -> tuple[MemoryPlan, ...]:
+    """The plans of models that take turns on the same devices: all keep what is theirs, and each gets an equal part of what is
+    left for caches on each stage."""
+    found = []
+    for plan in plans:
+        others = [other for other in plans if other is not plan]
+        stages = tuple(
+            replace(
+                stage,
+                reserve_bytes=stage.reserve_bytes
+                + sum(other.stages[i].used_bytes - other.stages[i].reserve_bytes for other in others),
+                cache_share=stage.cache_share / len(plans),
+            )
+            for i, stage in enumerate(plan.stages)
+        )
+        found.append(replace(plan, stages=stages))
+    return tuple(found)
