@@ -96,19 +96,19 @@ def prefill_form(
     kv_bytes_s = token_bytes / stream
     throttle, after, loss = params.throttle, params.throttle_after_s, params.overlap_loss
     layers, launch, lost_s, window = run.layers, params.launch_s * run.start_share, run.pair_lost_s, run.window_tokens
-    last_s = None if longest_kv is None else (params.tail * _TILE * sheet.sm_count) * longest_kv * pair_s
+    last_s = 0.0 if longest_kv is None else (params.tail * _TILE * sheet.sm_count) * longest_kv * pair_s
+    alone = resident or longest_kv is not None
 
     def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
         if window is not None:
             kv = ops.minimum(kv, chunks * window + rows)
         compute = pairs * by_pair + rows * by_row + kv * by_kv
         compute = compute / (1.0 - throttle * compute / (compute + after))
-        if last_s is not None:
-            compute = smooth_max(compute, last_s, params.tail_overlap_loss)
-        compute = compute + ops.maximum(0.0, rows * row_blocks + chunks * chunk_blocks - first_block)
         memory = rows * row_bytes_s + kv * kv_bytes_s
-        if resident:
-            memory = memory / _cache_speed(params, sheet, memory * stream)
+        if alone:
+            compute = smooth_max(compute, last_s, params.tail_overlap_loss)
+            memory = memory / _cache_speed(params, sheet, memory * stream, resident)
+        compute = compute + ops.maximum(0.0, rows * row_blocks + chunks * chunk_blocks - first_block)
         gap = compute - memory
         both = 0.5 * (compute + memory + ops.sqrt(gap * gap + loss * (compute * memory)))
         return layers * (launch + both + pairs * lost_s)
@@ -154,17 +154,19 @@ def decode_form(
     several = params.regroup_s * run.start_share * grouped * where(kv_heads > 1, 1.0, 0.0)
     ramp, ramp_tokens = params.ramp_s, params.ramp_tokens / readers
     loss, layers = params.overlap_loss, run.layers
-    one_s = None
+    one_s = 0.0
     if longest_kv is not None:
-        alone = params.single_blocks + grouped * (params.group_blocks - params.single_blocks)
-        one_s = longest_kv * (token_bytes / kv_heads) * (sheet.sm_count / sheet.hbm_bytes_per_s) / alone
+        drawn = params.single_blocks + grouped * (params.group_blocks - params.single_blocks)
+        one_s = longest_kv * (token_bytes / kv_heads) * (sheet.sm_count / sheet.hbm_bytes_per_s) / drawn
+    alone = resident or longest_kv is not None
 
     def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
         each = queries / seqs
-        read_s = by_kv / _cache_speed(params, sheet, kv * token_bytes) if resident else by_kv
-        memory = kv * ops.maximum(read_s, each * by_pair)
-        if one_s is not None:
-            memory = ops.maximum(memory, one_s)
+        if alone:
+            cached_s = by_kv / _cache_speed(params, sheet, kv * token_bytes, resident)
+            memory = ops.maximum(kv * ops.maximum(cached_s, each * by_pair), one_s)
+        else:
+            memory = kv * ops.maximum(by_kv, each * by_pair)
         blocks = ops.maximum(0.0, seqs * per_seq - 1.0) * ops.maximum(0.0, block + each * row_block)
         gap = memory - blocks
         both = 0.5 * (memory + blocks + ops.sqrt(gap * gap + loss * (memory * blocks)))
@@ -280,6 +282,8 @@ def attention_mixed_s(
     )
 
 
-def _cache_speed(params: PrefillParams | DecodeParams, sheet: Datasheet, footprint_bytes: Any) -> Any:
+def _cache_speed(params: PrefillParams | DecodeParams, sheet: Datasheet, footprint_bytes: Any, resident: bool) -> Any:
+    if not resident:
+        return 1.0
     share = np.minimum(1.0, np.maximum(0.0, _CACHE_EDGE * (1.0 - footprint_bytes * (1.0 / sheet.l2_bytes))))
     return 1.0 + params.cache_gain * share

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+
+from hwmodels.kernels import arrays, scalars
 
 
 class Ops(Protocol):
@@ -22,26 +23,8 @@ class Ops(Protocol):
     def where(self, condition: Any, x: Any, y: Any, /) -> Any: ...
 
 
-def _either(condition: Any, x: Any, y: Any, /) -> Any:
-    return x if condition else y
-
-
-class _ScalarOps:
-    maximum = staticmethod(max)
-    minimum = staticmethod(min)
-    sqrt = staticmethod(math.sqrt)
-    where = staticmethod(_either)
-
-
-class _ArrayOps:
-    maximum = staticmethod(np.maximum)
-    minimum = staticmethod(np.minimum)
-    sqrt = staticmethod(np.sqrt)
-    where = staticmethod(np.where)
-
-
-SCALARS: Ops = _ScalarOps()
-ARRAYS: Ops = _ArrayOps()
+SCALARS: Ops = scalars
+ARRAYS: Ops = arrays
 
 PrefillForm = Callable[[Ops, Any, Any, Any, Any], Any]
 """(ops, prompt rows, chunks, query-key pairs, KV tokens) -> seconds of all the shape's layers."""
