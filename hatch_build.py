@@ -18,14 +18,16 @@ COMPILED = (
     *(
         f"sim/engine/{name}.py"
         for name in (
-            "clock", "columns", "kv", "lane", "machine", "padding", "prices", "pricing", "requests", "running", "sequences",
-            "span", "stages", "taped", "tenant", "uniform",
+            "ahead", "clock", "cluster", "columns", "kv", "lane", "machine", "padding", "prices", "pricing", "requests",
+            "running", "sequences", "span", "stages", "taped", "tenant", "uniform",
         )
     ),
-    "policies/view.py",
+    *(f"policies/{name}.py" for name in ("sarathi", "schedulers", "view", "vllm", "wrappers")),
+    "hwmodels/layerwise.py",
+    "hwmodels/totals.py",
 )  # fmt: skip
-"""What an iteration passes through. Not `events`, whose classes are SimPy's, nor the schedulers, whose checks of settings would no
-longer tell `true` from 1."""
+"""What an iteration passes through. Not `events`, whose classes are SimPy's; classes that check their settings stay ordinary
+ones with compiled methods."""
 
 
 class CompiledBuild(BuildHookInterface[Any]):

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from hwmodels.cost import Work
 from hwmodels.totals import Totals
+from policies.published import OrcaPaged
 from policies.routers import LeastOutstanding, RoundRobin
-from policies.schedulers import Orca
 from sim import metrics
 from sim.engine import Experiment, ReplicaSpec, run
 from sim.errors import RooftraceError
@@ -203,7 +203,7 @@ def largest_gap_ns(system: System, load: float, n: int, seeds: range) -> int:
     for side, cost in enumerate((system.cost, slower(system.cost))):
         replica = ReplicaSpec(
             cost=cost,  # type: ignore[arg-type]  # frozen, which the protocol's plain attributes do not foresee
-            scheduler=Orca(max_sequences=1),
+            scheduler=OrcaPaged(max_sequences=1),
             kv_blocks=10_000,
         )
         router = RoundRobin() if system.replicas == 1 else LeastOutstanding()

@@ -105,12 +105,22 @@ def measure(case: Case) -> dict[str, float]:
     }
     if case.save:
         with tempfile.TemporaryDirectory() as folder:
-            simulate(experiment).save(Path(folder) / "warm")  # the first import of matplotlib and its fonts are set-up
+            _save(
+                simulate(experiment), Path(folder) / "warm"
+            )  # the first import of matplotlib and its fonts are set-up
             result = simulate(experiment)
             began = time.process_time()
-            result.save(Path(folder) / "results")
+            _save(result, Path(folder) / "results")
             figures["save_s"] = time.process_time() - began
     return figures
+
+
+def _save(result: Any, folder: Path) -> None:
+    """What `rooftrace run` writes: files, and pictures."""
+    from sim.plots import save_run
+
+    kept = result.kept()
+    save_run(kept, kept.save(folder))
 
 
 def _experiment(case: Case) -> Any:

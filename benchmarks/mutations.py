@@ -128,17 +128,17 @@ MUTATIONS = [
         ("chunks beyond what is left are accepted", "if remaining < 0 or tokens <= 0:", "if tokens <= 0:"),
         (
             "a plan held in a pipeline outlives a finish",
-            "lane.held_changes == self.sequences.n_changes",
-            "lane.decoding.n > 0",
+            "            and held.changes == self.sequences.n_changes\n",
+            "",
         ),
         (
             "a plan held in a pipeline outlives its instant",
-            "            and ticks >> TICK_BITS < lane.held_until_ns\n",
+            "            and ticks >> TICK_BITS < held.until_ns\n",
             "",
         ),
         (
             "a plan held in a pipeline outlives arrivals",
-            "            and lane.held_arrivals in (-1, self.sequences.n_arrivals)\n",
+            "            and held.arrivals in (-1, self.sequences.n_arrivals)\n",
             "",
         ),
     ),
@@ -344,6 +344,174 @@ MUTATIONS = [
         ),
     ),
     *_of(
+        "policies/reserving.py",
+        ("tests/policies/test_trtllm.py", "tests/policies/test_published.py"),
+        ("an output is not reserved for", "+ view.max_tokens[id_], view.max_model_len)", ", view.max_model_len)"),
+        ("a context longer than the model's is reserved for", ", view.max_model_len)", ", 1 << 62)"),
+        ("drafted tokens are not reserved for", "+ max(drafted - 1, 0)), view.total_blocks)", "), view.total_blocks)"),
+        (
+            "who outgrows memory never runs",
+            "+ max(drafted - 1, 0)), view.total_blocks)",
+            "+ max(drafted - 1, 0)), 1 << 62)",
+        ),
+        ("who has ended is reserved for", "if not seq.leaving]\n    if view.elsewhere", "]\n    if view.elsewhere"),
+        ("what is held counts twice", "drafted) - seq.blocks, 0)", "drafted), 0)"),
+        (
+            "others' growth is not kept",
+            "ids = (*(seq.id for seq in running), *view.elsewhere)",
+            "ids = [seq.id for seq in running]",
+        ),
+    ),
+    *_of(
+        "policies/published.py",
+        ("tests/policies/test_published.py", "tests/policies/test_sarathi.py"),
+        (
+            "Orca reserves what a request computes now",
+            "free -= longest_blocks(view, seq.id, drafted)",
+            "free -= view.blocks_to_admit(seq)",
+        ),
+        ("Orca's slots are not counted", "slots -= self._slots_of(view, seq.id)", "slots -= 0"),
+        ("those who run have no slots", "return self.n_slots - sum(", "return self.n_slots - 0 * sum("),
+        (
+            "later requests overtake in Orca",
+            "                if seats <= 0 or free < 0 or slots < 0:\n",
+            "                if free < 0:\n                    free += longest_blocks(view, seq.id, drafted)\n"
+            "                    continue\n                if seats <= 0 or slots < 0:\n",
+        ),
+        (
+            "a padded batch reserves each for itself",
+            "wanted = (len(chunks) + 1) * view.blocks(prompt + output + drafted)",
+            "wanted = view.blocks(prompt + output + drafted)",
+        ),
+        (
+            "a padded batch reserves the first output alone",
+            "output = max(output, view.max_tokens[seq.id])",
+            "output = output or view.max_tokens[seq.id]",
+        ),
+        (
+            "somebody joins a padded batch",
+            "        if view.n_decoding:\n            return Plan(decode=True, through_arrivals=True)\n        free, drafted",
+            "        free, drafted",
+        ),
+    ),
+    *_of(
+        "policies/trtllm.py",
+        ("tests/policies/test_trtllm.py", "tests/policies/test_trtllm_again.py"),
+        (
+            "prompts go before decodes",
+            "left = self.max_num_tokens - view.decode_tokens\n        policy",
+            "left = self.max_num_tokens\n        policy",
+        ),
+        ("seats forget those who run", "seats = self.max_batch_size - view.n_running", "seats = self.max_batch_size"),
+        ("a static batch is joined", 'if policy == "STATIC_BATCH" and decode:', "if False:"),
+        (
+            "prompts go on beside decodes that the budget cuts",
+            "[partial[seq.id]] if packed else []",
+            "[partial[seq.id]]",
+        ),
+        (
+            "memory is packed by default",
+            'reserves = self.capacity_scheduler_policy != "MAX_UTILIZATION"',
+            "reserves = False",
+        ),
+        ("packing reserves", 'reserves = self.capacity_scheduler_policy != "MAX_UTILIZATION"', "reserves = True"),
+        (
+            "packing forgets what decodes need",
+            "else view.free_blocks - view.growth_blocks\n",
+            "else view.free_blocks\n",
+        ),
+        ("drafts planned ahead are reserved once", "(2 if self.async_scheduling else 1)", "1"),
+        ("whole prompts too long wait", "if seq.tokens > self.max_num_tokens and not seq.preempted:", "if False:"),
+        (
+            "who was evicted is refused",
+            "if seq.tokens > self.max_num_tokens and not seq.preempted:",
+            "if seq.tokens > self.max_num_tokens:",
+        ),
+        ("who was evicted and is too long never runs", "left -= min(length, self.max_num_tokens)", "left -= length"),
+        (
+            "memory's queue is overtaken",
+            "                if free < 0 or len(fitting) == seats:\n",
+            "                if free < 0:\n                    free += longest_blocks(view, seq.id, drafted)\n"
+            "                    continue\n                if len(fitting) == seats:\n",
+        ),
+        ("who has ended gives way", "if not seq.leaving], ()", "], ()"),
+        ("nobody gives way", "running, paused = _paused(running, view.free_blocks)", "pass"),
+        (
+            "the first gives way",
+            "    at, end, paused = 0, len(running), []\n",
+            "    running = running[::-1]\n    at, end, paused = 0, len(running), []\n",
+        ),
+        ("one who gives way gives nothing back", "            free += running[end].blocks\n", ""),
+        ("chunks end within a block", "left // unit * unit", "left"),
+        (
+            "a prompt that fits in what a cut one leaves waits",
+            "        chunk = length if length <= left else left // unit * unit\n        left -= chunk",
+            "        chunk = length if length <= left else left // unit * unit\n        left -= length",
+        ),
+        ("fair chunks are not fair", "more = min(unit, length - chunks[i])", "more = min(left, length - chunks[i])"),
+        (
+            "fair chunks stop at the first that does not fit",
+            "            if 0 < more <= left:",
+            "            if more > left:\n                return chunks\n            if 0 < more:",
+        ),
+        ("prompts wait beside nothing", "if not (run and decode_tokens and self", "if not (run and self"),
+        ("prompts wait for ever", "if waited < self.batch_wait_timeout_iters and tokens", "if tokens"),
+        (
+            "prompts wait whatever their number",
+            "and tokens < self.batch_wait_max_tokens_ratio * self.max_num_tokens:",
+            ":",
+        ),
+        ("decodes are no company", "tokens = decode_tokens + sum(", "tokens = sum("),
+        (
+            "a cut prompt counts as its chunk",
+            "seq.cached_tokens + _to_compute(seq) for seq",
+            "_to_compute(seq) for seq",
+        ),
+        ("the count of waits stays after a release", "        return run, 0\n", "        return run, waited\n"),
+        (
+            "the count of waits is lost where nothing decodes",
+            "            return run, view.memo\n",
+            "            return run, None\n",
+        ),
+        ("plans are never made ahead", "return not self.disable_overlap_scheduler", "return False"),
+    ),
+    *_of(
+        "sim/engine/streaming.py",
+        ("tests/engine/test_streaming.py",),
+        (
+            "the last tokens are not sent",
+            'sent = begins | ((token == requests["output_tokens"][request]) & _ended(requests, request))',
+            "sent = begins",
+        ),
+        ("the first token waits for its group", "sent = begins | (", "sent = ("),
+        (
+            "tokens are grouped by iterations",
+            'return sent | ((token if stream.rule == "iterations" else token - 1) % n == 0)',
+            "return sent | (token % n == 0)",
+        ),
+        (
+            "speculated tokens are grouped by iterations",
+            '    if stream.rule == "iterations":\n        return sent | ((at',
+            "    if True:\n        return sent | ((at",
+        ),
+        (
+            "a group is one token too long",
+            "np.searchsorted(keys, keys[latest] + n)",
+            "np.searchsorted(keys, keys[latest] + n + 1)",
+        ),
+        (
+            "who joins again has got a token twice",
+            "new[1:] = (request[1:] != request[:-1]) | (token[1:] != token[:-1])",
+            "pass",
+        ),
+        (
+            "a prompt's token is not counted",
+            'np.maximum(requests["prompt_tokens"][stays["request"]], 1) + 1',
+            'np.maximum(requests["prompt_tokens"][stays["request"]], 1)',
+        ),
+        ("rounds end as they start", "rounds - source.rounds[row] + 1", "rounds - source.rounds[row]"),
+    ),
+    *_of(
         "sim/engine/padding.py",
         ("tests/policies/test_sarathi.py", *ENGINE),
         (
@@ -414,7 +582,7 @@ MUTATIONS = [
         ),
         (
             "CUDA graphs take nothing",
-            "graphs = rules.graph_bytes_per_layer * len(layers) if rules.graphs_in_share else 0.0",
+            "graphs = rules.graph_bytes_per_layer * len(layers) if captured else 0.0",
             "graphs = 0.0",
         ),
         (
@@ -677,7 +845,7 @@ MUTATIONS = [
             'low = low - table["slo_attainment.half_width"].fillna(0.0)',
             "low = low",
         ),
-        ("saturated candidates keep the SLO", "(low >= target.attainment) & steady &", "(low >= target.attainment) &"),
+        ("saturated candidates keep the SLO", "(low >= attainment) & steady &", "(low >= attainment) &"),
         (
             "energy of one GPU",
             "joule_per_mtoken=gpu_s * watt,",

@@ -23,6 +23,7 @@ from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import run
 from sim.scenario import Scenario
+from sim.scenario.build import build
 
 BUDGET, SEQUENCES = 8192, 1024
 
@@ -54,10 +55,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="requests; all of the trace where left out")
     options = parser.parse_args()
     limit = f", limit: {options.limit}" if options.limit else ""
-    experiment = (
-        Scenario.default()
-        .with_set(f"workload={{trace: {options.trace}, rate_scale: {options.rate_scale}{limit}}}")
-        .build()
+    experiment = build(
+        Scenario.default().with_set(f"workload={{trace: {options.trace}, rate_scale: {options.rate_scale}{limit}}}")
     )
     (spec,) = experiment.replicas
     print(f"{'scheduler':42}{'preemptions':>12}{'mean E2E, s':>14}{'TTFT, s':>12}")

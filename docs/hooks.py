@@ -53,9 +53,9 @@ def _parameter(parameter: Any) -> Iterator[str]:
 
 def scenario() -> str:
     """Every setting of a scenario, from its JSON Schema."""
-    from sim import Scenario
+    from sim.scenario.schema import json_schema
 
-    schema = Scenario.json_schema()
+    schema = json_schema()
     parts = ["# Settings of a scenario\n", "Unknown keys are refused. `rooftrace schema` prints this as JSON Schema.\n"]
     parts += _settings(schema, schema["$defs"], "")
     parts += _settings(schema["$defs"]["Pool"], schema["$defs"], "pools.NAME.", deeper=False)

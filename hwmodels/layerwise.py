@@ -59,8 +59,8 @@ class _Stage:
                 total = total + op.layers * k.gemm_s(own, op.n, op.k, precision=op.precision)
         if self.work.experts is not None:
             total = total + self.work.experts.layers * k.moe_s(rows, self.work.experts)
-        for op in self.work.elementwise:
-            total = total + op.layers * k.elementwise_s(own * op.bytes_per_row, op.launches)
+        for stream in self.work.elementwise:
+            total = total + stream.layers * k.elementwise_s(own * stream.bytes_per_row, stream.launches)
         if self.work.recurrence is not None:
             total = total + k.stream_s(own * self.work.recurrence.flops_per_row, 0.0)
         return total
@@ -101,7 +101,10 @@ class _Stage:
         return (seconds if seconds > floor else floor) + own
 
     def array(self, totals: Totals) -> FloatArray:
-        columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
+        columns: Sequence[Any] = totals
+        shape = totals.rows.shape if isinstance(totals.rows, np.ndarray) else None
+        if not all(isinstance(c, np.ndarray) and c.dtype == np.int64 and c.shape == shape for c in totals):
+            columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
         rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = columns
         own = (seqs + chunks) * self.sequence_s + self.step_s
         seconds = self.rows.array(rows)
@@ -278,6 +281,8 @@ class LayerwiseCost:
         With speculative decoding the query-key pairs of a decode are its KV tokens times its query tokens.
         """
         w = self._work_terms
+        columns: Sequence[Any]
+        experts: Any
         if isinstance(totals[0], np.ndarray):
             columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
             some = columns[0] > 0

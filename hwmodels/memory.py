@@ -476,6 +476,8 @@ def memory_plan(
         block_tokens = 16 if rules is None else int(rules.block_tokens)
     total = device.memory_bytes if rules is None else visible_bytes(device)
     alone = parallel.n_devices == 1
+    # A TPU's programs are compiled as a whole; there is nothing to capture.
+    captured = rules is not None and rules.graphs_in_share and device.vendor != "Google"
     stages = []
     for i, (weights, state, per_token, layers) in enumerate(deployment.stage_bytes()):
         activation = graphs = context = communicator = 0.0
@@ -487,7 +489,7 @@ def memory_plan(
             activation = _activation_bytes(
                 spec, device, parallel, rules, tokens, sequences, last=i == parallel.pipeline - 1
             )
-            graphs = rules.graph_bytes_per_layer * len(layers) if rules.graphs_in_share else 0.0
+            graphs = rules.graph_bytes_per_layer * len(layers) if captured else 0.0
             if rules.share_of == "free before loading":
                 # Context and buffers are there before the share is taken.
                 budget = share * (total - context - communicator) + context + communicator
@@ -496,7 +498,7 @@ def memory_plan(
         draft_weights = draft_token = 0.0
         if draft is not None and i == 0:
             draft_weights, draft_token = draft.weight_bytes_per_device, draft.kv_bytes_per_token_per_device
-            if rules is not None and rules.graphs_in_share:
+            if rules is not None and captured:
                 graphs += rules.graph_bytes_per_layer * draft.model.n_layers
         stages.append(
             StageMemory(

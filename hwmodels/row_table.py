@@ -22,6 +22,7 @@ class RowTable:
         self._of_rows = of_rows
         self.exact: list[float] = [0.0]
         """By rows, as far as has been asked for."""
+        self._exact_array: FloatArray = np.asarray(self.exact)
         self._nodes: list[float] = []
 
     def _evaluate(self, rows: FloatArray, at_least: float) -> list[float]:
@@ -35,6 +36,7 @@ class RowTable:
         stop = min(EXACT_ROWS, max(512, -(-rows // 512) * 512)) + 1
         if have < stop:
             self.exact += self._evaluate(np.arange(have, stop, dtype=np.float64), self.exact[-1])
+            self._exact_array = np.asarray(self.exact)
         if rows > EXACT_ROWS:
             if not self._nodes:
                 self._nodes.append(self.exact[EXACT_ROWS])
@@ -63,9 +65,11 @@ class RowTable:
             return np.zeros(rows.shape)
         if rows.min() < 0:
             raise ValueError(f"totals must not be negative, got {rows.min()} rows")
-        self._grow(int(rows.max()))
-        found = np.asarray(self.exact)[np.minimum(rows, EXACT_ROWS)]
-        if self._nodes:
+        most = int(rows.max())
+        if most >= len(self.exact):
+            self._grow(most)
+        found = self._exact_array[np.minimum(rows, EXACT_ROWS)]
+        if most > EXACT_ROWS:
             nodes = np.asarray(self._nodes)
             i = np.maximum(rows - EXACT_ROWS, 0) // COARSE_ROWS
             i = np.minimum(i, len(nodes) - 2)

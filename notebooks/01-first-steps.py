@@ -75,5 +75,5 @@ plots.throughput_latency(loads.table, right, y="tpot_s.p99", hue="replicas")
 figure
 
 # %% [markdown]
-# From here: `result.save("folder")` writes what `rooftrace run` writes, and `rooftrace compare`, `plot` and `sweep` do on
-# the command line what these cells did.
+# From here: `result.save("folder")` writes the files of `rooftrace run` and `plots.save_run(result, folder)` its pictures, and
+# `rooftrace compare`, `plot` and `sweep` do on the command line what these cells did.

@@ -20,8 +20,9 @@
 
 # %%
 # %matplotlib inline
+from hwmodels.budget import saturating_tokens
 from sim import Scenario, plots, sweep
-from sim.capacity import saturating_tokens
+from sim.scenario.build import build
 from sim.study.compare import compare
 
 base = Scenario.default().with_set("workload.requests=500")
@@ -68,7 +69,7 @@ print(f"budgets whose intervals overlap with its own, so that three replications
 # `auto`.
 
 # %%
-cost = base.build().replicas[0].cost
+cost = build(base).replicas[0].cost
 print(f"80 % of the best prompt throughput from {saturating_tokens(cost)} tokens on")
 
 # %% [markdown]

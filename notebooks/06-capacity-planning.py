@@ -27,7 +27,8 @@
 from pathlib import Path
 
 from sim import Scenario, plots, simulate, sweep
-from sim.study.optimize import Target, cheapest, highest_rate
+from sim.study.optimize import cheapest
+from sim.study.rates import Target, highest_rate
 
 places = [Path("AzureLLMInferenceTrace_conv.csv"), Path("../../shared/traces/AzureLLMInferenceTrace_conv.csv")]
 trace = next((str(path.resolve()) for path in places if path.is_file()), None)

@@ -1,7 +1,8 @@
 """Decoding methods: how many tokens a decode step verifies, and how many come out of it.
 
-A method says counts; the engine prices them. A *round* is one decode step of one request, numbered from 0 within the
-request whatever the number of tokens drafted in it, so that a request's luck in round r does not depend on k.
+A method says counts; the engine, whose `Decoding` is all that it asks of one, prices them. A *round* is one decode step of
+one request, numbered from 0 within the request whatever the number of tokens drafted in it, so that a request's luck in
+round r does not depend on k.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -27,34 +28,6 @@ _WITHOUT_DRAFT_STEPS = ("ngram", "medusa")
 _TREE_METHODS = ("medusa", "eagle", "mtp")
 MAX_K = 1024
 """More is a slip: published systems draft 1 to 32 tokens, and a round's time grows with each."""
-
-
-class Decoding(Protocol):
-    """What the engine asks of a decoding method."""
-
-    @property
-    def max_query_tokens(self) -> int:
-        """The widest step of any batch; one less is the number of look-ahead KV slots per sequence."""
-        ...
-
-    def k(self, n_decoding: int, /) -> int:
-        """Drafted positions per sequence when *n_decoding* sequences decode; 0 is plain decoding."""
-        ...
-
-    def query_tokens(self, n_decoding: int, /) -> int:
-        """Query tokens that one decode step submits per sequence: drafted tokens and the one before them."""
-        ...
-
-    def draft_steps(self, n_decoding: int, /) -> int:
-        """Draft passes one after another before that step."""
-        ...
-
-    def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int) -> IntArray:
-        """Tokens emitted in rounds round_start, round_start + 1, ... until *n_tokens* are out, in a fresh array.
-
-        The last round is whole: what it emits beyond *n_tokens* is the caller's to cut.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.schedulers import _admissible_blocks, _chunks_within, _fraction, at_least
+from policies.schedulers import (
+    _admissible_blocks,
+    _chunks_within,
+    checked_as_given,
+    setting_at_least,
+    setting_is_fraction,
+)
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class DecodeMaximal:
     """SARATHI: each hybrid batch has exactly one prompt chunk of fixed size, and the decodes fill the rest.
@@ -30,9 +37,9 @@ class DecodeMaximal:
     watermark: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least("chunk", self.chunk, 1)
-        at_least("max_sequences", self.max_sequences, 1)
-        _fraction("watermark", self.watermark)
+        setting_at_least(self, "chunk", 1)
+        setting_at_least(self, "max_sequences", 1)
+        setting_is_fraction(self, "watermark")
         if self.align and self.chunk < self.max_sequences:
             raise ValueError(
                 f"chunk {self.chunk} leaves no prompt tokens beside {self.max_sequences - 1} decodes; "
@@ -60,6 +67,7 @@ class DecodeMaximal:
         return Plan(decode, hold=UNTIL_CHANGE, through_arrivals=full)
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class ChunkedOnly:
     """Ablation of Sarathi-Serve (table 4): prompts in chunks up to a token budget, never in one batch with decodes.
@@ -72,9 +80,9 @@ class ChunkedOnly:
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        at_least("token_budget", self.token_budget, 1)
-        at_least("max_sequences", self.max_sequences, 1)
-        _fraction("watermark", self.watermark)
+        setting_at_least(self, "token_budget", 1)
+        setting_at_least(self, "max_sequences", 1)
+        setting_is_fraction(self, "watermark")
 
     def plan(self, view: ReplicaView, /) -> Plan:
         chunks, full = _chunks_within(view, self.token_budget, self.max_sequences, self.watermark)
@@ -83,36 +91,3 @@ class ChunkedOnly:
         if not chunks:
             return Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=full)
         return Plan(decode=True) if view.after_prefill else Plan(run=chunks)
-
-
-@dataclass(frozen=True)
-class Padded:
-    """Request-level batching with padding (FasterTransformer): one shape for a whole batch until all have ended.
-
-    Prompts are computed at the length of the batch's longest, and every decode step at *batch_size* sequences with the
-    longest context, whoever has ended before. Nobody joins until all have left.
-    """
-
-    batch_size: int = 8
-
-    def __post_init__(self) -> None:
-        at_least("batch_size", self.batch_size, 1)
-
-    @property
-    def pads_to(self) -> int:
-        """Sequences that every decode step takes as long as; see `policies.view.pads_to`."""
-        return self.batch_size
-
-    def plan(self, view: ReplicaView, /) -> Plan:
-        if view.prefilling:
-            return Plan(run=tuple((seq.id, seq.remaining_tokens) for seq in view.prefilling))
-        if view.n_decoding:
-            return Plan(decode=True, through_arrivals=True)
-        free = view.free_blocks
-        chunks = []
-        for seq in view.waiting:
-            free -= view.blocks_to_admit(seq)
-            if free < 0 or len(chunks) == self.batch_size:
-                break
-            chunks.append((seq.id, seq.tokens))
-        return Plan(run=tuple(chunks))

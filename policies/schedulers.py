@@ -6,21 +6,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView, prompts
 
-_DECODES = Plan(decode=True, hold=UNTIL_CHANGE)
-_DECODES_WHOEVER_COMES = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
+_DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
+_DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
-def at_least(name: str, value: int, least: int) -> None:
+_Class = TypeVar("_Class", bound=type)
+
+
+def checked_as_given(cls: _Class) -> _Class:
+    """Marks a class whose settings are checked as they were given, by `setting_at_least` and its like.
+
+    Compiled, it stays an ordinary class with compiled methods; in a native one the settings would have become what their types say
+    before anybody could look, a `true` for a number of tokens 1.
+    """
+    return cls
+
+
+def at_least(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is a whole number of at least {least}; got {value!r}")
 
 
-def _fraction(name: str, value: float) -> None:
+def setting_at_least(policy: object, name: str, least: int) -> None:
+    """`at_least`, of a setting as it was given."""
+    at_least(name, getattr(policy, name), least)
+
+
+def _fraction(name: str, value: Any) -> None:
     if not 0 <= value < 1:
         raise ValueError(f"{name} is a fraction in [0, 1); got {value!r}")
+
+
+def setting_is_fraction(policy: object, name: str) -> None:
+    """The same for a fraction."""
+    _fraction(name, getattr(policy, name))
 
 
 def _admissible_blocks(view: ReplicaView, watermark: float) -> int:
@@ -60,77 +83,7 @@ def _chunks_within(
     return tuple(chunks), full
 
 
-@dataclass(frozen=True)
-class Static:
-    """Request-level batching (FasterTransformer): a batch is taken from the queue; nobody joins until all have left.
-
-    Prompts of the batch are computed together, or *max_prompts* in an iteration, before the first decode step.
-    """
-
-    batch_size: int = 8
-    max_prompts: int | None = None
-
-    def __post_init__(self) -> None:
-        at_least("batch_size", self.batch_size, 1)
-        if self.max_prompts is not None:
-            at_least("max_prompts", self.max_prompts, 1)
-
-    def plan(self, view: ReplicaView, /) -> Plan:
-        if view.prefilling:
-            return Plan(run=tuple((seq.id, seq.remaining_tokens) for seq in view.prefilling))
-        chunks: list[tuple[int, int]] = []
-        # With a limit on prompts the batch is still being formed until it has decoded.
-        if not view.n_decoding or (self.max_prompts is not None and view.after_prefill):
-            seats = self.batch_size - view.n_decoding
-            if self.max_prompts is not None:
-                seats = min(seats, self.max_prompts)
-            free = view.free_blocks - view.growth_blocks
-            for seq in view.waiting:
-                free -= view.blocks_to_admit(seq)
-                if free < 0 or len(chunks) >= seats:
-                    break
-                chunks.append((seq.id, seq.tokens))
-        if chunks:
-            return Plan(run=tuple(chunks))
-        return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=True)
-
-
-@dataclass(frozen=True)
-class Orca:
-    """Iteration-level batching (Yu et al., OSDI 2022): whole prompts join the running decodes in one iteration.
-
-    *max_prompts* limits the prompts of an iteration; 1 is the best case that SARATHI is compared with.
-    """
-
-    max_sequences: int = 128
-    watermark: float = 0.01
-    max_prompts: int | None = None
-
-    def __post_init__(self) -> None:
-        at_least("max_sequences", self.max_sequences, 1)
-        _fraction("watermark", self.watermark)
-        if self.max_prompts is not None:
-            at_least("max_prompts", self.max_prompts, 1)
-
-    def plan(self, view: ReplicaView, /) -> Plan:
-        chunks = [(seq.id, seq.remaining_tokens) for seq in view.prefilling]
-        seats = self.max_sequences - view.n_running
-        if self.max_prompts is not None:
-            seats = min(seats, self.max_prompts - len(chunks))
-        free = _admissible_blocks(view, self.watermark)
-        blocked = False
-        for seq in view.waiting:
-            free -= view.blocks_to_admit(seq)
-            if seats <= 0 or free < 0:
-                blocked = True
-                break
-            seats -= 1
-            chunks.append((seq.id, seq.tokens))
-        if chunks:
-            return Plan(decode=view.n_decoding > 0, run=tuple(chunks))
-        return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=blocked or seats <= 0)
-
-
+@checked_as_given
 @dataclass(frozen=True)
 class Sarathi:
     """Stall-free batching (Sarathi-Serve, OSDI 2024): all decodes, then prompt chunks up to the token budget."""
@@ -140,9 +93,9 @@ class Sarathi:
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        at_least("token_budget", self.token_budget, 1)
-        at_least("max_sequences", self.max_sequences, 1)
-        _fraction("watermark", self.watermark)
+        setting_at_least(self, "token_budget", 1)
+        setting_at_least(self, "max_sequences", 1)
+        setting_is_fraction(self, "watermark")
 
     def plan(self, view: ReplicaView, /) -> Plan:
         n_decoding = view.n_decoding

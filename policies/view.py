@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
-UNTIL_CHANGE = 1 << 40
+UNTIL_CHANGE: Final = 1 << 40
 """`Plan.hold` of a policy that would answer the same until a sequence finishes, joins or memory runs short."""
 
-ALWAYS_NS = 1 << 62
+ALWAYS_NS: Final = 1 << 62
 """`Plan.until_ns` of a policy whose answer does not depend on the time."""
 
 
@@ -110,6 +110,8 @@ class ReplicaView:
     now_ns: int = 0
     running: Sequence[RunningSeq] = ()
     """Prefilling and decoding sequences, oldest admission first; built when looked at."""
+    elsewhere: Sequence[int] = ()
+    """Ids of those admitted to the model's other micro-batches."""
     after_prefill: bool = False
     """Whether the iteration before this one computed prompt tokens."""
     price: StepPrice | None = None
@@ -129,6 +131,8 @@ class ReplicaView:
     """Tokens of an iteration's budget that drafting takes for each sequence beside those that it computes."""
     max_model_len: int = ALWAYS_NS
     """Tokens of prompt and output that a sequence may have."""
+    memo: object = None
+    """What the plan before this one left with `Plan.memo`; None before the first."""
 
     @property
     def n_running(self) -> int:
@@ -171,14 +175,16 @@ class Plan(NamedTuple):
     """(id, reason) of waiting requests that are refused; recorded as rejected."""
     until_ns: int = ALWAYS_NS
     """The answer holds for iterations that start before this instant. An empty plan with an instant still to come waits for it."""
+    memo: object = None
+    """What the next plan of this micro-batch is to know of this one: a plain value, which `ReplicaView.memo` brings back."""
 
 
-_ONCE = tuple(Plan())[2:]
+_new: Final = tuple.__new__
 
 
 def prompts(run: tuple[tuple[int, int], ...], decode: bool) -> Plan:
     """`Plan(decode, run)`, without the detour through the constructor of a NamedTuple: once an iteration with prompt tokens."""
-    return tuple.__new__(Plan, (decode, run, *_ONCE))
+    return _new(Plan, (decode, run, (), 1, False, (), ALWAYS_NS, None))
 
 
 class Scheduler(Protocol):
@@ -220,6 +226,12 @@ def plans_ahead(scheduler: object) -> bool:
 def evicts(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, says itself who gives way when memory runs out: by an attribute `evicts`."""
     return bool(_asked(scheduler, "evicts"))
+
+
+def reserves(scheduler: object) -> bool:
+    """Whether *scheduler*, or one that it wraps, keeps memory for what clients allow (`ReplicaView.max_tokens`): by an attribute
+    `reserves`."""
+    return bool(_asked(scheduler, "reserves"))
 
 
 def _asked(scheduler: object, name: str) -> object:

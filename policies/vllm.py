@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
-from policies.schedulers import _admissible_blocks, _fraction, at_least
+from policies.schedulers import _admissible_blocks, checked_as_given, setting_at_least, setting_is_fraction
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView, RunningSeq, WaitingSeq, prompts
 
-_DECODES = Plan(decode=True, hold=UNTIL_CHANGE)
-_DECODES_WHOEVER_COMES = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
+_DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
+_DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class Vllm:
     """Running sequences first, in order of admission, then waiting ones, within a budget of tokens; prompts are cut to fit.
@@ -56,13 +57,13 @@ class Vllm:
     evicts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        at_least("max_num_seqs", self.max_num_seqs, 1)
-        at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        setting_at_least(self, "max_num_batched_tokens", 1)
+        setting_at_least(self, "max_num_seqs", 1)
+        setting_at_least(self, "long_prefill_token_threshold", 0)
         for name in ("max_num_active_seqs", "max_num_scheduled_tokens"):
             if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), 1)
-        _fraction("watermark", self.watermark)
+                setting_at_least(self, name, 1)
+        setting_is_fraction(self, "watermark")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ValueError(f"scheduling_policy is fcfs or priority; got {self.scheduling_policy!r}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -233,6 +234,7 @@ def _blocks(view: ReplicaView, cached: int) -> int:
     return view.blocks(min(cached + view.lookahead_tokens, view.max_model_len)) if cached else 0
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class VllmV0:
     """Prefill first (vLLM before version 1, without chunked prefill): waiting prompts run alone, whole, and stall the decodes."""
@@ -242,9 +244,9 @@ class VllmV0:
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        at_least("max_num_seqs", self.max_num_seqs, 1)
-        _fraction("watermark", self.watermark)
+        setting_at_least(self, "max_num_batched_tokens", 1)
+        setting_at_least(self, "max_num_seqs", 1)
+        setting_is_fraction(self, "watermark")
 
     def plan(self, view: ReplicaView, /) -> Plan:
         if not view.waiting and not view.prefilling and view.n_decoding:

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from policies.schedulers import at_least
+from policies.schedulers import checked_as_given, setting_at_least
 from policies.view import ALWAYS_NS, Plan, PlanFunction, ReplicaView, Scheduler, WaitingSeq, plan_of
 
 OVERDUE = "deadline has passed"
 TOO_LATE = "deadline cannot be met"
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class EvictNewest:
     """Preemption by recomputation around any scheduler: when the decodes cannot grow, the newest sequences give way."""
@@ -61,6 +62,7 @@ class EvictNewest:
         return plan._replace(preempt=(*evicted, *plan.preempt), hold=1)
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class Pad:
     """Batches of the inner scheduler are priced at one shape: prompts of an iteration at the longest of them, a decode step at
@@ -71,7 +73,7 @@ class Pad:
 
     def __post_init__(self) -> None:
         plan_of(self.inner)
-        at_least("sequences", self.sequences, 1)
+        setting_at_least(self, "sequences", 1)
 
     @property
     def pads_to(self) -> int:
@@ -95,6 +97,7 @@ _ORDERS: dict[str, Callable[[WaitingSeq], Any]] = {
 }
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class Order:
     """The inner scheduler sees the queue in another order: by arrival, by priority (smaller first), by deadline (those without
@@ -119,6 +122,7 @@ class Order:
         return plan_of(self.inner)(view)._replace(through_arrivals=False)
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class Cap:
     """The inner scheduler sees no more of the queue than may be admitted: up to *max_sequences* sequences at once, and up to
@@ -138,7 +142,7 @@ class Cap:
             raise ValueError("give max_sequences, max_tokens or both; a cap without a limit caps nothing")
         for name in ("max_sequences", "max_tokens"):
             if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), 1)
+                setting_at_least(self, name, 1)
 
     def plan(self, view: ReplicaView, /) -> Plan:
         if not view.waiting:
@@ -163,6 +167,7 @@ class Cap:
         return sum(seq.cached_tokens for seq in view.running) + sum(seq.remaining_tokens for seq in view.prefilling)
 
 
+@checked_as_given
 @dataclass(frozen=True)
 class RejectLate:
     """Waiting requests whose deadline cannot be met any more are rejected, with the reason: at once where it has passed, and

@@ -36,6 +36,11 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'sim' has no attribute {name!r}")
+    from sim.packages import intruder
+
+    strange = intruder()
+    if strange:
+        raise ImportError(strange)
     return getattr(importlib.import_module(home), name)
 
 

@@ -1,4 +1,7 @@
-"""The errors that the command line turns into one sentence and exit code 2."""
+"""The errors that the command line turns into one sentence and exit code 2; every other of `sim` is a RooftraceError too.
+
+The rooms below (`hwmodels`, `policies`, `workloads`) raise ValueError; whoever calls them says which setting it came from.
+"""
 
 from __future__ import annotations
 

@@ -1,43 +1,15 @@
 """What arrives: request traces, the files they come from, and generators of synthetic ones."""
 
-from workloads.generators import (
-    ArrivalProcess,
-    ClosedLoop,
-    Deterministic,
-    Empirical,
-    Fixed,
-    Gamma,
-    GammaWindows,
-    LengthDistribution,
-    LogNormal,
-    Mmpp,
-    Pareto,
-    Poisson,
-    Resampled,
-    Stream,
-    Uniform,
-    Zipf,
-    arrivals_ns,
-    assign_models,
-    azure_conversation_like,
-    closed_loop,
-    fit_gamma_windows,
-    gamma_windows_from_counts,
-    multi_model,
-    power_law_rates,
-    split_total,
-    stream,
-    synthesize,
-)
-from workloads.readers import (
-    FORMATS,
-    FunctionCounts,
-    FunctionInvocations,
-    read_function_counts,
-    read_function_invocations,
-    read_trace,
-)
-from workloads.trace import Trace, concat, merge
+from workloads.arrivals import ArrivalProcess, Deterministic, Gamma, Mmpp, Pareto, Poisson, arrivals_ns
+from workloads.functions import FunctionCounts, FunctionInvocations, read_function_counts, read_function_invocations
+from workloads.gamma_windows import GammaWindows, fit_gamma_windows, gamma_windows_from_counts
+from workloads.generators import ClosedLoop, azure_conversation_like, closed_loop, synthesize
+from workloads.join import concat, merge
+from workloads.lengths import Empirical, Fixed, LengthDistribution, LogNormal, Resampled, Uniform, Zipf, split_total
+from workloads.popularity import assign_models, multi_model, power_law_rates
+from workloads.readers import FORMATS, read_trace
+from workloads.streams import Stream, stream
+from workloads.trace import Trace
 
 __all__ = [
     "FORMATS",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import math
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
@@ -17,15 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-IntArray = NDArray[np.int64]
+from workloads.columns import INT64_MAX, NS_PER_S, IntArray, first_row, int_column, seconds_to_ns
+from workloads.write import write_whole
 
-NS_PER_S = 1_000_000_000
-_INT64_MAX = 2**63 - 1
 _OPTIONAL = {
     "model_index": 0,
     "deadline_ns": -1,
     "session": -1,
-    "priority": -_INT64_MAX,
+    "priority": -INT64_MAX,
     "max_tokens": 0,
     "abort_ns": -1,
 }
@@ -84,18 +81,18 @@ class Trace:
             value = getattr(self, name)
             if value is not None and len(value) != n:
                 raise ValueError(f"{name} needs one value a request ({n}); got {len(value)}")
-        if self.max_tokens is not None and (row := _first(self.max_tokens < self.output_tokens)) is not None:
+        if self.max_tokens is not None and (row := first_row(self.max_tokens < self.output_tokens)) is not None:
             raise ValueError(
                 f"row {row}: a request emits no more than its max_tokens; got {self.output_tokens[row]} output tokens and "
                 f"max_tokens {self.max_tokens[row]}"
             )
-        if (row := _first(np.diff(self.arrival_ns) < 0)) is not None:
+        if (row := first_row(np.diff(self.arrival_ns) < 0)) is not None:
             raise ValueError(
                 f"arrival_ns must not decrease; row {row + 1} has {self.arrival_ns[row + 1]} "
                 f"after {self.arrival_ns[row]}: sort the requests by arrival (Trace.from_arrays(..., sort=True))"
             )
         empty = (self.prompt_tokens == 0) & (self.output_tokens == 0)
-        if (row := _first(empty)) is not None:
+        if (row := first_row(empty)) is not None:
             raise ValueError(
                 f"row {row}: a request needs prompt_tokens or output_tokens above 0; got 0 and 0: leave it out"
             )
@@ -115,7 +112,7 @@ class Trace:
             return
         if not models:
             raise ValueError("model_index needs the names in models; got no names")
-        if (row := _first(self.model_index >= len(models))) is not None:
+        if (row := first_row(self.model_index >= len(models))) is not None:
             raise ValueError(
                 f"row {row}: model_index is a row of the {len(models)} models; got {self.model_index[row]}"
             )
@@ -143,7 +140,7 @@ class Trace:
                 f"got {offsets!r}"
             )
         too_many = np.diff(offsets) > -(-self.prompt_tokens // int(tokens))
-        if (row := _first(too_many)) is not None:
+        if (row := first_row(too_many)) is not None:
             raise ValueError(
                 f"row {row}: prefix_blocks has {offsets[row + 1] - offsets[row]} blocks of {tokens} tokens "
                 f"for a prompt of {self.prompt_tokens[row]}; blocks cannot outnumber the prompt"
@@ -210,7 +207,7 @@ class Trace:
             "abort_ns": after_arrival(abort_s, "abort_s"),
             "max_tokens": None if max_tokens is None else column(max_tokens, "max_tokens"),
             "session": None if session is None else column(session, "session", -1),
-            "priority": None if priority is None else column(priority, "priority", -_INT64_MAX),
+            "priority": None if priority is None else column(priority, "priority", -INT64_MAX),
         }
         if sort:
             order = np.argsort(arrival, kind="stable")
@@ -295,7 +292,7 @@ class Trace:
         if not 0 <= start_s < end_s:
             raise ValueError(f"a window needs 0 <= start_s < end_s; got {start_s!r} and {end_s!r}")
         start_ns = round(start_s * NS_PER_S)
-        end_ns = _INT64_MAX if math.isinf(end_s) else round(end_s * NS_PER_S)
+        end_ns = INT64_MAX if math.isinf(end_s) else round(end_s * NS_PER_S)
         low, high = np.searchsorted(self.arrival_ns, [start_ns, end_ns], side="left")
         if low == high:
             raise ValueError(
@@ -316,9 +313,9 @@ class Trace:
         exact = Fraction(str(float(factor)))
         top, bottom = exact.denominator, exact.numerator
         largest = int(self.arrival_ns[-1]) * top + bottom // 2
-        if (largest // bottom) > _INT64_MAX:
+        if (largest // bottom) > INT64_MAX:
             raise ValueError(f"rate factor {factor!r} stretches the trace beyond 292 years; use a larger one")
-        if 2 * largest <= _INT64_MAX and 2 * bottom <= _INT64_MAX:
+        if 2 * largest <= INT64_MAX and 2 * bottom <= INT64_MAX:
             scaled = (2 * self.arrival_ns * top + bottom) // (2 * bottom)
         else:
             wide = self.arrival_ns.astype(object)
@@ -444,168 +441,8 @@ class Trace:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(zip(*columns, strict=True))
-        _write_atomically(Path(path), text.getvalue())
-
-
-def merge(traces: Sequence[Trace], *, shared_ids: bool = False) -> Trace:
-    """One trace of all requests on one clock, by arrival; equal arrivals in the order of *traces*.
-
-    Models are joined by name. Sessions and prefix blocks of different traces are kept apart by renumbering,
-    unless *shared_ids* says that equal numbers mean the same thing. Raises ValueError where named and unnamed
-    models or different prefix block sizes meet.
-    """
-    return _join(list(traces), shared_ids=shared_ids, sort=True)
-
-
-def concat(traces: Sequence[Trace], *, gap_s: float = 0.0, shared_ids: bool = False) -> Trace:
-    """One trace after the other: each starts *gap_s* seconds after the last arrival of the one before.
-
-    The clock of each later trace runs from its own zero. Otherwise as `merge`.
-    """
-    if not math.isfinite(gap_s) or gap_s < 0:
-        raise ValueError(f"gap_s is a number of seconds from 0; got {gap_s!r}")
-    shifted: list[Trace] = []
-    for trace in traces:
-        if shifted:
-            start_ns = int(shifted[-1].arrival_ns[-1]) + round(gap_s * NS_PER_S)
-            trace = replace(trace, arrival_ns=trace.arrival_ns + start_ns)
-        shifted.append(trace)
-    return _join(shifted, shared_ids=shared_ids, sort=False)
-
-
-def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
-    if not traces:
-        raise ValueError("joining needs at least one trace; got none")
-    if len({bool(trace.models) for trace in traces}) > 1:
-        raise ValueError("traces with and without model names cannot be joined; name them all with with_models")
-    block_tokens = {trace.prefix_block_tokens for trace in traces} - {None}
-    if len(block_tokens) > 1:
-        raise ValueError(f"traces with prefix blocks of different sizes cannot be joined; got {sorted(block_tokens)}")  # type: ignore[type-var]
-    models = tuple(dict.fromkeys(name for trace in traces for name in trace.models))
-    position = {name: i for i, name in enumerate(models)}
-
-    def column(name: str, *, renumber: bool = False, absent: int = -1) -> IntArray | None:
-        if all(getattr(trace, name) is None for trace in traces):
-            return None
-        parts, base = [], 0
-        for trace in traces:
-            value = getattr(trace, name)
-            if value is None:
-                value = np.full(len(trace), absent, dtype=np.int64)
-            elif renumber:
-                value = np.where(value >= 0, value + base, -1)
-                base = max(base, int(value.max(initial=-1)) + 1)
-            parts.append(value)
-        return np.concatenate(parts)
-
-    index = None
-    if len(models) > 1:
-        index = np.concatenate(
-            [
-                np.array([position[name] for name in trace.models], dtype=np.int64)[
-                    np.zeros(len(trace), dtype=np.int64) if trace.model_index is None else trace.model_index
-                ]
-                for trace in traces
-            ]
-        )
-    blocks = offsets = None
-    if block_tokens:
-        ids, counts, base = [], [], 0
-        for trace in traces:
-            if trace.prefix_blocks is None or trace.prefix_offsets is None:
-                counts.append(np.zeros(len(trace), dtype=np.int64))
-                continue
-            ids.append(trace.prefix_blocks + base)
-            if not shared_ids:
-                base = int(ids[-1].max(initial=base - 1)) + 1
-            counts.append(np.diff(trace.prefix_offsets))
-        blocks = np.concatenate(ids)
-        offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
-    arrival = np.concatenate([trace.arrival_ns for trace in traces])
-    order = np.argsort(arrival, kind="stable") if sort else np.arange(len(arrival))
-    # Rows are put in order before the Trace is made, which checks it; prefix blocks follow through `take`.
-    unsorted = Trace(
-        arrival_ns=np.zeros(len(arrival), dtype=np.int64),
-        prompt_tokens=np.concatenate([trace.prompt_tokens for trace in traces]),
-        output_tokens=np.concatenate([trace.output_tokens for trace in traces]),
-        model_index=index,
-        models=models,
-        deadline_ns=column("deadline_ns"),
-        session=column("session", renumber=not shared_ids),
-        priority=column("priority", absent=0),
-        max_tokens=np.concatenate([t.output_tokens if t.max_tokens is None else t.max_tokens for t in traces])
-        if any(trace.max_tokens is not None for trace in traces)
-        else None,
-        abort_ns=column("abort_ns"),
-        prefix_blocks=blocks,
-        prefix_offsets=offsets,
-        prefix_block_tokens=next(iter(block_tokens), None),
-        source=" + ".join(dict.fromkeys(trace.source for trace in traces)),
-    )
-    return replace(unsorted.take(order), arrival_ns=arrival[order])
-
-
-def seconds_to_ns(seconds: ArrayLike, name: str) -> IntArray:
-    """Nanoseconds, rounded to the nearest, from finite non-negative seconds; *name* is for the error."""
-    values = np.asarray(seconds, dtype=float)
-    if values.ndim != 1:
-        raise ValueError(f"{name} is a one-dimensional column; got {values.ndim} dimensions")
-    bad = ~np.isfinite(values) | (values < 0) | (values * NS_PER_S >= _INT64_MAX)
-    if (row := _first(bad)) is not None:
-        raise ValueError(f"row {row}: {name} is a finite number of seconds from 0; got {values[row]}")
-    return np.rint(values * NS_PER_S).astype(np.int64)
-
-
-def int_column(values: ArrayLike, name: str, *, minimum: int = 0) -> IntArray:
-    """A read-only int64 copy of whole numbers from *minimum*; floats must be whole. Raises ValueError."""
-    column = np.asarray(values)
-    if column.ndim != 1:
-        raise ValueError(f"{name} is a one-dimensional column; got {column.ndim} dimensions")
-    if column.dtype == np.int64 and not column.flags.writeable and column.base is None:
-        whole = column
-    elif column.dtype.kind in "iu":
-        if column.dtype.kind == "u" and (row := _first(column > _INT64_MAX)) is not None:
-            raise ValueError(f"row {row}: {name} must fit in 64 bits; got {column[row]}")
-        whole = column.astype(np.int64)
-    elif len(column) == 0:
-        whole = np.empty(0, dtype=np.int64)
-    elif column.dtype.kind == "f":
-        bad = ~np.isfinite(column) | (column != np.trunc(column)) | (np.abs(column) >= _INT64_MAX)
-        if (row := _first(bad)) is not None:
-            raise ValueError(f"row {row}: {name} is a whole number; got {column[row]}")
-        whole = column.astype(np.int64)
-    else:
-        whole = np.empty(len(column), dtype=np.int64)
-        for row, value in enumerate(column.tolist()):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value != int(value) or abs(value) > _INT64_MAX:
-                raise ValueError(f"row {row}: {name} is a whole number that fits in 64 bits; got {value!r}")
-            whole[row] = int(value)
-    if (row := _first(whole < minimum)) is not None:
-        raise ValueError(f"row {row}: {name} must be at least {minimum}; got {whole[row]}")
-    whole.flags.writeable = False
-    return whole
-
-
-def _first(mask: NDArray[np.bool_]) -> int | None:
-    return int(np.argmax(mask)) if mask.any() else None
+        write_whole(Path(path), text.getvalue())
 
 
 def _decimal_s(ns: int) -> str:
     return f"{ns // NS_PER_S}.{ns % NS_PER_S:09d}"
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        # mkstemp gives 0600; the file should look as if open() had made it.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(scratch, 0o666 & ~umask)
-        os.replace(scratch, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(scratch)
-        raise

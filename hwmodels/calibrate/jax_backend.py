@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import jax  # pyright: ignore[reportMissingImports]
+import jax  # pyright: ignore[reportMissingImports]  # an extra of its own
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
 from hwmodels.calibrate import machine

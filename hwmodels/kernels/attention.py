@@ -160,18 +160,33 @@ def decode_form(
         one_s = longest_kv * (token_bytes / kv_heads) * (sheet.sm_count / sheet.hbm_bytes_per_s) / drawn
     alone = resident or longest_kv is not None
 
-    def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+    def of_batch(ops: Ops, seqs: Any, queries: Any) -> tuple[Any, Any, Any]:
+        """What does not depend on the KV tokens: seconds of each of them, of blocks, and of having several sequences."""
         each = queries / seqs
+        return (
+            ops.maximum(by_kv, each * by_pair),
+            ops.maximum(0.0, seqs * per_seq - 1.0) * ops.maximum(0.0, block + each * row_block),
+            several * ops.minimum(1.0, ops.maximum(0.0, seqs - 1.0)),
+        )
+
+    known: dict[tuple[float, float], tuple[Any, Any, Any]] = {}
+
+    def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+        if ops is SCALARS:
+            batch = known.get((seqs, queries))
+            if batch is None:
+                batch = known[seqs, queries] = of_batch(ops, seqs, queries)
+        else:
+            batch = of_batch(ops, seqs, queries)
+        by_token, blocks, more = batch
         if alone:
             cached_s = by_kv / _cache_speed(params, sheet, kv * token_bytes, resident)
-            memory = ops.maximum(kv * ops.maximum(cached_s, each * by_pair), one_s)
+            memory = ops.maximum(kv * ops.maximum(cached_s, queries / seqs * by_pair), one_s)
         else:
-            memory = kv * ops.maximum(by_kv, each * by_pair)
-        blocks = ops.maximum(0.0, seqs * per_seq - 1.0) * ops.maximum(0.0, block + each * row_block)
+            memory = kv * by_token
         gap = memory - blocks
         both = 0.5 * (memory + blocks + ops.sqrt(gap * gap + loss * (memory * blocks)))
-        fixed = launch + ramp * (kv / (kv + ramp_tokens)) + several * ops.minimum(1.0, ops.maximum(0.0, seqs - 1.0))
-        return layers * (fixed + both)
+        return layers * (launch + ramp * (kv / (kv + ramp_tokens)) + more + both)
 
     return form
 

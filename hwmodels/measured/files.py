@@ -208,4 +208,4 @@ def _column(kind: str, name: str, cells: Sequence[str], refuse: Callable[[np.nda
 
 
 _NONE_WHEN_DENSE = ("moe_tp_size", "moe_ep_size")
-"""Columns that serving files fill with 0 for a model without experts; `sim.measured_runs` reads that as 1."""
+"""Columns that serving files fill with 0 for a model without experts; `sim.validation.runs` reads that as 1."""

@@ -8,11 +8,11 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from sim.cli.exits import INTERRUPTED, TERMINATED, USER_ERROR
+from sim.packages import intruder
+
 if TYPE_CHECKING:
     import typer
-
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-TERMINATED = 143  # 128 + SIGTERM
 
 
 def build_app() -> typer.Typer:
@@ -24,6 +24,10 @@ def build_app() -> typer.Typer:
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    strange = intruder()
+    if strange:
+        print(f"Error: {strange}", file=sys.stderr)
+        sys.exit(USER_ERROR)
     # A policy of the user's own may lie in the current folder; appended, it can shadow nothing.
     sys.path.append(os.getcwd())
     signal.signal(signal.SIGTERM, _terminate)

@@ -11,10 +11,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from sim.cli import INTERRUPTED
+from sim.cli.exits import INTERRUPTED, USER_ERROR
 from sim.errors import RooftraceError
-
-USER_ERROR = 2
 
 
 class _Guarded(TyperGroup):

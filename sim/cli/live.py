@@ -23,7 +23,7 @@ def validate_live(
 ) -> None:
     """Run, print measured beside simulated beside closed form, and write JSON to *out* and a picture into *plots*."""
     from sim.cli.tables import print_table
-    from sim.live import MEANINGLESS, LiveSettings, run_live
+    from sim.validation.live import MEANINGLESS, LiveSettings, run_live
 
     if hardware is None or not hardware.endswith(".toml"):
         raise RooftraceError(
@@ -71,7 +71,7 @@ def validate_live(
     if out is not None:
         out.write_text(json.dumps(result.as_json(), indent=2) + "\n", encoding="utf-8")
     if plots is not None:
-        from sim.report.calibration import draw_live
+        from sim.plots.calibration import draw_live
 
         plots.mkdir(parents=True, exist_ok=True)
         typer.echo(f"Plot: {draw_live(result, plots / 'live.png')}")

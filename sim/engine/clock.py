@@ -8,16 +8,17 @@ span ends at the same tick whether the span was one event or n.
 from __future__ import annotations
 
 from math import sqrt
+from typing import Final
 
-TICK_BITS = 20
-TICKS_PER_NS = 1 << TICK_BITS
-TICKS_PER_S = 1e9 * TICKS_PER_NS
-FRACTION = TICKS_PER_NS - 1
+TICK_BITS: Final = 20
+TICKS_PER_NS: Final = 1 << TICK_BITS
+TICKS_PER_S: Final = 1e9 * TICKS_PER_NS
+FRACTION: Final = TICKS_PER_NS - 1
 """Mask of the ticks past a whole nanosecond."""
 
-LONGEST_TICKS = 1 << 62
+LONGEST_TICKS: Final = 1 << 62
 """Spans are kept shorter than this (4,398 s), so that int64 arithmetic on their records cannot overflow."""
-LONGEST_ITERATION_S = LONGEST_TICKS / TICKS_PER_S
+LONGEST_ITERATION_S: Final = LONGEST_TICKS / TICKS_PER_S
 
 
 def to_ticks(seconds: float) -> int:

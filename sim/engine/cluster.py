@@ -45,7 +45,7 @@ def _as_array(column: IntArray) -> array[int]:
     return array("q", np.ascontiguousarray(column, np.int64).tobytes())
 
 
-def _as_column(values: array[int], dtype: Any = np.int64) -> NDArray[Any]:
+def _as_column(values: array[int], dtype: type[np.signedinteger] = np.int64) -> NDArray[Any]:
     """The same memory as a numpy column."""
     return np.frombuffer(values, dtype)
 
@@ -58,19 +58,20 @@ class _Cluster:
         self._experiment = experiment
         self._n = n = len(workload)
         self._prompt = _as_array(workload.prompt_tokens)
-        model = deadline = priority = max_tokens = None
+        model = priority = max_tokens = None
+        deadline = None if workload.deadline_ns is None else _as_array(workload.deadline_ns)
         if isinstance(workload, Trace):
             arrival = _as_array(workload.arrival_ns)
             if workload.model_index is not None:
                 model = _as_array(workload.model_index)
-            if workload.deadline_ns is not None:
-                deadline = _as_array(workload.deadline_ns)
             if workload.priority is not None:
                 priority = _as_array(workload.priority)
             if workload.max_tokens is not None:
                 max_tokens = _as_array(workload.max_tokens)
         else:
             arrival = array("q", [-1]) * n
+        if experiment.max_tokens is not None:
+            max_tokens = array("q", [experiment.max_tokens]) * n
         specs = experiment.machines
         pipelined = any(
             len(spec.tenants) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1
@@ -168,14 +169,15 @@ class _Cluster:
         if aborts:
             self._giving_up.set(aborts[0][0])
 
-    def _admission_ns(self, prompt_tokens: Any) -> Any:
+    def _admission_ns(self, prompt_tokens: IntArray | int) -> IntArray:
+        """How much later than it arrives a request is seen, of the shape of *prompt_tokens*."""
         experiment = self._experiment
         seconds = experiment.admission_s + experiment.admission_s_per_token * prompt_tokens
         return np.rint(np.asarray(seconds) * 1e9).astype(np.int64)
 
-    def _on_trace(self, _event: Any) -> None:
+    def _on_trace(self, _event: object) -> None:
         visible, order = self._visible, self._order
-        now, i, n = self._clock.now_ns, self._next, self._n
+        now, i, n = visible[self._next], self._next, self._n
         while i < n and visible[i] == now:
             self._route(order[i])
             i += 1
@@ -279,6 +281,7 @@ class _Cluster:
             },
             reasons=tuple(self._reasons),
             replicas=replicas,
+            stream=self._experiment.stream,
             meta={
                 "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
                 "makespan_ns": makespan_ns,

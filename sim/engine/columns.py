@@ -6,15 +6,16 @@ import struct
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.totals import Totals
 from sim.engine.clock import FRACTION, TICK_BITS
+from sim.engine.streaming import IntArray, Stream, expand, streamed_gaps
 
-IntArray = NDArray[np.int64]
 Table = dict[str, NDArray[Any]]
 
 FINISHED, REJECTED, UNFINISHED, ABORTED = 0, 1, 2, 3
@@ -37,9 +38,11 @@ def sum_rounds(counts: Iterable[RoundCounts]) -> RoundCounts:
 
 
 Piece = tuple[int, int, int, int]
-"""Iterations whose price does not bend: start in ticks, how many, ticks of the first, and by how much each is longer."""
+"""Iterations whose price does not bend: ticks from the start of their span, how many, ticks of the first, and what each is longer
+by."""
 
-_TAPED, _BENT = -1, -2
+_TAPED: Final = -1
+_BENT: Final = -2
 """In the place of `first_ticks` until the end of the run: a record that stands for several, which are kept elsewhere."""
 
 
@@ -50,7 +53,7 @@ class Layout:
         codes = "<" + "".join(code for _, code in fields)
         self.dtype = np.dtype([(name, {"q": "<i8", "i": "<i4"}[code]) for name, code in fields])
         self.size = struct.calcsize(codes)
-        self.pack_into = struct.Struct(codes).pack_into
+        self.pack = struct.Struct(codes).pack
         self.offset = {name: int(self.dtype.fields[name][1]) for name, _ in fields}  # type: ignore[index]
 
 
@@ -80,9 +83,10 @@ SPAN = Layout(
     ("kv_blocks_used", "i"),  # in the first iteration
     ("round", "i"),  # decode rounds of the lane before this span
     ("bubble_ns", "q"),  # idle time of the stages ahead of this micro-batch
+    ("in_vain", "i"),  # of decode_seqs: those that had ended
 )
 
-_pack_span = SPAN.pack_into
+_pack_span: Final = SPAN.pack
 
 JOIN = Layout(
     # One stay of a sequence in a lane's decoding set.
@@ -91,6 +95,7 @@ JOIN = Layout(
     ("until", "i"),  # round after which it left
     ("cached", "i"),  # tokens cached when it joined
     ("token_ns", "q"),  # time of its latest token when it joined
+    ("request", "q"),
 )
 
 BUBBLES = ("pb1", "pb2", "pb3", "depth")
@@ -107,45 +112,34 @@ STAGE = Layout(
     ("bubble", "i"),  # its kind, an index into BUBBLES
 )
 
-_RECORDS_AT_ONCE = 4096
+_TAPED_AT_ONCE = 4096
+_PIECES_AT_ONCE = 1 << 16
 
 
 class Records:
     """Packed records of one layout, appended one at a time to one growing buffer."""
 
-    __slots__ = ("_at", "_layout", "_more", "_pack_into", "_size", "buffer", "end")
+    __slots__ = ("_layout", "_pack", "_size", "buffer")
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._pack_into = layout.pack_into
+        self._pack = layout.pack
         self._size = layout.size
-        self._more = bytes(layout.size * _RECORDS_AT_ONCE)
         self.buffer = bytearray()
-        self.end = 0
-        self._at = 0
-
-    def next(self) -> int:
-        """Where in `buffer` to pack the next record."""
-        at = self._at
-        if at == self.end:
-            self.buffer += self._more
-            self.end = len(self.buffer)
-        self._at = at + self._size
-        return at
 
     def add(self, *fields: int) -> None:
-        at = self.next()
-        self._pack_into(self.buffer, at, *fields)
+        self.buffer += self._pack(*fields)
 
     def change_last(self, name: str, value: int) -> None:
-        struct.pack_into("<i", self.buffer, self._at - self._size + self._layout.offset[name], value)
+        buffer = self.buffer
+        struct.pack_into("<i", buffer, len(buffer) - self._size + self._layout.offset[name], value)
 
     def drop_last(self, n: int) -> None:
-        self._at -= n * self._size
+        if n:
+            del self.buffer[-n * self._size :]
 
     def array(self) -> NDArray[Any]:
         """All records, in the memory they were written to: nothing can be added afterwards."""
-        del self.buffer[self._at :]
         return np.frombuffer(self.buffer, self._layout.dtype)
 
 
@@ -154,7 +148,6 @@ class Recorder:
 
     def __init__(self) -> None:
         self.spans = Records(SPAN)
-        self._next_span = self.spans.next
         self._span_buffer = self.spans.buffer
         self.joins = Records(JOIN)
         self.stages = Records(STAGE)
@@ -163,27 +156,28 @@ class Recorder:
         """Arrivals during a span that they did not cut: the first instant whose iterations find them in the queue."""
         self.resumed_gaps_ns: list[int] = []
         """Inter-token gaps across a preemption."""
-        self._taped = np.zeros((5, _RECORDS_AT_ONCE), np.int64)
+        self._taped = np.zeros((5, _TAPED_AT_ONCE), np.int64)
         """Of every iteration of a taped span: its end (ticks from the span's start), KV tokens, the same within the window,
         tokens emitted and KV blocks added."""
         self._n_taped = 0
         self._pieces = array("q")
-        """Of every piece of a bent span: iterations, ticks of the first, growth of these, KV blocks used in the first."""
+        """Of every piece of a bent span what `Piece` says."""
         self._bent_before: list[int] = []
+        """Of every bent span: entries of `queued_ns` when it started."""
         self._taped_before: list[tuple[int, int]] = []
 
     def add_iteration(
         self, start_ticks: int, ticks: int, lane: int, totals: Totals, draft_steps: int, query_tokens: int,
         completions: int, emitted: int, running: int, waiting: int, blocks_used: int, round_: int, bubble_ns: int,
+        in_vain: int,
     ) -> None:  # fmt: skip
         """One iteration of its own."""
         _, prompt, chunks, pairs, prompt_kv, n, kv, _, pairs_window, kv_window = totals
-        at = self._next_span()
-        _pack_span(
-            self._span_buffer, at,
+        buffer = self._span_buffer
+        buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, lane, prompt, chunks, pairs, prompt_kv,
             pairs_window, n, query_tokens, draft_steps, kv, kv_window, 0, completions, emitted, running, waiting,
-            blocks_used, round_, bubble_ns,
+            blocks_used, round_, bubble_ns, in_vain,
         )  # fmt: skip
 
     def add_decodes(
@@ -191,11 +185,10 @@ class Recorder:
         window_growth: int, running: int, waiting: int, blocks_used: int, round_: int,
     ) -> None:  # fmt: skip
         """*n* iterations of decodes alone, one token a sequence."""
-        at = self._next_span()
-        _pack_span(
-            self._span_buffer, at,
+        buffer = self._span_buffer
+        buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, n, first_ticks, growth_ticks, lane, 0, 0, 0, 0,
-            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0,
         )  # fmt: skip
 
     def add_taped(
@@ -208,11 +201,10 @@ class Recorder:
         The arrays have one entry an iteration, *ends* in ticks from the start. *blocks_before*: KV blocks in use before them;
         *n_queued*: entries of `queued_ns` when they started.
         """
-        at = self._next_span()
-        _pack_span(
-            self._span_buffer, at,
+        buffer = self._span_buffer
+        buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), _TAPED, 0, lane, 0, 0, 0, 0,
-            0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, 0, round_, 0,
+            0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, 0, round_, 0, 0,
         )  # fmt: skip
         self._taped_before.append((blocks_before, n_queued))
         at = self._n_taped
@@ -230,61 +222,54 @@ class Recorder:
         table[4, at:end] = blocks
 
     def add_bent(
-        self, start_ticks: int, n: int, pieces: list[Piece], blocks_by_round: list[int], lane: int, seqs: int, kv: int,
-        kv_window: int, window_growth: int, running: int, waiting: int, blocks_before: int, round_: int, n_queued: int,
+        self, start_ticks: int, n: int, lane: int, seqs: int, kv: int, kv_window: int, window_growth: int, running: int,
+        waiting: int, blocks_used: int, round_: int,
     ) -> None:  # fmt: skip
-        """The first *n* iterations of *pieces*, decodes alone: one record now, one a piece in `all_spans`.
-
-        *blocks_by_round*: KV blocks that 0, 1, 2, ... rounds add, up to as many as repeat; *blocks_before* and *n_queued*: as
-        in `add_taped`.
-        """
-        add, turn = self._pieces.extend, len(blocks_by_round) - 1
-        n_pieces = before = 0
-        for _, length, first, growth in pieces:
-            through = before + 1
-            add((length, first, growth, blocks_before + through // turn * seqs + blocks_by_round[through % turn]))
-            n_pieces += 1
-            before += length
-            if before >= n:
-                break
-        self._pieces[-4] -= before - n
-        at = self._next_span()
-        _pack_span(
-            self._span_buffer, at,
-            start_ticks >> TICK_BITS, start_ticks & FRACTION, n_pieces, _BENT, 0, lane, 0, 0, 0, 0,
-            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, 0, round_, 0,
+        """*n* iterations of decodes alone whose price bends: one record now, one a piece in `all_spans`."""
+        buffer = self._span_buffer
+        buffer += _pack_span(
+            start_ticks >> TICK_BITS, start_ticks & FRACTION, n, _BENT, 0, lane, 0, 0, 0, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0,
         )  # fmt: skip
-        self._bent_before.append(n_queued)
+        self._bent_before.append(len(self.queued_ns))
 
-    def all_spans(self) -> NDArray[Any]:
+    def add_pieces(self, pieces: list[Piece]) -> None:
+        """The pieces of the bent span that was added last, now that it is over."""
+        self._pieces.extend(chain.from_iterable(pieces))
+
+    def drop_bent(self) -> None:
+        """Forget the bent span that was added last."""
+        self.spans.drop_last(1)
+        self._bent_before.pop()
+
+    def all_spans(self, block_tokens: int) -> NDArray[Any]:
         """Structured by SPAN, taped spans taken apart into iterations and bent ones into their pieces."""
         spans = self.spans.array()
         if self._pieces:
-            spans = self._with_pieces(spans)
+            spans = self._with_pieces(spans, _BlockGrowth(self.joins.array(), block_tokens))
         if self._n_taped:
             spans = self._with_iterations(spans)
         return spans
 
-    def _with_pieces(self, spans: NDArray[Any]) -> NDArray[Any]:
+    def _with_pieces(self, spans: NDArray[Any], growth_of: _BlockGrowth) -> NDArray[Any]:
         which = np.flatnonzero(spans["first_ticks"] == _BENT)
+        start, n, first, growth = np.frombuffer(self._pieces, np.int64).reshape(-1, 4).T
+        # The pieces of a span have as many iterations together as it has.
+        ends = np.searchsorted(np.cumsum(n), np.cumsum(spans["n"][which], dtype=np.int64)) + 1
+        pieces = np.diff(ends, prepend=0)
         lengths = np.ones(len(spans), np.int64)
-        lengths[which] = spans["n"][which]
+        lengths[which] = pieces
         table = np.repeat(spans, lengths)
-        bent = np.flatnonzero(np.repeat(spans["first_ticks"] == _BENT, lengths))
-        n, first, growth, blocks = np.frombuffer(self._pieces, np.int64).reshape(-1, 4).T
-        of, step = expand(lengths[which])
-        heads = np.flatnonzero(step == 0)
+        bent = np.flatnonzero(table["first_ticks"] == _BENT)
+        of, step = expand(pieces)
         rounds = np.cumsum(n) - n
-        rounds -= rounds[heads][of]
-        # Ticks from the span's start; sums over all spans wrap round, their differences do not.
-        ticks = n * first + growth * (n * (n - 1) // 2)
-        starts = np.cumsum(ticks) - ticks
-        starts = starts - starts[heads][of] + table["start_frac"][bent]
-        start_ns = table["start_ns"][bent] + (starts >> TICK_BITS)
+        rounds -= rounds[ends - pieces][of]
+        start = start + table["start_frac"][bent]
+        start_ns = table["start_ns"][bent] + (start >> TICK_BITS)
         queued = np.searchsorted(np.array(self.queued_ns, np.int64), start_ns, side="right")
         queued -= np.array(self._bent_before, np.int64)[of]
         table["start_ns"][bent] = start_ns
-        table["start_frac"][bent] = starts & FRACTION
+        table["start_frac"][bent] = start & FRACTION
         table["n"][bent] = n
         table["first_ticks"][bent] = first
         table["growth_ticks"][bent] = growth
@@ -292,7 +277,11 @@ class Recorder:
         table["decode_kv_window"][bent] += rounds * table["window_growth"][bent]
         # Who comes in the instant in which the span starts was seen by its first piece.
         table["waiting"][bent] += np.where(step > 0, np.maximum(queued, 0), 0)
-        table["kv_blocks_used"][bent] = blocks
+        round_ = table["round"][bent].astype(np.int64)
+        for at in range(0, len(bent), _PIECES_AT_ONCE):
+            some = slice(at, at + _PIECES_AT_ONCE)
+            taken = growth_of.between(round_[some] + 1, round_[some] + rounds[some] + 1)
+            table["kv_blocks_used"][bent[some]] += taken
         table["round"][bent] += rounds
         return table
 
@@ -343,6 +332,8 @@ class ReplicaColumns:
     kv_blocks_total: int
     block_tokens: int
     n_stages: int = 1
+    emitted: dict[int, IntArray] | None = None
+    """By lane: tokens of every round of every stay, in the order of `joins`; None where a round emits one."""
     speculation: RoundCounts | None = None
     """Counts of the rounds that drafted tokens, by how many they drafted; None without speculation."""
 
@@ -364,6 +355,8 @@ class Columns:
     requests: Table
     reasons: tuple[str, ...]
     replicas: tuple[ReplicaColumns, ...]
+    stream: Stream = Stream()  # noqa: RUF009
+    """Which tokens reach a client together."""
     meta: dict[str, Any] = field(default_factory=dict)
 
     def iterations(self) -> Table:
@@ -382,7 +375,7 @@ class Columns:
         """The same in pieces of about *max_rows* rows, replica after replica, in the order in which they were planned."""
         for index, replica in enumerate(self.replicas):
             spans = replica.spans
-            growth = _BlockGrowth(replica) if len(spans) and spans["n"].max() > 1 else None
+            growth = _BlockGrowth(replica.joins, replica.block_tokens) if len(spans) and spans["n"].max() > 1 else None
             ends = np.cumsum(spans["n"], dtype=np.int64)
             at = 0
             while at < len(spans) or (at == 0 and not len(spans)):
@@ -429,10 +422,11 @@ class Columns:
         return np.searchsorted(queued, start_ns, side="right") - np.searchsorted(queued, span_ns, side="right")
 
     def itl(self) -> tuple[IntArray, IntArray]:
-        """Inter-token gaps in ns and how many gaps have that length.
+        """Inter-token gaps in ns and how many gaps have that length, as clients see them.
 
         A sequence that decodes in two rounds of its lane, one after the other, sees the time between their ends; one that
-        joins sees the time since its latest token. Tokens that a speculative round emits together count as one arrival.
+        joins sees the time since its latest token. Tokens that a speculative round emits together count as one arrival, and
+        so do those that `stream` sends together.
         """
         parts = list(self.itl_blocks())
         if not parts:
@@ -441,10 +435,13 @@ class Columns:
 
     def itl_blocks(self, max_rounds: int = 1 << 18) -> Iterator[tuple[IntArray, IntArray]]:
         """The same in pieces of about *max_rounds* rounds."""
+        if self.stream.interval > 1:
+            yield from streamed_gaps(self.replicas, self.requests, self.stream)
+            return
         for replica in self.replicas:
             spans, joins = replica.spans, replica.joins
             for lane in np.unique(spans["lane"]):
-                rows = np.flatnonzero((spans["lane"] == lane) & (spans["decode_seqs"] > 0))
+                rows = np.flatnonzero((spans["lane"] == lane) & (spans["decode_seqs"] > spans["in_vain"]))
                 yield from _lane_gaps(spans, rows, joins[joins["lane"] == lane], max_rounds)
             if len(replica.resumed_gaps_ns):
                 yield replica.resumed_gaps_ns, np.ones(len(replica.resumed_gaps_ns), np.int64)
@@ -478,9 +475,8 @@ def _lane_gaps(
 class _BlockGrowth:
     """KV blocks that the decoding sequences of a lane have taken between two of its rounds."""
 
-    def __init__(self, replica: ReplicaColumns) -> None:
-        joins = replica.joins
-        self._block = block = replica.block_tokens
+    def __init__(self, joins: NDArray[Any], block_tokens: int) -> None:
+        self._block = block = block_tokens
         self._until = joins["until"].astype(np.int64)
         # A sequence that joined after round r with c tokens takes a block in round d (from 0) when (c + d - r) % block == 0.
         self._first = joins["since"] + (-joins["cached"].astype(np.int64)) % block
@@ -499,17 +495,10 @@ class _BlockGrowth:
         return total[last - low] - total[first - low]
 
 
-def expand(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Row index and position within the row for counts[i] copies of each row i."""
-    row = np.repeat(np.arange(len(counts)), counts)
-    starts = np.cumsum(counts) - counts
-    return row, np.arange(len(row)) - starts[row]
-
-
 def _round_ends(spans: NDArray[Any]) -> tuple[IntArray, IntArray]:
-    """End time in ns, and number of sequences, of every round of *spans*."""
+    """End time in ns, and number of sequences that had not ended, of every round of *spans*."""
     row, step = expand(spans["n"].astype(np.int64))
     done = step + 1
     elapsed = done * spans["first_ticks"][row] + spans["growth_ticks"][row] * (done * step // 2)
     ends = spans["start_ns"][row] + ((spans["start_frac"][row] + elapsed) >> TICK_BITS)
-    return ends, spans["decode_seqs"][row].astype(np.int64)
+    return ends, (spans["decode_seqs"] - spans["in_vain"])[row].astype(np.int64)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from sim.engine.kv import OutOfBlocks
+from sim.errors import RooftraceError
 
 
-class PolicyError(ValueError):
+class PolicyError(RooftraceError, ValueError):
     """A plan that cannot be carried out; the message says which policy, what it asked and the way out."""
 
-    @property
-    def short_of_memory(self) -> bool:
+    def __init__(self, message: str, *, short_of_memory: bool = False) -> None:
+        super().__init__(message)
+        self.short_of_memory = short_of_memory
         """Whether the plan asked for more KV blocks than were free."""
-        return isinstance(self.__context__, OutOfBlocks)
 
 
 class InvariantError(AssertionError):

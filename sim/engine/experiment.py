@@ -11,6 +11,7 @@ from policies.routers import Router
 from policies.view import PlanFunction, Scheduler
 from sim.engine.prices import StageTable
 from sim.engine.running import Decoding
+from sim.engine.streaming import Stream
 from workloads import ClosedLoop, Trace
 
 Turn = Literal["rotation", "oldest"]
@@ -87,10 +88,18 @@ class Experiment:
     """From arrival until the router sees a request (tokenisation and the rest of the front end), and the same ..."""
     admission_s_per_token: float = 0.0
     """... for each prompt token."""
+    max_tokens: int | None = None
+    """Output tokens that clients allow each request, which schedulers see; None: what the workload says or, where it does not, as
+    many as it emits, the best that they could be told."""
+    stream: Stream = Stream()  # noqa: RUF009
+    """Which tokens reach a client together; it changes what clients measure, not what machines do."""
 
     def __post_init__(self) -> None:
         if not self.replicas:
             raise ValueError("replicas needs at least one ReplicaSpec; got none")
+        longest = int(self.workload.output_tokens.max(initial=0))
+        if self.max_tokens is not None and self.max_tokens < longest:
+            raise ValueError(f"max_tokens is at least the longest output, {longest} tokens; got {self.max_tokens}")
         for name in ("admission_s", "admission_s_per_token"):
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple, overload
 
 from hwmodels.totals import Totals
 from policies.view import ALWAYS_NS, PartialSeq, ReplicaView, RunningSeq, WaitingSeq
@@ -29,6 +29,21 @@ class Paused(NamedTuple):
     token_ns: int
 
 
+class HeldPlan:
+    """A plan of decodes alone that goes on in a pipeline for as long as nothing happens that would change it."""
+
+    __slots__ = ("arrivals", "changes", "left", "until_ns")
+
+    def __init__(self, left: int, changes: int, arrivals: int, until_ns: int) -> None:
+        self.left = left
+        """Iterations that it holds for, beyond the first."""
+        self.changes = changes
+        """The tenant's count when it was made ..."""
+        self.arrivals = arrivals
+        """... and that of arrivals; -1 where these do not matter."""
+        self.until_ns = until_ns
+
+
 class Ended(NamedTuple):
     """A sequence that has ended in the iteration before, where plans are made ahead: the coming one was made as if it had not."""
 
@@ -45,9 +60,8 @@ class Lane:
     """A micro-batch slot: sequences that iterate together. Without a pipeline there is one."""
 
     __slots__ = (
-        "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "held_arrivals",
-        "held_changes", "held_until_ns", "hold", "index", "last_round_ns", "latest_start_ns", "leaving", "partial", "paused",
-        "run", "span", "through_arrivals", "view", "wake_ns",
+        "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "held", "index", "last_round_ns",
+        "leaving", "partial", "paused", "run", "span", "through_arrivals", "view", "wake_ns",
     )  # fmt: skip
 
     def __init__(self, index: int, decoding: RunningSet) -> None:
@@ -58,11 +72,8 @@ class Lane:
         self.partial: dict[int, PartialSeq] = {}
         self.paused: dict[int, Paused] = {}
         self.last_round_ns = -1
-        # Where plans are made ahead:
-        self.latest_start_ns = ALWAYS_NS
-        """When the iteration that has just ended started, and the plan of the next was made."""
         self.leaving: dict[int, Ended] = {}
-        """Who has ended in it; they are among the admitted until the next iteration starts."""
+        """Where plans are made ahead, who has ended in the latest iteration; among the admitted until the next one starts."""
         self.bubbles = [0] * len(BUBBLES)
         """Idle time of stages ahead of its decodes in ns, all rounds together, by kind."""
         self.bubbles_at_join: dict[int, list[int]] = {}
@@ -70,18 +81,19 @@ class Lane:
         """Made by the tenant, who sets what has changed at each look."""
         self.wake_ns = ALWAYS_NS
         """Where the latest plan was empty: when its answer ends."""
-        # A plan of decodes alone that still holds in a pipeline:
-        self.hold = 0
-        """Iterations that it holds for."""
-        self.held_changes = self.held_arrivals = 0
-        """The tenant's counts when it was made; the latter -1 where arrivals do not matter."""
-        self.held_until_ns = 0
+        self.held: HeldPlan | None = None
         # In flight, or as it was when the latest span ended:
         self.span: Span | None = None
         self.decodes = False
         self.run: tuple[tuple[int, int], ...] = ()
         self.completing: Sequence[int] = ()
         self.through_arrivals = True
+
+    def forget_the_leaving(self) -> None:
+        """Who has ended is now known to have ended."""
+        for id_ in self.leaving:
+            del self.admitted[id_]
+        self.leaving.clear()
 
 
 class QueueView(Sequence[WaitingSeq]):
@@ -103,10 +115,16 @@ class QueueView(Sequence[WaitingSeq]):
     def __iter__(self) -> Iterator[WaitingSeq]:
         return iter(self._queue) if not self.hidden else islice(self._queue, len(self))
 
-    def __getitem__(self, index: Any) -> Any:
-        if self.hidden:
+    @overload
+    def __getitem__(self, index: int) -> WaitingSeq: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[WaitingSeq, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> WaitingSeq | tuple[WaitingSeq, ...]:
+        if self.hidden or isinstance(index, slice):
             return tuple(self)[index]
-        return tuple(self._queue)[index] if isinstance(index, slice) else self._queue[index]
+        return self._queue[index]
 
 
 class RunningView(Sequence[RunningSeq]):
@@ -121,7 +139,13 @@ class RunningView(Sequence[RunningSeq]):
     def __len__(self) -> int:
         return len(self._lane.admitted)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> RunningSeq: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[RunningSeq, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> RunningSeq | tuple[RunningSeq, ...]:
         ids = list(self._lane.admitted)
         if isinstance(index, slice):
             return tuple(self._describe(self._lane, id_) for id_ in ids[index])
@@ -130,6 +154,31 @@ class RunningView(Sequence[RunningSeq]):
     def __reversed__(self) -> Iterator[RunningSeq]:
         for id_ in reversed(self._lane.admitted):
             yield self._describe(self._lane, id_)
+
+
+class Elsewhere(Sequence[int]):
+    """Who has been admitted to the other micro-batches, built when looked at."""
+
+    __slots__ = ("_lane", "_lanes")
+
+    def __init__(self, lanes: Sequence[Lane], lane: Lane) -> None:
+        self._lanes = lanes
+        self._lane = lane
+
+    def __len__(self) -> int:
+        return sum(len(lane.admitted) for lane in self._lanes if lane is not self._lane)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        return [id_ for lane in self._lanes if lane is not self._lane for id_ in lane.admitted][index]
+
+    def __iter__(self) -> Iterator[int]:
+        return (id_ for lane in self._lanes if lane is not self._lane for id_ in lane.admitted)
 
 
 class LanePrice:

@@ -124,14 +124,15 @@ class Machine:
         """A request comes, with the KV of its first *kv_tokens* tokens; one that can never fit is rejected with its reason."""
         tenant = self.tenants[0] if self._alone else self.tenant_of(self._model(id_))
         self._state.replica[id_] = tenant.number
-        reason = tenant.sequences.refusal(id_)
+        sequences = tenant.sequences
+        reason = sequences.refusal(id_)
         if reason is not None:
             self._outside.rejected(id_, reason)
             return
         if self._promised:
             now = self._clock.now_ns << TICK_BITS
             self._promised = self.stages.through(now, self._one(self._model(id_)), self._promised)
-        tenant.sequences.enqueue(id_, kv_tokens, self._clock.now_ns)
+        sequences.enqueue(id_, kv_tokens, self._clock.now_ns)
         self.interrupt(self._clock.now_ns)
 
     def _model(self, id_: int) -> int:
@@ -145,7 +146,7 @@ class Machine:
             return
         tenant = self.tenants[0]
         if not lane.through_arrivals:
-            if lane.span.n > 1 and tenant.sequences.ahead:
+            if lane.span.n > 1 and tenant.sequences.ahead is not None:
                 # It waits while the next iteration runs, which has been planned.
                 tenant.recorder.queued_ns.append(now_ns)
             lane.through_arrivals = True
@@ -166,7 +167,7 @@ class Machine:
         tenant, span = self.tenants[0], self._lane.span
         if span is None or span.n == 1:
             return
-        j = span.index_at(now_ns << TICK_BITS) + tenant.sequences.ahead
+        j = span.index_at(now_ns << TICK_BITS) + (tenant.sequences.ahead is not None)
         if j < span.n:
             span.cut(j, tenant.recorder)
             self._ticks = span.end(j)
@@ -209,9 +210,10 @@ class Machine:
         if lane.span is None:
             ticks = max(ticks, self._clock.now_ns << TICK_BITS)
         while True:
-            if lane.span is not None:
+            span = lane.span
+            if span is not None:
                 self.events += 1
-                commit(lane, lane.span.n, ticks)
+                commit(lane, span.n, ticks)
             end = begin(lane, ticks)
             if end == NOTHING:
                 self._ticks = ticks

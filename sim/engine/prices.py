@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from hwmodels.cost import CostModel
 from hwmodels.totals import Totals
 from sim.engine.clock import TICK_BITS
-from sim.engine.pricing import LineAt, Pricing
-
-
-class Prices(Protocol):
-    """Ticks of a tenant's iterations."""
-
-    def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt: ...
-
-    def iteration(self, totals: Totals, draft_steps: int, /) -> int: ...
-
-    def stages(self, totals: Totals, draft_steps: int, /) -> tuple[list[int], int]: ...
+from sim.engine.pricing import LineAt, Prices, Pricing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +47,7 @@ class StageTable:
         return self.stage_ns[self.batch_sizes.index(batch)]
 
 
-class TablePrices:
+class TablePrices(Prices):
     """Prices of a `StageTable`, exact to the nanosecond."""
 
     def __init__(self, table: StageTable) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -11,15 +12,18 @@ from hwmodels.cost import CostModel
 from hwmodels.totals import Totals
 from sim.engine.clock import LONGEST_ITERATION_S, TICKS_PER_S, to_ticks
 
-_new = tuple.__new__
+_new: Final = tuple.__new__
 
-LINE_ERROR = 2e-7
+LINE_ERROR: Final = 2e-7
 """The most that a line is off the cost model where it is checked, as a share of the iteration."""
-WINDOW_LINE_ERROR = 1e-8
+WINDOW_LINE_ERROR: Final = 1e-8
 """The same along windowed tokens: they stay where they are once windows are full, so that an error would add up."""
-_FIRST_BITS = 8
-_HALVINGS = 6
-"""An octave is looked at in this many halvings; a part of 2**-6 of it that is still bent is looked at in the same way."""
+_FIRST_BITS: Final = 8
+_HALVINGS: Final = 7
+"""An octave is looked at in this many halvings; a part of 2**-7 of it that is still bent is looked at in the same way."""
+
+_FULL: Final = 0.98
+"""How much of a line is used at first: one in a few of full length turns out to be a little too bent, and is halved."""
 
 _Key = tuple[int, int, int]
 """Sequences, query tokens of each, draft steps."""
@@ -53,7 +57,7 @@ class _Cell(NamedTuple):
 
     low: int
     shift: int
-    slots: list[Any]
+    slots: list[Line | _Cell | None]
 
 
 class _Box(NamedTuple):
@@ -164,7 +168,7 @@ def _look_up(cell: _Cell, token: int, ticks: Callable[[Any], Any], most_error: f
         low, shift, slots = cell
         i = (token - low) >> shift
         slot = slots[i]
-        if type(slot) is Line:
+        if isinstance(slot, Line):
             return slot
         if slot is None:
             slot = slots[i] = _cut(ticks, _Side(low + (i << shift), shift), most_error)
@@ -197,18 +201,16 @@ def _cut(ticks: Callable[[Any], Any], side: _Side, most_error: float) -> _Cell:
         if not longer.any():
             break
         middles = starts[longer] + lengths[longer] // (2 * shortest) * shortest
-        knots = np.union1d(knots, middles)
-    slots: list[Any] = []
+        knots = np.sort(np.concatenate((knots, middles)))
+    slots: list[Line | _Cell | None] = []
     width = int(points[1] - points[0])
-    for start, length, rise, centre, too_bent in zip(starts, lengths, rises, centres, bent, strict=True):
-        line = None
-        if not too_bent:
-            slope = max(0, round(float(rise) / (int(length) * width)))
-            begin = int(points[start])
-            line = Line(
-                round(float(values[start] + centre)) - slope * begin, slope, 0, begin + int(length) * width, 1 << 62
-            )
-        slots += [line] * (int(length) // shortest)
+    slopes = np.maximum(0, np.rint(rises / (lengths * width))).astype(np.int64).tolist()
+    at_begin = np.rint(values[starts] + centres).astype(np.int64).tolist()
+    begins, tokens = points[starts].tolist(), (lengths * width).tolist()
+    for begin, n, slope, value, too_bent in zip(begins, tokens, slopes, at_begin, bent.tolist(), strict=True):
+        # Python's integers: slope * begin may be beyond int64 at a jump.
+        line = None if too_bent else _new(Line, (value - slope * begin, slope, 0, begin + n, 1 << 62))
+        slots += [line] * (n >> shift)
     return _Cell(side.low, shift, slots)
 
 
@@ -217,20 +219,40 @@ def _first_knots(values: Any, shortest: int, most_error: float) -> Any:
     last = len(values) - 1
     if last < 2:
         return np.array([0, last])
-    # A chord over m steps is off by m**2 / 8 of the second difference; less its mean, by two thirds of that.
+    # A chord over m steps is off by m**2 / 8 of the second difference; less its mean, by two thirds of that. So much of a line
+    # does each step take:
     bends = np.abs(values[2:] - 2.0 * values[1:-1] + values[:-2])
-    steps = np.sqrt(11.0 * most_error * values[1:-1] / np.maximum(bends, 1e-11 * (1.0 + values[1:-1])))
-    reach = np.minimum(steps, last).astype(np.int64).tolist()
-    knots = [0]
-    while knots[-1] < last:
-        at = knots[-1]
-        # The bend in the middle of the line speaks for all of it.
-        length = reach[min(at + reach[min(at, last - 2)] // 2, last - 2)]
-        knots.append(min(at + max(shortest, length // shortest * shortest), last))
+    shares = np.sqrt(bends / (12.0 * most_error * values[1:-1] + 1e-300))
+    taken = np.concatenate(([0.0], np.cumsum(shares), [0.0]))
+    taken[-1] = taken[-2] + shares[-1]
+    before = taken.tolist()
+    knots, at = [0], 0
+    while at < last:
+        reach = bisect_left(before, before[at] + _FULL, at) - 1
+        at = min(at + max(shortest, (reach - at) // shortest * shortest), last)
+        knots.append(at)
     return np.array(knots)
 
 
-class Pricing:
+class Prices:
+    """Ticks of a tenant's iterations."""
+
+    # A base class and not a protocol: compiled, its methods are found without a look-up by name.
+
+    def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt:
+        """Of decode iterations with *n* sequences, so many query tokens of each, and so many draft steps."""
+        raise NotImplementedError
+
+    def iteration(self, totals: Totals, draft_steps: int, /) -> int:
+        """Of one iteration on a machine without pipeline stages."""
+        raise NotImplementedError
+
+    def stages(self, totals: Totals, draft_steps: int, /) -> tuple[list[int], int]:
+        """Of each stage, and of the hand-over between two of them."""
+        raise NotImplementedError
+
+
+class Pricing(Prices):
     """Prices the iterations of one replica: target, and draft where the decoding method has one.
 
     Decode-only iterations are priced on `Lines`; both ways of running the clock use them, so they agree to the tick. All
@@ -247,9 +269,11 @@ class Pricing:
         self._speculative = draft is not None or round_s > 0
         self._window = cost.window_tokens is not None
         self._draft_window = draft is not None and draft.window_tokens is not None
-        self.decode_lines = Lines(self._decode_ticks, self._window).of
-        """(sequences, query tokens of each, draft steps) -> `LineAt`."""
-        self._draft_lines = Lines(self._draft_pass_ticks, False).of
+        self._decode_lines = Lines(self._decode_ticks, self._window)
+        self._draft_lines = Lines(self._draft_pass_ticks, False)
+
+    def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt:
+        return self._decode_lines.of(n, query_tokens, draft_steps)
 
     def _decode_ticks(self, key: _Key, kv: Any, kv_window: Any) -> Any:
         """Ticks of decode-only iterations. int64[k], int64[k] -> float64[k]."""
@@ -264,8 +288,7 @@ class Pricing:
         assert self._draft is not None
         return _whole_ticks(self._draft.iteration_s(_decodes(key[0], 1, kv, 0 * kv)))
 
-    def iteration(self, totals: Totals, draft_steps: int) -> int:
-        """Ticks of one iteration on a replica without pipeline stages."""
+    def iteration(self, totals: Totals, draft_steps: int, /) -> int:
         seconds = self._iteration_s(totals)
         # `to_ticks`, inline: this runs once an iteration.
         ticks = int(seconds * TICKS_PER_S + 0.5) if 0.0 <= seconds < LONGEST_ITERATION_S else to_ticks(seconds)
@@ -273,8 +296,8 @@ class Pricing:
             ticks += self._draft_ticks(totals, draft_steps)
         return ticks
 
-    def stages(self, totals: Totals, draft_steps: int) -> tuple[list[int], int]:
-        """Ticks of each stage, and of the hand-over between two of them. The draft runs with the first stage."""
+    def stages(self, totals: Totals, draft_steps: int, /) -> tuple[list[int], int]:
+        """The draft runs with the first stage."""
         cost = self._cost
         stages = [to_ticks(cost.iteration_s(totals, stage)) for stage in range(cost.n_stages)]
         if self._speculative:
@@ -294,7 +317,7 @@ class Pricing:
                     step = self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, kv_window))
                     ticks += to_ticks(draft_steps * step)
                 else:
-                    line = self._draft_lines(n, 1, 1)(kv, 0)
+                    line = self._draft_lines.of(n, 1, 1)(kv, 0)
                     ticks += draft_steps * (line.base + line.slope * kv)
         if rows - prompt > n:
             ticks += self._round_ticks

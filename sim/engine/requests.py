@@ -6,11 +6,12 @@ What a request has done belongs to it, never to the machine or the slot that it 
 from __future__ import annotations
 
 from array import array
+from typing import Final
 
 from policies.view import WaitingSeq
 from sim.engine.columns import BUBBLES
 
-_new = tuple.__new__
+_new: Final = tuple.__new__
 """Builds a NamedTuple without the detour through its constructor."""
 
 

@@ -7,11 +7,11 @@ A *round* is one decode step of all sequences in the set; rounds are counted fro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from sim.engine.columns import IntArray, RoundCounts
-from sim.engine.pricing import LineAt
+from sim.engine.pricing import Prices
 from sim.engine.span import Span
 
 
@@ -46,14 +46,10 @@ class Decoding(Protocol):
     def tape(self, request_id: int, round_start: int, n_tokens: int, k: int, seed: int, /) -> IntArray: ...
 
 
-class DecodePrices(Protocol):
-    """Ticks of decode iterations; see `sim.engine.pricing.Pricing`."""
-
-    def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt: ...
-
-
-class RunningSet(Protocol):
+class RunningSet:
     """What a tenant knows of its decoding sequences; whether they speculate is known to the set alone."""
+
+    # A base class and not a protocol: compiled, its methods are found without a look-up by name.
 
     n: int
     cached: int
@@ -64,31 +60,63 @@ class RunningSet(Protocol):
     draft_steps: int
     """... and steps of the draft model before it."""
 
-    def __iter__(self) -> Iterator[int]: ...
+    def __iter__(self) -> Iterator[int]:
+        raise NotImplementedError
 
-    def __contains__(self, id_: int, /) -> bool: ...
+    def __contains__(self, id_: int, /) -> bool:
+        raise NotImplementedError
 
     @property
-    def growth_blocks(self) -> int: ...
+    def growth_blocks(self) -> int:
+        """New KV blocks that the next round needs."""
+        raise NotImplementedError
 
-    def follow_batch(self) -> None: ...
+    def follow_batch(self) -> None:
+        """Choose what the next round drafts by how many sequences there are."""
+        raise NotImplementedError
 
-    def join(self, id_: int, cached: int, remaining: int, token_ns: int, /) -> None: ...
+    def join(self, id_: int, cached: int, remaining: int, token_ns: int, /) -> None:
+        """Add a sequence with *cached* tokens and *remaining* >= 1 tokens to emit, its latest token being of *token_ns*."""
+        raise NotImplementedError
 
-    def leave(self, id_: int, /) -> Departure: ...
+    def leave(self, id_: int, /) -> Departure:
+        """Take a sequence out before it has finished."""
+        raise NotImplementedError
 
-    def growth_of(self, id_: int, /) -> int: ...
+    def growth_of(self, id_: int, /) -> int:
+        """New KV blocks that one sequence needs for the next round."""
+        raise NotImplementedError
 
-    def state_of(self, id_: int, /) -> tuple[int, int]: ...
+    def state_of(self, id_: int, /) -> tuple[int, int]:
+        """(cached tokens, KV blocks) of one sequence."""
+        raise NotImplementedError
 
-    def next_round(self) -> tuple[int, int]: ...
+    def next_round(self) -> tuple[int, int]:
+        """Tokens that the next round emits, and KV tokens within the window that it reads."""
+        raise NotImplementedError
 
     def span(
-        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: DecodePrices, /
-    ) -> Span: ...
+        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Prices, /
+    ) -> Span:
+        """The next rounds as one event: *hold* at most, within *free_blocks*, none that starts at *until_ns* or later.
 
-    def blocks_for(self, rounds: int, /) -> int: ...
+        The first takes *growth* blocks. It ends with the first finish, and where a window fills up.
+        """
+        raise NotImplementedError
 
-    def advance(self, rounds: int, /) -> list[Departure]: ...
+    def blocks_for(self, rounds: int, /) -> int:
+        """New KV blocks that the next *rounds* rounds need together."""
+        raise NotImplementedError
 
-    def speculation(self) -> RoundCounts: ...
+    def advance(self, rounds: int, /) -> Sequence[Departure]:
+        """Run *rounds* rounds, none beyond the first finish; returns those who finish with the last, oldest first."""
+        raise NotImplementedError
+
+    def speculation(self) -> RoundCounts:
+        """Rounds that drafted, by how many they accepted."""
+        raise NotImplementedError
+
+    def emitted(self) -> IntArray | None:
+        """Tokens of every round of those who have left, one after the other in the order in which they did; None where all are
+        one."""
+        raise NotImplementedError

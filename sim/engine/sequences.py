@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from policies.view import ALWAYS_NS, RunningSeq, WaitingSeq, plans_ahead, takes_by_chunk
+from sim.engine.ahead import Ahead
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.columns import ABORTED, FINISHED, UNFINISHED, Recorder
 from sim.engine.errors import PolicyError
@@ -39,7 +40,15 @@ class Sequences:
         self, spec: ReplicaSpec, state: RequestState, outside: Outside, recorder: Recorder, *, alone: bool
     ) -> None:
         self.queue: deque[WaitingSeq] = deque()
-        self.kv = KvPool(spec.kv_blocks, spec.block_tokens)
+        # Not by chunk where several micro-batches share a pool: each may hold part of a prompt that can only go on if another gives
+        # way, and a scheduler sees its own alone.
+        self.kv = KvPool(
+            spec.kv_blocks,
+            spec.block_tokens,
+            by_chunk=alone and takes_by_chunk(spec.scheduler),
+            lookahead_tokens=spec.lookahead_tokens,
+            limit=spec.max_model_len,
+        )
         self.state = state
         self.n_admitted = 0
         self.n_changes = self.n_arrivals = 0
@@ -55,17 +64,11 @@ class Sequences:
         self._alone = alone
         self._scheduler = spec.scheduler
         self._max_model_len = spec.max_model_len
-        self.by_chunk = alone and takes_by_chunk(spec.scheduler)
-        """Whether each chunk of a prompt takes the KV blocks of its own tokens. Not where several micro-batches share a pool: each
-        may hold part of a prompt that can only go on if another gives way, and a scheduler sees its own alone."""
-        self.lookahead_tokens = spec.lookahead_tokens if self.by_chunk else 0
         # KV slots that a request needs beyond its own tokens: those of drafted tokens, twice where a round is planned before it is
         # known how many of the last one's were accepted.
         drafted = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
-        self.ahead = alone and plans_ahead(spec.scheduler)
-        self._came_ns: deque[int] = deque()
-        """Where plans are made ahead: when those came who may have come after the coming plan was made."""
-        self._most_beyond = drafted * (2 if self.ahead else 1) + self.lookahead_tokens
+        self.ahead = Ahead() if alone and plans_ahead(spec.scheduler) else None
+        self._most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
 
     def refusal(self, id_: int) -> str | None:
         """Why a request can never be served here; None where it can."""
@@ -83,33 +86,14 @@ class Sequences:
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
-        if self.ahead:
-            self._came_ns.append(now_ns)
+        if self.ahead is not None:
+            self.ahead.came(now_ns)
         seq = self.state.waiting_seq(id_, cached_tokens=kv_tokens)
         self.queue.append(seq)
         self.n_computed += not seq.tokens
         self.n_arrivals += 1
 
-    def let_go(self, lane: Lane, known_ns: int) -> None:
-        """Those in the queue or in *lane* who had been given up by *known_ns* leave."""
-        state = self.state
-        for id_ in [id_ for id_, at_ns in self.given_up.items() if at_ns <= known_ns]:
-            waiting = next((seq for seq in self.queue if seq.id == id_), None)
-            if state.status[id_] == UNFINISHED and waiting is None and id_ not in lane.admitted:
-                # In flight in another micro-batch.
-                continue
-            del self.given_up[id_]
-            if state.status[id_] != UNFINISHED:
-                continue
-            state.status[id_] = ABORTED
-            self.n_changes += 1
-            if waiting is not None:
-                self.queue.remove(waiting)
-                self.n_computed -= not waiting.tokens
-                continue
-            self.kv.give(self._take_out(lane, id_)[1])
-
-    def _take_out(self, lane: Lane, id_: int) -> tuple[int, int, int]:
+    def take_out(self, lane: Lane, id_: int) -> tuple[int, int, int]:
         """A sequence that is not in flight leaves its lane: its tokens cached, the KV blocks to give back, and when it emitted its
         latest token (-1: none since it was admitted)."""
         if id_ in lane.decoding:
@@ -120,19 +104,12 @@ class Sequences:
         elif id_ in lane.partial:
             partial = lane.partial.pop(id_)
             cached = partial.cached_tokens
-            found = cached, self.blocks_of(cached, partial.remaining_tokens), -1
+            found = cached, self.kv.held(cached, partial.remaining_tokens), -1
         else:
             raise PolicyError(f"{self._scheduler!r} preempted request {id_}, which is not running here")
         del lane.admitted[id_]
         self.n_admitted -= 1
         return found
-
-    def came_after(self, now_ns: int) -> int:
-        """How many came after *now_ns*: the last of the queue. No earlier instant is asked for later."""
-        came_ns = self._came_ns
-        while came_ns and came_ns[0] <= now_ns:
-            came_ns.popleft()
-        return len(came_ns)
 
     @property
     def busy(self) -> bool:
@@ -151,7 +128,7 @@ class Sequences:
         elif id_ in lane.partial:
             partial = lane.partial[id_]
             cached, growth = partial.cached_tokens, 0
-            blocks = self.blocks_of(cached, partial.remaining_tokens)
+            blocks = self.kv.held(cached, partial.remaining_tokens)
         else:
             paused = lane.paused[id_]
             cached, blocks, growth = paused.cached, paused.blocks, self.paused_growth(lane, paused)
@@ -168,18 +145,8 @@ class Sequences:
             leaving,
         )
 
-    def blocks_of(self, cached: int, remaining: int = 0) -> int:
-        """KV blocks that a sequence holds between iterations: for *cached* tokens, and, where prompts take them whole, for those
-        that it still has to compute."""
-        if not self.by_chunk:
-            return self.kv.blocks(cached + remaining)
-        if not cached:
-            return 0
-        slots, limit = cached + self.lookahead_tokens, self._max_model_len
-        return self.kv.blocks(slots if limit is None else min(slots, limit))
-
     def paused_growth(self, lane: Lane, paused: Paused) -> int:
-        return max(0, self.blocks_of(paused.cached + lane.decoding.query_tokens) - paused.blocks)
+        return max(0, self.kv.held(paused.cached + lane.decoding.query_tokens) - paused.blocks)
 
     def reject(self, refused: Sequence[tuple[int, str]]) -> None:
         for id_, reason in refused:
@@ -213,7 +180,7 @@ class Sequences:
         departure = lane.decoding.leave(id_)
         self._log_departure(lane, departure)
         self.state.left[id_] -= departure.emitted
-        kept = self.blocks_of(departure.cached_tokens)
+        kept = self.kv.held(departure.cached_tokens)
         self.kv.give(departure.blocks - kept)
         return departure._replace(blocks=kept)
 
@@ -229,7 +196,7 @@ class Sequences:
             for kind, column in enumerate(self.state.bubbles):
                 column[departure.id] += lane.bubbles[kind] - before[kind]
         _, _, _, _, since, cached_before, token_ns, _ = departure
-        self._recorder.joins.add(lane.index, since, lane.decoding.round, cached_before, token_ns)
+        self._recorder.joins.add(lane.index, since, lane.decoding.round, cached_before, token_ns, departure.id)
 
     def preempt(self, lane: Lane, id_: int) -> None:
         """Give back a sequence's blocks; it returns to the head of the queue to be computed again."""
@@ -237,7 +204,7 @@ class Sequences:
         if id_ in lane.leaving:
             state.preemptions[id_] += 1
             return
-        cached, blocks, token_ns = self._take_out(lane, id_)
+        cached, blocks, token_ns = self.take_out(lane, id_)
         if token_ns >= 0:
             state.token_ns[id_] = token_ns
         self.kv.give(blocks)
@@ -283,7 +250,7 @@ class Sequences:
                     f"{self._scheduler!r} planned 0 prompt tokens for request {id_}, of which {seq.tokens} are left to compute"
                 )
             self.n_computed -= 1
-            self.take(self.blocks_of(seq.cached_tokens), ticks)
+            self.take(self.kv.held(seq.cached_tokens), ticks)
             self._join(lane, id_, seq.cached_tokens, self.state.token_ns[id_])
         return tuple(entry for entry in run if entry[1])
 
@@ -293,17 +260,22 @@ class Sequences:
         except OutOfBlocks:
             raise PolicyError(
                 f"{self._scheduler!r} planned {blocks} new KV blocks at t={ticks / TICKS_PER_S:.6f} s but only "
-                f"{self.kv.free} are free; wrap it in EvictNewest or admit less"
+                f"{self.kv.free} are free; wrap it in EvictNewest or admit less",
+                short_of_memory=True,
             ) from None
 
     def end_rounds(self, lane: Lane, rounds: int, growth_first: int, end_ns: int) -> None:
         """The decodes of a lane have done *rounds* rounds, the first of which took *growth_first* blocks when it started."""
-        state, decoding, kv = self.state, lane.decoding, self.kv
+        decoding = lane.decoding
         self._in_vain = 0
         if rounds > 1:
-            kv.take(decoding.blocks_for(rounds) - growth_first)
+            self.kv.take(decoding.blocks_for(rounds) - growth_first)
         lane.last_round_ns = end_ns
-        for departure in decoding.advance(rounds):
+        departures = decoding.advance(rounds)
+        if not departures:
+            return
+        state = self.state
+        for departure in departures:
             self._log_departure(lane, departure)
             id_, cached, blocks, emitted, _, _, _, emitted_last = departure
             state.left[id_] -= emitted
@@ -333,24 +305,25 @@ class Sequences:
             if left:
                 self._join(lane, id_, cached, end_ns)
             else:
-                self._end(lane, id_, self.blocks_of(cached), end_ns, cached, 1, slots_before=cached)
+                self._end(lane, id_, self.kv.held(cached), end_ns, cached, 1, slots_before=cached)
 
     def _end(
         self, lane: Lane, id_: int, blocks: int, end_ns: int, cached: int, emitted_last: int, slots_before: int
     ) -> None:
         """*slots_before*: KV slots that it would have used if all that its last iteration submitted had been accepted."""
         self.kv.give(blocks)
-        if self.given_up and self.given_up.pop(id_, ALWAYS_NS) <= lane.latest_start_ns < ALWAYS_NS:
+        given_up_ns = self.given_up.pop(id_, None) if self.given_up else None
+        if given_up_ns is not None and self.ahead is not None and given_up_ns <= self.ahead.seen_ns:
             # Its last iteration had been planned before its client went.
             del lane.admitted[id_]
             self.n_admitted -= 1
             self.n_changes += 1
             self.state.status[id_] = ABORTED
             return
-        if self.ahead:
+        if self.ahead is not None:
             # One token at least comes of every iteration: who has that many to go to its limit is known to end.
             known = self.state.max_tokens[id_] - self.state.output[id_] + emitted_last <= 1
-            growth = max(self.blocks_of(slots_before + lane.decoding.query_tokens) - blocks, 0)
+            growth = max(self.kv.held(slots_before + lane.decoding.query_tokens) - blocks, 0)
             lane.leaving[id_] = Ended(cached, blocks, growth, not known)
         else:
             del lane.admitted[id_]
@@ -361,12 +334,6 @@ class Sequences:
         state.status[id_] = FINISHED
         self._outside.finished(id_, end_ns)
 
-    def forget_the_leaving(self, lane: Lane) -> None:
-        """Who has ended is now known to have ended."""
-        for id_ in lane.leaving:
-            del lane.admitted[id_]
-        lane.leaving.clear()
-
     def hand_back(self, lanes: Sequence[Lane]) -> list[int]:
         """Give up everything: all blocks are free, and the requests are the caller's, those that ran, lane by lane, before those
         that waited."""
@@ -375,14 +342,15 @@ class Sequences:
             for id_ in list(lane.decoding):
                 departure = self._leave(lane, id_)
                 self.state.token_ns[id_] = _last_token_ns(lane, departure)
-            self.forget_the_leaving(lane)
+            lane.forget_the_leaving()
             ids += lane.admitted
             lane.admitted.clear()
             lane.partial.clear()
             lane.paused.clear()
         ids += [seq.id for seq in self.queue]
         self.queue.clear()
-        self._came_ns.clear()
+        if self.ahead is not None:
+            self.ahead.reset()
         self.given_up.clear()
         self.n_admitted = self.n_computed = 0
         self.kv.give(self.kv.used)
@@ -391,3 +359,24 @@ class Sequences:
 
 def _last_token_ns(lane: Lane, departure: Departure) -> int:
     return lane.last_round_ns if departure.emitted else departure.token_ns
+
+
+def let_go(sequences: Sequences, lane: Lane) -> None:
+    """Those in the queue or in *lane* leave whose clients are known to have gone."""
+    state = sequences.state
+    known_ns = ALWAYS_NS if sequences.ahead is None else sequences.ahead.seen_ns
+    for id_ in [id_ for id_, at_ns in sequences.given_up.items() if at_ns <= known_ns]:
+        waiting = next((seq for seq in sequences.queue if seq.id == id_), None)
+        if state.status[id_] == UNFINISHED and waiting is None and id_ not in lane.admitted:
+            # In flight in another micro-batch.
+            continue
+        del sequences.given_up[id_]
+        if state.status[id_] != UNFINISHED:
+            continue
+        state.status[id_] = ABORTED
+        sequences.n_changes += 1
+        if waiting is not None:
+            sequences.queue.remove(waiting)
+            sequences.n_computed -= not waiting.tokens
+            continue
+        sequences.kv.give(sequences.take_out(lane, id_)[1])

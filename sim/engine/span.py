@@ -5,45 +5,48 @@ A running set makes them; the tenant opens one when it starts and closes it with
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from sim.engine.clock import elapsed, iterations_to_reach
 from sim.engine.columns import IntArray, Piece, Recorder
 
 
-class Span(Protocol):
+class Span:
     """*n* iterations in flight from *start_ticks* on; a cut leaves fewer of them."""
 
-    n: int
-    start_ticks: int
-    growth_first: int
-    """KV blocks that the first iteration takes."""
+    # A base class and not a protocol: compiled, its methods are found without a look-up by name.
+
+    __slots__ = ("growth_first", "n", "start_ticks")
+
+    is_recorded: ClassVar[bool] = True
+    """Whether its record is complete from the start, if nothing is cut."""
+
+    def __init__(self, start_ticks: int, n: int, growth_first: int) -> None:
+        self.start_ticks = start_ticks
+        self.n = n
+        self.growth_first = growth_first
+        """KV blocks that the first iteration takes."""
 
     def end(self, j: int, /) -> int:
         """Tick at which iteration *j*, from 1, ends: the same whether it is part of this span or a span of its own."""
-        ...
+        raise NotImplementedError
 
     def index_at(self, ticks: int, /) -> int:
         """The iteration in flight at a tick; one that ends there still is."""
-        ...
+        raise NotImplementedError
 
     def open(self, recorder: Recorder, lane: int, running: int, waiting: int, blocks_used: int, round_: int, /) -> None:
         """Record it as it starts: sequences admitted, requests waiting, KV blocks in its first iteration, rounds before."""
-        ...
+        raise NotImplementedError
 
     def cut(self, j: int, recorder: Recorder, /) -> None:
         """Leave *j* iterations."""
-        ...
+        raise NotImplementedError
 
     def close(self, recorder: Recorder, done: int, /) -> None:
-        """Bring the record in line with what was done: all iterations, or fewer at the end of the run."""
-        ...
-
-
-class Blocks(Protocol):
-    """What a bent span asks of the running set that made it."""
-
-    def blocks_by_round(self) -> list[int]: ...
+        """Bring the record in line with what was done: all iterations, or fewer at the end of the run. Not called for all of a
+        span that `is_recorded`."""
+        raise NotImplementedError
 
 
 class Tapes(Protocol):
@@ -56,17 +59,16 @@ class Tapes(Protocol):
     def blocks_in(self, rounds: int, /) -> IntArray: ...
 
 
-class Step:
+class Step(Span):
     """One iteration of its own, which was recorded as it started."""
 
-    __slots__ = ("_end", "growth_first", "start_ticks")
-
-    n = 1
+    __slots__ = ("_end",)
 
     def __init__(self, start_ticks: int, end_ticks: int, growth_first: int) -> None:
         self.start_ticks = start_ticks
-        self._end = end_ticks
+        self.n = 1
         self.growth_first = growth_first
+        self._end = end_ticks
 
     def end(self, j: int, /) -> int:
         return self._end
@@ -74,26 +76,18 @@ class Step:
     def index_at(self, ticks: int, /) -> int:
         return 1
 
-    def open(self, recorder: Recorder, lane: int, running: int, waiting: int, blocks_used: int, round_: int, /) -> None:
-        pass
-
-    def cut(self, j: int, recorder: Recorder, /) -> None:
-        pass
-
     def close(self, recorder: Recorder, done: int, /) -> None:
         if not done:
             recorder.spans.drop_last(1)
 
 
-class DecodeSpan:
+class DecodeSpan(Span):
     """Decodes of the same *seqs* sequences that last first, first + growth, first + 2 * growth, ... ticks.
 
     *kv*: KV tokens that the first iteration reads; *window*: those of them within the window, and what these grow by.
     """
 
-    __slots__ = (
-        "_first_ticks", "_growth_ticks", "_kv", "_seqs", "_window", "_window_growth", "growth_first", "n", "start_ticks",
-    )  # fmt: skip
+    __slots__ = ("_first_ticks", "_growth_ticks", "_kv", "_seqs", "_window", "_window_growth")
 
     def __init__(
         self, start_ticks: int, n: int, first_ticks: int, growth_ticks: int, growth_first: int,
@@ -126,78 +120,85 @@ class DecodeSpan:
         recorder.spans.change_last("n", j)
 
     def close(self, recorder: Recorder, done: int, /) -> None:
-        if done == self.n:
-            return
         if done:
             recorder.spans.change_last("n", done)
         else:
             recorder.spans.drop_last(1)
 
 
-class BentSpan:
+class BentSpan(Span):
     """Pieces one after the other: iterations of the same sequences whose price bends on the way."""
 
-    __slots__ = (
-        "_end", "_kv", "_pieces", "_record", "_seqs", "_set", "_window", "_window_growth", "growth_first", "n",
-        "start_ticks",
-    )  # fmt: skip
+    __slots__ = ("_kv", "_pieces", "_seqs", "_ticks", "_window", "_window_growth")
+
+    is_recorded = False
 
     def __init__(
-        self, pieces: list[Piece], end_ticks: int, growth_first: int,
-        seqs: int, kv: int, window: int, window_growth: int, running_set: Blocks,
+        self, start_ticks: int, pieces: list[Piece], n: int, ticks: int, growth_first: int,
+        seqs: int, kv: int, window: int, window_growth: int,
     ) -> None:  # fmt: skip
-        """*seqs*, *kv*, *window*, *window_growth*: as of a `DecodeSpan`."""
-        self.start_ticks = pieces[0][0]
-        self.n = sum([piece[1] for piece in pieces])
+        """*n* iterations in all, which last *ticks*; *seqs*, *kv*, *window*, *window_growth*: as of a `DecodeSpan`."""
+        self.start_ticks = start_ticks
+        self.n = n
         self.growth_first = growth_first
         self._pieces = pieces
-        self._end = end_ticks
+        self._ticks = ticks
         self._seqs = seqs
         self._kv = kv
         self._window = window
         self._window_growth = window_growth
-        self._set = running_set
-        self._record = (0, 0, 0, 0, 0, 0)
 
     def end(self, j: int, /) -> int:
         if j == self.n:
-            return self._end
+            return self.start_ticks + self._ticks
         for start, n, first, growth in self._pieces:
             if j <= n:
-                return start + elapsed(j, first, growth)
+                return self.start_ticks + start + elapsed(j, first, growth)
             j -= n
         raise IndexError("the span has fewer iterations")
 
     def index_at(self, ticks: int, /) -> int:
         before = 0
+        ticks -= self.start_ticks
         for start, n, first, growth in self._pieces:
             # Of two pieces that meet at a tick the earlier: what ends there still is in flight.
-            if ticks <= start + elapsed(n, first, growth):
+            if ticks <= start + n * first + growth * (n * (n - 1) // 2):
                 return min(before + iterations_to_reach(ticks - start, first, growth), self.n)
             before += n
         return self.n
 
     def open(self, recorder: Recorder, lane: int, running: int, waiting: int, blocks_used: int, round_: int, /) -> None:
-        self._record = (lane, running, waiting, blocks_used - self.growth_first, round_, len(recorder.queued_ns))
+        recorder.add_bent(
+            self.start_ticks, self.n, lane, self._seqs, self._kv, self._window, self._window_growth, running, waiting,
+            blocks_used, round_,
+        )  # fmt: skip
 
     def cut(self, j: int, recorder: Recorder, /) -> None:
-        self._end = self.end(j)
+        pieces, rest, i = self._pieces, j, 0
+        while rest > pieces[i][1]:
+            rest -= pieces[i][1]
+            i += 1
+        start, _, first, growth = pieces[i]
+        pieces[i:] = [(start, rest, first, growth)]
         self.n = j
+        self._ticks = start + elapsed(rest, first, growth)
+        recorder.spans.change_last("n", j)
 
     def close(self, recorder: Recorder, done: int, /) -> None:
         if not done:
+            recorder.drop_bent()
             return
-        lane, running, waiting, blocks_before, round_, n_queued = self._record
-        recorder.add_bent(
-            self.start_ticks, done, self._pieces, self._set.blocks_by_round(), lane, self._seqs, self._kv, self._window,
-            self._window_growth, running, waiting, blocks_before, round_, n_queued,
-        )  # fmt: skip
+        if done < self.n:
+            self.cut(done, recorder)
+        recorder.add_pieces(self._pieces)
 
 
-class TapedSpan:
+class TapedSpan(Span):
     """Iterations whose durations differ in more than a constant growth: read off arrays with one entry each."""
 
-    __slots__ = ("_record", "_set", "emitted", "ends", "growth_first", "kv", "n", "start_ticks", "windows")
+    __slots__ = ("_record", "_set", "emitted", "ends", "kv", "windows")
+
+    is_recorded = False
 
     def __init__(
         self, start_ticks: int, ends: IntArray, growth_first: int,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableSequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS
 from sim.engine.columns import IntArray, RoundCounts
-from sim.engine.running import DecodePrices, Decoding, Departure
+from sim.engine.pricing import Prices
+from sim.engine.running import Decoding, Departure, RunningSet
 from sim.engine.span import TapedSpan
 
 _LONGEST_TAPED_SPAN = 4096
@@ -35,7 +36,7 @@ class _Taped(NamedTuple):
     """Rounds of the tape that are in the acceptance statistics already."""
 
 
-class TapedSet:
+class TapedSet(RunningSet):
     """Sequences whose progress per round is read off a tape drawn when they join (speculative decoding).
 
     Each sequence holds KV slots for the tokens that the round in hand submits; those of rejected tokens are used again.
@@ -68,6 +69,7 @@ class TapedSet:
         self._followed = 1
         """Batch that `k` was chosen for."""
         self._rounds = rounds
+        self._emitted = bytearray()
         self._lookahead = lookahead_tokens
         self._max_model_len = max_model_len
         self._ahead = ahead
@@ -80,7 +82,7 @@ class TapedSet:
     def __iter__(self) -> Iterator[int]:
         return iter(self._seqs)
 
-    def __contains__(self, id_: int) -> bool:
+    def __contains__(self, id_: int, /) -> bool:
         return id_ in self._seqs
 
     def _reserve(self, rounds: int) -> None:
@@ -160,6 +162,7 @@ class TapedSet:
         self.cached -= cached
         self._rounds[id_] = seq.rounds_before + done
         self._count(seq, done)
+        self._emitted += seq.tape[:done].astype("<u2").tobytes()
         return Departure(id_, cached, int(seq.held[done]), emitted, seq.since, seq.cached, seq.token_ns)
 
     def _count(self, seq: _Taped, done: int) -> None:
@@ -210,16 +213,14 @@ class TapedSet:
 
     @property
     def growth_blocks(self) -> int:
-        """New KV blocks that the next round needs."""
         return int(self._blocks[self.round - self._base])
 
-    def growth_of(self, id_: int) -> int:
+    def growth_of(self, id_: int, /) -> int:
         seq = self._seqs[id_]
         done = self.round - seq.since
         return int(seq.held[done + 1] - seq.held[done])
 
-    def state_of(self, id_: int) -> tuple[int, int]:
-        """(cached tokens, KV blocks) of one sequence."""
+    def state_of(self, id_: int, /) -> tuple[int, int]:
         seq = self._seqs[id_]
         done = self.round - seq.since
         return seq.cached + int(seq.tape[:done].sum()), int(seq.held[done])
@@ -238,18 +239,19 @@ class TapedSet:
             heappop(finishes)
 
     def speculation(self) -> RoundCounts:
-        """Rounds that have been run."""
         return self.rounds_by_k
 
+    def emitted(self) -> IntArray:
+        """Tokens of every round of those who have left, one after the other in the order in which they did. Shape [rounds]."""
+        return np.frombuffer(bytes(self._emitted), "<u2")
+
     def next_round(self) -> tuple[int, int]:
-        """Tokens that the next round emits, and KV tokens within the window that it reads."""
         here = self.round - self._base
         return int(self._tokens[here]), int(self._windowed[here])
 
     def span(
-        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: DecodePrices, /
+        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Prices, /
     ) -> TapedSpan:
-        """As `UniformSet.span`."""
         n, query = self.n, self.query_tokens
         rounds = min(hold, self.until_finish(), _LONGEST_TAPED_SPAN)
         if rounds > 1:
@@ -300,8 +302,7 @@ class TapedSet:
         here = self.round - self._base
         return self._blocks[here : here + rounds]
 
-    def blocks_for(self, rounds: int) -> int:
-        """New KV blocks that the next *rounds* rounds need together."""
+    def blocks_for(self, rounds: int, /) -> int:
         here = self.round - self._base
         return int(self._blocks[here : here + rounds].sum())
 
@@ -316,8 +317,7 @@ class TapedSet:
             return rounds
         return int(blocks.cumsum().searchsorted(free_blocks, side="right"))
 
-    def advance(self, rounds: int) -> list[Departure]:
-        """Run *rounds* rounds, none beyond the first finish; returns those who finish with the last, oldest first."""
+    def advance(self, rounds: int, /) -> Sequence[Departure]:
         here = self.round - self._base
         tokens = self._tokens
         self.cached += int(tokens[here] if rounds == 1 else tokens[here : here + rounds].sum())

@@ -8,33 +8,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Final
 
 import numpy as np
 
 from hwmodels.totals import Totals
 from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, pads_to, plan_of
+from sim.engine.ahead import as_known
 from sim.engine.clock import TICK_BITS
-from sim.engine.columns import Recorder, ReplicaColumns, sum_rounds
+from sim.engine.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
-from sim.engine.lane import Ended, Lane, LanePrice, QueueView, RunningView
+from sim.engine.lane import Elsewhere, Ended, HeldPlan, Lane, LanePrice, QueueView, RunningView
 from sim.engine.padding import padded, pairs_within
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
-from sim.engine.sequences import Outside, Sequences
+from sim.engine.running import RunningSet
+from sim.engine.sequences import Outside, Sequences, let_go
 from sim.engine.span import Step
 from sim.engine.stages import Stages
 from sim.engine.taped import TapedSet
 from sim.engine.uniform import UniformSet
 
-NOTHING = -1
+NOTHING: Final = -1
 """What `Tenant.begin` returns where nothing was started."""
 
 _LANES_AT_ONCE = 64
 """More micro-batches than these get their lanes when they are needed."""
 
-_new = tuple.__new__
+_new: Final = tuple.__new__
 """Builds a NamedTuple without the detour through its constructor: a third of the time, several times an iteration."""
 
 
@@ -49,24 +51,22 @@ class Tenant:
         self.number = number
         self.spec = spec
         self.recorder = Recorder()
-        self._record = self.recorder.add_iteration
         self.sequences = sequences = Sequences(spec, state, outside, self.recorder, alone=alone)
         self.n_in_flight = 0
         self.prices: Prices = prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
-        self._price = self.prices.iteration
         self._state = state
         self._stages = stages
         self._alone = alone
         self._fast_forward = fast_forward
         self._seed = seed
-        # Any: what a policy of somebody else's answers is looked at before it is believed.
-        self._plan: Callable[[ReplicaView], Any] = plan_of(spec.scheduler)
+        # object: what a policy of somebody else's answers is looked at before it is believed.
+        self._plan: Callable[[ReplicaView], object] = plan_of(spec.scheduler)
         self._pads_to = pads_to(spec.scheduler)
         self._window = spec.cost.window_tokens
         self._kv = sequences.kv
         self._queue = sequences.queue
         self._ahead = sequences.ahead
-        self._by_chunk = sequences.by_chunk
+        self._by_chunk = sequences.kv.by_chunk
         self._queue_view = QueueView(sequences.queue)
         self._n_sent = 0
         self._speculates = spec.decoding is not None
@@ -88,9 +88,9 @@ class Tenant:
                 spec.decoding,
                 self._seed,
                 self._state.rounds,
-                lookahead_tokens=self.sequences.lookahead_tokens,
+                lookahead_tokens=self._kv.lookahead_tokens,
                 max_model_len=spec.max_model_len,
-                ahead=self.sequences.ahead,
+                ahead=self._ahead is not None,
             )
         )
         lane = Lane(len(self.lanes), decoding)
@@ -99,10 +99,11 @@ class Tenant:
             total_blocks=self._kv.total,
             running=RunningView(lane, self.sequences.running_seq),
             price=LanePrice(lane, self.prices, self._stages, self._window, self._pads_to),
+            elsewhere=Elsewhere(self.lanes, lane),
             prompt_tokens=self._state.prompt,
             max_tokens=self._state.max_tokens,
-            by_chunk=self.sequences.by_chunk,
-            lookahead_tokens=self.sequences.lookahead_tokens,
+            by_chunk=self._by_chunk,
+            lookahead_tokens=self._kv.lookahead_tokens,
             draft_slots=spec.draft_slots,
             max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
         )
@@ -122,12 +123,13 @@ class Tenant:
         """Ask the scheduler at *ticks* and start what it plans: the tick at which that ends, or NOTHING."""
         decoding, sequences = lane.decoding, self.sequences
         if sequences.given_up:
-            sequences.let_go(lane, lane.latest_start_ns)
-        if lane.hold:
-            if self._still_holds(lane, ticks):
-                lane.hold -= 1
+            let_go(sequences, lane)
+        held = lane.held
+        if held is not None:
+            if self._still_holds(held, decoding, ticks):
+                held.left -= 1
                 return self._start_iteration(lane, (), decoding.n, decoding.growth_blocks, ticks)
-            lane.hold = 0
+            lane.held = None
         if self._speculates:
             decoding.follow_batch()
         n = decoding.n
@@ -138,7 +140,8 @@ class Tenant:
             growth_of_all += sum(sequences.paused_growth(lane, paused) for paused in lane.paused.values())
         partial, queue = lane.partial, self._queue
         if not (n_decoding or partial or queue or lane.leaving):
-            lane.latest_start_ns = ALWAYS_NS
+            if self._ahead is not None:
+                self._ahead.seen_ns = ALWAYS_NS
             return NOTHING
         view = lane.view
         view.waiting = self._queue_view if queue else ()
@@ -149,16 +152,18 @@ class Tenant:
         view.growth_blocks = growth_of_all
         view.now_ns = ticks >> TICK_BITS
         view.after_prefill = bool(lane.run)
-        unknown = self._ahead and self._hide_what_came_later(lane)
+        unknown = self._ahead is not None and self._ahead.hide(lane, self._queue_view)
         plan = self._plan(view)
-        try:
-            decode, run, preempt, hold, _, reject, _ = plan
-        except (TypeError, ValueError):
-            raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan") from None
+        if not isinstance(plan, Plan):
+            raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
+        decode, run, preempt, hold, _, reject, _, view.memo = plan
         stepping_on: list[Ended] = []
         if unknown:
-            plan, stepping_on = self._made_ahead(lane, plan)
-            decode, _, _, hold, _, _, _ = plan
+            plan, stepping_on = as_known(lane, self._queue_view, plan)
+            decode, _, _, hold, _, _, _, _ = plan
+        if sequences.given_up and hold > 1:
+            # The next plan is the first that knows who has gone.
+            hold, plan = 1, plan._replace(hold=1)
         if reject:
             sequences.reject(reject)
         if preempt or decode is not True or lane.paused or sequences.n_computed:
@@ -171,15 +176,13 @@ class Tenant:
             n = decoding.n if decode else 0
             growth = decoding.growth_blocks if n else 0
         if unknown:
-            sequences.forget_the_leaving(lane)
+            lane.forget_the_leaving()
         if stepping_on:
             return self._start_iteration(lane, run, n, growth, ticks, stepping_on)
         if run or (n and (self._pads_to or not self._alone)):
             if hold > 1 and not run and self._fast_forward and not self._pads_to:
-                lane.hold = hold - 1
-                lane.held_changes = self.sequences.n_changes
-                lane.held_arrivals = -1 if plan.through_arrivals else self.sequences.n_arrivals
-                lane.held_until_ns = plan.until_ns
+                arrivals = -1 if plan.through_arrivals else sequences.n_arrivals
+                lane.held = HeldPlan(hold - 1, sequences.n_changes, arrivals, plan.until_ns)
             return self._start_iteration(lane, run, n, growth, ticks)
         if n:
             return self._start_rounds(lane, plan, growth, ticks)
@@ -188,45 +191,15 @@ class Tenant:
         lane.wake_ns = plan.until_ns
         return NOTHING
 
-    def _hide_what_came_later(self, lane: Lane) -> bool:
-        """Show a plan that was made when the latest iteration started no more than was known then; whether that hides anything."""
-        sequences, view, seen_ns = self.sequences, lane.view, lane.latest_start_ns
-        lane.latest_start_ns = ALWAYS_NS
-        hidden = self._queue_view.hidden = sequences.came_after(seen_ns)
-        view.waiting = self._queue_view if self._queue_view else ()
-        view.n_leaving = 0
-        if seen_ns == ALWAYS_NS:
-            sequences.forget_the_leaving(lane)
-        for _, blocks, growth_blocks, steps_on in lane.leaving.values():
-            view.free_blocks -= blocks
-            if steps_on:
-                view.n_decoding += 1
-                view.growth_blocks += growth_blocks
-            else:
-                view.n_leaving += 1
-        return hidden > 0 or bool(lane.leaving)
-
-    def _made_ahead(self, lane: Lane, plan: Plan) -> tuple[Plan, list[Ended]]:
-        """The plan, without those who have ended, and held no longer than what was hidden from it cannot change it; and who of
-        those who have ended takes a step all the same."""
-        leaving, view = lane.leaving, lane.view
-        wanted = set(leaving) - set(plan.preempt) if plan.decode is True else set(plan.decode or ())
-        stepping_on = [ended for id_, ended in leaving.items() if ended.steps_on and id_ in wanted]
-        if isinstance(plan.decode, tuple):
-            plan = plan._replace(decode=tuple(id_ for id_ in plan.decode if id_ not in leaving))
-        came = self._queue_view.hidden and not plan.through_arrivals
-        if came or (leaving and (view.waiting or plan.through_arrivals)):
-            plan = plan._replace(hold=1)
-        return plan, stepping_on
-
-    def _still_holds(self, lane: Lane, ticks: int) -> bool:
+    def _still_holds(self, held: HeldPlan, decoding: RunningSet, ticks: int) -> bool:
         """Whether the plan that a lane holds in a pipeline would be made again: nobody has ended, joined, left or come that
         matters, memory lasts, and it is not too late. What spans are to a machine that is alone."""
         return (
-            lane.held_changes == self.sequences.n_changes
-            and lane.held_arrivals in (-1, self.sequences.n_arrivals)
-            and ticks >> TICK_BITS < lane.held_until_ns
-            and lane.decoding.growth_blocks <= self._kv.free
+            held.left > 0
+            and held.changes == self.sequences.n_changes
+            and held.arrivals in (-1, self.sequences.n_arrivals)
+            and ticks >> TICK_BITS < held.until_ns
+            and decoding.growth_blocks <= self._kv.free
         )
 
     # Starting.
@@ -253,7 +226,7 @@ class Tenant:
             else:
                 _, cached, left, arrival_ns, model, deadline_ns, priority = partial
                 if by_chunk:
-                    blocks -= sequences.blocks_of(cached)
+                    blocks -= kv.held(cached)
             remaining = left - tokens
             if remaining < 0 or tokens <= 0:
                 raise PolicyError(
@@ -266,7 +239,7 @@ class Tenant:
                 pairs_window += pairs_within(cached, tokens, window)
             cached += tokens
             if by_chunk:
-                blocks += sequences.blocks_of(cached)
+                blocks += kv.held(cached)
             prompt_kv += cached
             partials[id_] = _new(PartialSeq, (id_, cached, remaining, arrival_ns, model, deadline_ns, priority))
             if remaining == 0:
@@ -305,14 +278,14 @@ class Tenant:
             context = max((seq.cached_tokens for seq in lane.view.running), default=0) if n else 0
             priced = padded(totals, run, query, context, self._pads_to, window)
         if self._alone:
-            duration = self._price(priced, draft_steps)
+            duration = self.prices.iteration(priced, draft_steps)
         else:
             duration, bubble_ns = self._through_stages(lane, priced, draft_steps, ticks)
         end = ticks + duration
         lane.span = Step(ticks, end, growth)
-        self._record(
+        self.recorder.add_iteration(
             ticks, duration, lane.index, totals, draft_steps, query, n_completing, emitted, sequences.n_admitted,
-            len(self._queue), kv.total - kv.free, decoding.round, bubble_ns,
+            len(self._queue), kv.total - kv.free, decoding.round, bubble_ns, len(ended),
         )  # fmt: skip
         return end
 
@@ -357,11 +330,12 @@ class Tenant:
         assert span is not None
         lane.span = None
         self.n_in_flight -= 1
-        span.close(self.recorder, done)
-        if not done:
-            return
-        if self._ahead:
-            lane.latest_start_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
+        if done < span.n or not span.is_recorded:
+            span.close(self.recorder, done)
+            if not done:
+                return
+        if self._ahead is not None:
+            self._ahead.seen_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
         sequences = self.sequences
         if lane.decodes:
             sequences.end_rounds(lane, done, span.growth_first, end_ticks >> TICK_BITS)
@@ -374,7 +348,7 @@ class Tenant:
         self.recorder.stages.drop_last(self.n_in_flight * len(self._stages))
         for lane in self.lanes:
             lane.span = None
-            lane.hold = 0
+            lane.held = None
         self.n_in_flight = 0
 
     # What it leaves behind.
@@ -383,7 +357,7 @@ class Tenant:
         recorder = self.recorder
         speculates = self.spec.decoding is not None
         return ReplicaColumns(
-            spans=recorder.all_spans(),
+            spans=recorder.all_spans(self._kv.block_tokens),
             joins=recorder.joins.array(),
             queued_ns=np.array(recorder.queued_ns, np.int64),
             resumed_gaps_ns=np.array(recorder.resumed_gaps_ns, np.int64),
@@ -391,5 +365,11 @@ class Tenant:
             kv_blocks_total=self._kv.total,
             block_tokens=self._kv.block_tokens,
             n_stages=len(self._stages),
+            emitted=_emitted(self.lanes) if speculates else None,
             speculation=sum_rounds(lane.decoding.speculation() for lane in self.lanes) if speculates else None,
         )
+
+
+def _emitted(lanes: list[Lane]) -> dict[int, IntArray]:
+    found = {lane.index: lane.decoding.emitted() for lane in lanes}
+    return {index: tokens for index, tokens in found.items() if tokens is not None}

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import accumulate
+from typing import Final
 
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
 from sim.engine.columns import Piece, RoundCounts
-from sim.engine.running import DecodePrices, Departure
+from sim.engine.pricing import Prices
+from sim.engine.running import Departure, RunningSet
 from sim.engine.span import BentSpan, DecodeSpan
 
-_LONGEST_SPAN = 1 << 20
+_LONGEST_SPAN: Final = 1 << 20
+_NOBODY: Final[tuple[Departure, ...]] = ()
 
 
-class UniformSet:
+class UniformSet(RunningSet):
     """Sequences that emit one token each round."""
-
-    query_tokens = 1
-    draft_steps = 0
 
     def __init__(self, block_tokens: int, window_tokens: int | None) -> None:
         self.n = 0
         self.cached = 0
-        """KV tokens cached by all of them."""
+        self.query_tokens = 1
+        self.draft_steps = 0
         self.window_sum = 0
         """The same with each sequence limited to the window, counting the token its next round adds."""
         self.window_growth = 0
@@ -41,11 +41,10 @@ class UniformSet:
     def __iter__(self) -> Iterator[int]:
         return iter(self._seqs)
 
-    def __contains__(self, id_: int) -> bool:
+    def __contains__(self, id_: int, /) -> bool:
         return id_ in self._seqs
 
-    def join(self, id_: int, cached: int, remaining: int, token_ns: int) -> None:
-        """Add a sequence with *cached* tokens and *remaining* >= 1 tokens to emit, its latest token being of *token_ns*."""
+    def join(self, id_: int, cached: int, remaining: int, token_ns: int, /) -> None:
         round_ = self.round
         self.n += 1
         self.cached += cached
@@ -59,8 +58,7 @@ class UniformSet:
                 self.window_growth += 1
                 heappush(self._saturations, (round_ + self._window - cached - 1, order, id_))
 
-    def leave(self, id_: int) -> Departure:
-        """Take a sequence out before it has finished."""
+    def leave(self, id_: int, /) -> Departure:
         since, cached, _, token_ns = self._seqs.pop(id_)
         emitted = self.round - since
         after = cached + emitted
@@ -78,7 +76,6 @@ class UniformSet:
 
     @property
     def growth_blocks(self) -> int:
-        """New KV blocks that the next round needs."""
         return self._residues[-self.round % self._block_tokens]
 
     def follow_batch(self) -> None:
@@ -88,17 +85,15 @@ class UniformSet:
         """No rounds that drafted."""
         return {}
 
+    def emitted(self) -> None:
+        """One token a round."""
+
     def next_round(self) -> tuple[int, int]:
-        """Tokens that the next round emits, and KV tokens within the window that it reads."""
         return self.n, self.window_sum
 
     def span(
-        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: DecodePrices, /
+        self, start_ticks: int, hold: int, until_ns: int, free_blocks: int, growth: int, pricing: Prices, /
     ) -> DecodeSpan | BentSpan:
-        """The next rounds as one event: *hold* at most, within *free_blocks*, none that starts at *until_ns* or later.
-
-        The first takes *growth* blocks. It ends with the first finish, and where a window fills up.
-        """
         n, window, window_growth = self.n, self.window_sum, self.window_growth
         kv = self.cached + n
         rounds = 1
@@ -108,45 +103,45 @@ class UniformSet:
                 rounds = min(rounds, self.until_bend())
             if rounds > 1:
                 rounds = self.rounds_within(free_blocks, rounds)
-        until_ticks = min(until_ns << TICK_BITS, start_ticks + LONGEST_TICKS)
+        until_ticks = min((until_ns << TICK_BITS) - start_ticks, LONGEST_TICKS)
         line_at = pricing.decode_lines(n, 1, 0)
         pieces: list[Piece] = []
-        left, at, here_kv, here_window = rounds, start_ticks, kv, window
+        left, at, here_kv, here_window = rounds, 0, kv, window
         while True:
             base, slope, slope_window, kv_end, window_end = line_at(here_kv, here_window)
             first = base + slope * here_kv
             growth_ticks = slope * n
             here = (kv_end - 1 - here_kv) // n + 1
+            if window_growth:
+                here = min(here, (window_end - 1 - here_window) // window_growth + 1)
             if slope_window:
                 first += slope_window * here_window
                 growth_ticks += slope_window * window_growth
-            if window_growth:
-                here = min(here, (window_end - 1 - here_window) // window_growth + 1)
             if here > left:
                 here = left
             end = at + here * first + growth_ticks * (here * (here - 1) // 2)
             if end >= until_ticks:
-                here = min(here, iterations_to_reach(until_ticks - at, first, growth_ticks))
-                left = here
+                end_here = min(here, iterations_to_reach(until_ticks - at, first, growth_ticks))
+                if end_here < here:
+                    end = at + elapsed(end_here, first, growth_ticks)
+                rounds -= left - end_here
+                left = here = end_here
             if here == left:
-                if pieces:
-                    pieces.append((at, here, first, growth_ticks))
-                    return BentSpan(
-                        pieces, at + elapsed(here, first, growth_ticks), growth, n, kv, window, window_growth, self
-                    )
-                return DecodeSpan(start_ticks, here, first, growth_ticks, growth, n, kv, window, window_growth)
+                if not pieces:
+                    return DecodeSpan(start_ticks, here, first, growth_ticks, growth, n, kv, window, window_growth)
+                pieces.append((at, here, first, growth_ticks))
+                return BentSpan(start_ticks, pieces, rounds, end, growth, n, kv, window, window_growth)
             pieces.append((at, here, first, growth_ticks))
             left -= here
             at = end
             here_kv += here * n
             here_window += here * window_growth
 
-    def growth_of(self, id_: int) -> int:
+    def growth_of(self, id_: int, /) -> int:
         since, cached, _, _ = self._seqs[id_]
         return int((cached + self.round - since) % self._block_tokens == 0)
 
-    def state_of(self, id_: int) -> tuple[int, int]:
-        """(cached tokens, KV blocks) of one sequence."""
+    def state_of(self, id_: int, /) -> tuple[int, int]:
         since, cached, _, _ = self._seqs[id_]
         cached += self.round - since
         return cached, -(-cached // self._block_tokens)
@@ -172,8 +167,7 @@ class UniformSet:
             heappop(saturations)
         return 1 << 62
 
-    def blocks_for(self, rounds: int) -> int:
-        """New KV blocks that the next *rounds* rounds need together."""
+    def blocks_for(self, rounds: int, /) -> int:
         block = self._block_tokens
         turns, rest = divmod(rounds, block)
         blocks = turns * self.n
@@ -186,11 +180,6 @@ class UniformSet:
             else:
                 blocks += sum(residues[first:]) + sum(residues[: last + 1])
         return blocks
-
-    def blocks_by_round(self) -> list[int]:
-        """New KV blocks that the next 0, 1, 2, ... rounds need together, up to as many rounds as a block has tokens."""
-        residues, here = self._residues, -self.round % self._block_tokens
-        return list(accumulate(residues[here::-1] + residues[:here:-1], initial=0))
 
     def rounds_within(self, free_blocks: int, rounds: int) -> int:
         """The most of the next *rounds* rounds that *free_blocks* new KV blocks allow."""
@@ -209,8 +198,7 @@ class UniformSet:
             round_ += 1
         return min(done, rounds)
 
-    def advance(self, rounds: int) -> list[Departure]:
-        """Run *rounds* rounds, none beyond the first finish; returns those who finish with the last, oldest first."""
+    def advance(self, rounds: int, /) -> Sequence[Departure]:
         self.round = round_ = self.round + rounds
         self.cached += rounds * self.n
         if self._window is not None:
@@ -223,7 +211,7 @@ class UniformSet:
                     self.window_growth -= 1
         finishes = self._finishes
         if finishes[0][0] > round_:
-            return []
+            return _NOBODY
         departures: list[Departure] = []
         while finishes and finishes[0][0] <= round_:
             finish, order, id_ = heappop(finishes)

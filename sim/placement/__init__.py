@@ -9,7 +9,7 @@ from sim.placement.serving import (
     evaluate,
     evaluate_windows,
 )
-from sim.placement_file import load_placement, save_placement
+from sim.scenario.placement_file import load_placement, save_placement
 
 __all__ = [
     "ARTIFACT_OVERHEAD_S",

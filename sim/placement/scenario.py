@@ -15,6 +15,7 @@ from sim.errors import ScenarioError
 from sim.scenario import explain, named
 from sim.scenario.settings import Policy, Process, Section
 from sim.scenario.yaml import parse_yaml
+from sim.text import shown
 
 if TYPE_CHECKING:
     from hwmodels.single_pass import SinglePass
@@ -172,7 +173,7 @@ class PlaceScenario:
         if not isinstance(found, Mapping):
             raise ScenarioError(
                 f"{source}: a placement scenario is a mapping of settings ({', '.join(PlaceSettings.model_fields)}); "
-                f"got {explain.shown(found)}"
+                f"got {shown(found)}"
             )
         try:
             # YAML has lists and no tuples, and strict validation does not take one for the other.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from sim.text import seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,8 +118,6 @@ def write_sweep_report(sweep: SweepResult | str | os.PathLike[str], path: str | 
 
 
 def _run_lead(summary: Mapping[str, Any]) -> str:
-    from sim.report.plots import seconds_text
-
     counts, first = summary["requests"], summary["ttft_s"]
     text = f"{counts['finished']:,} of {counts['total']:,} requests finished"
     if first["p99"] is None:
@@ -167,13 +166,10 @@ def _table(
 
 
 def _picture(name: str, figure: Figure) -> str:
-    from matplotlib import rc_context
+    from sim.plots.style import svg_bytes
 
-    buffer = io.BytesIO()
-    with rc_context({"svg.hashsalt": "rooftrace"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "rooftrace"})
     # As an image rather than inline, so that the names within one picture cannot meet those of another.
-    data = base64.b64encode(buffer.getvalue()).decode()
+    data = base64.b64encode(svg_bytes(figure)).decode()
     return f"<img alt='{escape(name.replace('-', ' '))}' src='data:image/svg+xml;base64,{data}'>"
 
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from sim.errors import RooftraceError, ScenarioError
 from sim.scenario import named
 from sim.scenario.decoding import BuiltDecoding, build_decoding
-from sim.scenario.explain import unknown
 from sim.scenario.settings import Scenario, Workload
+from sim.text import unknown
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.device import Device
     from hwmodels.memory import MemoryPlan
     from sim.engine import Experiment, ReplicaSpec
+    from sim.engine.streaming import Stream
     from workloads import ClosedLoop, Trace
 
 BUILT_IN_TRACES = ("conversation",)
@@ -43,7 +44,10 @@ class Built:
 
 
 def build(scenario: Scenario) -> Experiment:
-    """The experiment that *scenario* describes; ScenarioError where something cannot be found, read or fitted."""
+    """Everything resolved to objects: files read, workload generated, model placed in memory.
+
+    ScenarioError for what cannot be found, read or fitted.
+    """
     return resolve(scenario).experiment
 
 
@@ -62,8 +66,18 @@ def resolve(scenario: Scenario) -> Built:
         rows = {}
     router = _policy(scenario, "router", named.ROUTERS, "route")
     built = [_build_pool(pool, workload, rows) for pool in pools]
+    allowed, longest = scenario.workload.max_tokens, int(workload.output_tokens.max(initial=0))
+    if allowed is not None and getattr(workload, "max_tokens", None) is not None:
+        raise ScenarioError(
+            f"{scenario.source}: workload.max_tokens: the trace has a column max_tokens; leave out one of them"
+        )
+    if allowed is not None and allowed < longest:
+        raise ScenarioError(
+            f"{scenario.source}: workload.max_tokens is at least the longest output, {longest} tokens; got {allowed}"
+        )
     experiment = Experiment(
         workload=workload,
+        max_tokens=allowed,
         replicas=tuple(
             machine
             for pool, hosted in zip(pools, built, strict=True)
@@ -74,6 +88,7 @@ def resolve(scenario: Scenario) -> Built:
         ),
         router=router,
         seed=scenario.seed,
+        stream=_stream(scenario, pools),
         **_front_end(scenario, pools),
     )
     manifest = _manifest(scenario, pools, built, experiment)
@@ -155,7 +170,7 @@ def _original(scenario: Scenario, model: str) -> str:
 def _placed(scenario: Scenario) -> list[PoolOf]:
     """A pool of one machine for each group of the placement that hosts anything."""
     from hwmodels.single_pass import single_pass_catalogue
-    from sim.placement_file import placed_groups
+    from sim.scenario.placement_file import placed_groups
 
     assert scenario.placement is not None
     file = scenario.find(scenario.placement)
@@ -229,6 +244,20 @@ def _asked_for(
     return trace.with_models(names, moved[index]), rows
 
 
+def _stream(scenario: Scenario, pools: Sequence[PoolOf]) -> Stream:
+    """Which tokens reach a client together, by the rule of the serving stack."""
+    from sim.engine.streaming import Stream
+
+    stacks = dict.fromkeys(each.serving_stack for pool in pools for each in pool.scenarios)
+    rules: list[Literal["tokens", "iterations"]] = ["iterations" if stack == "trtllm" else "tokens" for stack in stacks]
+    if scenario.stream_interval > 1 and len(set(rules)) > 1:
+        raise ScenarioError(
+            f"{scenario.source}: stream_interval: {' and '.join(stacks)} group tokens by different rules; give all pools one "
+            "serving_stack"
+        )
+    return Stream(scenario.stream_interval, rules[0])
+
+
 def _front_end(scenario: Scenario, pools: list[PoolOf]) -> dict[str, Any]:
     """The delays before the router, which stands in front of all pools."""
     found = {deployment.front_end for pool in pools for deployment in pool.deployments}
@@ -269,7 +298,7 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
         "scheduler",
         named.SCHEDULERS,
         "plan",
-        {**_as_the_engine(scenario), **{key: tokens for key, (tokens, _) in chosen.items()}},
+        {**_as_the_engine(scenario, deployment), **{key: tokens for key, (tokens, _) in chosen.items()}},
     )
     memory = scenario.memory
     if memory.preemption == "none" and evicts(scheduler):
@@ -405,7 +434,7 @@ _DRAFT_HAS_KV = ("draft_model", "eagle", "mtp")
 vLLM schedules asynchronously (`VllmConfig.__post_init__`), and none else that are modelled here."""
 
 
-def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict[str, int]:
+def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict[str, Any]:
     """What drafting takes beside the tokens that are verified: KV slots of each sequence, and tokens of the budget."""
     method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
     if decoding is None or method not in _DRAFT_HAS_KV:
@@ -414,8 +443,10 @@ def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict
     return {"lookahead_tokens": decoding.decoding.max_query_tokens - 1, "draft_slots": int(method == "draft_model")}
 
 
-def _as_the_engine(scenario: Scenario) -> dict[str, Any]:
+def _as_the_engine(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
     """Settings by their dotted keys that the engine whose scheduler is asked for chooses by itself, where they are left out."""
+    from hwmodels.memory import engine_defaults
+
     method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
     synchronous = None
     if method not in ("autoregressive", *_DRAFT_HAS_KV):
@@ -424,11 +455,22 @@ def _as_the_engine(scenario: Scenario) -> dict[str, Any]:
         synchronous = "micro-batches of a pipeline are planned while others run as it is"
     found: dict[str, Any] = {}
     for at, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
-        if settings.get("policy") != "vllm" or synchronous is None:
+        if settings.get("policy") != "vllm":
             continue
-        if settings.get("async_scheduling"):
-            raise ScenarioError(f"{scenario.source}: {at}.async_scheduling: {synchronous}; leave it out")
-        found[f"{at}.async_scheduling"] = False
+        if synchronous is not None:
+            if settings.get("async_scheduling"):
+                raise ScenarioError(f"{scenario.source}: {at}.async_scheduling: {synchronous}; leave it out")
+            found[f"{at}.async_scheduling"] = False
+        limits = engine_defaults("vllm", deployment.device, tensor=scenario.parallel.tensor)
+        sequences = settings.get("max_num_seqs", limits.max_num_seqs)
+        found.setdefault(f"{at}.max_num_seqs", sequences)
+        if "max_num_batched_tokens" not in settings and isinstance(sequences, int):
+            longest = deployment.model.max_positions
+            tokens = limits.max_num_batched_tokens
+            if longest and settings.get("enable_chunked_prefill") is False:
+                # `EngineArgs._set_default_max_num_seqs_and_batched_tokens_args`: a whole prompt has to fit.
+                tokens = max(tokens, longest)
+            found[f"{at}.max_num_batched_tokens"] = min(tokens, sequences * longest) if longest else tokens
     return found
 
 
@@ -444,7 +486,7 @@ def _chosen(scenario: Scenario, deployment: Deployment, workload: Trace | Closed
     found = _left_to_choose(scenario)
     if not found:
         return {}
-    from sim.capacity import saturating_tokens, tokens_within
+    from hwmodels.budget import saturating_tokens, tokens_within
 
     limit_s = scenario.slo.tpot_s
     chosen = {}
@@ -534,6 +576,8 @@ def _hardware(scenario: Scenario) -> tuple[Device, str | None]:
 def _manifest(
     scenario: Scenario, pools: list[PoolOf], built: list[list[_Hosted]], experiment: Experiment
 ) -> dict[str, Any]:
+    from policies.view import reserves
+
     workload = experiment.workload
     speculating = any(hosted.decoding is not None for pool in built for hosted in pool)
     plain = scenario.pools is None and scenario.placement is None
@@ -557,11 +601,23 @@ def _manifest(
             for note in (*deployment.model.notes, *_borrowed(deployment))
         )
     )
+    notes += _unused(scenario)
     schedulers_made = [hosted.spec.scheduler for pool in built for hosted in pool]
     if getattr(workload, "priority", None) is not None and not any(map(_asks_for_priority, schedulers_made)):
         notes.append(
             "The trace gives priorities and no scheduler asks for them; take {policy: vllm, scheduling_policy: priority}, or wrap "
             "one in {policy: order, by: priority}."
+        )
+    if getattr(workload, "priority", None) is None and any(map(_orders_by_priority, schedulers_made)):
+        notes.append(
+            "The scheduler orders by priority and no request has one, so that all stay in the order of the queue; give the trace a "
+            "column priority or order by something else."
+        )
+    told = scenario.workload.max_tokens is not None or getattr(workload, "max_tokens", None) is not None
+    if not told and any(map(reserves, schedulers_made)) and workload.output_tokens.any():
+        notes.append(
+            "The scheduler keeps memory for what clients allow, and nothing says what that is: each request is taken to be allowed "
+            "what it emits, which no server knows. workload.max_tokens says it, or a column max_tokens of a plain trace."
         )
     if plain:
         facts = _facts(pools[0], built[0], 0)
@@ -677,15 +733,52 @@ def _notes(workload: Trace | ClosedLoop, model: str) -> list[str]:
         notes.append(f"The trace asks for {len(models)} models ({', '.join(models[:4])}); all requests go to {model}.")
     if getattr(workload, "prefix_blocks", None) is not None:
         notes.append("The trace says which prompts share a beginning; every prompt is computed in full all the same.")
+    left_out = getattr(workload, "left_out", ())
+    if left_out:
+        notes.append(f"Closed-loop clients leave out what the trace says of {', '.join(left_out)}.")
     return notes
+
+
+def _unused(scenario: Scenario) -> list[str]:
+    """Says which settings of the top level no pool takes, each having its own."""
+    if scenario.placement is not None:
+        own = [{"model", "replicas", "parallel"}]
+        whose = "the placement says its own"
+    elif scenario.pools is not None:
+        own = [
+            {
+                "model" if key == "models" else key
+                for key, value in pool.model_dump(exclude_unset=True).items()
+                if value is not None
+            }
+            for pool in scenario.pools.values()
+        ]
+        whose = "every pool has its own"
+    else:
+        return []
+    # Of `parallel` and `memory` a pool may take some keys from the top.
+    unused = set.intersection(*own) & set(scenario.settings()) - {"memory", "parallel"}
+    return (
+        [f"The top level's {' and '.join(sorted(unused))} {'is' if len(unused) == 1 else 'are'} not used: {whose}."]
+        if unused
+        else []
+    )
 
 
 def _asks_for_priority(scheduler: Any) -> bool:
     """Whether *scheduler* orders by priority, or may do so, not being one of ours."""
     while scheduler is not None:
         module = getattr(scheduler, "__module__", None) or type(scheduler).__module__
-        asks = "priority" in (getattr(scheduler, "by", None), getattr(scheduler, "scheduling_policy", None))
-        if asks or not module.startswith("policies."):
+        if not module.startswith("policies.") or _orders_by_priority(scheduler):
+            return True
+        scheduler = getattr(scheduler, named.INNER, None)
+    return False
+
+
+def _orders_by_priority(scheduler: Any) -> bool:
+    """Whether *scheduler*, or one that it wraps, is a policy of ours that orders by priority."""
+    while scheduler is not None:
+        if "priority" in (getattr(scheduler, "by", None), getattr(scheduler, "scheduling_policy", None)):
             return True
         scheduler = getattr(scheduler, named.INNER, None)
     return False
@@ -722,7 +815,7 @@ def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
                 )
             made = made.scale_rate(settings.rate_scale)  # type: ignore[union-attr]
         if settings.models is not None:
-            from workloads.generators import assign_models
+            from workloads import assign_models
 
             if not hasattr(made, "arrival_ns"):
                 raise ScenarioError("workload.models is for arrivals in time; closed-loop clients ask for one model")
@@ -734,7 +827,7 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
     name = settings.trace
     assert name is not None
     if name in BUILT_IN_TRACES:
-        from workloads.generators import azure_conversation_like
+        from workloads import azure_conversation_like
 
         asked = [key for key in ("sort", "drop_empty") if getattr(settings, key)]
         asked += ["format"] if settings.format != "auto" else []
@@ -756,7 +849,7 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
 
 
 def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | ClosedLoop:
-    from workloads import generators
+    import workloads
 
     assert settings.arrivals is not None
     process = named.choice(
@@ -774,7 +867,7 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
             return _closed_loop_of(lengths, process, seed)
         return replace(
             lengths,
-            arrival_ns=generators.arrivals_ns(process, seed, n_requests=len(lengths)),
+            arrival_ns=workloads.arrivals_ns(process, seed, n_requests=len(lengths)),
             source=f"lengths of {lengths.source}, arrivals {process!r}, seed {seed}",
         )
     prompt, output = (
@@ -790,7 +883,7 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
     )
     assert settings.requests is not None
     if isinstance(process, named.Clients):
-        return generators.closed_loop(
+        return workloads.closed_loop(
             n_requests=settings.requests,
             concurrency=process.concurrency,
             prompt=prompt,
@@ -798,13 +891,11 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
             seed=seed,
             mean_think_s=process.mean_think_s,
         )
-    return generators.synthesize(
-        arrivals=process, prompt=prompt, output=output, n_requests=settings.requests, seed=seed
-    )
+    return workloads.synthesize(arrivals=process, prompt=prompt, output=output, n_requests=settings.requests, seed=seed)
 
 
 def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> ClosedLoop:
-    from workloads import generators
+    import workloads
 
     for name in ("priority", "max_tokens", "abort_ns"):
         if getattr(lengths, name) is not None:
@@ -814,9 +905,9 @@ def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> Closed
             )
     think_ns = None
     if clients.mean_think_s:
-        # The draws of generators.closed_loop, so that both sources of lengths meet the same think times.
-        none = generators.Fixed(tokens=1)
-        think_ns = generators.closed_loop(
+        # The draws of workloads.closed_loop, so that both sources of lengths meet the same think times.
+        none = workloads.Fixed(tokens=1)
+        think_ns = workloads.closed_loop(
             n_requests=len(lengths),
             concurrency=clients.concurrency,
             prompt=none,
@@ -824,11 +915,21 @@ def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> Closed
             seed=seed,
             mean_think_s=clients.mean_think_s,
         ).think_ns
-    return generators.ClosedLoop(
+    return workloads.ClosedLoop(
         prompt_tokens=lengths.prompt_tokens,
         output_tokens=lengths.output_tokens,
         concurrency=clients.concurrency,
         think_ns=think_ns,
+        deadline_ns=lengths.deadline_ns,
+        left_out=tuple(
+            what
+            for what, said in (
+                ("which model a request asks for", len(lengths.models) > 1),
+                ("which requests belong to one conversation", lengths.session is not None),
+                ("which prompts share a beginning", lengths.prefix_blocks is not None),
+            )
+            if said
+        ),
         source=f"closed loop of {clients.concurrency} clients, lengths of {lengths.source}, seed {seed}",
     )
 
@@ -838,12 +939,13 @@ def _first(workload: Trace | ClosedLoop, n: int) -> Trace | ClosedLoop:
         return workload.limit(n)  # type: ignore[union-attr]
     if n >= len(workload):
         return workload
-    think_ns = workload.think_ns  # type: ignore[union-attr]
+    think_ns, deadline_ns = workload.think_ns, workload.deadline_ns  # type: ignore[union-attr]
     return replace(
         workload,
         prompt_tokens=workload.prompt_tokens[:n],
         output_tokens=workload.output_tokens[:n],
         think_ns=None if think_ns is None else think_ns[:n],
+        deadline_ns=None if deadline_ns is None else deadline_ns[:n],
     )
 
 

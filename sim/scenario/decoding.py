@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from sim.scenario.explain import shown
 from sim.scenario.section import Section
+from sim.text import shown
 
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel
@@ -144,7 +144,7 @@ class Draft(Section):
         return self
 
 
-class Decoding(Section):
+class DecodingSettings(Section):
     """One token a step, or several drafted and verified at once. Names follow vLLM."""
 
     method: Method = "autoregressive"
@@ -222,7 +222,7 @@ class BuiltDecoding:
 
 
 def build_decoding(
-    settings: Decoding,
+    settings: DecodingSettings,
     *,
     target: Deployment,
     plan: MemoryPlan,
@@ -358,7 +358,7 @@ def _beside(draft: Deployment, target: Deployment, plan: MemoryPlan, both: Memor
     return both
 
 
-def _acceptance(settings: Decoding, find: Callable[[str], Path | None]) -> Acceptance:
+def _acceptance(settings: DecodingSettings, find: Callable[[str], Path | None]) -> Acceptance:
     from policies import acceptance as kinds
 
     given = settings.acceptance
@@ -440,7 +440,7 @@ def _file(name: str, find: Callable[[str], Path | None]) -> Path:
     return found
 
 
-def _largest_k(settings: Decoding) -> int:
+def _largest_k(settings: DecodingSettings) -> int:
     k = settings.num_speculative_tokens
     if k == "adaptive":
         return settings.max_speculative_tokens or ADAPTIVE_K_MAX
@@ -470,7 +470,7 @@ def _mean_context(workload: Trace | ClosedLoop) -> int:
 
 
 def _adaptive(
-    settings: Decoding,
+    settings: DecodingSettings,
     acceptance: Acceptance,
     target: Deployment,
     draft_cost: CostModel | None,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
+from sim.text import nearest, shown, unknown
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -37,26 +38,6 @@ def sentence(error: ValidationError, model: type[BaseModel], source: str) -> str
     found = sorted(error.errors(include_url=False), key=lambda details: details["type"] != "extra_forbidden")
     more = f" (and {len(found) - 1} more to mend)" if len(found) > 1 else ""
     return f"{source}: {describe(found[0], model)}{more}"
-
-
-def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The valid name that *word* was probably meant to be, or None where none is close."""
-    close = difflib.get_close_matches(word.lower(), list(choices), n=1, cutoff=0.6)
-    return close[0] if close else None
-
-
-def unknown(what: str, word: str, choices: Iterable[str], *, hint: str = "") -> str:
-    """'what is not ...' with the nearest valid name, or all of them where none is near."""
-    choices = list(choices)
-    close = nearest(word, choices)
-    way_out = f"did you mean {close}?" if close else f"valid here: {', '.join(choices) or 'nothing'}"
-    return f"{what}; {way_out}{hint}"
-
-
-def shown(value: Any) -> str:
-    """*value* as it is quoted in a message, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def describe(details: ErrorDetails, model: type[BaseModel]) -> str:

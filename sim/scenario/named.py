@@ -17,23 +17,28 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sim.errors import ScenarioError
-from sim.scenario.explain import describe, shown, unknown
+from sim.scenario.explain import describe
+from sim.text import shown, unknown
 
 SCHEDULERS: Mapping[str, str] = {
-    "static": "policies.schedulers:Static",
-    "orca": "policies.schedulers:Orca",
+    "static": "policies.published:Static",
+    "fastertransformer": "policies.published:FasterTransformer",
+    "orca": "policies.published:Orca",
+    "orca_paged": "policies.published:OrcaPaged",
     "vllm": "policies.vllm:Vllm",
     "vllm-v0": "policies.vllm:VllmV0",
     "sarathi": "policies.schedulers:Sarathi",
+    "trtllm": "policies.trtllm:TrtLlm",
     "decode_maximal": "policies.sarathi:DecodeMaximal",
     "chunked_only": "policies.sarathi:ChunkedOnly",
-    "padded": "policies.sarathi:Padded",
     "evict_newest": "policies.wrappers:EvictNewest",
     "pad": "policies.wrappers:Pad",
     "order": "policies.wrappers:Order",
     "cap": "policies.wrappers:Cap",
     "reject": "policies.wrappers:RejectLate",
 }
+RENAMED: Mapping[str, str] = {"padded": "fastertransformer"}
+"""Names that policies had before."""
 INNER = "inner"
 """The setting of a wrapper that is a policy itself."""
 AUTO = ("token_budget", "chunk", "max_num_batched_tokens")
@@ -50,19 +55,19 @@ ROUTERS: Mapping[str, str] = {
 
 # Two ways of saying the same thing are written with a bar between them; the settings given tell which is meant.
 PROCESSES: Mapping[str, str] = {
-    "poisson": "workloads.generators:Poisson",
-    "gamma": "workloads.generators:Gamma",
-    "deterministic": "workloads.generators:Deterministic",
-    "pareto": "workloads.generators:Pareto",
-    "mmpp": "workloads.generators:Mmpp",
+    "poisson": "workloads:Poisson",
+    "gamma": "workloads:Gamma",
+    "deterministic": "workloads:Deterministic",
+    "pareto": "workloads:Pareto",
+    "mmpp": "workloads:Mmpp",
     "closed_loop": "sim.scenario.named:Clients",
 }
 DISTRIBUTIONS: Mapping[str, str] = {
-    "fixed": "workloads.generators:Fixed",
-    "uniform": "workloads.generators:Uniform",
-    "lognormal": "workloads.generators:LogNormal|workloads.generators:LogNormal.from_mean_median",
-    "zipf": "workloads.generators:Zipf",
-    "empirical": "workloads.generators:Empirical|workloads.generators:Resampled",
+    "fixed": "workloads:Fixed",
+    "uniform": "workloads:Uniform",
+    "lognormal": "workloads:LogNormal|workloads:LogNormal.from_mean_median",
+    "zipf": "workloads:Zipf",
+    "empirical": "workloads:Empirical|workloads:Resampled",
 }
 
 
@@ -97,6 +102,8 @@ def policy(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, 
     """
     if name in table:
         factory = load(table[name])
+    elif name in RENAMED and RENAMED[name] in table:
+        raise ScenarioError(f"{key}: {name!r} is called {RENAMED[name]} now")
     elif ":" not in name:
         raise ScenarioError(unknown(f"{key}: {name!r} is not a policy", name, [*table, "package.module:Class"]))
     else:
@@ -198,11 +205,15 @@ def make(
     """What *factory* (a class or function) makes of *settings*, checked against the types of its parameters, and of what has
     been *made* of some of them already.
 
-    Raises ScenarioError naming `key.setting` for an unknown, missing or unfit one.
+    Raises ScenarioError naming `key.setting` for an unknown, missing or unfit one. A class may say in `moved_settings` where
+    one that it had before has gone.
     """
     known = parameters(factory)
     for setting in settings:
         if setting not in known:
+            moved = getattr(factory, "moved_settings", {}).get(setting)
+            if moved is not None:
+                raise ScenarioError(f"{key}.{setting} is no setting of {name} any more: {moved}")
             of = f"{key}.{setting} is not a setting of {name}"
             raise ScenarioError(unknown(of, setting, known) if known else f"{of}, which has none")
     values: dict[str, Any] = {}

@@ -10,18 +10,16 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from sim.errors import ScenarioError
 from sim.scenario import explain
-from sim.scenario.decoding import Decoding
+from sim.scenario.decoding import DecodingSettings
 from sim.scenario.section import Section
 from sim.scenario.yaml import parse_yaml
-
-if TYPE_CHECKING:
-    from sim.engine import Experiment
+from sim.text import shown
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
 TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain"]
@@ -36,7 +34,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 DEFAULT_SCENARIO = """\
 model: llama-3.1-8b
 hardware: h100-sxm
-scheduler: {policy: sarathi}
+scheduler: {policy: vllm}
 workload: {trace: conversation}
 slo: {ttft_s: 1.0, tpot_s: 0.05}
 """
@@ -151,6 +149,9 @@ class Workload(Section):
     output_tokens: Distribution | None = None
     requests: Annotated[int, Field(ge=1)] | None = None
     """How many to generate."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Output tokens that clients allow each request, for schedulers that keep memory for them; where it is left out, what the
+    trace's column of that name says or, without one, as many as it emits, which no server knows."""
     rate_scale: Annotated[float, Field(gt=0)] = 1.0
     """Arrivals come this many times as fast."""
     limit: Annotated[int, Field(ge=1)] | None = None
@@ -248,7 +249,7 @@ class Pool(Section):
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Machines in the pool."""
     scheduler: Policy | None = None
-    decoding: Decoding | None = None
+    decoding: DecodingSettings | None = None
     memory: Memory | None = None
 
     @field_validator("role")
@@ -291,7 +292,10 @@ class Settings(Section):
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
     router: Policy = Policy(policy="round_robin")
     scheduler: Policy = Policy(policy="sarathi")
-    decoding: Decoding = Decoding()
+    decoding: DecodingSettings = DecodingSettings()
+    stream_interval: Annotated[int, Field(ge=1)] = 1
+    """Clients get the first token at once, then this many together, and the last: every so many tokens, or for serving_stack trtllm
+    every so many iterations. Gaps between tokens (ITL) are then those between groups."""
     memory: Memory = Memory()
     pools: dict[str, Pool] | None = None
     """Machines of different kinds behind one router, by a name of your choice: each with settings of its own over those of the
@@ -350,7 +354,7 @@ class Scenario(Settings):
         if not isinstance(settings, Mapping):
             raise ScenarioError(
                 f"{source}: a scenario is a mapping of settings ({', '.join(Settings.model_fields)}); "
-                f"got {explain.shown(settings)}"
+                f"got {shown(settings)}"
             )
         _check_keys(settings, source)
         scenario = cls.__new__(cls)
@@ -504,27 +508,11 @@ class Scenario(Settings):
                 return candidate / "config.json"
         return None
 
-    def build(self) -> Experiment:
-        """Everything resolved to objects: files read, workload generated, model placed in memory.
-
-        Raises ScenarioError for what cannot be found, read or fitted.
-        """
-        from sim.scenario.build import build
-
-        return build(self)
-
     def to_yaml(self) -> str:
         """The settings that were made, as YAML that `Scenario.load` reads back."""
         import yaml
 
         return yaml.safe_dump(self.settings(), sort_keys=False)
-
-    @classmethod
-    def json_schema(cls) -> dict[str, Any]:
-        """JSON Schema (draft 2020-12) of a scenario file, with the settings of the built-in policies."""
-        from sim.scenario.schema import json_schema
-
-        return json_schema()
 
     def __repr__(self) -> str:
         return f"Scenario({', '.join(f'{key}={value!r}' for key, value in self.settings().items())})"

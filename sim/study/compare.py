@@ -14,12 +14,12 @@ import numpy as np
 
 from sim.errors import RooftraceError
 from sim.scenario import Scenario
-from sim.scenario.explain import unknown
 from sim.study import statistics as st
 from sim.study.paired import STATISTICS, latency_change, queue_stretches
 from sim.study.points import Sweep
 from sim.study.sweep import FORMAT, SweepResult, sweep
 from sim.study.table import SATURATED, UNSTEADY
+from sim.text import unknown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -245,7 +245,7 @@ def _scenarios(
 
 
 def _label(result: SweepResult) -> str:
-    from sim.study.execute import Store
+    from sim.study.store import Store
 
     return str(Store(result.folder / "points").get(str(result.runs["key"].iloc[0]))["label"])
 

@@ -1,10 +1,10 @@
-"""The best of many deployments: highest rate within an SLO, least cost for a target, and the front between two aims."""
+"""The best of many deployments: least cost for a target, and the front between two aims."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,18 +13,13 @@ import numpy as np
 
 from sim.errors import RooftraceError
 from sim.scenario import Scenario
-from sim.study import statistics as st
 from sim.study.points import Sweep, axis_values
-from sim.study.sweep import Progress, SweepResult, sweep
+from sim.study.progress import Progress
+from sim.study.rates import REPLICATIONS, Target
+from sim.study.sweep import SweepResult, sweep
 
 if TYPE_CHECKING:
     import pandas as pd
-
-ATTAINMENT = 0.99
-REPLICATIONS = 3
-MOST_REPLICATIONS = 12
-TOLERANCE = 0.03
-_MOST_PROBES = 40
 
 GOALS: Mapping[str, str] = {
     "cost": "usd_per_mtoken",
@@ -33,130 +28,6 @@ GOALS: Mapping[str, str] = {
     "latency": "e2el_s.p50",
 }
 """What `cheapest` can make least of, and its column."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What a run must reach to count: the share of requests within the scenario's `slo`, and a queue that is steady."""
-
-    attainment: float = ATTAINMENT
-
-    def __post_init__(self) -> None:
-        if not 0 < self.attainment <= 1:
-            raise RooftraceError(f"attainment is a share above 0 and at most 1; got {self.attainment}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """Whether a target is met at one rate: True, False, or None where the replications leave it open."""
-
-    rate_per_s: float
-    met: bool | None
-    attainment: st.Interval
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """The highest rate at which the target is met with confidence, and the lowest tried at which it is not."""
-
-    rate_per_s: float
-    outside_per_s: float
-    judgements: tuple[Judgement, ...]
-    level: float = st.LEVEL
-
-    def __str__(self) -> str:
-        return f"{self.rate_per_s:.4g} requests/s (not at {self.outside_per_s:.4g}; {len(self.judgements)} rates tried)"
-
-
-def judge(summaries: Sequence[Mapping[str, Any]], target: Target, rate_per_s: float, *, level: float) -> Judgement:
-    """What replications at one rate say about *target*.
-
-    Met where the whole interval of the attainment lies at or above it, missed where all of it lies below or where most
-    replications are saturated; open otherwise. Where every replication attains the same, there is nothing to weigh.
-    """
-    shares = [summary["slo_attainment"] for summary in summaries]
-    interval = st.mean_interval(shares, level=level)
-    half = 0.0 if math.isnan(interval.half_width) else interval.half_width
-    if 2 * sum(bool(summary["saturated"]) for summary in summaries) > len(summaries):
-        return Judgement(rate_per_s=rate_per_s, met=False, attainment=interval, why="saturated")
-    low, high = interval.mean - half, interval.mean + half
-    met = True if low >= target.attainment else False if high < target.attainment else None
-    sure = {True: "within", False: "outside", None: "open"}[met]
-    return Judgement(rate_per_s=rate_per_s, met=met, attainment=interval, why=f"{interval.mean:.2%} attained, {sure}")
-
-
-def highest_rate(
-    scenario: Scenario,
-    target: Target | None = None,
-    *,
-    replications: int = REPLICATIONS,
-    most_replications: int = MOST_REPLICATIONS,
-    tolerance: float = TOLERANCE,
-    level: float = st.LEVEL,
-    on_judgement: Callable[[Judgement], None] = lambda _: None,
-) -> Rate:
-    """The highest arrival rate at which *scenario* meets *target* with confidence, by bisection.
-
-    Every rate is judged by replications on the same random numbers, faster or slower; more are added up to
-    *most_replications* while the interval straddles the target, and what stays open counts as missed: the answer errs
-    on the safe side. Each look at the interval is at *level*, and looking again after every replication makes the
-    verdict less sure than that: of rates that attain exactly the target, one look at three replications takes 2.5 %
-    for met, and looks at 3, 4, ... 12 together 9 % (normal attainments, by simulation). The bracket is narrowed to
-    *tolerance*, as a share of the rate. RooftraceError without an `slo`, and for clients that wait for answers, who
-    have no rate.
-    """
-    from sim.capacity import CapacityError
-    from sim.capacity import highest_rate as bisect
-
-    target = target or Target()
-    if not any(limit is not None for limit in scenario.slo.model_dump().values()):
-        raise RooftraceError("there is no SLO to keep: give slo.ttft_s, slo.tpot_s or slo.e2el_s")
-    if replications < 2:
-        raise RooftraceError(f"confidence needs at least 2 replications; got {replications}")
-    versions = [scenario.with_value("seed", scenario.seed + i) for i in range(max(replications, most_replications))]
-    own = [_own_rate(version) for version in versions]
-    scale = scenario.workload.rate_scale
-    judgements: list[Judgement] = []
-
-    def probe(rate: float) -> str | None:
-        summaries: list[dict[str, Any]] = []
-        while True:
-            wanted = replications if not summaries else len(summaries) + 1
-            for version, own_rate in list(zip(versions, own, strict=True))[len(summaries) : wanted]:
-                summaries.append(_run(version.with_value("workload.rate_scale", scale * rate / own_rate)))
-            found = judge(summaries, target, rate, level=level)
-            if found.met is not None or len(summaries) >= most_replications:
-                break
-        judgements.append(found)
-        on_judgement(found)
-        return None if found.met else found.why
-
-    try:
-        found = bisect(probe, start_per_s=sum(own) / len(own), tolerance=tolerance, most_probes=_MOST_PROBES)
-    except CapacityError as error:
-        raise RooftraceError(str(error)) from None
-    return Rate(
-        rate_per_s=found.rate_per_s, outside_per_s=found.outside_per_s, judgements=tuple(judgements), level=level
-    )
-
-
-def _run(scenario: Scenario) -> dict[str, Any]:
-    from sim.run import simulate
-
-    return simulate(scenario).summary
-
-
-def _own_rate(scenario: Scenario) -> float:
-    from sim.scenario.build import workload_of
-
-    arrival_ns = getattr(workload_of(scenario), "arrival_ns", None)
-    if arrival_ns is None:
-        raise RooftraceError("closed-loop clients have no arrival rate to search; give other workload.arrivals")
-    span_s = float(arrival_ns[-1] - arrival_ns[0]) * 1e-9
-    if span_s <= 0:
-        raise RooftraceError("all requests arrive at once, so there is no rate to search; give arrivals over time")
-    return (len(arrival_ns) - 1) / span_s
 
 
 def with_costs(table: pd.DataFrame, base: Scenario) -> pd.DataFrame:
@@ -242,7 +113,9 @@ class Choice:
     def __str__(self) -> str:
         best = self.best
         if best is None:
-            return f"none of {len(self.table)} candidates keeps {self.target.attainment:.1%} of requests within the SLO"
+            return (
+                f"none of {len(self.table)} candidates keeps {_attainment(self.target):.1%} of requests within the SLO"
+            )
         chosen = ", ".join(f"{key}={best[key]}" for key in self.axes)
         return f"least {self.goal}: {chosen} at {best[self.column]:,.4g} ({self.column})"
 
@@ -272,6 +145,7 @@ def cheapest(
     goes on where it was interrupted.
     """
     target = target or Target()
+    _attainment(target)
     if goal not in GOALS:
         raise RooftraceError(f"goal is one of {', '.join(GOALS)}; got {goal!r}")
     if not any(limit is not None for limit in scenario.slo.model_dump().values()):
@@ -283,8 +157,18 @@ def cheapest(
     return choose(result, scenario, goal=goal, target=target)
 
 
+def _attainment(target: Target) -> float:
+    """The share that a candidate has to reach, which is all that the table of a sweep is held against."""
+    if target.attainment is None or target != Target(attainment=target.attainment):
+        raise RooftraceError(
+            "candidates are ranked by their attainment alone; give Target(attainment=...) and no other limit"
+        )
+    return target.attainment
+
+
 def choose(result: SweepResult, base: Scenario, *, goal: str, target: Target) -> Choice:
     """Rank the points of a finished sweep over *base*; RooftraceError where none of them ran."""
+    attainment = _attainment(target)
     table = result.table
     if not (table["replications"] > 0).any():
         failure = next(iter(result.failures(1)), {"error": "no run"})
@@ -298,6 +182,6 @@ def choose(result: SweepResult, base: Scenario, *, goal: str, target: Target) ->
     if "slo_attainment.half_width" in table:
         low = low - table["slo_attainment.half_width"].fillna(0.0)
     steady = ~table["saturated"].fillna(False).astype(bool)
-    table = table.assign(keeps=(low >= target.attainment) & steady & (table["failed"] == 0))
+    table = table.assign(keeps=(low >= attainment) & steady & (table["failed"] == 0))
     table["on_front"] = pareto_front(table, "tokens_per_s_per_user", "tokens_per_s_per_gpu")
     return Choice(table=table, axes=tuple(result.axes), goal=goal, target=target, folder=result.folder)

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import RooftraceError
 from sim.scenario import Scenario, named
-from sim.scenario.explain import entries_in, shown, unknown
+from sim.scenario.explain import entries_in
 from sim.scenario.settings import Section, Settings
 from sim.scenario.yaml import parse_yaml
+from sim.text import shown, unknown
 
 if TYPE_CHECKING:
     import pandas as pd

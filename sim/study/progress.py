@@ -6,12 +6,32 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-if TYPE_CHECKING:
-    from sim.study.sweep import Progress
+from sim.text import seconds_text
 
-Report = Callable[["Progress"], None]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a sweep is. *reused* runs were found finished; *key* and *error* are of the run that has just ended."""
+
+    total: int
+    done: int
+    failed: int
+    reused: int
+    elapsed_s: float
+    key: str = ""
+    error: str = ""
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds still to go at the pace so far; None before anything has run."""
+        ran = self.done - self.reused
+        return None if ran <= 0 else self.elapsed_s / ran * (self.total - self.done)
+
+
+Report = Callable[[Progress], None]
 
 
 @contextmanager
@@ -73,8 +93,6 @@ def _bar() -> Iterator[Report]:
 
 
 def _left(progress: Progress) -> str:
-    from sim.report.plots import seconds_text
-
     texts = [] if progress.left_s is None else [f"{seconds_text(round(progress.left_s, 1))} left"]
     if progress.reused:
         texts.append(f"{progress.reused:,} were done")

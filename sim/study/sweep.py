@@ -11,41 +11,25 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import OutputError, RooftraceError
 from sim.scenario import Scenario
-from sim.study.execute import Backend, Cluster, Inline, Processes, Store, execute
+from sim.study.backends import Backend, Cluster, Inline, Processes
+from sim.study.execute import execute
 from sim.study.points import Run, Sweep, axis_values, code_digest, frame_rows, load_sweep
+from sim.study.progress import Progress, shown
 from sim.study.statistics import LEVEL
+from sim.study.store import Store
 from sim.study.table import HALF_WIDTH, RunIndex, read_failures, write_tables
+from sim.text import seconds_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = "rooftrace-sweep-1"
 _POINTS = "points"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a sweep is. *reused* runs were found finished; *key* and *error* are of the run that has just ended."""
-
-    total: int
-    done: int
-    failed: int
-    reused: int
-    elapsed_s: float
-    key: str = ""
-    error: str = ""
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds still to go at the pace so far; None before anything has run."""
-        ran = self.done - self.reused
-        return None if ran <= 0 else self.elapsed_s / ran * (self.total - self.done)
 
 
 class SweepResult:
@@ -130,8 +114,6 @@ def short_table(result: SweepResult, *, most: int, errors: bool = True) -> tuple
     Where the deployment is saturated, its latencies are that word; a failed point shows its error, or without *errors*
     the word failed.
     """
-    from sim.report.plots import seconds_text
-
     table = result.table.head(most)
     metrics = [
         name for name in (*HEADLINE, "slo_attainment") if name in table and bool(table[name].notna().to_numpy().any())
@@ -194,8 +176,6 @@ def sweep(
     A run that fails is recorded in the table, not raised; `SweepResult.failures()` lists them. Raises RooftraceError
     for a key that is no setting, and OutputError for a folder that cannot be used.
     """
-    from sim.study.progress import shown
-
     plan = _plan(scenario, axes, points, replications)
     temporary = out is None
     if out is None:

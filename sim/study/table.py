@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sim.study.execute import Store
 from sim.study.points import Point, Run, Sweep
 from sim.study.statistics import LEVEL, mean_interval
+from sim.study.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -180,7 +180,7 @@ def test_the_live_cache_gives_the_logits_of_a_run_without_one(tmp_path: Path) ->
     transformers = pytest.importorskip("transformers")
     from transformers.cache_utils import Cache
 
-    from sim.live import _cache_layer, scaled_config
+    from sim.validation.live_models import cache_layer, scaled_config
 
     config = {k: v for k, v in scaled_config("gpt2", 0.01).items() if k not in ("model_type", "torch_dtype")}
     torch.manual_seed(0)
@@ -188,7 +188,7 @@ def test_the_live_cache_gives_the_logits_of_a_run_without_one(tmp_path: Path) ->
         transformers.AutoConfig.for_model("gpt2", **config), attn_implementation="sdpa"
     ).eval()
     ids = torch.randint(1000, (1, 24))
-    kind = _cache_layer(torch)
+    kind = cache_layer(torch)
     layers = [kind(32) for _ in range(config["n_layer"])]
     cache = Cache(layers=layers)
     with torch.inference_mode():

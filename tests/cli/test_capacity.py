@@ -7,20 +7,15 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from hwmodels.budget import saturating_tokens, tokens_within
 from hwmodels.totals import Totals
-from sim.capacity import (
-    CapacityError,
-    Limits,
-    batch_plan,
-    highest_rate,
-    reserve_range,
-    saturating_tokens,
-    tokens_within,
-)
 from sim.cli import build_app
-from sim.errors import ScenarioError
+from sim.errors import RooftraceError, ScenarioError
 from sim.scenario import Scenario
 from sim.scenario.build import resolve
+from sim.study.memory import batch_plan, reserve_range
+from sim.study.optimize import cheapest
+from sim.study.rates import Target, bisect
 
 POISSON = "workload={arrivals: {process: poisson, rate_per_s: 4}, prompt_tokens: 600, output_tokens: 60, requests: 200}"
 
@@ -71,12 +66,12 @@ def test_the_published_batches_are_explained():
 
 
 def test_bisection_closes_in_on_the_rate():
-    found = highest_rate(lambda rate: None if rate <= 3.7 else "too fast", start_per_s=1.0, tolerance=0.01)
-    assert found.rate_per_s <= 3.7 < found.outside_per_s
-    assert found.outside_per_s - found.rate_per_s <= 0.01 * found.rate_per_s
-    assert highest_rate(lambda _: "never", start_per_s=1.0).rate_per_s == 0.0
-    with pytest.raises(CapacityError, match="tighten the limits"):
-        highest_rate(lambda _: None, start_per_s=1.0)
+    within, outside = bisect(lambda rate: None if rate <= 3.7 else "too fast", start_per_s=1.0, tolerance=0.01)
+    assert within <= 3.7 < outside
+    assert outside - within <= 0.01 * within
+    assert bisect(lambda _: "never", start_per_s=1.0)[0] == 0.0
+    with pytest.raises(RooftraceError, match="tighten the limits"):
+        bisect(lambda _: None, start_per_s=1.0)
 
 
 def test_the_rate_found_keeps_to_the_limits_and_the_next_does_not():
@@ -106,14 +101,28 @@ def test_every_limit_can_be_missed(change, miss):
         "queue_s": {"p50": 1.5},
         "slo_attainment": 0.995,
     }
-    found = Limits(tbt_p99_s=0.1, queue_p50_s=2.0, attainment=0.99).miss({**kept, **change})
+    found = Target(tbt_p99_s=0.1, queue_p50_s=2.0, attainment=0.99, all_finish=True).miss({**kept, **change})
     assert found is None if miss is None else miss in found
 
 
 def test_an_attainment_without_an_slo_is_refused():
     summary = {"requests": {"total": 1, "finished": 1}, "saturated": False, "slo_attainment": None}
-    with pytest.raises(CapacityError, match=r"give slo\.ttft_s"):
-        Limits(queue_p50_s=None, attainment=0.99).miss(summary)
+    with pytest.raises(RooftraceError, match=r"give slo\.ttft_s"):
+        Target(attainment=0.99).miss(summary)
+
+
+def test_one_search_answers_both_commands():
+    settings = ["--set", POISSON, "--set", "slo.ttft_s=0.3"]
+    ours = rooftrace("--slo", "--queue-p50", "1e6", "--replications", "3", "--tolerance", "0.2", *settings, "--json")
+    theirs = CliRunner().invoke(build_app(), ["optimize", "--tolerance", "0.2", *settings, "--json"])
+    best = json.loads(theirs.stdout)["best"]
+    assert json.loads(ours.stdout)["rate_per_s"] == best["rate_per_s"] > 0
+    assert len(json.loads(ours.stdout)["probes"]) == len(best["tried"])
+
+
+def test_candidates_of_a_sweep_are_ranked_by_attainment_alone():
+    with pytest.raises(RooftraceError, match="no other limit"):
+        cheapest(Scenario.default().with_set("slo.ttft_s=1"), {"replicas": [1]}, target=Target(tbt_p99_s=0.1))
 
 
 def test_a_tighter_limit_carries_less():
@@ -166,7 +175,7 @@ def test_a_budget_is_a_whole_number_of_tiles():
 
 def test_a_budget_keeps_to_a_time_between_tokens():
     assert tokens_within(Tiled(), tbt_s=7.5e-3, decodes=10, context_tokens=500) == 512  # type: ignore[arg-type]
-    with pytest.raises(CapacityError, match="allow more time"):
+    with pytest.raises(ValueError, match="allow more time"):
         tokens_within(Tiled(), tbt_s=1e-3, decodes=10, context_tokens=500)  # type: ignore[arg-type]
 
 

@@ -1,6 +1,20 @@
 import doctest
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 import sim
+import sim.engine as sim_engine
+import sim.placement as sim_placement
+import sim.results as sim_results
+from sim import packages
+
+ROOT = Path(sim.__file__).parents[1]
 
 
 def test_all_is_honest():
@@ -17,3 +31,55 @@ def test_the_three_lines_of_the_docstring_run():
 
 def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(sim, "simulat")
+
+
+def test_the_reference_lists_what_packages_hand_out():
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    rows = dict(row.strip("| ").split(" | ", 1) for row in page.splitlines() if row.startswith("| `"))
+    for module in (sim, sim_engine, sim_results, sim_placement):
+        listed = set(re.findall(r"`(\w+)`", rows[f"`{module.__name__}`"]))
+        assert listed == set(module.__all__), module.__name__
+    for row in ("`sim.study.speedup`", "`hwmodels.deployment`, `hwmodels.cost`, `hwmodels.totals`, `hwmodels.budget`"):
+        modules = [importlib.import_module(name) for name in re.findall(r"`([\w.]+)`", row)]
+        missing = [n for n in re.findall(r"`(\w+)`", rows[row]) if not any(hasattr(module, n) for module in modules)]
+        assert missing == []
+
+
+def start(*path: Path) -> subprocess.CompletedProcess[str]:
+    """`rooftrace --version` with these folders first on Python's path."""
+    code = "import sys; from sim.cli import main; sys.argv = ['rooftrace', '--version']; main()"
+    told = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    return subprocess.run([sys.executable, "-P", "-c", code], env=told, capture_output=True, text=True, check=False)
+
+
+def test_a_package_of_another_project_is_named_at_the_start(tmp_path):
+    stranger = tmp_path / "policies"
+    stranger.mkdir()
+    (stranger / "__init__.py").touch()
+    done = start(tmp_path, ROOT)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        f"Error: the package policies would be loaded from {stranger}, and Rooftrace's lies in"
+    )
+    assert len(done.stderr.splitlines()) == 1
+    assert start(ROOT, tmp_path).returncode == 0
+
+
+def test_a_package_that_was_overwritten_is_named_too(tmp_path, monkeypatch):
+    for name in ("sim", "hwmodels", "policies", "workloads"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    for file in ("hwmodels/cost.py", "policies/view.py"):
+        (tmp_path / file).touch()
+    monkeypatch.setattr(packages, "__file__", str(tmp_path / "sim" / "packages.py"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert "the package workloads" in packages.intruder()
+    assert "another distribution has overwritten it" in packages.intruder()
+    (tmp_path / "workloads" / "trace.py").touch()
+    assert packages.intruder() == ""
+
+
+def test_from_python_the_first_name_says_so(monkeypatch):
+    monkeypatch.setattr(packages, "intruder", lambda: "the package policies is a stranger")
+    with pytest.raises(ImportError, match="policies is a stranger"):
+        getattr(sim, "simulate")  # noqa: B009

@@ -210,7 +210,7 @@ def test_an_unwritable_output_folder_is_refused_before_the_run(monkeypatch):
     assert_refused(rooftrace("run", "--out", "/proc/rooftrace/out"), "choose another --out")
 
 
-@pytest.mark.parametrize("where", ["sim.engine.run", "sim.results.write_parquet", "sim.report.plots.save_figure"])
+@pytest.mark.parametrize("where", ["sim.engine.run", "sim.results.result.write_parquet", "sim.plots.runs.save"])
 def test_ctrl_c_leaves_nothing_and_exits_with_130(monkeypatch, where):
     def interrupt(*_arguments, **_settings):
         raise KeyboardInterrupt
@@ -246,9 +246,9 @@ def test_a_signal_in_the_middle_leaves_nothing(number, code):
 def test_a_policy_in_the_current_folder_is_found():
     Path("mine.py").write_text(
         "from dataclasses import dataclass\n"
-        "from policies.schedulers import Orca\n\n"
+        "from policies.published import OrcaPaged\n\n"
         "@dataclass(frozen=True)\n"
-        "class Mine(Orca):\n"
+        "class Mine(OrcaPaged):\n"
         "    max_sequences: int = 3\n"
     )
     start = "from sim.cli import main; main()"

@@ -10,9 +10,10 @@ import numpy as np
 
 from policies.acceptance import BetaAlpha, Iid, PerPosition
 from policies.decoding import Speculative
+from policies.published import FasterTransformer, OrcaPaged, Static
 from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Random, RoundRobin
-from policies.sarathi import ChunkedOnly, DecodeMaximal, Padded
-from policies.schedulers import Orca, Sarathi, Static
+from policies.sarathi import ChunkedOnly, DecodeMaximal
+from policies.schedulers import Sarathi
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
@@ -90,18 +91,18 @@ def a_scheduler(rng: random.Random) -> Scheduler:
     inner: Scheduler = rng.choice(
         [
             Static(rng.randrange(1, 6)),
-            Orca(rng.randrange(1, 12)),
+            OrcaPaged(rng.randrange(1, 12)),
             VllmV0(rng.randrange(10, 400), rng.randrange(1, 12)),
             Sarathi(rng.randrange(4, 200), rng.randrange(1, 12)),
             Sarathi(rng.randrange(4, 100), rng.randrange(4, 40)),
             DecodeMaximal(chunk=rng.randrange(8, 64), max_sequences=rng.randrange(1, 8), align=False),
             ChunkedOnly(rng.randrange(4, 100), rng.randrange(1, 12)),
-            Padded(rng.randrange(1, 6)),
+            FasterTransformer(rng.randrange(1, 6)),
             FewestFirst(rng.randrange(1, 4)),
             *[a_vllm(rng) for _ in range(3)],
         ]
     )
-    if not isinstance(inner, (Padded, Static, FewestFirst)) and rng.random() < 0.2:
+    if not isinstance(inner, (FasterTransformer, Static, FewestFirst)) and rng.random() < 0.2:
         inner = OnTheHour(inner, rng.choice([10**6, 7 * 10**6, 10**8]))
     if rng.random() < 0.3:
         inner = Impatient(inner)

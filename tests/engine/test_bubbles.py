@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from policies.published import OrcaPaged
 from policies.routers import RoundRobin
 from policies.sarathi import DecodeMaximal
-from policies.schedulers import Orca, Sarathi
+from policies.schedulers import Sarathi
 from policies.view import Scheduler
 from sim.engine import Columns, Experiment, ReplicaSpec, run
 from sim.engine.columns import BUBBLES
@@ -35,19 +36,19 @@ def totals(columns: Columns) -> dict[str, int]:
 
 
 def test_prompts_of_unequal_length_leave_pb1() -> None:
-    found = totals(pipeline(Orca(max_sequences=1), [800, 100] * 8, [1] * 16))
+    found = totals(pipeline(OrcaPaged(max_sequences=1), [800, 100] * 8, [1] * 16))
     assert found["pb1"] > 0
     assert found["pb2"] == found["pb3"] == 0
 
 
 def test_prompts_behind_decodes_leave_pb2() -> None:
-    found = totals(pipeline(Orca(max_sequences=1), [400] * 16, [3, 9] * 8))
+    found = totals(pipeline(OrcaPaged(max_sequences=1), [400] * 16, [3, 9] * 8))
     assert found["pb2"] > 0
     assert found["pb1"] == found["pb3"] == 0
 
 
 def test_decodes_over_unequal_contexts_leave_pb3() -> None:
-    found = totals(pipeline(Orca(max_sequences=1), [10, 4000, 10, 4000], [40] * 4, kv_s=1e-6))
+    found = totals(pipeline(OrcaPaged(max_sequences=1), [10, 4000, 10, 4000], [40] * 4, kv_s=1e-6))
     assert found["pb3"] > 0
 
 
@@ -66,7 +67,7 @@ def test_hand_overs_need_a_micro_batch_more_than_stages() -> None:
 
 
 def test_requests_are_charged_with_the_bubbles_ahead_of_their_micro_batches() -> None:
-    columns = pipeline(Orca(max_sequences=1), [800, 100] * 8, [5] * 16)
+    columns = pipeline(OrcaPaged(max_sequences=1), [800, 100] * 8, [5] * 16)
     kinds = totals(columns)
     # One sequence a micro-batch: the requests' bubbles are the stages', kind by kind.
     for kind in ("pb1", "pb2", "pb3"):
@@ -78,6 +79,6 @@ def test_requests_are_charged_with_the_bubbles_ahead_of_their_micro_batches() ->
 @pytest.mark.parametrize("outputs", [[12] * 24, [5, 40, 20] * 8])
 def test_chunks_close_the_bubbles_that_whole_prompts_leave(outputs: list[int]) -> None:
     prompts = [900, 100, 500] * 8
-    whole = pipeline(Orca(max_sequences=4, max_prompts=1), prompts, outputs)
+    whole = pipeline(OrcaPaged(max_sequences=4, max_prompts=1), prompts, outputs)
     chunked = pipeline(DecodeMaximal(100, 4), prompts, outputs)
     assert np.median(chunked.requests["bubble_ns"]) < 0.6 * np.median(whole.requests["bubble_ns"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.engine import FINISHED, REJECTED, UNFINISHED, run
+from sim.engine import ABORTED, FINISHED, REJECTED, UNFINISHED, run
 from tests.engine.random_runs import an_experiment
 
 
@@ -17,8 +17,9 @@ def test_requests_tokens_blocks_and_times_balance(seed: int, speculative: bool) 
         columns = run(experiment)
         requests, iterations = columns.requests, columns.iterations()
         status = requests["status"]
-        finished, rejected = status == FINISHED, status == REJECTED
-        assert np.isin(status, (FINISHED, REJECTED, UNFINISHED)).all()
+        finished, rejected, aborted = status == FINISHED, status == REJECTED, status == ABORTED
+        assert np.isin(status, (FINISHED, REJECTED, UNFINISHED, ABORTED)).all()
+        assert not aborted.any() or (experiment.workload.abort_ns >= 0)[aborted].all()
         if experiment.horizon_ns is None:
             assert not (status == UNFINISHED).any()
 
@@ -27,7 +28,7 @@ def test_requests_tokens_blocks_and_times_balance(seed: int, speculative: bool) 
         again = requests["preemptions"] > 0
         assert not requests["emitted_tokens"][rejected & ~again].any()
         assert iterations["emitted_tokens"].sum() == requests["emitted_tokens"].sum()
-        if experiment.horizon_ns is None and not (rejected & again).any():
+        if experiment.horizon_ns is None and not (rejected & again).any() and not aborted.any():
             # KV: prompts and decode steps computed what was asked for and what was given up; the last token is never cached.
             output = requests["output_tokens"]
             asked = np.maximum(requests["prompt_tokens"], 1) + np.maximum(output - 1, 0)

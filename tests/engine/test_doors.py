@@ -11,7 +11,9 @@ import pytest
 
 from policies.acceptance import Iid
 from policies.decoding import Speculative
-from policies.schedulers import Orca, Sarathi, Static
+from policies.published import Orca, OrcaPaged, Static
+from policies.schedulers import Sarathi
+from policies.trtllm import TrtLlm
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, MachineSpec, PolicyError, ReplicaSpec
@@ -91,7 +93,9 @@ class Asks:
 
 
 @pytest.mark.parametrize("fast_forward", [True, False])
-@pytest.mark.parametrize("scheduler", [Everybody(), Sarathi(), Sarathi(token_budget=1), Orca(), Static(4)])
+@pytest.mark.parametrize(
+    "scheduler", [Everybody(), Sarathi(), Sarathi(token_budget=1), OrcaPaged(), Orca(), Static(4), TrtLlm()]
+)
 def test_a_sequence_whose_kv_exists_joins_the_decodes_and_takes_its_blocks(scheduler: Any, fast_forward: bool) -> None:
     alone = Alone([30], [5], scheduler, fast_forward=fast_forward)
     alone.has_emitted_one(0)
@@ -181,7 +185,9 @@ def stopped(seed: int, *, fast_forward: bool) -> tuple[Alone, list[int]]:
     rng = random.Random(seed)
     n, n_stages, block_tokens = rng.randrange(1, 12), rng.choice([1, 1, 2, 3]), rng.choice([1, 4, 16])
     prompt, output = ([rng.randrange(1, 60) for _ in range(n)] for _ in range(2))
-    scheduler = rng.choice([Sarathi(rng.randrange(4, 80), rng.randrange(1, 6)), Orca(rng.randrange(1, 6)), Static(3)])
+    scheduler = rng.choice(
+        [Sarathi(rng.randrange(4, 80), rng.randrange(1, 6)), OrcaPaged(rng.randrange(1, 6)), Static(3)]
+    )
     alone = Alone(
         prompt, output, EvictNewest(scheduler), kv_blocks=200 // block_tokens + 4, fast_forward=fast_forward,
         cost=Linear(kv_s=rng.choice([0, 1e-6]), n_stages=n_stages, window_tokens=rng.choice([None, 40])),
@@ -219,7 +225,7 @@ def test_stopping_hands_back_every_request_once_and_frees_all_memory() -> None:
 
 
 def test_one_micro_batch_hands_back_who_runs_before_who_waits() -> None:
-    alone = Alone([10, 10, 10, 10], [50] * 4, Orca(2))
+    alone = Alone([10, 10, 10, 10], [50] * 4, OrcaPaged(2))
     for id_ in (2, 0, 3, 1):
         alone.machine.deliver(id_)
     alone.clock.run(until=10 * MS + 7)

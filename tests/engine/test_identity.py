@@ -45,7 +45,7 @@ def test_the_random_runs_cover_what_they_should() -> None:
     assert {len(spec.tenants) for experiment in experiments for spec in experiment.machines} == {1, 2, 3}
     assert sum(isinstance(experiment.workload, ClosedLoop) for experiment in experiments) > 10
     kinds = {type(getattr(tenant.scheduler, "inner", tenant.scheduler)).__name__ for tenant in tenants}
-    assert {"OnTheHour", "Impatient", "Padded", "FewestFirst", "Sarathi", "ChunkedOnly", "Vllm"} <= kinds
+    assert {"OnTheHour", "Impatient", "FasterTransformer", "FewestFirst", "Sarathi", "ChunkedOnly", "Vllm"} <= kinds
     alone = [
         columns for columns, e in zip(runs, experiments, strict=True) if all(_is_alone(spec) for spec in e.machines)
     ]

@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from policies.published import OrcaPaged
 from policies.routers import LeastOutstanding, RoundRobin
-from policies.schedulers import Orca, Sarathi
+from policies.schedulers import Sarathi
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
 from tests.engine.costs import Linear
@@ -47,7 +48,7 @@ def spec_of(rules: Rules) -> ReplicaSpec:
         n_stages=rules.n_stages, transfer_s=rules.handover * TICK_S,
     )  # fmt: skip
     inner = (
-        Orca(rules.seats, watermark=rules.watermark)
+        OrcaPaged(rules.seats, watermark=rules.watermark)
         if rules.budget is None
         else Sarathi(rules.budget, rules.seats, watermark=rules.watermark)
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from policies.published import OrcaPaged
 from policies.routers import RoundRobin
-from policies.schedulers import Orca
 from policies.wrappers import EvictNewest
 from sim.engine import Experiment, InvariantError, ReplicaSpec, cluster, run
 from sim.engine.kv import KvPool
@@ -35,7 +35,7 @@ def test_they_hold_at_every_event_of_many_runs(speculative: bool) -> None:
 
 def a_run(kv_blocks: int = 9) -> None:
     trace = Trace(arrival_ns=[0, 0, 1_000_000], prompt_tokens=[30, 30, 30], output_tokens=[40, 30, 20])
-    replica = ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Orca(8)), kv_blocks=kv_blocks)
+    replica = ReplicaSpec(cost=Linear(), scheduler=EvictNewest(OrcaPaged(8)), kv_blocks=kv_blocks)
     run(Experiment(workload=trace, replicas=(replica,), router=RoundRobin()), check_invariants=True)
 
 
@@ -82,6 +82,6 @@ def test_a_preempted_sequence_that_forgets_what_it_emitted_is_caught(monkeypatch
 def test_a_machine_that_answers_another_within_the_same_nanosecond_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "FELT_AFTER_NS", 0)
     clients = ClosedLoop(prompt_tokens=np.full(9, 10), output_tokens=np.full(9, 3), concurrency=3, think_ns=None)
-    replica = ReplicaSpec(cost=Linear(), scheduler=Orca(8), kv_blocks=90)
+    replica = ReplicaSpec(cost=Linear(), scheduler=OrcaPaged(8), kv_blocks=90)
     with pytest.raises(InvariantError, match="INV-7 at t="):
         run(Experiment(workload=clients, replicas=(replica, replica), router=RoundRobin()), check_invariants=True)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from policies.acceptance import Iid
 from policies.decoding import Speculative
+from policies.published import OrcaPaged
 from policies.routers import RoundRobin
-from policies.schedulers import Orca
 from policies.wrappers import EvictNewest
 from sim.engine import Experiment, ReplicaSpec, run
 from sim.engine.taped import TapedSet
@@ -58,7 +58,7 @@ def test_a_preempted_request_that_comes_back_in_another_lane_of_a_pipeline_draws
     n = 12
     trace = Trace(arrival_ns=[0] * n, prompt_tokens=[20] * n, output_tokens=[60] * n)
     spec = ReplicaSpec(
-        cost=Linear(n_stages=2), scheduler=EvictNewest(Orca(6)), kv_blocks=90, block_tokens=4, decoding=decoding
+        cost=Linear(n_stages=2), scheduler=EvictNewest(OrcaPaged(6)), kv_blocks=90, block_tokens=4, decoding=decoding
     )
     columns = run(Experiment(workload=trace, replicas=(spec,), router=RoundRobin(), seed=3), check_invariants=True)
     assert columns.meta["preemptions"] > 10

@@ -11,8 +11,9 @@ import pytest
 from hwmodels.totals import Totals
 from policies.acceptance import Iid
 from policies.decoding import Speculative
+from policies.published import OrcaPaged
 from policies.routers import RoundRobin
-from policies.schedulers import Orca, Sarathi
+from policies.schedulers import Sarathi
 from policies.view import Plan, ReplicaView
 from policies.vllm import VllmV0
 from policies.wrappers import EvictNewest
@@ -112,7 +113,7 @@ def test_a_prompt_pays_for_one_row_of_the_head_when_it_completes() -> None:
 
 
 def test_decodes_and_a_completing_prompt_share_an_iterations_head() -> None:
-    columns = replay(trace((0, 10, 9), (1.5, 10, 2)), Orca(), cost=Heads())
+    columns = replay(trace((0, 10, 9), (1.5, 10, 2)), OrcaPaged(), cost=Heads())
     assert MS + 1000 + MS in columns.iterations()["duration_ns"].tolist()
 
 
@@ -137,7 +138,7 @@ def test_windows_limit_what_chunks_and_decodes_attend_to() -> None:
 
 
 def test_a_window_grows_until_it_is_full() -> None:
-    columns = replay(trace((0, 5, 6)), Orca(), cost=Windowed(window_tokens=8))
+    columns = replay(trace((0, 5, 6)), OrcaPaged(), cost=Windowed(window_tokens=8))
     assert columns.iterations()["duration_ns"].tolist() == [1000 * each for each in (15, 6, 7, 8, 8, 8)]
 
 
@@ -188,7 +189,7 @@ def test_drafts_beside_a_prompt_cost_what_they_cost_alone() -> None:
 
 def test_stages_wait_for_the_hand_over_of_as_many_rows() -> None:
     cost = Linear(fixed_s=1e-3, n_stages=2, transfer_s=3e-4)
-    columns = replay(trace((0, 10, 1)), Orca(), cost=cost)
+    columns = replay(trace((0, 10, 1)), OrcaPaged(), cost=cost)
     assert columns.requests["finish_ns"].tolist() == [2 * MS + 300_000]
 
 

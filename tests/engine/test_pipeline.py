@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from policies.published import OrcaPaged
 from policies.routers import RoundRobin
-from policies.schedulers import Orca, Sarathi
+from policies.schedulers import Sarathi
 from sim.engine import Columns, Experiment, ReplicaSpec, run
 from sim.metrics import summary
 from tests.engine.costs import Linear
@@ -29,7 +30,7 @@ def all_at_once(prompts: list[int], outputs: list[int]) -> Trace:
 
 
 def test_a_lone_micro_batch_passes_every_stage_and_hand_over() -> None:
-    columns = pipeline(all_at_once([10], [1]), Orca(), transfer_s=1e-4)
+    columns = pipeline(all_at_once([10], [1]), OrcaPaged(), transfer_s=1e-4)
     assert columns.requests["finish_ns"].tolist() == [4 * MS + 3 * MS // 10]
 
 
@@ -50,12 +51,12 @@ def test_uniform_decodes_of_one_size_leave_no_bubble_either() -> None:
 
 
 def test_mixed_micro_batches_leave_bubbles() -> None:
-    columns = pipeline(all_at_once([512, 16] * 8, [8] * 16), Orca(max_sequences=1), row_s=1e-5)
+    columns = pipeline(all_at_once([512, 16] * 8, [8] * 16), OrcaPaged(max_sequences=1), row_s=1e-5)
     assert (columns.requests["bubble_ns"] > 0).all()
 
 
 def test_sequences_in_flight_are_left_out_of_the_next_micro_batch() -> None:
-    columns = pipeline(all_at_once([10] * 8, [20] * 8), Orca(max_sequences=2))
+    columns = pipeline(all_at_once([10] * 8, [20] * 8), OrcaPaged(max_sequences=2))
     stages = columns.replicas[0].stages
     spans = columns.replicas[0].spans
     for lane in range(4):
@@ -67,7 +68,9 @@ def test_sequences_in_flight_are_left_out_of_the_next_micro_batch() -> None:
 
 
 def test_a_stage_starts_when_the_one_before_has_handed_over_and_it_is_free() -> None:
-    columns = pipeline(all_at_once([300, 20, 100, 50], [5] * 4), Orca(max_sequences=1), row_s=1e-5, transfer_s=2e-4)
+    columns = pipeline(
+        all_at_once([300, 20, 100, 50], [5] * 4), OrcaPaged(max_sequences=1), row_s=1e-5, transfer_s=2e-4
+    )
     stages = columns.replicas[0].stages
     start = {(int(r["micro_batch"]), int(r["stage"])): int(r["start_ns"]) for r in stages}
     end = {(int(r["micro_batch"]), int(r["stage"])): int(r["start_ns"] + r["duration_ns"]) for r in stages}
@@ -79,7 +82,7 @@ def test_a_stage_starts_when_the_one_before_has_handed_over_and_it_is_free() -> 
 
 def test_busy_time_is_that_of_the_stages_and_memory_is_held_between_micro_batches() -> None:
     # One request: every stage works 1 ms in 4, and its blocks are held all the time.
-    columns = pipeline(all_at_once([32], [40]), Orca())
+    columns = pipeline(all_at_once([32], [40]), OrcaPaged())
     summary_ = summary(columns)
     assert summary_["busy_fraction"] == pytest.approx(0.25)
     used = columns.iterations()["kv_blocks_used"] / 100_000
@@ -88,4 +91,4 @@ def test_busy_time_is_that_of_the_stages_and_memory_is_held_between_micro_batche
 
 def test_an_idle_pipeline_starts_without_a_bubble() -> None:
     trace = Trace(arrival_ns=[0, 10**9], prompt_tokens=[10, 10], output_tokens=[1, 1])
-    assert pipeline(trace, Orca()).requests["bubble_ns"].tolist() == [0, 0]
+    assert pipeline(trace, OrcaPaged()).requests["bubble_ns"].tolist() == [0, 0]

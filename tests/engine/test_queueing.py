@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from policies.published import OrcaPaged
 from policies.routers import RoundRobin
-from policies.schedulers import Orca
 from sim.engine import Experiment, ReplicaSpec, run
 from sim.theory.queueing import md1_wait_s
 from tests.engine.costs import Linear
@@ -27,7 +27,7 @@ def mean_wait_s(load: float, seed: int) -> float:
         n_requests=20_000,
         seed=seed,
     )
-    replica = ReplicaSpec(cost=Linear(fixed_s=SERVICE_S), scheduler=Orca(max_sequences=1), kv_blocks=10)
+    replica = ReplicaSpec(cost=Linear(fixed_s=SERVICE_S), scheduler=OrcaPaged(max_sequences=1), kv_blocks=10)
     requests = run(Experiment(workload=workload, replicas=(replica,), router=RoundRobin())).requests
     return float((requests["scheduled_ns"] - requests["arrival_ns"])[2_000:].mean()) / 1e9
 

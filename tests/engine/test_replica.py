@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from policies.published import OrcaPaged, Static
 from policies.routers import RoundRobin
-from policies.schedulers import Orca, Sarathi, Static
+from policies.schedulers import Sarathi
 from policies.view import Plan, ReplicaView
 from policies.vllm import VllmV0
 from policies.wrappers import EvictNewest
@@ -54,7 +55,7 @@ def test_arrival_at_the_very_end_of_an_iteration_joins_the_next() -> None:
 
 def test_cost_follows_the_growing_context() -> None:
     cost = Linear(fixed_s=1e-3, kv_s=1e-6)
-    columns = replay(trace((0, 10, 4)), Orca(), cost=cost)
+    columns = replay(trace((0, 10, 4)), OrcaPaged(), cost=cost)
     # Decodes read 11, 12 and 13 tokens; the prompt's iteration reads none of them as decode.
     assert columns.requests["finish_ns"].tolist() == [4 * MS + (11 + 12 + 13) * 1000]
 
@@ -158,7 +159,7 @@ def test_closed_loop_clients_send_when_their_last_request_ends() -> None:
     clients = ClosedLoop(
         prompt_tokens=np.array([10, 10, 10]), output_tokens=np.array([3, 1, 1]), concurrency=2, think_ns=None
     )
-    columns = replay(clients, Orca())
+    columns = replay(clients, OrcaPaged())
     assert columns.requests["arrival_ns"].tolist() == [0, 0, MS]
     # The third is felt 1 ns after the second's end, when the next iteration is already on its way.
     assert columns.requests["finish_ns"].tolist() == [3 * MS, MS, 3 * MS]

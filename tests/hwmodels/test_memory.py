@@ -79,6 +79,11 @@ def test_graphs_come_out_of_the_share_since_their_release():
     assert older.stages[0].graph_bytes == 0
 
 
+def test_a_tpu_captures_no_graphs():
+    assert plan(hardware="tpu-v6e").stages[0].graph_bytes == 0
+    assert plan(hardware="mi300x").stages[0].graph_bytes > 0
+
+
 def test_each_stack_takes_its_own_share():
     visible, weights = visible_bytes(H100), plan().stages[0].weight_bytes
     vllm, sglang, trtllm = (plan(stack=stack) for stack in ("vllm", "sglang", "trtllm"))

@@ -10,7 +10,7 @@ import pytest
 from policies.placement import ClockworkPlusPlus, EqualGroups, Group, PartitionSearch, Placement, SelectiveReplication
 from sim.errors import ScenarioError
 from sim.placement import Scoring, Serving, evaluate, find, load_placement, save_placement, serve
-from sim.report.placement import attainment_figure, busy_share, placement_figure
+from sim.plots.placement import attainment_figure, busy_share, placement_figure
 
 
 def test_search_finds_that_sharing_pipelines_serves_bursts_better(serving, traffic):

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.published import FasterTransformer, OrcaPaged, Static
 from policies.routers import RoundRobin
-from policies.sarathi import ChunkedOnly, DecodeMaximal, Padded
-from policies.schedulers import Orca, Sarathi, Static
+from policies.sarathi import ChunkedOnly, DecodeMaximal
+from policies.schedulers import Sarathi
 from policies.view import UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, Scheduler, WaitingSeq, pads_to
 from policies.wrappers import EvictNewest
 from sim.engine import Experiment, ReplicaSpec, run
@@ -83,14 +84,22 @@ def test_the_baseline_forms_its_batch_prompt_by_prompt_and_lets_nobody_in_later(
 
 def test_orcas_best_case_has_one_whole_prompt_an_iteration() -> None:
     waiting = (WaitingSeq(7, 500), WaitingSeq(8, 600))
-    assert Orca(18, max_prompts=1).plan(ReplicaView(waiting=waiting, n_decoding=2, **AMPLE)) == Plan(True, ((7, 500),))
+    assert OrcaPaged(18, max_prompts=1).plan(ReplicaView(waiting=waiting, n_decoding=2, **AMPLE)) == Plan(
+        True, ((7, 500),)
+    )
 
 
 def test_padding_is_said_once_by_the_scheduler_and_leaves_its_plans_alone() -> None:
-    view = ReplicaView(waiting=(WaitingSeq(0, 10), WaitingSeq(1, 70)), **AMPLE)
-    assert Padded(4).plan(view) == Plan(run=((0, 10), (1, 70)))
-    assert Padded(4).plan(ReplicaView(n_decoding=2, **AMPLE)) == Plan(decode=True, through_arrivals=True)
-    assert (pads_to(Padded(4)), pads_to(EvictNewest(Padded(4))), pads_to(Orca())) == (4, 4, 0)
+    view = ReplicaView(
+        waiting=(WaitingSeq(0, 10), WaitingSeq(1, 70)), prompt_tokens={0: 10, 1: 70}, max_tokens={0: 5, 1: 5}, **AMPLE
+    )
+    assert FasterTransformer(4).plan(view) == Plan(run=((0, 10), (1, 70)))
+    assert FasterTransformer(4).plan(ReplicaView(n_decoding=2, **AMPLE)) == Plan(decode=True, through_arrivals=True)
+    assert (pads_to(FasterTransformer(4)), pads_to(EvictNewest(FasterTransformer(4))), pads_to(OrcaPaged())) == (
+        4,
+        4,
+        0,
+    )
 
 
 def finish_s(scheduler: Scheduler, prompts: list[int], outputs: list[int]) -> list[float]:
@@ -104,7 +113,7 @@ def test_padding_is_paid_for() -> None:
     # Rows at 1 ms. Without padding: 10 + 70 prompt rows, then steps of two rows, then of one.
     assert finish_s(Static(4), [10, 70], [3, 5]) == pytest.approx([0.084, 0.086])
     # With it: two prompts of 70 rows, and every step four rows.
-    assert finish_s(Padded(4), [10, 70], [3, 5]) == pytest.approx([0.148, 0.156])
+    assert finish_s(FasterTransformer(4), [10, 70], [3, 5]) == pytest.approx([0.148, 0.156])
 
 
 @dataclass(frozen=True)
@@ -192,9 +201,9 @@ def test_the_property_above_meets_preemptions() -> None:
         DecodeMaximal(16, 4, align=False),
         DecodeMaximal(30, 5, chunk_when_full=True),
         ChunkedOnly(50, 7),
-        Padded(4),
+        FasterTransformer(4),
         Static(4, max_prompts=1),
-        Orca(6, max_prompts=1),
+        OrcaPaged(6, max_prompts=1),
     ],
     ids=repr,
 )

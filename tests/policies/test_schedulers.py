@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.schedulers import Orca, Sarathi, Static
+from policies.published import OrcaPaged, Static
+from policies.schedulers import Sarathi
 from policies.view import UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, WaitingSeq
 from policies.vllm import VllmV0
 
@@ -14,27 +15,6 @@ QUEUE = (WaitingSeq(1, tokens=300), WaitingSeq(2, tokens=100), WaitingSeq(3, tok
 def view(**fields: object) -> ReplicaView:
     """Ample memory unless said otherwise."""
     return ReplicaView(**{"free_blocks": 1000, "total_blocks": 1000, **fields})  # type: ignore[arg-type]
-
-
-def test_static_takes_a_batch_from_an_idle_replica_only() -> None:
-    assert Static(batch_size=2).plan(view(waiting=QUEUE)) == Plan(run=((1, 300), (2, 100)))
-    held = Static(batch_size=2).plan(view(waiting=QUEUE, n_decoding=1))
-    assert held == Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
-
-
-def test_static_takes_no_more_than_memory_holds() -> None:
-    # 300 tokens are 19 blocks of 16, 100 are 7.
-    assert Static(batch_size=3).plan(view(waiting=QUEUE, free_blocks=25)) == Plan(run=((1, 300),))
-
-
-def test_orca_joins_whole_prompts_to_the_running_decodes() -> None:
-    assert Orca().plan(view(waiting=QUEUE, n_decoding=4)) == Plan(decode=True, run=((1, 300), (2, 100), (3, 50)))
-
-
-def test_orca_admits_up_to_its_seats() -> None:
-    assert Orca(max_sequences=5).plan(view(waiting=QUEUE, n_decoding=4)).run == ((1, 300),)
-    full = Orca(max_sequences=4).plan(view(waiting=QUEUE, n_decoding=4))
-    assert full == Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
 def test_vllm_runs_prompts_alone_and_stalls_the_decodes() -> None:
@@ -71,8 +51,8 @@ def test_unfinished_prompts_have_a_seat() -> None:
     assert Sarathi(max_sequences=2).plan(full) == Plan(decode=True, run=((9, 10),))
 
 
-@pytest.mark.parametrize("scheduler", [Orca(), VllmV0(), Sarathi()])
-def test_nobody_overtakes_a_request_that_memory_holds_up(scheduler: Orca | VllmV0 | Sarathi) -> None:
+@pytest.mark.parametrize("scheduler", [OrcaPaged(), VllmV0(), Sarathi()])
+def test_nobody_overtakes_a_request_that_memory_holds_up(scheduler: OrcaPaged | VllmV0 | Sarathi) -> None:
     # 19 blocks of 16 are wanted for the first, 4 would do for the last.
     plan = scheduler.plan(view(waiting=QUEUE, n_decoding=1, free_blocks=15, total_blocks=20))
     assert plan == Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
@@ -92,8 +72,8 @@ def test_an_arrival_would_change_the_plan_of_a_replica_with_room() -> None:
     assert Sarathi().plan(view(n_decoding=3)) == Plan(decode=True, hold=UNTIL_CHANGE)
 
 
-@pytest.mark.parametrize("scheduler", [Orca(watermark=0.1), VllmV0(watermark=0.1), Sarathi(watermark=0.1)])
-def test_admission_leaves_the_watermark_and_what_decodes_need_free(scheduler: Orca | VllmV0 | Sarathi) -> None:
+@pytest.mark.parametrize("scheduler", [OrcaPaged(watermark=0.1), VllmV0(watermark=0.1), Sarathi(watermark=0.1)])
+def test_admission_leaves_the_watermark_and_what_decodes_need_free(scheduler: OrcaPaged | VllmV0 | Sarathi) -> None:
     # 100 of 1,000 blocks stay free, and the decodes take 3: of 122 free, 19 may go to the first prompt, not one less.
     queue = QUEUE[:1]
     assert scheduler.plan(view(waiting=queue, n_decoding=5, free_blocks=122, growth_blocks=3)).run

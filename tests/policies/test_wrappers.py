@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policies.published import OrcaPaged, Static
 from policies.routers import RoundRobin
-from policies.schedulers import Orca, Sarathi, Static
+from policies.schedulers import Sarathi
 from policies.view import ALWAYS_NS, UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, RunningSeq, WaitingSeq, pads_to
 from policies.vllm import VllmV0
 from policies.wrappers import OVERDUE, TOO_LATE, Cap, EvictNewest, Order, Pad, RejectLate
@@ -64,8 +65,10 @@ def test_evict_newest_keeps_what_the_inner_policy_preempts() -> None:
 
 
 def test_pad_changes_the_price_and_never_the_plan() -> None:
-    assert pads_to(EvictNewest(Pad(Orca(), sequences=6))) == 6
-    assert Pad(Orca(), 6).plan(view(waiting=QUEUE, n_decoding=4)) == Orca().plan(view(waiting=QUEUE, n_decoding=4))
+    assert pads_to(EvictNewest(Pad(OrcaPaged(), sequences=6))) == 6
+    assert Pad(OrcaPaged(), 6).plan(view(waiting=QUEUE, n_decoding=4)) == OrcaPaged().plan(
+        view(waiting=QUEUE, n_decoding=4)
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,15 +90,15 @@ def test_order_leaves_equals_as_they_are_in_the_queue() -> None:
 
 def test_order_says_that_an_arrival_may_overtake() -> None:
     full = view(waiting=QUEUE, n_decoding=4)
-    assert Orca(max_sequences=4).plan(full).through_arrivals
-    assert Order(Orca(max_sequences=4)).plan(full) == Plan(decode=True, hold=UNTIL_CHANGE)
+    assert OrcaPaged(max_sequences=4).plan(full).through_arrivals
+    assert Order(OrcaPaged(max_sequences=4)).plan(full) == Plan(decode=True, hold=UNTIL_CHANGE)
 
 
 def test_cap_limits_the_sequences_at_once() -> None:
-    assert Cap(Orca(), max_sequences=6).plan(view(waiting=QUEUE, n_decoding=4)) == Plan(
+    assert Cap(OrcaPaged(), max_sequences=6).plan(view(waiting=QUEUE, n_decoding=4)) == Plan(
         decode=True, run=((1, 300), (2, 100)), through_arrivals=True
     )
-    full = Cap(Orca(), max_sequences=4).plan(view(waiting=QUEUE, n_decoding=4))
+    full = Cap(OrcaPaged(), max_sequences=4).plan(view(waiting=QUEUE, n_decoding=4))
     assert full == Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
@@ -103,18 +106,18 @@ def test_cap_limits_the_context_of_those_admitted() -> None:
     running = (RunningSeq(8, 200, 13), RunningSeq(9, 40, 7))
     busy = view(waiting=QUEUE, n_decoding=1, prefilling=(PartialSeq(9, 40, 60),), running=running)
     # 200, and 40 + 60: 300 tokens are there, and the first of the queue has 300 more.
-    assert Cap(Orca(), max_tokens=600).plan(busy).run == ((9, 60), (1, 300))
-    assert Cap(Orca(), max_tokens=599).plan(busy).run == ((9, 60),)
+    assert Cap(OrcaPaged(), max_tokens=600).plan(busy).run == ((9, 60), (1, 300))
+    assert Cap(OrcaPaged(), max_tokens=599).plan(busy).run == ((9, 60),)
 
 
 def test_cap_does_not_hold_while_growing_contexts_may_hide_more_of_the_queue() -> None:
     short = view(waiting=QUEUE[2:], n_decoding=1, free_blocks=0, running=(RunningSeq(8, 200, 13),))
-    assert Cap(Orca(), max_tokens=1000).plan(short) == Plan(decode=True, through_arrivals=True)
-    assert Cap(Orca(), max_tokens=10).plan(short) == Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
+    assert Cap(OrcaPaged(), max_tokens=1000).plan(short) == Plan(decode=True, through_arrivals=True)
+    assert Cap(OrcaPaged(), max_tokens=10).plan(short) == Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
 def test_cap_lets_a_request_beyond_the_limit_run_alone() -> None:
-    assert Cap(Orca(), max_tokens=100).plan(view(waiting=QUEUE)).run == ((1, 300),)
+    assert Cap(OrcaPaged(), max_tokens=100).plan(view(waiting=QUEUE)).run == ((1, 300),)
 
 
 def test_reject_refuses_what_is_overdue_or_would_start_too_late() -> None:
@@ -132,7 +135,7 @@ def test_reject_refuses_what_is_overdue_or_would_start_too_late() -> None:
 def test_reject_holds_until_the_first_deadline_of_those_that_wait() -> None:
     queue = (WaitingSeq(1, 300, arrival_ns=5, deadline_ns=2000), WaitingSeq(2, 100, arrival_ns=6, deadline_ns=1500))
     held = view(waiting=queue, n_decoding=2, now_ns=1000)
-    assert RejectLate(Orca(max_sequences=2)).plan(held) == Plan(decode=True, hold=UNTIL_CHANGE, until_ns=1507)
+    assert RejectLate(OrcaPaged(max_sequences=2)).plan(held) == Plan(decode=True, hold=UNTIL_CHANGE, until_ns=1507)
 
 
 def test_reject_does_not_make_an_inner_policy_wait_that_plans_nothing() -> None:
@@ -143,10 +146,13 @@ def test_reject_does_not_make_an_inner_policy_wait_that_plans_nothing() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Cap(Orca()), "a cap without a limit caps nothing"),
-        (lambda: Cap(Orca(), max_tokens=0), "max_tokens is a whole number of at least 1; got 0"),
-        (lambda: Order(Orca(), by="size"), "by is one of arrival, priority, deadline, shortest_prompt; got 'size'"),
-        (lambda: Pad(Orca(), 0), "sequences is a whole number of at least 1; got 0"),
+        (lambda: Cap(OrcaPaged()), "a cap without a limit caps nothing"),
+        (lambda: Cap(OrcaPaged(), max_tokens=0), "max_tokens is a whole number of at least 1; got 0"),
+        (
+            lambda: Order(OrcaPaged(), by="size"),
+            "by is one of arrival, priority, deadline, shortest_prompt; got 'size'",
+        ),
+        (lambda: Pad(OrcaPaged(), 0), "sequences is a whole number of at least 1; got 0"),
     ],
 )
 def test_settings_out_of_bounds_are_refused(make: Any, message: str) -> None:
@@ -165,7 +171,7 @@ def a_wrapped(rng: random.Random) -> Any:
         [
             Sarathi(rng.randrange(4, 200), rng.randrange(1, 12)),
             Sarathi(rng.randrange(40, 200), rng.randrange(4, 40)),
-            Orca(rng.randrange(1, 12)),
+            OrcaPaged(rng.randrange(1, 12)),
             VllmV0(rng.randrange(10, 400), rng.randrange(1, 12)),
             Static(rng.randrange(1, 6)),
         ]
@@ -248,5 +254,5 @@ def test_a_wrapper_that_lies_about_how_long_its_answer_holds_is_caught() -> None
         runs = (run(experiment), run(experiment, fast_forward=False))
         return [columns.iterations()["waiting"] for columns in runs]
 
-    np.testing.assert_array_equal(*ends(RejectLate(Orca(max_sequences=1))))
-    assert not np.array_equal(*ends(Overstays(Orca(max_sequences=1))))
+    np.testing.assert_array_equal(*ends(RejectLate(OrcaPaged(max_sequences=1))))
+    assert not np.array_equal(*ends(Overstays(OrcaPaged(max_sequences=1))))

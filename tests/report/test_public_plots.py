@@ -121,7 +121,7 @@ def test_equal_figures_are_equal_files(tmp_path):
 def folders(tmp_path_factory):
     base = Scenario.default().with_set("workload.limit=30")
     folder = tmp_path_factory.mktemp("plots")
-    simulate(base).save(folder / "run", plots=False)
+    simulate(base).save(folder / "run")
     sweep(base, axes={"workload.rate_scale": [0.5, 1, 2], "replicas": [1, 2]}, out=folder / "sweep", jobs=1)
     return folder
 
@@ -153,6 +153,22 @@ def test_what_cannot_be_drawn_is_refused(folders, arguments, message):
     done = CliRunner().invoke(build_app(), ["plot", str(folders / arguments[0]), *arguments[1:]])
     assert done.exit_code == 2, done.output
     assert message in done.stderr
+
+
+def test_latencies_of_groups_are_lines_of_one_picture():
+    frame = pd.DataFrame({"ttft_s": [0.1, 0.2, 0.3, 1.0, 2.0, np.nan], "stack": [*"aaa", *"bbb"]})
+    ax = axes()
+    plots.latency_cdf(frame, ax, column="ttft_s", hue="stack")
+    a, b = ax.get_lines()
+    assert a.get_xdata().tolist() == [0.1, 0.2, 0.3]
+    assert b.get_ydata().tolist() == [0.5, 1.0]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b"]
+    assert ax.get_xlabel() == "time to first token, log scale"
+
+
+def test_public_pictures_are_what_they_are_called():
+    for name in plots.__all__:
+        assert callable(getattr(plots, name)) or name.isupper(), name
 
 
 def test_a_gantt_chart_says_what_its_colours_and_its_axis_mean():

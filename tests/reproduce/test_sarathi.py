@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hwmodels.overheads import Overheads, serving_stack
+from policies.published import OrcaPaged
 from policies.sarathi import DecodeMaximal
-from policies.schedulers import Orca
-from sim.report.gantt import bubble_share, gantt_figure
-from sim.report.plots import save_figure
+from sim.plots.stages import bubble_share, gantt_figure
+from sim.plots.style import save
 from sim.report.timeline import write_timeline
 from sim.reproduce import sarathi
 from sim.reproduce.sarathi import iterations, pipelines, serving
@@ -243,7 +243,7 @@ def runs():
     cost = cost_of("gpt3-175b", "a100-80gb-sxm", 8, 8)
     trace = pipelines.gpt3_trace(300)
     return {
-        "orca": replay(cost, Orca(27, max_prompts=1), trace),
+        "orca": replay(cost, OrcaPaged(27, max_prompts=1), trace),
         "sarathi": replay(cost, DecodeMaximal(256, 27), trace),
     }
 
@@ -257,7 +257,7 @@ def test_the_gantt_chart_draws_every_stage(runs, tmp_path):
     replicas = {name: columns.replicas[0] for name, columns in runs.items()}
     figure = gantt_figure(replicas, begin_s=10.0, end_s=10.5, title="two runs")
     assert [len(ax.get_yticks()) for ax in figure.axes] == [8, 8]
-    save_figure(figure, tmp_path / "gantt.png")
+    save(figure, tmp_path / "gantt.png", svg=False)
     assert (tmp_path / "gantt.png").read_bytes()[:4] == b"\x89PNG"
 
 

@@ -10,7 +10,8 @@ from sim.metrics import e2el_s
 from sim.reproduce import load_group, summary
 from sim.reproduce import speculative as reproduce
 from sim.reproduce.speculative import cache, sampling, servers, systems, tables
-from sim.speculation import Gap, alone, at_batch, explain_gap, grid, plain_step_s, specdecode_speedup
+from sim.scenario.build import build
+from sim.study.speedup import Gap, alone, at_batch, explain_gap, grid, plain_step_s, specdecode_speedup
 from sim.theory import speculative as theory
 from sim.theory.published import published
 from tests.reproduce import counted, stated
@@ -94,7 +95,7 @@ def test_verification_stops_being_free():
 
 def test_the_gap_to_the_paper_is_split_into_effects_that_add_up():
     made = reproduce.gap_scenario().with_value("workload.requests", 120)
-    gap = explain_gap(made.build(), alone_requests=40)
+    gap = explain_gap(build(made), alone_requests=40)
     assert gap.labels[0] == "paper's formula"
     assert set(gap.labels) >= {"ends of outputs", "queueing and batching", "target's prompts"}
     assert sum(gap.losses) == pytest.approx(gap.speedups[0] - gap.speedups[-1])
@@ -107,7 +108,7 @@ def test_the_gap_ends_at_the_speed_up_of_the_deployment():
     made = reproduce.gap_scenario().with_value("workload.requests", 60)
     plain = made.with_value("decoding", {"method": "autoregressive"})
     slow, fast = (float(e2el_s(simulate(s).columns.requests).mean()) for s in (plain, made))
-    assert explain_gap(made.build(), alone_requests=5).speedups[-1] == pytest.approx(slow / fast, rel=1e-9)
+    assert explain_gap(build(made), alone_requests=5).speedups[-1] == pytest.approx(slow / fast, rel=1e-9)
 
 
 def test_only_the_effects_that_there_are_widen_the_gap():
@@ -119,7 +120,7 @@ def test_only_the_effects_that_there_are_widen_the_gap():
         "draft": {"step_s": 0.0},
     }
     made = reproduce.gap_scenario().with_value("workload.requests", 60).with_value("decoding", section)
-    gap = explain_gap(made.build(), alone_requests=20)
+    gap = explain_gap(build(made), alone_requests=20)
     by_label = dict(zip(gap.labels[1:], gap.losses, strict=True))
     assert gap.speedups[0] == pytest.approx(theory.expected_tokens(0.7, 3))
     assert by_label["fixed overhead"] == by_label["draft's prompts"] == 0.0
@@ -127,7 +128,7 @@ def test_only_the_effects_that_there_are_widen_the_gap():
 
 
 def test_the_gap_needs_speculation():
-    plain = reproduce.gap_scenario().with_value("decoding", {"method": "autoregressive"}).build()
+    plain = build(reproduce.gap_scenario().with_value("decoding", {"method": "autoregressive"}))
     with pytest.raises(ValueError, match="an experiment that speculates"):
         explain_gap(plain)
 

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from sim.errors import OutputError
+from sim.plots import save_run
 from sim.results import FILES, Result, staging
 from tests.results.fakes import FakeColumns, iterations, plausible, requests
 
@@ -19,11 +20,19 @@ def read_all(folder):
 
 
 def test_save_writes_the_whole_folder_and_nothing_beside_it(tmp_path):
-    result().save(tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
+    made = result()
+    made.save(tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES[:4])
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    for name in ("latency.png", "timeline.png"):
-        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
+    drawn = save_run(made, tmp_path / "out")
+    assert [path.name for path in drawn] == list(FILES[4:])
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+def test_pictures_of_a_stored_result_want_gaps_that_it_has_not(tmp_path):
+    stored = Result.load(result().save(tmp_path / "out"))
+    with pytest.raises(ValueError, match="gaps between tokens are not stored"):
+        save_run(stored, tmp_path)
 
 
 class Split(FakeColumns):
@@ -38,8 +47,8 @@ def test_iterations_in_pieces_give_the_same_folder(tmp_path):
     whole = plausible(60, 300)
     split = Split(requests=whole.requests, iteration_columns=whole.iteration_columns, gaps=whole.gaps, meta=whole.meta)
     first, second = (Result(columns, manifest={}) for columns in (whole, split))
-    first.save(tmp_path / "whole")
-    second.save(tmp_path / "split")
+    save_run(first, first.save(tmp_path / "whole"))
+    save_run(second, second.save(tmp_path / "split"))
     pd.testing.assert_frame_equal(first.iterations, second.iterations)
     stored = [pd.read_parquet(tmp_path / name / "iterations.parquet") for name in ("whole", "split")]
     pd.testing.assert_frame_equal(*stored)
@@ -50,8 +59,9 @@ def test_iterations_in_pieces_give_the_same_folder(tmp_path):
 
 
 def test_saving_twice_gives_the_same_bytes(tmp_path):
-    result().save(tmp_path / "a")
-    result().save(tmp_path / "b")
+    for name in ("a", "b"):
+        made = result().kept()
+        save_run(made, made.save(tmp_path / name))
     assert read_all(tmp_path / "a") == read_all(tmp_path / "b")
 
 
@@ -70,7 +80,7 @@ def test_absent_times_are_null_and_status_and_reason_are_text(tmp_path):
         gaps=(np.array([1]), np.array([2])),
         reasons=("prompt of 90 tokens exceeds the KV pool",),
     )
-    Result(columns, manifest={}).save(tmp_path / "out", plots=False)
+    Result(columns, manifest={}).save(tmp_path / "out")
     table = pd.read_parquet(tmp_path / "out" / "requests.parquet")
     assert table["status"].tolist() == ["finished", "rejected", "unfinished"]
     assert table["reason"].dropna().tolist() == ["prompt of 90 tokens exceeds the KV pool"]
@@ -81,7 +91,7 @@ def test_absent_times_are_null_and_status_and_reason_are_text(tmp_path):
 
 def test_a_loaded_result_equals_the_saved_one(tmp_path):
     saved = result()
-    loaded = Result.load(saved.save(tmp_path / "out", plots=False))
+    loaded = Result.load(saved.save(tmp_path / "out"))
     assert loaded.summary == saved.summary
     assert loaded.label == saved.label
     pd.testing.assert_frame_equal(loaded.requests, saved.requests)
@@ -108,8 +118,8 @@ def test_summary_json_has_no_nan_when_nothing_ran(tmp_path):
 
 
 def test_older_results_are_replaced_as_a_whole(tmp_path):
-    result().save(tmp_path / "out")
-    result(seed=1).save(tmp_path / "out", plots=False)
+    save_run(result(), result().save(tmp_path / "out"))
+    result(seed=1).save(tmp_path / "out")
     assert not (tmp_path / "out" / "latency.png").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -119,7 +129,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path, with_results):
     out = tmp_path / "out"
     out.mkdir()
     if with_results:
-        result().save(out, plots=False)
+        result().save(out)
     (out / "thesis.txt").write_text("years of work")
     before = read_all(out)
     with pytest.raises(OutputError, match=r"thesis\.txt.*choose another --out"):
@@ -156,7 +166,7 @@ def write_half(folder, error):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_interrupted_run_leaves_the_older_results_and_no_scratch(tmp_path, error):
-    out = result().save(tmp_path / "deep" / "out", plots=False)
+    out = result().save(tmp_path / "deep" / "out")
     before = read_all(out)
     with pytest.raises(error):
         write_half(out, error)
@@ -174,7 +184,7 @@ def test_an_interrupted_first_run_leaves_no_folder_at_all(tmp_path):
     ("damage", "words"), [("missing", "is missing"), ("format", "this version reads"), ("absent", "not a folder")]
 )
 def test_loading_something_else_is_refused(tmp_path, damage, words):
-    out = result().save(tmp_path / "out", plots=False)
+    out = result().save(tmp_path / "out")
     if damage == "missing":
         (out / "requests.parquet").unlink()
     elif damage == "format":

@@ -123,7 +123,7 @@ def test_the_scenario_says_the_window_and_the_summary_repeats_it(tmp_path):
     result = simulate(base.with_set("window={from_s: 20, to_s: 40}"))
     assert result.summary["window"]["rule"] == "arrivals"
     assert result.summary["window"]["requests"] == result.in_window.sum() < 300
-    result.save(tmp_path / "run", plots=False)
+    result.save(tmp_path / "run")
     assert Result.load(tmp_path / "run").in_window.sum() == result.in_window.sum()
     plain = simulate(base)
     assert plain.summary["window"]["rule"] == "whole"

@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.schedulers import Orca, Sarathi
+from policies.published import Orca
+from policies.schedulers import Sarathi
 from policies.view import Plan
 from policies.vllm import VllmV0
 from policies.wrappers import Cap, EvictNewest, Order, Pad, RejectLate
@@ -12,7 +13,7 @@ from sim import simulate
 from sim.errors import ScenarioError
 from sim.run import work_done
 from sim.scenario import Scenario
-from sim.scenario.build import resolve, workload_of
+from sim.scenario.build import build, resolve, workload_of
 from workloads import ClosedLoop
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -69,14 +70,14 @@ def test_the_default_scenario_follows_the_azure_conversation_trace():
 def test_preemption_wraps_the_scheduler():
     def made(preemption):
         memory = {"preemption": preemption}
-        return Scenario(scheduler={"policy": "vllm-v0"}, memory=memory).build().replicas[0].scheduler
+        return build(Scenario(scheduler={"policy": "vllm-v0"}, memory=memory)).replicas[0].scheduler
 
     assert made("recompute") == EvictNewest(inner=VllmV0())
     assert made("none") == VllmV0()
 
 
 def test_policy_settings_reach_the_policy():
-    experiment = Scenario(scheduler={"policy": "sarathi", "token_budget": 64}, replicas=2, router="random").build()
+    experiment = build(Scenario(scheduler={"policy": "sarathi", "token_budget": 64}, replicas=2, router="random"))
     assert experiment.replicas[0].scheduler == EvictNewest(inner=Sarathi(token_budget=64))
     assert len(experiment.replicas) == 2
     assert type(experiment.router).__name__ == "Random"
@@ -113,23 +114,23 @@ def test_a_policy_may_be_a_plain_function():
 
 def test_wrappers_nest_and_settings_reach_the_innermost():
     text = "{policy: order, by: deadline, inner: {policy: cap, max_tokens: 900, inner: {policy: sarathi, token_budget: 64}}}"
-    made = scenario(f"scheduler: {text}").build().replicas[0].scheduler
+    made = build(scenario(f"scheduler: {text}")).replicas[0].scheduler
     assert made == EvictNewest(Order(Cap(Sarathi(token_budget=64), max_tokens=900), by="deadline"))
-    assert scenario("scheduler: {policy: pad, sequences: 4, inner: orca}\nmemory: {preemption: none}").build().replicas[
+    assert build(scenario("scheduler: {policy: pad, sequences: 4, inner: orca}\nmemory: {preemption: none}")).replicas[
         0
     ].scheduler == Pad(Orca(), 4)
     named = scenario("scheduler: {policy: 'policies.wrappers:EvictNewest', inner: {policy: sarathi}}")
-    assert named.build().replicas[0].scheduler == EvictNewest(Sarathi())
+    assert build(named).replicas[0].scheduler == EvictNewest(Sarathi())
 
 
 def test_a_scheduler_that_says_evict_newest_is_not_wrapped_a_second_time():
     text = "{policy: reject, inner: {policy: evict_newest, inner: {policy: vllm-v0}}}"
-    assert scenario(f"scheduler: {text}").build().replicas[0].scheduler == RejectLate(EvictNewest(VllmV0()))
+    assert build(scenario(f"scheduler: {text}")).replicas[0].scheduler == RejectLate(EvictNewest(VllmV0()))
 
 
 def test_settings_of_an_inner_policy_can_be_set_and_chosen():
     base = scenario("scheduler: {policy: cap, max_sequences: 9, inner: sarathi}")
-    made = base.with_set("scheduler.inner.token_budget=77").build().replicas[0].scheduler
+    made = build(base.with_set("scheduler.inner.token_budget=77")).replicas[0].scheduler
     assert made == EvictNewest(Cap(Sarathi(token_budget=77), max_sequences=9))
     built = resolve(base.with_set("scheduler.inner.token_budget=auto"))
     tokens = built.manifest["auto"]["scheduler.inner.token_budget"]["tokens"]
@@ -161,11 +162,11 @@ def test_the_schedulers_limits_are_those_of_the_profile_run():
 
 
 def test_blocks_that_are_given_hold_a_null_block():
-    made = Scenario(memory={"kv_blocks": 100, "block_tokens": 8}).build().replicas[0]
+    made = build(Scenario(memory={"kv_blocks": 100, "block_tokens": 8})).replicas[0]
     assert (made.kv_blocks, made.block_tokens) == (99, 8)
-    plain = Scenario(memory={"kv_blocks": 100}, serving_stack="ideal").build().replicas[0]
+    plain = build(Scenario(memory={"kv_blocks": 100}, serving_stack="ideal")).replicas[0]
     assert (plain.kv_blocks, plain.block_tokens) == (100, 16)
-    assert Scenario(serving_stack="sglang").build().replicas[0].block_tokens == 1
+    assert build(Scenario(serving_stack="sglang")).replicas[0].block_tokens == 1
 
 
 def test_a_policy_that_breaks_the_rules_is_an_error_and_not_a_hang():
@@ -329,7 +330,7 @@ def test_the_examples_show_what_they_say():
 
 
 def test_work_over_spans_equals_work_over_single_iterations():
-    experiment = Scenario(workload={"trace": "conversation", "limit": 30}).build()
+    experiment = build(Scenario(workload={"trace": "conversation", "limit": 30}))
     from sim.engine import run
 
     fast, slow = (work_done(experiment, run(experiment, fast_forward=way)) for way in (True, False))
@@ -352,4 +353,4 @@ def test_memory_bound_decoding_has_full_bandwidth_utilisation():
 def test_simulate_says_what_it_takes():
     with pytest.raises(TypeError, match="simulate takes a Scenario or an Experiment; got str"):
         simulate("scenario.yaml")
-    assert simulate(Scenario(workload={"trace": "conversation", "limit": 3}).build()).label == "experiment"
+    assert simulate(build(Scenario(workload={"trace": "conversation", "limit": 3}))).label == "experiment"

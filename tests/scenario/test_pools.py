@@ -10,16 +10,18 @@ from typer.testing import CliRunner
 from hwmodels.device import load_device
 from hwmodels.model import load_model
 from policies.placement import Group, Placement
-from policies.schedulers import Orca, Sarathi
+from policies.published import Orca
+from policies.schedulers import Sarathi
 from policies.wrappers import EvictNewest
 from sim import simulate, sweep
 from sim.cli import build_app
+from sim.engine import run
 from sim.errors import RooftraceError, ScenarioError
 from sim.placement import save_placement
 from sim.placement.scenario import PlaceScenario
 from sim.results import Result
 from sim.scenario import Scenario
-from sim.scenario.build import deployment_of, resolve
+from sim.scenario.build import build, deployment_of, resolve
 from sim.study.optimize import with_costs
 from sim.study.points import check_key
 from workloads import Trace
@@ -55,29 +57,29 @@ def test_a_pool_that_says_nothing_is_the_scenario_of_the_top_level():
 
 
 def test_a_pool_has_what_it_says_and_the_rest_from_the_top_level():
-    experiment = pools(
-        scheduler={"policy": "sarathi", "token_budget": 99},
-        memory={"block_tokens": 32, "gpu_memory_utilization": 0.8},
-        pools={
-            "a": {"memory": {"gpu_memory_utilization": 0.5}, "scheduler": {"policy": "orca"}},
-            "b": {"model": SMALL, "micro_batches": 3, "parallel": {"pipeline": 2}},
-        },
-    ).build()
+    experiment = build(
+        pools(
+            scheduler={"policy": "sarathi", "token_budget": 99},
+            memory={"block_tokens": 32, "gpu_memory_utilization": 0.8},
+            pools={
+                "a": {"memory": {"gpu_memory_utilization": 0.5}, "scheduler": {"policy": "orca"}},
+                "b": {"model": SMALL, "micro_batches": 3, "parallel": {"pipeline": 2}},
+            },
+        )
+    )
     a, b = experiment.replicas
     assert (a.scheduler, b.scheduler) == (EvictNewest(Orca()), EvictNewest(Sarathi(token_budget=99)))
     assert (a.block_tokens, b.block_tokens, b.micro_batches, b.cost.n_stages) == (32, 32, 3, 2)
-    alone = (
+    alone = build(
         Scenario(memory={"block_tokens": 32, "gpu_memory_utilization": 0.5}, scheduler={"policy": "orca"})
-        .build()
-        .replicas[0]
-    )
+    ).replicas[0]
     assert a.kv_blocks == alone.kv_blocks
 
 
 def test_settings_of_a_pool_can_be_set_and_start_from_those_of_the_top_level():
     made = pools(scheduler={"policy": "sarathi", "max_sequences": 7}).with_set("pools.large.scheduler.token_budget=64")
-    assert made.build().replicas[2].scheduler == EvictNewest(Sarathi(token_budget=64, max_sequences=7))
-    assert made.build().replicas[0].scheduler == EvictNewest(Sarathi(max_sequences=7))
+    assert build(made).replicas[2].scheduler == EvictNewest(Sarathi(token_budget=64, max_sequences=7))
+    assert build(made).replicas[0].scheduler == EvictNewest(Sarathi(max_sequences=7))
 
 
 def test_every_request_is_served_by_a_machine_of_its_model():
@@ -172,6 +174,33 @@ def test_a_priority_decides_who_goes_first_where_the_scheduler_asks_for_it(tmp_p
     with pytest.raises(ScenarioError, match="their requests have no priority"):
         resolve(Scenario(workload=clients))
     assert np.argsort(result.columns.requests["first_token_ns"]).tolist() == [2, 0, 3, 1]
+
+
+def test_an_order_by_priority_without_priorities_is_said_to_change_nothing():
+    order = {"policy": "order", "by": "priority", "inner": {"policy": "sarathi"}}
+    (note,) = resolve(Scenario(scheduler=order)).manifest["notes"]
+    assert note.startswith("The scheduler orders by priority and no request has one")
+    assert resolve(Scenario(scheduler={**order, "by": "arrival"})).manifest["notes"] == []
+
+
+def test_settings_of_the_top_level_that_every_pool_replaces_are_said_not_to_be_used():
+    both = {"small": {"model": SMALL}, "large": {"model": LARGE, "parallel": {"tensor": 2}}}
+    (note,) = resolve(pools(pools=both, model=LARGE)).manifest["notes"]
+    assert note == "The top level's model is not used: every pool has its own."
+    assert resolve(pools(model=LARGE)).manifest["notes"] == []
+
+
+def test_closed_loop_clients_keep_deadlines_of_a_trace_and_say_what_they_leave_out(tmp_path):
+    (tmp_path / "t.csv").write_text(
+        "arrival_s,prompt_tokens,output_tokens,deadline_s,session\n0,9,2,0.5,1\n1,9,2,,1\n2,9,2,0.1,2\n"
+    )
+    arrivals = {"process": "closed_loop", "concurrency": 2}
+    built = resolve(Scenario(workload={"trace": str(tmp_path / "t.csv"), "arrivals": arrivals, "limit": 2}))
+    (note,) = built.manifest["notes"]
+    assert note.startswith(
+        "Closed-loop clients leave out what the trace says of which requests belong to one conversation"
+    )
+    assert run(built.experiment).requests["deadline_ns"].tolist() == [500_000_000, -1]
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,8 @@ def test_overload_is_a_verdict_and_not_a_number():
 
 def test_results_are_paired_request_by_request(tmp_path):
     long = BUSY.with_set("workload.requests=600")
-    simulate(long).save(tmp_path / "a", plots=False)
-    simulate(long.with_set("hardware=a100-80gb-sxm")).save(tmp_path / "b", plots=False)
+    simulate(long).save(tmp_path / "a")
+    simulate(long.with_set("hardware=a100-80gb-sxm")).save(tmp_path / "b")
     found = {each.metric: each for each in compare(tmp_path / "a", tmp_path / "b")}
     assert found["e2el_s.p50"].change.n == 16
     assert compare(tmp_path / "a", tmp_path / "b", metrics=["e2el_s.p50"]).a.startswith(str(tmp_path / "a"))
@@ -170,7 +170,7 @@ def test_runs_that_are_done_take_no_replications(tmp_path):
 
 
 def test_unlike_things_are_not_compared(tmp_path):
-    simulate(BUSY).save(tmp_path / "a", plots=False)
+    simulate(BUSY).save(tmp_path / "a")
     with pytest.raises(RooftraceError, match="A is the result of a run and B a scenario"):
         compare(tmp_path / "a", BUSY)
     with pytest.raises(RooftraceError, match="share their seeds"):

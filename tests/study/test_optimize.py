@@ -7,7 +7,8 @@ from typer.testing import CliRunner
 
 from sim import RooftraceError, Scenario
 from sim.cli import build_app
-from sim.study.optimize import Target, cheapest, choose, highest_rate, judge, pareto_front, with_costs
+from sim.study.optimize import cheapest, choose, pareto_front, with_costs
+from sim.study.rates import Target, highest_rate, judge
 
 BASE = Scenario.default().with_set(
     "workload={arrivals: {process: poisson, rate_per_s: 10}, prompt_tokens: 600, output_tokens: 60, requests: 200}"

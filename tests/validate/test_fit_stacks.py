@@ -10,7 +10,7 @@ import pytest
 
 from hwmodels.measured import read
 from hwmodels.overheads import serving_stack, serving_stacks
-from sim.fit_stacks import (
+from sim.validation.fit_stacks import (
     EAGER,
     NOT_OFFERED,
     SERVED,
@@ -26,7 +26,7 @@ from sim.fit_stacks import (
     on_bound,
     undetermined,
 )
-from sim.measured_runs import rows_of, speculates, speculative_rows
+from sim.validation.runs import rows_of, speculates, speculative_rows
 from tests.validate.test_validate import DENSE, row_of
 
 STACKS = [name for name in serving_stacks() if name != "ideal"]

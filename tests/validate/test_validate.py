@@ -15,8 +15,9 @@ from hwmodels.parallel import ParallelConfig
 from hwmodels.profiles import load_profile
 from sim.cli import build_app
 from sim.errors import OutputError, RooftraceError
-from sim.measured_runs import Unmodelled, closed_loop_s, latencies_s, rows_of, served_run
-from sim.validate import COLUMNS, compare, to_markdown, validate, write_csv
+from sim.validation.files import compare, validate
+from sim.validation.runs import Unmodelled, closed_loop_s, latencies_s, rows_of, served_run
+from sim.validation.tables import COLUMNS, to_markdown, write_csv
 
 SILICON = (
     "model_path,system,backend,backend_version,precision,gemm_quant_mode,moe_quant_mode,mode,isl,osl,concurrency,"

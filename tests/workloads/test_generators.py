@@ -37,7 +37,7 @@ from workloads import (
     split_total,
     synthesize,
 )
-from workloads.generators import gamma_shape
+from workloads.gamma_windows import gamma_shape
 
 PROCESSES = [
     Poisson(rate_per_s=5.0),

@@ -260,7 +260,7 @@ def test_writing_leaves_nothing_half_written(tmp_path, monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("workloads.trace.os.replace", fail)
+    monkeypatch.setattr("workloads.write.os.replace", fail)
     with pytest.raises(KeyboardInterrupt):
         three().scale_rate(2).to_csv(tmp_path / "t.csv")
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]

@@ -47,6 +47,14 @@ def capacity(
         float | None,
         typer.Option(help="With --slo: width of the answer, as a share of it; default 0.02.", show_default=False),
     ] = None,
+    replications: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --slo: runs of each rate, judged together as by rooftrace optimize; default 1.",
+            show_default=False,
+        ),
+    ] = None,
     published: Annotated[
         bool, typer.Option("--published", help="Explain the batch sizes that the SARATHI paper states.")
     ] = False,
@@ -59,6 +67,7 @@ def capacity(
         "--queue-p50": queue_p50,
         "--attainment": attainment,
         "--tolerance": tolerance,
+        "--replications": replications,
     }
     if published:
         given = {"a scenario": scenario, "--set": set_, "--slo": slo or None, **planning, **searching}
@@ -77,6 +86,7 @@ def capacity(
             2.0 if queue_p50 is None else queue_p50,
             attainment,
             0.02 if tolerance is None else tolerance,
+            replications or 1,
             as_json,
         )
         return
@@ -92,8 +102,8 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 def _plan(scenario: Any, lengths: list[int], reserve_gb: float | None, as_json: bool) -> None:
     from hwmodels.memory import cache_text, parts_text
-    from sim.capacity import batch_plan, deployment_plan
     from sim.scenario.build import deployment_of, memory_plan_of
+    from sim.study.memory import batch_plan, deployment_plan
 
     memory = None
     if reserve_gb is None:
@@ -162,9 +172,10 @@ def _search(
     queue_p50: float,
     attainment: float | None,
     tolerance: float,
+    replications: int,
     as_json: bool,
 ) -> None:
-    from sim.capacity import Limits, slo_capacity
+    from sim.study.rates import Target, highest_rate
 
     if not 0 < tolerance < 1:
         raise RooftraceError(f"--tolerance is a share in (0, 1); got {tolerance}")
@@ -177,8 +188,8 @@ def _search(
             raise RooftraceError(f"{name} is a finite number of seconds above 0; got {value}")
     if attainment is not None and not 0 < attainment <= 1:
         raise RooftraceError(f"--attainment is a share above 0 and at most 1; got {attainment}")
-    limits = Limits(tbt_p99_s=tbt_p99, queue_p50_s=queue_p50, attainment=attainment)
-    found = slo_capacity(scenario, limits, tolerance=tolerance)
+    target = Target(attainment=attainment, tbt_p99_s=tbt_p99, queue_p50_s=queue_p50, all_finish=True)
+    found = highest_rate(scenario, target, replications=replications, tolerance=tolerance)
     if as_json:
         typer.echo(
             json.dumps(
@@ -186,7 +197,7 @@ def _search(
                     "rate_per_s": found.rate_per_s,
                     "outside_per_s": found.outside_per_s,
                     "limits": {"tbt_p99_s": tbt_p99, "queue_p50_s": queue_p50, "attainment": attainment},
-                    "probes": [{"rate_per_s": probe.rate_per_s, "miss": probe.miss} for probe in found.probes],
+                    "probes": [{"rate_per_s": each.rate_per_s, "miss": each.miss} for each in found.judgements],
                 },
                 indent=2,
             )
@@ -194,8 +205,8 @@ def _search(
         return
     from sim.cli.tables import print_facts, print_table
 
-    probes = sorted(found.probes, key=lambda probe: probe.rate_per_s)
-    rows = [(f"{probe.rate_per_s:.4g}", probe.miss or "within all limits") for probe in probes]
+    tried = sorted(found.judgements, key=lambda each: each.rate_per_s)
+    rows = [(f"{each.rate_per_s:.4g}", each.why) for each in tried]
     print_table(("requests/s", "limits"), rows, left=0, fold=1)
     within = [f"median delay at most {queue_p50:g} s"]
     if tbt_p99 is not None:

@@ -35,7 +35,7 @@ def fit(
     from hwmodels.device import load_device
     from hwmodels.fit import fit_profile
     from hwmodels.profiles import complete, datasheet_of, load_profile, write_profile
-    from sim.validate import LEFT_OUT, read_measured
+    from sim.validation.files import LEFT_OUT, read_measured
 
     if out.suffix != ".toml":
         raise RooftraceError(f"--out {out}: a profile is a TOML file; end its name in .toml")

@@ -10,7 +10,8 @@ import typer
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario
-    from sim.study.optimize import Choice, Target
+    from sim.study.optimize import Choice
+    from sim.study.rates import Target
 
 _SHOWN = 15
 
@@ -55,9 +56,10 @@ def optimize(
     """Find the highest rate within the SLO, or the candidate that keeps it at least cost. Exit code 1 if there is none."""
     from sim.errors import RooftraceError
     from sim.scenario import Scenario
-    from sim.scenario.explain import unknown
-    from sim.study.optimize import GOALS, TOLERANCE, Target
+    from sim.study.optimize import GOALS
     from sim.study.points import read_axis
+    from sim.study.rates import TOLERANCE, Target
+    from sim.text import unknown
 
     chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
     chosen = chosen.with_set(*(set_ or ()))
@@ -106,8 +108,8 @@ def _rate(
 
     from sim.errors import RooftraceError
     from sim.results import over
-    from sim.study.optimize import highest_rate
     from sim.study.points import check_key
+    from sim.study.rates import highest_rate
 
     if out is not None:
         raise RooftraceError("--out keeps candidates of a sweep, and --goal rate makes none; leave it out")
@@ -126,8 +128,9 @@ def _rate(
                 "rate_per_s": found.rate_per_s,
                 "outside_per_s": found.outside_per_s,
                 "tried": [
-                    {"rate_per_s": each.rate_per_s, "met": each.met, "attainment": each.attainment.mean,
-                     "replications": each.attainment.n, "why": each.why}
+                    {"rate_per_s": each.rate_per_s, "met": each.met,
+                     "attainment": None if each.attainment is None else each.attainment.mean,
+                     "replications": each.runs, "why": each.why}
                     for each in found.judgements
                 ],
             }

@@ -148,13 +148,14 @@ def _gathered(names: list[str]) -> str:
 def _write(out: Path, placement: Any, serving: Any, summary: dict[str, Any]) -> None:
     from sim.errors import OutputError
     from sim.placement import save_placement
-    from sim.report.placement import placement_figure
+    from sim.plots.placement import placement_figure
+    from sim.plots.style import save
 
     try:
         out.mkdir(parents=True, exist_ok=True)
         about = {key: value for key, value in summary.items() if key != "scenario"}
         save_placement(placement, serving.names, out / "placement.json", about=about)
-        placement_figure(placement, serving.names, serving.cluster).savefig(out / "placement.png", dpi=120)
+        save(placement_figure(placement, serving.names, serving.cluster), out / "placement.png", svg=False)
         (out / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         if isinstance(error, OutputError):

@@ -54,7 +54,12 @@ def run(
         _check_writable(timeline)
     with staging(folder, files=(*FILES, REPORT)) as scratch:
         result = run_built(built)
-        result.write(scratch, plots=plots)
+        kept = result.kept()
+        kept.write(scratch)
+        if plots:
+            from sim.plots import save_run
+
+            save_run(kept, scratch)
         if html:
             from sim.report.html import write_run_report
 

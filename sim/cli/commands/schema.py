@@ -13,6 +13,6 @@ def register(app: typer.Typer) -> None:
 
 def schema() -> None:
     """Print the JSON Schema of a scenario file, for editors and checkers."""
-    from sim.scenario import Scenario
+    from sim.scenario.schema import json_schema
 
-    typer.echo(json.dumps(Scenario.json_schema(), indent=2))
+    typer.echo(json.dumps(json_schema(), indent=2))

@@ -61,7 +61,8 @@ def validate(
     for path in (out, markdown):  # before the minutes that the simulations take
         if path is not None and not path.parent.is_dir():
             raise OutputError(f"cannot write {path}: its folder does not exist; create it first")
-    from sim.validate import LEFT_OUT, comparisons, read_measured, to_markdown, write_csv
+    from sim.validation.files import LEFT_OUT, comparisons, read_measured
+    from sim.validation.tables import to_markdown, write_csv
 
     folder = read_measured(measured, hardware=hardware, strict=strict)
     found = list(comparisons(folder, hardware=hardware))
@@ -88,7 +89,7 @@ def validate(
         for note in line.notes:
             typer.echo(f"{line.file}: {note}")
     if plots is not None:
-        from sim.report.roofline import draw_validation
+        from sim.plots.validation import draw_validation
 
         for path in draw_validation(found, plots):
             typer.echo(f"Plot: {path}")

@@ -10,6 +10,7 @@ import numpy as np
 
 from policies.placement import ClockworkPlusPlus, PartitionSearch, PlacementSearch, RoundRobin, SelectiveReplication
 from sim.placement.groups import GroupExperiment, stage_record
+from sim.plots.style import save, sheet
 from sim.reproduce.alpaserve.cases import SEARCHES, attainment, latencies_s, pair_groups, single, table, traffic
 from sim.reproduce.alpaserve.queueing import PAIRS
 from sim.reproduce.alpaserve.statements import very_large_point
@@ -29,17 +30,14 @@ def plots(folder: Path) -> list[Path]:
         ("alpaserve-very-large.png", _very_large_figure()),
         ("alpaserve-cluster.png", _cluster_figure()),
     ):
-        figure.savefig(folder / name, dpi=120)
-        made.append(folder / name)
+        made += save(figure, folder / name, svg=False)
     return made
 
 
 def _two_models_figure() -> Figure:
-    from matplotlib.figure import Figure
+    from sim.plots.placement import busy_share, draw_latencies, draw_utilisation
 
-    from sim.report.placement import busy_share, draw_latencies, draw_utilisation
-
-    figure = Figure(figsize=(11, 7), layout="constrained")
+    figure = sheet(11, 7, title="Two 6.7B models on two GPUs, 3 requests a second")
     axes = figure.subplots(2, 2).ravel()
     for ax, (case, rates, cv, _, _) in zip(axes, PAIRS, strict=False):
         trace = traffic(rates, cv, 0, n=60_000)
@@ -55,12 +53,11 @@ def _two_models_figure() -> Figure:
         record = stage_record(GroupExperiment(workload=trace, groups=pair_groups(pipelined)))
         lines[name] = busy_share(record, edges_s, devices, 2)
     draw_utilisation(axes[3], edges_s, lines, title="(d) Gamma CV 3: cluster utilisation, means of 2 s")
-    figure.suptitle("Two 6.7B models on two GPUs, 3 requests a second", fontsize=11)
     return figure
 
 
 def _policies_figure() -> Figure:
-    from sim.report.placement import attainment_figure
+    from sim.plots.placement import attainment_figure
 
     policies: dict[str, PlacementSearch] = {
         "AlpaServe": PartitionSearch(),
@@ -91,7 +88,7 @@ def _policies_figure() -> Figure:
 
 
 def _very_large_figure() -> Figure:
-    from sim.report.placement import attainment_figure
+    from sim.plots.placement import attainment_figure
 
     def sweep(points: Sequence[tuple[float, tuple[float, float, float]]]) -> _Panel:
         found = [very_large_point(*point, seeds=2, span_s=600.0) for _, point in points]
@@ -106,7 +103,7 @@ def _very_large_figure() -> Figure:
 
 
 def _cluster_figure() -> Figure:
-    from sim.report.placement import attainment_figure
+    from sim.plots.placement import attainment_figure
 
     recorded = table("alpaserve_sim_vs_cluster.csv")
     scales = sorted({float(row["slo_scale"]) for row in recorded})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hwmodels.cost import CostModel
+from policies.published import OrcaPaged, Static
 from policies.sarathi import DecodeMaximal
-from policies.schedulers import Orca, Static
 from sim.reproduce.rows import Row
 from sim.reproduce.sarathi.runs import (
     MEASURED,
@@ -218,8 +218,8 @@ def _orca(quick: bool) -> Iterator[Row]:
         case = f"LLaMA-13B, A6000, {tokens} tokens, batch {batch}, P:D {prompt / decodes:.1f}"
         for system, scheduler, figure, tolerance in (
             ("SARATHI", DecodeMaximal(256, batch), float(line["sarathi"]), 4.0),
-            ("Orca best case", Orca(batch, max_prompts=1), float(line["orca_best"]), 4.0),
-            ("Orca worst case", Orca(batch), 1.0, 4.0),
+            ("Orca best case", OrcaPaged(batch, max_prompts=1), float(line["orca_best"]), 4.0),
+            ("Orca worst case", OrcaPaged(batch), 1.0, 4.0),
         ):
             yield Row(
                 experiment="Orca",
@@ -231,7 +231,7 @@ def _orca(quick: bool) -> Iterator[Row]:
                 evidence=MEASURED,
                 within_pct=tolerance,
             )
-        together = throughput(cost, Orca(batch), batch, prompt, decodes, batches)
+        together = throughput(cost, OrcaPaged(batch), batch, prompt, decodes, batches)
         static = throughput(cost, Static(batch), batch, prompt, decodes, batches)
         yield Row(
             experiment="Orca",

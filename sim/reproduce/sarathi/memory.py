@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from hwmodels.model import load_model
-from sim.capacity import batch_plan, reserve_range
 from sim.reproduce.rows import Row
 from sim.reproduce.sarathi.machines import deployment
 from sim.reproduce.sarathi.runs import PRINT, SHOWN, published
+from sim.study.memory import batch_plan, reserve_range
 from sim.theory import sarathi as theory
 
 

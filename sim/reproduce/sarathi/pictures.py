@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hwmodels.totals import Totals
+from policies.published import OrcaPaged
 from policies.sarathi import DecodeMaximal
-from policies.schedulers import Orca
+from sim.plots.style import dress, save
 from sim.reproduce.sarathi.machines import deployment
 from sim.reproduce.sarathi.pipelines import gpt3_trace
 from sim.reproduce.sarathi.runs import (
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 def plots(folder: Path) -> list[Path]:
     """Draw the pictures of this group into *folder*, and write the timeline of the pipeline."""
-    from sim.report.plots import save_figure
-
     made = []
     for name, draw in (
         ("sarathi-per-token", _draw_per_token),
@@ -44,13 +43,12 @@ def plots(folder: Path) -> list[Path]:
         ("sarathi-ablation", _draw_ablation),
         ("sarathi-capacity", _draw_capacity),
     ):
-        made.append(folder / f"{name}.png")
-        save_figure(draw(), made[-1])
+        made += save(draw(), folder / f"{name}.png", svg=False)
     return made + _draw_pipeline(folder)
 
 
 def _draw_per_token() -> Figure:
-    from sim.report import batching
+    from sim.plots import batching
 
     cost = cost_of("llama-13b", "a6000")
     batches = (1, 2, 4, 8, 16, 32)
@@ -66,7 +64,7 @@ def _draw_per_token() -> Figure:
     batching.plot_lines(prefill, together, log_x=True, log_y=True)
     batching.plot_lines(decode, alone, log_x=True, log_y=True)
     for ax, title in ((prefill, "prefill"), (decode, "decode")):
-        batching.dress(ax, x="prompts or sequences in the batch", y="ms a token", title=title)
+        dress(ax, x="prompts or sequences in the batch", y="ms a token", title=title)
         batching.plain_numbers(ax.xaxis, batches)
     batching.plain_numbers(prefill.yaxis, (0.2, 0.3, 0.5, 0.8))
     batching.plain_numbers(decode.yaxis, (2, 5, 10, 20, 50))
@@ -74,7 +72,7 @@ def _draw_per_token() -> Figure:
 
 
 def _draw_intensity() -> Figure:
-    from sim.report import batching
+    from sim.plots import batching
 
     cost = cost_of("llama-13b", "a6000")
     rows = [2**i for i in range(12)]
@@ -99,14 +97,14 @@ def _draw_intensity() -> Figure:
     ax.annotate(
         f"ridge of the datasheet, {ridge:.0f}", (1, ridge), xytext=(0, 3), textcoords="offset points", fontsize=8
     )
-    batching.dress(ax, x="n", y="FLOP a byte of weights and KV cache", title="")
+    dress(ax, x="n", y="FLOP a byte of weights and KV cache", title="")
     batching.plain_numbers(ax.xaxis, rows[::2])
     batching.plain_numbers(ax.yaxis, (1, 10, 100, 1000))
     return figure
 
 
 def _draw_pd_ratio() -> Figure:
-    from sim.report import batching
+    from sim.plots import batching
 
     cost = cost_of("llama-13b", "a6000")
     title = "LLaMA-13B on an A6000: gain of SARATHI over prefill-only and decode-only batches"
@@ -125,14 +123,12 @@ def _draw_pd_ratio() -> Figure:
             for decodes in sorted(wide)
         ]
         batching.plot_gain_over_pd(ax, lines, peaks, uncut={256: [(each.pd_ratio, each.gain) for each in uncut]})
-        batching.dress(
-            ax, x="prompt tokens / decodes", y="throughput / baseline", title=f"{tokens} tokens, batch {batch}"
-        )
+        dress(ax, x="prompt tokens / decodes", y="throughput / baseline", title=f"{tokens} tokens, batch {batch}")
     return figure
 
 
 def _draw_chunk_size() -> Figure:
-    from sim.report import batching
+    from sim.plots import batching
 
     cost = cost_of("llama-13b", "a6000")
     chunks = (64, 128, 192, 256, 320, 384, 512)
@@ -144,7 +140,7 @@ def _draw_chunk_size() -> Figure:
     batching.plot_lines(
         left, {"here": overhead, "published: at most (512, 256), over (128), about (64)": _published_overhead()}
     )
-    batching.dress(left, x="chunk, tokens", y="prefill time, chunked / whole", title="prefill alone")
+    dress(left, x="chunk, tokens", y="prefill time, chunked / whole", title="prefill alone")
     lines: dict[str, list[tuple[float, float]]] = {}
     for batch in (6, 18):
         lines[f"batch {batch}"] = []
@@ -153,9 +149,7 @@ def _draw_chunk_size() -> Figure:
             best = max(gains_over_pd(cost, batch, 1024, chunk, range(max(1, centre - 3), centre + 4), 12), key=_gain_of)
             lines[f"batch {batch}"].append((chunk, best.gain))
     batching.plot_lines(right, lines)
-    batching.dress(
-        right, x="chunk, tokens", y="throughput / baseline", title="end to end, at the best P:D of each chunk"
-    )
+    dress(right, x="chunk, tokens", y="throughput / baseline", title="end to end, at the best P:D of each chunk")
     for ax in (left, right):
         ax.set_xticks(chunks)
     return figure
@@ -170,12 +164,12 @@ def _published_overhead() -> list[tuple[float, float]]:
 
 
 def _draw_ablation() -> Figure:
-    from sim.report import batching
+    from sim.plots import batching
 
     figure, axes = batching.figure_of(2, "Sarathi-Serve's ablation: Yi-34B on two A100, token budget 1024")
     for ax, dataset in zip(axes, DATASETS, strict=True):
         batching.plot_tradeoff(ax, serve_ablation(dataset, 4))
-        batching.dress(
+        dress(
             ax,
             x="median TTFT, s",
             y="p99 time between tokens, s",
@@ -185,7 +179,7 @@ def _draw_ablation() -> Figure:
 
 
 def _draw_capacity() -> Figure:
-    from sim.report import batching
+    from sim.plots import batching
 
     figure, (ax,) = batching.figure_of(1, "Yi-34B on two A100, openchat lengths: highest rate within an SLO")
     deployed = deployment("yi-34b", "a100-80gb-sxm", 2)
@@ -197,19 +191,18 @@ def _draw_capacity() -> Figure:
         for limit in (0.2, 1.0)
     }
     batching.plot_bars(ax, groups)
-    batching.dress(ax, x="", y="requests/s", title="median delay at most 2 s, no growing queue")
+    dress(ax, x="", y="requests/s", title="median delay at most 2 s, no growing queue")
     return figure
 
 
 def _draw_pipeline(folder: Path) -> list[Path]:
-    from sim.report.gantt import gantt_figure
-    from sim.report.plots import save_figure
+    from sim.plots.stages import gantt_figure
     from sim.report.timeline import write_timeline
 
     cost = cost_of("gpt3-175b", "a100-80gb-sxm", 8, 8)
     trace = gpt3_trace(600)
     runs = {
-        "Orca, best case": replay(cost, Orca(27, max_prompts=1), trace),
+        "Orca, best case": replay(cost, OrcaPaged(27, max_prompts=1), trace),
         "SARATHI, chunk 256": replay(cost, DecodeMaximal(256, 27), trace),
         "SARATHI, chunk 256, nine micro-batches in flight": replay(cost, DecodeMaximal(256, 27), trace, lanes=9),
     }
@@ -219,9 +212,7 @@ def _draw_pipeline(folder: Path) -> list[Path]:
         end_s=62.0,
         title="GPT-3 on 64 A100, eight stages: two seconds of a run",
     )
-    picture = folder / "sarathi-pipeline.png"
-    save_figure(figure, picture)
-    files = [picture]
+    files = save(figure, folder / "sarathi-pipeline.png", svg=False)
     for name, key in (("orca", "Orca, best case"), ("sarathi", "SARATHI, chunk 256")):
         files.append(folder / f"sarathi-pipeline-{name}.events.json")
         write_timeline(runs[key], files[-1], begin_s=60.0, end_s=70.0)

@@ -16,15 +16,15 @@ from hwmodels.calibrated import Calibrated
 from hwmodels.cost import Work
 from hwmodels.layerwise import LayerwiseCost, stages_of
 from hwmodels.totals import Totals
+from policies.published import OrcaPaged
 from policies.sarathi import DecodeMaximal
-from policies.schedulers import Orca, Sarathi
+from policies.schedulers import Sarathi
 from policies.view import Scheduler
 from sim.engine import Columns
 from sim.reproduce.rows import Row
 from sim.reproduce.sarathi.machines import A100, A100_WITH_SERVER, pytorch
 from sim.reproduce.sarathi.runs import MEASURED, PRINT, SHOWN, THEORY, at_once, cost_of, iteration_s, replay
-from workloads import Trace
-from workloads.generators import Zipf
+from workloads import Trace, Zipf
 
 
 def rows(quick: bool) -> Iterator[Row]:
@@ -117,7 +117,7 @@ def _bubbles() -> Iterator[Row]:
         ("pb2", "prompts follow decodes", even, mixed),
         ("pb3", "decodes over unequal contexts", Even(kv_s=1e-6), contexts),
     ):
-        share = idle_shares(replay(cost, Orca(1), trace))[kind]
+        share = idle_shares(replay(cost, OrcaPaged(1), trace))[kind]
         yield Row(
             experiment="pipeline bubbles",
             case=f"4 equal stages; {what}: {kind.upper()}",
@@ -153,8 +153,8 @@ def _communication() -> Iterator[Row]:
         evidence=PRINT,
         within_abs=0.0,
     )
-    handed = replay(Even(n_stages=8, transfer_s=1e-4), Orca(1), at_once([64], 0)).requests["finish_ns"][0]
-    alone = replay(Even(n_stages=8), Orca(1), at_once([64], 0)).requests["finish_ns"][0]
+    handed = replay(Even(n_stages=8, transfer_s=1e-4), OrcaPaged(1), at_once([64], 0)).requests["finish_ns"][0]
+    alone = replay(Even(n_stages=8), OrcaPaged(1), at_once([64], 0)).requests["finish_ns"][0]
     yield Row(
         experiment="communication",
         case="a micro-batch through 8 stages: hand-overs of 0.1 ms in its time",
@@ -212,10 +212,10 @@ def gpt3(
     """GPT-3 by 8-way tensor and 8-way pipeline parallelism, Orca's best case and SARATHI; and as eight replicas."""
     trace = gpt3_trace(requests)
     both = cost_of("gpt3-175b", "a100-80gb-sxm", 8, 8, factory)
-    orca = replay(both, Orca(27, max_prompts=1), trace)
+    orca = replay(both, OrcaPaged(27, max_prompts=1), trace)
     chunked = replay(both, sarathi, trace)
     tensor_only = replay(
-        cost_of("gpt3-175b", "a100-80gb-sxm", 8, 1, factory), Orca(11, max_prompts=1), trace, replicas=8
+        cost_of("gpt3-175b", "a100-80gb-sxm", 8, 1, factory), OrcaPaged(11, max_prompts=1), trace, replicas=8
     )
 
     def end_s(columns: Columns) -> float:
@@ -242,7 +242,7 @@ def missing_s(requests: int) -> float:
         cost = cost_of("gpt3-175b", "a100-80gb-sxm", 8, 8, Calibrated(stack=pytorch(more_s=middle)))
         orca, chunked = (
             replay(cost, scheduler, trace).requests["finish_ns"].max()
-            for scheduler in (Orca(27, max_prompts=1), DecodeMaximal(256, 27))
+            for scheduler in (OrcaPaged(27, max_prompts=1), DecodeMaximal(256, 27))
         )
         low, high = (middle, high) if orca / chunked > 1.91 else (low, middle)
     return (low + high) / 2

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwmodels.cost import CostModel
+from policies.published import OrcaPaged, Static
 from policies.routers import LeastOutstanding, RoundRobin
 from policies.sarathi import DecodeMaximal
-from policies.schedulers import Orca, Static
 from policies.view import Scheduler
 from sim.engine import Columns, Experiment, ReplicaSpec, run
 from sim.reproduce.sarathi.machines import deployment
@@ -76,7 +76,7 @@ def iteration_s(cost: CostModel, prompt: int, decodes: int, context: int = 1024)
     trace = Trace(
         arrival_ns=np.array(arrivals, np.int64), prompt_tokens=prompts, output_tokens=np.full_like(prompts, 2)
     )
-    iterations = replay(cost, Orca(len(lengths)), trace).iterations()
+    iterations = replay(cost, OrcaPaged(len(lengths)), trace).iterations()
     wanted = (iterations["prefill_tokens"] == prompt) & (iterations["decode_tokens"] == decodes)
     return float(iterations["duration_ns"][np.flatnonzero(wanted)[0]]) * 1e-9
 

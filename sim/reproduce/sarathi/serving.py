@@ -12,18 +12,18 @@ import numpy as np
 
 from hwmodels.cost import CostModel
 from hwmodels.deployment import Deployment
+from policies.published import OrcaPaged
 from policies.sarathi import ChunkedOnly
-from policies.schedulers import Orca, Sarathi
+from policies.schedulers import Sarathi
 from policies.view import Scheduler
 from policies.vllm import VllmV0
 from policies.wrappers import EvictNewest
-from sim.capacity import Limits, highest_rate
 from sim.metrics import summary, ttft_s, weighted_quantile
 from sim.reproduce.rows import Row
 from sim.reproduce.sarathi.machines import A100_WITH_SERVER, deployment
 from sim.reproduce.sarathi.runs import MEASURED, SHOWN, THEORY, cost_of, iteration_s, prefill_s, published, replay
-from workloads import Trace
-from workloads.generators import LogNormal, Poisson, synthesize
+from sim.study.rates import Target, bisect
+from workloads import LogNormal, Poisson, Trace, synthesize
 
 # Medians and 90th percentiles of prompts and outputs, and the longest total. Sarathi-Serve, table 2.
 DATASETS = {
@@ -144,7 +144,7 @@ def _stalls() -> Iterator[Row]:
 
 def _scheduler(name: str, tbt_p99_s: float, strict: bool) -> Scheduler:
     # Budgets of the paper's section 5.1 for its strict and relaxed limits.
-    return {"vLLM": VllmV0(16384, 128), "Orca": Orca(128), "Sarathi-Serve": Sarathi(512 if strict else 2048)}[name]
+    return {"vLLM": VllmV0(16384, 128), "Orca": OrcaPaged(128), "Sarathi-Serve": Sarathi(512 if strict else 2048)}[name]
 
 
 STRICT_S = {"mistral-7b": 0.1, "yi-34b": 0.2, "llama-2-70b": 1.0, "falcon-180b": 1.0}
@@ -167,12 +167,13 @@ def _capacity(
     cost: CostModel, kv_blocks: int, scheduler: Scheduler, dataset: str, tbt_p99_s: float, requests: int
 ) -> float:
     base = serve_trace(dataset, 1.0, requests, 0)
-    limits = Limits(tbt_p99_s=tbt_p99_s)
+    target = Target(attainment=None, tbt_p99_s=tbt_p99_s, queue_p50_s=2.0, all_finish=True)
 
     def probe(rate: float) -> str | None:
-        return limits.miss(summary(replay(cost, EvictNewest(scheduler), base.scale_rate(rate), kv_blocks=kv_blocks)))
+        return target.miss(summary(replay(cost, EvictNewest(scheduler), base.scale_rate(rate), kv_blocks=kv_blocks)))
 
-    return highest_rate(probe, start_per_s=0.5, tolerance=0.03).rate_per_s
+    within, _ = bisect(probe, start_per_s=0.5, tolerance=0.03)
+    return within
 
 
 def _ratio(ours: float, theirs: float) -> float:
@@ -223,7 +224,7 @@ def _capacities(requests: int) -> Iterator[Row]:
 # The ablation.
 
 SERVE_SYSTEMS: dict[str, Scheduler] = {
-    "hybrid-only": Orca(128),
+    "hybrid-only": OrcaPaged(128),
     "chunked-only": ChunkedOnly(1024),
     "both": Sarathi(1024),
 }

@@ -13,8 +13,8 @@ from hwmodels.parallel import ParallelConfig
 from hwmodels.work import stage_work
 from policies.acceptance import Iid
 from policies.decoding import Speculative
+from policies.published import OrcaPaged
 from policies.routers import RoundRobin
-from policies.schedulers import Orca
 from sim.engine import Experiment, ReplicaSpec, run
 from sim.reproduce.rows import Row
 from workloads import ClosedLoop
@@ -72,7 +72,7 @@ def _most_blocks(alpha: float, k: int) -> tuple[float, tuple[float, float]]:
     draft: Any = StepTime(step_s=1e-3)
     spec = ReplicaSpec(
         cost=target,
-        scheduler=Orca(max_sequences=1, watermark=0.0),
+        scheduler=OrcaPaged(max_sequences=1, watermark=0.0),
         kv_blocks=100,
         decoding=Speculative(method="draft_model", num_speculative_tokens=k, acceptance=Iid(alpha=alpha)),
         draft_cost=draft,

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.acceptance import Iid
+from sim.plots.style import save
 from sim.reproduce.speculative.runs import iid_run
-from sim.speculation import alone, at_batch, specdecode_speedup
+from sim.study.speedup import alone, at_batch, specdecode_speedup
 from sim.theory import speculative as theory
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 def plots(folder: Path) -> list[Path]:
     """Draw the pictures of speculative decoding into *folder*; simulated points over closed forms."""
-    from sim.report.plots import save_figure
-
     written = []
     for name, draw in (
         ("speculative-k.png", _draw_k),
@@ -31,13 +30,12 @@ def plots(folder: Path) -> list[Path]:
         ("speculative-crossover.png", _draw_crossover),
         ("speculative-gap.png", _draw_gap),
     ):
-        save_figure(draw(), folder / name)
-        written.append(folder / name)
+        written += save(draw(), folder / name, svg=False)
     return written
 
 
 def _draw_k() -> Figure:
-    from sim.report import speculation as draw
+    from sim.plots import speculation as draw
 
     alphas, at = (0.5, 0.7, 0.8, 0.9), (1, 2, 3, 4, 6, 8, 10, 12)
     fine = np.arange(0, 13)
@@ -58,7 +56,7 @@ def _draw_k() -> Figure:
 
 
 def _draw_tokens_per_round() -> Figure:
-    from sim.report import speculation as draw
+    from sim.plots import speculation as draw
 
     alphas, k = (0.3, 0.6, 0.8, 0.95), 5
     made, axes = draw.figure(
@@ -74,7 +72,7 @@ def _draw_tokens_per_round() -> Figure:
 
 
 def _draw_load() -> Figure:
-    from sim.report import speculation as draw
+    from sim.plots import speculation as draw
 
     batches = np.geomspace(1, 1024, 200)
     curves, points = {}, {}
@@ -138,7 +136,7 @@ def speedup_against_rate(
 
 
 def _draw_crossover() -> Figure:
-    from sim.report import speculation as draw
+    from sim.plots import speculation as draw
 
     batches, alphas, ks = np.geomspace(1, 1024, 90), np.linspace(0.3, 0.98, 80), (1, 3, 5, 8)
     made, axes = draw.figure(
@@ -163,10 +161,11 @@ def _draw_crossover() -> Figure:
 
 
 def _draw_gap() -> Figure:
-    from sim.report import speculation as draw
-    from sim.speculation import explain_gap
+    from sim.plots import speculation as draw
+    from sim.scenario.build import build
+    from sim.study.speedup import explain_gap
 
-    gap = explain_gap(gap_scenario().build())
+    gap = explain_gap(build(gap_scenario()))
     made, ax = draw.figure(
         11, 4.8, title=f"Why not the paper's speed-up? {gap.speedups[0]:.2f} on paper becomes {gap.speedups[-1]:.2f} under "
         "load: Llama-3.1-70B with a 1B draft, K = 4, alpha 0.8,\nfour H100, 8 conversations a second (each bar adds one "

@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.acceptance import Iid, MeanLength, PerPosition
 from sim.reproduce.rows import Evidence, Row
-from sim.speculation import AloneRun, alone
+from sim.study.speedup import AloneRun, alone
 from sim.theory import speculative as theory
 
 _REQUESTS, _QUICK_REQUESTS, _TOKENS = 60, 12, 4001
@@ -94,7 +94,7 @@ def alone_run(
     process: Iid | MeanLength | PerPosition, k: int, target_s: float, draft_s: float, overhead_s: float, requests: int,
     method: str,
 ) -> AloneRun:  # fmt: skip
-    """`sim.speculation.alone` on one luck for all rows."""
+    """`sim.study.speedup.alone` on one luck for all rows."""
     return alone(
         process, k, target_s=target_s, draft_s=draft_s, overhead_s=overhead_s, requests=requests, output_tokens=_TOKENS,
         method=method, seed=20,

@@ -11,7 +11,7 @@ import numpy as np
 from policies.acceptance import Iid, PerPosition, Tree
 from sim.reproduce.rows import Evidence, Row
 from sim.reproduce.speculative.runs import alone_run, iid_run, shown, size, statement, three_sigma
-from sim.speculation import alone, at_batch_of, specdecode_speedup
+from sim.study.speedup import alone, at_batch_of, specdecode_speedup
 from sim.theory import speculative as theory
 from sim.theory.published import published
 
@@ -259,7 +259,7 @@ def ridge(_quick: bool) -> Iterator[Row]:
     """Speculation stops paying near the batch whose n (K + 1) query tokens fill the ridge of the device."""
     from hwmodels.device import load_device
     from hwmodels.latency_models import LinearTime
-    from sim.speculation import plain_step_s
+    from sim.study.speedup import plain_step_s
 
     k, c = 4, 0.05
     device = load_device("h100-sxm")

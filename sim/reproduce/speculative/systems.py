@@ -22,7 +22,7 @@ from sim.reproduce.speculative.runs import (
     statement,
     three_sigma,
 )
-from sim.speculation import AloneRun, alone
+from sim.study.speedup import AloneRun, alone
 from sim.theory import speculative as theory
 from sim.theory.published import published
 
@@ -149,7 +149,7 @@ def draft_step_s() -> dict[tuple[str, int], float]:
     from hwmodels.model import load_model
     from hwmodels.parallel import ParallelConfig
     from hwmodels.roofline import Roofline
-    from sim.speculation import plain_step_s
+    from sim.study.speedup import plain_step_s
 
     device = load_device("tpu-v4")
     models = {"4B, 8 layers": load_model("chinchilla-4b-draft"), "7B, 32 layers": load_model("llama-2-7b")}

@@ -8,7 +8,7 @@ import numpy as np
 
 from sim.reproduce.rows import Row
 from sim.reproduce.speculative.runs import iid_run, shown, speedup_rows, statement, three_sigma
-from sim.speculation import grid
+from sim.study.speedup import grid
 from sim.theory import speculative as theory
 from sim.theory.published import published
 

@@ -1,7 +1,4 @@
-"""Pictures of placements and of what they serve.
-
-matplotlib is imported where a figure is made, never when this module is, and without pyplot: no global state.
-"""
+"""Pictures of placements and of what they serve."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.placement import Cluster, Placement
-from sim.report.plots import OKABE_ITO
+from sim.plots.style import GREY, MARKERS, OKABE_ITO, dress, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,9 +18,7 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 
-_GREY = "#5A5A5A"
 _COLOURS = tuple(colour for name, colour in OKABE_ITO.items() if name not in ("black", "yellow"))
-_MARKERS = ("o", "s", "^", "D", "v", "P")
 _ROW_MODELS = 44  # characters of model names in one line of a group's box
 _MAX_LINES = 6
 GOAL = 0.99
@@ -32,7 +27,6 @@ GOAL = 0.99
 
 def placement_figure(placement: Placement, names: Sequence[str], cluster: Cluster) -> Figure:
     """Devices in nodes, groups as boxes around them with their shape, stages as columns, and the models they host."""
-    from matplotlib.figure import Figure
     from matplotlib.patches import FancyBboxPatch, Rectangle
 
     per_row = min(cluster.devices_per_node, cluster.n_devices)
@@ -43,7 +37,7 @@ def placement_figure(placement: Placement, names: Sequence[str], cluster: Cluste
     n_lines = max((len(lines) for lines in texts), default=1)
     # One row of the picture is a node: a line of devices above the lines of text.
     height = 0.95 + 0.2 * n_lines
-    figure = Figure(figsize=(1.3 * per_row + 1.6, height * rows + 0.9), layout="constrained")
+    figure = sheet(1.3 * per_row + 1.6, height * rows + 0.9)
     ax = figure.add_subplot()
     row_height = height
     kinds = sorted({name.split("#")[0] for name in names})
@@ -91,7 +85,7 @@ def placement_figure(placement: Placement, names: Sequence[str], cluster: Cluste
                     "\n".join(texts[index]) or "hosts nothing",
                     va="top",
                     fontsize=7.5,
-                    color="black" if texts[index] else _GREY,
+                    color="black" if texts[index] else GREY,
                     linespacing=1.35,
                 )
             device += here
@@ -99,10 +93,10 @@ def placement_figure(placement: Placement, names: Sequence[str], cluster: Cluste
             first = False
     for number in range(device, cluster.n_devices):
         row, column = divmod(number, per_row)
-        ax.add_patch(Rectangle((column + 0.14, -row * row_height - 0.62), 0.72, 0.36, fill=False, edgecolor=_GREY))
-        ax.text(column + 0.5, -row * row_height - 0.44, str(number), ha="center", va="center", color=_GREY, fontsize=9)
+        ax.add_patch(Rectangle((column + 0.14, -row * row_height - 0.62), 0.72, 0.36, fill=False, edgecolor=GREY))
+        ax.text(column + 0.5, -row * row_height - 0.44, str(number), ha="center", va="center", color=GREY, fontsize=9)
     for row in range(rows):
-        ax.text(-0.1, -row * row_height - 0.44, f"node {row}", ha="right", va="center", fontsize=9, color=_GREY)
+        ax.text(-0.1, -row * row_height - 0.44, f"node {row}", ha="right", va="center", fontsize=9, color=GREY)
     ax.set_xlim(-0.8, per_row + 0.05)
     ax.set_ylim(-rows * row_height, 0.1)
     ax.axis("off")
@@ -154,11 +148,9 @@ def draw_latencies(ax: Axes, latencies_s: Mapping[str, FloatArray], *, title: st
         ax.plot(ordered[shown], (shown + 1) / len(ordered), color=colour, label=f"{name}, mean {mean_s:.2f} s")
         ax.axvline(mean_s, color=colour, linestyle="--", linewidth=0.9)
     _log_seconds(ax)
-    ax.set_ylabel("share of requests")
     ax.set_ylim(0, 1.02)
-    ax.set_title(title, fontsize=10)
     ax.legend(fontsize=8, loc="lower right")
-    ax.grid(alpha=0.25)
+    dress(ax, x="latency, s", y="share of requests", title=title)
 
 
 def _log_seconds(ax: Axes) -> None:
@@ -168,21 +160,17 @@ def _log_seconds(ax: Axes) -> None:
     ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.set_xlabel("latency (s)")
 
 
 def draw_utilisation(ax: Axes, times_s: FloatArray, utilisation: Mapping[str, FloatArray], *, title: str) -> None:
     """Share of the devices busy in each interval, one line a policy; *times_s* are the edges of the intervals."""
     for (name, values), colour in zip(utilisation.items(), _COLOURS, strict=False):
         ax.stairs(values, times_s, color=colour, label=name, linewidth=1.4)
-    ax.set_xlabel("time (s)")
-    ax.set_ylabel("devices busy")
     # Room above full use, so that the legend covers no line.
     ax.set_ylim(0, 1.28)
     ax.set_yticks(np.arange(0, 1.01, 0.2))
-    ax.set_title(title, fontsize=10)
     ax.legend(fontsize=8, loc="upper right", ncols=2)
-    ax.grid(alpha=0.25)
+    dress(ax, x="time, s", y="devices busy", title=title)
 
 
 def draw_attainment(
@@ -194,33 +182,28 @@ def draw_attainment(
             x,
             [100 * value for value in values],
             color=_COLOURS[index % len(_COLOURS)],
-            marker=_MARKERS[index % len(_MARKERS)],
+            marker=MARKERS[index % len(MARKERS)],
             markersize=4,
             label=name,
         )
     if goal is not None:
-        ax.axhline(100 * goal, color=_GREY, linestyle="--", linewidth=0.9)
+        ax.axhline(100 * goal, color=GREY, linestyle="--", linewidth=0.9)
         ax.text(
             0.99, 100 * goal + 1.2, f"{goal:.0%}", transform=ax.get_yaxis_transform(), ha="right", va="top", fontsize=8
         )
     ax.set_ylim(0, 108)
-    ax.set_xlabel(label)
-    ax.set_ylabel("SLO attainment (%)")
-    ax.grid(alpha=0.25)
+    dress(ax, x=label, y="SLO attainment, %")
 
 
 def attainment_figure(
     panels: Mapping[str, tuple[Sequence[float], Mapping[str, Sequence[float]]]], *, title: str
 ) -> Figure:
     """Panels side by side: axis label -> (values, attainment by policy)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.6 * len(panels) + 0.6, 3.4), layout="constrained")
+    figure = sheet(3.6 * len(panels) + 0.6, 3.4, title=title)
     axes = np.atleast_1d(figure.subplots(1, len(panels)))
     for ax, (label, (x, lines)) in zip(axes, panels.items(), strict=True):
         draw_attainment(ax, x, lines, label=label)
     axes[0].legend(fontsize=8, loc="best")
-    figure.suptitle(title, fontsize=11)
     return figure
 
 

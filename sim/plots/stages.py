@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.report.plots import OKABE_ITO
+from sim.plots.style import OKABE_ITO, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,12 +80,10 @@ def plot_gantt(ax: Axes, replica: ReplicaColumns, *, begin_s: float, end_s: floa
 
 def gantt_figure(replicas: Mapping[str, ReplicaColumns], *, begin_s: float, end_s: float, title: str) -> Figure:
     """One chart for each named replica over the same stretch of time, one above the other."""
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     n = len(replicas)
-    figure = Figure(figsize=(11, 1.1 + 2.35 * n), dpi=120)
-    figure.suptitle(title, fontsize=11)
+    figure = sheet(11, 1.1 + 2.35 * n, title=title, layout=None)
     axes: Any = np.atleast_1d(figure.subplots(n, 1, sharex=True))
     for ax, (name, replica) in zip(axes, replicas.items(), strict=True):
         plot_gantt(ax, replica, begin_s=begin_s, end_s=end_s)

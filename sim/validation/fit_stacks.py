@@ -1,6 +1,6 @@
 """Fit serving stacks' overheads to measured serving runs and iterations, part of the deployments held back.
 
-`python -m sim.fit_stacks MEASURED [STACK ...]` prints, for each stack, the terms of a fit on all deployments as they
+`python -m sim.validation.fit_stacks MEASURED [STACK ...]` prints, for each stack, the terms of a fit on all deployments as they
 stand in hwmodels/overheads.toml, and the errors on deployments that a fit did not see. A term that the data put on zero
 is left out and the others fitted again; one that moves nothing where the fit ends, a floor below every layer say, is left
 out too; one that ends on its upper bound is an error.
@@ -21,7 +21,7 @@ import numpy as np
 from hwmodels.kernels.parameters import bounds
 from hwmodels.measured import Measurement, read
 from hwmodels.overheads import Overheads, ServingStack, serving_stack
-from sim.measured_runs import (
+from sim.validation.runs import (
     Unmodelled,
     closed_loop_s,
     iteration_s,
@@ -403,7 +403,7 @@ def _recorded_errors(point: _Point, stack: ServingStack) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit("usage: python -m sim.fit_stacks [--expansion] MEASURED_DIR [STACK ...]")
+        sys.exit("usage: python -m sim.validation.fit_stacks [--expansion] MEASURED_DIR [STACK ...]")
     if sys.argv[1] == "--expansion":
         for source in sys.argv[3:] or DERIVED:
             print(f"{source}: expand_loss = {expansion_loss(Path(sys.argv[2]), source):.4g}")

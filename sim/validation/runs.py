@@ -29,6 +29,7 @@ from hwmodels.model import ModelSpec
 from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.totals import Totals
+from sim.errors import RooftraceError
 
 if TYPE_CHECKING:
     from hwmodels.measured import Measurement
@@ -53,7 +54,7 @@ _SPECULATIVE = ("model_path", "system", "backend", "backend_version", "gemm_quan
                 "measured", "provenance", "ttft_ms", "tpot_ms")  # fmt: skip
 
 
-class Unmodelled(ValueError):
+class Unmodelled(RooftraceError, ValueError):
     """A row that cannot be predicted; the message is the reason that reports count."""
 
 
@@ -83,9 +84,9 @@ def model_of(label: str) -> ModelSpec:
 
 
 def speculates(row: Mapping[str, Any]) -> bool:
-    """Whether a serving row ran with multi-token prediction: by its speculation column, else by the list beside hwmodels.
+    """Whether a serving row ran with multi-token prediction: by its speculation column, else by the list beside this file.
 
-    `hwmodels/speculative_runs.csv` names rows of aiconfigurator's silicon sample, which has no such column, by what the
+    `sim/validation/speculative_runs.csv` names rows of aiconfigurator's silicon sample, which has no such column, by what the
     launch recipes of the day ordered (InferenceX, `.github/configs/nvidia-master.yaml`: image, lengths, concurrency).
     Where a recipe orders a point both with and without, the faster row of the pair is the one with. The list was not
     made here and no prediction enters it.
@@ -95,7 +96,7 @@ def speculates(row: Mapping[str, Any]) -> bool:
     return _identity(row) in _speculative_runs()
 
 
-SPECULATIVE_RUNS = Path(__file__).parents[1] / "hwmodels" / "speculative_runs.csv"
+SPECULATIVE_RUNS = Path(__file__).with_name("speculative_runs.csv")
 
 
 @functools.cache
@@ -260,7 +261,7 @@ def closed_loop_s(
     run: ServedRun, *, stack: ServingStack | None = None, profile: str | None = None
 ) -> tuple[float, float]:
     """Mean TTFT and TPOT of *run* in seconds; `Unmodelled` where it cannot be priced or does not fit."""
-    from workloads.generators import Fixed, Uniform, closed_loop
+    from workloads import Fixed, Uniform, closed_loop
 
     stack = stack or serving_stack(run.stack)
     try:

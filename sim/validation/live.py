@@ -22,6 +22,7 @@ from hwmodels.model import ModelSpec, load_model
 from hwmodels.profiles import Profile, device_of, read_profile
 from hwmodels.totals import Totals
 from sim.errors import RooftraceError
+from sim.validation.live_models import Running, scaled_config
 
 if TYPE_CHECKING:
     from policies.decoding import Speculative
@@ -154,36 +155,6 @@ class LiveResult:
         }  # fmt: skip
 
 
-def scaled_config(name: str, scale: float) -> dict[str, Any]:
-    """The catalogue model's config.json with about *scale* of its parameters: depth and width by the cube root.
-
-    Heads keep their width; the vocabulary stays. ValueError for models that are neither GPT-2 nor Llama.
-    """
-    from hwmodels.model import CATALOGUE
-
-    if not 0.0 < scale <= 1.0:
-        raise ValueError(f"scale is a share of the parameters in (0, 1]; got {scale!r}")
-    path = CATALOGUE / f"{load_model(name).name}.json"
-    config = {key: value for key, value in json.loads(path.read_text(encoding="utf-8")).items() if key != "rooftrace"}
-    side = scale ** (1.0 / 3.0)
-    if config["model_type"] == "gpt2":
-        head = config["n_embd"] // config["n_head"]
-        config["n_head"] = max(1, round(config["n_head"] * side))
-        config["n_embd"] = head * config["n_head"]
-        config["n_layer"] = max(1, round(config["n_layer"] * side))
-    elif config["model_type"] == "llama":
-        head = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
-        group = config["num_attention_heads"] // config.get("num_key_value_heads", config["num_attention_heads"])
-        groups = max(1, round(config["num_attention_heads"] * side / group))
-        config["num_attention_heads"], config["num_key_value_heads"] = groups * group, groups
-        config["hidden_size"], config["head_dim"] = head * groups * group, head
-        config["intermediate_size"] = max(64, round(config["intermediate_size"] * side / 64) * 64)
-        config["num_hidden_layers"] = max(1, round(config["num_hidden_layers"] * side))
-    else:
-        raise ValueError(f"live runs build GPT-2 and Llama models; {name} is a {config['model_type']}")
-    return config
-
-
 def run_live(settings: LiveSettings, *, report: Callable[[str], None] = lambda _: None) -> LiveResult:
     """Run everything and compare; RooftraceError where torch, transformers, the device or memory is missing."""
     try:
@@ -289,6 +260,9 @@ class _Runner:
                     setattr(module, name, linear)
         return model.eval()
 
+    def _running(self, model: Any, *, batch: int, room: int) -> Running:
+        return Running(self.torch, model, batch=batch, room=room, device=self.device, seed=self.settings.seed)
+
     def _cost(self, spec: ModelSpec, host: HostParams) -> CostModel:
         if self.device == "cpu":
             from hwmodels.cpu import cpu_cost
@@ -314,7 +288,7 @@ class _Runner:
                 config |= {"hidden_size": _TINY_HIDDEN, "num_attention_heads": 1, "num_key_value_heads": 1,
                            "head_dim": _TINY_HIDDEN, "intermediate_size": 4 * _TINY_HIDDEN, "vocab_size": 256,
                            "num_hidden_layers": layers}  # fmt: skip
-            running = _Running(self, self._model(config), batch=1, room=64)
+            running = self._running(self._model(config), batch=1, room=64)
             running.feed(16)
             measured, _ = self._timed(lambda running=running: running.step(1), running.keep())
             if self.device == "cpu":
@@ -408,7 +382,7 @@ class _Runner:
 
         def add(name: str, case: str, which: int, batch: int, past: int, query: int, totals: Totals) -> None:
             report(f"{name}, {case}")
-            running = _Running(self, models[which], batch=batch, room=past + query)
+            running = self._running(models[which], batch=batch, room=past + query)
             running.feed(past)
             measured, spread = self._timed(lambda: running.step(query), running.keep())
             found.append(
@@ -438,7 +412,7 @@ class _Runner:
         """Seconds of generating the tokens after the prompt's first, one a step (the faster half of repeats)."""
 
         def once() -> float:
-            running = _Running(self, model, batch=1, room=self.settings.prompt + self.settings.tokens + 1)
+            running = self._running(model, batch=1, room=self.settings.prompt + self.settings.tokens + 1)
             running.feed(self.settings.prompt)
             self.sync()
             start = self.now()
@@ -465,8 +439,8 @@ class _Runner:
         prompt, room = self.settings.prompt, self.settings.prompt + self.settings.tokens + 2 * k + 2
 
         def once() -> float:
-            target = _Running(self, models[0], batch=1, room=room)
-            draft = _Running(self, models[1], batch=1, room=room)
+            target = self._running(models[0], batch=1, room=room)
+            draft = self._running(models[1], batch=1, room=room)
             target.feed(prompt)
             draft.feed(prompt)
             behind = 1  # tokens that the draft has not seen: the last one out, and a last draft that was accepted
@@ -490,14 +464,14 @@ class _Runner:
 
     def _simulated(self, costs: Sequence[CostModel], decoding: Speculative | None) -> float:
         """Seconds that the event loop takes for the decode steps of the same request with the same acceptances."""
+        from policies.published import OrcaPaged
         from policies.routers import RoundRobin
-        from policies.schedulers import Orca
         from sim.engine import Experiment, ReplicaSpec, run
         from workloads import Trace
 
         s = self.settings
         replica = ReplicaSpec(
-            cost=costs[0], scheduler=Orca(max_sequences=1), kv_blocks=4096, decoding=decoding,
+            cost=costs[0], scheduler=OrcaPaged(max_sequences=1), kv_blocks=4096, decoding=decoding,
             draft_cost=None if decoding is None else costs[1],
         )  # fmt: skip
         workload = Trace.from_arrays(
@@ -507,86 +481,6 @@ class _Runner:
         iterations = columns.iterations()
         decodes = iterations["prefill_tokens"] == 0
         return float(iterations["duration_ns"][decodes].sum()) * 1e-9
-
-
-class _Running:
-    """A model with its own cache, allocated once, so that a step writes and a roll-back only moves the end."""
-
-    def __init__(self, runner: _Runner, model: Any, *, batch: int, room: int) -> None:
-        from transformers.cache_utils import Cache
-
-        self.runner, self.model, self.batch = runner, model, batch
-        torch = runner.torch
-        layers = model.config.num_hidden_layers
-        kind = _cache_layer(torch)
-        self.layers = [kind(room) for _ in range(layers)]
-        self.cache = Cache(layers=self.layers)
-        generator = torch.Generator().manual_seed(runner.settings.seed)
-        high = model.config.vocab_size
-        self.ids = torch.randint(high, (batch, max(room, 16)), generator=generator).to(runner.device)
-
-    def feed(self, tokens: int) -> None:
-        """Put *tokens* of the context into the cache."""
-        if tokens:
-            self.step(tokens)
-
-    def step(self, tokens: int, last: Any = None) -> Any:
-        """Run *tokens* query tokens (the last one as given) and return the most likely next token.
-
-        Logits of all of up to 16 query tokens, as a verification needs, and of the last one of a longer prompt.
-        """
-        ids = self.ids[:, :tokens]
-        if last is not None:
-            ids = last
-        keep = 0 if tokens <= 16 else 1
-        out = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=keep)
-        return out.logits[:, -1:].argmax(-1)
-
-    def drop(self, tokens: int) -> None:
-        """Forget the last *tokens* of the cache."""
-        for layer in self.layers:
-            layer.length -= tokens
-
-    def keep(self) -> Callable[[], None]:
-        """A function that takes the cache back to its present length."""
-        length = self.layers[0].length
-
-        def undo() -> None:
-            for layer in self.layers:
-                layer.length = length
-
-        return undo
-
-
-def _cache_layer(torch: Any) -> Any:
-    from transformers.cache_utils import DynamicLayer
-
-    class Layer(DynamicLayer):
-        """Keys and values in one allocation of *room* tokens; those up to `length` count."""
-
-        def __init__(self, room: int) -> None:
-            super().__init__()
-            self.room, self.length = room, 0
-
-        def update(self, key_states: Any, value_states: Any, *_args: Any, **_kwargs: Any) -> tuple[Any, Any]:
-            if not self.is_initialized:
-                self.dtype, self.device = key_states.dtype, key_states.device
-                batch, heads, _, width = key_states.shape
-                self.keys = torch.empty(batch, heads, self.room, width, dtype=self.dtype, device=self.device)
-                self.values = torch.empty_like(self.keys)
-                self.is_initialized = True
-            assert self.keys is not None
-            assert self.values is not None
-            end = self.length + key_states.shape[-2]
-            self.keys[:, :, self.length : end] = key_states
-            self.values[:, :, self.length : end] = value_states
-            self.length = end
-            return self.keys[:, :, :end], self.values[:, :, :end]
-
-        def get_seq_length(self) -> int:
-            return self.length
-
-    return Layer
 
 
 def _context(tokens: int) -> str:

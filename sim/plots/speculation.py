@@ -1,7 +1,4 @@
-"""Plots of speculative decoding: simulated points over closed forms. Each draws arrays on Axes that it is given.
-
-matplotlib is imported where a figure is made, never when this module is, and without pyplot: no global state.
-"""
+"""Pictures of speculative decoding: simulated points over closed forms. Each draws arrays on Axes that it is given."""
 
 from __future__ import annotations
 
@@ -11,28 +8,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.report.plots import OKABE_ITO
+from sim.plots.style import GREY, MARKERS, OKABE_ITO, dress, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sim.speculation import Gap, Measured
+    from sim.study.speedup import Gap, Measured
 
 FloatArray = NDArray[np.floating[Any]]
-_GREY = "#5A5A5A"
 _COLORS = tuple(OKABE_ITO[name] for name in ("blue", "vermillion", "green", "purple", "orange", "sky"))
-_MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def figure(
     width: float, height: float, *, title: str, rows: int = 1, columns: int = 1, **grid: Any
 ) -> tuple[Figure, Any]:
     """A figure with a title and its Axes (an array where there are several); *grid* goes to `Figure.subplots`."""
-    from matplotlib.figure import Figure
-
-    made = Figure(figsize=(width, height), dpi=120, layout="constrained")
-    made.suptitle(title, fontsize=11)
+    made = sheet(width, height, title=title)
     return made, made.subplots(rows, columns, **grid)
 
 
@@ -51,13 +43,12 @@ def plot_speedup_against_k(
         mean = np.array([measured.mean for _, measured in points[alpha]])
         half = np.array([measured.half_width for _, measured in points[alpha]])
         ax.errorbar(
-            at, mean, yerr=half, fmt=_MARKERS[i % len(_MARKERS)], color=color, markersize=4, capsize=3, linewidth=1,
+            at, mean, yerr=half, fmt=MARKERS[i % len(MARKERS)], color=color, markersize=4, capsize=3, linewidth=1,
             label=f"alpha {alpha:g}", zorder=2,
         )  # fmt: skip
-    ax.axhline(1.0, color=_GREY, linewidth=0.8, linestyle=":")
+    ax.axhline(1.0, color=GREY, linewidth=0.8, linestyle=":")
     ax.set_title(f"c = {c:g}", fontsize=10)
-    ax.set_xlabel("drafted tokens K", fontsize=9)
-    _plain_axes(ax)
+    dress(ax, x="drafted tokens K")
 
 
 def plot_tokens_per_round(ax: Axes, rounds: NDArray[np.int64], pmf: FloatArray, *, alpha: float) -> None:
@@ -69,8 +60,7 @@ def plot_tokens_per_round(ax: Axes, rounds: NDArray[np.int64], pmf: FloatArray, 
     mean = float((n * share).sum())
     ax.set_title(f"alpha {alpha:g}: {mean:.2f} tokens a round", fontsize=10)
     ax.set_xticks(n)
-    ax.set_xlabel("tokens put out by a round", fontsize=9)
-    _plain_axes(ax)
+    dress(ax, x="tokens put out by a round")
 
 
 def plot_speedup_against_batch(
@@ -81,7 +71,7 @@ def plot_speedup_against_batch(
         color = _COLORS[i % len(_COLORS)]
         ax.plot(batch, value, color=color, linewidth=1.2)
         at, simulated = zip(*points[name], strict=True)
-        ax.plot(at, simulated, _MARKERS[i % len(_MARKERS)], color=color, markersize=5, label=name)
+        ax.plot(at, simulated, MARKERS[i % len(MARKERS)], color=color, markersize=5, label=name)
     ax.set_xscale("log", base=2)
     ax.set_xlim(float(batch[0]), float(batch[-1]))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -94,7 +84,7 @@ def plot_speedup_against_rate(ax: Axes, rate_per_s: FloatArray, measures: Mappin
     """Speed-up of latencies against the request rate, one line for each measure."""
     for i, (name, value) in enumerate(measures.items()):
         ax.plot(
-            rate_per_s, value, marker=_MARKERS[i], markersize=5, linewidth=1.2, color=_COLORS[i % len(_COLORS)],
+            rate_per_s, value, marker=MARKERS[i], markersize=5, linewidth=1.2, color=_COLORS[i % len(_COLORS)],
             label=name,
         )  # fmt: skip
     ax.set_xscale("log", base=2)
@@ -145,12 +135,12 @@ def plot_gap(ax: Axes, gap: Gap) -> None:
     for i, (before, after) in enumerate(zip(gap.speedups, gap.speedups[1:], strict=False), start=1):
         color = OKABE_ITO["vermillion"] if after < before else OKABE_ITO["green"]
         ax.bar(i, abs(before - after), bottom=min(before, after), color=color, width=0.65)
-        ax.plot([i - 1 + 0.325, i - 0.325], [before, before], color=_GREY, linewidth=0.8)
+        ax.plot([i - 1 + 0.325, i - 0.325], [before, before], color=GREY, linewidth=0.8)
         ax.text(i, max(before, after) + 0.015 * first, f"{after - before:+.2f}", ha="center", va="bottom", fontsize=9)
-    ax.plot([len(labels) - 2 + 0.325, len(labels) - 1.325], [last, last], color=_GREY, linewidth=0.8)
+    ax.plot([len(labels) - 2 + 0.325, len(labels) - 1.325], [last, last], color=GREY, linewidth=0.8)
     for at, value in ((0, first), (len(labels) - 1, last)):
         ax.text(at, value + 0.015 * first, f"{value:.2f}", ha="center", va="bottom", fontsize=10, weight="bold")
-    ax.axhline(1.0, color=_GREY, linewidth=0.8, linestyle=":")
+    ax.axhline(1.0, color=GREY, linewidth=0.8, linestyle=":")
     ax.set_xticks(range(len(labels)), [_wrapped(label) for label in labels], fontsize=9)
     ax.set_ylim(0, 1.12 * max(gap.speedups))
     ax.set_ylabel("speed-up over plain decoding", fontsize=9)
@@ -172,14 +162,5 @@ def _hurts_below_one(ax: Axes) -> None:
     low = min(low, 0.9)
     ax.set_ylim(low, high)
     ax.axhspan(low, 1.0, color="#F3D9CC", zorder=0, linewidth=0)
-    ax.text(
-        0.02, 1.0, " speculation hurts below", transform=ax.get_yaxis_transform(), fontsize=8, va="top", color=_GREY
-    )
-    _plain_axes(ax)
-
-
-def _plain_axes(ax: Axes) -> None:
-    ax.set_axisbelow(True)
-    ax.grid(True, color="#DDDDDD", linewidth=0.6)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.tick_params(labelsize=8)
+    ax.text(0.02, 1.0, " speculation hurts below", transform=ax.get_yaxis_transform(), fontsize=8, va="top", color=GREY)
+    dress(ax)

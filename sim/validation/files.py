@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.errors import OutputError, RooftraceError
+from sim.errors import RooftraceError
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
@@ -25,7 +24,6 @@ _NO_DEVICE = (
     "(validate --hardware prices it all the same)"
 )
 _ONE_TOKEN = "one output token: there is no time per further token"
-COLUMNS = ("file", "device", "rows", "unmodelled", "mape_pct", "median_pct", "p90_pct", "bias_pct", "quantity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +212,7 @@ class _Collected:
         self.reasons: dict[str, int] = {}
 
     def put(self, index: int, price: Callable[[], tuple[float, float]]) -> None:
-        from sim.measured_runs import Unmodelled
+        from sim.validation.runs import Unmodelled
 
         try:
             self.values[:, index] = price()
@@ -225,7 +223,7 @@ class _Collected:
 def _iterations(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.measured_runs import iteration_s, rows_of
+    from sim.validation.runs import iteration_s, rows_of
 
     got = _Collected(len(measurement))
     for index, row in enumerate(rows_of(measurement)):
@@ -261,7 +259,7 @@ def _own_profile(measurement: Measurement, hardware: _Hardware | None) -> str | 
 def _silicon(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.measured_runs import ServedRun, closed_loop_s, rows_of, served_run, speculates
+    from sim.validation.runs import ServedRun, closed_loop_s, rows_of, served_run, speculates
 
     rows = rows_of(measurement)
     got = _Collected(len(measurement))
@@ -316,7 +314,7 @@ def _disaggregated(
 def _requests(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.measured_runs import Unmodelled, latencies_s, replayed
+    from sim.validation.runs import Unmodelled, latencies_s, replayed
 
     columns = measurement.columns
     n = len(measurement)
@@ -354,7 +352,7 @@ _SERIES = {"prompt_throughput": "prompt_throughput", "gen_throughput": "generati
 def _timeseries(
     measurement: Measurement, hardware: _Hardware | None, others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.measured_runs import Unmodelled, replayed
+    from sim.validation.runs import Unmodelled, replayed
 
     n = len(measurement)
     predicted = {name: np.full(n, np.nan) for name in _SERIES}
@@ -405,107 +403,3 @@ _HANDLERS: Mapping[str, Callable[..., Iterator[Comparison]]] = {
     "e2e_requests": _requests,
     "e2e_timeseries": _timeseries,
 }
-
-
-def write_csv(lines: Sequence[ErrorLine], path: str | Path) -> None:
-    """Write one row a line with the columns of `COLUMNS`; errors that do not exist stay empty."""
-    try:
-        with Path(path).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(COLUMNS)
-            for line in lines:
-                values = [getattr(line, name) for name in COLUMNS]
-                writer.writerow(["" if v is None else f"{v:.2f}" if isinstance(v, float) else v for v in values])
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from None
-
-
-def to_markdown(lines: Sequence[ErrorLine], left_out: Sequence[str] = ()) -> str:
-    """The page docs/validation.md: a table of the lines, then what is not modelled or was *left_out* and why."""
-    from hwmodels import memory_logs
-
-    parts = [_HEAD]
-    parts.append("| file | quantity | priced as | rows | unmodelled | MAPE % | median % | p90 % | bias % |")
-    parts.append("| --- | --- | --- | --: | --: | --: | --: | --: | --: |")
-    for line in lines:
-        errors = (line.mape_pct, line.median_pct, line.p90_pct, line.bias_pct)
-        cells = " | ".join("-" if value is None else f"{value:.1f}" for value in errors)
-        parts.append(
-            f"| {line.file} | {line.quantity} | {line.device} | {line.rows:,} | {line.unmodelled:,} | {cells} |"
-        )
-    parts.append("\n## Rows without a prediction\n")
-    said = {(line.file, reason): count for line in lines for reason, count in line.reasons.items()}
-    parts += [f"* `{file}`: {count:,}, {reason}" for (file, reason), count in said.items()]
-    if left_out:
-        parts.append("\n## Files and rows that were not understood\n")
-        parts += [f"* {sentence}" for sentence in left_out]
-    parts.append("\n## Errors on data that was not fitted\n")
-    parts.append(_held_back())
-    parts.append("\n## KV blocks of engines' logs\n")
-    parts.append(memory_logs.markdown())
-    parts.append("\n## Serving rows left out of the fit\n")
-    parts.append(_speculative())
-    return "\n".join(parts) + "\n"
-
-
-_HEAD = """\
-# Validation
-
-Written by `rooftrace validate --measured DIR --markdown docs/validation.md`. Errors are relative, in percent; bias is the
-mean of predicted / measured - 1. The first table compares the shipped profiles with all rows of the public measurements,
-which include those that the profiles were fitted to; the next holds the errors on shapes that the scored fit did not see,
-as the profiles state them, and the one after it the KV blocks of engines' logs. Quantities that end in "without
-speculation" are over the rows that are not in the list at the end of the page.
-"""
-
-
-def _held_back() -> str:
-    from hwmodels.overheads import serving_stacks
-    from hwmodels.profiles import calibrated_devices, load_profile
-
-    rows = ["| device | kernel | measured with | points | fit MAPE % | held-back MAPE % | median % | p90 % |",
-            "| --- | --- | --- | --: | --: | --: | --: | --: |"]  # fmt: skip
-    for name in calibrated_devices():
-        for kernel in load_profile(name).kernels:
-            p = kernel.provenance
-            if not p.borrowed_from:
-                rows.append(
-                    f"| {name} | {kernel.family} {kernel.variant} | {p.software} | {p.points:,} | {p.fit_mape_pct:.1f} | "
-                    f"{p.held_mape_pct:.1f} | {p.held_median_pct:.1f} | {p.held_p90_pct:.1f} |"
-                )
-    rows.append("\nServing stacks, on deployments that the fit did not see:\n")
-    rows += [f"* {stack.name}: {stack.held_back}" for stack in serving_stacks().values() if stack.held_back]
-    return "\n".join(rows)
-
-
-def _speculative() -> str:
-    """The rule that keeps serving rows from the fit, and the rows that it names."""
-    from sim.measured_runs import SPECULATIVE_RUNS, speculative_rows
-
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for row in speculative_rows():
-        where = (row["model_path"], row["backend"], row["backend_version"], row["system"], row["gemm_quant_mode"])
-        what = f"{row['isl']} / {row['osl']}", row["measured"], row["provenance"]
-        groups.setdefault((*where, *what), []).append(row["concurrency"])
-    rows = [_SPECULATIVE_HEAD.format(n=len(speculative_rows()), file=SPECULATIVE_RUNS.name)]
-    rows.append(
-        "| model | stack | device | GEMM format | prompt / output tokens | measured | dump | concurrency | rows |"
-    )
-    rows.append("| --- | --- | --- | --- | --- | --- | --- | --- | --: |")
-    for (model, stack, version, system, gemm, lengths, day, dump), clients in sorted(groups.items()):
-        several = ", ".join(sorted(clients, key=int))
-        name = f"{stack} {version}".strip()
-        rows.append(
-            f"| {model} | {name} | {system} | {gemm} | {lengths} | {day} | {dump} | {several} | {len(clients)} |"
-        )
-    return "\n".join(rows)
-
-
-_SPECULATIVE_HEAD = """\
-The rule: a row is left out if it ran with multi-token prediction, as the launch recipes of its day say (InferenceX,
-`.github/configs/nvidia-master.yaml`: image, lengths, concurrency); where a recipe orders a point with and without, the
-faster row of the pair is the one with. Such a run decodes several tokens a step by a head that the row does not describe, so
-its times are not those of the step that is priced. No prediction and no error enters the rule. It names {n} rows, which
-`hwmodels/{file}` holds; every other row is offered to the fits, those among them that look as if they had run without
-CUDA graphs. Runs of more than 16 clients are scored and not fitted, for time alone.
-"""

@@ -8,26 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sim.report.plots import OKABE_ITO
+from sim.plots.style import GREY, MARKERS, OKABE_ITO, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LINES = (OKABE_ITO["blue"], OKABE_ITO["vermillion"], OKABE_ITO["green"], OKABE_ITO["purple"], OKABE_ITO["orange"])
-MARKERS = ("o", "s", "^", "D", "v")
 Points = Sequence[tuple[float, float]]
-
-
-def dress(ax: Axes, *, x: str, y: str, title: str) -> None:
-    """Labels, grid and spines in one style."""
-    ax.set_xlabel(x, fontsize=9)
-    ax.set_ylabel(y, fontsize=9)
-    ax.set_title(title, fontsize=9, loc="left")
-    ax.set_axisbelow(True)
-    ax.grid(True, color="#DDDDDD", linewidth=0.6, which="major")
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.tick_params(labelsize=8)
 
 
 def plain_numbers(axis: Any, values: Sequence[float]) -> None:
@@ -74,7 +62,7 @@ def plot_gain_over_pd(
         ax.plot(
             xs, ys, color=colour, linestyle=":", linewidth=1.3, label=f"chunk {chunk}, whole when decodes are short"
         )
-    ax.axhline(1.0, color="#5A5A5A", linewidth=0.8)
+    ax.axhline(1.0, color=GREY, linewidth=0.8)
     ax.set_xscale("log")
     plain_numbers(ax.xaxis, (2, 5, 10, 20, 50, 100))
     # On a white ground, as dashed lines run behind it.
@@ -113,10 +101,7 @@ def plot_bars(ax: Axes, groups: Mapping[str, Mapping[str, float]]) -> None:
 
 def figure_of(columns: int, title: str) -> tuple[Figure, list[Axes]]:
     """A figure with so many panels side by side."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.5 * columns, 4.2), dpi=120)
-    figure.suptitle(title, fontsize=11)
+    figure = sheet(5.5 * columns, 4.2, title=title, layout=None)
     axes = figure.subplots(1, columns)
     figure.subplots_adjust(
         left=0.115 / columns + 0.012, right=0.985, bottom=0.13, top=0.85, wspace=0.26 if columns > 1 else 0

@@ -17,15 +17,14 @@ from hwmodels.latency_models import LinearTime, StepTime
 from hwmodels.totals import Totals
 from policies.acceptance import Acceptance, Iid, MeanLength
 from policies.decoding import DraftStatistics, Speculative, statistics_of_counts
+from policies.published import OrcaPaged
 from policies.routers import RoundRobin
-from policies.schedulers import Orca
 from sim.engine import Columns, Experiment, ReplicaSpec, run
-from sim.engine.columns import sum_rounds
 from sim.theory.speculative import SPECDECODE_BENCH, LinearServer
 from workloads import ClosedLoop, Trace
 
 if TYPE_CHECKING:
-    from policies.decoding import Decoding
+    from sim.engine.running import Decoding
 
 FloatArray = NDArray[np.float64]
 Z_99 = 2.5758
@@ -312,11 +311,6 @@ def plain_step_s(cost: CostModel, *, output_tokens: int = 129) -> float:
     return float(_decode_s(columns)[0]) / (output_tokens - 1)
 
 
-def mean_acceptance(columns: Columns) -> DraftStatistics:
-    """Statistics of all speculative rounds of a run."""
-    return statistics_of_counts(sum_rounds(r.speculation for r in columns.replicas if r.speculation is not None))
-
-
 def specdecode_speedup(batch: int, *, k: int = 5, mean_length: float = 3.0, context: int = 500) -> float:
     """Simulated speed-up of Llama-3.1-8B with EAGLE on an H100, from SpecDecode-Bench's constants."""
     return at_batch(SPECDECODE_BENCH, MeanLength(mean=mean_length, at_k=k), k, batch, context)
@@ -351,7 +345,7 @@ def _run(
     most = int((workload.prompt_tokens + workload.output_tokens).max()) + lookahead
     spec = ReplicaSpec(
         cost=target,
-        scheduler=Orca(max_sequences=batch, watermark=0.0),
+        scheduler=OrcaPaged(max_sequences=batch, watermark=0.0),
         kv_blocks=batch * (-(-most // 16) + 1),
         decoding=decoding,
         draft_cost=draft,

@@ -1,0 +1,243 @@
+"""TensorRT-LLM's scheduler: in-flight batching behind a capacity scheduler, as its PyTorch backend runs it (release 1.2).
+
+Each iteration is planned in three steps, each from a file of TensorRT-LLM:
+
+1. The capacity scheduler says who may run at all, by seats and KV blocks (`GuaranteedNoEvictScheduler`, `MaxUtilizationScheduler`,
+   `StaticBatchScheduler` in cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp; blocks by `getRemainingBlocksToCompletion` and
+   `getNeededBlocksOneStep` in kvCacheManager.cpp beside it).
+2. The micro-batch scheduler takes of those who may what `max_num_tokens` holds, decodes before prompts, and cuts prompts where
+   chunking is on (cpp/tensorrt_llm/batch_manager/microBatchScheduler.cpp).
+3. The executor may hold prompts back until there are enough of them (`PyExecutor._waiting_requests` in
+   tensorrt_llm/_torch/pyexecutor/py_executor.py).
+
+Settings have the names and defaults of `TorchLlmArgs` and `SchedulerConfig` (tensorrt_llm/llmapi/llm_args.py), which
+`trtllm-serve` takes over. docs/engines.md says what of this could be laid beside the source and what could not.
+
+Left out: reuse of blocks between prompts and the delay of prompts for its sake, beams, LoRA pages, encoders, disaggregation,
+attention data parallelism with its balancing, `batch_wait_timeout_ms`, and the second step that `MAX_UTILIZATION` looks ahead with
+pipelines. Sequences of a pipeline stay in their micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from policies.reserving import longest_blocks, unpromised_blocks
+from policies.schedulers import at_least
+from policies.view import UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, RunningSeq, WaitingSeq
+
+Capacity = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]
+Chunking = Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"]
+
+
+@dataclass(frozen=True)
+class TrtLlm:
+    """In-flight batching: all decodes, then whole prompts, first come first served, within a budget of tokens.
+
+    A prompt's KV blocks are taken when it is admitted. By default a request is admitted once memory has room for the longest that
+    it and all before it may become, and nobody is evicted. With `MAX_UTILIZATION` it is admitted once its prompt fits; where the
+    decodes cannot grow, the last to have come gives way and is computed again.
+    """
+
+    max_batch_size: int = 2048
+    """Sequences of an iteration, and admitted ones, in each micro-batch."""
+    max_num_tokens: int = 8192
+    """Tokens of an iteration."""
+    capacity_scheduler_policy: Capacity = "GUARANTEED_NO_EVICT"
+    enable_chunked_prefill: bool = False
+    """False: prompts are computed whole, and those of more than *max_num_tokens* are refused."""
+    context_chunking_policy: Chunking = "FIRST_COME_FIRST_SERVED"
+    """Who gets what is left of the budget where it does not hold all prompts: the first, or all of them a KV block at a time."""
+    batch_wait_timeout_iters: int = 0
+    """Prompts are held back beside decodes for this many iterations at most ..."""
+    batch_wait_max_tokens_ratio: float = 0.0
+    """... while the iteration would have fewer tokens than this share of *max_num_tokens*. Without both nothing is held back."""
+    disable_overlap_scheduler: bool = False
+    """True: an iteration is planned when the one before has ended, not while it runs; see `policies.view.plans_ahead`."""
+
+    def __post_init__(self) -> None:
+        at_least("max_batch_size", self.max_batch_size, 1)
+        at_least("max_num_tokens", self.max_num_tokens, 1)
+        at_least("batch_wait_timeout_iters", self.batch_wait_timeout_iters, 0)
+        if not 0 <= self.batch_wait_max_tokens_ratio <= 1:
+            raise ValueError(
+                f"batch_wait_max_tokens_ratio is a share of max_num_tokens in [0, 1]; got {self.batch_wait_max_tokens_ratio!r}"
+            )
+        for name, choices in (("capacity_scheduler_policy", Capacity), ("context_chunking_policy", Chunking)):
+            if getattr(self, name) not in get_args(choices):
+                raise ValueError(f"{name} is one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
+
+    @property
+    def evicts(self) -> bool:
+        """Whether it says itself who gives way; see `policies.view.evicts`."""
+        return self.capacity_scheduler_policy == "MAX_UTILIZATION"
+
+    @property
+    def reserves(self) -> bool:
+        """Whether it keeps memory for what clients allow; see `policies.view.reserves`."""
+        return not self.evicts
+
+    @property
+    def async_scheduling(self) -> bool:
+        """Whether plans are made ahead."""
+        return not self.disable_overlap_scheduler
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        decode = view.n_decoding > 0
+        left = self.max_num_tokens - view.decode_tokens
+        policy = self.capacity_scheduler_policy
+        if left < 0 or (policy == "MAX_UTILIZATION" and view.growth_blocks > view.free_blocks):
+            return self._plan_in_order(view)
+        if policy == "STATIC_BATCH" and decode:
+            return Plan(True, hold=UNTIL_CHANGE, through_arrivals=True, memo=view.memo)
+        seats = self.max_batch_size - view.n_running
+        if not view.prefilling and (seats <= 0 or not view.waiting):
+            return Plan(decode, hold=UNTIL_CHANGE, through_arrivals=seats <= 0, memo=view.memo)
+        fitting, rejected, full = self._fitting(view, seats)
+        contexts = [*view.prefilling, *fitting]
+        run = self._run(contexts, left, view.block_tokens)
+        if run:
+            run, memo = self._in_company(view, contexts, run, view.decode_tokens)
+            return Plan(decode or any(not tokens for _, tokens in run), run, reject=rejected, memo=memo)
+        # A whole prompt that is more than the decodes leave of the budget holds up all behind it.
+        blocked = full or (bool(contexts) and not self.enable_chunked_prefill)
+        hold = 1 if rejected else UNTIL_CHANGE
+        return Plan(decode, hold=hold, through_arrivals=blocked, reject=rejected, memo=view.memo)
+
+    def _fitting(self, view: ReplicaView, seats: int) -> tuple[list[WaitingSeq], tuple[tuple[int, str], ...], bool]:
+        """Waiting sequences that seats and memory admit, those that are refused, and whether one that comes later would not be
+        admitted either."""
+        fitting: list[WaitingSeq] = []
+        rejected: list[tuple[int, str]] = []
+        full = seats <= 0
+        if view.waiting and not full:
+            reserves = self.capacity_scheduler_policy != "MAX_UTILIZATION"
+            drafted = (view.query_tokens - 1) * (2 if self.async_scheduling else 1)
+            free = unpromised_blocks(view, drafted) if reserves else view.free_blocks - view.growth_blocks
+            tokens_left = self.max_num_tokens - view.decode_tokens
+            for seq in view.waiting:
+                if not self.enable_chunked_prefill:
+                    if seq.tokens > self.max_num_tokens and not seq.preempted:
+                        rejected.append((seq.id, self._too_long(seq.tokens)))
+                        continue
+                    # Whole prompts are taken in order: who is behind a spent budget needs no look.
+                    if tokens_left <= 0:
+                        full = True
+                        break
+                    tokens_left -= seq.tokens
+                free -= longest_blocks(view, seq.id, drafted) if reserves else view.blocks_to_admit(seq)
+                if free < 0 or len(fitting) == seats:
+                    full = True
+                    break
+                fitting.append(seq)
+        return fitting, tuple(rejected), full or len(fitting) == seats
+
+    def _too_long(self, tokens: int) -> str:
+        return f"a prompt of {tokens} tokens exceeds max_num_tokens ({self.max_num_tokens}) and enable_chunked_prefill is off"
+
+    def _plan_in_order(self, view: ReplicaView) -> Plan:
+        """The plan where memory or the budget does not serve all who run: in order of admission, the last give way to the first."""
+        packed = self.capacity_scheduler_policy == "MAX_UTILIZATION"
+        running, paused = [seq for seq in view.running[:] if not seq.leaving], ()
+        if packed:
+            running, paused = _paused(running, view.free_blocks)
+        partial = {seq.id: seq for seq in view.prefilling}
+        left, decode, contexts = self.max_num_tokens, [], []
+        for seq in running:
+            if seq.id in partial:
+                # Where memory is promised, those that decode are looked at before all prompts, and one of them does not fit.
+                contexts += [partial[seq.id]] if packed else []
+            elif view.query_tokens > left:
+                break
+            else:
+                left -= view.query_tokens
+                decode.append(seq.id)
+        run = self._run(contexts, left, view.block_tokens)
+        run, memo = self._in_company(view, contexts, run, len(decode) * view.query_tokens)
+        return Plan(tuple(decode), run, paused, memo=memo)
+
+    def _run(self, contexts: Sequence[PartialSeq | WaitingSeq], left: int, unit: int) -> tuple[tuple[int, int], ...]:
+        """(id, prompt tokens) of those of *contexts* that run within *left* tokens."""
+        lengths = [_to_compute(seq) for seq in contexts]
+        if not self.enable_chunked_prefill:
+            tokens = []
+            for length in lengths:
+                # Who was evicted and has become longer than the budget runs without decodes.
+                left -= min(length, self.max_num_tokens)
+                if left < 0:
+                    break
+                tokens.append(length)
+        elif sum(lengths) <= left:
+            tokens = lengths
+        elif self.context_chunking_policy == "FIRST_COME_FIRST_SERVED":
+            tokens = _first_come(lengths, left, min(unit, self.max_num_tokens))
+        else:
+            tokens = _equal_progress(lengths, left, min(unit, self.max_num_tokens))
+        # Who has nothing to compute joins the decodes.
+        return tuple((seq.id, n) for seq, n, length in zip(contexts, tokens, lengths, strict=False) if n or not length)
+
+    def _in_company(
+        self,
+        view: ReplicaView,
+        contexts: Sequence[PartialSeq | WaitingSeq],
+        run: tuple[tuple[int, int], ...],
+        decode_tokens: int,
+    ) -> tuple[tuple[tuple[int, int], ...], object]:
+        """*run*, or nothing where prompts are held back beside the decodes; and for how many iterations they have been.
+
+        A prompt counts in full, whatever its chunk is. The count stays where nothing decodes, and prompts are not held back.
+        """
+        if not (run and decode_tokens and self.batch_wait_timeout_iters and self.batch_wait_max_tokens_ratio):
+            return run, view.memo
+        waited = view.memo if isinstance(view.memo, int) else 0
+        runs = {id_ for id_, _ in run}
+        tokens = decode_tokens + sum(seq.cached_tokens + _to_compute(seq) for seq in contexts if seq.id in runs)
+        if waited < self.batch_wait_timeout_iters and tokens < self.batch_wait_max_tokens_ratio * self.max_num_tokens:
+            return (), waited + 1
+        return run, 0
+
+
+def _to_compute(seq: PartialSeq | WaitingSeq) -> int:
+    return seq.remaining_tokens if isinstance(seq, PartialSeq) else seq.tokens
+
+
+def _paused(running: Sequence[RunningSeq], free: int) -> tuple[Sequence[RunningSeq], tuple[int, ...]]:
+    """Who goes on in *free* blocks, the first to have come first; and the ids of those who give way to them, the last to have come
+    first."""
+    at, end, paused = 0, len(running), []
+    while at < end:
+        if running[at].growth_blocks <= free:
+            free -= running[at].growth_blocks
+            at += 1
+        else:
+            end -= 1
+            free += running[end].blocks
+            paused.append(running[end].id)
+    return running[:end], tuple(paused)
+
+
+def _first_come(lengths: Sequence[int], left: int, unit: int) -> list[int]:
+    """Chunks within *left* tokens, one prompt after the other; one that is cut is cut to a multiple of *unit*."""
+    chunks = []
+    for length in lengths:
+        chunk = length if length <= left else left // unit * unit
+        left -= chunk
+        chunks.append(chunk)
+    return chunks
+
+
+def _equal_progress(lengths: Sequence[int], left: int, unit: int) -> list[int]:
+    """Chunks within *left* tokens that grow in turns by *unit* tokens, until none can."""
+    chunks = [0] * len(lengths)
+    grown = True
+    while grown:
+        grown = False
+        for i, length in enumerate(lengths):
+            more = min(unit, length - chunks[i])
+            if 0 < more <= left:
+                chunks[i] += more
+                left -= more
+                grown = True
+    return chunks

@@ -1,0 +1,77 @@
+"""Plans that are made ahead: each while the iteration before it runs (see `policies.view.plans_ahead`).
+
+The engine asks for a plan when it is to start, and shows it no more than was known when the iteration before started: requests that
+came since are hidden, and who has ended keeps its seat and its blocks. Who was not known to end takes the step that was planned.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from policies.view import ALWAYS_NS, Plan, ReplicaView
+from sim.engine.lane import Ended, Lane, QueueView
+
+
+class Ahead:
+    """What the plans of a lane do not know when they are made."""
+
+    __slots__ = ("_came_ns", "seen_ns")
+
+    def __init__(self) -> None:
+        self._came_ns: deque[int] = deque()
+        """When those came who may have come after the coming plan was made."""
+        self.seen_ns = ALWAYS_NS
+        """When the coming plan was made: when the iteration that has just ended started. ALWAYS_NS: it is made now."""
+
+    def came(self, now_ns: int) -> None:
+        """A request comes to the queue."""
+        self._came_ns.append(now_ns)
+
+    def _came_later(self, seen_ns: int) -> int:
+        """How many came after *seen_ns*: the last of the queue. No earlier instant is asked for later."""
+        came_ns = self._came_ns
+        while came_ns and came_ns[0] <= seen_ns:
+            came_ns.popleft()
+        return len(came_ns)
+
+    def hide(self, lane: Lane, queue: QueueView) -> bool:
+        """Leave in the view of *lane* what the coming plan knew; whether that hides anything."""
+        view, seen_ns = lane.view, self.seen_ns
+        self.seen_ns = ALWAYS_NS
+        queue.hidden = self._came_later(seen_ns)
+        view.waiting = queue if queue else ()
+        view.n_leaving = 0
+        if seen_ns == ALWAYS_NS:
+            lane.forget_the_leaving()
+        for _, blocks, growth_blocks, steps_on in lane.leaving.values():
+            view.free_blocks -= blocks
+            if steps_on:
+                view.n_decoding += 1
+                view.growth_blocks += growth_blocks
+            else:
+                view.n_leaving += 1
+        return queue.hidden > 0 or bool(lane.leaving)
+
+    def reset(self) -> None:
+        """Nothing has come, and the next plan is made when it is asked for."""
+        self._came_ns.clear()
+        self.seen_ns = ALWAYS_NS
+
+
+def as_known(lane: Lane, queue: QueueView, plan: Plan) -> tuple[Plan, list[Ended]]:
+    """*plan* without those who have ended, and held no longer than what was hidden from it cannot change it; and who of those who
+    have ended takes a step all the same."""
+    leaving, view = lane.leaving, lane.view
+    wanted = set(leaving) - set(plan.preempt) if plan.decode is True else set(plan.decode or ())
+    stepping_on = [ended for id_, ended in leaving.items() if ended.steps_on and id_ in wanted]
+    if isinstance(plan.decode, tuple):
+        plan = plan._replace(decode=tuple(id_ for id_ in plan.decode if id_ not in leaving))
+    if _may_change(leaving, queue, plan, view):
+        plan = plan._replace(hold=1)
+    return plan, stepping_on
+
+
+def _may_change(leaving: dict[int, Ended], queue: QueueView, plan: Plan, view: ReplicaView) -> bool:
+    """Whether the next plan, which knows what was hidden from this one, may differ from it."""
+    came = queue.hidden > 0 and not plan.through_arrivals
+    return came or bool(leaving and (view.waiting or plan.through_arrivals))

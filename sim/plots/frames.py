@@ -1,0 +1,359 @@
+"""What a DataFrame of results says, drawn on an Axes: one function a kind of picture."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.plots.columns import (
+    MAX_HUES,
+    check,
+    groups,
+    is_number,
+    is_seconds,
+    label,
+    ordered,
+    saturated,
+    short,
+    value_text,
+)
+from sim.plots.latency import ecdf, plot_latency_ecdf, share_axis
+from sim.plots.levels import mean_level, plot_level, rate_per_s
+from sim.plots.style import GREY, GRID, MARKERS, OKABE_ITO, dress
+from sim.text import seconds_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from sim.engine.columns import ReplicaColumns
+
+_COLORS = (*(color for name, color in OKABE_ITO.items() if name != "yellow"), GREY)
+_TOP = 1.12
+
+
+def latency_cdf(
+    frame: pd.DataFrame, ax: Axes, *, column: str = "ttft_s", hue: str | None = None, title: str | None = None
+) -> None:
+    """Share of requests at or below each latency, logarithmic. *frame*: `Result.requests`, or several with a column *hue*.
+
+    With p50, p90 and p99 marked or, with *hue*, a line for each of its values.
+    """
+    check(frame, column, *([hue] if hue else []))
+    if hue is None:
+        plot_latency_ecdf(ax, frame[column].to_numpy(dtype=float), name=title or short(column))
+        dress(ax, x="latency, log scale", y="share at or below")
+        return
+    for index, (name, group) in enumerate(groups(frame, hue)):
+        values = group[column].dropna().to_numpy(dtype=float)
+        if values.size:
+            x, share = ecdf(np.maximum(values, 1e-9))
+            ax.step(x, share, where="post", color=_COLORS[index], linewidth=1.5, label=name)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(lambda value, _: seconds_text(value))
+    ax.set_ylim(0, 1.02)
+    share_axis(ax)
+    dress(ax, x=f"{short(column)}, log scale", y="share at or below", title=title)
+    _legend(ax, hue)
+
+
+def lines(
+    frame: pd.DataFrame,
+    ax: Axes,
+    *,
+    x: str,
+    y: str = "ttft_s.p99",
+    hue: str | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> None:
+    """*y* against *x*, a line for each value of *hue*, with intervals where *frame* has `y.half_width`.
+
+    Saturated points have no latency: they are crosses at the upper edge, above where they would be.
+    """
+    check(frame, x, y, *([hue] if hue else []))
+    half = f"{y}.half_width"
+    number = is_number(frame[x])
+    ticks = None if number else list(dict.fromkeys(map(value_text, frame[x])))
+    crossed = False
+    for index, (name, group) in enumerate(groups(frame, hue)):
+        at = (
+            group[x].to_numpy(dtype=float)
+            if ticks is None
+            else np.array([ticks.index(value_text(v)) for v in group[x]])
+        )
+        order = np.argsort(at, kind="stable")
+        at, value = at[order], group[y].to_numpy(dtype=float)[order]
+        error = group[half].to_numpy(dtype=float)[order] if half in group and group[half].notna().any() else None
+        color, marker = _COLORS[index], MARKERS[index]
+        ax.errorbar(
+            at,
+            value,
+            yerr=error,
+            color=color,
+            marker=marker,
+            markersize=4.5,
+            linewidth=1.4,
+            capsize=2.5,
+            label=name,
+        )
+        lost = saturated(group)[order] & np.isnan(value)
+        if lost.any():
+            crossed = True
+            ax.plot(at[lost], np.full(lost.sum(), 0.97), "x", color=color, markersize=7, mew=1.6,
+                    transform=ax.get_xaxis_transform(), clip_on=False)  # fmt: skip
+    if log_x:
+        ax.set_xscale("log")
+    if log_y:
+        ax.set_yscale("log")
+    elif frame[y].notna().any() and float(frame[y].min()) >= 0:
+        ax.set_ylim(bottom=0)
+        ax.set_ylim(top=ax.get_ylim()[1] * _TOP)
+    if ticks is not None:
+        ax.set_xticks(range(len(ticks)), ticks)
+    _seconds_axis(ax, y, log_y)
+    if number:
+        _plain_ticks(ax.xaxis, frame[x])
+    _dress_columns(ax, x, y)
+    if crossed:
+        ax.plot([], [], "x", color=GREY, markersize=7, mew=1.6, label="saturated")
+    _legend(ax, hue, always=crossed)
+
+
+def throughput_latency(
+    frame: pd.DataFrame,
+    ax: Axes,
+    *,
+    x: str = "output_tokens_per_s",
+    y: str = "ttft_s.p99",
+    hue: str | None = None,
+    along: str = "workload.rate_scale",
+) -> None:
+    """Latency against throughput as load grows *along* a column: the further right and down a line, the better.
+
+    Where the deployment saturates the line ends, with a cross at the throughput that it reached.
+    """
+    check(frame, x, y, along, *([hue] if hue else []))
+    crossed = False
+    for index, (name, group) in enumerate(groups(frame, hue)):
+        group = group.sort_values(along)
+        at, value = group[x].to_numpy(dtype=float), group[y].to_numpy(dtype=float)
+        color = _COLORS[index]
+        ax.plot(at, value, color=color, marker=MARKERS[index], markersize=4.5, linewidth=1.4, label=name)
+        lost = saturated(group) & np.isnan(value)
+        if lost.any():
+            crossed = True
+            ax.plot(at[lost], np.full(lost.sum(), 0.97), "x", color=color, markersize=7, mew=1.6,
+                    transform=ax.get_xaxis_transform(), clip_on=False)  # fmt: skip
+    ax.set_ylim(bottom=0)
+    ax.set_ylim(top=ax.get_ylim()[1] * _TOP)
+    _seconds_axis(ax, y, False)
+    if not is_seconds(x):
+        ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    _dress_columns(ax, x, y)
+    if crossed:
+        ax.plot([], [], "x", color=GREY, markersize=7, mew=1.6, label="saturated")
+    _legend(ax, hue, always=crossed)
+
+
+def heatmap(frame: pd.DataFrame, ax: Axes, *, x: str, y: str, value: str) -> None:
+    """*value* as colour and number over a grid of *x* and *y*; a cell is 'sat.' where the deployment is saturated.
+
+    ValueError where several rows share a cell: choose two columns that tell the rows apart.
+    """
+    check(frame, x, y, value)
+    if frame.duplicated([x, y]).any():
+        raise ValueError(f"several rows share one cell of {x} and {y}; filter the rest of the columns to one value")
+    columns, rows = (ordered(frame[key]) for key in (x, y))
+    grid = np.full((len(rows), len(columns)), np.nan)
+    verdict = np.zeros(grid.shape, dtype=bool)
+    for at_x, at_y, number, lost in zip(
+        map(value_text, frame[x]), map(value_text, frame[y]), frame[value].astype(float), saturated(frame), strict=True
+    ):
+        place = rows.index(at_y), columns.index(at_x)
+        grid[place], verdict[place] = number, lost
+    # cividis is built for colour-blind readers: Nunez, Anderton and Renslow, PLOS ONE 13(7), 2018.
+    image = ax.imshow(grid, aspect="auto", origin="lower", cmap="cividis")
+    ax.set_facecolor("#E8E8E8")
+    middle = (np.nanmin(grid) + np.nanmax(grid)) / 2 if np.isfinite(grid).any() else 0.0
+    show = seconds_text if is_seconds(value) else value_text
+    for (row, column), number in np.ndenumerate(grid):
+        text = "sat." if verdict[row, column] else "-" if math.isnan(number) else show(number)
+        dark = not math.isnan(number) and number < middle
+        ax.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+    ax.set_xticks(range(len(columns)), columns, fontsize=8)
+    ax.set_yticks(range(len(rows)), rows, fontsize=8)
+    ax.set_xlabel(label(x), fontsize=9)
+    ax.set_ylabel(label(y), fontsize=9)
+    bar = ax.figure.colorbar(image, ax=ax)
+    bar.set_label(short(value) if is_seconds(value) else label(value), fontsize=9)
+    if is_seconds(value):
+        bar.ax.yaxis.set_major_formatter(lambda number, _: seconds_text(number))
+    bar.ax.tick_params(labelsize=8)
+
+
+def pareto(
+    frame: pd.DataFrame,
+    ax: Axes,
+    *,
+    x: str = "tokens_per_s_per_user",
+    y: str = "tokens_per_s_per_gpu",
+    hue: str | None = None,
+) -> None:
+    """Every point, and the front of those that no other beats in both *x* and *y* (more is better) as a line.
+
+    The usual picture of serving: throughput a GPU against interactivity, the speed that one user sees.
+    """
+    from sim.study.optimize import pareto_front
+
+    check(frame, x, y, *([hue] if hue else []))
+    frame = frame[frame[x].notna() & frame[y].notna()]
+    for index, (name, group) in enumerate(groups(frame, hue)):
+        ax.plot(group[x], group[y], MARKERS[index], color=_COLORS[index], markersize=5, label=name, alpha=0.85)
+    front = frame[pareto_front(frame, x, y)].sort_values(x)
+    ax.plot(front[x], front[y], color="black", linewidth=1.2, zorder=1, label="Pareto front", drawstyle="steps-pre")
+    ax.set_xlim(left=0)
+    ax.set_ylim(bottom=0)
+    _dress_columns(ax, x, y)
+    _legend(ax, hue, always=True)
+
+
+def speedup(frame: pd.DataFrame, ax: Axes, *, theory: pd.DataFrame | None = None, hue: str = "alpha") -> None:
+    """Speed-up of speculative decoding against drafted tokens: points of *frame* over curves of *theory*.
+
+    Both have columns k, speedup and *hue*; *frame* may have speedup.half_width.
+    """
+    check(frame, "k", "speedup", hue)
+    names = [name for name, _ in groups(frame, hue)]
+    if theory is not None:
+        check(theory, "k", "speedup", hue)
+        for name, group in groups(theory, hue):
+            color = _COLORS[names.index(name)] if name in names else GREY
+            group = group.sort_values("k")
+            ax.plot(group["k"], group["speedup"], color=color, linewidth=1.3, zorder=1)
+    for index, (name, group) in enumerate(groups(frame, hue)):
+        half = group.get("speedup.half_width")
+        ax.errorbar(
+            group["k"], group["speedup"], yerr=half, fmt=MARKERS[index], color=_COLORS[index], markersize=5, capsize=3,
+            label=name, linewidth=1, zorder=2,
+        )  # fmt: skip
+    ax.axhline(1.0, color=GREY, linewidth=0.8, linestyle=":")
+    dress(ax, x="drafted tokens K", y="speed-up over decoding token by token")
+    _legend(ax, hue)
+
+
+def roofline(frame: pd.DataFrame, ax: Axes, *, peak_flops_per_s: float, peak_bytes_per_s: float) -> None:
+    """The roof of a device, and work under it. *frame*: columns name, flops, bytes, seconds, one row a kind of work."""
+    check(frame, "name", "flops", "bytes", "seconds")
+    intensity = frame["flops"] / frame["bytes"]
+    reached = frame["flops"] / frame["seconds"]
+    ridge = peak_flops_per_s / peak_bytes_per_s
+    low = min(float(intensity.min()), ridge) / 4
+    high = max(float(intensity.max()), ridge) * 4
+    at = np.geomspace(low, high, 200)
+    ax.plot(at, np.minimum(at * peak_bytes_per_s, peak_flops_per_s) / 1e12, color="black", linewidth=1.4)
+    for index, (name, i, r) in enumerate(zip(frame["name"], intensity, reached, strict=True)):
+        ax.plot([i], [r / 1e12], MARKERS[index % MAX_HUES], color=_COLORS[index % MAX_HUES], markersize=7, label=name)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.axvline(ridge, color=GREY, linewidth=0.8, linestyle=":")
+    # To the left of its line, as the legend is to the right.
+    ax.text(
+        ridge / 1.1, 0.03, f"ridge: {ridge:,.0f} FLOP/byte", transform=ax.get_xaxis_transform(), fontsize=8, ha="right"
+    )
+    dress(ax, x="arithmetic intensity, FLOP/byte of memory traffic", y="TFLOP/s")
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.legend(fontsize=8, frameon=False, loc="lower right")
+
+
+def running(frame: pd.DataFrame, ax: Axes, *, bins: int = 300) -> None:
+    """Requests waiting and running over time. *frame*: `Result.requests`."""
+    check(frame, "arrival_ns", "scheduled_ns", "finish_ns", "status")
+    kept = frame[frame["status"] != "rejected"]
+    begin = int(frame["arrival_ns"].min())
+    end = int(np.nanmax([kept["finish_ns"].max(), kept["arrival_ns"].max()]))
+    edges_ns = np.linspace(begin, max(end, begin + 1), bins + 1)
+    never = np.iinfo(np.int64).max // 4
+    arrival, scheduled, finish = (
+        kept[name].fillna(never).to_numpy(dtype=np.int64) for name in ("arrival_ns", "scheduled_ns", "finish_ns")
+    )
+    levels = {
+        "waiting": mean_level(edges_ns, arrival, scheduled),
+        "running": mean_level(edges_ns, scheduled, finish),
+    }
+    plot_level(ax, (edges_ns - begin) * 1e-9, levels, label="requests")
+    ax.set_xlabel("time since the first arrival, s", fontsize=9)
+
+
+def throughput(frame: pd.DataFrame, ax: Axes, *, bins: int = 300, arrival_ns: int | None = None) -> None:
+    """Prompt and output tokens a second over time. *frame*: `Result.iterations`.
+
+    Time counts from *arrival_ns*, that of the first request, or without it from the start of the first iteration.
+    """
+    check(frame, "start_ns", "duration_ns", "prefill_tokens", "emitted_tokens", "replica", "lane")
+    begin = int(frame["start_ns"].min()) if arrival_ns is None else arrival_ns
+    end = int((frame["start_ns"] + frame["duration_ns"]).max())
+    edges_ns = np.linspace(begin, max(end, begin + 1), bins + 1)
+    levels = {"prompt": np.zeros(bins), "output": np.zeros(bins)}
+    for _, lane in frame.groupby(["replica", "lane"]):
+        start, duration = (lane[name].to_numpy(dtype=np.int64) for name in ("start_ns", "duration_ns"))
+        for name, column in (("prompt", "prefill_tokens"), ("output", "emitted_tokens")):
+            levels[name] += rate_per_s(edges_ns, start, duration, lane[column].to_numpy(dtype=np.int64))
+    plot_level(ax, (edges_ns - begin) * 1e-9, levels, label="tokens/s")
+    ax.set_xlabel(f"time since the first {'iteration' if arrival_ns is None else 'arrival'}, s", fontsize=9)
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+def gantt(replica: ReplicaColumns, ax: Axes, *, begin_s: float, end_s: float) -> None:
+    """Stages of a pipelined replica (`Result.columns.replicas[i]`) between two instants, and what the colours mean.
+
+    ValueError where the replica has no pipeline, or *end_s* is not after *begin_s*.
+    """
+    from matplotlib.patches import Patch
+
+    from sim.plots.stages import COLOURS, plot_gantt
+
+    if not end_s > begin_s:
+        raise ValueError(f"end_s is after begin_s; got {begin_s} to {end_s}")
+    plot_gantt(ax, replica, begin_s=begin_s, end_s=end_s)
+    ax.set_xlabel("time, s", fontsize=9)
+    ax.legend(
+        handles=[Patch(facecolor=colour, label=name) for name, colour in COLOURS.items()],
+        loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, fontsize=8, frameon=False,
+    )  # fmt: skip
+
+
+def _seconds_axis(ax: Axes, key: str, log: bool) -> None:
+    if is_seconds(key):
+        ax.yaxis.set_major_formatter(lambda value, _: seconds_text(value))
+    elif not log:
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+
+
+def _plain_ticks(axis: Any, values: pd.Series) -> None:
+    from matplotlib.ticker import NullFormatter
+
+    found = sorted(set(values.dropna()))
+    if len(found) <= 10:
+        axis.set_ticks(found, [value_text(value) for value in found])
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _dress_columns(ax: Axes, x: str, y: str) -> None:
+    """Labels by column. The ticks of seconds carry their own units: 8 ms, 1.2 s."""
+    dress(ax, x=label(x), y=label(y).removesuffix(", s"))
+
+
+def _legend(ax: Axes, hue: str | None, *, always: bool = False) -> None:
+    if hue is not None or always:
+        handles, names = ax.get_legend_handles_labels()
+        kept = [(handle, name) for handle, name in zip(handles, names, strict=True) if name]
+        kept.sort(key=lambda pair: pair[1] in ("saturated", "Pareto front"))  # what is no hue comes last
+        if kept:
+            ax.legend(
+                [handle for handle, _ in kept], [name for _, name in kept], title=None if hue is None else label(hue),
+                fontsize=8, title_fontsize=8, framealpha=0.85, edgecolor=GRID,
+            )  # fmt: skip

@@ -1,0 +1,173 @@
+"""Pictures of one run: its latencies, and what went on over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import sim.metrics as metrics
+from sim.plots.frames import latency_cdf, running, throughput
+from sim.plots.latency import plot_latency_ecdf
+from sim.plots.levels import mean_level, plot_level, rate_per_s
+from sim.plots.style import figure, save, sheet
+from sim.text import seconds_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from sim.results import Result
+
+FloatArray = NDArray[np.float64]
+_TIMELINE_BINS = 300
+
+
+def save_run(result: Result, folder: Path) -> list[Path]:
+    """Draw what `rooftrace run` draws, latency.png and timeline.png, into *folder*; their paths.
+
+    A result that is also written is `Result.kept` for both, so that its iterations are worked out once. ValueError for a
+    result that was read from a folder, which has no gaps between tokens.
+    """
+    columns, itl = result.kept().columns, result.summary["itl_s"]
+    requests = columns.requests
+    gaps = list(columns.itl_blocks())
+    none = np.empty(0, np.int64)
+    latency = latency_figure(
+        ttft_s=metrics.ttft_s(requests),
+        e2el_s=metrics.e2el_s(requests),
+        itl_ns=(np.concatenate([none, *(ns for ns, _ in gaps)]), np.concatenate([none, *(n for _, n in gaps)])),
+        itl_quantiles_s=None if itl["p50"] is None else [itl["p50"], itl["p90"], itl["p99"]],
+        title=f"{_latency_headline(result.summary)}\n{result.label}",
+    )
+    timeline = timeline_figure(
+        requests=requests,
+        iterations=columns.iteration_blocks,
+        last_end_ns=metrics.last_iteration_end_ns(columns),
+        kv_blocks_total=columns.meta["kv_blocks_total"],
+        title=f"{_timeline_headline(result.summary)}\n{result.label}",
+    )
+    return [*save(latency, folder / "latency.png", svg=False), *save(timeline, folder / "timeline.png", svg=False)]
+
+
+def _latency_headline(summary: Mapping[str, Any]) -> str:
+    finished = summary["requests"]["finished"]
+    first, whole = summary["ttft_s"], summary["e2el_s"]
+    if first["p99"] is None:
+        return f"{finished:,} requests finished, none with a first token"
+    return (
+        f"Half of {finished:,} requests see a first token within {seconds_text(first['p50'])}, "
+        f"99 % within {seconds_text(first['p99'])}; half are done within {seconds_text(whole['p50'])}"
+    )
+
+
+def _timeline_headline(summary: Mapping[str, Any]) -> str:
+    kv = summary["kv_utilization"]["max"]
+    queue = {
+        True: "Arrivals outrun the deployment: the queue still grows when they end",
+        False: "The deployment keeps up with its arrivals",
+    }.get(summary["saturated"], "Queue, batch and memory over the run")
+    memory = "" if kv is None else f"; KV memory peaks at {kv:.0%}"
+    preempted = summary["preemptions"]
+    return f"{queue}{memory}" + (f"; {preempted:,} preemptions" if preempted else "")
+
+
+def latency_figure(
+    *,
+    ttft_s: FloatArray,
+    e2el_s: FloatArray,
+    itl_ns: tuple[NDArray[Any], NDArray[Any]],
+    itl_quantiles_s: Sequence[float] | None,
+    title: str,
+) -> Figure:
+    """Distributions of TTFT, ITL and end-to-end latency side by side; latencies with NaN where there is none."""
+    figure = sheet(11, 4.1, title=title, layout=None)
+    figure.subplots_adjust(left=0.07, right=0.985, bottom=0.14, top=0.79, wspace=0.09)
+    ttft, itl, e2e = figure.subplots(1, 3, sharey=True)
+    plot_latency_ecdf(ttft, ttft_s, name="Time to first token (TTFT)")
+    gaps_ns, weights = itl_ns
+    plot_latency_ecdf(
+        itl, gaps_ns * 1e-9, weights=weights, quantiles_s=itl_quantiles_s, name="Gap between tokens (ITL)"
+    )
+    plot_latency_ecdf(e2e, e2el_s, name="End to end (E2EL)")
+    ttft.set_ylabel("share at or below", fontsize=9)
+    for ax in (ttft, itl, e2e):
+        ax.set_xlabel("latency, log scale", fontsize=9)
+    return figure
+
+
+def timeline_figure(
+    *,
+    requests: Mapping[str, NDArray[Any]],
+    iterations: Callable[[], Iterable[Mapping[str, NDArray[Any]]]],
+    last_end_ns: int,
+    kv_blocks_total: Sequence[int],
+    title: str,
+) -> Figure:
+    """Requests waiting and running, KV memory in use and tokens a second over time, one above the other.
+
+    *iterations* gives them in blocks, in order of start within a replica, as often as it is called; *last_end_ns* is the
+    end of the last, -1 without any.
+    """
+    arrival_ns = requests["arrival_ns"]
+    begin = int(arrival_ns.min())
+    end = max(int(requests["finish_ns"].max()), int(arrival_ns.max()), last_end_ns)
+    edges_ns = np.linspace(begin, max(end, begin + 1), _TIMELINE_BINS + 1)
+    edges_s = (edges_ns - begin) * 1e-9
+
+    never = np.iinfo(np.int64).max // 4
+    scheduled = np.where(requests["scheduled_ns"] >= 0, requests["scheduled_ns"], never)
+    finish = np.where(requests["finish_ns"] >= 0, requests["finish_ns"], never)
+    accepted = requests["status"] != 1
+    waiting = mean_level(edges_ns, arrival_ns[accepted], scheduled[accepted])
+    running = mean_level(edges_ns, scheduled[accepted], finish[accepted])
+
+    kv_share = np.zeros(_TIMELINE_BINS)
+    prompt_rate, output_rate = np.zeros(_TIMELINE_BINS), np.zeros(_TIMELINE_BINS)
+    total_blocks = float(sum(kv_blocks_total)) or 1.0
+    for block in iterations():
+        lane_of = block["replica"].astype(np.int64) << 32 | block["lane"]
+        for lane in np.unique(lane_of):
+            mine = np.flatnonzero(lane_of == lane)
+            mine = slice(None) if mine.size == lane_of.size else mine
+            start, duration = block["start_ns"][mine], block["duration_ns"][mine]
+            prompt_rate += rate_per_s(edges_ns, start, duration, block["prefill_tokens"][mine])
+            output_rate += rate_per_s(edges_ns, start, duration, block["emitted_tokens"][mine])
+    for _, start, held_ns, used in metrics.kv_holdings(iterations()):
+        kv_share += rate_per_s(edges_ns, start, held_ns, used * (held_ns * 1e-9)) / total_blocks
+
+    figure = sheet(11, 8.4, title=title, layout=None)
+    figure.subplots_adjust(left=0.085, right=0.985, bottom=0.06, top=0.92, hspace=0.12)
+    queue_ax, running_ax, kv_ax, prompt_ax, output_ax = figure.subplots(5, 1, sharex=True)
+    plot_level(queue_ax, edges_s, {"waiting": waiting}, label="requests waiting", fill=True)
+    plot_level(running_ax, edges_s, {"running": running}, label="requests running", fill=True)
+    plot_level(kv_ax, edges_s, {"KV": kv_share * 100}, label="KV blocks used, %", fill=True)
+    plot_level(prompt_ax, edges_s, {"prompt": prompt_rate}, label="prompt tokens/s", fill=True)
+    plot_level(output_ax, edges_s, {"output": output_rate}, label="output tokens/s", fill=True)
+    for ax in (prompt_ax, output_ax):
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    width = seconds_text(float(edges_s[1] - edges_s[0]))
+    output_ax.set_xlabel(f"time since the first arrival, s (means over intervals of {width})", fontsize=9)
+    output_ax.set_xlim(0, float(edges_s[-1]))
+    figure.align_ylabels()
+    return figure
+
+
+def run_figures(requests: pd.DataFrame, iterations: pd.DataFrame) -> Mapping[str, Figure]:
+    """Figures of one run by file name: latency distributions, and what went on over time."""
+    columns = [name for name in ("ttft_s", "tpot_s", "e2el_s") if requests[name].notna().any()]
+    if not columns:
+        raise ValueError("no request finished in this run, so that there is nothing to draw")
+    latency = figure(len(columns), title="How long requests took", width=4.2)
+    for ax, name in zip(np.atleast_1d(latency.subplots(1, len(columns))), columns, strict=True):
+        latency_cdf(requests, ax, column=name)
+    over_time = figure(1, 2, title="Requests in the system, and tokens worked on", width=9, height=2.8)
+    top, bottom = over_time.subplots(2, 1, sharex=True)
+    running(requests, top)
+    top.set_xlabel("")
+    if len(iterations):
+        throughput(iterations, bottom, arrival_ns=int(requests["arrival_ns"].min()))
+    return {"latency-distributions": latency, "over-time": over_time}

@@ -1,0 +1,144 @@
+"""Columns of a run as Parquet files, and back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import sim.metrics as metrics
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ABSENT_IS_NULL = ("scheduled_ns", "first_token_ns", "finish_ns", "replica")
+_WIDE = ("start_ns", "duration_ns", "kv_tokens")  # iteration columns that need more than 32 bits
+_STATUS_CODES = {name: code for code, name in enumerate(metrics.STATUS_NAMES)}
+
+
+def request_table(columns: metrics.Columns) -> pa.Table:
+    """Requests as an Arrow table: times in ns, null where absent; status and reason as text."""
+    import pyarrow as pa
+
+    given = columns.requests
+    out: dict[str, Any] = {}
+    for name, values in given.items():
+        if name == "status":
+            out[name] = _text_column(values, metrics.STATUS_NAMES)
+        elif name == "reason":
+            out[name] = _text_column(values, columns.reasons)
+        else:
+            absent = (values < 0) if name in _ABSENT_IS_NULL else None
+            out[name] = _number_column(values.astype(np.int64, copy=False), absent)
+    return pa.table(out)
+
+
+def iteration_table(iterations: Mapping[str, NDArray[Any]]) -> pa.Table:
+    """Iterations as an Arrow table: times and KV tokens 64 bits wide, counts 32."""
+    import pyarrow as pa
+
+    out = {}
+    for name, values in iterations.items():
+        width = np.int64 if name in _WIDE or name.endswith("_ns") else np.int32
+        out[name] = _number_column(values if values.dtype.kind == "f" else values.astype(width, copy=False))
+    return pa.table(out)
+
+
+def write_parquet(tables: Iterable[pa.Table], path: Path) -> None:
+    """Write *tables* of one schema, at least one, under each other; equal tables make equal files.
+
+    Integers are stored as packed differences (DELTA_BINARY_PACKED), which for 450,000 iterations is both smaller
+    and faster to write than dictionaries with any compressor.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = iter(tables)
+    first = next(tables)
+    packed = [field.name for field in first.schema if pa.types.is_integer(field.type)]
+    texts = [field.name for field in first.schema if pa.types.is_string(field.type)]
+    with pq.ParquetWriter(
+        path,
+        first.schema,
+        compression="none",
+        use_dictionary=texts,  # type: ignore[arg-type]  # the stubs know only bool
+        column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
+    ) as writer:
+        for table in itertools.chain([first], tables):
+            writer.write_table(table)
+
+
+@dataclass(frozen=True)
+class StoredColumns:
+    """Columns read back from a results folder; gaps between tokens are not among them."""
+
+    requests: Mapping[str, NDArray[Any]]
+    reasons: tuple[str, ...]
+    meta: Mapping[str, Any]
+    iteration_columns: Mapping[str, NDArray[Any]] = field(repr=False)
+
+    def iterations(self) -> Mapping[str, NDArray[Any]]:
+        return self.iteration_columns
+
+    def iteration_blocks(self) -> tuple[Mapping[str, NDArray[Any]], ...]:
+        return (self.iterations(),)
+
+    def itl_blocks(self) -> Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        return (self.itl(),)
+
+    def itl(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        raise ValueError("gaps between tokens are not stored in a results folder; simulate its scenario again")
+
+
+def stored_columns(folder: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> StoredColumns:
+    """The columns that are stored in the results *folder*."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(folder / "requests.parquet")
+    requests: dict[str, NDArray[Any]] = {}
+    reasons: tuple[str, ...] = ()
+    for name in table.column_names:
+        column = table.column(name)
+        if name == "status":
+            codes = [_STATUS_CODES[text] for text in column.to_pylist()]
+            requests[name] = np.array(codes, dtype=np.int8)
+        elif name == "reason":
+            texts = column.to_pylist()
+            reasons = tuple(dict.fromkeys(text for text in texts if text is not None))
+            codes = {None: -1} | {text: code for code, text in enumerate(reasons)}
+            requests[name] = np.array([codes[text] for text in texts], dtype=np.int64)
+        else:
+            requests[name] = column.fill_null(-1).to_numpy()
+    stored = pq.read_table(folder / "iterations.parquet")
+    iterations = {name: stored.column(name).to_numpy() for name in stored.column_names}
+    meta = {"kv_blocks_total": manifest.get("kv_blocks_total", []), "wall_s": summary.get("wall_s")}
+    return StoredColumns(requests=requests, reasons=reasons, meta=meta, iteration_columns=iterations)
+
+
+def _number_column(values: NDArray[Any], absent: NDArray[np.bool_] | None = None) -> pa.Array:
+    """An Arrow column over the memory of *values*, null where *absent*.
+
+    From buffers, because `pyarrow.array` imports pandas on its first call: 0.25 s that a run has no other use for.
+    """
+    import pyarrow as pa
+
+    valid = None if absent is None else pa.py_buffer(np.packbits(~absent, bitorder="little"))
+    data = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [valid, data])
+
+
+def _text_column(codes: NDArray[Any], names: Sequence[str]) -> pa.Array:
+    """An Arrow column of texts, *names* by *codes*, null where a code is negative."""
+    import pyarrow as pa
+
+    encoded = [name.encode() for name in names]
+    ends = np.cumsum([0, *map(len, encoded)]).astype(np.int32)
+    data = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+    texts = pa.Array.from_buffers(pa.string(), len(names), data)
+    indices = _number_column(codes.astype(np.int32), codes < 0)
+    return pa.DictionaryArray.from_arrays(indices, texts).dictionary_decode()

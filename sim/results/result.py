@@ -1,0 +1,183 @@
+"""What a run leaves: columns and a manifest in memory, and metrics, tables and files made of them when asked."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import sim.metrics as metrics
+from sim.errors import OutputError
+from sim.results.folder import FILES, staging, write_json
+from sim.results.parquet import iteration_table, request_table, stored_columns, write_parquet
+from sim.results.words import LATENCY_HEADS, fact_rows, latency_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMAT = "rooftrace-results-1"
+_BLOCKS_TO_KEEP = 8
+
+
+class Result:
+    """A finished run. `summary`, `requests` and `iterations` are worked out when first looked at.
+
+    *columns* are the engine's, *manifest* says what was run, *slo* holds the limits in seconds that goodput is
+    counted against (keys `ttft_s`, `tpot_s`, `e2el_s`).
+    """
+
+    def __init__(
+        self, columns: metrics.Columns, *, manifest: Mapping[str, Any], slo: Mapping[str, float | None] | None = None
+    ) -> None:
+        self.columns = columns
+        self.manifest = dict(manifest)
+        self.slo = dict(slo or {})
+
+    @functools.cached_property
+    def summary(self) -> dict[str, Any]:
+        """Every metric, nested as in summary.json, over the scenario's `window`; see `sim.metrics.summary`."""
+        return metrics.summary(self.columns, slo=self.slo, window=self._window, models=self.manifest.get("models", ()))
+
+    @property
+    def _window(self) -> Mapping[str, Any]:
+        return self.manifest.get("scenario", {}).get("window", metrics.WHOLE)
+
+    @property
+    def in_window(self) -> NDArray[np.bool_]:
+        """Which requests the latencies of `summary` are of: shape [requests]."""
+        return metrics.in_window(self.columns.requests, self.summary)
+
+    @functools.cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row a request: the stored columns, and ttft_s, tpot_s, e2el_s and queue_s worked out from them."""
+        frame = request_table(self.columns).to_pandas()
+        columns = self.columns.requests
+        for measure in (metrics.ttft_s, metrics.tpot_s, metrics.e2el_s, metrics.queue_s):
+            frame[measure.__name__] = measure(columns)
+        return frame
+
+    @functools.cached_property
+    def iterations(self) -> pd.DataFrame:
+        """One row an iteration, in the order of iterations.parquet."""
+        import pyarrow as pa
+
+        return pa.concat_tables(map(iteration_table, self.columns.iteration_blocks())).to_pandas()
+
+    def kept(self) -> Result:
+        """The same result with iterations, where they are few blocks, worked out once: for files and pictures together."""
+        if isinstance(self.columns, _Once):
+            return self
+        found = Result(_Once(self.columns), manifest=self.manifest, slo=self.slo)
+        if "summary" in self.__dict__:
+            found.__dict__["summary"] = self.summary
+        return found
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the results folder and return its path; a folder of older results is replaced as a whole.
+
+        Pictures are drawn by `sim.plots.save_run`. Raises OutputError where the folder cannot be written or holds files that
+        are not Rooftrace's.
+        """
+        with staging(folder) as scratch:
+            self.write(scratch)
+        return Path(folder)
+
+    def write(self, folder: Path) -> None:
+        """Write every file of the results folder straight into an existing *folder* (see `staging`)."""
+        kept = self.kept()
+        summary = self.__dict__.setdefault("summary", kept.summary)
+        write_json(folder / "summary.json", summary)
+        pools = [int(blocks) for blocks in self.columns.meta["kv_blocks_total"]]
+        manifest = {"format": FORMAT, **self.manifest, "slo": self.slo, "kv_blocks_total": pools}
+        if summary["speculation"] is not None:
+            manifest["speculation"] = summary["speculation"]
+        write_json(folder / "manifest.json", manifest)
+        write_parquet([request_table(self.columns)], folder / "requests.parquet")
+        write_parquet(map(iteration_table, kept.columns.iteration_blocks()), folder / "iterations.parquet")
+
+    @property
+    def rejections(self) -> dict[str, int]:
+        """How many requests were rejected for each reason."""
+        reason = self.columns.requests["reason"]
+        counts = np.bincount(reason[reason >= 0], minlength=len(self.columns.reasons)).tolist()
+        return dict(zip(self.columns.reasons, counts, strict=True))
+
+    @property
+    def label(self) -> str:
+        """What was run, in a few words: model, hardware and scheduler."""
+        return str(self.manifest.get("label", "")) or "run"
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Result:
+        """The result stored in *folder*: summary, requests, iterations and manifest as they were written.
+
+        Gaps between single tokens are not stored, only their statistics in the summary; `columns.itl()` of a
+        loaded result says so. Raises OutputError where *folder* is not a complete results folder.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise OutputError(f"{folder} is not a folder; give the folder that `rooftrace run` wrote")
+        missing = [name for name in FILES[:4] if not (folder / name).is_file()]
+        if missing:
+            raise OutputError(f"{folder} is not a results folder: {', '.join(missing)} is missing")
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        found = manifest.pop("format", None)
+        if found != FORMAT:
+            raise OutputError(f"{folder} has results of format {found!r}; this version reads {FORMAT!r}: run it again")
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        columns = stored_columns(folder, manifest, summary)
+        result = cls(columns, manifest=manifest, slo=manifest.get("slo"))
+        result.__dict__["summary"] = summary
+        return result
+
+    def __repr__(self) -> str:
+        counts = self.summary["requests"]
+        return f"Result({self.label!r}, {counts['finished']} of {counts['total']} requests finished)"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{escape(name)}</th>"
+            + "".join(f"<td style='text-align:right'>{escape(cell)}</td>" for cell in cells)
+            + "</tr>"
+            for name, cells in latency_rows(self.summary)
+        )
+        heads = "".join(f"<th>{head}</th>" for head in LATENCY_HEADS)
+        facts = "".join(
+            f"<tr><th style='text-align:left'>{escape(name)}</th><td>{escape(text)}</td></tr>"
+            for name, text in fact_rows(self.summary)
+        )
+        return (
+            f"<div><b>{escape(self.label)}</b>"
+            f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+            f"<table><tbody>{facts}</tbody></table></div>"
+        )
+
+
+class _Once:
+    """Columns whose gaps, and iterations where they are few blocks, are worked out once while a folder is written."""
+
+    def __init__(self, columns: metrics.Columns) -> None:
+        self.requests = columns.requests
+        self.reasons = columns.reasons
+        self.meta = columns.meta
+        self.itl_blocks = columns.itl_blocks
+        self._columns = columns
+        self._kept: list[Mapping[str, NDArray[Any]]] = []
+
+    def iteration_blocks(self) -> Iterable[Mapping[str, NDArray[Any]]]:
+        if self._kept:
+            return self._kept
+        blocks = iter(self._columns.iteration_blocks())
+        first = list(itertools.islice(blocks, _BLOCKS_TO_KEEP + 1))
+        if len(first) <= _BLOCKS_TO_KEEP:
+            self._kept = first
+        return itertools.chain(first, blocks)

@@ -1,0 +1,110 @@
+"""What is said of a summary for people: tables of latencies, facts, and the part of a run that figures are over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sim.metrics as metrics
+from sim.text import seconds_text
+
+LATENCY_HEADS = ("mean", "p50", "p90", "p95", "p99", "max")
+
+
+def latency_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """Latencies for a table: a name and a text for each of `LATENCY_HEADS`."""
+    names = {
+        "ttft_s": "TTFT (first token)",
+        "tpot_s": "TPOT (per later token)",
+        "itl_s": "ITL (token gap)",
+        "e2el_s": "E2EL (whole request)",
+        "queue_s": "Queue (before work starts)",
+    }
+    return [
+        (name, ["-" if summary[key][head] is None else seconds_text(summary[key][head]) for head in LATENCY_HEADS])
+        for key, name in names.items()
+    ]
+
+
+def window_text(window: Mapping[str, Any]) -> str:
+    """Which part of a run the figures of a summary are over, for people."""
+    if window["rule"] == "whole":
+        return "the whole run, from the first arrival to the last finish"
+    how = {"after_warmup": "after warm-up by MSER-5: ", "arrivals": ""}[window["rule"]]
+    names = {"itl_s": "ITL", "mfu": "MFU", "mbu": "MBU", "busy_fraction": "busy"}
+    whole = [names.get(str(name), str(name)) for name in window["whole_run"]]
+    return (
+        f"{how}{window['requests']:,} requests that arrive {seconds_text(window['from_s'])} to "
+        f"{seconds_text(window['to_s'])} after the first; over the whole run: {', '.join(whole)}"
+    )
+
+
+def over(settings: Mapping[str, Any], axes: Sequence[str] = ()) -> str:
+    """Which part of their runs the figures of many are over, for people, by the scenario's *settings*."""
+    if any(key.split(".")[0] == "window" for key in axes):
+        return "what each point's window says"
+    window = settings.get("window", metrics.WHOLE)
+    if window["rule"] == "whole":
+        return "whole runs, from the first arrival to the last finish"
+    if window["rule"] == "after_warmup":
+        return "runs after warm-up (MSER-5), to the last arrival; columns window.*"
+    end = "the last arrival" if window["to_s"] is None else f"{window['to_s']:g} s"
+    return f"requests that arrive from {window['from_s'] or 0:g} s after the first to {end}; columns window.*"
+
+
+def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Everything of the summary but the latencies, for people: pairs of name and text."""
+    counts = summary["requests"]
+    kv = summary["kv_utilization"]
+
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1%}"
+
+    def rate(value: float | None, unit: str) -> str:
+        if value is None:
+            return "-"
+        return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
+
+    ends = [
+        f"{counts[key]:,} {key}" for key in ("finished", "rejected", "unfinished") if key == "finished" or counts[key]
+    ]
+    rows = [
+        ("Requests", f"{counts['total']:,}: " + ", ".join(ends)),
+        ("Request throughput", rate(summary["requests_per_s"], "requests/s")),
+        ("Output throughput", rate(summary["output_tokens_per_s"], "tokens/s")),
+        ("Total throughput", rate(summary["total_tokens_per_s"], "tokens/s (prompt and output)")),
+    ]
+    if summary["slo_attainment"] is not None:
+        good = rate(summary["goodput_requests_per_s"], "requests/s")
+        rows.append(("Within the SLO", f"{share(summary['slo_attainment'])} of requests, goodput {good}"))
+    window = summary.get("window", metrics.WHOLE)
+    rows.insert(1, ("Figures over", window_text(window)))
+    saturated = {True: "yes: the queue still grows when arrivals end", False: "no", None: "cannot be said"}
+    rows += [
+        ("Simulated time", f"{seconds_text(summary['makespan_s'])} in {summary['iterations']:,} iterations"),
+        ("Busy", f"{share(summary['busy_fraction'])}, MFU {share(summary['mfu'])}, MBU {share(summary['mbu'])}"),
+        ("KV memory in use", f"{share(kv['mean'])} on average, {share(kv['max'])} at most"),
+        ("Preemptions", f"{summary['preemptions']:,}"),
+        ("Saturated", saturated[summary["saturated"]]),
+    ]
+    for name, model in summary.get("models", {}).items():
+        first, whole = model["ttft_s"]["p99"], model["e2el_s"]["p99"]
+        texts = [f"{model['requests']['total']:,} requests"]
+        texts += [] if first is None else [f"p99 TTFT {seconds_text(first)}"]
+        texts += [] if whole is None else [f"p99 E2EL {seconds_text(whole)}"]
+        texts += [] if model["slo_attainment"] is None else [f"{share(model['slo_attainment'])} within the SLO"]
+        rows.append((name, ", ".join(texts)))
+    speculation = summary.get("speculation")
+    if speculation is not None and speculation["num_drafts"]:
+        rows += [
+            (
+                "Speculation",
+                f"{speculation['mean_acceptance_length']:.2f} tokens a round, "
+                f"{share(speculation['draft_acceptance_rate'])} of drafted tokens accepted, "
+                f"alpha {speculation['alpha']:.3f}",
+            ),
+            ("Accepted by position", ", ".join(share(rate) for rate in speculation["acceptance_rate_per_pos"])),
+        ]
+    if summary["wall_s"] is not None:
+        rows.append(("Spent simulating", seconds_text(summary["wall_s"])))
+    return rows

@@ -1,0 +1,96 @@
+"""What one run of a study leaves: a record of its settings and summary, or of its error."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sim.errors import RooftraceError
+from sim.scenario import Scenario
+from sim.study.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one run ended. *record* is its JSON text where it is still to be stored."""
+
+    key: str
+    error: str
+    seconds: float
+    record: str | None = None
+
+
+def run_batch(batch: Sequence[tuple[str, Scenario]], folder: str | None, owner: int | None = None) -> list[Outcome]:
+    """Run scenarios one after another; store each in *folder* when it ends, or hand its record back without one.
+
+    Where *owner*, the process that handed the batch over, is no longer this one's parent, this one ends: the runs may
+    by now be done by a sweep that goes on with the killed one.
+    """
+    store = None if folder is None else Store(Path(folder))
+    outcomes = []
+    for key, scenario in batch:
+        begun = time.perf_counter()
+        record = run_record(key, scenario)
+        text = json.dumps(record, allow_nan=False)
+        if owner is not None and os.getppid() != owner:
+            os._exit(0)
+        if store is not None:
+            store.put(key, text)
+        outcomes.append(
+            Outcome(key, record.get("error", ""), time.perf_counter() - begun, None if store is not None else text)
+        )
+    return outcomes
+
+
+def run_record(key: str, scenario: Scenario) -> dict[str, Any]:
+    """What is stored of one run: its summary, or the error that it ended with."""
+    from sim.run import run_built
+    from sim.scenario.build import resolve
+
+    record: dict[str, Any] = {"key": key, "seed": scenario.seed, "settings": scenario.settings()}
+    try:
+        built = resolve(scenario)
+        result = run_built(built)
+        return {
+            **record,
+            "label": result.label,
+            "gpus": gpus(scenario),
+            **_fleet(built.manifest),
+            "summary": result.summary,
+        }
+    except RooftraceError as error:
+        return failed(record, str(error))
+    except Exception as error:
+        # A policy of the user's own, or a defect of ours: the other points go on, and the table says what happened.
+        return failed(record, f"{type(error).__name__}: {error}")
+
+
+def gpus(scenario: Scenario) -> int:
+    """GPUs that *scenario* occupies: those of a replica times the replicas, over all pools."""
+    if scenario.pools is None and scenario.placement is None:
+        return scenario.replicas * math.prod(scenario.parallel.model_dump().values())
+    from sim.scenario.build import pools_of
+
+    return sum(pool.gpus for pool in pools_of(scenario))
+
+
+def _fleet(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What all pools together cost an hour (None where a price is not known) and draw at most; empty without pools."""
+    if "pools" not in manifest:
+        return {}
+    parts = [(pool["gpus"], pool["hardware"]) for pool in manifest["pools"].values()]
+    prices = [hardware["price_usd_per_hour"] for _, hardware in parts]
+    usd = None
+    if None not in prices:
+        usd = sum(n * price for (n, _), price in zip(parts, prices, strict=True))
+    return {"fleet": {"usd_per_hour": usd, "tdp_w": sum(n * hardware["tdp_w"] for n, hardware in parts)}}
+
+
+def failed(record: dict[str, Any], error: str) -> dict[str, Any]:
+    return {**record, "error": error or "an error without a message"}

@@ -1,0 +1,38 @@
+"""Words for people: durations, and what a message says of a name or value that cannot be used."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+def seconds_text(value_s: float) -> str:
+    """A duration for people: '8.31 ms', '1.20 s', '3.5 min'."""
+    if value_s == 0:
+        return "0 s"
+    if value_s < 0.9995e-3:
+        return f"{value_s * 1e6:.3g} µs"
+    if value_s < 0.9995:
+        return f"{value_s * 1e3:.3g} ms"
+    return f"{value_s:.3g} s" if value_s < 600 else f"{value_s / 60:.3g} min"
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The valid name that *word* was probably meant to be, or None where none is close."""
+    close = difflib.get_close_matches(word.lower(), list(choices), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def unknown(what: str, word: str, choices: Iterable[str], *, hint: str = "") -> str:
+    """'what is not ...' with the nearest valid name, or all of them where none is near."""
+    choices = list(choices)
+    close = nearest(word, choices)
+    way_out = f"did you mean {close}?" if close else f"valid here: {', '.join(choices) or 'nothing'}"
+    return f"{what}; {way_out}{hint}"
+
+
+def shown(value: Any) -> str:
+    """*value* as it is quoted in a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

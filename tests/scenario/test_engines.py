@@ -1,0 +1,84 @@
+"""Schedulers of engines and what they ask of a scenario: by name, with limits on outputs, and how tokens reach clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policies.published import FasterTransformer, Orca, OrcaPaged
+from policies.trtllm import TrtLlm
+from policies.wrappers import EvictNewest
+from sim import Scenario, simulate
+from sim.engine.streaming import Stream
+from sim.errors import ScenarioError
+from sim.scenario.build import build, resolve
+
+SHORT = "workload={trace: conversation, limit: 60, rate_scale: 8}"
+
+
+def scenario(*settings: str) -> Scenario:
+    return Scenario.default().with_set(SHORT, *settings)
+
+
+@pytest.mark.parametrize(
+    ("written", "made"),
+    [
+        ("{policy: trtllm, max_num_tokens: 4096}", EvictNewest(TrtLlm(max_num_tokens=4096))),
+        # It says itself who gives way.
+        (
+            "{policy: trtllm, capacity_scheduler_policy: MAX_UTILIZATION}",
+            TrtLlm(capacity_scheduler_policy="MAX_UTILIZATION"),
+        ),
+        ("{policy: orca, n_slots: 1000}", EvictNewest(Orca(n_slots=1000))),
+        ("{policy: orca_paged, max_prompts: 1}", EvictNewest(OrcaPaged(max_prompts=1))),
+        ("{policy: fastertransformer, batch_size: 4}", EvictNewest(FasterTransformer(4))),
+    ],
+)
+def test_schedulers_by_name(written: str, made: Any) -> None:
+    assert build(scenario(f"scheduler={written}")).tenants[0].scheduler == made
+
+
+def test_what_clients_allow_is_what_is_kept_for_them() -> None:
+    tight = ("scheduler={policy: trtllm}", "memory.gpu_memory_utilization=0.37")
+    told = simulate(scenario(*tight, "workload.max_tokens=4000"))
+    guessed = simulate(scenario(*tight))
+    assert told.summary["preemptions"] == guessed.summary["preemptions"] == 0
+    assert told.summary["queue_s"]["mean"] > 2 * guessed.summary["queue_s"]["mean"]
+    # What is kept holds no tokens.
+    assert told.summary["kv_utilization"]["mean"] < guessed.summary["kv_utilization"]["mean"]
+
+
+def test_a_scheduler_that_is_told_nothing_of_limits_says_so() -> None:
+    def notes(*settings: str) -> list[str]:
+        return [note for note in resolve(scenario(*settings)).manifest["notes"] if "workload.max_tokens" in note]
+
+    assert len(notes("scheduler={policy: orca}")) == 1
+    assert not notes("scheduler={policy: orca}", "workload.max_tokens=2000")
+    assert not notes("scheduler={policy: orca_paged}")
+
+
+def test_a_limit_below_an_output_is_refused() -> None:
+    with pytest.raises(ScenarioError, match=r"workload.max_tokens is at least the longest output, \d+ tokens; got 3"):
+        build(scenario("workload.max_tokens=3"))
+
+
+def test_tokens_are_grouped_by_the_rule_of_the_serving_stack() -> None:
+    assert build(scenario()).stream == Stream(1, "tokens")
+    assert build(scenario("stream_interval=8")).stream == Stream(8, "tokens")
+    assert build(scenario("stream_interval=8", "serving_stack=sglang")).stream == Stream(8, "tokens")
+    assert build(scenario("stream_interval=8", "serving_stack=trtllm")).stream == Stream(8, "iterations")
+
+
+def test_groups_change_the_gaps_that_clients_see_and_nothing_else() -> None:
+    one, eight = (simulate(scenario(f"stream_interval={n}")).summary for n in (1, 8))
+    changed = [key for key in one if key != "wall_s" and one[key] != eight[key]]
+    assert changed == ["itl_s"]
+    assert eight["itl_s"]["mean"] > 6 * one["itl_s"]["mean"]
+
+
+def test_pools_that_group_tokens_differently_are_refused() -> None:
+    pools = "pools={a: {serving_stack: ideal}, b: {serving_stack: trtllm}}"
+    mixed = scenario(pools, "cost_model=roofline", "stream_interval=4")
+    with pytest.raises(ScenarioError, match="stream_interval: ideal and trtllm group tokens by different rules"):
+        build(mixed)

@@ -1,0 +1,110 @@
+"""Several traces as one: on one clock, or one after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from workloads.columns import NS_PER_S, IntArray
+from workloads.trace import Trace
+
+
+def merge(traces: Sequence[Trace], *, shared_ids: bool = False) -> Trace:
+    """One trace of all requests on one clock, by arrival; equal arrivals in the order of *traces*.
+
+    Models are joined by name. Sessions and prefix blocks of different traces are kept apart by renumbering,
+    unless *shared_ids* says that equal numbers mean the same thing. Raises ValueError where named and unnamed
+    models or different prefix block sizes meet.
+    """
+    return _join(list(traces), shared_ids=shared_ids, sort=True)
+
+
+def concat(traces: Sequence[Trace], *, gap_s: float = 0.0, shared_ids: bool = False) -> Trace:
+    """One trace after the other: each starts *gap_s* seconds after the last arrival of the one before.
+
+    The clock of each later trace runs from its own zero. Otherwise as `merge`.
+    """
+    if not math.isfinite(gap_s) or gap_s < 0:
+        raise ValueError(f"gap_s is a number of seconds from 0; got {gap_s!r}")
+    shifted: list[Trace] = []
+    for trace in traces:
+        if shifted:
+            start_ns = int(shifted[-1].arrival_ns[-1]) + round(gap_s * NS_PER_S)
+            trace = replace(trace, arrival_ns=trace.arrival_ns + start_ns)
+        shifted.append(trace)
+    return _join(shifted, shared_ids=shared_ids, sort=False)
+
+
+def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
+    if not traces:
+        raise ValueError("joining needs at least one trace; got none")
+    if len({bool(trace.models) for trace in traces}) > 1:
+        raise ValueError("traces with and without model names cannot be joined; name them all with with_models")
+    block_tokens = {trace.prefix_block_tokens for trace in traces} - {None}
+    if len(block_tokens) > 1:
+        raise ValueError(f"traces with prefix blocks of different sizes cannot be joined; got {sorted(block_tokens)}")  # type: ignore[type-var]
+    models = tuple(dict.fromkeys(name for trace in traces for name in trace.models))
+    position = {name: i for i, name in enumerate(models)}
+
+    def column(name: str, *, renumber: bool = False, absent: int = -1) -> IntArray | None:
+        if all(getattr(trace, name) is None for trace in traces):
+            return None
+        parts, base = [], 0
+        for trace in traces:
+            value = getattr(trace, name)
+            if value is None:
+                value = np.full(len(trace), absent, dtype=np.int64)
+            elif renumber:
+                value = np.where(value >= 0, value + base, -1)
+                base = max(base, int(value.max(initial=-1)) + 1)
+            parts.append(value)
+        return np.concatenate(parts)
+
+    index = None
+    if len(models) > 1:
+        index = np.concatenate(
+            [
+                np.array([position[name] for name in trace.models], dtype=np.int64)[
+                    np.zeros(len(trace), dtype=np.int64) if trace.model_index is None else trace.model_index
+                ]
+                for trace in traces
+            ]
+        )
+    blocks = offsets = None
+    if block_tokens:
+        ids, counts, base = [], [], 0
+        for trace in traces:
+            if trace.prefix_blocks is None or trace.prefix_offsets is None:
+                counts.append(np.zeros(len(trace), dtype=np.int64))
+                continue
+            ids.append(trace.prefix_blocks + base)
+            if not shared_ids:
+                base = int(ids[-1].max(initial=base - 1)) + 1
+            counts.append(np.diff(trace.prefix_offsets))
+        blocks = np.concatenate(ids)
+        offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
+    arrival = np.concatenate([trace.arrival_ns for trace in traces])
+    order = np.argsort(arrival, kind="stable") if sort else np.arange(len(arrival))
+    # Rows are put in order before the Trace is made, which checks it; prefix blocks follow through `take`.
+    unsorted = Trace(
+        arrival_ns=np.zeros(len(arrival), dtype=np.int64),
+        prompt_tokens=np.concatenate([trace.prompt_tokens for trace in traces]),
+        output_tokens=np.concatenate([trace.output_tokens for trace in traces]),
+        model_index=index,
+        models=models,
+        deadline_ns=column("deadline_ns"),
+        session=column("session", renumber=not shared_ids),
+        priority=column("priority", absent=0),
+        max_tokens=np.concatenate([t.output_tokens if t.max_tokens is None else t.max_tokens for t in traces])
+        if any(trace.max_tokens is not None for trace in traces)
+        else None,
+        abort_ns=column("abort_ns"),
+        prefix_blocks=blocks,
+        prefix_offsets=offsets,
+        prefix_block_tokens=next(iter(block_tokens), None),
+        source=" + ".join(dict.fromkeys(trace.source for trace in traces)),
+    )
+    return replace(unsorted.take(order), arrival_ns=arrival[order])

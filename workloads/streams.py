@@ -1,0 +1,58 @@
+"""Named streams of random numbers, and checks of what a generator is asked for.
+
+Each kind of draw has its own stream, so that changing one leaves the others as they were and two scenarios with one seed meet
+the same luck.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+
+class Stream(IntEnum):
+    """Names of the random streams; the numbers are part of what a seed means and never change."""
+
+    ARRIVALS = 101
+    PROMPT_LENGTHS = 102
+    OUTPUT_LENGTHS = 103
+    MODELS = 104
+    THINK_TIMES = 105
+    ARRIVAL_STATES = 106
+
+
+def stream(seed: int, name: Stream, *key: int) -> np.random.Generator:
+    """The random numbers of one named stream; *key* separates models, windows and the like within it."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise ValueError(f"seed is an integer from 0; got {seed!r}")
+    return np.random.default_rng([int(seed), int(name), *key])
+
+
+def check_positive(value: Any, name: str) -> None:
+    """ValueError but for a finite number above 0."""
+    if isinstance(value, bool) or not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} is a finite number above 0; got {value!r}")
+
+
+def check_from_zero(value: Any, name: str) -> None:
+    """ValueError but for a finite number from 0."""
+    if isinstance(value, bool) or not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} is a finite number from 0; got {value!r}")
+
+
+def check_count(value: Any, name: str, *, minimum: int = 1) -> None:
+    """ValueError but for a whole number from *minimum* that fits in 64 bits."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not minimum <= value < 2**63:
+        raise ValueError(f"{name} is a whole number from {minimum}; got {value!r}")
+
+
+def check_range(min_tokens: int, max_tokens: int | None) -> None:
+    """ValueError but for two counts of tokens of which the second is not below the first."""
+    check_count(min_tokens, "min_tokens", minimum=0)
+    if max_tokens is not None:
+        check_count(max_tokens, "max_tokens", minimum=0)
+        if max_tokens < min_tokens:
+            raise ValueError(f"max_tokens is at least min_tokens; got {max_tokens} below {min_tokens}")
