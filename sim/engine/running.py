@@ -75,8 +75,9 @@ class RunningSet:
         """Choose what the next round drafts by how many sequences there are."""
         raise NotImplementedError
 
-    def join(self, id_: int, cached: int, remaining: int, token_ns: int, /) -> None:
-        """Add a sequence with *cached* tokens and *remaining* >= 1 tokens to emit, its latest token being of *token_ns*."""
+    def join(self, id_: int, cached: int, remaining: int, token_ns: int, blocks: int, /) -> None:
+        """Add a sequence with *cached* tokens and *remaining* >= 1 tokens to emit, its latest token being of *token_ns*; it holds
+        *blocks* KV blocks."""
         raise NotImplementedError
 
     def leave(self, id_: int, /) -> Departure:

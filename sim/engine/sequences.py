@@ -176,20 +176,23 @@ class Sequences:
                 paused[id_] = Paused(departure.cached_tokens, departure.blocks, _last_token_ns(lane, departure))
         for id_ in [id_ for id_ in paused if id_ in wanted]:
             seq = paused.pop(id_)
-            # Slots held for drafted tokens beyond what is cached go back while it waits.
-            self._join(lane, id_, seq.cached, seq.token_ns)
+            self._join(lane, id_, seq.cached, seq.token_ns, seq.blocks)
 
     def _leave(self, lane: Lane, id_: int) -> Departure:
         departure = lane.decoding.leave(id_)
         self._log_departure(lane, departure)
         self.state.left[id_] -= departure.emitted
+        if self.kv.by_chunk:
+            return departure
+        # Slots held for drafted tokens beyond what is cached go back.
         kept = self.kv.held(departure.cached_tokens)
         self.kv.give(departure.blocks - kept)
         return departure._replace(blocks=kept)
 
-    def _join(self, lane: Lane, id_: int, cached: int, token_ns: int) -> None:
+    def _join(self, lane: Lane, id_: int, cached: int, token_ns: int, blocks: int | None = None) -> None:
         self.n_changes += 1
-        lane.decoding.join(id_, cached, self.state.left[id_], token_ns)
+        held = self.kv.held(cached) if blocks is None else blocks
+        lane.decoding.join(id_, cached, self.state.left[id_], token_ns, held)
         if not self._alone:
             lane.bubbles_at_join[id_] = lane.bubbles.copy()
 

@@ -134,13 +134,9 @@ class TapedSet(RunningSet):
             reads = cached + tape.cumsum() - tape + self.query_tokens
             self._windowed[here : here + n] += sign * np.minimum(reads, self._window)
 
-    def join(self, id_: int, cached: int, remaining: int, token_ns: int) -> None:
-        """Add a sequence with *cached* tokens and *remaining* >= 1 tokens to emit, its latest token being of *token_ns*."""
+    def join(self, id_: int, cached: int, remaining: int, token_ns: int, blocks: int, /) -> None:
         rounds_before = self._rounds[id_]
-        slots = cached + self._lookahead
-        if self._max_model_len is not None:
-            slots = min(slots, self._max_model_len)
-        tape, held, cut = self._draw(id_, rounds_before, cached, remaining, -(-slots // self._block_tokens))
+        tape, held, cut = self._draw(id_, rounds_before, cached, remaining, blocks)
         self._book(cached, tape, held, 1)
         self.n += 1
         self.cached += cached

@@ -44,7 +44,7 @@ class UniformSet(RunningSet):
     def __contains__(self, id_: int, /) -> bool:
         return id_ in self._seqs
 
-    def join(self, id_: int, cached: int, remaining: int, token_ns: int, /) -> None:
+    def join(self, id_: int, cached: int, remaining: int, token_ns: int, blocks: int, /) -> None:
         round_ = self.round
         self.n += 1
         self.cached += cached

@@ -45,10 +45,10 @@ class Logged:
 def test_a_set_goes_on_where_another_left_off() -> None:
     rounds = array("i", [0])
     one, other = (TapedSet(16, None, SPECULATIVE, 7, rounds) for _ in range(2))
-    one.join(0, 10, 40, 0)
+    one.join(0, 10, 40, 0, 1)
     one.advance(5)
     emitted = one.leave(0).emitted
-    other.join(0, 10 + emitted, 40 - emitted, 0)
+    other.join(0, 10 + emitted, 40 - emitted, 0, -(-(10 + emitted) // 16))
     whole = SPECULATIVE.tape(0, 0, 40, 3, 7)
     assert other.emitted_in(3).tolist() == whole[5:8].tolist()
 

@@ -31,7 +31,7 @@ def a_set(*, speculative: bool) -> Any:
     if speculative:
         decodes = TapedSet(16, 300, SPECULATIVE, 1, array("i", bytes(4 * 3)))
     for id_, (cached, remaining) in enumerate([(3, 2000), (250, 1500), (600, 1400)]):
-        decodes.join(id_, cached, remaining, 0)
+        decodes.join(id_, cached, remaining, 0, -(-cached // 16))
     return decodes
 
 
