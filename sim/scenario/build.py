@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from sim.errors import RooftraceError, ScenarioError
+from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.decoding import BuiltDecoding, build_decoding
-from sim.scenario.settings import Scenario, Workload
+from sim.scenario.explain import told_by as _told_by
+from sim.scenario.settings import Scenario
+from sim.scenario.workload import workload_of
 from sim.text import unknown
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from sim.engine.streaming import Stream
     from workloads import ClosedLoop, Trace
 
-BUILT_IN_TRACES = ("conversation",)
-BUILT_IN_REQUESTS = 2500
 ITERATION_TOKENS = ("token_budget", "max_num_batched_tokens", "max_num_tokens", "chunked_prefill_size", "chunk")
 """What schedulers call the most tokens of an iteration, for the batch of the profile run."""
 SEQUENCES = ("max_sequences", "max_num_seqs", "max_running_requests", "max_batch_size", "batch_size")
@@ -89,7 +88,7 @@ def resolve(scenario: Scenario) -> Built:
         router=router,
         seed=scenario.seed,
         stream=_stream(scenario, pools),
-        **_front_end(scenario, built),
+        **_front_end(scenario, pools),
     )
     manifest = _manifest(scenario, pools, built, experiment)
     chosen = {
@@ -169,7 +168,7 @@ def _original(scenario: Scenario, model: str) -> str:
 
 def _placed(scenario: Scenario) -> list[PoolOf]:
     """A pool of one machine for each group of the placement that hosts anything."""
-    from hwmodels.oneshot import oneshot_catalogue
+    from hwmodels.single_pass import single_pass_catalogue
     from sim.scenario.placement_file import placed_groups
 
     assert scenario.placement is not None
@@ -180,10 +179,10 @@ def _placed(scenario: Scenario) -> list[PoolOf]:
         groups = placed_groups(file)
         pools: dict[str, Any] = {}
         for number, group in enumerate(groups):
-            table = [model for model in group.models if _original(scenario, model) in oneshot_catalogue()]
+            table = [model for model in group.models if _original(scenario, model) in single_pass_catalogue()]
             if table:
                 raise ScenarioError(
-                    f"placement: {file} hosts {table[0]}, of which only a table of one-shot latencies is known; run replays "
+                    f"placement: {file} hosts {table[0]}, of which only a table of single-pass latencies is known; run replays "
                     "placements of catalogue models (rooftrace models), and rooftrace place scores this one"
                 )
             if group.models:
@@ -258,23 +257,17 @@ def _stream(scenario: Scenario, pools: Sequence[PoolOf]) -> Stream:
     return Stream(scenario.stream_interval, rules[0])
 
 
-def _front_end(scenario: Scenario, built: list[list[_Hosted]]) -> dict[str, Any]:
+def _front_end(scenario: Scenario, pools: list[PoolOf]) -> dict[str, Any]:
     """The delays before the router, which stands in front of all pools."""
-    from hwmodels.calibrated import overheads_of
-
-    found = {
-        (overheads.admission_s, overheads.admission_s_per_token)
-        for hosted in built
-        for overheads in (overheads_of(each.spec.cost) for each in hosted)  # type: ignore[arg-type]
-    }
+    found = {deployment.front_end for pool in pools for deployment in pool.deployments}
     if len(found) > 1:
         delays = ", ".join(f"{first * 1e3:g} ms and {each * 1e6:g} us a token" for first, each in sorted(found))
         raise ScenarioError(
             f"{scenario.source}: pools: the serving stacks' front ends take different times ({delays}), and one router with "
             "several front ends is not modelled; give all pools one serving_stack and cost_model"
         )
-    ((admission_s, per_token_s),) = found
-    return {"admission_s": admission_s, "admission_s_per_token": per_token_s}
+    (front_end,) = found
+    return front_end._asdict()
 
 
 def _build_pool(pool: PoolOf, workload: Trace | ClosedLoop, rows: Mapping[str, int]) -> list[_Hosted]:
@@ -576,8 +569,8 @@ def deployment_of(scenario: Scenario) -> Deployment:
 
 def _hardware(scenario: Scenario) -> tuple[Device, str | None]:
     """The device, and the path of the calibrated profile that the scenario names in its place."""
-    from hwmodels.device import load_device
-    from hwmodels.profiles import device_of, is_profile, load_profile
+    from hwmodels.hardware import load_hardware
+    from hwmodels.tables import is_profile
 
     file = scenario.find(scenario.hardware)
     if file is not None and is_profile(file):
@@ -586,17 +579,8 @@ def _hardware(scenario: Scenario) -> tuple[Device, str | None]:
                 f"{file} is a calibrated profile and cost_model asks for the datasheet; name the device, or leave "
                 "cost_model out"
             )
-        return device_of(load_profile(str(file))), str(file)
-    return load_device(file or scenario.hardware), None
-
-
-def _calibration(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
-    """What the manifest says of the times: profile, stack, and where both come from."""
-    if scenario.cost_model == "roofline":
-        return {"profile": "datasheet roofline: peaks of the datasheet, no calibration, no overheads"}
-    from hwmodels.calibrated import provenance
-
-    return provenance(deployment.cost)
+        return load_hardware(file), str(file)
+    return load_hardware(file or scenario.hardware), None
 
 
 def _manifest(
@@ -623,8 +607,8 @@ def _manifest(
         dict.fromkeys(
             note
             for pool in pools
-            for each, deployment in zip(pool.scenarios, pool.deployments, strict=True)
-            for note in (*deployment.model.notes, *_borrowed(each, deployment))
+            for deployment in pool.deployments
+            for note in (*deployment.model.notes, *_borrowed(deployment))
         )
     )
     notes += _unused(scenario)
@@ -710,7 +694,7 @@ def _pool_facts(pools: list[PoolOf], built: list[list[_Hosted]]) -> dict[str, An
 
 def _facts(pool: PoolOf, hosted: list[_Hosted], i: int) -> dict[str, Any]:
     """What the manifest says of a model on its machines."""
-    scenario, deployment, decoding = pool.scenarios[i], pool.deployments[i], hosted[i].decoding
+    deployment, decoding = pool.deployments[i], hosted[i].decoding
     model, device = deployment.model, deployment.device
     return {
         "model": {
@@ -723,7 +707,7 @@ def _facts(pool: PoolOf, hosted: list[_Hosted], i: int) -> dict[str, Any]:
         "hardware": {
             "name": device.name,
             "title": device.title,
-            **_calibration(scenario, deployment),
+            **deployment.provenance,
             "memory_bytes": device.memory_bytes,
             "hbm_bytes_per_s": device.hbm_bytes_per_s,
             "peak_flops_per_s": dict(device.peak_flops_per_s),
@@ -737,19 +721,18 @@ def _facts(pool: PoolOf, hosted: list[_Hosted], i: int) -> dict[str, Any]:
     }
 
 
-def _borrowed(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
+def _borrowed(deployment: Deployment) -> Iterator[str]:
     """Says so where another device's measurements stand in."""
-    if scenario.cost_model == "calibrated":
-        from hwmodels.calibrated import links_measured, profile_of
-
-        profile = profile_of(deployment.cost)
-        if deployment.parallel.n_devices > 1 and not links_measured(profile):
-            yield (
-                f"{deployment.device.name}'s links have not been measured: what crosses them is priced as rings at the "
-                "datasheet's bandwidth."
-            )
-        if profile.note.startswith("efficiencies"):
-            yield f"{deployment.device.name} has not been calibrated: {profile.note}."
+    profile = deployment.profile
+    if profile is None:
+        return
+    if deployment.parallel.n_devices > 1 and not profile.links_measured:
+        yield (
+            f"{deployment.device.name}'s links have not been measured: what crosses them is priced as rings at the "
+            "datasheet's bandwidth."
+        )
+    if profile.note.startswith("efficiencies"):
+        yield f"{deployment.device.name} has not been calibrated: {profile.note}."
 
 
 def _notes(workload: Trace | ClosedLoop, model: str) -> list[str]:
@@ -809,171 +792,6 @@ def _orders_by_priority(scheduler: Any) -> bool:
             return True
         scheduler = getattr(scheduler, named.INNER, None)
     return False
-
-
-@contextlib.contextmanager
-def _told_by(scenario: Scenario, key: str = "") -> Iterator[None]:
-    """Errors from below become scenario errors that name the scenario and the key."""
-    try:
-        yield
-    except ScenarioError as error:
-        raise ScenarioError(f"{scenario.source}: {error}") from error
-    except (ValueError, RooftraceError) as error:
-        where = f"{scenario.source}: {key}: " if key else f"{scenario.source}: "
-        raise ScenarioError(f"{where}{error}") from error
-    except OSError as error:
-        raise ScenarioError(f"{scenario.source}: {key}: cannot read {error.filename}: {error.strerror}") from error
-
-
-def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
-    """The requests that *scenario* replays or generates, its limit and rate scale applied."""
-    with _told_by(scenario, "workload"):
-        settings = scenario.workload
-        source = _read(scenario, settings) if settings.trace is not None else None
-        made = source if settings.arrivals is None else _generate(settings, source, scenario.seed)
-        assert made is not None
-        if settings.limit is not None:
-            made = _first(made, settings.limit)
-        if settings.rate_scale != 1.0:
-            if not hasattr(made, "scale_rate"):
-                raise ScenarioError(
-                    "workload.rate_scale is for arrivals in time, and closed-loop clients have none; "
-                    "change workload.arrivals.concurrency instead"
-                )
-            made = made.scale_rate(settings.rate_scale)  # type: ignore[union-attr]
-        if settings.models is not None:
-            from workloads import assign_models
-
-            if not hasattr(made, "arrival_ns"):
-                raise ScenarioError("workload.models is for arrivals in time; closed-loop clients ask for one model")
-            made = assign_models(made, tuple(settings.models), list(settings.models.values()), scenario.seed)  # type: ignore[arg-type]
-        return made
-
-
-def _read(scenario: Scenario, settings: Workload) -> Trace:
-    name = settings.trace
-    assert name is not None
-    if name in BUILT_IN_TRACES:
-        from workloads import azure_conversation_like
-
-        asked = [key for key in ("sort", "drop_empty") if getattr(settings, key)]
-        asked += ["format"] if settings.format != "auto" else []
-        if asked:
-            raise ScenarioError(f"workload.{asked[0]} is about reading a file, and {name!r} is built in")
-        return azure_conversation_like(settings.requests or BUILT_IN_REQUESTS, scenario.seed)
-    file = scenario.find(name)
-    if file is None:
-        if "/" not in name and "." not in name:
-            raise ScenarioError(
-                unknown(f"workload.trace {name!r} is neither a file nor built in", name, BUILT_IN_TRACES)
-            )
-        raise ScenarioError(f"workload.trace: {name} does not exist, neither beside the scenario nor in this folder")
-    if settings.requests is not None and settings.arrivals is None:
-        raise ScenarioError("workload.requests is for generated workloads; use workload.limit to shorten a trace")
-    from workloads import read_trace
-
-    return read_trace(file, settings.format, sort=settings.sort, drop_empty=settings.drop_empty)
-
-
-def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | ClosedLoop:
-    import workloads
-
-    assert settings.arrivals is not None
-    process = named.choice(
-        settings.arrivals.process,
-        settings.arrivals.settings,
-        named.PROCESSES,
-        key="workload.arrivals",
-        what="an arrival process",
-    )
-    if lengths is not None:
-        if settings.requests is not None and settings.requests > len(lengths):
-            raise ScenarioError(f"workload.requests is {settings.requests}, but the trace has only {len(lengths)}")
-        lengths = lengths if settings.requests is None else lengths.limit(settings.requests)
-        if isinstance(process, named.Clients):
-            return _closed_loop_of(lengths, process, seed)
-        return replace(
-            lengths,
-            arrival_ns=workloads.arrivals_ns(process, seed, n_requests=len(lengths)),
-            source=f"lengths of {lengths.source}, arrivals {process!r}, seed {seed}",
-        )
-    prompt, output = (
-        named.choice(
-            distribution.distribution,
-            distribution.settings,
-            named.DISTRIBUTIONS,
-            key=f"workload.{key}",
-            what="a distribution",
-        )
-        for key, distribution in (("prompt_tokens", settings.prompt_tokens), ("output_tokens", settings.output_tokens))
-        if distribution is not None
-    )
-    assert settings.requests is not None
-    if isinstance(process, named.Clients):
-        return workloads.closed_loop(
-            n_requests=settings.requests,
-            concurrency=process.concurrency,
-            prompt=prompt,
-            output=output,
-            seed=seed,
-            mean_think_s=process.mean_think_s,
-        )
-    return workloads.synthesize(arrivals=process, prompt=prompt, output=output, n_requests=settings.requests, seed=seed)
-
-
-def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> ClosedLoop:
-    import workloads
-
-    for name in ("priority", "max_tokens", "abort_ns"):
-        if getattr(lengths, name) is not None:
-            raise ScenarioError(
-                f"workload.arrivals: closed-loop clients take the lengths of a trace, and their requests have no {name}; leave the "
-                f"column {name.replace('_ns', '_s')} out of the trace or take other arrivals"
-            )
-    think_ns = None
-    if clients.mean_think_s:
-        # The draws of workloads.closed_loop, so that both sources of lengths meet the same think times.
-        none = workloads.Fixed(tokens=1)
-        think_ns = workloads.closed_loop(
-            n_requests=len(lengths),
-            concurrency=clients.concurrency,
-            prompt=none,
-            output=none,
-            seed=seed,
-            mean_think_s=clients.mean_think_s,
-        ).think_ns
-    return workloads.ClosedLoop(
-        prompt_tokens=lengths.prompt_tokens,
-        output_tokens=lengths.output_tokens,
-        concurrency=clients.concurrency,
-        think_ns=think_ns,
-        deadline_ns=lengths.deadline_ns,
-        left_out=tuple(
-            what
-            for what, said in (
-                ("which model a request asks for", len(lengths.models) > 1),
-                ("which requests belong to one conversation", lengths.session is not None),
-                ("which prompts share a beginning", lengths.prefix_blocks is not None),
-            )
-            if said
-        ),
-        source=f"closed loop of {clients.concurrency} clients, lengths of {lengths.source}, seed {seed}",
-    )
-
-
-def _first(workload: Trace | ClosedLoop, n: int) -> Trace | ClosedLoop:
-    if hasattr(workload, "limit"):
-        return workload.limit(n)  # type: ignore[union-attr]
-    if n >= len(workload):
-        return workload
-    think_ns, deadline_ns = workload.think_ns, workload.deadline_ns  # type: ignore[union-attr]
-    return replace(
-        workload,
-        prompt_tokens=workload.prompt_tokens[:n],
-        output_tokens=workload.output_tokens[:n],
-        think_ns=None if think_ns is None else think_ns[:n],
-        deadline_ns=None if deadline_ns is None else deadline_ns[:n],
-    )
 
 
 def versions() -> dict[str, str]:
