@@ -438,8 +438,8 @@ MUTATIONS = [
         ("nobody gives way", "running, paused = _paused(running, view.free_blocks)", "pass"),
         (
             "the first gives way",
-            "    at, end, paused = 0, len(running), []\n",
-            "    running = running[::-1]\n    at, end, paused = 0, len(running), []\n",
+            "    at, end = 0, len(running)\n",
+            "    running = running[::-1]\n    at, end = 0, len(running)\n",
         ),
         ("one who gives way gives nothing back", "            free += running[end].blocks\n", ""),
         ("chunks end within a block", "left // unit * unit", "left"),
