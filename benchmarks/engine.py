@@ -26,6 +26,8 @@ DEFAULT_TRACE = Path(__file__).parents[2] / "shared" / "traces" / "AzureLLMInfer
 REPEATS = 3
 
 
+_SARATHI = {"scheduler": "{policy: sarathi}"}
+
 _DECODING = {
     name: f"{{method: draft_model, num_speculative_tokens: {k}, acceptance: {acceptance}, draft: {draft}}}"
     for name, k, acceptance, draft in (
@@ -182,13 +184,17 @@ def cases(trace: Path, million: bool) -> list[Case]:
                 )
             )
         found += [
-            Case(name="conversation x1, stepping", trace=str(trace), fast_forward=False),
-            Case(name="conversation x0.05 (light load)", trace=str(trace), rate_scale=0.05),
-            Case(name="conversation x16 (saturated)", trace=str(trace), rate_scale=16.0),
+            Case(name="conversation x1, stepping", settings=_SARATHI, trace=str(trace), fast_forward=False),
+            Case(name="conversation x0.05 (light load)", settings=_SARATHI, trace=str(trace), rate_scale=0.05),
+            Case(name="conversation x16 (saturated)", settings=_SARATHI, trace=str(trace), rate_scale=16.0),
         ]
         # To be held against "conversation x1, sarathi, 1 replica": a third of its requests per second is asked for.
         found += [
-            Case(name=f"conversation x1, speculative {name}", settings={"decoding": section}, trace=str(trace))
+            Case(
+                name=f"conversation x1, speculative {name}",
+                settings={**_SARATHI, "decoding": section},
+                trace=str(trace),
+            )
             for name, section in _DECODING.items()
         ]
     sizes = [1_000, 10_000, 100_000] + ([1_000_000] if million else [])

@@ -206,8 +206,8 @@ MUTATIONS = [
         ("decodes do not read their own token", "kv = self.cached + n\n", "kv = self.cached\n"),
         (
             "a span runs on past the instant until which its plan holds",
-            "until_ticks = min(until_ns << TICK_BITS, start_ticks + LONGEST_TICKS)",
-            "until_ticks = start_ticks + LONGEST_TICKS",
+            "until_ticks = min((until_ns << TICK_BITS) - start_ticks, LONGEST_TICKS)",
+            "until_ticks = LONGEST_TICKS",
         ),
     ),
     *_of(
@@ -274,7 +274,7 @@ MUTATIONS = [
             "ticks += line.base + line.slope * kv",
         ),
         ("verified tokens cost as one", "rows = none + n * query_tokens", "rows = none + n"),
-        ("lines a thousand times as coarse", "LINE_ERROR = 2e-7\n", "LINE_ERROR = 2e-4\n"),
+        ("lines a thousand times as coarse", "LINE_ERROR: Final = 2e-7\n", "LINE_ERROR: Final = 2e-4\n"),
     ),
     *_of(
         "policies/schedulers.py",

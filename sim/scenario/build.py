@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from sim.errors import RooftraceError, ScenarioError
+from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.decoding import BuiltDecoding, build_decoding
-from sim.scenario.settings import Scenario, Workload
+from sim.scenario.explain import told_by as _told_by
+from sim.scenario.settings import Scenario
+from sim.scenario.workload import workload_of
 from sim.text import unknown
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from sim.engine.streaming import Stream
     from workloads import ClosedLoop, Trace
 
-BUILT_IN_TRACES = ("conversation",)
-BUILT_IN_REQUESTS = 2500
 ITERATION_TOKENS = ("token_budget", "max_num_batched_tokens", "max_num_tokens", "chunked_prefill_size", "chunk")
 """What schedulers call the most tokens of an iteration, for the batch of the profile run."""
 SEQUENCES = ("max_sequences", "max_num_seqs", "max_running_requests", "max_batch_size", "batch_size")
@@ -443,18 +442,29 @@ def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict
     return {"lookahead_tokens": decoding.decoding.max_query_tokens - 1, "draft_slots": int(method == "draft_model")}
 
 
+_PLANNED_AS_IT_IS = "micro-batches of a pipeline are planned while others run as it is"
+
+
 def _as_the_engine(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
     """Settings by their dotted keys that the engine whose scheduler is asked for chooses by itself, where they are left out."""
     from hwmodels.memory import engine_defaults
 
     method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
     synchronous = None
+    pipelined = scenario.parallel.pipeline > 1 or (scenario.micro_batches or 1) > 1
     if method not in ("autoregressive", *_DRAFT_HAS_KV):
         synchronous = f"vLLM does not schedule asynchronously with {method}"
-    elif scenario.parallel.pipeline > 1 or (scenario.micro_batches or 1) > 1:
-        synchronous = "micro-batches of a pipeline are planned while others run as it is"
+    elif pipelined:
+        synchronous = _PLANNED_AS_IT_IS
     found: dict[str, Any] = {}
     for at, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
+        if settings.get("policy") == "trtllm" and pipelined:
+            # Its loop for pipelines has no overlap (py_executor.py, `_executor_loop_pp`).
+            if settings.get("disable_overlap_scheduler") is False:
+                raise ScenarioError(
+                    f"{scenario.source}: {at}.disable_overlap_scheduler: {_PLANNED_AS_IT_IS}; leave it out"
+                )
+            found[f"{at}.disable_overlap_scheduler"] = True
         if settings.get("policy") != "vllm":
             continue
         if synchronous is not None:
@@ -782,171 +792,6 @@ def _orders_by_priority(scheduler: Any) -> bool:
             return True
         scheduler = getattr(scheduler, named.INNER, None)
     return False
-
-
-@contextlib.contextmanager
-def _told_by(scenario: Scenario, key: str = "") -> Iterator[None]:
-    """Errors from below become scenario errors that name the scenario and the key."""
-    try:
-        yield
-    except ScenarioError as error:
-        raise ScenarioError(f"{scenario.source}: {error}") from error
-    except (ValueError, RooftraceError) as error:
-        where = f"{scenario.source}: {key}: " if key else f"{scenario.source}: "
-        raise ScenarioError(f"{where}{error}") from error
-    except OSError as error:
-        raise ScenarioError(f"{scenario.source}: {key}: cannot read {error.filename}: {error.strerror}") from error
-
-
-def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
-    """The requests that *scenario* replays or generates, its limit and rate scale applied."""
-    with _told_by(scenario, "workload"):
-        settings = scenario.workload
-        source = _read(scenario, settings) if settings.trace is not None else None
-        made = source if settings.arrivals is None else _generate(settings, source, scenario.seed)
-        assert made is not None
-        if settings.limit is not None:
-            made = _first(made, settings.limit)
-        if settings.rate_scale != 1.0:
-            if not hasattr(made, "scale_rate"):
-                raise ScenarioError(
-                    "workload.rate_scale is for arrivals in time, and closed-loop clients have none; "
-                    "change workload.arrivals.concurrency instead"
-                )
-            made = made.scale_rate(settings.rate_scale)  # type: ignore[union-attr]
-        if settings.models is not None:
-            from workloads import assign_models
-
-            if not hasattr(made, "arrival_ns"):
-                raise ScenarioError("workload.models is for arrivals in time; closed-loop clients ask for one model")
-            made = assign_models(made, tuple(settings.models), list(settings.models.values()), scenario.seed)  # type: ignore[arg-type]
-        return made
-
-
-def _read(scenario: Scenario, settings: Workload) -> Trace:
-    name = settings.trace
-    assert name is not None
-    if name in BUILT_IN_TRACES:
-        from workloads import azure_conversation_like
-
-        asked = [key for key in ("sort", "drop_empty") if getattr(settings, key)]
-        asked += ["format"] if settings.format != "auto" else []
-        if asked:
-            raise ScenarioError(f"workload.{asked[0]} is about reading a file, and {name!r} is built in")
-        return azure_conversation_like(settings.requests or BUILT_IN_REQUESTS, scenario.seed)
-    file = scenario.find(name)
-    if file is None:
-        if "/" not in name and "." not in name:
-            raise ScenarioError(
-                unknown(f"workload.trace {name!r} is neither a file nor built in", name, BUILT_IN_TRACES)
-            )
-        raise ScenarioError(f"workload.trace: {name} does not exist, neither beside the scenario nor in this folder")
-    if settings.requests is not None and settings.arrivals is None:
-        raise ScenarioError("workload.requests is for generated workloads; use workload.limit to shorten a trace")
-    from workloads import read_trace
-
-    return read_trace(file, settings.format, sort=settings.sort, drop_empty=settings.drop_empty)
-
-
-def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | ClosedLoop:
-    import workloads
-
-    assert settings.arrivals is not None
-    process = named.choice(
-        settings.arrivals.process,
-        settings.arrivals.settings,
-        named.PROCESSES,
-        key="workload.arrivals",
-        what="an arrival process",
-    )
-    if lengths is not None:
-        if settings.requests is not None and settings.requests > len(lengths):
-            raise ScenarioError(f"workload.requests is {settings.requests}, but the trace has only {len(lengths)}")
-        lengths = lengths if settings.requests is None else lengths.limit(settings.requests)
-        if isinstance(process, named.Clients):
-            return _closed_loop_of(lengths, process, seed)
-        return replace(
-            lengths,
-            arrival_ns=workloads.arrivals_ns(process, seed, n_requests=len(lengths)),
-            source=f"lengths of {lengths.source}, arrivals {process!r}, seed {seed}",
-        )
-    prompt, output = (
-        named.choice(
-            distribution.distribution,
-            distribution.settings,
-            named.DISTRIBUTIONS,
-            key=f"workload.{key}",
-            what="a distribution",
-        )
-        for key, distribution in (("prompt_tokens", settings.prompt_tokens), ("output_tokens", settings.output_tokens))
-        if distribution is not None
-    )
-    assert settings.requests is not None
-    if isinstance(process, named.Clients):
-        return workloads.closed_loop(
-            n_requests=settings.requests,
-            concurrency=process.concurrency,
-            prompt=prompt,
-            output=output,
-            seed=seed,
-            mean_think_s=process.mean_think_s,
-        )
-    return workloads.synthesize(arrivals=process, prompt=prompt, output=output, n_requests=settings.requests, seed=seed)
-
-
-def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> ClosedLoop:
-    import workloads
-
-    for name in ("priority", "max_tokens", "abort_ns"):
-        if getattr(lengths, name) is not None:
-            raise ScenarioError(
-                f"workload.arrivals: closed-loop clients take the lengths of a trace, and their requests have no {name}; leave the "
-                f"column {name.replace('_ns', '_s')} out of the trace or take other arrivals"
-            )
-    think_ns = None
-    if clients.mean_think_s:
-        # The draws of workloads.closed_loop, so that both sources of lengths meet the same think times.
-        none = workloads.Fixed(tokens=1)
-        think_ns = workloads.closed_loop(
-            n_requests=len(lengths),
-            concurrency=clients.concurrency,
-            prompt=none,
-            output=none,
-            seed=seed,
-            mean_think_s=clients.mean_think_s,
-        ).think_ns
-    return workloads.ClosedLoop(
-        prompt_tokens=lengths.prompt_tokens,
-        output_tokens=lengths.output_tokens,
-        concurrency=clients.concurrency,
-        think_ns=think_ns,
-        deadline_ns=lengths.deadline_ns,
-        left_out=tuple(
-            what
-            for what, said in (
-                ("which model a request asks for", len(lengths.models) > 1),
-                ("which requests belong to one conversation", lengths.session is not None),
-                ("which prompts share a beginning", lengths.prefix_blocks is not None),
-            )
-            if said
-        ),
-        source=f"closed loop of {clients.concurrency} clients, lengths of {lengths.source}, seed {seed}",
-    )
-
-
-def _first(workload: Trace | ClosedLoop, n: int) -> Trace | ClosedLoop:
-    if hasattr(workload, "limit"):
-        return workload.limit(n)  # type: ignore[union-attr]
-    if n >= len(workload):
-        return workload
-    think_ns, deadline_ns = workload.think_ns, workload.deadline_ns  # type: ignore[union-attr]
-    return replace(
-        workload,
-        prompt_tokens=workload.prompt_tokens[:n],
-        output_tokens=workload.output_tokens[:n],
-        think_ns=None if think_ns is None else think_ns[:n],
-        deadline_ns=None if deadline_ns is None else deadline_ns[:n],
-    )
 
 
 def versions() -> dict[str, str]:

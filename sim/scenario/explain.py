@@ -1,14 +1,16 @@
-"""Turns what pydantic finds wrong into one sentence: which file, which key, what was expected, what came."""
+"""Turns what is wrong with a scenario into one sentence: which file, which key, what was expected, what came."""
 
 from __future__ import annotations
 
+import contextlib
 import typing
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from sim.errors import RooftraceError, ScenarioError
 from sim.text import nearest, shown, unknown
 
 _EXPECTED = {
@@ -120,3 +122,24 @@ def _all_keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
         inner = _model_in(info.annotation)
         if inner is not None:
             yield from _all_keys(inner, f"{prefix}{name}.")
+
+
+class Sourced(Protocol):
+    """Whatever says where it was read from."""
+
+    @property
+    def source(self) -> str: ...
+
+
+@contextlib.contextmanager
+def told_by(scenario: Sourced, key: str = "") -> Iterator[None]:
+    """Errors from below become scenario errors that name the scenario and the key."""
+    try:
+        yield
+    except ScenarioError as error:
+        raise ScenarioError(f"{scenario.source}: {error}") from error
+    except (ValueError, RooftraceError) as error:
+        where = f"{scenario.source}: {key}: " if key else f"{scenario.source}: "
+        raise ScenarioError(f"{where}{error}") from error
+    except OSError as error:
+        raise ScenarioError(f"{scenario.source}: {key}: cannot read {error.filename}: {error.strerror}") from error

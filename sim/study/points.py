@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import RooftraceError
+from sim.packages import home
 from sim.scenario import Scenario, named
 from sim.scenario.explain import entries_in
 from sim.scenario.settings import Section, Settings
@@ -33,7 +34,7 @@ _RANGE = re.compile(rf"({_NUMBER}):({_NUMBER}):(\d+)(:log)?")
 _SEXAGESIMAL = re.compile(r"(?<![\w.'\"])[-+]?\d[\d.]*:\d")  # YAML 1.1 would read 4:16 as 256
 
 
-_SHOWS_RESULTS = ("cli", "report", "reproduce", "study", "theory", "plots.py")
+_SHOWS_RESULTS = ("cli", "placement", "plots", "report", "reproduce", "study", "theory", "tokens", "validation")
 _BEARS_NO_RESULT = (".pyc", ".md")
 
 
@@ -380,20 +381,15 @@ def content_key(scenario: Scenario) -> str:
 @functools.cache
 def code_digest() -> str:
     """Twenty hexadecimal digits of what results follow from: Rooftrace's code and data, but for what only shows them."""
-    import hwmodels
-    import policies
-    import sim
-    import workloads
-
     digest = hashlib.sha256()
-    for package in (hwmodels, policies, sim, workloads):
-        (root,) = map(Path, package.__path__)
+    for package in ("hwmodels", "policies", "sim", "workloads"):
+        root = home() / package
         for path in sorted(root.rglob("*")):
             name = path.relative_to(root)
-            if path.suffix in _BEARS_NO_RESULT or (package is sim and name.parts[0] in _SHOWS_RESULTS):
+            if path.suffix in _BEARS_NO_RESULT or (package == "sim" and name.parts[0] in _SHOWS_RESULTS):
                 continue
             if path.is_file():
-                digest.update(f"{package.__name__}/{name.as_posix()}".encode() + path.read_bytes())
+                digest.update(f"{package}/{name.as_posix()}".encode() + path.read_bytes())
     return digest.hexdigest()[:20]
 
 

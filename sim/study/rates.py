@@ -226,7 +226,7 @@ def _run(scenario: Scenario) -> dict[str, Any]:
 
 
 def _own_rate(scenario: Scenario) -> float:
-    from sim.scenario.build import workload_of
+    from sim.scenario.workload import workload_of
 
     arrival_ns = getattr(workload_of(scenario), "arrival_ns", None)
     if arrival_ns is None:

@@ -1,0 +1,169 @@
+"""The requests of a scenario: read from a trace, or drawn, with its limit and rate scale applied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sim.errors import ScenarioError
+from sim.scenario import named
+from sim.scenario.explain import told_by
+from sim.scenario.settings import Scenario, Workload
+from sim.text import unknown
+
+if TYPE_CHECKING:
+    from workloads import ClosedLoop, Trace
+
+BUILT_IN_TRACES = ("conversation",)
+BUILT_IN_REQUESTS = 2500
+
+
+def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
+    """The requests that *scenario* replays or generates, its limit and rate scale applied."""
+    with told_by(scenario, "workload"):
+        settings = scenario.workload
+        source = _read(scenario, settings) if settings.trace is not None else None
+        made = source if settings.arrivals is None else _generate(settings, source, scenario.seed)
+        assert made is not None
+        if settings.limit is not None:
+            made = _first(made, settings.limit)
+        if settings.rate_scale != 1.0:
+            if not hasattr(made, "scale_rate"):
+                raise ScenarioError(
+                    "workload.rate_scale is for arrivals in time, and closed-loop clients have none; "
+                    "change workload.arrivals.concurrency instead"
+                )
+            made = made.scale_rate(settings.rate_scale)  # type: ignore[union-attr]
+        if settings.models is not None:
+            from workloads import assign_models
+
+            if not hasattr(made, "arrival_ns"):
+                raise ScenarioError("workload.models is for arrivals in time; closed-loop clients ask for one model")
+            made = assign_models(made, tuple(settings.models), list(settings.models.values()), scenario.seed)  # type: ignore[arg-type]
+        return made
+
+
+def _read(scenario: Scenario, settings: Workload) -> Trace:
+    name = settings.trace
+    assert name is not None
+    if name in BUILT_IN_TRACES:
+        from workloads import azure_conversation_like
+
+        asked = [key for key in ("sort", "drop_empty") if getattr(settings, key)]
+        asked += ["format"] if settings.format != "auto" else []
+        if asked:
+            raise ScenarioError(f"workload.{asked[0]} is about reading a file, and {name!r} is built in")
+        return azure_conversation_like(settings.requests or BUILT_IN_REQUESTS, scenario.seed)
+    file = scenario.find(name)
+    if file is None:
+        if "/" not in name and "." not in name:
+            raise ScenarioError(
+                unknown(f"workload.trace {name!r} is neither a file nor built in", name, BUILT_IN_TRACES)
+            )
+        raise ScenarioError(f"workload.trace: {name} does not exist, neither beside the scenario nor in this folder")
+    if settings.requests is not None and settings.arrivals is None:
+        raise ScenarioError("workload.requests is for generated workloads; use workload.limit to shorten a trace")
+    from workloads import read_trace
+
+    return read_trace(file, settings.format, sort=settings.sort, drop_empty=settings.drop_empty)
+
+
+def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | ClosedLoop:
+    import workloads
+
+    assert settings.arrivals is not None
+    process = named.choice(
+        settings.arrivals.process,
+        settings.arrivals.settings,
+        named.PROCESSES,
+        key="workload.arrivals",
+        what="an arrival process",
+    )
+    if lengths is not None:
+        if settings.requests is not None and settings.requests > len(lengths):
+            raise ScenarioError(f"workload.requests is {settings.requests}, but the trace has only {len(lengths)}")
+        lengths = lengths if settings.requests is None else lengths.limit(settings.requests)
+        if isinstance(process, named.Clients):
+            return _closed_loop_of(lengths, process, seed)
+        return replace(
+            lengths,
+            arrival_ns=workloads.arrivals_ns(process, seed, n_requests=len(lengths)),
+            source=f"lengths of {lengths.source}, arrivals {process!r}, seed {seed}",
+        )
+    prompt, output = (
+        named.choice(
+            distribution.distribution,
+            distribution.settings,
+            named.DISTRIBUTIONS,
+            key=f"workload.{key}",
+            what="a distribution",
+        )
+        for key, distribution in (("prompt_tokens", settings.prompt_tokens), ("output_tokens", settings.output_tokens))
+        if distribution is not None
+    )
+    assert settings.requests is not None
+    if isinstance(process, named.Clients):
+        return workloads.closed_loop(
+            n_requests=settings.requests,
+            concurrency=process.concurrency,
+            prompt=prompt,
+            output=output,
+            seed=seed,
+            mean_think_s=process.mean_think_s,
+        )
+    return workloads.synthesize(arrivals=process, prompt=prompt, output=output, n_requests=settings.requests, seed=seed)
+
+
+def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> ClosedLoop:
+    import workloads
+
+    for name in ("priority", "max_tokens", "abort_ns"):
+        if getattr(lengths, name) is not None:
+            raise ScenarioError(
+                f"workload.arrivals: closed-loop clients take the lengths of a trace, and their requests have no {name}; leave the "
+                f"column {name.replace('_ns', '_s')} out of the trace or take other arrivals"
+            )
+    think_ns = None
+    if clients.mean_think_s:
+        # The draws of workloads.closed_loop, so that both sources of lengths meet the same think times.
+        none = workloads.Fixed(tokens=1)
+        think_ns = workloads.closed_loop(
+            n_requests=len(lengths),
+            concurrency=clients.concurrency,
+            prompt=none,
+            output=none,
+            seed=seed,
+            mean_think_s=clients.mean_think_s,
+        ).think_ns
+    return workloads.ClosedLoop(
+        prompt_tokens=lengths.prompt_tokens,
+        output_tokens=lengths.output_tokens,
+        concurrency=clients.concurrency,
+        think_ns=think_ns,
+        deadline_ns=lengths.deadline_ns,
+        left_out=tuple(
+            what
+            for what, said in (
+                ("which model a request asks for", len(lengths.models) > 1),
+                ("which requests belong to one conversation", lengths.session is not None),
+                ("which prompts share a beginning", lengths.prefix_blocks is not None),
+            )
+            if said
+        ),
+        source=f"closed loop of {clients.concurrency} clients, lengths of {lengths.source}, seed {seed}",
+    )
+
+
+def _first(workload: Trace | ClosedLoop, n: int) -> Trace | ClosedLoop:
+    if hasattr(workload, "limit"):
+        return workload.limit(n)  # type: ignore[union-attr]
+    if n >= len(workload):
+        return workload
+    think_ns, deadline_ns = workload.think_ns, workload.deadline_ns  # type: ignore[union-attr]
+    return replace(
+        workload,
+        prompt_tokens=workload.prompt_tokens[:n],
+        output_tokens=workload.output_tokens[:n],
+        think_ns=None if think_ns is None else think_ns[:n],
+        deadline_ns=None if deadline_ns is None else deadline_ns[:n],
+    )
