@@ -636,6 +636,21 @@ MUTATIONS = [
         ),
     ),
     *_of(
+        "hwmodels/gpu.py",
+        COSTS,
+        (
+            "latent attention is launched call by call under a graph too",
+            '(*replayed, "vllm") if self.stack.graph else ("vllm", *replayed)',
+            '("vllm", *replayed)',
+        ),
+    ),
+    *_of(
+        "hwmodels/kernels/attention.py",
+        ("tests/hwmodels/test_calibrated.py", "tests/hwmodels/kernels/test_forms.py"),
+        ("a batch of one pays for regrouping", "ops.minimum(1.0, ops.maximum(0.0, seqs - 1.0))", "1.0"),
+        ("padding of prompts costs nothing", "0.5 * _TILE * params.padding * tile_heads * pair_s", "0.0"),
+    ),
+    *_of(
         "hwmodels/layerwise.py",
         COSTS,
         (
