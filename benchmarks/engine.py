@@ -190,7 +190,11 @@ def cases(trace: Path, million: bool) -> list[Case]:
         ]
         # To be held against "conversation x1, sarathi, 1 replica": a third of its requests per second is asked for.
         found += [
-            Case(name=f"conversation x1, speculative {name}", settings={**_SARATHI, "decoding": section}, trace=str(trace))
+            Case(
+                name=f"conversation x1, speculative {name}",
+                settings={**_SARATHI, "decoding": section},
+                trace=str(trace),
+            )
             for name, section in _DECODING.items()
         ]
     sizes = [1_000, 10_000, 100_000] + ([1_000_000] if million else [])
