@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from hwmodels.oneshot import load_oneshot
+from hwmodels.single_pass import load_single_pass
 from policies.placement import Cluster, PartitionSearch
 from sim.placement import ARTIFACT_OVERHEAD_S, ARTIFACT_STAGE_OVERHEAD, Serving, find
 from sim.placement.groups import run_groups
@@ -30,7 +30,7 @@ def case(kinds: tuple[str, ...], rate_per_s: float) -> tuple[Serving, Trace]:
     )
     serving = Serving(
         cluster=Cluster(n_devices=DEVICES, memory_bytes=13 * 2**30),
-        models={name: load_oneshot(kinds[i % len(kinds)]) for i, name in enumerate(names)},
+        models={name: load_single_pass(kinds[i % len(kinds)]) for i, name in enumerate(names)},
         slo_scale=5.0,
         overhead_s=ARTIFACT_OVERHEAD_S,
         stage_overhead=ARTIFACT_STAGE_OVERHEAD,

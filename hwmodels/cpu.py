@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from hwmodels.device import Device
-from hwmodels.kernels.cpu import CpuAttentionParams, HostParams, cpu_gemm_s, host_s
-from hwmodels.kernels.elementwise import elementwise_s
-from hwmodels.layerwise import DecodeForm, LayerwiseCost, Ops, PrefillForm
+from hwmodels.kernels.cpu import CpuAttentionParams, HostParams
+from hwmodels.kernels.families import CPU_DECODE, CPU_GEMM, CPU_PREFILL, ELEMENTWISE, HOST
+from hwmodels.kernels.form import FoldedForm
+from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm
+from hwmodels.kernels.protocol import HostTimes
+from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import Attention, ModelSpec
+from hwmodels.operations import AttentionShape, ExpertMlp
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile, device_of
-from hwmodels.work import AttentionShape, ExpertMlp
 
 _MATRICES_PER_LAYER = 4  # queries, keys and values; attention's output; up; down
 _ELEMENTWISE_PER_LAYER = 5  # two norms, two additions, one activation
@@ -23,7 +26,7 @@ _ELEMENTWISE_PER_LAYER = 5  # two norms, two additions, one activation
 class CpuKernels:
     """A CPU profile's kernels for models in *dtype*: the `Kernels` that `LayerwiseCost` composes.
 
-    Kernels of the back end that the profile was taken with. `host` stands in for the profile's own host times, where
+    Kernels of the back end that the profile was taken with. `host_params` stands in for the profile's own host times, where
     another stack drives the same kernels. One device: collectives are refused.
     """
 
@@ -31,7 +34,7 @@ class CpuKernels:
     dtype: str
     layers: int
     vocabulary: int
-    host: HostParams | None = None
+    host_params: HostParams | None = None
 
     def __post_init__(self) -> None:
         for family in ("cpu_gemm", "cpu_prefill", "cpu_decode"):
@@ -57,9 +60,12 @@ class CpuKernels:
         return number_format(self.dtype).weight_bytes
 
     @property
-    def step_s(self) -> float:
-        if self.host is not None:
-            return float(host_s(self.host, self.layers))
+    def host(self) -> HostTimes:
+        return HostTimes(step_s=self._step_s())
+
+    def _step_s(self) -> float:
+        if self.host_params is not None:
+            return float(HOST.seconds(self.host_params, self.profile.datasheet, {"layers": self.layers}))
         params = self.profile.find("host", [k.variant for k in self.profile.kernels if k.family == "host"])
         if params is None:
             return 0.0
@@ -69,58 +75,33 @@ class CpuKernels:
         launches += 0.0 if norm is None else _ELEMENTWISE_PER_LAYER * norm.launch_s
         return params.step_s + self.layers * max(0.0, params.layer_s - launches)
 
-    @property
-    def sequence_s(self) -> float:
-        return 0.0
-
-    @property
-    def row_s(self) -> float:
-        return 0.0
-
-    @property
-    def prompt_floor_s(self) -> float:
-        return 0.0
-
-    @property
-    def decode_floor_s(self) -> float:
-        return 0.0
-
     def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any:
         if precision != self.dtype:
             raise ValueError(f"a CPU profile prices matrix products in {self.dtype} only, not in {precision}")
-        return cpu_gemm_s(
-            self._find("cpu_gemm"), self.profile.datasheet, m, n, k, dtype=self.dtype, number_bytes=self._number_bytes
-        )
+        shape = {"m": m, "n": n, "k": k, "dtype": self.dtype, "number_bytes": self._number_bytes}
+        return CPU_GEMM.seconds(self._find("cpu_gemm"), self.profile.datasheet, shape)
 
     def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
         raise ValueError("experts are not timed on CPUs; take a dense model")
 
-    def _form(self, params: CpuAttentionParams, shape: AttentionShape) -> Any:
+    def _folded(self, form: FoldedForm[CpuAttentionParams], shape: AttentionShape) -> PrefillForm:
         if shape.kind != "gqa" or shape.windowed:
             raise ValueError(f"{shape.kind} attention with a window or latents is not timed on CPUs")
-        sheet = self.profile.datasheet
-        pair_s = (4.0 * shape.qk_dim + params.softmax_flops) / (
-            sheet.flops_per_s(self.dtype) * params.compute_efficiency
+        return form.folded(
+            self._find(form.family),
+            self.profile.datasheet,
+            heads=shape.n_heads,
+            head_dim=shape.qk_dim,
+            token_bytes=shape.kv_bytes,
+            dtype=self.dtype,
+            layers=shape.layers,
         )
-        pair_s = shape.layers * shape.n_heads * pair_s
-        kv_s = shape.layers * shape.kv_bytes / (sheet.hbm_bytes_per_s * params.bandwidth_efficiency)
-        launch_s, block_s = shape.layers * params.launch_s, shape.layers * shape.n_heads * params.block_s
-        row_s, above, loss = shape.layers * shape.n_heads * params.row_s, 0.5 * params.masked_share, params.overlap_loss
-
-        def seconds(ops: Ops, rows: Any, sequences: Any, pairs: Any, kv: Any) -> Any:
-            compute_s = (pairs + above * rows * ops.maximum(0.0, rows / sequences - 1.0)) * pair_s
-            memory_s = kv * kv_s
-            gap = compute_s - memory_s
-            overlapped = 0.5 * (compute_s + memory_s + ops.sqrt(gap * gap + loss * (compute_s * memory_s)))
-            return launch_s + sequences * block_s + rows * row_s + overlapped
-
-        return seconds
 
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
-        return self._form(self._find("cpu_prefill"), shape)
+        return self._folded(CPU_PREFILL, shape)
 
     def decode_form(self, shape: AttentionShape) -> DecodeForm:
-        seconds = self._form(self._find("cpu_decode"), shape)
+        seconds = self._folded(CPU_DECODE, shape)
 
         def form(ops: Ops, sequences: Any, queries: Any, kv: Any) -> Any:
             # Each of a sequence's w query tokens sees its keys but for the later of its own.
@@ -140,14 +121,8 @@ class CpuKernels:
     def stream_s(self, flops: Any, hbm_bytes: Any) -> Any:
         raise ValueError("recurrent layers are not timed on CPUs; take a model with softmax attention")
 
-    def all_reduce_s(self, size_bytes: Any, n: int) -> Any:
-        self._one_device()
-
-    def all_gather_s(self, size_bytes: Any, n: int) -> Any:
-        self._one_device()
-
-    def all_to_all_s(self, size_bytes: Any, n: int) -> Any:
-        self._one_device()
+    def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
+        raise ValueError("a CPU profile is of one device; leave the degrees of parallelism at 1")
 
     def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
         return size_bytes * 0.0
@@ -156,17 +131,8 @@ class CpuKernels:
         params = self._elementwise("softmax")
         if params is None:
             return logit_rows * 0.0
-        return elementwise_s(
-            params, self.profile.datasheet, "softmax", logit_rows, self.vocabulary, bytes_per_number=self._number_bytes
-        )
-
-    def _one_device(self) -> NoReturn:
-        raise ValueError("a CPU profile is of one device; leave the degrees of parallelism at 1")
-
-
-def is_cpu(profile: Profile) -> bool:
-    """Whether the profile was calibrated on a CPU, so that `cpu_cost` prices it."""
-    return any(kernel.family == "cpu_gemm" for kernel in profile.kernels)
+        shape = {"op": "softmax", "rows": logit_rows, "width": self.vocabulary, "bytes_per_number": self._number_bytes}
+        return ELEMENTWISE.seconds(params, self.profile.datasheet, shape)
 
 
 def cpu_cost(
@@ -185,7 +151,7 @@ def cpu_cost(
     if not isinstance(spec.attention, Attention):
         raise ValueError(f"{spec.name} has latent attention, which is not timed on CPUs")
     dtype = {"fp16": "bf16"}.get(spec.base_precision, spec.base_precision)
-    kernels = CpuKernels(profile=profile, dtype=dtype, layers=spec.n_layers, vocabulary=spec.vocab, host=host)
+    kernels = CpuKernels(profile=profile, dtype=dtype, layers=spec.n_layers, vocabulary=spec.vocab, host_params=host)
     device = device or device_of(profile)
     return LayerwiseCost(
         spec,

@@ -7,22 +7,34 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from hwmodels.calibrated import Calibrated
 from hwmodels.cost import CostModel
-from hwmodels.device import Device, device_catalogue, load_device
+from hwmodels.device import Device, device_catalogue
+from hwmodels.hardware import load_hardware
 from hwmodels.memory import MemoryPlan, memory_plan
 from hwmodels.model import ModelSpec, load_model
+from hwmodels.operations import StageWork
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
+from hwmodels.profiles import Profile
 from hwmodels.roofline import Roofline
-from hwmodels.work import StageWork, stage_work
+from hwmodels.work import stage_work
 
 CostFactory = Callable[..., CostModel]
-"""(spec, device, parallel, *, kv_precision) -> CostModel, such as `Roofline`."""
+"""(spec, device, parallel, *, kv_precision) -> CostModel, such as `Roofline` or a `Calibrated`."""
 
 # vLLM's default limit on running sequences (max_num_seqs); recurrent states are set aside for that many.
 STATE_SEQUENCES = 256
+
+
+class FrontEnd(NamedTuple):
+    """Seconds from a request's arrival until a scheduler sees it."""
+
+    admission_s: float = 0.0
+    admission_s_per_token: float = 0.0
+    """Tokenisation, for each prompt token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +46,28 @@ class Deployment:
     parallel: ParallelConfig
     kv_precision: str
     cost: CostModel = field(compare=False, repr=False)
+    made_by: CostFactory = field(default=Roofline, compare=False, repr=False)
+    """What made the cost model: other models on the same terms are priced by it too."""
+
+    @property
+    def front_end(self) -> FrontEnd:
+        """What stands between a request's arrival and the scheduler; no delay where no serving stack is priced."""
+        if not isinstance(self.made_by, Calibrated):
+            return FrontEnd()
+        own = self.made_by.stack.overheads
+        return FrontEnd(admission_s=own.admission_s, admission_s_per_token=own.admission_s_per_token)
+
+    @property
+    def profile(self) -> Profile | None:
+        """The calibrated profile behind the prices; None where there is none."""
+        return self.made_by.load(self.device) if isinstance(self.made_by, Calibrated) else None
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """For manifests: what the prices come from."""
+        if isinstance(self.made_by, Calibrated):
+            return self.made_by.provenance(self.device)
+        return {"profile": "datasheet roofline: peaks of the datasheet, no calibration, no overheads"}
 
     def _stages(self) -> tuple[StageWork, ...]:
         return _stages(self.model, self.parallel, self.kv_precision)
@@ -236,6 +270,7 @@ def _deployment(
         parallel=parallel,
         kv_precision=kv_precision,
         cost=cost(spec, device, parallel, kv_precision=kv_precision),
+        made_by=cost,
     )
 
 
@@ -256,7 +291,7 @@ def deploy(
     Whether it fits in memory is asked of `kv_pool_blocks`. ValueError for unknown names and impossible combinations.
     """
     spec = model if isinstance(model, ModelSpec) else load_model(model)
-    device = hardware if isinstance(hardware, Device) else load_device(hardware)
+    device = hardware if isinstance(hardware, Device) else load_hardware(hardware)
     if parallel is None:
         parallel = ParallelConfig()
     elif not isinstance(parallel, ParallelConfig):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import functools
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from hwmodels.tables import is_profile, read_toml
 
 CATALOGUE = Path(__file__).with_name("devices.toml")
 PRECISION_KEYS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
@@ -48,6 +49,16 @@ class Interconnect:
     def all_to_all_s(self, size_bytes: Any, n: int) -> Any:
         """Seconds in which each of *n* devices sends 1/n of its *size_bytes* to each other one."""
         return self.ring_all_gather_s(size_bytes, n)
+
+    def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
+        """Seconds of an all_reduce, all_gather (both as rings) or all_to_all."""
+        if kind == "all_reduce":
+            return self.ring_all_reduce_s(size_bytes, n)
+        if kind == "all_gather":
+            return self.ring_all_gather_s(size_bytes, n)
+        if kind == "all_to_all":
+            return self.all_to_all_s(size_bytes, n)
+        raise ValueError(f"a link prices all_reduce, all_gather and all_to_all; got {kind!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,10 +206,7 @@ def read_devices(path: str | Path) -> dict[str, Device]:
     ValueError names the file and the key of what is missing, unknown or not a positive number.
     """
     path = Path(path)
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
+    data = read_toml(path)
     documents = data.pop("documents", {})
     tables = {name: table for name, table in data.items() if isinstance(table, dict)}
     if not tables:
@@ -212,12 +220,6 @@ def read_devices(path: str | Path) -> dict[str, Device]:
     return {name: _device(name, table, documents, path) for name, table in tables.items()}
 
 
-def _is_profile(path: str) -> bool:
-    """Whether the file is a calibrated profile (`hwmodels.profiles`) rather than a device's datasheet."""
-    with open(path, encoding="utf-8") as file:
-        return file.readline().startswith("format")
-
-
 @functools.cache
 def device_catalogue() -> Mapping[str, Device]:
     """Every shipped device, by its name."""
@@ -225,7 +227,7 @@ def device_catalogue() -> Mapping[str, Device]:
 
 
 def load_device(name_or_path: str | Path) -> Device:
-    """The device called *name_or_path* (name or alias, case and underscores ignored), or the one in a TOML file.
+    """The device called *name_or_path* (name or alias, case and underscores ignored), or that of a datasheet in TOML.
 
     ValueError with the nearest names for an unknown one.
     """
@@ -233,10 +235,8 @@ def load_device(name_or_path: str | Path) -> Device:
     if text.endswith(".toml"):
         if not Path(text).is_file():
             raise ValueError(f"hardware profile {text} does not exist")
-        if _is_profile(text):
-            from hwmodels.profiles import device_of, read_profile
-
-            return device_of(read_profile(text))
+        if is_profile(text):
+            raise ValueError(f"{text} is a calibrated profile and no datasheet; take the device that it describes")
         found = read_devices(text)
         if len(found) != 1:
             raise ValueError(f"{text} holds {len(found)} devices; a hardware profile holds one")

@@ -2,174 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
-from typing import Any, Protocol, cast
+import functools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hwmodels.cost import Work
+from hwmodels.device import Device
+from hwmodels.kernels.ops import ARRAYS, SCALARS, Ops
+from hwmodels.kernels.protocol import Kernels
 from hwmodels.model import ModelSpec
+from hwmodels.operations import StageWork
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
+from hwmodels.row_table import FloatArray, RowTable
 from hwmodels.totals import Totals
-from hwmodels.work import AttentionShape, ExpertMlp, StageWork, stage_work
-
-FloatArray = NDArray[np.float64]
-EXACT_ROWS = 8192
-COARSE_ROWS = 256
-
-
-class Ops(Protocol):
-    """The arithmetic beyond + - * / that gives the same bits for Python numbers and for arrays."""
-
-    def maximum(self, x: Any, y: Any, /) -> Any: ...
-
-    def minimum(self, x: Any, y: Any, /) -> Any: ...
-
-    def sqrt(self, x: Any, /) -> Any: ...
-
-
-SCALARS = cast(Ops, SimpleNamespace(maximum=max, minimum=min, sqrt=math.sqrt))
-ARRAYS = cast(Ops, SimpleNamespace(maximum=np.maximum, minimum=np.minimum, sqrt=np.sqrt))
-
-PrefillForm = Callable[[Ops, Any, Any, Any, Any], Any]
-"""(ops, prompt rows, chunks, query-key pairs, KV tokens) -> seconds of all the shape's layers."""
-DecodeForm = Callable[[Ops, Any, Any, Any], Any]
-"""(ops, sequences, query tokens of all of them, KV tokens of all of them) -> seconds of all the shape's layers."""
-
-
-class Kernels(Protocol):
-    """Seconds of each kind of operation on one device; what tells a datasheet roofline from a calibrated one.
-
-    The `*_s` methods take float64 arrays (or scalars) and need not be fast: they are tabulated. Attention depends on
-    more than the rows, so it comes as a form: a function of totals written with + - * / and the given `Ops` (or with
-    `tabulated_decode`), which is what makes scalars and arrays agree bit for bit. Times must not fall when an
-    argument grows.
-    """
-
-    @property
-    def step_s(self) -> float:
-        """Host and launch overhead of an iteration on a stage."""
-        ...
-
-    @property
-    def sequence_s(self) -> float:
-        """Overhead of each sequence in the batch, on a stage."""
-        ...
-
-    @property
-    def row_s(self) -> float:
-        """Overhead of each token of the iteration, on a stage."""
-        ...
-
-    @property
-    def prompt_floor_s(self) -> float:
-        """Least time of an iteration with prompt tokens on a stage: they are launched kernel by kernel."""
-        ...
-
-    @property
-    def decode_floor_s(self) -> float:
-        """Least time of an iteration without prompt tokens."""
-        ...
-
-    def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any: ...
-
-    def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
-        """One layer's routed experts."""
-        ...
-
-    def prefill_form(self, shape: AttentionShape) -> PrefillForm: ...
-
-    def decode_form(self, shape: AttentionShape) -> DecodeForm: ...
-
-    def elementwise_s(self, size_bytes: Any, launches: int) -> Any: ...
-
-    def stream_s(self, flops: Any, hbm_bytes: Any) -> Any:
-        """Work that is neither GEMM nor softmax attention: recurrent states."""
-        ...
-
-    def all_reduce_s(self, size_bytes: Any, n: int) -> Any: ...
-
-    def all_gather_s(self, size_bytes: Any, n: int) -> Any: ...
-
-    def all_to_all_s(self, size_bytes: Any, n: int) -> Any: ...
-
-    def send_s(self, size_bytes: Any, between_nodes: bool) -> Any: ...
-
-    def sample_s(self, logit_rows: Any) -> Any:
-        """Sampling and its host work."""
-        ...
-
-
-class RowTable:
-    """A non-decreasing function of rows, tabulated where it is asked for.
-
-    Exact for each row up to `EXACT_ROWS`, linear between multiples of `COARSE_ROWS` above. Zero rows cost nothing.
-    """
-
-    def __init__(self, of_rows: Callable[[FloatArray], FloatArray]) -> None:
-        self._of_rows = of_rows
-        self.exact: list[float] = [0.0]
-        """By rows, as far as has been asked for."""
-        self._exact_array: FloatArray = np.asarray(self.exact)
-        self._nodes: list[float] = []
-
-    def _evaluate(self, rows: FloatArray, at_least: float) -> list[float]:
-        values = np.asarray(self._of_rows(rows), dtype=np.float64)
-        if not np.isfinite(values).all() or (values < 0).any():
-            raise ValueError("a kernel returned a time that is negative or not finite; check the hardware profile")
-        return np.maximum(np.maximum.accumulate(values), at_least).tolist()
-
-    def _grow(self, rows: int) -> None:
-        have = len(self.exact)
-        stop = min(EXACT_ROWS, max(512, -(-rows // 512) * 512)) + 1
-        if have < stop:
-            self.exact += self._evaluate(np.arange(have, stop, dtype=np.float64), self.exact[-1])
-            self._exact_array = np.asarray(self.exact)
-        if rows > EXACT_ROWS:
-            if not self._nodes:
-                self._nodes.append(self.exact[EXACT_ROWS])
-            have, need = len(self._nodes), (rows - EXACT_ROWS) // COARSE_ROWS + 2
-            if have < need:
-                nodes = EXACT_ROWS + COARSE_ROWS * np.arange(have, max(2 * have, need), dtype=np.float64)
-                self._nodes += self._evaluate(nodes, self._nodes[-1])
-
-    def scalar(self, rows: int) -> float:
-        if rows <= EXACT_ROWS:
-            if rows < 0:
-                raise ValueError(f"totals must not be negative, got {rows} rows")
-            try:
-                return self.exact[rows]
-            except IndexError:
-                self._grow(rows)
-                return self.exact[rows]
-        i = (rows - EXACT_ROWS) // COARSE_ROWS
-        if i + 1 >= len(self._nodes):
-            self._grow(rows)
-        low = self._nodes[i]
-        return low + (self._nodes[i + 1] - low) * ((rows - EXACT_ROWS - i * COARSE_ROWS) * (1.0 / COARSE_ROWS))
-
-    def array(self, rows: NDArray[np.int64]) -> FloatArray:
-        if not rows.size:
-            return np.zeros(rows.shape)
-        if rows.min() < 0:
-            raise ValueError(f"totals must not be negative, got {rows.min()} rows")
-        most = int(rows.max())
-        if most >= len(self.exact):
-            self._grow(most)
-        found = self._exact_array[np.minimum(rows, EXACT_ROWS)]
-        if most > EXACT_ROWS:
-            nodes = np.asarray(self._nodes)
-            i = np.maximum(rows - EXACT_ROWS, 0) // COARSE_ROWS
-            i = np.minimum(i, len(nodes) - 2)
-            low = nodes[i]
-            above = low + (nodes[i + 1] - low) * ((rows - EXACT_ROWS - i * COARSE_ROWS) * (1.0 / COARSE_ROWS))
-            found = np.where(rows > EXACT_ROWS, above, found)
-        return found
+from hwmodels.work import stage_work
 
 
 class _Stage:
@@ -188,27 +37,23 @@ class _Stage:
         self.attention = tuple(
             (kernels.prefill_form(shape), kernels.decode_form(shape), shape.windowed) for shape in work.attention
         )
-        self.sequence_s = kernels.sequence_s
+        host = kernels.host
+        self.sequence_s = host.sequence_s
         if work.recurrence is not None:
             self.sequence_s += float(kernels.stream_s(0.0, work.recurrence.bytes_per_sequence)) * self.share
-        self.step_s = kernels.step_s
-        self.prompt_floor_s, self.decode_floor_s = kernels.prompt_floor_s, kernels.decode_floor_s
+        self.row_s, self.step_s = host.row_s, host.step_s
+        self.prompt_floor_s, self.decode_floor_s = host.prompt_floor_s, host.decode_floor_s
 
     def _collectives_s(self, rows: FloatArray, of_logits: bool) -> FloatArray:
         total = np.zeros_like(rows)
-        price = {
-            "all_reduce": self.kernels.all_reduce_s,
-            "all_gather": self.kernels.all_gather_s,
-            "all_to_all": self.kernels.all_to_all_s,
-        }
         for op in self.work.collectives:
             if op.of_logits == of_logits:
-                total = total + op.layers * price[op.kind](rows * op.bytes_per_row, op.n)
+                total = total + op.layers * self.kernels.collective_s(op.kind, rows * op.bytes_per_row, op.n)
         return total
 
     def _rows_s(self, rows: FloatArray) -> FloatArray:
         k, own = self.kernels, np.ceil(rows * self.share)
-        total = self._collectives_s(own, False) + own * k.row_s
+        total = self._collectives_s(own, False) + own * self.row_s
         for op in self.work.linears:
             if not op.of_logits:
                 total = total + op.layers * k.gemm_s(own, op.n, op.k, precision=op.precision)
@@ -335,6 +180,28 @@ class LayerwiseCost:
         self._expert_bytes = RowTable(self._expert_bytes_of)
         self._work_terms = self._linear_work()
 
+    @classmethod
+    def on(
+        cls,
+        device: Device,
+        spec: ModelSpec,
+        parallel: ParallelConfig,
+        kernels: Kernels,
+        *,
+        kv_precision: str | None = None,
+    ) -> LayerwiseCost:
+        """With the peaks of *device*; ValueError if it lacks the arithmetic of the model's MLPs."""
+        fmt = spec.mlp_precision
+        return cls(
+            spec,
+            parallel,
+            kernels,
+            peak_flops_per_s=device.first_peak(precision(fmt).math, f"precision {fmt}"),
+            peak_bytes_per_s=device.hbm_bytes_per_s,
+            devices_per_node=device.devices_per_node,
+            kv_precision=kv_precision,
+        )
+
     # Tables and closures follow from these values, so they alone are compared, printed and pickled.
     def _key(self) -> tuple[Any, ...]:
         return (self.spec, self.parallel, self.kernels, *self._settings)
@@ -349,7 +216,15 @@ class LayerwiseCost:
         return f"LayerwiseCost({self.spec.name} by {type(self.kernels).__name__}, {self.parallel})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, self._key()
+        peak_flops_per_s, peak_bytes_per_s, devices_per_node, kv_precision = self._settings
+        make = functools.partial(
+            LayerwiseCost,
+            peak_flops_per_s=peak_flops_per_s,
+            peak_bytes_per_s=peak_bytes_per_s,
+            devices_per_node=devices_per_node,
+            kv_precision=kv_precision,
+        )
+        return make, (self.spec, self.parallel, self.kernels)
 
     def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
         """Seconds of one stage: a float for int totals, float64 arrays for int64 arrays, equal bit for bit."""
@@ -445,73 +320,6 @@ class LayerwiseCost:
             + (seqs + chunks) * w["sequence_bytes"]
         )
         return Work(flops, hbm_bytes)
-
-
-def _rebuild(
-    spec: ModelSpec,
-    parallel: ParallelConfig,
-    kernels: Kernels,
-    peak_flops_per_s: float,
-    peak_bytes_per_s: float,
-    devices_per_node: int,
-    kv_precision: str | None,
-) -> LayerwiseCost:
-    return LayerwiseCost(
-        spec,
-        parallel,
-        kernels,
-        peak_flops_per_s=peak_flops_per_s,
-        peak_bytes_per_s=peak_bytes_per_s,
-        devices_per_node=devices_per_node,
-        kv_precision=kv_precision,
-    )
-
-
-def tabulated_decode(of_shape: Callable[[FloatArray, FloatArray, FloatArray], Any], *, layers: int = 1) -> DecodeForm:
-    """A decode form from any numpy function (sequences, query tokens of one, KV tokens of one) -> seconds of one layer.
-
-    For each number of sequences and query tokens it is tabulated on first use at context lengths a quarter apart, and
-    interpolated linearly in the KV tokens; beyond two million tokens a sequence the last slope goes on.
-    """
-    nodes = np.concatenate([np.arange(0.0, 16.0), 16.0 * 1.125 ** np.arange(101)])
-    tables: dict[
-        tuple[float, float], tuple[list[float], list[float], list[float], FloatArray, FloatArray, FloatArray]
-    ] = {}
-
-    def table(seqs: float, queries: float) -> Any:
-        found = tables.get((seqs, queries))
-        if found is None:
-            ones = np.ones_like(nodes)
-            at = np.maximum(nodes, 1.0)
-            values = layers * np.asarray(of_shape(seqs * ones, queries / seqs * ones, at), dtype=np.float64)
-            values = np.maximum.accumulate(values)
-            kv = nodes * seqs
-            slopes = np.diff(values) / np.diff(kv)
-            found = (kv.tolist(), values.tolist(), slopes.tolist(), kv, values, slopes)
-            tables[(seqs, queries)] = found
-        return found
-
-    def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
-        if ops is SCALARS:
-            starts, values, slopes, *_ = table(seqs, queries)
-            i = bisect_right(starts, kv) - 1
-            if i >= len(slopes):
-                i = len(slopes) - 1
-            return values[i] + (kv - starts[i]) * slopes[i]
-        shape = np.broadcast_shapes(np.shape(seqs), np.shape(queries), np.shape(kv))
-        seqs, queries, kv = (np.broadcast_to(x, shape).ravel() for x in (seqs, queries, kv))
-        found = np.empty(kv.shape)
-        keys, which = np.unique(np.stack([seqs, queries]), axis=1, return_inverse=True)
-        which = which.ravel()
-        for j in range(keys.shape[1]):
-            mine = which == j
-            _, _, _, starts, values, slopes = table(keys[0, j].item(), keys[1, j].item())
-            x = kv[mine]
-            i = np.minimum(np.searchsorted(starts, x, side="right") - 1, len(slopes) - 1)
-            found[mine] = values[i] + (x - starts[i]) * slopes[i]
-        return found.reshape(shape)
-
-    return form
 
 
 def stages_of(cost: LayerwiseCost) -> Sequence[StageWork]:

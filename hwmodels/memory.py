@@ -6,21 +6,17 @@ from __future__ import annotations
 import difflib
 import functools
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 from hwmodels.device import Device
+from hwmodels.model import ModelSpec
+from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
+from hwmodels.tables import ROOM, read_toml
 
-if TYPE_CHECKING:
-    from hwmodels.deployment import Deployment
-    from hwmodels.model import ModelSpec
-    from hwmodels.parallel import ParallelConfig
-
-FILE = Path(__file__).with_name("memory.toml")
+FILE = ROOM / "memory.toml"
 GIB = 2**30
 
 ShareOf = Literal["total", "free before loading", "free after loading"]
@@ -37,6 +33,29 @@ Llama-3.1-8B in two to four stages, as above."""
 PADDED_TO = 256
 """vLLM lays mxfp4 experts out with one side padded to a multiple of this: gpt-oss-20b loads as 13.47 GiB where the
 checkpoint has 12.81, gpt-oss-120b as 64.38 where it has 60.71 (llm-d-planner 0.3.3, docs/empirical-vllm-memory-results.md)."""
+
+
+class Deployed(Protocol):
+    """What an account of memory asks of a deployment."""
+
+    @property
+    def model(self) -> ModelSpec: ...
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def parallel(self) -> ParallelConfig: ...
+
+    @property
+    def weight_bytes_per_device(self) -> float: ...
+
+    @property
+    def kv_bytes_per_token_per_device(self) -> float: ...
+
+    def stage_bytes(self) -> tuple[tuple[float, float, float, range], ...]:
+        """For each stage, on one device: weights, recurrent states, cache of one token, and which layers."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +227,7 @@ class MemoryPlan:
 @functools.cache
 def stack_memories() -> Mapping[str, Mapping[str, StackMemory]]:
     """The accounts by stack and release, the stack's newest first, read once from memory.toml."""
-    table = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    table = read_toml(FILE)
     documents = table.pop("documents")
     return {
         stack: {release: _rules(stack, release, entry, documents) for release, entry in releases.items()}
@@ -427,7 +446,7 @@ def _padding_bytes(spec: ModelSpec, parallel: ParallelConfig, layers: range) -> 
 
 
 def memory_plan(
-    deployment: Deployment,
+    deployment: Deployed,
     rules: StackMemory | None,
     *,
     tokens: int,
@@ -435,7 +454,7 @@ def memory_plan(
     share: float | None = None,
     reserve_bytes: float = 0.0,
     block_tokens: int | None = None,
-    draft: Deployment | None = None,
+    draft: Deployed | None = None,
     override: int | None = None,
 ) -> MemoryPlan:
     """How the memory of *deployment*'s devices is divided under *rules*, with what is said here in place of their defaults.

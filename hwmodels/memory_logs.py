@@ -5,12 +5,10 @@ Each row of memory_logs.csv is one deployment; `SOURCES` says where its figures 
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -19,8 +17,8 @@ from hwmodels import memory
 from hwmodels.deployment import Deployment, deploy
 from hwmodels.memory import GIB, MemoryPlan, StackMemory, memory_plan, stack_memory
 from hwmodels.precision import precision
+from hwmodels.tables import packaged_rows
 
-LOGS = Path(memory.__file__).with_name("memory_logs.csv")
 TOLERANCE = 0.03
 """Of the blocks, for a deployment whose flags are all published."""
 SOURCES = {
@@ -114,40 +112,39 @@ class Log:
 def published_logs() -> tuple[Log, ...]:
     """All deployments of memory_logs.csv."""
     found = []
-    with LOGS.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            rules = stack_memory(row["stack"], row["release"])
-            assert rules is not None
-            found.append(
-                Log(
-                    name=row["deployment"],
-                    source=SOURCES[row["source"]],
-                    release=row["logged_release"],
-                    formats=tuple(
-                        text for text in (row["precision"], row["kv_precision"] and f"KV {row['kv_precision']}") if text
-                    ),
-                    rules=rules,
-                    deployment=deploy(
-                        model=row["model"],
-                        hardware=row["hardware"],
-                        precision=row["precision"] or None,
-                        kv_precision=row["kv_precision"] or None,
-                        parallel={"tensor": int(row["tensor"]), "pipeline": int(row["pipeline"])},
-                    ),
-                    share=float(row["share"]),
-                    tokens=int(row["tokens"]),
-                    sequences=int(row["sequences"]),
-                    block_tokens=int(row["block_tokens"]),
-                    weight_gib=float(row["weight_gib"] or "nan"),
-                    activation_gib=float(row["activation_gib"] or "nan"),
-                    context_gib=float(row["context_gib"] or "nan"),
-                    kv_gib=float(row["kv_gib"] or "nan"),
-                    kv_tokens=int(row["kv_tokens"]) if row["kv_tokens"] else None,
-                    device_gib=float(row["device_gib"] or "nan"),
-                    printed=row["printed"],
-                    assumed=row["assumed"],
-                )
+    for row in packaged_rows("memory_logs.csv"):
+        rules = stack_memory(row["stack"], row["release"])
+        assert rules is not None
+        found.append(
+            Log(
+                name=row["deployment"],
+                source=SOURCES[row["source"]],
+                release=row["logged_release"],
+                formats=tuple(
+                    text for text in (row["precision"], row["kv_precision"] and f"KV {row['kv_precision']}") if text
+                ),
+                rules=rules,
+                deployment=deploy(
+                    model=row["model"],
+                    hardware=row["hardware"],
+                    precision=row["precision"] or None,
+                    kv_precision=row["kv_precision"] or None,
+                    parallel={"tensor": int(row["tensor"]), "pipeline": int(row["pipeline"])},
+                ),
+                share=float(row["share"]),
+                tokens=int(row["tokens"]),
+                sequences=int(row["sequences"]),
+                block_tokens=int(row["block_tokens"]),
+                weight_gib=float(row["weight_gib"] or "nan"),
+                activation_gib=float(row["activation_gib"] or "nan"),
+                context_gib=float(row["context_gib"] or "nan"),
+                kv_gib=float(row["kv_gib"] or "nan"),
+                kv_tokens=int(row["kv_tokens"]) if row["kv_tokens"] else None,
+                device_gib=float(row["device_gib"] or "nan"),
+                printed=row["printed"],
+                assumed=row["assumed"],
             )
+        )
     return tuple(found)
 
 

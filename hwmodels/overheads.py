@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import functools
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 
 from hwmodels.kernels.parameters import check_bounds, parameter
+from hwmodels.tables import ROOM, read_toml
 
-FILE = Path(__file__).with_name("overheads.toml")
+FILE = ROOM / "overheads.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +74,7 @@ _TEXT = ("title", "kernels")
 @functools.cache
 def serving_stacks() -> Mapping[str, ServingStack]:
     """The catalogue: name -> stack, read once from overheads.toml."""
-    table = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    table = read_toml(FILE)
     return {name: _stack(name, entry) for name, entry in table.items()}
 
 

@@ -17,12 +17,15 @@ from typing import Any
 import numpy as np
 
 from hwmodels.device import Device, load_device
-from hwmodels.layerwise import DecodeForm, LayerwiseCost, Ops, PrefillForm
+from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm
+from hwmodels.kernels.protocol import HostTimes
+from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import ModelSpec, load_model
+from hwmodels.operations import AttentionShape, ExpertMlp
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 from hwmodels.roofline import RooflineKernels
-from hwmodels.work import AttentionShape, ExpertMlp, stage_work
+from hwmodels.work import stage_work
 
 PROVENANCE = (
     "five published times of LLaMA-13B on one A6000 (SARATHI, arXiv 2308.16369, table 2 and section 4.4); "
@@ -135,11 +138,10 @@ class PublishedKernels:
     device: Device
     efficiency: Efficiencies
     base: RooflineKernels
-    step_s: float = 0.0
-    sequence_s: float = 0.0
-    row_s: float = 0.0
-    prompt_floor_s: float = 0.0
-    decode_floor_s: float = 0.0
+
+    @property
+    def host(self) -> HostTimes:
+        return HostTimes()
 
     def _peak(self, fmt: str) -> float:
         return self.device.first_peak(number_format(fmt).math, f"precision {fmt}")
@@ -183,14 +185,8 @@ class PublishedKernels:
     def stream_s(self, flops: Any, hbm_bytes: Any) -> Any:
         return self.base.stream_s(flops, hbm_bytes)
 
-    def all_reduce_s(self, size_bytes: Any, n: int) -> Any:
-        return self.base.all_reduce_s(size_bytes, n)
-
-    def all_gather_s(self, size_bytes: Any, n: int) -> Any:
-        return self.base.all_gather_s(size_bytes, n)
-
-    def all_to_all_s(self, size_bytes: Any, n: int) -> Any:
-        return self.base.all_to_all_s(size_bytes, n)
+    def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
+        return self.base.collective_s(kind, size_bytes, n)
 
     def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
         return self.base.send_s(size_bytes, between_nodes)
@@ -213,16 +209,9 @@ def Published(
             f"the published times are of an RTX A6000 and hold for its chip ({', '.join(DEVICES)}), not for {device.name}; "
             "use Calibrated or Roofline"
         )
-    return LayerwiseCost(
-        spec,
-        parallel or ParallelConfig(),
-        PublishedKernels(
-            device=device,
-            efficiency=efficiencies(),
-            base=RooflineKernels(device=device, base_precision=spec.base_precision),
-        ),
-        peak_flops_per_s=device.first_peak(number_format(spec.mlp_precision).math, f"precision {spec.mlp_precision}"),
-        peak_bytes_per_s=device.hbm_bytes_per_s,
-        devices_per_node=device.devices_per_node,
-        kv_precision=kv_precision,
+    kernels = PublishedKernels(
+        device=device,
+        efficiency=efficiencies(),
+        base=RooflineKernels(device=device, base_precision=spec.base_precision),
     )
+    return LayerwiseCost.on(device, spec, parallel or ParallelConfig(), kernels, kv_precision=kv_precision)

@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 
 from hwmodels.device import Device, Interconnect
-from hwmodels.layerwise import DecodeForm, LayerwiseCost, Ops, PrefillForm
+from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm
+from hwmodels.kernels.protocol import HostTimes
+from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import ModelSpec
+from hwmodels.operations import AttentionShape, ExpertMlp
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
-from hwmodels.work import AttentionShape, ExpertMlp
+
+
+def roof_flops_per_s(flops_per_byte: Any, peak_flops_per_s: float, peak_bytes_per_s: float) -> Any:
+    """The rate that no operation of that arithmetic intensity exceeds (Williams et al., CACM 52(4), 2009)."""
+    return np.minimum(peak_flops_per_s, flops_per_byte * peak_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +61,8 @@ class RooflineKernels:
         )
 
     @property
-    def row_s(self) -> float:
-        return 0.0
-
-    @property
-    def prompt_floor_s(self) -> float:
-        return 0.0
-
-    @property
-    def decode_floor_s(self) -> float:
-        return 0.0
+    def host(self) -> HostTimes:
+        return HostTimes(step_s=self.step_s, sequence_s=self.sequence_s)
 
     def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any:
         weights = n * k * number_format(precision).weight_bytes
@@ -112,14 +111,8 @@ class RooflineKernels:
     def stream_s(self, flops: Any, hbm_bytes: Any) -> Any:
         return np.maximum(flops / self._flops_per_s(self.base_precision), hbm_bytes / self._bytes_per_s)
 
-    def all_reduce_s(self, size_bytes: Any, n: int) -> Any:
-        return self._link(n > self.device.devices_per_node).ring_all_reduce_s(size_bytes, n)
-
-    def all_gather_s(self, size_bytes: Any, n: int) -> Any:
-        return self._link(n > self.device.devices_per_node).ring_all_gather_s(size_bytes, n)
-
-    def all_to_all_s(self, size_bytes: Any, n: int) -> Any:
-        return self._link(n > self.device.devices_per_node).all_to_all_s(size_bytes, n)
+    def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
+        return self._link(n > self.device.devices_per_node).collective_s(kind, size_bytes, n)
 
     def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
         return self._link(between_nodes).send_s(size_bytes)
@@ -152,12 +145,4 @@ def Roofline(
     )
     for fmt in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
         device.first_peak(number_format(fmt).math, f"precision {fmt}")
-    return LayerwiseCost(
-        spec,
-        parallel,
-        kernels,
-        peak_flops_per_s=device.first_peak(number_format(spec.mlp_precision).math, f"precision {spec.mlp_precision}"),
-        peak_bytes_per_s=device.hbm_bytes_per_s,
-        devices_per_node=device.devices_per_node,
-        kv_precision=kv_precision,
-    )
+    return LayerwiseCost.on(device, spec, parallel, kernels, kv_precision=kv_precision)

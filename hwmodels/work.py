@@ -1,171 +1,288 @@
-"""The operations of one pipeline stage on one device: shapes, arithmetic and memory traffic.
-
-Counting rules, here and wherever this project states FLOPs or bytes:
-
-* A multiply-add is two FLOPs. Norms, activations, rotary embeddings and softmax are not counted as FLOPs.
-* Memory traffic is weights and KV cache. Activations are taken to stay on the chip between operations; what a kernel
-  set charges for them it does through `Elementwise`.
-* The cache entry of a new token is written once and not read back in the same iteration, so that attention's traffic
-  is the KV tokens of the totals, no more: their cached part read, their new part written.
-* Of E experts, m tokens that each choose k of them uniformly visit E (1 - (1 - k/E)^m) on average.
-"""
+"""From a model's shapes to the operations of one device: what each kind of layer runs, and how it is split."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-import numpy as np
-
-from hwmodels.model import Attention, Experts, ModelSpec
+from hwmodels.model import Attention, Experts, LatentAttention, ModelSpec
+from hwmodels.operations import AttentionShape, Collective, Elementwise, ExpertMlp, Linear, Recurrence, StageWork
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
-    """`rows x k` times `k x n` in each of `layers` layers, on one device. `of_logits`: its rows are the logit rows."""
-
-    name: str
-    n: int
-    k: int
-    precision: str
-    layers: int = 1
-    of_logits: bool = False
-
-    def flops(self, rows: Any) -> Any:
-        """Of all its layers."""
-        return rows * (2.0 * self.n * self.k * self.layers)
-
-    @property
-    def weight_bytes(self) -> float:
-        """Of all its layers."""
-        return self.n * self.k * self.layers * precision(self.precision).weight_bytes
+_Matrices = list[tuple[str, int, int]]
+"""Of each matrix: name, columns n of the result, inner size k."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertMlp:
-    """The routed experts of `layers` layers: `n_experts / expert` on a device, each `ffn` wide after its split."""
+class _Layers(NamedTuple):
+    """How many layers of each kind a stage has."""
 
-    name: str
-    hidden: int
-    ffn: int
-    n_experts: int
-    """Over all devices."""
-    per_token: int
-    expert: int
-    """Groups of devices with different experts."""
-    precision: str
-    layers: int = 1
-
-    def active_experts(self, rows: Any) -> Any:
-        """Expected experts that at least one of *rows* tokens visits, over all devices."""
-        return expected_active_experts(rows, self.n_experts, self.per_token)
-
-    def flops(self, rows: Any) -> Any:
-        """On one device, of all its layers, with tokens spread evenly over the experts."""
-        return rows * (6.0 * self.per_token / self.expert * self.hidden * self.ffn * self.layers)
-
-    def read_bytes(self, rows: Any) -> Any:
-        """Weights of the experts that *rows* tokens are expected to visit, on one device, all layers."""
-        return self.active_experts(rows) * (self.expert_bytes * self.layers / self.expert)
-
-    @property
-    def expert_bytes(self) -> float:
-        """Weights of one expert on one device in one layer."""
-        return 3.0 * self.hidden * self.ffn * precision(self.precision).weight_bytes
+    all: int
+    softmax: int
+    """With softmax attention, windowed or not."""
+    windowed: int
+    linear: int
+    dense: int
+    moe: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionShape:
-    """Attention of `layers` layers on one device; `kind` is gqa, mla or indexer.
+class _Share(NamedTuple):
+    """What layers of a kind put on one device: matrices, and bytes of weights that are none (biases, norms, tables)."""
 
-    `windowed` layers count the window totals. For `mla` prefill multiplies expanded heads (`qk_dim`, `v_dim`) and
-    decode the latent (`latent_dim` + `rope_dim`), except where `absorbed` says that prefill does so too.
+    linears: list[Linear]
+    other_bytes: float
+
+
+def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_precision: str | None = None) -> StageWork:
+    """The operations of one device of *stage*; ValueError where the model cannot be split so.
+
+    Vocabulary shards are rounded up, as engines pad them; key-value heads are replicated where tensor exceeds them.
     """
-
-    kind: str
-    n_heads: int
-    n_kv_heads: int
-    qk_dim: int
-    v_dim: int
-    kv_bytes: float
-    """Cached bytes of one token in one layer on one device."""
-    precision: str
-    """Of the arithmetic."""
-    layers: int = 1
-    windowed: bool = False
-    window_tokens: int | None = None
-    latent_dim: int = 0
-    rope_dim: int = 0
-    absorbed: bool = False
-    expand_flops: float = 0.0
-    """To expand one cached latent of the past into keys and values (`mla` prefill with a past), one layer."""
-
-    @property
-    def decode_flops_per_pair(self) -> float:
-        """Of one query token and one KV token, one layer."""
-        if self.kind == "mla":
-            return 2.0 * self.n_heads * (2 * self.latent_dim + self.rope_dim)
-        return 2.0 * self.n_heads * (self.qk_dim + self.v_dim)
-
-    @property
-    def prefill_flops_per_pair(self) -> float:
-        if self.absorbed:
-            return self.decode_flops_per_pair
-        return 2.0 * self.n_heads * (self.qk_dim + self.v_dim)
+    parallel.check(spec)
+    if not 0 <= stage < parallel.pipeline:
+        raise ValueError(f"stage {stage} does not exist; there are {parallel.pipeline}")
+    count = _counted(spec, parallel.stage_layers(spec.n_layers)[stage])
+    first, last = stage == 0, stage == parallel.pipeline - 1
+    experts = _expert_mlp(spec, parallel, count.moe)
+    shares = [
+        _attention_share(spec, parallel.tensor, count),
+        _mlp_share(spec, parallel.tensor, count.dense),
+        _expert_share(spec, parallel, experts),
+        _ends_share(spec, parallel.tensor, first, last),
+    ]
+    norms = count.all * spec.norms_per_layer * spec.norm_params * precision(spec.base_precision).weight_bytes
+    linears = [op for share in shares for op in share.linears]
+    return StageWork(
+        linears=tuple(linears),
+        experts=experts,
+        attention=tuple(_attention_shapes(spec, parallel.tensor, kv_precision, count)),
+        elementwise=tuple(_elementwise(spec, parallel.tensor, count, first)),
+        collectives=(
+            *_collectives_of_ends(spec, parallel.tensor, first, last),
+            *_collectives_of_layers(spec, parallel, count),
+        ),
+        recurrence=_recurrence(spec, parallel.tensor, count.linear),
+        resident_bytes=sum(share.other_bytes for share in shares) + norms + sum(op.weight_bytes for op in linears),
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elementwise:
-    """Kernels that only move activations: read and written bytes of one row, all layers, one device."""
-
-    name: str
-    bytes_per_row: float
-    launches: int
-    layers: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
-    """`kind` is all_reduce, all_gather or all_to_all over `n` devices; `bytes_per_row` of one layer's whole tensor."""
-
-    name: str
-    kind: str
-    bytes_per_row: float
-    n: int
-    layers: int = 1
-    of_logits: bool = False
+def _counted(spec: ModelSpec, layers: Sequence[int]) -> _Layers:
+    n_linear = sum(spec.layer_is_linear[i] for i in layers)
+    n_moe = sum(spec.layer_is_moe[i] for i in layers)
+    return _Layers(
+        all=len(layers),
+        softmax=len(layers) - n_linear,
+        windowed=sum(spec.layer_is_windowed[i] and not spec.layer_is_linear[i] for i in layers),
+        linear=n_linear,
+        dense=len(layers) - n_moe,
+        moe=n_moe,
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recurrence:
-    """The state of linear-attention layers: read and written once a sequence and iteration, on one device."""
-
-    flops_per_row: float
-    bytes_per_sequence: float
+def _linears(matrices: _Matrices, fmt: str, layers: int) -> list[Linear]:
+    return [Linear(name=name, n=n, k=k, precision=fmt, layers=layers) for name, n, k in matrices]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageWork:
-    """Everything one device of one stage does in an iteration."""
-
-    linears: tuple[Linear, ...]
-    experts: ExpertMlp | None
-    attention: tuple[AttentionShape, ...]
-    elementwise: tuple[Elementwise, ...]
-    collectives: tuple[Collective, ...]
-    recurrence: Recurrence | None
-    resident_bytes: float
-    """Weights on one device, embedding and biases included."""
+def _beside(matrices: _Matrices, params: int, fmt: str, layers: int) -> float:
+    """Bytes of those of a layer's *params* that are in none of its *matrices*, neither being split."""
+    return layers * (params - sum(n * k for _, n, k in matrices)) * precision(fmt).weight_bytes
 
 
-def expected_active_experts(rows: Any, n_experts: int, per_token: int) -> Any:
-    """E (1 - (1 - k/E)^rows): experts that *rows* tokens visit when each chooses k of E at random."""
-    return n_experts * (1.0 - np.power(1.0 - per_token / n_experts, rows))
+def _attention_share(spec: ModelSpec, tensor: int, count: _Layers) -> _Share:
+    fmt = spec.attention_precision
+    linears: list[Linear] = []
+    other = 0.0
+    if count.softmax:
+        linears += _linears(_attention_matrices(spec, tensor), fmt, count.softmax)
+        other += _beside(_attention_matrices(spec, 1), spec.attention_params, fmt, count.softmax)
+    if count.linear:
+        linears += _linears(_linear_attention_matrices(spec, tensor), fmt, count.linear)
+        other += _beside(_linear_attention_matrices(spec, 1), spec.linear_attention_params, fmt, count.linear)
+    return _Share(linears, other)
 
 
-def _attention_matrices(spec: ModelSpec, tensor: int) -> list[tuple[str, int, int]]:
+def _mlp_share(spec: ModelSpec, tensor: int, layers: int) -> _Share:
+    if not layers:
+        return _Share([], 0.0)
+    split, whole = (_mlp_matrices(spec.hidden, spec.ffn // devices, spec.gated_mlp) for devices in (tensor, 1))
+    return _Share(
+        _linears(split, spec.mlp_precision, layers), _beside(whole, spec.dense_mlp_params, spec.mlp_precision, layers)
+    )
+
+
+def _expert_mlp(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> ExpertMlp | None:
+    if not layers:
+        return None
+    e = spec.experts
+    assert isinstance(e, Experts)
+    return ExpertMlp(
+        name="experts",
+        hidden=spec.hidden,
+        ffn=e.ffn // parallel.expert_tensor,
+        n_experts=e.n_experts,
+        per_token=e.per_token,
+        expert=parallel.expert,
+        precision=spec.expert_precision,
+        layers=layers,
+    )
+
+
+def _expert_share(spec: ModelSpec, parallel: ParallelConfig, experts: ExpertMlp | None) -> _Share:
+    """Router, shared experts, and the weights of the routed ones, which are no `Linear`."""
+    e, h = spec.experts, spec.hidden
+    if experts is None or e is None:
+        return _Share([], 0.0)
+    layers = experts.layers
+    linears = _linears([("router", e.n_experts, h)], spec.base_precision, layers)
+    other = layers * e.n_experts * e.router_bias * precision(spec.base_precision).weight_bytes
+    if e.shared_ffn:
+        # Shared experts split over the devices of an attention group, like a dense MLP.
+        width = -(-e.shared_ffn // parallel.tensor)
+        linears += _linears(_mlp_matrices(h, width, True, "shared"), spec.mlp_precision, layers)
+        other += layers * e.shared_gate * h * precision(spec.mlp_precision).weight_bytes
+    local = e.n_experts // parallel.expert
+    biases = (spec.expert_params - 3 * h * e.ffn) * precision(spec.expert_precision).weight_bytes
+    return _Share(linears, other + layers * local * (experts.expert_bytes + biases))
+
+
+def _ends_share(spec: ModelSpec, tensor: int, first: bool, last: bool) -> _Share:
+    """Embedding and head, with the norms beside them."""
+    shard, h = -(-spec.vocab // tensor), spec.hidden
+    base_bytes = precision(spec.base_precision).weight_bytes
+    linears: list[Linear] = []
+    other = 0.0
+    if first:
+        other += (shard + spec.position_rows) * h * base_bytes
+        other += (spec.extra_norms - 1) * spec.norm_params * base_bytes
+    if last:
+        other += (spec.norm_params + spec.lm_head_params) * base_bytes
+        if spec.lm_head:
+            head = Linear(name="lm_head", n=shard, k=h, precision=spec.base_precision, of_logits=True)
+            linears.append(head)
+            if spec.tied_embeddings and first:
+                other -= head.weight_bytes
+    return _Share(linears, other)
+
+
+def _attention_shapes(
+    spec: ModelSpec, tensor: int, kv_precision: str | None, count: _Layers
+) -> Iterator[AttentionShape]:
+    element = precision(kv_precision or spec.kv_precision or spec.base_precision).element_bytes
+    for layers, windowed in ((count.softmax - count.windowed, False), (count.windowed, True)):
+        if not layers:
+            continue
+        window = spec.window_tokens if windowed else None
+        if isinstance(spec.attention, Attention):
+            shape = _grouped(spec.attention, tensor, element, spec.base_precision)
+        else:
+            shape = _latent(spec.attention, tensor, element, spec.base_precision)
+        yield replace(shape, layers=layers, windowed=windowed, window_tokens=window)
+        if isinstance(spec.attention, LatentAttention) and spec.attention.index_topk:
+            yield _indexer(spec.attention, spec.index_bytes_per_layer(), spec.base_precision, layers)
+
+
+def _grouped(a: Attention, tensor: int, element_bytes: float, fmt: str) -> AttentionShape:
+    kv_heads = max(1, a.n_kv_heads // tensor)
+    return AttentionShape(
+        kind="gqa",
+        n_heads=a.n_heads // tensor,
+        n_kv_heads=kv_heads,
+        qk_dim=a.head_dim,
+        v_dim=a.head_dim,
+        kv_bytes=2 * kv_heads * a.head_dim * element_bytes,
+        precision=fmt,
+    )
+
+
+def _latent(a: LatentAttention, tensor: int, element_bytes: float, fmt: str) -> AttentionShape:
+    heads = a.n_heads // tensor
+    return AttentionShape(
+        kind="mla",
+        n_heads=heads,
+        n_kv_heads=1,
+        qk_dim=a.nope_dim + a.rope_dim,
+        v_dim=a.v_dim,
+        kv_bytes=(a.kv_lora_rank + a.rope_dim) * element_bytes,
+        precision=fmt,
+        latent_dim=a.kv_lora_rank,
+        rope_dim=a.rope_dim,
+        absorbed=bool(a.index_topk),
+        expand_flops=0.0 if a.index_topk else 2.0 * a.kv_lora_rank * heads * (a.nope_dim + a.v_dim),
+    )
+
+
+def _indexer(a: LatentAttention, token_bytes: float, fmt: str, layers: int) -> AttentionShape:
+    """Queries and keys only: the indexer scores every pair and mixes no values."""
+    return AttentionShape(
+        kind="indexer",
+        n_heads=a.index_heads,
+        n_kv_heads=1,
+        qk_dim=a.index_dim,
+        v_dim=0,
+        kv_bytes=token_bytes,
+        precision=fmt,
+        layers=layers,
+    )
+
+
+def _collectives_of_ends(spec: ModelSpec, tensor: int, first: bool, last: bool) -> Iterator[Collective]:
+    act = precision(spec.base_precision).element_bytes
+    if tensor == 1:
+        return
+    if first:
+        yield Collective(name="embedding", kind="all_reduce", bytes_per_row=spec.hidden * act, n=tensor)
+    if last and spec.lm_head:
+        yield Collective(name="logits", kind="all_gather", bytes_per_row=spec.vocab * act, n=tensor, of_logits=True)
+
+
+def _collectives_of_layers(spec: ModelSpec, parallel: ParallelConfig, count: _Layers) -> Iterator[Collective]:
+    t, row = parallel.tensor, spec.hidden * precision(spec.base_precision).element_bytes
+    if t > 1:
+        # One behind attention; one behind the MLP, where experts with data-parallel attention reduce otherwise.
+        after_mlp = count.all if parallel.data == 1 else count.dense
+        for name, layers in (("attention", count.all), ("mlp", after_mlp)):
+            if layers:
+                yield Collective(name=name, kind="all_reduce", bytes_per_row=row, n=t, layers=layers)
+    if parallel.data > 1 and count.moe and spec.experts is not None:
+        if parallel.expert > 1:
+            # Every token travels once to each of its experts, its row split over the devices of its attention group.
+            kind, sent = "all_to_all", min(spec.experts.per_token, parallel.expert) / t
+        else:
+            # Every device holds a slice of every expert and needs the rows of all groups; back it is a reduce-scatter.
+            kind, sent = "all_gather", parallel.data
+        for name in ("dispatch", "combine"):
+            yield Collective(name=name, kind=kind, bytes_per_row=row * sent, n=t * parallel.data, layers=count.moe)
+        if t > 1:
+            yield Collective(name="experts", kind="all_gather", bytes_per_row=row, n=t, layers=count.moe)
+
+
+def _elementwise(spec: ModelSpec, tensor: int, count: _Layers, first: bool) -> Iterator[Elementwise]:
+    a, h, norms = spec.attention, spec.hidden, spec.norms_per_layer
+    act = precision(spec.base_precision).element_bytes
+    # Each norm reads the residual and the update, and writes both sum and result.
+    yield Elementwise(name="norms", bytes_per_row=4.0 * h * act * norms, launches=norms, layers=count.all)
+    width = a.n_heads // tensor * (a.head_dim if isinstance(a, Attention) else a.v_dim)
+    yield Elementwise(name="rotary_and_cache", bytes_per_row=4.0 * width * act, launches=2, layers=count.all)
+    if count.dense:
+        passes = 3.0 if spec.gated_mlp else 2.0
+        yield Elementwise(
+            name="activation", bytes_per_row=passes * (spec.ffn // tensor) * act, launches=1, layers=count.dense
+        )
+    if first:
+        yield Elementwise(name="embedding", bytes_per_row=2.0 * h * act, launches=1)
+
+
+def _recurrence(spec: ModelSpec, tensor: int, layers: int) -> Recurrence | None:
+    s = spec.linear_attention
+    if not layers or s is None:
+        return None
+    cells = s.n_value_heads * s.key_dim * s.value_dim / tensor
+    # Delta rule: read with the key, write the outer product, read with the query (Yang et al., arXiv 2406.06484).
+    return Recurrence(flops_per_row=6.0 * cells * layers, bytes_per_sequence=2.0 * cells * s.state_bytes * layers)
+
+
+def _attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:
     a, h = spec.attention, spec.hidden
     heads = a.n_heads // tensor
     if isinstance(a, Attention):
@@ -175,7 +292,7 @@ def _attention_matrices(spec: ModelSpec, tensor: int) -> list[tuple[str, int, in
             ("qkv", width * (2 if a.output_gate else 1) + 2 * kv * a.head_dim, h),
             ("attention_out", h, width),
         ]
-    found: list[tuple[str, int, int]] = []
+    found: _Matrices = []
     query = heads * (a.nope_dim + a.rope_dim)
     if a.q_lora_rank:
         found += [("qkv_down", a.q_lora_rank + a.kv_lora_rank + a.rope_dim, h), ("q_up", query, a.q_lora_rank)]
@@ -190,7 +307,7 @@ def _attention_matrices(spec: ModelSpec, tensor: int) -> list[tuple[str, int, in
     return found
 
 
-def _linear_attention_matrices(spec: ModelSpec, tensor: int) -> list[tuple[str, int, int]]:
+def _linear_attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:
     a = spec.linear_attention
     assert a is not None
     keys, values = a.n_key_heads * a.key_dim, a.n_value_heads * a.value_dim
@@ -200,240 +317,8 @@ def _linear_attention_matrices(spec: ModelSpec, tensor: int) -> list[tuple[str, 
     ]
 
 
-def _mlp_matrices(hidden: int, ffn: int, gated: bool, prefix: str = "mlp") -> list[tuple[str, int, int]]:
+def _mlp_matrices(hidden: int, ffn: int, gated: bool, prefix: str = "mlp") -> _Matrices:
     return [
         (f"{prefix}_gate_up" if gated else f"{prefix}_up", ffn * (2 if gated else 1), hidden),
         (f"{prefix}_down", hidden, ffn),
     ]
-
-
-def _attention_shapes(
-    spec: ModelSpec, tensor: int, kv_precision: str, plain: int, windowed: int
-) -> list[AttentionShape]:
-    element = precision(kv_precision).element_bytes
-    a, found = spec.attention, []
-    for layers, is_window in ((plain, False), (windowed, True)):
-        if not layers:
-            continue
-        window = spec.window_tokens if is_window else None
-        if isinstance(a, Attention):
-            kv = max(1, a.n_kv_heads // tensor)
-            found.append(
-                AttentionShape(
-                    kind="gqa",
-                    n_heads=a.n_heads // tensor,
-                    n_kv_heads=kv,
-                    qk_dim=a.head_dim,
-                    v_dim=a.head_dim,
-                    kv_bytes=2 * kv * a.head_dim * element,
-                    precision=spec.base_precision,
-                    layers=layers,
-                    windowed=is_window,
-                    window_tokens=window,
-                )
-            )
-            continue
-        heads = a.n_heads // tensor
-        found.append(
-            AttentionShape(
-                kind="mla",
-                n_heads=heads,
-                n_kv_heads=1,
-                qk_dim=a.nope_dim + a.rope_dim,
-                v_dim=a.v_dim,
-                kv_bytes=(a.kv_lora_rank + a.rope_dim) * element,
-                precision=spec.base_precision,
-                layers=layers,
-                windowed=is_window,
-                window_tokens=window,
-                latent_dim=a.kv_lora_rank,
-                rope_dim=a.rope_dim,
-                absorbed=bool(a.index_topk),
-                expand_flops=0.0 if a.index_topk else 2.0 * a.kv_lora_rank * heads * (a.nope_dim + a.v_dim),
-            )
-        )
-        if a.index_topk:
-            # Queries and keys only: the indexer scores every pair and mixes no values.
-            found.append(
-                AttentionShape(
-                    kind="indexer",
-                    n_heads=a.index_heads,
-                    n_kv_heads=1,
-                    qk_dim=a.index_dim,
-                    v_dim=0,
-                    kv_bytes=spec.index_bytes_per_layer(),
-                    precision=spec.base_precision,
-                    layers=layers,
-                )
-            )
-    return found
-
-
-def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_precision: str | None = None) -> StageWork:
-    """The operations of one device of *stage*; ValueError where the model cannot be split so.
-
-    Vocabulary shards are rounded up, as engines pad them; key-value heads are replicated where tensor exceeds them.
-    """
-    parallel.check(spec)
-    if not 0 <= stage < parallel.pipeline:
-        raise ValueError(f"stage {stage} does not exist; there are {parallel.pipeline}")
-    layers = parallel.stage_layers(spec.n_layers)[stage]
-    t, h = parallel.tensor, spec.hidden
-    cache = kv_precision or spec.kv_precision or spec.base_precision
-    act = precision(spec.base_precision).element_bytes
-    n_linear = sum(spec.layer_is_linear[i] for i in layers)
-    n_windowed = sum(spec.layer_is_windowed[i] and not spec.layer_is_linear[i] for i in layers)
-    n_softmax = len(layers) - n_linear
-    n_moe = sum(spec.layer_is_moe[i] for i in layers)
-    n_dense = len(layers) - n_moe
-    first, last = stage == 0, stage == parallel.pipeline - 1
-
-    linears: list[Linear] = []
-    resident = 0.0
-
-    def add(matrices: list[tuple[str, int, int]], fmt: str, count: int) -> None:
-        linears.extend(
-            Linear(name=n, n=rows, k=cols, precision=fmt, layers=count) for n, rows, cols in matrices if count
-        )
-
-    add(_attention_matrices(spec, t), spec.attention_precision, n_softmax)
-    whole = sum(n * k for _, n, k in _attention_matrices(spec, 1))
-    resident += n_softmax * (spec.attention_params - whole) * precision(spec.attention_precision).weight_bytes
-    if n_linear:
-        add(_linear_attention_matrices(spec, t), spec.attention_precision, n_linear)
-        whole = sum(n * k for _, n, k in _linear_attention_matrices(spec, 1))
-        resident += n_linear * (spec.linear_attention_params - whole) * precision(spec.attention_precision).weight_bytes
-    if n_dense:
-        add(_mlp_matrices(h, spec.ffn // t, spec.gated_mlp), spec.mlp_precision, n_dense)
-        whole = sum(n * k for _, n, k in _mlp_matrices(h, spec.ffn, spec.gated_mlp))
-        resident += n_dense * (spec.dense_mlp_params - whole) * precision(spec.mlp_precision).weight_bytes
-    experts: ExpertMlp | None = None
-    base_bytes = precision(spec.base_precision).weight_bytes
-    if n_moe:
-        e = spec.experts
-        assert isinstance(e, Experts)
-        add([("router", e.n_experts, h)], spec.base_precision, n_moe)
-        resident += n_moe * e.n_experts * e.router_bias * base_bytes
-        if e.shared_ffn:
-            # Shared experts split over the devices of an attention group, like a dense MLP.
-            width = -(-e.shared_ffn // t)
-            add(_mlp_matrices(h, width, True, "shared"), spec.mlp_precision, n_moe)
-            resident += n_moe * e.shared_gate * h * precision(spec.mlp_precision).weight_bytes
-        experts = ExpertMlp(
-            name="experts",
-            hidden=h,
-            ffn=e.ffn // parallel.expert_tensor,
-            n_experts=e.n_experts,
-            per_token=e.per_token,
-            expert=parallel.expert,
-            precision=spec.expert_precision,
-            layers=n_moe,
-        )
-        local = e.n_experts // parallel.expert
-        small = spec.expert_params - 3 * h * e.ffn
-        resident += n_moe * local * (experts.expert_bytes + small * precision(spec.expert_precision).weight_bytes)
-    vocab_shard = -(-spec.vocab // t)
-    collectives: list[Collective] = []
-    if first:
-        resident += (vocab_shard + spec.position_rows) * h * base_bytes
-        resident += (spec.extra_norms - 1) * spec.norm_params * base_bytes
-        if t > 1:
-            collectives.append(Collective(name="embedding", kind="all_reduce", bytes_per_row=h * act, n=t))
-    if last:
-        resident += (spec.norm_params + spec.lm_head_params) * base_bytes
-        if spec.lm_head:
-            head = Linear(name="lm_head", n=vocab_shard, k=h, precision=spec.base_precision, of_logits=True)
-            linears.append(head)
-            if spec.tied_embeddings and first:
-                resident -= head.weight_bytes
-            if t > 1:
-                collectives.append(
-                    Collective(name="logits", kind="all_gather", bytes_per_row=spec.vocab * act, n=t, of_logits=True)
-                )
-    resident += len(layers) * spec.norms_per_layer * spec.norm_params * base_bytes
-    resident += sum(op.weight_bytes for op in linears)
-
-    if t > 1:
-        # One behind attention; one behind the MLP, where experts with data-parallel attention reduce otherwise.
-        after_mlp = len(layers) if parallel.data == 1 else n_dense
-        for name, count in (("attention", len(layers)), ("mlp", after_mlp)):
-            if count:
-                collectives.append(Collective(name=name, kind="all_reduce", bytes_per_row=h * act, n=t, layers=count))
-    if parallel.data > 1 and n_moe and spec.experts is not None:
-        group = parallel.tensor * parallel.data
-        if parallel.expert > 1:
-            # Every token travels once to each of its experts, its row split over the devices of its attention group.
-            kind, sent = "all_to_all", min(spec.experts.per_token, parallel.expert) / t
-        else:
-            # Every device holds a slice of every expert and needs the rows of all groups; back it is a reduce-scatter.
-            kind, sent = "all_gather", parallel.data
-        for name in ("dispatch", "combine"):
-            collectives.append(Collective(name=name, kind=kind, bytes_per_row=h * act * sent, n=group, layers=n_moe))
-        if t > 1:
-            collectives.append(Collective(name="experts", kind="all_gather", bytes_per_row=h * act, n=t, layers=n_moe))
-    q_width = (
-        spec.attention.n_heads
-        // t
-        * (spec.attention.head_dim if isinstance(spec.attention, Attention) else spec.attention.v_dim)
-    )
-    elementwise = [
-        # Each norm reads the residual and the update, and writes both sum and result.
-        Elementwise(
-            name="norms",
-            bytes_per_row=4.0 * h * act * spec.norms_per_layer,
-            launches=spec.norms_per_layer,
-            layers=len(layers),
-        ),
-        Elementwise(name="rotary_and_cache", bytes_per_row=4.0 * q_width * act, launches=2, layers=len(layers)),
-    ]
-    if n_dense:
-        width = spec.ffn // t
-        elementwise.append(
-            Elementwise(
-                name="activation",
-                bytes_per_row=(3.0 if spec.gated_mlp else 2.0) * width * act,
-                launches=1,
-                layers=n_dense,
-            )
-        )
-    if first:
-        elementwise.append(Elementwise(name="embedding", bytes_per_row=2.0 * h * act, launches=1))
-    recurrence = None
-    if n_linear and spec.linear_attention is not None:
-        s = spec.linear_attention
-        cells = s.n_value_heads * s.key_dim * s.value_dim / t
-        # Delta rule: read with the key, write the outer product, read with the query (Yang et al., arXiv 2406.06484).
-        recurrence = Recurrence(
-            flops_per_row=6.0 * cells * n_linear, bytes_per_sequence=2.0 * cells * s.state_bytes * n_linear
-        )
-    return StageWork(
-        linears=tuple(linears),
-        experts=experts,
-        attention=tuple(_attention_shapes(spec, t, cache, n_softmax - n_windowed, n_windowed)),
-        elementwise=tuple(elementwise),
-        collectives=tuple(collectives),
-        recurrence=recurrence,
-        resident_bytes=resident,
-    )
-
-
-def kv_bytes_per_token_per_device(
-    spec: ModelSpec, parallel: ParallelConfig, stage: int, kv_precision: str | None
-) -> float:
-    """Cached bytes of one token on one device of *stage*; data-parallel attention keeps a token on one group only."""
-    shapes = stage_work(spec, parallel, stage, kv_precision=kv_precision).attention
-    return sum(shape.kv_bytes * shape.layers for shape in shapes)
-
-
-__all__ = [
-    "AttentionShape",
-    "Collective",
-    "Elementwise",
-    "ExpertMlp",
-    "Linear",
-    "Recurrence",
-    "StageWork",
-    "expected_active_experts",
-    "kv_bytes_per_token_per_device",
-    "stage_work",
-]

@@ -23,14 +23,14 @@
 import numpy as np
 import pandas as pd
 
-from hwmodels.oneshot import load_oneshot
+from hwmodels.single_pass import load_single_pass
 from policies.placement import Cluster, PartitionSearch, SelectiveReplication
 from sim import plots
 from sim.placement import Serving, find, serve
 from workloads import Fixed, Gamma, multi_model
 
 N_MODELS, N_GPUS = 6, 8
-models = {f"m{i}": load_oneshot("bert-2.7b") for i in range(N_MODELS)}
+models = {f"m{i}": load_single_pass("bert-2.7b") for i in range(N_MODELS)}
 
 
 def traffic(rate_per_s, cv, seed):

@@ -20,6 +20,8 @@ def longest_blocks(view: ReplicaView, id_: int, drafted: int = 0) -> int:
 def unpromised_blocks(view: ReplicaView, drafted: int = 0) -> int:
     """Free KV blocks less those that admitted sequences may still take, in this micro-batch and in others. The same however far
     they have come, so that an answer that rests on it holds until somebody joins or ends."""
+    if view.promised_blocks >= 0:
+        return view.total_blocks - view.promised_blocks - view.leaving_blocks
     running = [seq for seq in view.running[:] if not seq.leaving]
     if view.elsewhere:
         # What sequences in flight hold is changing; what all may come to hold is not.

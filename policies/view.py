@@ -112,6 +112,11 @@ class ReplicaView:
     """Prefilling and decoding sequences, oldest admission first; built when looked at."""
     elsewhere: Sequence[int] = ()
     """Ids of those admitted to the model's other micro-batches."""
+    promised_blocks: int = -1
+    """KV blocks that all who are admitted, in every micro-batch, may come to hold by `policies.reserving.longest_blocks`, kept for
+    a scheduler that `reserves`; -1: to be worked out."""
+    leaving_blocks: int = 0
+    """KV blocks of those who are leaving (`n_leaving`)."""
     after_prefill: bool = False
     """Whether the iteration before this one computed prompt tokens."""
     price: StepPrice | None = None

@@ -57,6 +57,7 @@ class EvictNewest:
             free_blocks=free,
             growth_blocks=growth,
             running=tuple(seq for seq in view.running if seq.id not in gone),
+            promised_blocks=-1,
         )
         plan = self._plan_inner(rest)
         return plan._replace(preempt=(*evicted, *plan.preempt), hold=1)

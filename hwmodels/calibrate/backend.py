@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from hwmodels.calibrate import machine
+
 BACKENDS = ("torch", "jax", "numpy")
 DEVICES = ("cuda", "tpu", "cpu")
 # Bytes of one number in each format that a back end may be asked for.
@@ -100,6 +102,25 @@ class Facts:
     def identity(self) -> tuple[Any, ...]:
         """What must be equal for samples to belong together."""
         return (self.backend, self.backend_version, self.device, self.label, self.title, self.cores, self.clock)
+
+
+def cpu_facts(backend: str, version: str, dtypes: tuple[str, ...], threads: int, clock: str) -> Facts:
+    """Of this machine's processor, with *threads* of it."""
+    title = machine.cpu_title()
+    return Facts(
+        backend=backend,
+        backend_version=version.split("+")[0],
+        device="cpu",
+        label=machine.label_of(title),
+        title=title,
+        cores=threads,
+        memory_bytes=machine.memory_bytes(),
+        cache_bytes=machine.cache_bytes(),
+        clock=clock,
+        dtypes=dtypes,
+        clocks=machine.clock_mhz(),
+        libraries={backend: version},
+    )
 
 
 class Backend(Protocol):

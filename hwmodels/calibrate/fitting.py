@@ -144,7 +144,7 @@ def _note(facts: Facts, note: str) -> str:
 def residuals(folder: str | Path, profile: Profile) -> list[dict[str, Any]]:
     """Each timed shape beside its prediction: file, shape, measured_s, predicted_s, whether the scored fit saw it."""
     from hwmodels import measured
-    from hwmodels.fit import held_back_groups
+    from hwmodels.kernels.fitting import held_back_groups
 
     found: list[dict[str, Any]] = []
     for measurement in measured.read_folder(Path(folder) / "measured"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hwmodels.calibrate import machine
-from hwmodels.calibrate.backend import ELEMENTWISE, CalibrationError, Facts, Operation, OutOfMemory
+from hwmodels.calibrate.backend import ELEMENTWISE, CalibrationError, Operation, OutOfMemory, cpu_facts
 
 _POOL_CACHES = 4.0  # the pool of random numbers that operands are cut from, in last-level caches
 
@@ -35,21 +35,7 @@ class NumpyBackend:
     """Times numpy on *threads* threads of the CPU."""
 
     def __init__(self, threads: int, clock: str) -> None:
-        title = machine.cpu_title()
-        self.facts = Facts(
-            backend="numpy",
-            backend_version=np.__version__,
-            device="cpu",
-            label=machine.label_of(title),
-            title=title,
-            cores=threads,
-            memory_bytes=machine.memory_bytes(),
-            cache_bytes=machine.cache_bytes(),
-            clock=clock,
-            dtypes=("fp32",),
-            clocks=machine.clock_mhz(),
-            libraries={"numpy": np.__version__},
-        )
+        self.facts = cpu_facts("numpy", np.__version__, ("fp32",), threads, clock)
         self._now = machine.timer(clock)
         size = int(max(64 << 20, _POOL_CACHES * self.facts.cache_bytes) // 4)
         self._pool = np.random.default_rng(0).standard_normal(size, dtype=np.float32)

@@ -24,6 +24,7 @@ from hwmodels.calibrate.backend import (
     Facts,
     Operation,
     OutOfMemory,
+    cpu_facts,
 )
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -54,7 +55,11 @@ class TorchBackend:
     def __init__(self, device: str, threads: int, clock: str) -> None:
         self._device = device
         self._now = time.perf_counter if device == "cuda" else machine.timer(clock)
-        self.facts = _cuda_facts() if device == "cuda" else _cpu_facts(threads, clock)
+        self.facts = (
+            _cuda_facts()
+            if device == "cuda"
+            else cpu_facts("torch", torch.__version__, ("fp32", "bf16"), threads, clock)
+        )
         caches = 8.0 if device == "cuda" else 4.0
         self._pool_bytes = int(max(64 << 20, caches * self.facts.cache_bytes))
         self._pools: dict[str, Any] = {}
@@ -240,24 +245,6 @@ class TorchBackend:
             return x
 
         return block
-
-
-def _cpu_facts(threads: int, clock: str) -> Facts:
-    title = machine.cpu_title()
-    return Facts(
-        backend="torch",
-        backend_version=torch.__version__.split("+")[0],
-        device="cpu",
-        label=machine.label_of(title),
-        title=title,
-        cores=threads,
-        memory_bytes=machine.memory_bytes(),
-        cache_bytes=machine.cache_bytes(),
-        clock=clock,
-        dtypes=("fp32", "bf16"),
-        clocks=machine.clock_mhz(),
-        libraries={"torch": torch.__version__},
-    )
 
 
 def _cuda_facts() -> Facts:

@@ -1,8 +1,10 @@
 """Attention over a KV cache: prompt chunks, decode steps and both in one batch, from sums over the batch.
 
-Arguments are sums, so that the engine can price an iteration without walking its sequences, and arithmetic is limited
-to + - * /, square roots, minima and maxima: scalars and arrays give the same bits. Without `longest_kv` results do not
-fall when a sum grows.
+Each equation stands here once, as a form: shapes, parameters and datasheet folded into a function of an iteration's sums.
+The engine prices iterations with it, without walking their sequences; fits and validation call it through the `*_s`
+functions below. Its arithmetic is limited to + - * /, square roots, minima and maxima: scalars and arrays give the same
+bits. Forms write `smooth_max` out, since they are priced once an iteration and a call takes 60 ns of some 1,800. Without
+`longest_kv` results do not fall when a sum grows.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hwmodels.kernels.ops import ALONE, ARRAYS, SCALARS, DecodeForm, Ops, PrefillForm, Running, none_is_free
 from hwmodels.kernels.parameters import Datasheet, parameter, smooth_max
 
 _TILE = 128.0  # query rows of one thread block in FlashAttention's forward kernels
@@ -20,6 +23,9 @@ _SPLIT_FROM = 128.0  # cached tokens from which a decode splits the context over
 # A verify step of w query tokens re-uses each cached key w times; FlashAttention's decode tiles reach about half of the
 # tensor-core peak there (Dao et al., Flash-Decoding). No measurement at w > 1 backs a finer number.
 _VERIFY_EFFICIENCY = 0.5
+# Query heads of a group that one block takes; above, each head has its own. TensorRT-LLM's tables change kernels beyond
+# 32; the profiler of the Llama-70B tables called FlashAttention without packing.
+WIDEST_GROUP = {"trtllm": 32.0, "lssv": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,130 @@ class DecodeParams:
     overlap_loss: float = parameter(0.5, 0.0, 4.0, "0: memory and blocks overlap fully; 4: they add up")
 
 
+def prefill_form(
+    params: PrefillParams,
+    sheet: Datasheet,
+    *,
+    heads: Any,
+    kv_heads: Any,
+    head_dim: Any,
+    token_bytes: Any,
+    dtype: str = "bf16",
+    run: Running = ALONE,
+    longest_kv: Any = None,
+    resident: bool = False,
+) -> PrefillForm:
+    """Causal attention of prompt chunks: heads per device, `token_bytes` cached for a token in one layer.
+
+    `longest_kv` and `resident` as in `attention_prefill_s`.
+    """
+    tile_heads = kv_heads + params.unpacked * (heads - kv_heads)
+    pair_s = (4.0 * head_dim + params.softmax_flops) / (sheet.flops_per_s(dtype) * params.compute_efficiency)
+    by_pair, by_row = heads * pair_s, 0.5 * _TILE * heads * pair_s
+    by_kv = 0.5 * _TILE * params.padding * tile_heads * pair_s
+    row_blocks = heads / (_TILE * sheet.sm_count) * params.block_s
+    chunk_blocks = tile_heads / sheet.sm_count * params.block_s
+    first_block = params.block_s
+    stream = sheet.hbm_bytes_per_s * params.bandwidth_efficiency
+    row_bytes_s = 4.0 * head_dim * heads / stream
+    kv_bytes_s = token_bytes / stream
+    throttle, after, loss = params.throttle, params.throttle_after_s, params.overlap_loss
+    layers, launch, lost_s, window = run.layers, params.launch_s * run.start_share, run.pair_lost_s, run.window_tokens
+    last_s = 0.0 if longest_kv is None else (params.tail * _TILE * sheet.sm_count) * longest_kv * pair_s
+    alone = resident or longest_kv is not None
+
+    def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+        if window is not None:
+            kv = ops.minimum(kv, chunks * window + rows)
+        compute = pairs * by_pair + rows * by_row + kv * by_kv
+        compute = compute / (1.0 - throttle * compute / (compute + after))
+        memory = rows * row_bytes_s + kv * kv_bytes_s
+        if alone:
+            compute = smooth_max(compute, last_s, params.tail_overlap_loss)
+            memory = memory / _cache_speed(params, sheet, memory * stream, resident)
+        compute = compute + ops.maximum(0.0, rows * row_blocks + chunks * chunk_blocks - first_block)
+        gap = compute - memory
+        both = 0.5 * (compute + memory + ops.sqrt(gap * gap + loss * (compute * memory)))
+        return layers * (launch + both + pairs * lost_s)
+
+    return form
+
+
+def decode_form(
+    params: DecodeParams,
+    sheet: Datasheet,
+    *,
+    heads: Any,
+    kv_heads: Any,
+    head_dim: Any,
+    token_bytes: Any,
+    dtype: str = "bf16",
+    run: Running = ALONE,
+    widest_group: float = np.inf,
+    longest_kv: Any = None,
+    resident: bool = False,
+) -> DecodeForm:
+    """Attention of decode steps: heads per device, `token_bytes` cached for a token in one layer.
+
+    `widest_group`, `longest_kv` and `resident` as in `attention_decode_s`.
+    """
+    group = heads / kv_heads
+    where = (ARRAYS if isinstance(group * head_dim, np.ndarray) else SCALARS).where
+    packed = where(group > widest_group, 0.0, 1.0)
+    grouped = packed * where(group > 1.0, 1.0, 0.0)
+    readers = where(packed > 0.0, kv_heads, heads) * 1.0
+    width = where(packed > 0.0, group, 1.0)
+    stream = sheet.hbm_bytes_per_s * params.bandwidth_efficiency
+    by_kv = token_bytes / kv_heads * readers / stream
+    # Query tokens of all sequences together: the arithmetic of one is the share of the KV tokens each reads.
+    by_pair = 4.0 * head_dim * heads / (sheet.flops_per_s(dtype) * _VERIFY_EFFICIENCY)
+    narrow = head_dim / 128.0 - 1.0
+    grow = 1.0 + params.block_head_dim * where(narrow < -0.5, -0.5, narrow)
+    block = (params.block_s + grouped * params.block_group_s - params.block_rows_s / 64.0) * grow
+    row_block = params.block_rows_s / 64.0 * width * grow
+    per_seq = readers / sheet.sm_count
+    split = 1.0 if longest_kv is None else np.where(longest_kv > _SPLIT_FROM, 1.0, 0.0)
+    launch = (params.launch_s + params.combine_s * split) * run.start_share
+    several = params.regroup_s * run.start_share * grouped * where(kv_heads > 1, 1.0, 0.0)
+    ramp, ramp_tokens = params.ramp_s, params.ramp_tokens / readers
+    loss, layers = params.overlap_loss, run.layers
+    one_s = 0.0
+    if longest_kv is not None:
+        drawn = params.single_blocks + grouped * (params.group_blocks - params.single_blocks)
+        one_s = longest_kv * (token_bytes / kv_heads) * (sheet.sm_count / sheet.hbm_bytes_per_s) / drawn
+    alone = resident or longest_kv is not None
+
+    def of_batch(ops: Ops, seqs: Any, queries: Any) -> tuple[Any, Any, Any]:
+        """What does not depend on the KV tokens: seconds of each of them, of blocks, and of having several sequences."""
+        each = queries / seqs
+        return (
+            ops.maximum(by_kv, each * by_pair),
+            ops.maximum(0.0, seqs * per_seq - 1.0) * ops.maximum(0.0, block + each * row_block),
+            several * ops.minimum(1.0, ops.maximum(0.0, seqs - 1.0)),
+        )
+
+    known: dict[tuple[float, float], tuple[Any, Any, Any]] = {}
+
+    def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+        if ops is SCALARS:
+            batch = known.get((seqs, queries))
+            if batch is None:
+                batch = known[seqs, queries] = of_batch(ops, seqs, queries)
+        else:
+            batch = of_batch(ops, seqs, queries)
+        by_token, blocks, more = batch
+        if alone:
+            cached_s = by_kv / _cache_speed(params, sheet, kv * token_bytes, resident)
+            memory = ops.maximum(kv * ops.maximum(cached_s, queries / seqs * by_pair), one_s)
+        else:
+            memory = kv * by_token
+        gap = memory - blocks
+        both = 0.5 * (memory + blocks + ops.sqrt(gap * gap + loss * (memory * blocks)))
+        return layers * (launch + ramp * (kv / (kv + ramp_tokens)) + more + both)
+
+    return form
+
+
 def attention_prefill_s(
     params: PrefillParams,
     device: Datasheet,
@@ -84,22 +214,18 @@ def attention_prefill_s(
     `longest_kv`, the longest context of a chunk, adds the block that finishes last; without it the blocks are taken to
     balance. `resident` lets a small cache stay in L2, as in benchmarks that repeat one layer.
     """
-    per_pair_s = (4.0 * head_dim + params.softmax_flops) / (device.flops_per_s(dtype) * params.compute_efficiency)
-    tile_heads = kv_heads + params.unpacked * (heads - kv_heads)
-    padded = heads * (pairs + 0.5 * _TILE * rows) + (0.5 * _TILE * params.padding) * kv_tokens * tile_heads
-    compute_s = padded * per_pair_s
-    compute_s = compute_s / (1.0 - params.throttle * compute_s / (compute_s + params.throttle_after_s))
-    if longest_kv is not None:
-        last_s = (params.tail * _TILE * device.sm_count) * longest_kv * per_pair_s
-        compute_s = smooth_max(compute_s, last_s, params.tail_overlap_loss)
-    blocks_per_sm = (heads * rows * (1.0 / _TILE) + chunks * tile_heads) * (1.0 / device.sm_count)
-    start_s = np.maximum(0.0, blocks_per_sm - 1.0) * params.block_s
-    traffic = 4.0 * head_dim * rows * heads + 2.0 * kv_bytes * head_dim * kv_tokens * kv_heads
-    memory_s = traffic / (
-        device.hbm_bytes_per_s * params.bandwidth_efficiency * _cache(params, device, traffic, resident)
+    form = prefill_form(
+        params,
+        device,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        token_bytes=2.0 * kv_bytes * head_dim * kv_heads,
+        dtype=dtype,
+        longest_kv=longest_kv,
+        resident=resident,
     )
-    seconds = params.launch_s + smooth_max(compute_s + start_s, memory_s, params.overlap_loss)
-    return _none_is_free(seconds, rows)
+    return none_is_free(form(ARRAYS, rows, chunks, pairs, kv_tokens), rows)
 
 
 def attention_decode_s(
@@ -126,32 +252,20 @@ def attention_decode_s(
     split. Groups of query heads wider than `widest_group` fall back to a block per query head (TensorRT-LLM: 32).
     `resident` lets a small cache stay in L2, as in benchmarks that repeat one layer.
     """
-    group = heads / kv_heads
-    packed = np.where(group > widest_group, 0.0, 1.0)
-    grouped = packed * np.where(group > 1.0, 1.0, 0.0)
-    readers = packed * kv_heads + (1.0 - packed) * heads
-    footprint = 2.0 * kv_bytes * head_dim * kv_tokens * kv_heads
-    stream = device.hbm_bytes_per_s * params.bandwidth_efficiency * _cache(params, device, footprint, resident)
-    memory_s = 2.0 * kv_bytes * head_dim * kv_tokens * readers / stream
-    flops = 4.0 * head_dim * kv_tokens * heads * query_width
-    memory_s = np.maximum(memory_s, flops / (device.flops_per_s(dtype) * _VERIFY_EFFICIENCY))
-    split = 1.0
-    if longest_kv is not None:
-        alone = params.single_blocks + grouped * (params.group_blocks - params.single_blocks)
-        one_s = longest_kv * head_dim * (2.0 * kv_bytes * device.sm_count / device.hbm_bytes_per_s) / alone
-        memory_s = np.maximum(memory_s, one_s)
-        split = np.where(longest_kv > _SPLIT_FROM, 1.0, 0.0)
-    rows = (packed * group + (1.0 - packed)) * query_width
-    block_s = params.block_s + grouped * params.block_group_s
-    block_s = block_s + params.block_rows_s * (1.0 / 64.0) * (rows - 1.0)
-    block_s = block_s * (1.0 + params.block_head_dim * np.maximum(-0.5, head_dim * (1.0 / 128.0) - 1.0))
-    blocks_per_sm = seqs * readers * (1.0 / device.sm_count)
-    blocks_s = np.maximum(0.0, blocks_per_sm - 1.0) * block_s
-    work = kv_tokens * readers
-    fixed_s = params.launch_s + params.ramp_s * work / (work + params.ramp_tokens) + params.combine_s * split
-    several = np.where(seqs > 1, 1.0, 0.0) * np.where(kv_heads > 1, 1.0, 0.0)
-    fixed_s = fixed_s + params.regroup_s * grouped * several
-    return _none_is_free(fixed_s + smooth_max(memory_s, blocks_s, params.overlap_loss), seqs)
+    form = decode_form(
+        params,
+        device,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        token_bytes=2.0 * kv_bytes * head_dim * kv_heads,
+        dtype=dtype,
+        widest_group=widest_group,
+        longest_kv=longest_kv,
+        resident=resident,
+    )
+    some = np.where(np.asarray(seqs) > 0, seqs, 1)
+    return none_is_free(form(ARRAYS, some, some * query_width, kv_tokens), seqs)
 
 
 def attention_mixed_s(
@@ -164,19 +278,13 @@ def attention_mixed_s(
     kv_tokens: Any,
     seqs: Any,
     decode_kv_tokens: Any,
-    heads: Any,
-    kv_heads: Any,
-    head_dim: Any,
     query_width: Any = 1,
-    kv_bytes: float = 2.0,
-    longest_kv: Any = None,
-    resident: bool = False,
-    dtype: str = "bf16",
+    **shape: Any,
 ) -> Any:
     """Seconds of one variable-length kernel over prompt chunks and decodes together (FlashAttention in vLLM).
 
     There a decode is a chunk of `query_width` rows that wastes most of its tile, which is why a few decodes with long
-    contexts cost as much as prompt work; arguments as in the two functions above.
+    contexts cost as much as prompt work; *shape* and the sums as in the two functions above.
     """
     return attention_prefill_s(
         params,
@@ -185,23 +293,12 @@ def attention_mixed_s(
         rows=rows + seqs * query_width,
         pairs=pairs + decode_kv_tokens * query_width,
         kv_tokens=kv_tokens + decode_kv_tokens,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        kv_bytes=kv_bytes,
-        longest_kv=longest_kv,
-        resident=resident,
-        dtype=dtype,
+        **shape,
     )
 
 
-def _cache(params: PrefillParams | DecodeParams, device: Datasheet, footprint_bytes: Any, resident: bool) -> Any:
+def _cache_speed(params: PrefillParams | DecodeParams, sheet: Datasheet, footprint_bytes: Any, resident: bool) -> Any:
     if not resident:
         return 1.0
-    share = np.minimum(1.0, np.maximum(0.0, _CACHE_EDGE * (1.0 - footprint_bytes * (1.0 / device.l2_bytes))))
+    share = np.minimum(1.0, np.maximum(0.0, _CACHE_EDGE * (1.0 - footprint_bytes * (1.0 / sheet.l2_bytes))))
     return 1.0 + params.cache_gain * share
-
-
-def _none_is_free(seconds: Any, count: Any) -> Any:
-    seconds = np.where(np.asarray(count) > 0, seconds, 0.0)
-    return float(seconds) if seconds.ndim == 0 else seconds

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from hwmodels.kernels.ops import none_is_free
 from hwmodels.kernels.parameters import parameter
 
+NETWORK_BYTES_PER_S = 25e9  # a 200 Gb/s adapter: shares of a link between nodes refer to it
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
 
@@ -58,5 +60,4 @@ def collective_s(params: CollectiveParams, kind: str, message_bytes: Any, device
     mid = params.mid_extra_s + params.hop_mid_s * further + volume_s / params.bandwidth_mid
     high = params.high_extra_s + params.hop_high_s * further + volume_s / params.bandwidth_high
     seconds = np.maximum(params.host_s, params.start_s + np.minimum(low, np.minimum(mid, high)))
-    seconds = np.where((n > 1) & (size > 0), seconds, 0.0)
-    return float(seconds) if seconds.ndim == 0 else seconds
+    return none_is_free(seconds, (n > 1) & (size > 0))

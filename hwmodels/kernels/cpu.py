@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hwmodels.kernels.ops import ARRAYS, Ops, PrefillForm, none_is_free
 from hwmodels.kernels.parameters import Datasheet, parameter, smooth_max
 
 
@@ -71,9 +72,35 @@ def cpu_gemm_s(
     packed_s = smooth_max(compute_s, packing_s, params.overlap_loss) + activations_s
     vector_s = n * k * number_bytes / (stream * params.vector_efficiency)
     row_by_row_s = vector_s * (1.0 + params.vector_repeat * (m - 1.0))
-    seconds = params.launch_s + np.minimum(packed_s, row_by_row_s)
-    seconds = np.where(m > 0, seconds, 0.0)
-    return float(seconds) if seconds.ndim == 0 else seconds
+    return none_is_free(params.launch_s + np.minimum(packed_s, row_by_row_s), m)
+
+
+def attention_form(
+    params: CpuAttentionParams,
+    sheet: Datasheet,
+    *,
+    heads: Any,
+    head_dim: Any,
+    token_bytes: Any,
+    dtype: str = "fp32",
+    layers: int = 1,
+) -> PrefillForm:
+    """Causal attention: heads of the model, `token_bytes` cached for a token in one layer."""
+    pair_s = (4.0 * head_dim + params.softmax_flops) / (sheet.flops_per_s(dtype) * params.compute_efficiency)
+    pair_s = layers * heads * pair_s
+    kv_s = layers * token_bytes / (sheet.hbm_bytes_per_s * params.bandwidth_efficiency)
+    launch_s, block_s = layers * params.launch_s, layers * heads * params.block_s
+    # Half of the new square lies above the diagonal; (rows per sequence)^2 / 2 pairs of it for each sequence.
+    row_s, above, loss = layers * heads * params.row_s, 0.5 * params.masked_share, params.overlap_loss
+
+    def form(ops: Ops, rows: Any, sequences: Any, pairs: Any, kv: Any) -> Any:
+        compute_s = (pairs + above * rows * ops.maximum(0.0, rows / sequences - 1.0)) * pair_s
+        memory_s = kv * kv_s
+        gap = compute_s - memory_s
+        overlapped = 0.5 * (compute_s + memory_s + ops.sqrt(gap * gap + loss * (compute_s * memory_s)))
+        return launch_s + sequences * block_s + rows * row_s + overlapped
+
+    return form
 
 
 def cpu_attention_s(
@@ -95,15 +122,11 @@ def cpu_attention_s(
     `sequences` bring `rows` query tokens that see `pairs` keys in all, and read `kv_tokens` cached tokens. Arithmetic
     is + - * /, minima and square roots: scalars and arrays give the same bits, and no result falls as a sum grows.
     """
-    per_pair_s = (4.0 * head_dim + params.softmax_flops) / (device.flops_per_s(dtype) * params.compute_efficiency)
-    # Half of the new square lies above the diagonal; (rows per sequence)^2 / 2 pairs of it for each sequence.
-    above = 0.5 * params.masked_share * rows * (rows / np.maximum(sequences, 1.0) - 1.0)
-    compute_s = heads * (pairs + np.maximum(0.0, above)) * per_pair_s
-    memory_s = 2.0 * kv_bytes * head_dim * kv_heads * kv_tokens / (device.hbm_bytes_per_s * params.bandwidth_efficiency)
-    blocks_s = heads * (sequences * params.block_s + rows * params.row_s)
-    seconds = params.launch_s + blocks_s + smooth_max(compute_s, memory_s, params.overlap_loss)
-    seconds = np.where(np.asarray(rows) > 0, seconds, 0.0)
-    return float(seconds) if seconds.ndim == 0 else seconds
+    form = attention_form(
+        params, device, heads=heads, head_dim=head_dim, token_bytes=2.0 * kv_bytes * head_dim * kv_heads, dtype=dtype
+    )
+    some = np.where(np.asarray(sequences) > 0, sequences, 1)
+    return none_is_free(form(ARRAYS, rows, some, pairs, kv_tokens), rows)
 
 
 def host_s(params: HostParams, layers: Any) -> Any:

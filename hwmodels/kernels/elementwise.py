@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hwmodels.kernels.ops import none_is_free
 from hwmodels.kernels.parameters import Datasheet, parameter, smooth_max
 
 # Numbers read and written per row of `width` outputs: (per width, what it counts).
@@ -53,9 +54,12 @@ def elementwise_s(
         raise ValueError(f"op must be one of {', '.join(OPS)}; got {op!r}")
     numbers = _PASSES[op] + (np.asarray(gated, float) if op == "act" else 0.0)
     traffic = rows * (width * (numbers * bytes_per_number))
-    resident = np.maximum(0.0, 1.0 - traffic * (1.0 / device.l2_bytes))
-    stream = device.hbm_bytes_per_s * params.bandwidth_efficiency * (1.0 + params.cache_gain * resident)
     rows_s = rows * (params.row_s / device.sm_count)
-    seconds = params.launch_s + smooth_max(rows_s, traffic / stream, params.overlap_loss)
-    seconds = np.where(np.asarray(rows) > 0, seconds, 0.0)
-    return float(seconds) if seconds.ndim == 0 else seconds
+    seconds = params.launch_s + smooth_max(rows_s, streamed_s(params, device, traffic), params.overlap_loss)
+    return none_is_free(seconds, rows)
+
+
+def streamed_s(params: ElementwiseParams, device: Datasheet, traffic_bytes: Any) -> Any:
+    """Seconds of the bytes alone, without start and rows."""
+    resident = np.maximum(0.0, 1.0 - traffic_bytes * (1.0 / device.l2_bytes))
+    return traffic_bytes / (device.hbm_bytes_per_s * params.bandwidth_efficiency * (1.0 + params.cache_gain * resident))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,23 +70,65 @@ def moe_s(
     device: Datasheet,
     tokens: Any,
     *,
-    hidden_size: int,
-    inter_size: int,
-    topk: int,
-    experts: int,
-    tp: int = 1,
-    ep: int = 1,
-    distribution: str = "uniform",
+    hidden_size: Any,
+    inter_size: Any,
+    topk: Any,
+    experts: Any,
+    tp: Any = 1,
+    ep: Any = 1,
+    distribution: Any = "uniform",
+    gated: Any = True,
     dtype: str = "bf16",
     weight_bytes: float = 2.0,
-    gated: bool = True,
     experts_active: Any = None,
 ) -> Any:
     """Seconds of the routed experts of one layer on the busiest device of its group; the router comes apart.
 
     `tokens` of the whole expert-parallel group reach E / ep experts here, whose inner size is divided by `tp`.
-    `experts_active` overrides the expected number of experts awake on this device. Zero tokens cost nothing.
+    `experts_active` overrides the expected number of experts awake on this device. Zero tokens cost nothing. What
+    describes the layer is one value, or a column beside a column of tokens.
     """
+    layer = _Layer(hidden_size, inter_size, topk, experts, tp, ep, distribution, gated)
+    if not any(isinstance(value, np.ndarray) for value in layer):
+        return _one_layer_s(params, device, tokens, layer, dtype, weight_bytes, experts_active)
+    columns = [np.broadcast_to(np.asarray(value), np.shape(tokens)) for value in layer]
+    _, first, inverse = np.unique(
+        np.stack([column.astype(str) for column in columns]), axis=1, return_index=True, return_inverse=True
+    )
+    inverse = inverse.reshape(-1)
+    found = np.empty(len(tokens))
+    for group, at in enumerate(first):
+        mine = inverse == group
+        *sizes, routing, has_gate = (column[at] for column in columns)
+        one = _Layer(*(int(size) for size in sizes), distribution=str(routing), gated=bool(has_gate))
+        active = None if experts_active is None else experts_active[mine]
+        found[mine] = _one_layer_s(params, device, tokens[mine], one, dtype, weight_bytes, active)
+    return found
+
+
+class _Layer(NamedTuple):
+    """What describes the experts of one layer; arguments of `moe_s`."""
+
+    hidden_size: Any
+    inter_size: Any
+    topk: Any
+    experts: Any
+    tp: Any
+    ep: Any
+    distribution: Any
+    gated: Any
+
+
+def _one_layer_s(
+    params: MoeParams,
+    device: Datasheet,
+    tokens: Any,
+    layer: _Layer,
+    dtype: str,
+    weight_bytes: float,
+    experts_active: Any,
+) -> Any:
+    hidden_size, inter_size, topk, experts, tp, ep, distribution, gated = layer
     if experts % ep:
         raise ValueError(f"experts ({experts}) must divide by ep ({ep}); choose an ep that divides it")
     tokens = np.asarray(tokens, float)

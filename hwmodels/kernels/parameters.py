@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -18,14 +18,15 @@ def parameter(start: float, low: float, high: float, why: str) -> Any:
     return field(default=start, metadata={"low": low, "high": high, "why": why})
 
 
-def bounds(kind: type) -> dict[str, tuple[float, float, float]]:
+def bounds(kind: type[Any]) -> dict[str, tuple[float, float, float]]:
     """Name -> (start, low, high) of each parameter of a parameter dataclass."""
-    return {f.name: (f.default, f.metadata["low"], f.metadata["high"]) for f in _fields(kind)}  # pyright: ignore
+    return {f.name: (cast("float", f.default), f.metadata["low"], f.metadata["high"]) for f in _fields(kind)}
 
 
 def check_bounds(params: Any) -> None:
     """Raise ValueError when a parameter is not a finite number inside its bounds."""
-    for f in _fields(type(params)):
+    kind = cast("type[Any]", type(params))
+    for f in _fields(kind):
         value, low, high = getattr(params, f.name), f.metadata["low"], f.metadata["high"]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ValueError(f"{f.name} must be a finite number; got {value!r}")
@@ -49,8 +50,8 @@ def with_values(kind: type[P], values: Mapping[str, float]) -> P:
     return params
 
 
-def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
+def _fields(kind: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

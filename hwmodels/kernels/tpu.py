@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hwmodels.kernels.ops import ARRAYS, DecodeForm, Ops, PrefillForm, none_is_free
 from hwmodels.kernels.parameters import Datasheet, parameter, smooth_max
 
 
@@ -39,6 +40,7 @@ class TpuAttentionParams:
 
 
 _REFERENCE_WIDTH = 32.0 * 128.0  # query heads x head dimension of the measured model
+_REFERENCE_BYTES = 4096.0  # of a cached token there: keys and values of 2 bytes, 8 heads x 128
 
 
 def tpu_gemm_s(
@@ -58,31 +60,46 @@ def tpu_gemm_s(
     compute_s = flops / (device.flops_per_s(dtype) * params.compute_efficiency)
     traffic = n * k * weight_bytes + 2.0 * (m * k + m * n)
     memory_s = traffic / (device.hbm_bytes_per_s * params.bandwidth_efficiency)
-    seconds = np.where(m > 0, params.launch_s + smooth_max(compute_s, memory_s, params.overlap_loss), 0.0)
-    return float(seconds) if seconds.ndim == 0 else seconds
+    return none_is_free(params.launch_s + smooth_max(compute_s, memory_s, params.overlap_loss), m)
+
+
+def prefill_form(params: TpuAttentionParams, *, width: Any, layers: float = 1.0) -> PrefillForm:
+    """Prompt attention; `width` is that of all query heads."""
+    scale = width / _REFERENCE_WIDTH
+    by_pair, by_row = params.prefill_pair_s * scale, params.prefill_row_s * scale
+    by_kv, launch, loss = params.prefill_token_s * scale, params.prefill_launch_s, params.overlap_loss
+
+    def form(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+        x, y = pairs * by_pair, rows * by_row + kv * by_kv
+        gap = x - y
+        return layers * (launch + 0.5 * (x + y + ops.sqrt(gap * gap + loss * (x * y))))
+
+    return form
+
+
+def decode_form(params: TpuAttentionParams, *, token_bytes: Any, layers: float = 1.0) -> DecodeForm:
+    """Decode attention: its kernel walks the cache, so that its cost follows the cached bytes."""
+    by_kv = params.decode_token_s * token_bytes / _REFERENCE_BYTES
+    by_seq, launch = params.decode_seq_s, params.decode_launch_s
+
+    def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+        return layers * (launch + queries * by_seq + kv * (queries / seqs) * by_kv)
+
+    return form
 
 
 def tpu_decode_s(
     params: TpuAttentionParams, *, seqs: Any, kv_tokens: Any, kv_heads: Any = 8, head_dim: Any = 128
 ) -> Any:
-    """Seconds of decode attention over `seqs` sequences with `kv_tokens` cached tokens in all, one layer, one chip.
-
-    The per-token cost scales with KV heads x head dimension from the measured 8 x 128.
-    """
-    width = kv_heads * head_dim * (1.0 / 1024.0)
-    seconds = params.decode_launch_s + seqs * params.decode_seq_s + kv_tokens * (params.decode_token_s * width)
-    seconds = np.where(np.asarray(seqs) > 0, seconds, 0.0)
-    return float(seconds) if seconds.ndim == 0 else seconds
+    """Seconds of decode attention over `seqs` sequences with `kv_tokens` cached tokens in all, one layer, one chip."""
+    form = decode_form(params, token_bytes=4.0 * kv_heads * head_dim)
+    some = np.where(np.asarray(seqs) > 0, seqs, 1)
+    return none_is_free(form(ARRAYS, some, some, kv_tokens), seqs)
 
 
 def tpu_prefill_s(
     params: TpuAttentionParams, *, rows: Any, pairs: Any, kv_tokens: Any, heads: Any = 32, head_dim: Any = 128
 ) -> Any:
-    """Seconds of prompt attention; sums as in attention_prefill_s, scaled by query heads x head dimension."""
-    scale = heads * head_dim * (1.0 / _REFERENCE_WIDTH)
-    streaming = (rows * params.prefill_row_s + kv_tokens * params.prefill_token_s) * scale
-    seconds = params.prefill_launch_s + smooth_max(
-        pairs * (params.prefill_pair_s * scale), streaming, params.overlap_loss
-    )
-    seconds = np.where(np.asarray(rows) > 0, seconds, 0.0)
-    return float(seconds) if seconds.ndim == 0 else seconds
+    """Seconds of prompt attention; sums as in attention_prefill_s."""
+    form = prefill_form(params, width=heads * head_dim)
+    return none_is_free(form(ARRAYS, rows, 1, pairs, kv_tokens), rows)

@@ -40,16 +40,18 @@ class Ahead:
         self.seen_ns = ALWAYS_NS
         queue.hidden = self._came_later(seen_ns)
         view.waiting = queue if queue else ()
-        view.n_leaving = 0
+        view.n_leaving = view.leaving_blocks = 0
         if seen_ns == ALWAYS_NS:
             lane.forget_the_leaving()
-        for _, blocks, growth_blocks, steps_on in lane.leaving.values():
+        for _, blocks, growth_blocks, steps_on, promised in lane.leaving.values():
             view.free_blocks -= blocks
             if steps_on:
+                view.promised_blocks += promised
                 view.n_decoding += 1
                 view.growth_blocks += growth_blocks
             else:
                 view.n_leaving += 1
+                view.leaving_blocks += blocks
         return queue.hidden > 0 or bool(lane.leaving)
 
     def reset(self) -> None:

@@ -54,6 +54,8 @@ class Ended(NamedTuple):
     """That its next step would have taken."""
     steps_on: bool
     """It was not known to end, and takes one step more, whose tokens are dropped."""
+    promised_blocks: int
+    """That it might have come to hold, where the scheduler reserves."""
 
 
 class Lane:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from policies.view import ALWAYS_NS, RunningSeq, WaitingSeq, plans_ahead, takes_by_chunk
+from policies.view import ALWAYS_NS, RunningSeq, WaitingSeq, plans_ahead, reserves, takes_by_chunk
 from sim.engine.ahead import Ahead
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.columns import ABORTED, FINISHED, UNFINISHED, Recorder
@@ -17,6 +17,7 @@ from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.kv import KvPool, OutOfBlocks
 from sim.engine.lane import Ended, Lane, Paused
+from sim.engine.promises import Promises
 from sim.engine.requests import RequestState
 from sim.engine.running import Departure
 
@@ -69,6 +70,7 @@ class Sequences:
         drafted = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
         self.ahead = Ahead() if alone and plans_ahead(spec.scheduler) else None
         self._most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
+        self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self._most_beyond)
 
     def refusal(self, id_: int) -> str | None:
         """Why a request can never be served here; None where it can."""
@@ -109,6 +111,7 @@ class Sequences:
             raise PolicyError(f"{self._scheduler!r} preempted request {id_}, which is not running here")
         del lane.admitted[id_]
         self.n_admitted -= 1
+        self.promises.end(id_)
         return found
 
     @property
@@ -120,7 +123,7 @@ class Sequences:
         """An admitted sequence as policies see it."""
         leaving = False
         if id_ in lane.leaving:
-            cached, blocks, growth, steps_on = lane.leaving[id_]
+            cached, blocks, growth, steps_on, _ = lane.leaving[id_]
             leaving = not steps_on
         elif id_ in lane.decoding:
             cached, blocks = lane.decoding.state_of(id_)
@@ -234,6 +237,7 @@ class Sequences:
             seq = found
         lane.admitted[id_] = None
         self.n_admitted += 1
+        self.promises.make(id_)
         self.n_changes += 1
         if self.state.scheduled[id_] < 0:
             self.state.scheduled[id_] = now_ns
@@ -317,14 +321,16 @@ class Sequences:
             # Its last iteration had been planned before its client went.
             del lane.admitted[id_]
             self.n_admitted -= 1
+            self.promises.end(id_)
             self.n_changes += 1
             self.state.status[id_] = ABORTED
             return
+        promised = self.promises.end(id_)
         if self.ahead is not None:
             # One token at least comes of every iteration: who has that many to go to its limit is known to end.
             known = self.state.max_tokens[id_] - self.state.output[id_] + emitted_last <= 1
             growth = max(self.kv.held(slots_before + lane.decoding.query_tokens) - blocks, 0)
-            lane.leaving[id_] = Ended(cached, blocks, growth, not known)
+            lane.leaving[id_] = Ended(cached, blocks, growth, not known, promised)
         else:
             del lane.admitted[id_]
         self.n_admitted -= 1
@@ -353,6 +359,7 @@ class Sequences:
             self.ahead.reset()
         self.given_up.clear()
         self.n_admitted = self.n_computed = 0
+        self.promises.reset()
         self.kv.give(self.kv.used)
         return ids
 

@@ -152,6 +152,7 @@ class Tenant:
         view.growth_blocks = growth_of_all
         view.now_ns = ticks >> TICK_BITS
         view.after_prefill = bool(lane.run)
+        view.promised_blocks = sequences.promises.blocks
         unknown = self._ahead is not None and self._ahead.hide(lane, self._queue_view)
         plan = self._plan(view)
         if not isinstance(plan, Plan):

@@ -79,13 +79,13 @@ class GenerativeServing(Serving):
         for name, model in self.models.items():
             if not isinstance(model, GenerativeModel):
                 raise ValueError(
-                    f"{name} has measured one-shot latencies only and cannot share a group with models that generate; "
+                    f"{name} has measured single-pass latencies only and cannot share a group with models that generate; "
                     "take a model of the catalogue (rooftrace models)"
                 )
         if self.batch_sizes != (1,):
-            raise ValueError("batch_sizes are for one-shot models; generative models are batched by their scheduler")
+            raise ValueError("batch_sizes are for single-pass models; generative models are batched by their scheduler")
         if self.stage_overhead or self.overhead_s:
-            raise ValueError("overhead_s and stage_overhead are of the one-shot engine; set both to 0 here")
+            raise ValueError("overhead_s and stage_overhead are of the single-pass engine; set both to 0 here")
 
     def workload(self, trace: Trace) -> Trace:
         """*trace* with its models in the order of this cluster's, and a deadline for each request."""

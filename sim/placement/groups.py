@@ -1,4 +1,4 @@
-"""Many models on one cluster: groups of devices whose pipeline stages several one-shot models take turns on.
+"""Many models on one cluster: groups of devices whose pipeline stages several single-pass models take turns on.
 
 The rules are those of AlpaServe's simulator (Li et al., OSDI 2023; artifact alpa-projects/mms):
 
@@ -31,7 +31,7 @@ from workloads import Trace
 IntArray = NDArray[np.int64]
 
 _ENOUGH = 1 << 40
-"""KV blocks, and micro-batches in flight: one-shot models are limited by neither."""
+"""KV blocks, and micro-batches in flight: single-pass models are limited by neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class GroupSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupExperiment:
-    """A workload of one-shot models and the groups that serve it."""
+    """A workload of single-pass models and the groups that serve it."""
 
     workload: Trace
     groups: tuple[GroupSpec, ...]
@@ -82,7 +82,7 @@ class GroupExperiment:
                 raise ValueError(f"group {index}: stage_ns needs one row for each of the {len(sizes)} batch sizes")
         if self.workload.output_tokens.any():
             raise ValueError(
-                "groups serve one-shot models, whose requests have output_tokens 0; this workload asks for tokens: "
+                "groups serve single-pass models, whose requests have output_tokens 0; this workload asks for tokens: "
                 "give it output_tokens 0, or serve generative models with replicas (rooftrace run)"
             )
 

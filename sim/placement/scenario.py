@@ -18,7 +18,7 @@ from sim.scenario.yaml import parse_yaml
 from sim.text import shown
 
 if TYPE_CHECKING:
-    from hwmodels.oneshot import OneShot
+    from hwmodels.single_pass import SinglePass
     from policies.placement import PlacementSearch
     from sim.placement.serving import Serving
     from workloads import Trace
@@ -198,9 +198,9 @@ class PlaceScenario:
         return cls.from_mapping(found, source=str(file), folder=file.parent)
 
     @functools.cached_property
-    def models(self) -> dict[str, OneShot]:
+    def models(self) -> dict[str, SinglePass]:
         """Instances by name: 'bert-1.3b', or 'bert-1.3b#0', 'bert-1.3b#1', ... where there are copies."""
-        found: dict[str, OneShot] = {}
+        found: dict[str, SinglePass] = {}
         for hosted in self.settings.models:
             model = self._model(hosted)
             for copy in range(hosted.copies):
@@ -210,24 +210,27 @@ class PlaceScenario:
                 found[name] = model
         return found
 
-    def _model(self, hosted: Hosted) -> OneShot:
-        from hwmodels.device import load_device
+    def _model(self, hosted: Hosted) -> SinglePass:
+        from hwmodels.hardware import load_hardware
         from hwmodels.model import load_model
-        from hwmodels.oneshot import CatalogueModel, oneshot_catalogue
+        from hwmodels.single_pass import CatalogueModel, single_pass_catalogue
 
-        if hosted.model in oneshot_catalogue():
+        if hosted.model in single_pass_catalogue():
             if self._generates:
                 raise ScenarioError(
-                    f"{self.source}: models: {hosted.model} has measured one-shot latencies only and cannot share a "
+                    f"{self.source}: models: {hosted.model} has measured single-pass latencies only and cannot share a "
                     "cluster with models that generate; take a model of the catalogue (rooftrace models)"
                 )
             if hosted.prompt_tokens != 2048:
                 raise ScenarioError(
                     f"{self.source}: models: {hosted.model} is measured at 2048 prompt tokens; leave prompt_tokens out"
                 )
-            return oneshot_catalogue()[hosted.model]
+            return single_pass_catalogue()[hosted.model]
         try:
-            spec, device = load_model(self._find(hosted.model)), load_device(self._find(self.settings.cluster.hardware))
+            spec, device = (
+                load_model(self._find(hosted.model)),
+                load_hardware(self._find(self.settings.cluster.hardware)),
+            )
             if self._generates:
                 from sim.placement.generative import GenerativeModel
 
@@ -242,7 +245,7 @@ class PlaceScenario:
                 )
             return CatalogueModel(name=hosted.model, spec=spec, device=device, tokens=hosted.prompt_tokens)
         except ValueError as error:
-            table = ", ".join(oneshot_catalogue())
+            table = ", ".join(single_pass_catalogue())
             raise ScenarioError(f"{self.source}: models: {error}; models of AlpaServe's table are {table}") from error
 
     @property
@@ -272,7 +275,7 @@ class PlaceScenario:
 
         cluster, serving = self.settings.cluster, self.settings.serving
         kind = GenerativeServing if self._generates else Serving
-        # The artifact's overheads were measured with one-shot models and are no default for others.
+        # The artifact's overheads were measured with single-pass models and are no default for others.
         overheads: dict[str, Any] = {"overhead_s": serving.overhead_s, "stage_overhead": serving.stage_overhead}
         if self._generates:
             overheads = {key: value if key in serving.model_fields_set else 0.0 for key, value in overheads.items()}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.oneshot import OneShot
+from hwmodels.single_pass import SinglePass
 from policies.placement import Cluster, Group, ModelView, Placement, Score, check
 from sim.placement.groups import GroupColumns, GroupExperiment, GroupSpec, run_groups
 from workloads import Trace
@@ -26,7 +26,7 @@ ARTIFACT_STAGE_OVERHEAD = 0.009
 class _DeviceBytes(Mapping[tuple[int, int], float]):
     """Weights of one model by shape, worked out when first asked for."""
 
-    def __init__(self, model: OneShot, n_devices: int) -> None:
+    def __init__(self, model: SinglePass, n_devices: int) -> None:
         self._model, self._n_devices = model, n_devices
         self._known: dict[tuple[int, int], float | None] = {}
 
@@ -61,7 +61,7 @@ class Serving:
     """A cluster, the models that it may host, and how requests are served."""
 
     cluster: Cluster
-    models: Mapping[str, OneShot]
+    models: Mapping[str, SinglePass]
     """Instances by name, in the order of a placement's rows; several may be the same model."""
     slo_scale: float | None = 5.0
     """Deadline of a request over its model's single-device latency; None: no deadlines."""

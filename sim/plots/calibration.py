@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hwmodels.profiles import Profile
+from hwmodels.roofline import roof_flops_per_s
 from sim.plots.style import OKABE_ITO, dress, save, sheet
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def draw_roofline(profile: Profile, samples: Sequence[Sample], path: Path) -> No
     x = np.geomspace(low, high, 200)
     for dtype, peak in peaks.peak_flops_per_s.items():
         if any(name.endswith(f" {dtype}") for name in points):
-            y = np.minimum(peak, x * peaks.hbm_bytes_per_s)
+            y = roof_flops_per_s(x, peak, peaks.hbm_bytes_per_s)
             ax.plot(x, y / 1e9, color="black", linewidth=1.2)
             ax.annotate(f"{dtype}: {peak / 1e9:,.0f} GFLOP/s", (x[-1], peak / 1e9), xytext=(0, 4),
                         textcoords="offset points", ha="right", fontsize=8)  # fmt: skip

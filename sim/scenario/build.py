@@ -88,7 +88,7 @@ def resolve(scenario: Scenario) -> Built:
         router=router,
         seed=scenario.seed,
         stream=_stream(scenario, pools),
-        **_front_end(scenario, built),
+        **_front_end(scenario, pools),
     )
     manifest = _manifest(scenario, pools, built, experiment)
     chosen = {
@@ -168,7 +168,7 @@ def _original(scenario: Scenario, model: str) -> str:
 
 def _placed(scenario: Scenario) -> list[PoolOf]:
     """A pool of one machine for each group of the placement that hosts anything."""
-    from hwmodels.oneshot import oneshot_catalogue
+    from hwmodels.single_pass import single_pass_catalogue
     from sim.scenario.placement_file import placed_groups
 
     assert scenario.placement is not None
@@ -179,10 +179,10 @@ def _placed(scenario: Scenario) -> list[PoolOf]:
         groups = placed_groups(file)
         pools: dict[str, Any] = {}
         for number, group in enumerate(groups):
-            table = [model for model in group.models if _original(scenario, model) in oneshot_catalogue()]
+            table = [model for model in group.models if _original(scenario, model) in single_pass_catalogue()]
             if table:
                 raise ScenarioError(
-                    f"placement: {file} hosts {table[0]}, of which only a table of one-shot latencies is known; run replays "
+                    f"placement: {file} hosts {table[0]}, of which only a table of single-pass latencies is known; run replays "
                     "placements of catalogue models (rooftrace models), and rooftrace place scores this one"
                 )
             if group.models:
@@ -257,23 +257,17 @@ def _stream(scenario: Scenario, pools: Sequence[PoolOf]) -> Stream:
     return Stream(scenario.stream_interval, rules[0])
 
 
-def _front_end(scenario: Scenario, built: list[list[_Hosted]]) -> dict[str, Any]:
+def _front_end(scenario: Scenario, pools: list[PoolOf]) -> dict[str, Any]:
     """The delays before the router, which stands in front of all pools."""
-    from hwmodels.calibrated import overheads_of
-
-    found = {
-        (overheads.admission_s, overheads.admission_s_per_token)
-        for hosted in built
-        for overheads in (overheads_of(each.spec.cost) for each in hosted)  # type: ignore[arg-type]
-    }
+    found = {deployment.front_end for pool in pools for deployment in pool.deployments}
     if len(found) > 1:
         delays = ", ".join(f"{first * 1e3:g} ms and {each * 1e6:g} us a token" for first, each in sorted(found))
         raise ScenarioError(
             f"{scenario.source}: pools: the serving stacks' front ends take different times ({delays}), and one router with "
             "several front ends is not modelled; give all pools one serving_stack and cost_model"
         )
-    ((admission_s, per_token_s),) = found
-    return {"admission_s": admission_s, "admission_s_per_token": per_token_s}
+    (front_end,) = found
+    return front_end._asdict()
 
 
 def _build_pool(pool: PoolOf, workload: Trace | ClosedLoop, rows: Mapping[str, int]) -> list[_Hosted]:
@@ -448,18 +442,29 @@ def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict
     return {"lookahead_tokens": decoding.decoding.max_query_tokens - 1, "draft_slots": int(method == "draft_model")}
 
 
+_PLANNED_AS_IT_IS = "micro-batches of a pipeline are planned while others run as it is"
+
+
 def _as_the_engine(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
     """Settings by their dotted keys that the engine whose scheduler is asked for chooses by itself, where they are left out."""
     from hwmodels.memory import engine_defaults
 
     method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
     synchronous = None
+    pipelined = scenario.parallel.pipeline > 1 or (scenario.micro_batches or 1) > 1
     if method not in ("autoregressive", *_DRAFT_HAS_KV):
         synchronous = f"vLLM does not schedule asynchronously with {method}"
-    elif scenario.parallel.pipeline > 1 or (scenario.micro_batches or 1) > 1:
-        synchronous = "micro-batches of a pipeline are planned while others run as it is"
+    elif pipelined:
+        synchronous = _PLANNED_AS_IT_IS
     found: dict[str, Any] = {}
     for at, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
+        if settings.get("policy") == "trtllm" and pipelined:
+            # Its loop for pipelines has no overlap (py_executor.py, `_executor_loop_pp`).
+            if settings.get("disable_overlap_scheduler") is False:
+                raise ScenarioError(
+                    f"{scenario.source}: {at}.disable_overlap_scheduler: {_PLANNED_AS_IT_IS}; leave it out"
+                )
+            found[f"{at}.disable_overlap_scheduler"] = True
         if settings.get("policy") != "vllm":
             continue
         if synchronous is not None:
@@ -564,8 +569,8 @@ def deployment_of(scenario: Scenario) -> Deployment:
 
 def _hardware(scenario: Scenario) -> tuple[Device, str | None]:
     """The device, and the path of the calibrated profile that the scenario names in its place."""
-    from hwmodels.device import load_device
-    from hwmodels.profiles import device_of, is_profile, load_profile
+    from hwmodels.hardware import load_hardware
+    from hwmodels.tables import is_profile
 
     file = scenario.find(scenario.hardware)
     if file is not None and is_profile(file):
@@ -574,17 +579,8 @@ def _hardware(scenario: Scenario) -> tuple[Device, str | None]:
                 f"{file} is a calibrated profile and cost_model asks for the datasheet; name the device, or leave "
                 "cost_model out"
             )
-        return device_of(load_profile(str(file))), str(file)
-    return load_device(file or scenario.hardware), None
-
-
-def _calibration(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
-    """What the manifest says of the times: profile, stack, and where both come from."""
-    if scenario.cost_model == "roofline":
-        return {"profile": "datasheet roofline: peaks of the datasheet, no calibration, no overheads"}
-    from hwmodels.calibrated import provenance
-
-    return provenance(deployment.cost)
+        return load_hardware(file), str(file)
+    return load_hardware(file or scenario.hardware), None
 
 
 def _manifest(
@@ -611,8 +607,8 @@ def _manifest(
         dict.fromkeys(
             note
             for pool in pools
-            for each, deployment in zip(pool.scenarios, pool.deployments, strict=True)
-            for note in (*deployment.model.notes, *_borrowed(each, deployment))
+            for deployment in pool.deployments
+            for note in (*deployment.model.notes, *_borrowed(deployment))
         )
     )
     notes += _unused(scenario)
@@ -698,7 +694,7 @@ def _pool_facts(pools: list[PoolOf], built: list[list[_Hosted]]) -> dict[str, An
 
 def _facts(pool: PoolOf, hosted: list[_Hosted], i: int) -> dict[str, Any]:
     """What the manifest says of a model on its machines."""
-    scenario, deployment, decoding = pool.scenarios[i], pool.deployments[i], hosted[i].decoding
+    deployment, decoding = pool.deployments[i], hosted[i].decoding
     model, device = deployment.model, deployment.device
     return {
         "model": {
@@ -711,7 +707,7 @@ def _facts(pool: PoolOf, hosted: list[_Hosted], i: int) -> dict[str, Any]:
         "hardware": {
             "name": device.name,
             "title": device.title,
-            **_calibration(scenario, deployment),
+            **deployment.provenance,
             "memory_bytes": device.memory_bytes,
             "hbm_bytes_per_s": device.hbm_bytes_per_s,
             "peak_flops_per_s": dict(device.peak_flops_per_s),
@@ -725,19 +721,18 @@ def _facts(pool: PoolOf, hosted: list[_Hosted], i: int) -> dict[str, Any]:
     }
 
 
-def _borrowed(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
+def _borrowed(deployment: Deployment) -> Iterator[str]:
     """Says so where another device's measurements stand in."""
-    if scenario.cost_model == "calibrated":
-        from hwmodels.calibrated import links_measured, profile_of
-
-        profile = profile_of(deployment.cost)
-        if deployment.parallel.n_devices > 1 and not links_measured(profile):
-            yield (
-                f"{deployment.device.name}'s links have not been measured: what crosses them is priced as rings at the "
-                "datasheet's bandwidth."
-            )
-        if profile.note.startswith("efficiencies"):
-            yield f"{deployment.device.name} has not been calibrated: {profile.note}."
+    profile = deployment.profile
+    if profile is None:
+        return
+    if deployment.parallel.n_devices > 1 and not profile.links_measured:
+        yield (
+            f"{deployment.device.name}'s links have not been measured: what crosses them is priced as rings at the "
+            "datasheet's bandwidth."
+        )
+    if profile.note.startswith("efficiencies"):
+        yield f"{deployment.device.name} has not been calibrated: {profile.note}."
 
 
 def _notes(workload: Trace | ClosedLoop, model: str) -> list[str]:

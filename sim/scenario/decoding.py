@@ -258,7 +258,7 @@ def build_decoding(
                 "kv_bytes_per_token_per_device": draft.kv_bytes_per_token_per_device,
             }
         else:
-            from hwmodels.draft import ShareOfTarget, StepTime
+            from hwmodels.latency_models import ShareOfTarget, StepTime
 
             if settings.draft.cost_ratio is not None:
                 draft_cost = ShareOfTarget(target.cost, settings.draft.cost_ratio)
@@ -303,7 +303,6 @@ def build_decoding(
 
 
 def _draft_deployment(settings: Draft, target: Deployment, find: Callable[[str], Path | None]) -> Deployment:
-    from hwmodels.calibrated import factory_of
     from hwmodels.deployment import deploy
     from hwmodels.model import load_model
 
@@ -335,7 +334,7 @@ def _draft_deployment(settings: Draft, target: Deployment, find: Callable[[str],
             hardware=target.device,
             parallel={"tensor": tensor},
             kv_precision=target.kv_precision,
-            cost=factory_of(target.cost),
+            cost=target.made_by,
         )
     except ValueError as error:
         raise ValueError(f"decoding.draft: {error}") from None

@@ -61,10 +61,10 @@ def with_costs(table: pd.DataFrame, base: Scenario) -> pd.DataFrame:
 
 
 def _device(base: Scenario, name: str) -> Any:
-    from hwmodels.device import load_device
+    from hwmodels.hardware import load_hardware
 
     try:
-        return load_device(base.find(name) or name)
+        return load_hardware(base.find(name) or name)
     except ValueError as error:
         raise RooftraceError(str(error)) from None
 

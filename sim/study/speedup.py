@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.cost import CostModel, Work
-from hwmodels.draft import LinearTime, StepTime
+from hwmodels.latency_models import LinearTime, StepTime
 from hwmodels.totals import Totals
 from policies.acceptance import Acceptance, Iid, MeanLength
 from policies.decoding import DraftStatistics, Speculative, statistics_of_counts

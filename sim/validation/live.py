@@ -180,7 +180,6 @@ def run_live(settings: LiveSettings, *, report: Callable[[str], None] = lambda _
 class _Runner:
     def __init__(self, torch: Any, profile: Profile, settings: LiveSettings) -> None:
         from hwmodels.calibrate import machine
-        from hwmodels.cpu import is_cpu
 
         self.torch, self.profile, self.settings = torch, profile, settings
         own = profile.calibration
@@ -188,7 +187,7 @@ class _Runner:
             raise RooftraceError(
                 f"{settings.profile} was not taken on this machine; take a profile with rooftrace calibrate first"
             )
-        device = "cpu" if is_cpu(profile) else "cuda"
+        device = "cpu" if profile.kind == "cpu" else "cuda"
         if settings.device not in ("auto", device):
             raise RooftraceError(
                 f"{settings.profile} is of a {device}, but --device is {settings.device}; calibrate that device"

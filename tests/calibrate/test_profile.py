@@ -13,7 +13,7 @@ from hwmodels.calibrate.grid import grid, shapes_of
 from hwmodels.calibrate.samples import Log
 from hwmodels.calibrate.session import collect
 from hwmodels.cpu import cpu_cost
-from hwmodels.device import load_device
+from hwmodels.hardware import load_hardware
 from hwmodels.kernels.cpu import CpuGemmParams, HostParams
 from hwmodels.model import load_model
 from hwmodels.parallel import ParallelConfig
@@ -98,7 +98,7 @@ def test_a_profile_works_as_the_hardware_of_a_scenario(profile: Path, tmp_path: 
 
 
 def test_the_device_of_a_profile_has_the_peaks_of_its_samples(profile: Path) -> None:
-    device = load_device(profile)
+    device = load_hardware(profile)
     assert device.title == "A CPU that does not exist"
     assert device.peak("fp32") == DATASHEET.peak_flops_per_s["fp32"]
 

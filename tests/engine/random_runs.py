@@ -10,11 +10,12 @@ import numpy as np
 
 from policies.acceptance import BetaAlpha, Iid, PerPosition
 from policies.decoding import Speculative
-from policies.published import FasterTransformer, OrcaPaged, Static
+from policies.published import FasterTransformer, Orca, OrcaPaged, Static
 from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Random, RoundRobin
 from policies.sarathi import ChunkedOnly, DecodeMaximal
 from policies.schedulers import Sarathi
-from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler
+from policies.trtllm import TrtLlm
+from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler, evicts
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
@@ -100,13 +101,29 @@ def a_scheduler(rng: random.Random) -> Scheduler:
             FasterTransformer(rng.randrange(1, 6)),
             FewestFirst(rng.randrange(1, 4)),
             *[a_vllm(rng) for _ in range(3)],
+            Orca(rng.randrange(1, 12)),
+            a_trtllm(rng),
         ]
     )
     if not isinstance(inner, (FasterTransformer, Static, FewestFirst)) and rng.random() < 0.2:
         inner = OnTheHour(inner, rng.choice([10**6, 7 * 10**6, 10**8]))
     if rng.random() < 0.3:
         inner = Impatient(inner)
-    return inner if isinstance(inner, Vllm) and rng.random() < 0.8 else EvictNewest(inner)
+    return inner if isinstance(inner, (Vllm, TrtLlm)) and evicts(inner) and rng.random() < 0.8 else EvictNewest(inner)
+
+
+def a_trtllm(rng: random.Random) -> TrtLlm:
+    chunked = rng.random() < 0.6
+    return TrtLlm(
+        max_batch_size=rng.choice([1, 4, 12]),
+        max_num_tokens=rng.randrange(20, 100) if chunked else 200,
+        capacity_scheduler_policy=rng.choice(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]),
+        enable_chunked_prefill=chunked,
+        context_chunking_policy=rng.choice(["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"]),
+        batch_wait_timeout_iters=rng.choice([0, 0, 3]),
+        batch_wait_max_tokens_ratio=0.6,
+        disable_overlap_scheduler=rng.random() < 0.5,
+    )
 
 
 def a_vllm(rng: random.Random) -> Vllm:

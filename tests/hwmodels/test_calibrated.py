@@ -9,16 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hwmodels.calibrated import Calibrated, StackKernels, factory_of, overheads_of, profile_of, provenance
-from hwmodels.deployment import deploy
+from hwmodels.calibrated import Calibrated
+from hwmodels.deployment import FrontEnd, deploy
 from hwmodels.device import load_device
+from hwmodels.gpu import GpuKernels
 from hwmodels.kernels.attention import attention_decode_s, attention_prefill_s
+from hwmodels.kernels.families import MLA_DECODE, MLA_PREFILL
+from hwmodels.kernels.fitting import errors
+from hwmodels.kernels.ops import SCALARS
+from hwmodels.measured import read
 from hwmodels.model import load_model
+from hwmodels.operations import AttentionShape
 from hwmodels.overheads import Overheads, serving_stack, serving_stacks
 from hwmodels.parallel import ParallelConfig
+from hwmodels.profiles import load_profile
 from hwmodels.roofline import Roofline
 from hwmodels.totals import Totals
-from tests.hwmodels.test_roofline import totals
+from tests.hwmodels.test_roofline import assert_time_does_not_fall, totals
 
 DEPLOYMENTS = {
     "dense": ("llama-3.1-8b", "h100-sxm", {}, None, "vllm"),
@@ -35,14 +42,12 @@ DEPLOYMENTS = {
 }
 
 
-def cost_of(name):
+def deployed(name):
     model, device, degrees, precision, stack = DEPLOYMENTS[name]
-    return deploy(
-        model=model, hardware=device, parallel=degrees, precision=precision, cost=Calibrated.for_stack(stack)
-    ).cost
+    return deploy(model=model, hardware=device, parallel=degrees, precision=precision, cost=Calibrated.for_stack(stack))
 
 
-COSTS = {name: cost_of(name) for name in DEPLOYMENTS}
+COSTS = {name: deployed(name).cost for name in DEPLOYMENTS}
 DECODE = Totals(8, 0, 0, 0, 0, 8, 8 * 1500, 8)
 
 
@@ -64,20 +69,7 @@ def test_scalars_and_arrays_agree_bit_for_bit(name, batch):
 @settings(max_examples=25, deadline=None)
 @given(base=totals(), field=st.sampled_from(Totals._fields), more=st.integers(1, 5000))
 def test_times_are_positive_finite_and_do_not_fall_when_a_total_grows(name, base, field, more):
-    cost = COSTS[name]
-    grown = base._replace(**{field: getattr(base, field) + more})
-    if field in ("prefill_chunks", "decode_seqs"):
-        grown = grown._replace(rows=base.rows + more * (base.rows - base.prefill_rows + 1))
-    if field == "prefill_rows":
-        grown = grown._replace(
-            rows=base.rows + more,
-            prefill_kv_tokens=base.prefill_kv_tokens + more,
-            prefill_pairs=base.prefill_pairs + more * base.prefill_rows + more * (more + 1) // 2,
-        )
-    for stage in range(cost.n_stages):
-        before, after = cost.iteration_s(base, stage), cost.iteration_s(grown, stage)
-        assert 0 < before < 1e6
-        assert after >= before * (1 - 1e-12)
+    assert_time_does_not_fall(COSTS[name], base, field, more, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name in COSTS if name != "tpu"])
@@ -92,10 +84,8 @@ def test_nothing_is_faster_than_the_roofline_of_the_datasheet(name):
 
 def test_attention_forms_are_the_kernels_that_were_fitted():
     cost = COSTS["dense"]
-    profile, stack = profile_of(cost), cost.kernels.stack.overheads
+    profile, stack = cost.kernels.profile, cost.kernels.stack.overheads
     shape = cost._stages[0].work.attention[0]
-    from hwmodels.layerwise import SCALARS
-
     prefill, decode = cost.kernels.prefill_form(shape), cost.kernels.decode_form(shape)
     params = profile.get("prefill", ("vllm",))
     sums = {"rows": 1000, "pairs": 500_500, "kv_tokens": 1000}
@@ -107,6 +97,62 @@ def test_attention_forms_are_the_kernels_that_were_fitted():
     alone = attention_decode_s(params, profile.datasheet, seqs=64, kv_tokens=64_000, heads=32, kv_heads=8, head_dim=128)
     hidden = stack.launch_overlap * (params.launch_s + params.combine_s + params.regroup_s)
     assert decode(SCALARS, 64, 64, 64_000) == pytest.approx(32 * (alone - hidden), rel=1e-9)
+
+
+def latent_shape(heads):
+    """DeepSeek-V3's attention with as many heads on the device, a cache of 16 bits, one layer."""
+    return AttentionShape(
+        kind="mla", n_heads=heads, n_kv_heads=1, qk_dim=192, v_dim=128, kv_bytes=1152.0, precision="bf16",
+        latent_dim=512, rope_dim=64, expand_flops=2.0 * 512 * heads * 256,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("stack", "prefill", "decode"), [("trtllm", "trtllm", "trtllm"), ("vllm", "trtllm", "sglang")])
+def test_latent_attention_is_priced_by_the_form_that_was_fitted(stack, prefill, decode):
+    plain = dataclasses.replace(serving_stack(stack), overheads=Overheads())
+    kernels = Calibrated(stack=plain)(load_model("deepseek-v3"), load_device("h200"), ParallelConfig(tensor=8)).kernels
+    profile = load_profile("h200")
+    sums = {"rows": 600, "pairs": 600 * 400 + 600 * 601 / 2, "kv_tokens": 1000, "chunks": 1, "heads": 16}
+    expected = MLA_PREFILL.seconds(profile.get("mla_prefill", (prefill,)), profile.datasheet, sums)
+    assert kernels.prefill_form(latent_shape(16))(SCALARS, 600, 1, sums["pairs"], 1000) == pytest.approx(expected)
+    sums = {"seqs": 8, "kv_tokens": 8 * 3000, "query_width": 3, "heads": 16}
+    expected = MLA_DECODE.seconds(profile.get("mla_decode", (decode,)), profile.datasheet, sums)
+    assert kernels.decode_form(latent_shape(16))(SCALARS, 8, 24, 24_000) == pytest.approx(expected)
+
+
+def test_latent_attention_without_a_graph_is_launched_call_by_call():
+    spec, device = load_model("deepseek-v3"), load_device("h200")
+    graph = dataclasses.replace(serving_stack("vllm"), overheads=Overheads())
+    replayed, called = (
+        Calibrated(stack=dataclasses.replace(graph, graph=how))(spec, device, ParallelConfig(tensor=8)).kernels
+        for how in (True, False)
+    )
+    assert replayed.decode_form(latent_shape(16))(SCALARS, 1, 1, 100) < 3e-5
+    assert called.decode_form(latent_shape(16))(SCALARS, 1, 1, 100) > 1e-4
+
+
+@pytest.mark.parametrize("device", ["h100", "h200"])
+@pytest.mark.parametrize(("stack", "phase", "file", "median_pct"), [
+    ("sglang", "decode", "sglang0.5.14", 12.0),
+    ("trtllm", "decode", "trtllm1.3rc20", 7.0),
+    ("trtllm", "prefill", "trtllm1.3rc20", 8.0),
+    ("vllm", "decode", "sglang0.5.14", 12.0),
+])  # fmt: skip
+def test_latent_attention_is_priced_as_it_was_measured(shared, device, stack, phase, file, median_pct):
+    measured = read(shared / "measured2" / f"mla_{phase}_{device}_{file}.csv")
+    plain = dataclasses.replace(serving_stack(stack), overheads=Overheads())
+    kernels = Calibrated(stack=plain)(load_model("deepseek-v3"), load_device(device), ParallelConfig(tensor=8)).kernels
+    columns = (measured.columns[name] for name in ("batch_size", "isl", "step", "num_heads"))
+    priced = []
+    for batch, new, past, heads in zip(*(column.tolist() for column in columns), strict=True):
+        if phase == "decode":
+            form = kernels.decode_form(latent_shape(int(heads)))
+            priced.append(form(SCALARS, batch, batch, batch * (new + past)))
+        else:
+            form = kernels.prefill_form(latent_shape(int(heads)))
+            pairs = batch * (new * past + new * (new + 1) / 2)
+            priced.append(form(SCALARS, batch * new, batch, pairs, batch * (new + past)))
+    assert errors(priced, measured.measured_s).median_pct < median_pct
 
 
 def test_an_ideal_stack_adds_nothing():
@@ -148,10 +194,11 @@ def test_an_eager_stack_launches_decodes_too():
 
 
 def test_devices_without_measurements_borrow_and_say_so():
-    cost = COSTS["four bits"]
-    assert "borrowed from h200" in profile_of(cost).note
-    assert all(kernel.provenance.borrowed_from for kernel in profile_of(cost).kernels)
-    said = provenance(cost)
+    deployment = deployed("four bits")
+    assert deployment.profile is not None
+    assert "borrowed from h200" in deployment.profile.note
+    assert all(kernel.provenance.borrowed_from for kernel in deployment.profile.kernels)
+    said = deployment.provenance
     assert said["measured_kernels"] == 0
     assert said["serving_stack"]["name"] == "vllm"
 
@@ -165,13 +212,16 @@ def test_a_device_of_ones_own_borrows_from_its_maker_and_a_strange_one_is_refuse
         Calibrated.for_stack("vllm")(load_model("llama-3.1-8b"), strange)
 
 
-def test_drafts_are_priced_as_their_targets_are():
-    factory = factory_of(COSTS["dense"])
-    assert isinstance(factory, Calibrated)
-    assert factory.stack.name == "vllm"
-    roof = Roofline(load_model("llama-3.1-8b"), load_device("h100-sxm"))
-    assert factory_of(roof) is Roofline
-    assert overheads_of(roof) == Overheads()
+def test_a_deployment_knows_its_front_end_and_what_prices_other_models_alike():
+    deployment = deployed("dense")
+    own = serving_stack("vllm").overheads
+    assert deployment.front_end == FrontEnd(own.admission_s, own.admission_s_per_token)
+    assert deployment.front_end.admission_s > 0
+    assert deployment.made_by == Calibrated.for_stack("vllm")
+    roof = deploy(model="llama-3.1-8b", hardware="h100-sxm", cost=Roofline)
+    assert roof.made_by is Roofline
+    assert roof.front_end == FrontEnd()
+    assert roof.profile is None
 
 
 def test_unknown_stacks_are_answered_with_the_nearest():
@@ -195,13 +245,13 @@ def test_models_survive_pickling():
 def test_kernels_are_priced_for_a_table_once_and_never_for_a_scalar(monkeypatch):
     asked = []
     for name in ("gemm_s", "elementwise_s", "prefill_form", "decode_form"):
-        price = getattr(StackKernels, name)
+        price = getattr(GpuKernels, name)
 
         def counted(self, *arguments, _price=price, _name=name, **settings):
             asked.append(_name)
             return _price(self, *arguments, **settings)
 
-        monkeypatch.setattr(StackKernels, name, counted)
+        monkeypatch.setattr(GpuKernels, name, counted)
     stack = dataclasses.replace(serving_stack("vllm"), overheads=Overheads(step_s=1.25e-4))
     spec, device = load_model("qwen3-8b"), load_device("h200")
     cost = Calibrated(stack=stack)(spec, device)

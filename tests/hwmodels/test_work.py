@@ -6,10 +6,11 @@ import pytest
 from hwmodels.device import load_device
 from hwmodels.layerwise import stages_of
 from hwmodels.model import load_model, model_catalogue
+from hwmodels.operations import expected_active_experts
 from hwmodels.parallel import ParallelConfig
 from hwmodels.roofline import Roofline
 from hwmodels.totals import Totals
-from hwmodels.work import expected_active_experts, stage_work
+from hwmodels.work import stage_work
 
 
 def linears(name, **degrees):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hwmodels.oneshot import load_oneshot
+from hwmodels.single_pass import load_single_pass
 from policies.placement import Cluster
 from sim.placement import Serving
 from workloads import Fixed, Gamma, Trace, multi_model, power_law_rates
@@ -24,7 +24,7 @@ def serving(names: Sequence[str]) -> Serving:
     """Six models of 2.7B on eight devices of 13 GiB."""
     return Serving(
         cluster=Cluster(n_devices=8, memory_bytes=13 * GIB),
-        models=dict.fromkeys(names, load_oneshot("bert-2.7b")),
+        models=dict.fromkeys(names, load_single_pass("bert-2.7b")),
         slo_scale=5.0,
     )
 

@@ -10,7 +10,7 @@ import pytest
 from hwmodels.deployment import deploy
 from hwmodels.device import load_device
 from hwmodels.model import load_model
-from hwmodels.oneshot import load_oneshot
+from hwmodels.single_pass import load_single_pass
 from policies.placement import Cluster, EqualGroups, Group, Placement
 from policies.routers import LeastOutstanding, RoundRobin
 from policies.schedulers import Sarathi
@@ -122,5 +122,7 @@ def test_requests_of_a_model_that_is_not_hosted_are_unserved():
 
 
 def test_one_shot_table_model_is_refused_by_name():
-    with pytest.raises(ValueError, match="bert has measured one-shot latencies only"):
-        GenerativeServing(cluster=Cluster(n_devices=1, memory_bytes=1e10), models={"bert": load_oneshot("bert-1.3b")})
+    with pytest.raises(ValueError, match="bert has measured single-pass latencies only"):
+        GenerativeServing(
+            cluster=Cluster(n_devices=1, memory_bytes=1e10), models={"bert": load_single_pass("bert-1.3b")}
+        )

@@ -189,7 +189,7 @@ def test_two_devices_keep_the_closed_forms(load):
 
 def test_generative_request_is_refused_by_name():
     workload = dataclasses.replace(trace([0]), output_tokens=np.array([3]))
-    with pytest.raises(ValueError, match="one-shot models, whose requests have output_tokens 0"):
+    with pytest.raises(ValueError, match="single-pass models, whose requests have output_tokens 0"):
         GroupExperiment(workload=workload, groups=(group({0: (1,)}),))
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from policies.published import FasterTransformer, Orca
+from policies.reserving import unpromised_blocks
 from policies.routers import RoundRobin
 from policies.trtllm import TrtLlm
 from policies.view import UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, RunningSeq, WaitingSeq, plans_ahead
@@ -365,3 +368,22 @@ def test_spans_equal_stepping(scheduler: TrtLlm, speculative: bool) -> None:
     for seed in range(5):
         experiment = with_scheduler(an_experiment(seed, speculative=speculative), EvictNewest(scheduler))
         assert_same(run(experiment), run(experiment, fast_forward=False))
+
+
+@dataclass(frozen=True)
+class Checking:
+    """Works out at every look what has been promised, and compares it with what the engine keeps."""
+
+    inner: Any
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        assert view.promised_blocks >= 0
+        assert unpromised_blocks(view) == unpromised_blocks(replace(view, promised_blocks=-1))
+        return self.inner.plan(view)
+
+
+@pytest.mark.parametrize("scheduler", [TrtLlm(8, 100), Orca(8), FasterTransformer(4)], ids=repr)
+def test_the_engine_keeps_count_of_what_is_promised(scheduler: Any) -> None:
+    for seed in range(30):
+        experiment = an_experiment(seed, speculative=False)
+        run(with_scheduler(experiment, Checking(EvictNewest(scheduler))), fast_forward=seed % 2 == 0)

@@ -142,21 +142,23 @@ def test_all_reduces_of_an_a100_are_as_measured_with_nccl(shared):
             for line in csv.DictReader(file)
             if line["collective"] == "all_reduce" and line["dtype"] == "half" and line["num_gpus"] == "2"
         ]
-    errors = [abs(float(kernels.all_reduce_s(size, 2)) / seconds - 1) for size, seconds in measured]
+    errors = [abs(float(kernels.collective_s("all_reduce", size, 2)) / seconds - 1) for size, seconds in measured]
     assert np.median(errors) < 0.15
 
 
 def test_pairs_of_a100_are_slower_across_pairs_and_slower_still_across_nodes():
-    kernels = cost_of("yi-34b", "a100-80gb-pairs", 2).kernels
-    switched = cost_of("yi-34b", "a100-80gb-sxm", 2).kernels
-    size = 32 * 7168 * 2 * 64
-    assert kernels.all_reduce_s(size, 2) == switched.all_reduce_s(size, 2)
-    assert switched.all_reduce_s(size, 4) < kernels.all_reduce_s(size, 4) < kernels.all_reduce_s(size, 8)
+    pairs, switched = (cost_of("yi-34b", machine, 2).kernels for machine in ("a100-80gb-pairs", "a100-80gb-sxm"))
+
+    def reduce_s(kernels, n):
+        return kernels.collective_s("all_reduce", 32 * 7168 * 2 * 64, n)
+
+    assert reduce_s(pairs, 2) == reduce_s(switched, 2)
+    assert reduce_s(switched, 4) < reduce_s(pairs, 4) < reduce_s(pairs, 8)
 
 
 def test_falcon_reduces_once_a_layer():
     once, twice = (cost_of(model, "a100-80gb-pairs", 4).kernels for model in ("falcon-180b", "llama-2-70b"))
-    assert once.all_reduce_s(1e7, 4) == twice.all_reduce_s(1e7, 4) / 2
+    assert once.collective_s("all_reduce", 1e7, 4) == twice.collective_s("all_reduce", 1e7, 4) / 2
     assert falcon_180b().params == pytest.approx(180e9, rel=0.01)
 
 

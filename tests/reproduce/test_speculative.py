@@ -140,7 +140,7 @@ def test_a_narrow_deep_draft_is_slower_on_16_chips_than_on_4():
 
 
 def test_a_plain_step_is_the_cost_models():
-    from hwmodels.draft import LinearTime
+    from hwmodels.latency_models import LinearTime
 
     assert plain_step_s(LinearTime(fixed_s=2e-3, row_s=1e-4), output_tokens=9) == pytest.approx(2.1e-3)
 

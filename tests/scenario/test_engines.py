@@ -39,6 +39,14 @@ def test_schedulers_by_name(written: str, made: Any) -> None:
     assert build(scenario(f"scheduler={written}")).tenants[0].scheduler == made
 
 
+def test_pipelines_have_no_overlap_scheduler() -> None:
+    pipeline = scenario("scheduler={policy: trtllm}", "parallel.pipeline=2")
+    assert build(pipeline).tenants[0].scheduler == EvictNewest(TrtLlm(disable_overlap_scheduler=True))
+    asked = scenario("scheduler={policy: trtllm, disable_overlap_scheduler: false}", "parallel.pipeline=2")
+    with pytest.raises(ScenarioError, match="disable_overlap_scheduler: micro-batches of a pipeline are planned while"):
+        build(asked)
+
+
 def test_what_clients_allow_is_what_is_kept_for_them() -> None:
     tight = ("scheduler={policy: trtllm}", "memory.gpu_memory_utilization=0.37")
     told = simulate(scenario(*tight, "workload.max_tokens=4000"))

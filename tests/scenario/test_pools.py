@@ -318,7 +318,7 @@ def test_placements_of_measured_tables_are_not_replayed(tmp_path):
     group = Group(inter_op=1, intra_op=1, models=(0,))
     save_placement(Placement(groups=(group,)), ["bert-1.3b#0"], tmp_path / "p.json")
     with pytest.raises(
-        ScenarioError, match=r"hosts bert-1\.3b#0, of which only a table of one-shot latencies is known"
+        ScenarioError, match=r"hosts bert-1\.3b#0, of which only a table of single-pass latencies is known"
     ):
         resolve(Scenario(placement=str(tmp_path / "p.json")))
     with pytest.raises(ScenarioError, match=r"placement: nowhere\.json does not exist"):

@@ -53,11 +53,11 @@ def hardware(
 
 def show(name: Annotated[str, typer.Argument(help="Catalogue name, or path to a profile.")]) -> None:
     """Show one device with the source of every number."""
-    from hwmodels.device import load_device
+    from hwmodels.hardware import load_hardware
     from sim.cli.tables import print_table
 
     try:
-        device = load_device(name)
+        device = load_hardware(name)
     except ValueError as error:
         raise RooftraceError(str(error)) from None
     facts = _facts(device)

@@ -10,7 +10,7 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.oneshot import load_oneshot
+from hwmodels.single_pass import load_single_pass
 from policies.placement import (
     Cluster,
     EqualGroups,
@@ -88,7 +88,7 @@ def on_cluster(models: dict[str, str], devices: int, slo_scale: float, memory_gi
     """Models by instance name on so many V100, with the overheads that the artifact found its cluster to have."""
     return Serving(
         cluster=Cluster(n_devices=devices, memory_bytes=memory_gib * GIB),
-        models={name: load_oneshot(model) for name, model in models.items()},
+        models={name: load_single_pass(model) for name, model in models.items()},
         slo_scale=slo_scale,
         overhead_s=ARTIFACT_OVERHEAD_S,
         stage_overhead=ARTIFACT_STAGE_OVERHEAD,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hwmodels.oneshot import encoder_plan
+from hwmodels.single_pass import encoder_plan
 from sim.placement.groups import GroupExperiment, GroupSpec, run_groups
 from sim.reproduce.alpaserve.cases import NS, table
 from sim.reproduce.rows import Row

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hwmodels.oneshot import load_oneshot
+from hwmodels.single_pass import load_single_pass
 from policies.placement import (
     ClockworkPlusPlus,
     Cluster,
@@ -101,7 +101,7 @@ def _eight(
     trace = traffic([rate / 8] * 8, cv, seed, span_s=span_s)
     serving = Serving(
         cluster=Cluster(n_devices=8, memory_bytes=memory_gib * GIB),
-        models=dict.fromkeys(names, load_oneshot("bert-2.7b")),
+        models=dict.fromkeys(names, load_single_pass("bert-2.7b")),
         slo_scale=slo_scale,
     )
     sizes = serving.views_without_traffic

@@ -17,16 +17,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hwmodels.calibrated import Calibrated, StackKernels
+from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import Deployment, deploy
 from hwmodels.device import Device, Interconnect, load_device
+from hwmodels.gpu import GpuKernels
 from hwmodels.kernels import collectives
-from hwmodels.kernels.calibrated import NETWORK_BYTES_PER_S
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import Attention, ModelSpec, load_model
 from hwmodels.overheads import Overheads, ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
-from hwmodels.precision import precision as number_format
 from hwmodels.profiles import load_profile
 from hwmodels.published import Published
 
@@ -59,19 +58,21 @@ A100_WITH_SERVER = Calibrated(stack=pytorch(server=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairedKernels(StackKernels):
+class PairedKernels(GpuKernels):
     """A100 whose GPUs are joined by NVLink in pairs and pairs by PCIe: all-reduces as measured on such a node."""
 
     reduces_a_layer: int = 2
     """All-reduces of a layer: one where attention and MLP run side by side and are added before, as in Falcon."""
 
-    def all_reduce_s(self, size_bytes: Any, n: int) -> Any:
+    def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
+        if kind != "all_reduce":
+            return GpuKernels.collective_s(self, kind, size_bytes, n)
         variant, link = "nccl", self.profile.datasheet.link_bytes_per_s
         if n > 2:
             variant = "vidur-pairs-node"
         if n > self.device.devices_per_node:
             # Measured between nodes at 4 to 8 GB/s, which is below what 100 Gb/s carry: so not scaled to the wire.
-            variant, link = "vidur-network", NETWORK_BYTES_PER_S
+            variant, link = "vidur-network", collectives.NETWORK_BYTES_PER_S
         params = self.profile.get("collective", [f"all_reduce/{variant}"])
         return self.reduces_a_layer / 2 * collectives.collective_s(params, "all_reduce", size_bytes, n, link)
 
@@ -86,18 +87,9 @@ def paired_a100(
         profile=load_profile("a100-80gb-sxm"),
         stack=pytorch(),
         layers=math.ceil(spec.n_layers / parallel.pipeline),
-        base_precision=spec.base_precision,
         reduces_a_layer=1 if spec.family == "falcon" else 2,
     )
-    return LayerwiseCost(
-        spec,
-        parallel,
-        kernels,
-        peak_flops_per_s=device.first_peak(number_format(spec.mlp_precision).math, spec.mlp_precision),
-        peak_bytes_per_s=device.hbm_bytes_per_s,
-        devices_per_node=device.devices_per_node,
-        kv_precision=kv_precision,
-    )
+    return LayerwiseCost.on(device, spec, parallel, kernels, kv_precision=kv_precision)
 
 
 @functools.cache

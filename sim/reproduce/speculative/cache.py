@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.draft import StepTime
+from hwmodels.latency_models import StepTime
 from hwmodels.model import load_model
 from hwmodels.parallel import ParallelConfig
 from hwmodels.work import stage_work

@@ -258,7 +258,7 @@ def _roofline(model: str, device: str, tensor: int) -> CostModel:
 def ridge(_quick: bool) -> Iterator[Row]:
     """Speculation stops paying near the batch whose n (K + 1) query tokens fill the ridge of the device."""
     from hwmodels.device import load_device
-    from hwmodels.draft import LinearTime
+    from hwmodels.latency_models import LinearTime
     from sim.study.speedup import plain_step_s
 
     k, c = 4, 0.05

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hwmodels.fit import errors, fit, held_back_groups
 from hwmodels.kernels.attention import DecodeParams, attention_decode_s
+from hwmodels.kernels.fitting import errors, fit, held_back_groups
 from hwmodels.kernels.gemm import QUANTISE_FIELDS, GemmParams, gemm_s
 from hwmodels.kernels.parameters import bounds
 from tests.hwmodels.kernels.test_forms import DEVICE

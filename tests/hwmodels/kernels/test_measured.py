@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hwmodels.device import load_device
-from hwmodels.fit import errors
+from hwmodels.kernels.fitting import errors
 from hwmodels.measured import catalogue_model, catalogue_name, is_kernel_level, predict, read, read_folder, survey
 from hwmodels.profiles import borrow, load_profile
 

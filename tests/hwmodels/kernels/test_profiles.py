@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from hwmodels.calibrated import Calibrated
 from hwmodels.device import device_catalogue, load_device
-from hwmodels.kernels.calibrated import CalibratedKernels
+from hwmodels.gpu import GpuKernels
+from hwmodels.kernels.ops import SCALARS
+from hwmodels.model import load_model
+from hwmodels.operations import AttentionShape, ExpertMlp
+from hwmodels.overheads import serving_stack
 from hwmodels.profiles import (
     borrow,
     calibrated_devices,
@@ -15,6 +22,7 @@ from hwmodels.profiles import (
     read_profile,
     write_profile,
 )
+from hwmodels.tpu import TpuKernels
 
 CALIBRATED = ("a100-80gb-sxm", "h100-sxm", "h200", "l40s", "rtx-pro-6000", "tpu-v6e")
 
@@ -113,36 +121,56 @@ def test_completing_takes_only_what_is_missing():
     assert whole.find("collective", ("all_reduce/vllm-graph",)) is None
 
 
+def kernels_of(device, stack="ideal"):
+    """Those of one dense layer on *device* under *stack*."""
+    model = load_model("llama-3.1-8b").with_precision("fp16")
+    return Calibrated.for_stack(stack)(model, load_device(device)).kernels
+
+
+SHAPE = AttentionShape(kind="gqa", n_heads=32, n_kv_heads=8, qk_dim=128, v_dim=128, kv_bytes=4096.0, precision="bf16")
+
+
 def test_every_device_of_the_catalogue_has_a_profile_that_prices_a_layer():
-    shape = {"heads": 32, "kv_heads": 8, "head_dim": 128}
     for name in device_catalogue():
-        kernels = CalibratedKernels(profile=load_profile(name))
-        assert 0 < kernels.gemm_s(1, 4096, 4096) < kernels.gemm_s(4096, 4096, 4096) < 1
-        assert 0 < kernels.attention_decode_s(seqs=8, kv_tokens=8192, **shape) < 0.1
-        assert 0 < kernels.attention_prefill_s(chunks=1, rows=512, pairs=131328, kv_tokens=512, **shape) < 0.1
+        kernels = kernels_of(name)
+        assert (
+            0 < kernels.gemm_s(1, 4096, 4096, precision="bf16") < kernels.gemm_s(4096, 4096, 4096, precision="bf16") < 1
+        )
+        assert 0 < kernels.decode_form(SHAPE)(SCALARS, 8, 8, 8192) < 0.1
+        assert 0 < kernels.prefill_form(SHAPE)(SCALARS, 512, 1, 131328, 512) < 0.1
+
+
+def test_each_kind_of_device_has_a_class_of_kernels():
+    kinds = {name: type(kernels_of(name)) for name in ("h100-sxm", "mi300x", "tpu-v6e", "tpu-v4")}
+    assert kinds == {"h100-sxm": GpuKernels, "mi300x": GpuKernels, "tpu-v6e": TpuKernels, "tpu-v4": TpuKernels}
+    assert {load_profile(name).kind for name in ("h200", "l40s")} == {"gpu"}
+    assert load_profile("tpu-v5e").kind == "tpu"
 
 
 def test_a_stack_prices_with_its_own_kernels_and_an_unmeasured_one_with_vllms():
-    profile = load_profile("h200")
-    work = {"seqs": 16, "kv_tokens": 16 * 1024, "heads": 32, "kv_heads": 8, "head_dim": 128}
+    ideal = serving_stack("ideal")
     vllm, trtllm, sglang = (
-        CalibratedKernels(profile=profile, stack=stack).attention_decode_s(**work)
+        GpuKernels(
+            device=load_device("h200"), profile=load_profile("h200"), stack=replace(ideal, kernels=stack), layers=1
+        ).decode_form(SHAPE)(SCALARS, 16, 16, 16 * 1024)
         for stack in ("vllm", "trtllm", "sglang")
     )
     assert vllm == sglang != trtllm
 
 
-def test_calibrated_kernels_answer_for_whole_models():
-    kernels = CalibratedKernels(profile=load_profile("l40s"))
-    assert kernels.gemm_s(64, 4096, 4096, dtype="fp8") > 0
-    assert kernels.gemm_s(1, 4096, 14336, weight_bytes=0.5) < kernels.gemm_s(1, 4096, 14336)
-    assert kernels.moe_s(64, hidden_size=2048, inter_size=768, topk=8, experts=128) > 0
-    assert kernels.mla_decode_s(seqs=8, kv_tokens=8192, heads=16) > 0
-    assert kernels.elementwise_s("norm", 256, 4096) > 0
-    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+def test_kernels_answer_for_whole_models():
+    kernels = kernels_of("l40s")
+    assert kernels.gemm_s(64, 4096, 4096, precision="fp8") > 0
+    assert kernels.gemm_s(1, 4096, 14336, precision="int4") < kernels.gemm_s(1, 4096, 14336, precision="bf16")
+    experts = ExpertMlp(name="experts", hidden=2048, ffn=768, n_experts=128, per_token=8, expert=1, precision="bf16")
+    assert kernels.moe_s(64, experts) > 0
+    latent = replace(SHAPE, kind="mla", n_heads=16, latent_dim=512, rope_dim=64, kv_bytes=1152.0)
+    assert kernels.decode_form(latent)(SCALARS, 8, 8, 8192) > 0
+    assert kernels.elementwise_s(1e6, 1) > 0
+    for kind in ("all_reduce", "all_gather", "all_to_all"):
         in_node = kernels.collective_s(kind, 1e6, 4)
         assert 0 < in_node < kernels.collective_s(kind, 1e8, 4)
-    assert kernels.collective_s("send_recv", 1e6, 2, between_nodes=True) > 0
+    assert kernels.send_s(1e6, between_nodes=True) > 0
 
 
 def test_an_absent_parameter_set_says_what_there_is():
@@ -153,9 +181,9 @@ def test_an_absent_parameter_set_says_what_there_is():
 @pytest.mark.parametrize(("card", "lender"), [("a40", "l40s"), ("h100-pcie", "rtx-pro-6000")])
 def test_a_pcie_card_borrows_its_collectives_from_a_pcie_card(card: str, lender: str) -> None:
     """Its kernels come from a relative whose switched links are many times faster."""
-    own, other = load_profile(card), load_profile(lender)
+    own = load_profile(card)
     in_node = [k for k in own.kernels if k.family == "collective" and not k.variant.endswith("-network")]
     assert in_node
     assert {kernel.provenance.borrowed_from for kernel in in_node} == {lender}
-    priced = [CalibratedKernels(profile=profile).collective_s("all_reduce", 1 << 26, 2) for profile in (own, other)]
+    priced = [kernels_of(name).collective_s("all_reduce", 1 << 26, 2) for name in (card, lender)]
     assert priced[0] == pytest.approx(priced[1], rel=0.2)

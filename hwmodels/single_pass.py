@@ -7,12 +7,10 @@ Any other model of the catalogue comes from the cost model alone.
 
 from __future__ import annotations
 
-import csv
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Protocol
 
 from hwmodels.autoparallel import ParallelPlan, layer_seconds, parallelise, plan
@@ -20,6 +18,7 @@ from hwmodels.device import Device, load_device
 from hwmodels.model import ModelSpec, spec_from_config
 from hwmodels.parallel import ParallelConfig
 from hwmodels.roofline import Roofline
+from hwmodels.tables import packaged_rows
 from hwmodels.work import stage_work
 
 TOKENS = 2048
@@ -36,7 +35,7 @@ NETWORK_BYTES_PER_S = 25e9 / 8
 NVLINK_BYTES_PER_S = 25e9
 
 
-class OneShot(Protocol):
+class SinglePass(Protocol):
     """A model that answers in one pass, on groups of any shape."""
 
     @property
@@ -97,7 +96,7 @@ class TableModel:
     def _layers(self, intra_op: int) -> tuple[float, ...]:
         if self.hidden:
             return _layers_of(self.layers, self.hidden, self.latency_s, intra_op)
-        like = load_oneshot(_ASSUMED_LIKE)
+        like = load_single_pass(_ASSUMED_LIKE)
         factor = sum(like._layers(intra_op)) / like.latency_s
         return (self.latency_s * factor / self.layers,) * self.layers
 
@@ -163,7 +162,7 @@ def encoder(layers: int, hidden: int) -> ModelSpec:
         "max_position_embeddings": TOKENS,
         "torch_dtype": "float16",
     }
-    spec = spec_from_config(config, name=f"encoder of {layers} layers of {hidden}", where="hwmodels.oneshot")
+    spec = spec_from_config(config, name=f"encoder of {layers} layers of {hidden}", where="hwmodels.single_pass")
     return replace(spec, lm_head_params=0)
 
 
@@ -190,23 +189,18 @@ class CatalogueModel:
         return max(stage_work(self.spec, parallel, stage).resident_bytes for stage in range(inter_op))
 
 
-def _rows(file: str) -> Iterable[dict[str, str]]:
-    text = (Path(__file__).parent / file).read_text(encoding="utf-8")
-    return csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
-
-
 @functools.cache
-def oneshot_catalogue() -> Mapping[str, TableModel]:
+def single_pass_catalogue() -> Mapping[str, TableModel]:
     """The models of AlpaServe's table, by name."""
     measured: dict[str, dict[tuple[int, int], tuple[float, ...]]] = {}
-    for row in _rows("oneshot_measured.csv"):
+    for row in packaged_rows("alpaserve_measured.csv"):
         ratios = tuple(float(stage) / float(row["single_s"]) for stage in row["stage_s"].split())
         measured.setdefault(row["name"], {})[int(row["inter_op"]), int(row["intra_op"])] = ratios
     batches: dict[int, dict[int, float]] = {}
-    for row in _rows("oneshot_batches.csv"):
+    for row in packaged_rows("alpaserve_batches.csv"):
         batches.setdefault(int(row["hidden"]), {})[int(row["batch"])] = float(row["latency_s"])
     found = {}
-    for row in _rows("oneshot_models.csv"):
+    for row in packaged_rows("alpaserve_models.csv"):
         # The wider of the two models measured with batches stands for those that take as long as it or longer.
         times = batches[4096 if float(row["latency_s"]) > 0.3 else 2560]
         found[row["name"]] = TableModel(
@@ -223,9 +217,9 @@ def oneshot_catalogue() -> Mapping[str, TableModel]:
     return found
 
 
-def load_oneshot(name: str) -> TableModel:
+def load_single_pass(name: str) -> TableModel:
     """The model called *name* in AlpaServe's table; ValueError naming those there are."""
-    catalogue = oneshot_catalogue()
+    catalogue = single_pass_catalogue()
     if name not in catalogue:
-        raise ValueError(f"{name!r} is not a one-shot model of the table; there are {', '.join(catalogue)}")
+        raise ValueError(f"{name!r} is not a model of AlpaServe's table; there are {', '.join(catalogue)}")
     return catalogue[name]

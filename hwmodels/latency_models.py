@@ -1,4 +1,4 @@
-"""Cost models of a draft of which only a time is known, and a target whose times are linear in a few totals."""
+"""Cost models without kernels: a constant, a share of another, a line in a few totals. For drafts and published fits."""
 
 from __future__ import annotations
 

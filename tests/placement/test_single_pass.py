@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hwmodels.autoparallel import balance, layer_seconds, parallelise
 from hwmodels.device import load_device
 from hwmodels.model import load_model
-from hwmodels.oneshot import CatalogueModel, encoder_plan, load_oneshot, oneshot_catalogue
+from hwmodels.single_pass import CatalogueModel, encoder_plan, load_single_pass, single_pass_catalogue
 
 
 @settings(max_examples=60, deadline=None)
@@ -56,15 +56,15 @@ def test_layers_of_one_device_add_up_to_the_plan_of_one_stage():
     assert plan.throughput_overhead == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("name", list(oneshot_catalogue()))
+@pytest.mark.parametrize("name", list(single_pass_catalogue()))
 def test_one_device_takes_the_table_latency_and_weight(name):
-    model = load_oneshot(name)
+    model = load_single_pass(name)
     assert sum(model.stage_s(1, 1)) == pytest.approx(model.latency_s)
     assert model.device_bytes(1, 1) == pytest.approx(model.weight_bytes)
 
 
 def test_measured_stages_come_before_those_of_the_cost_model():
-    model = load_oneshot("bert-2.7b")
+    model = load_single_pass("bert-2.7b")
     assert model.stage_s(4, 1) == pytest.approx([0.238 * 0.037 / 0.1452] * 4)
 
 
@@ -84,18 +84,18 @@ def test_a_batch_takes_longer_to_hand_over_than_one_request():
 def test_a_pipeline_passes_about_as_fast_as_one_device(name, stages):
     """Artifact, scripts/pipeline_latency/plot.py: 1 % at most for 2.6B and 6.7B; smaller models pay more."""
     limit = 1.17 if name == "bert-1.3b" else 1.02
-    assert 0.99 < sum(load_oneshot(name).stage_s(stages, 1)) / load_oneshot(name).latency_s < limit
+    assert 0.99 < sum(load_single_pass(name).stage_s(stages, 1)) / load_single_pass(name).latency_s < limit
 
 
 def test_very_large_model_fits_sixteen_devices_of_the_artifact():
-    model = load_oneshot("bert-104b")
+    model = load_single_pass("bert-104b")
     for shape in ((16, 1), (8, 2), (4, 4), (2, 8)):
         assert model.device_bytes(*shape) <= 13 * 2**30
     assert model.device_bytes(8, 1) > 13 * 2**30
 
 
 def test_batches_of_long_requests_gain_little():
-    model = load_oneshot("bert-2.7b")
+    model = load_single_pass("bert-2.7b")
     assert sum(model.stage_s(1, 1, 4)) / 4 > 0.95 * model.latency_s
     with pytest.raises(ValueError, match="batches 1, 2, 4, 8 are known; got 16"):
         model.stage_s(1, 1, 16)
@@ -110,4 +110,4 @@ def test_catalogue_model_is_priced_by_the_cost_model():
 
 def test_unknown_model_is_told_the_names():
     with pytest.raises(ValueError, match=r"'bert-9b' is not .* bert-1\.3b, bert-2\.7b"):
-        load_oneshot("bert-9b")
+        load_single_pass("bert-9b")

@@ -1,0 +1,10 @@
+"""`Ops` of numpy's arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+maximum = np.maximum
+minimum = np.minimum
+sqrt = np.sqrt
+where = np.where

@@ -1,0 +1,146 @@
+"""Every kernel that this project has an equation for, by the name that profiles call it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hwmodels.kernels import attention, collectives, cpu, elementwise, gemm, mla, moe, tpu
+from hwmodels.kernels.attention import DecodeParams, PrefillParams
+from hwmodels.kernels.collectives import CollectiveParams
+from hwmodels.kernels.cpu import CpuAttentionParams, CpuGemmParams, HostParams
+from hwmodels.kernels.elementwise import ElementwiseParams
+from hwmodels.kernels.form import FoldedForm, KernelForm
+from hwmodels.kernels.gemm import GemmParams
+from hwmodels.kernels.mla import MlaParams
+from hwmodels.kernels.moe import MoeParams
+from hwmodels.kernels.parameters import Datasheet
+from hwmodels.kernels.tpu import TpuAttentionParams, TpuGemmParams
+
+
+def _collective_s(params: CollectiveParams, sheet: Datasheet, **shape: Any) -> Any:
+    return collectives.collective_s(params, **shape)
+
+
+def _tpu_prefill_s(params: TpuAttentionParams, sheet: Datasheet, **shape: Any) -> Any:
+    return tpu.tpu_prefill_s(params, **shape)
+
+
+def _tpu_decode_s(params: TpuAttentionParams, sheet: Datasheet, **shape: Any) -> Any:
+    return tpu.tpu_decode_s(params, **shape)
+
+
+def _host_s(params: HostParams, sheet: Datasheet, **shape: Any) -> Any:
+    return cpu.host_s(params, **shape)
+
+
+GEMM = KernelForm(
+    family="gemm",
+    parameters=GemmParams,
+    equation=gemm.gemm_s,
+    source="tiles in waves over the multiprocessors (NVIDIA, Matrix Multiplication Background User's Guide) on a roofline",
+)
+PREFILL = FoldedForm(
+    family="prefill",
+    parameters=PrefillParams,
+    equation=attention.attention_prefill_s,
+    source="tiles of 128 query rows (FlashAttention-2, Dao, arXiv 2307.08691) on a roofline",
+    folded=attention.prefill_form,
+)
+DECODE = FoldedForm(
+    family="decode",
+    parameters=DecodeParams,
+    equation=attention.attention_decode_s,
+    source="a stream of the cache, split over blocks and combined (Flash-Decoding, Dao et al., 2023)",
+    folded=attention.decode_form,
+)
+MIXED = KernelForm(
+    family="mixed",
+    parameters=PrefillParams,
+    equation=attention.attention_mixed_s,
+    source="the form of prompts, in which a decode is a chunk of its query tokens",
+)
+MOE = KernelForm(
+    family="moe",
+    parameters=MoeParams,
+    equation=moe.moe_s,
+    source="grouped GEMMs over the experts that a batch wakes, on a roofline",
+)
+MLA_PREFILL = FoldedForm(
+    family="mla_prefill",
+    parameters=MlaParams,
+    equation=mla.mla_prefill_s,
+    source="expanded keys and values (DeepSeek-V2, arXiv 2405.04434, 2.1) on a roofline",
+    folded=mla.prefill_form,
+)
+MLA_DECODE = FoldedForm(
+    family="mla_decode",
+    parameters=MlaParams,
+    equation=mla.mla_decode_s,
+    source="the latent met by absorbed queries (DeepSeek-V2, arXiv 2405.04434, 2.1) on a roofline",
+    folded=mla.decode_form,
+)
+COLLECTIVE = KernelForm(
+    family="collective",
+    parameters=CollectiveParams,
+    equation=_collective_s,
+    source="latency plus size over bandwidth for each of NCCL's three protocols, the fastest of which its tuner takes",
+)
+ELEMENTWISE = KernelForm(
+    family="elementwise",
+    parameters=ElementwiseParams,
+    equation=elementwise.elementwise_s,
+    source="bytes over bandwidth, with a start and a cost of rows",
+)
+TPU_GEMM = KernelForm(
+    family="tpu_gemm",
+    parameters=TpuGemmParams,
+    equation=tpu.tpu_gemm_s,
+    source="a systolic array that is filled and drained (Jouppi et al., arXiv 1704.04760) on a roofline",
+)
+TPU_PREFILL = FoldedForm(
+    family="tpu_prefill",
+    parameters=TpuAttentionParams,
+    equation=_tpu_prefill_s,
+    source="sums of rows, pairs and keys",
+    folded=tpu.prefill_form,
+)
+TPU_DECODE = FoldedForm(
+    family="tpu_decode",
+    parameters=TpuAttentionParams,
+    equation=_tpu_decode_s,
+    source="paged attention that walks sequences one after the other",
+    folded=tpu.decode_form,
+)
+CPU_GEMM = KernelForm(
+    family="cpu_gemm",
+    parameters=CpuGemmParams,
+    equation=cpu.cpu_gemm_s,
+    source="the faster of packed panels (Goto and van de Geijn, ACM TOMS 34, 2008) and row by row",
+)
+CPU_PREFILL = FoldedForm(
+    family="cpu_prefill",
+    parameters=CpuAttentionParams,
+    equation=cpu.cpu_attention_s,
+    source="pairs and cached bytes on a roofline, with a cost of blocks and rows",
+    folded=cpu.attention_form,
+)
+CPU_DECODE = FoldedForm(
+    family="cpu_decode",
+    parameters=CpuAttentionParams,
+    equation=cpu.cpu_attention_s,
+    source="as of prompts",
+    folded=cpu.attention_form,
+)
+HOST = KernelForm(
+    family="host", parameters=HostParams, equation=_host_s, source="a step's own time and that of each layer"
+)
+
+FAMILIES: Mapping[str, KernelForm[Any]] = {
+    form.family: form
+    for form in (
+        *(GEMM, PREFILL, DECODE, MIXED, MOE, MLA_PREFILL, MLA_DECODE, COLLECTIVE, ELEMENTWISE),
+        *(TPU_GEMM, TPU_PREFILL, TPU_DECODE, CPU_GEMM, CPU_PREFILL, CPU_DECODE, HOST),
+    )
+}
+"""Family -> its equation."""

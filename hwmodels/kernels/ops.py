@@ -1,0 +1,54 @@
+"""Arithmetic that gives the same bits for Python numbers and for arrays, and how a serving stack runs a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from hwmodels.kernels import arrays, scalars
+
+
+class Ops(Protocol):
+    """The arithmetic beyond + - * / that equations of kernels are written with."""
+
+    def maximum(self, x: Any, y: Any, /) -> Any: ...
+
+    def minimum(self, x: Any, y: Any, /) -> Any: ...
+
+    def sqrt(self, x: Any, /) -> Any: ...
+
+    def where(self, condition: Any, x: Any, y: Any, /) -> Any: ...
+
+
+SCALARS: Ops = scalars
+ARRAYS: Ops = arrays
+
+PrefillForm = Callable[[Ops, Any, Any, Any, Any], Any]
+"""(ops, prompt rows, chunks, query-key pairs, KV tokens) -> seconds of all the shape's layers."""
+DecodeForm = Callable[[Ops, Any, Any, Any], Any]
+"""(ops, sequences, query tokens of all of them, KV tokens of all of them) -> seconds of all the shape's layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """What becomes of a kernel that was timed alone in the layers of a served model; the defaults leave it alone."""
+
+    layers: float = 1.0
+    start_share: float = 1.0
+    """Of the kernel's start, what the kernel before it does not hide."""
+    pair_lost_s: float = 0.0
+    """Seconds lost on each query-key pair of a prompt to sustained arithmetic."""
+    window_tokens: int | None = None
+    """Keys that a query sees at the most."""
+
+
+ALONE = Running()
+
+
+def none_is_free(seconds: Any, count: Any) -> Any:
+    """*seconds* where *count* is above zero and 0 elsewhere; a float where both are numbers."""
+    found = np.where(np.asarray(count) > 0, seconds, 0.0)
+    return float(found) if found.ndim == 0 else found

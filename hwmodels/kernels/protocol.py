@@ -1,0 +1,63 @@
+"""What a cost model asks of a device's kernels: the one seam behind which datasheets, fits and kinds of device differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hwmodels.kernels.ops import DecodeForm, PrefillForm
+from hwmodels.operations import AttentionShape, ExpertMlp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTimes:
+    """What an iteration costs on a stage beside its kernels, in seconds."""
+
+    step_s: float = 0.0
+    """Host and launch overhead of an iteration."""
+    sequence_s: float = 0.0
+    """Of each sequence in the batch."""
+    row_s: float = 0.0
+    """Of each token of the iteration."""
+    prompt_floor_s: float = 0.0
+    """Least time of an iteration with prompt tokens: they are launched kernel by kernel."""
+    decode_floor_s: float = 0.0
+    """Least time of an iteration without."""
+
+
+class Kernels(Protocol):
+    """Seconds of each kind of operation on one device; what tells a datasheet roofline from a calibrated one.
+
+    The `*_s` methods take float64 arrays (or scalars) and need not be fast: they are tabulated. Attention depends on
+    more than the rows, so it comes as a form: a function of totals written with + - * / and the given `Ops`, which is
+    what makes scalars and arrays agree bit for bit. Times must not fall when an argument grows.
+    """
+
+    @property
+    def host(self) -> HostTimes: ...
+
+    def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any: ...
+
+    def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
+        """One layer's routed experts."""
+        ...
+
+    def prefill_form(self, shape: AttentionShape) -> PrefillForm: ...
+
+    def decode_form(self, shape: AttentionShape) -> DecodeForm: ...
+
+    def elementwise_s(self, size_bytes: Any, launches: int) -> Any: ...
+
+    def stream_s(self, flops: Any, hbm_bytes: Any) -> Any:
+        """Work that is neither GEMM nor softmax attention: recurrent states."""
+        ...
+
+    def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
+        """An all_reduce, all_gather or all_to_all of *n* devices."""
+        ...
+
+    def send_s(self, size_bytes: Any, between_nodes: bool) -> Any: ...
+
+    def sample_s(self, logit_rows: Any) -> Any:
+        """Sampling and its host work."""
+        ...

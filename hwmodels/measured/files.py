@@ -1,0 +1,211 @@
+"""Reading measured files: columns say what a file measured, and what is not understood is refused or counted aloud."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from hwmodels.measured.kinds import COUNTS, FLAGS, MAY_BE_BLANK, SAME_FORMAT, TEXT
+from hwmodels.measured.names import card_of, recognise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One measured file: what its name says, its columns as numpy arrays, and for kernels the measured seconds."""
+
+    path: Path
+    kind: str
+    device: str
+    source: str
+    version: str
+    dtype: str
+    labels: Mapping[str, str]
+    columns: Mapping[str, np.ndarray]
+    measured_s: np.ndarray | None
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> rows of the file that were refused for it; they are in no column."""
+    notes: tuple[str, ...] = ()
+    """What neither columns nor name say and was assumed."""
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device.startswith("cpu")
+
+    @property
+    def number_bytes(self) -> float:
+        """Of one number where nothing is quantised."""
+        return 4.0 if self.dtype == "fp32" else 2.0
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """A folder of measurements: the files that were understood, and the reason for each that was not."""
+
+    measurements: tuple[Measurement, ...]
+    not_understood: Mapping[str, str]
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """A sentence for each file that was not understood and each reason for refused rows; empty: all was read."""
+        rows = [
+            f"{m.path.name}: {count:,} of {len(m) + sum(m.refused.values()):,} rows refused: {reason}"
+            for m in self.measurements
+            for reason, count in m.refused.items()
+        ]
+        return (*(f"{name}: not understood: {reason}" for name, reason in self.not_understood.items()), *rows)
+
+    @property
+    def refused_rows(self) -> int:
+        return sum(sum(m.refused.values()) for m in self.measurements)
+
+
+def read(path: str | Path, *, strict: bool = True) -> Measurement:
+    """Read one file; ValueError names the file and what was expected where header or cells do not fit.
+
+    Without *strict* rows that do not fit are left out and counted in `refused`; ValueError when no row is left.
+    """
+    path = Path(path)
+    header, rows, lines = _read_csv(path)
+    kind, labels = recognise(path.stem, header)
+    if kind is None:
+        raise ValueError(f"{path.name}: {labels['reason']}")
+    refused: dict[str, int] = {}
+    bad = np.zeros(len(rows), bool)
+
+    def refuse(mask: np.ndarray, reason: str, plainly: str) -> None:
+        """Refuse the rows of *mask*; *plainly* is the sentence where nothing may be refused, {line} the first's line."""
+        fresh = mask & ~bad
+        if not fresh.any():
+            return
+        line = int(lines[np.flatnonzero(fresh)[0]])
+        if strict:
+            raise ValueError(f"{path.name}: {plainly.format(line=line)}")
+        refused[f"{reason} (line {line}{' and others' if fresh.sum() > 1 else ''})"] = int(fresh.sum())
+        bad[fresh] = True
+
+    width = len(header)
+    lengths = np.array([len(row) for row in rows])
+    for length in np.unique(lengths[lengths != width]):
+        text = f"{length} cells, the header {width}"
+        refuse(lengths == length, f"the line has {text}", f"line {{line}} has {text}; truncated file?")
+    whole = ~bad
+    rows, lines, bad = [row for row, keep in zip(rows, whole, strict=True) if keep], lines[whole], bad[whole]
+    columns: dict[str, np.ndarray] = {}
+    for name, cells in zip(header, zip(*rows, strict=True) if rows else [()] * width, strict=True):
+        columns[name] = _column(kind, name, cells, refuse)
+    if "latency_us" in columns:
+        wrong = ~(columns["latency_us"] > 0)
+        refuse(
+            wrong, "latency_us must be positive", "latency_us must be positive; line {line} is not; remove or repair it"
+        )
+    if bad.any():
+        columns = {name: column[~bad] for name, column in columns.items()}
+    if not len(bad) or bad.all():
+        raise ValueError(f"{path.name}: no row is left: {'; '.join(refused)}")
+    word = (labels.get("dtype") or "bf16").replace("_", "")
+    dtype = SAME_FORMAT.get(word, word)
+    return Measurement(
+        path=path,
+        kind=kind,
+        device=card_of(labels.get("device") or "", labels.get("topology") or ""),
+        source=labels.get("source") or "",
+        version=labels.get("version") or "",
+        dtype=dtype,
+        labels={name: value for name, value in labels.items() if value and name != "assumed"},
+        columns=columns,
+        measured_s=columns["latency_us"] * 1e-6 if "latency_us" in columns else None,
+        refused=refused,
+        notes=(labels["assumed"],) if labels.get("assumed") else (),
+    )
+
+
+def read_folder(folder: str | Path) -> list[Measurement]:
+    """Every CSV of a folder, sorted by name; a file or row that is not understood is an error, not a gap."""
+    return list(survey(folder, strict=True).measurements)
+
+
+def survey(folder: str | Path, *, strict: bool = False) -> Survey:
+    """Every CSV of a folder, sorted by name; what is not understood is in `Survey.left_out`, or, with *strict*, an error."""
+    folder = Path(folder)
+    paths = sorted(path for path in folder.glob("*") if path.suffix.lower() == ".csv")
+    if not paths:
+        raise ValueError(f"{folder} holds no CSV files; expected names such as gemm_h100_bf16_vllm0.24.csv")
+    found, reasons = [], {}
+    for path in paths:
+        try:
+            found.append(read(path, strict=strict))
+        except (ValueError, OSError) as error:
+            if strict:
+                raise
+            text = f"{error.strerror}" if isinstance(error, OSError) else str(error)
+            reasons[path.name] = text.removeprefix(f"{path.name}: ")
+    return Survey(measurements=tuple(found), not_understood=reasons)
+
+
+def is_kernel_level(measurement: Measurement) -> bool:
+    """Whether `predict` covers the file; iteration and end-to-end files need a whole model or a simulation."""
+    return not measurement.kind.startswith(("iteration", "e2e_"))
+
+
+def _read_csv(path: Path) -> tuple[list[str], list[list[str]], np.ndarray]:
+    """Header, rows as they stand and the line that each ends on; ValueError for what is no table."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            header = next(reader, None)
+            if not header:
+                raise ValueError(f"{path.name}: the file is empty; expected a header and rows")
+            numbered = [(row, reader.line_num) for row in reader if row]
+    except UnicodeDecodeError:
+        raise ValueError(f"{path.name}: the file is no text in UTF-8; export it as CSV") from None
+    except csv.Error as error:
+        raise ValueError(f"{path.name}: the file is no CSV: {error}") from None
+    if not numbered:
+        raise ValueError(f"{path.name}: there is a header but no row; the file looks truncated")
+    return [name.strip() for name in header], [row for row, _ in numbered], np.array([line for _, line in numbered])
+
+
+def _column(kind: str, name: str, cells: Sequence[str], refuse: Callable[[np.ndarray, str, str], None]) -> np.ndarray:
+    """A column's values; cells that do not fit are given to *refuse* with the reason, and hold NaN or False."""
+    if name in TEXT:
+        return np.array(cells, dtype=str)
+    if name in FLAGS:
+        words = np.char.lower(np.array(cells, dtype=str))
+        wrong = ~np.isin(words, ("true", "false"))
+        got = repr(cells[int(np.flatnonzero(wrong)[0])]) if wrong.any() else ""
+        text = f"{name} must be True or False; got {got}"
+        refuse(wrong, text, text)
+        return words == "true"
+    allowed = MAY_BE_BLANK.get(kind, set())
+    may_be_blank = allowed is None or name in allowed
+    values, wrong, text = np.full(len(cells), np.nan), np.zeros(len(cells), bool), ""
+    for index, cell in enumerate(cells):
+        if cell == "" and may_be_blank:
+            continue
+        try:
+            values[index] = float(cell)
+        except ValueError:
+            wrong[index] = True
+            text = text or cell
+    refuse(wrong, f"{name} must be a number; got {text!r}", f"{name} in line {{line}} must be a number; got {text!r}")
+    endless = np.isinf(values) | (np.isnan(values) & ~wrong & (not may_be_blank))
+    refuse(endless, f"{name} must be finite", f"{name} must be finite numbers; line {{line}} is not")
+    if name in COUNTS:
+        least = 0 if kind.startswith("e2e_") and name in _NONE_WHEN_DENSE else 1
+        refuse(
+            values < least,
+            f"{name} must be at least {least}",
+            f"{name} must be at least {least}; line {{line}} is not; remove or repair it",
+        )
+    return values
+
+
+_NONE_WHEN_DENSE = ("moe_tp_size", "moe_ep_size")
+"""Columns that serving files fill with 0 for a model without experts; `sim.validation.runs` reads that as 1."""

@@ -1,0 +1,184 @@
+"""What kinds of measurements there are: the columns of each, and the pattern that names of files usually follow."""
+
+from __future__ import annotations
+
+_PREFILL = ("batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim", "latency_us")
+_DECODE = ("batch_size", "kv_len", "num_heads", "num_kv_heads", "head_dim", "latency_us")
+_PAGED = (
+    "is_prefill", "batch_size", "prefill_chunk_size", "kv_cache_size", "latency_us", "heads_per_rank",
+    "kv_heads_per_rank",
+)  # fmt: skip
+_SILICON = (
+    "model_path", "system", "backend", "backend_version", "precision", "gemm_quant_mode", "moe_quant_mode", "mode",
+    "isl", "osl", "concurrency",
+)  # fmt: skip
+_NODE = r"(?P<device>[a-z0-9]+)"
+_SOFTWARE = r"(?P<source>[a-z]+)(?P<version>[0-9][0-9a-z.]*)?"
+SAME_FORMAT = {
+    "fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "float32": "fp32", "fp8block": "fp8", "fp8static": "fp8",
+    "nvfp4": "fp4",
+}  # fmt: skip
+# Back ends of `hwmodels.calibrate`, which add the spread of their repeats, and formats to more names.
+CALIBRATING = ("torch", "jax", "numpy", "fake")
+_SPREAD = ("min_us", "max_us", "repeats")
+# Any format's name, so that one without a model is counted by that name and not read as part of another word.
+DTYPE = (
+    r"(?:_(?P<dtype>(?:(?:bfloat|float|bf|tf|mxfp|nvfp|fp|int)\d+|w\d+a(?:fp)?\d+)"
+    r"(?:_?(?:block|static|wo|ootb|mxfp\d|tensor))*))?"
+)
+
+# fmt: off
+# kind -> (usual pattern of the stem, columns that must be there, columns that may be)
+KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "gemm": (
+        rf"gemm_{_NODE}{DTYPE}(?:_(?P<model>[a-z0-9.-]+?))?_{_SOFTWARE}",
+        ("m", "n", "k", "latency_us"),
+        ("model", "op", "tp", "layer", *_SPREAD),
+    ),
+    "attention_prefill": (
+        rf"attention_prefill_{_NODE}{DTYPE}_{_SOFTWARE}", _PREFILL, ("past_len", *_SPREAD)
+    ),
+    "attention_decode": (
+        rf"attention_decode_{_NODE}{DTYPE}_{_SOFTWARE}", _DECODE, ("query_len", *_SPREAD)
+    ),
+    "host": (rf"host_{_NODE}{DTYPE}_{_SOFTWARE}", ("op", "layers", "latency_us"), _SPREAD),
+    "attention_mixed": (
+        rf"attention_mixed_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}",
+        ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "latency_us"),
+        (),
+    ),
+    "attention_paged": (rf"attention_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}", _PAGED, ()),
+    "collectives_nccl": (
+        rf"collectives_(?P<source>nccl)_{_NODE}(?:_(?P<topology>[a-z_]+))?",
+        ("collective", "dtype", "num_gpus", "message_bytes", "latency_us"),
+        _SPREAD,
+    ),
+    "collectives_nodes": (
+        rf"collectives_{_NODE}_(?P<topology>[a-z_]+)_(?P<source>vidur)",
+        ("collective", "num_workers", "devices_per_node", "size_bytes", "latency_us"),
+        ("min_us",),
+    ),
+    "allreduce": (
+        rf"allreduce_(?P<source>[a-z]+)custom_{_NODE}",
+        ("backend", "num_gpus", "message_bytes", "latency_us"),
+        (),
+    ),
+    "elementwise": (
+        rf"elementwise_{_NODE}{DTYPE}_(?P<source>vidur|{'|'.join(CALIBRATING)})(?P<version>[0-9][0-9a-z.]*)?",
+        ("model", "op", "tp", "m", "width", "gated", "latency_us"),
+        _SPREAD,
+    ),
+    "elementwise_rates": (
+        rf"elementwise_{_NODE}_(?P<source>llmcompass)",
+        ("op", "rows", "cols", "gelements_per_s", "latency_us"),
+        (),
+    ),
+    "layers": (
+        rf"layers_{_NODE}_(?P<model>[a-z0-9.-]+)_{_SOFTWARE}",
+        ("model", "tp", "layer", "m", "n", "k", "latency_us"),
+        (),
+    ),
+    "moe": (
+        rf"moe_{_NODE}{DTYPE}_{_SOFTWARE}",
+        (
+            "moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size",
+            "moe_ep_size", "distribution", "latency_us",
+        ),
+        (),
+    ),
+    "moe_layer": (
+        rf"moe_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}",
+        ("tokens", "activated_experts", "latency_us"),
+        (),
+    ),
+    "mla": (
+        rf"mla_(?P<phase>prefill|decode)_{_NODE}{DTYPE}(?:_{_SOFTWARE})?",
+        ("batch_size", "isl", "step", "num_heads", "tp_size", "latency_us"),
+        (),
+    ),
+    "tpu_attention": (r"tpu_(?P<device>[a-z0-9]+)_attention_(?P<model>[a-z0-9.-]+)", _PAGED, ()),
+    "tpu_layers": (
+        r"tpu_(?P<device>[a-z0-9]+)_layers_(?P<model>[a-z0-9.-]+)",
+        ("layer", "m", "n", "k", "latency_us", "flag"),
+        (),
+    ),
+    "iteration": (
+        rf"iteration_(?P<source>[a-z]+)_{_NODE}_(?P<model>[a-z0-9.-]+)",
+        (
+            "model", "hardware", "tensor_parallel", "prompt_size", "batch_size", "token_size", "prompt_time_ms",
+            "token_time_ms",
+        ),
+        ("repeats", "e2e_time_ms", "prompt_std_ms", "flag"),
+    ),
+    "e2e_silicon_agg": (
+        r"e2e_silicon_agg",
+        (*_SILICON, "batch_size", "tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "ttft_ms",
+         "tpot_ms"),
+        ("measured", "provenance", "speculation"),
+    ),
+    "e2e_silicon_disagg": (
+        r"e2e_silicon_disagg",
+        (
+            *_SILICON,
+            *(
+                f"{phase}_{what}"
+                for phase in ("prefill", "decode")
+                for what in ("batch_size", "num_workers", "tp_size", "pp_size", "attention_dp_size", "moe_tp_size",
+                             "moe_ep_size")
+            ),
+            "ttft_ms",
+            "tpot_ms",
+        ),
+        ("measured", "provenance", "speculation"),
+    ),
+    "e2e_requests": (
+        rf"e2e_requests_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}",
+        ("request_id", "input_toks", "output_toks", "arrival_s", "queued_s", "scheduled_s", "first_token_s",
+         "last_token_s"),
+        (),
+    ),
+    "e2e_timeseries": (
+        rf"e2e_timeseries_{_NODE}_(?P<model>[a-z0-9.-]+)_tp(?P<tp>\d+)_{_SOFTWARE}",
+        ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct"),
+        (),
+    ),
+}
+# fmt: on
+TEXT = {
+    "model",
+    "op",
+    "layer",
+    "collective",
+    "dtype",
+    "backend",
+    "moe_dtype",
+    "distribution",
+    "flag",
+    "hardware",
+    "model_path",
+    "system",
+    "backend_version",
+    "precision",
+    "gemm_quant_mode",
+    "moe_quant_mode",
+    "mode",
+    "request_id",
+    "measured",
+    "provenance",
+    "speculation",
+}  # fmt: skip
+FLAGS = {"is_prefill", "gated"}
+COUNTS = {
+    "m", "n", "k", "batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim", "heads_per_rank",
+    "kv_heads_per_rank", "num_gpus", "num_workers", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts",
+    "moe_tp_size", "moe_ep_size", "width", "rows", "cols",
+}  # fmt: skip
+# Blank cells that the conventions allow: operations that are no GEMM, one-dimensional operations, unknown settings.
+MAY_BE_BLANK = {
+    "layers": {"n", "k"},
+    "tpu_layers": {"n", "k"},
+    "elementwise_rates": {"rows", "cols"},
+    "e2e_silicon_agg": None,
+    "e2e_silicon_disagg": None,
+    "iteration": {"prompt_std_ms", "e2e_time_ms", "prompt_time_ms"},
+}

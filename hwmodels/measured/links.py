@@ -1,0 +1,83 @@
+"""Collectives in a node and between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from hwmodels.kernels.collectives import NETWORK_BYTES_PER_S, CollectiveParams
+from hwmodels.kernels.families import COLLECTIVE
+from hwmodels.kernels.parameters import Datasheet
+from hwmodels.measured.files import Measurement
+from hwmodels.measured.part import Columns, Part, Shape, pick
+
+_COLLECTIVES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
+
+
+def _part(
+    m: Measurement,
+    device: Datasheet,
+    mask: np.ndarray,
+    kind: str,
+    names: Mapping[str, str],
+    variants: tuple[str, ...],
+    link_bytes_per_s: float,
+) -> Part:
+    rows, columns = pick(m, mask, names)
+    columns.setdefault("adapters", np.ones(len(rows)))
+
+    def shape(c: Columns) -> Shape:
+        return {
+            "kind": kind,
+            "message_bytes": c["bytes"],
+            "devices": c["devices"],
+            "link_bytes_per_s": link_bytes_per_s * c["adapters"],
+        }
+
+    starts = (
+        CollectiveParams(),
+        CollectiveParams(contention=1.0, bandwidth_high=0.5, bandwidth_mid=0.2),
+        CollectiveParams(start_s=3e-5),
+        CollectiveParams(host_s=2e-5),
+    )
+    return Part(
+        form=COLLECTIVE, sheet=device, variants=variants, rows=rows, columns=columns, shape=shape,
+        groups=("devices", "bytes"), starts=starts,
+    )  # fmt: skip
+
+
+def nccl(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    for name in np.unique(m.columns["collective"]):
+        kind = _COLLECTIVES.get(str(name), str(name))
+        yield _part(
+            m, device, m.columns["collective"] == name, kind, {"bytes": "message_bytes", "devices": "num_gpus"},
+            (f"{kind}/nccl", f"{kind}/vidur-node"), device.link_bytes_per_s,
+        )  # fmt: skip
+
+
+def nodes(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    across = m.columns["devices_per_node"] < m.columns["num_workers"]
+    pairs = "pairwise" in m.labels["topology"]
+    for name in np.unique(m.columns["collective"]):
+        for network in (False, True):
+            mask = (m.columns["collective"] == name) & (across == network)
+            if not mask.any():
+                continue
+            place = "network" if network else "node"
+            variants = (f"{name}/vidur-{place}", f"{name}/nccl")
+            if pairs:
+                variants = (f"{name}/vidur-pairs-{place}", *variants)
+            link = NETWORK_BYTES_PER_S if network else device.link_bytes_per_s
+            names = {"bytes": "size_bytes", "devices": "num_workers"}
+            if network:  # each device of a node has its adapter, and NCCL runs a ring over each
+                names["adapters"] = "devices_per_node"
+            yield _part(m, device, mask, str(name), names, variants, link)
+
+
+def allreduce(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    for backend in np.unique(m.columns["backend"]):
+        yield _part(
+            m, device, m.columns["backend"] == backend, "all_reduce", {"bytes": "message_bytes", "devices": "num_gpus"},
+            (f"all_reduce/{str(backend).replace('_', '-')}", "all_reduce/nccl"), device.link_bytes_per_s,
+        )  # fmt: skip

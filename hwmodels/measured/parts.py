@@ -1,0 +1,35 @@
+"""Which equations a kind of file is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from hwmodels.kernels.parameters import Datasheet
+from hwmodels.measured import attention, experts, host, links, products, tpus
+from hwmodels.measured.files import Measurement
+from hwmodels.measured.part import Part
+
+_PARTS: dict[str, Callable[[Measurement, Datasheet], Iterator[Part]]] = {
+    "gemm": products.gemm,
+    "attention_prefill": attention.prefill,
+    "attention_decode": attention.decode,
+    "attention_mixed": attention.mixed,
+    "host": host.host,
+    "attention_paged": attention.paged,
+    "collectives_nccl": links.nccl,
+    "collectives_nodes": links.nodes,
+    "allreduce": links.allreduce,
+    "elementwise": products.elementwise,
+    "elementwise_rates": products.elementwise_rates,
+    "layers": products.layers,
+    "moe": experts.moe,
+    "moe_layer": experts.moe_layer,
+    "mla": attention.latent,
+    "tpu_attention": tpus.attention,
+    "tpu_layers": tpus.layers,
+}
+
+
+def parts(measurement: Measurement, device: Datasheet) -> Iterator[Part]:
+    """The equations behind a file's rows, for prediction and for fitting alike."""
+    yield from _PARTS[measurement.kind](measurement, device)

@@ -1,0 +1,172 @@
+"""Matrix products, and what runs between them: normalisation, activation, residuals, whole layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from hwmodels.kernels.cpu import CpuGemmParams
+from hwmodels.kernels.elementwise import OPS, ElementwiseParams
+from hwmodels.kernels.families import CPU_GEMM, ELEMENTWISE, GEMM
+from hwmodels.kernels.gemm import QUANTISE_FIELDS, GemmParams
+from hwmodels.kernels.parameters import Datasheet
+from hwmodels.measured.files import Measurement
+from hwmodels.measured.kinds import CALIBRATING
+from hwmodels.measured.part import Columns, Part, Shape, every, pick
+
+_NARROW = ("fp8", "int8", "fp4")
+
+
+def _gemm_options(dtype: str, source: str) -> dict[str, Any]:
+    """How a benchmark of this software and format ran its GEMMs."""
+    narrow = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}.get(dtype, 2.0)
+    options: dict[str, Any] = {"dtype": dtype, "weight_bytes": narrow, "activation_bytes": narrow}
+    if source in CALIBRATING:  # cuBLAS on operands that are in the format already, from buffers larger than the cache
+        return options | {"weight_copies": np.inf}
+    if dtype in _NARROW:
+        options |= {"quantise_activations": True, "library": "dispatch"}
+    # The serving-kernel collector cycles six weight tensors; the others repeat one layer.
+    return options | {"weight_copies": 6.0 if source in ("vllm", "trtllm", "sglang") else 1.0}
+
+
+def _gemm_part(m: Measurement, device: Datasheet, mask: np.ndarray) -> Part:
+    source, dtype = m.source, m.dtype
+    rows, columns = pick(m, mask, {"m": "m", "n": "n", "k": "k"})
+    options = _gemm_options(dtype, source)
+    fixed = () if options.get("quantise_activations") else QUANTISE_FIELDS
+    start = GemmParams(launch_s=3e-5) if source == "llmcompass" else GemmParams()
+    if dtype in _NARROW and source not in CALIBRATING:
+        start = GemmParams(launch_s=5e-6, fill_k=500.0, tile_edge=2.0, l2_intensity=60.0, block_bandwidth=3.0)
+        fixed = ("split_s",)
+    if source == "llmcompass":  # 20 points: what a few large shapes can tell
+        fixed = (*QUANTISE_FIELDS, "cache_gain", "block_bandwidth", "split_s", "throttle_after_s", "wave_softness",
+                 "l2_intensity", "fill_k")  # fmt: skip
+    return Part(
+        form=GEMM,
+        sheet=device,
+        variants=(
+            *(f"{dtype}/{name}" for name in dict.fromkeys((source, "vllm", "trtllm", "vidur"))),
+            *(() if dtype not in _NARROW or source in CALIBRATING else ("fp8/vllm",)),
+        ),
+        rows=rows,
+        columns=columns,
+        shape=lambda c: {**c, **options},
+        groups=("n", "k"),
+        starts=(start,),
+        fixed=fixed,
+    )
+
+
+def _on_cpu(m: Measurement, device: Datasheet) -> Part:
+    rows, columns = pick(m, every(m), {"m": "m", "n": "n", "k": "k"})
+    return Part(
+        form=CPU_GEMM, sheet=device, variants=(f"{m.dtype}/{m.source}",), rows=rows, columns=columns,
+        shape=lambda c: {**c, "dtype": m.dtype, "number_bytes": m.number_bytes}, groups=("n", "k"),
+        starts=(CpuGemmParams(), CpuGemmParams(launch_s=2e-5, vector_efficiency=1.0, bandwidth_efficiency=0.4),
+                CpuGemmParams(launch_s=2e-5, vector_efficiency=1.0, extra_rows=4.0, overlap_loss=1.0)),
+    )  # fmt: skip
+
+
+def gemm(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    if m.on_cpu:
+        yield _on_cpu(m, device)
+    elif m.dtype in ("fp32", "bf16", *_NARROW):
+        yield _gemm_part(m, device, every(m))
+
+
+def elementwise_part(
+    device: Datasheet, op: str, variants: tuple[str, ...], rows: np.ndarray, columns: dict[str, np.ndarray],
+    calls: float = 1.0, number_bytes: float = 2.0, fixed: tuple[str, ...] = (),
+) -> Part:  # fmt: skip
+    def shape(c: Columns) -> Shape:
+        return {"gated": False, **c, "op": op, "bytes_per_number": number_bytes}
+
+    return Part(
+        form=ELEMENTWISE, sheet=device, variants=variants, rows=rows, columns=columns, shape=shape, groups=("rows",),
+        starts=(ElementwiseParams(), ElementwiseParams(launch_s=2e-5)), fixed=fixed, calls=calls,
+    )  # fmt: skip
+
+
+_VIDUR_OPS = {
+    "add": "add", "attn_rope": "rope", "emb": "embedding", "input_layernorm": "norm", "mlp_act": "act",
+    "post_attention_layernorm": "norm",
+}  # fmt: skip
+
+
+def elementwise(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    if m.source in CALIBRATING:
+        for op in np.unique(m.columns["op"]):
+            if op in OPS:
+                rows, columns = pick(m, m.columns["op"] == op, {"rows": "m", "width": "width"})
+                yield elementwise_part(
+                    device, str(op), (f"{op}/{m.source}",), rows, columns, number_bytes=m.number_bytes,
+                    fixed=("row_s", "overlap_loss"),  # a handful of points for each operation
+                )  # fmt: skip
+        return
+    ops = np.array([_VIDUR_OPS.get(str(op), "") for op in m.columns["op"]])
+    for op in np.unique(ops):
+        for gated in (True, False):
+            mask = (ops == op) & (m.columns["gated"] == gated)
+            if not op or not mask.any():
+                continue
+            rows, columns = pick(m, mask, {"rows": "m", "width": "width", "gated": "gated"})
+            # Models with a gated feed-forward use RMSNorm from elementary kernels; the others LayerNorm from one, and
+            # add attention and feed-forward to the residual in two calls.
+            name = "layer-norm" if op == "norm" and not gated else op
+            calls = 2.0 if op == "add" and not gated else 1.0
+            variants = (f"{name}/{m.source}", f"{op}/{m.source}", f"{op}/lss", f"{op}/llmcompass")
+            yield elementwise_part(device, op, variants, rows, columns, calls)
+
+
+def elementwise_rates(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    for name, op in (("gelu", "act"), ("layernorm", "norm"), ("softmax", "softmax")):
+        mask = m.columns["op"] == name
+        if mask.any():
+            rows, columns = pick(m, mask, {"rows": "rows", "width": "cols"})
+            # gelu ran over one long vector: rows of 1024 numbers stand for its blocks.
+            if op == "act":
+                columns = {"rows": columns["rows"] / 1024.0, "width": np.full(len(rows), 1024.0)}
+            yield elementwise_part(device, op, (f"{op}/{m.source}", f"{op}/vidur"), rows, columns)
+
+
+LAYER_OPS = {
+    "act_fn": "act", "embedding": "embedding", "final_layernorm": "norm", "layernorm": "norm", "rotary_emb": "rope",
+    "rope": "rope", "sampler": "softmax", "input_layernorm": "norm", "post_layernorm": "norm",
+}  # fmt: skip
+
+
+def layer_widths(m: Measurement, tp: float | None = None) -> dict[str, float]:
+    """Widths of the elementwise layers, from the GEMMs of the same file and parallelism."""
+    mine = ~np.isnan(m.columns["k"])
+    if tp is not None:
+        mine &= m.columns["tp"] == tp
+    shapes = {
+        str(layer): (n, k) for layer, n, k in zip(*(m.columns[c][mine] for c in ("layer", "n", "k")), strict=True)
+    }
+    inputs = [name for name in ("qkv_proj", "q_proj", "gate_up_proj", "gate_proj") if name in shapes]
+    if not inputs:
+        raise ValueError("no matrix multiplication in the file says how wide its other layers are; keep their rows")
+    hidden = shapes[inputs[0]][1]
+    inner = shapes["gate_up_proj"][0] / 2 if "gate_up_proj" in shapes else shapes.get("gate_proj", (hidden, 0))[0]
+    rotary = shapes.get("qkv_proj", shapes.get("q_proj", (hidden, 0)))[0]
+    vocabulary = shapes.get("lm_head", (hidden, 0))[0]
+    widths = {"norm": hidden, "embedding": hidden, "act": inner, "rope": rotary, "softmax": vocabulary}
+    return {name: float(width) for name, width in widths.items()}
+
+
+def layers(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    matrix = ~np.isnan(m.columns["k"])
+    yield _gemm_part(m, device, matrix)
+    for layer in np.unique(m.columns["layer"][~matrix]):
+        op = LAYER_OPS.get(str(layer))
+        mask = ~matrix & (m.columns["layer"] == layer)
+        if op is None:
+            continue
+        rows, columns = pick(m, mask, {"rows": "m", "tp": "tp"})
+        by_tp = {tp: layer_widths(m, tp)[op] for tp in np.unique(columns["tp"])}
+        columns["width"] = np.array([by_tp[tp] for tp in columns.pop("tp")])
+        columns["gated"] = np.full(len(rows), op == "act")
+        name = str(layer).replace("_", "-") if op in ("norm", "softmax") else op
+        yield elementwise_part(device, op, (f"{name}/{m.source}", f"{op}/vidur"), rows, columns)

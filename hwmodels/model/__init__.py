@@ -1,0 +1,19 @@
+"""Transformers as the cost models see them: shapes, parameters, cache and number formats, read from config.json."""
+
+from hwmodels.model.catalogue import CATALOGUE, load_model, model_catalogue
+from hwmodels.model.config import spec_from_config
+from hwmodels.model.fields import FAMILIES
+from hwmodels.model.spec import Attention, Experts, LatentAttention, LinearAttention, ModelSpec
+
+__all__ = [
+    "CATALOGUE",
+    "FAMILIES",
+    "Attention",
+    "Experts",
+    "LatentAttention",
+    "LinearAttention",
+    "ModelSpec",
+    "load_model",
+    "model_catalogue",
+    "spec_from_config",
+]

@@ -1,0 +1,78 @@
+"""Fields of a config.json, with complaints by file and field; which families are modelled, and what of them is not."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+
+class Config:
+    """A config.json that complains by file and field."""
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        self.data, self.where = data, where
+
+    def has(self, key: str) -> bool:
+        return self.data.get(key) is not None
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        value = self.data.get(key)
+        if value is None:
+            if default is None:
+                raise ValueError(
+                    f"{self.where}: {key} is missing; a {self.data.get('model_type')} config.json states it"
+                )
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{self.where}: {key} must be an integer of at least {least}, got {value!r}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.data.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ValueError(f"{self.where}: {key} must be true or false, got {value!r}")
+        return value
+
+
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+GATED = {"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss", "minimax_m2"}
+LATENT = {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm_moe_dsa"}
+PLAIN = {"gpt2", "opt", "bloom", "bert"}
+HYBRID = {"qwen3_5_moe_text"}
+FAMILIES = tuple(sorted(GATED | LATENT | PLAIN | HYBRID))
+
+
+def refuse_what_is_not_modelled(data: Mapping[str, Any], family: str, where: str) -> None:
+    def refuse(what: str) -> None:
+        raise ValueError(f"{where}: {what} is not modelled; choose another model (see `rooftrace models`)")
+
+    if family.startswith("llama4"):
+        size = data.get("attention_chunk_size")
+        refuse(f"the chunked attention of Llama 4 (attention_chunk_size {size}, interleaved with full layers)")
+    if family not in FAMILIES:
+        near = difflib.get_close_matches(family, FAMILIES, n=2)
+        hint = f"nearest: {', '.join(near)}" if near else f"modelled: {', '.join(FAMILIES)}"
+        refuse(f"model_type {family!r} ({hint})")
+    if data.get("is_encoder_decoder") or data.get("add_cross_attention"):
+        refuse("an encoder-decoder with cross-attention")
+    if data.get("attention_chunk_size"):
+        refuse(f"chunked attention (attention_chunk_size {data['attention_chunk_size']})")
+    for key in data:
+        if any(word in key for word in ("mamba", "ssm_", "rwkv", "hyena")) and family not in HYBRID and data[key]:
+            refuse(f"a state-space layer ({key})")
+    kinds = set(data.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    if "linear_attention" in kinds and data.get("_accept_linear_attention"):
+        kinds.discard("linear_attention")
+    if kinds:
+        refuse(f"a hybrid with {', '.join(sorted(k.replace('_', ' ') for k in kinds))} layers ({family})")
+    if family not in LATENT and data.get("kv_lora_rank"):
+        refuse(f"latent attention (kv_lora_rank) in a {family} model")
+    dense = PLAIN | {"llama", "mistral", "qwen2", "qwen3"}
+    for key in ("num_local_experts", "num_experts", "n_routed_experts"):
+        if family in dense and data.get(key):
+            refuse(f"a mixture of experts ({key}) in a {family} model")
+    if family != "glm_moe_dsa" and data.get("index_topk"):
+        refuse(f"sparse attention (index_topk) in a {family} model")

@@ -1,0 +1,266 @@
+"""Transformers as the cost models see them: shapes, parameters, cache and number formats, counted and never stated."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from hwmodels.precision import precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """One layer's attention with grouped keys and values (`n_kv_heads == n_heads`: the classic kind)."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm_params: int = 0
+    """Parameters of query and key normalisation in one layer."""
+    sink_params: int = 0
+    output_gate: bool = False
+    """Queries come with a gate of the same width (Qwen3.5)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1): one cached latent for all heads.
+
+    With `index_topk` each query attends to that many tokens, chosen by a small indexer that scores all of them
+    (DeepSeek sparse attention, arXiv 2512.02556).
+    """
+
+    n_heads: int
+    q_lora_rank: int
+    """0: queries are projected directly."""
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    index_topk: int = 0
+    index_heads: int = 0
+    index_dim: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention:
+    """Gated delta-rule layer with a fixed state (Qwen3-Next and Qwen3.5): no KV cache, one state a sequence."""
+
+    n_key_heads: int
+    n_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    state_bytes: float = 4.0
+    """Of one element of the state (fp32)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture-of-experts MLP: gated experts behind a router, and experts that every token visits."""
+
+    n_experts: int
+    per_token: int
+    ffn: int
+    n_shared: int = 0
+    shared_ffn: int = 0
+    """Width of all shared experts together."""
+    shared_gate: bool = False
+    bias: bool = False
+    router_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """What a cost model and a memory budget must know of a model. Parameters are counted, never stated."""
+
+    name: str
+    family: str
+    hidden: int
+    vocab: int
+    attention: Attention | LatentAttention
+    ffn: int
+    """Width of the dense MLP."""
+    layer_is_moe: tuple[bool, ...]
+    layer_is_windowed: tuple[bool, ...]
+    layer_is_linear: tuple[bool, ...]
+    experts: Experts | None = None
+    linear_attention: LinearAttention | None = None
+    gated_mlp: bool = True
+    mlp_bias: bool = False
+    norm_params: int
+    """Parameters of one normalisation: hidden (RMS) or twice that (layer norm)."""
+    norms_per_layer: int = 2
+    extra_norms: int = 1
+    """Normalisations outside the layers: the final one, one behind the embedding."""
+    tied_embeddings: bool = False
+    lm_head: bool = True
+    lm_head_params: int = 0
+    """Parameters of the head beyond the vocabulary matrix (BERT's pooler)."""
+    position_rows: int = 0
+    """Rows of learned position and token-type tables."""
+    is_encoder: bool = False
+    """Every token sees every token; nothing is decoded."""
+    window_tokens: int | None = None
+    max_positions: int | None = None
+    attention_precision: str = "bf16"
+    mlp_precision: str = "bf16"
+    """Dense MLPs and shared experts."""
+    expert_precision: str = "bf16"
+    base_precision: str = "bf16"
+    """Embedding, LM head, router, normalisations, and the activations."""
+    kv_precision: str | None = None
+    """What the checkpoint asks for; None: the base precision."""
+    notes: tuple[str, ...] = ()
+    """What the model leaves out or approximates, in sentences."""
+    source: str = ""
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layer_is_moe)
+
+    @property
+    def attention_params(self) -> int:
+        """Of one softmax-attention layer."""
+        h, a = self.hidden, self.attention
+        if isinstance(a, Attention):
+            q, kv = a.n_heads * a.head_dim, a.n_kv_heads * a.head_dim
+            q_out = q * (2 if a.output_gate else 1)
+            weights = h * (q_out + 2 * kv) + q * h
+            return weights + (q_out + 2 * kv) * a.qkv_bias + h * a.out_bias + a.qk_norm_params + a.sink_params
+        q = a.n_heads * (a.nope_dim + a.rope_dim)
+        query = h * a.q_lora_rank + a.q_lora_rank + a.q_lora_rank * q if a.q_lora_rank else h * q
+        latent = h * (a.kv_lora_rank + a.rope_dim) + a.kv_lora_rank
+        up = a.kv_lora_rank * a.n_heads * (a.nope_dim + a.v_dim)
+        index = 0
+        if a.index_topk:
+            index = a.q_lora_rank * a.index_heads * a.index_dim + h * (a.index_dim + a.index_heads) + 2 * a.index_dim
+        return query + latent + up + a.n_heads * a.v_dim * h + index
+
+    @property
+    def linear_attention_params(self) -> int:
+        """Of one linear-attention layer (0 without): projections, short convolution, decay, gated norm."""
+        a = self.linear_attention
+        if a is None:
+            return 0
+        keys, values = a.n_key_heads * a.key_dim, a.n_value_heads * a.value_dim
+        project = self.hidden * (2 * keys + 2 * values + 2 * a.n_value_heads) + values * self.hidden
+        return project + a.conv_width * (2 * keys + values) + 2 * a.n_value_heads + a.value_dim
+
+    @property
+    def dense_mlp_params(self) -> int:
+        return self.hidden * self.ffn * (3 if self.gated_mlp else 2) + (
+            self.mlp_bias * (self.hidden + self.ffn * (2 if self.gated_mlp else 1))
+        )
+
+    @property
+    def expert_params(self) -> int:
+        """Of one routed expert."""
+        if self.experts is None:
+            return 0
+        f = self.experts.ffn
+        return 3 * self.hidden * f + self.experts.bias * (2 * f + self.hidden)
+
+    @property
+    def shared_expert_params(self) -> int:
+        """Of the experts of one layer that every token visits, with their gate."""
+        if self.experts is None:
+            return 0
+        return 3 * self.hidden * self.experts.shared_ffn + self.experts.shared_gate * self.hidden
+
+    @property
+    def router_params(self) -> int:
+        if self.experts is None:
+            return 0
+        return self.experts.n_experts * (self.hidden + self.experts.router_bias)
+
+    @property
+    def embedding_params(self) -> int:
+        return self.vocab * self.hidden
+
+    def _count(self, experts_per_layer: int) -> int:
+        n_moe, n_linear = sum(self.layer_is_moe), sum(self.layer_is_linear)
+        total = (self.n_layers - n_linear) * self.attention_params + n_linear * self.linear_attention_params
+        total += (self.n_layers - n_moe) * self.dense_mlp_params
+        total += n_moe * (experts_per_layer * self.expert_params + self.shared_expert_params + self.router_params)
+        total += (self.n_layers * self.norms_per_layer + self.extra_norms) * self.norm_params
+        total += self.embedding_params * (2 if self.lm_head and not self.tied_embeddings else 1)
+        return total + self.position_rows * self.hidden + self.lm_head_params
+
+    @property
+    def params(self) -> int:
+        """All parameters of the decoder (or encoder), the multi-token-prediction layer apart."""
+        return self._count(self.experts.n_experts if self.experts else 0)
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that one token visits, the embedding table counted whole as is usual."""
+        return self._count(self.experts.per_token if self.experts else 0)
+
+    def kv_elements_per_layer(self) -> int:
+        """Cached elements of one token in one softmax-attention layer, over all GPUs, nothing replicated."""
+        a = self.attention
+        if isinstance(a, Attention):
+            return 2 * a.n_kv_heads * a.head_dim
+        return a.kv_lora_rank + a.rope_dim
+
+    def index_bytes_per_layer(self) -> int:
+        """Cached bytes of one token for the sparse-attention indexer: fp8 keys and one fp32 scale."""
+        a = self.attention
+        return a.index_dim + 4 if isinstance(a, LatentAttention) and a.index_topk else 0
+
+    def kv_bytes_per_token(self, kv_precision: str | None = None) -> float:
+        """Cache of one token over all layers and GPUs, nothing replicated; the model's own precision by default."""
+        element = precision(kv_precision or self.kv_precision or self.base_precision).element_bytes
+        layers = self.n_layers - sum(self.layer_is_linear)
+        return layers * (self.kv_elements_per_layer() * element + self.index_bytes_per_layer())
+
+    @property
+    def state_bytes_per_sequence(self) -> float:
+        """Recurrent state of one sequence over all linear-attention layers (0 without)."""
+        a = self.linear_attention
+        if a is None:
+            return 0.0
+        return sum(self.layer_is_linear) * a.n_value_heads * a.key_dim * a.value_dim * a.state_bytes
+
+    def weight_bytes(self) -> float:
+        """All weights with their block scales, nothing replicated."""
+        n_moe = sum(self.layer_is_moe)
+        attention = (self.n_layers - sum(self.layer_is_linear)) * self.attention_params
+        attention += sum(self.layer_is_linear) * self.linear_attention_params
+        mlp = (self.n_layers - n_moe) * self.dense_mlp_params + n_moe * self.shared_expert_params
+        experts = n_moe * self.expert_params * (self.experts.n_experts if self.experts else 0)
+        rest = self.params - attention - mlp - experts
+        return (
+            attention * precision(self.attention_precision).weight_bytes
+            + mlp * precision(self.mlp_precision).weight_bytes
+            + experts * precision(self.expert_precision).weight_bytes
+            + rest * precision(self.base_precision).weight_bytes
+        )
+
+    def with_precision(self, name: str, *, experts: str | None = None) -> ModelSpec:
+        """The same model with its weights in another format.
+
+        16- and 32-bit formats apply to everything. Smaller ones apply to the linear layers; embedding, LM head, router
+        and normalisations stay in 16 bits, as serving engines keep them. *experts* names another format for the
+        experts. A checkpoint that is already in the format (or a block-scaled form of it) stays as it is.
+        """
+        found = precision(name)
+        own = {self.attention_precision, self.mlp_precision, self.expert_precision}
+        if found.element_bytes < 2 and experts is None and any(o == name or o.startswith(f"{name}_") for o in own):
+            return self
+        base = self.base_precision
+        if found.element_bytes >= 2:
+            base = name
+        elif precision(base).element_bytes > 2:
+            base = "bf16"
+        expert = precision(experts).name if experts else name
+        return dataclasses.replace(
+            self,
+            attention_precision=name,
+            mlp_precision=name,
+            expert_precision=expert,
+            base_precision=base,
+        )

@@ -1,0 +1,163 @@
+"""The operations of one pipeline stage on one device: shapes, arithmetic and memory traffic.
+
+Counting rules, here and wherever this project states FLOPs or bytes:
+
+* A multiply-add is two FLOPs. Norms, activations, rotary embeddings and softmax are not counted as FLOPs.
+* Memory traffic is weights and KV cache. Activations are taken to stay on the chip between operations; what a kernel
+  set charges for them it does through `Elementwise`.
+* The cache entry of a new token is written once and not read back in the same iteration, so that attention's traffic
+  is the KV tokens of the totals, no more: their cached part read, their new part written.
+* Of E experts, m tokens that each choose k of them uniformly visit E (1 - (1 - k/E)^m) on average.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hwmodels.precision import precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """`rows x k` times `k x n` in each of `layers` layers, on one device. `of_logits`: its rows are the logit rows."""
+
+    name: str
+    n: int
+    k: int
+    precision: str
+    layers: int = 1
+    of_logits: bool = False
+
+    def flops(self, rows: Any) -> Any:
+        """Of all its layers."""
+        return rows * (2.0 * self.n * self.k * self.layers)
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of all its layers."""
+        return self.n * self.k * self.layers * precision(self.precision).weight_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertMlp:
+    """The routed experts of `layers` layers: `n_experts / expert` on a device, each `ffn` wide after its split."""
+
+    name: str
+    hidden: int
+    ffn: int
+    n_experts: int
+    """Over all devices."""
+    per_token: int
+    expert: int
+    """Groups of devices with different experts."""
+    precision: str
+    layers: int = 1
+
+    def active_experts(self, rows: Any) -> Any:
+        """Expected experts that at least one of *rows* tokens visits, over all devices."""
+        return expected_active_experts(rows, self.n_experts, self.per_token)
+
+    def flops(self, rows: Any) -> Any:
+        """On one device, of all its layers, with tokens spread evenly over the experts."""
+        return rows * (6.0 * self.per_token / self.expert * self.hidden * self.ffn * self.layers)
+
+    def read_bytes(self, rows: Any) -> Any:
+        """Weights of the experts that *rows* tokens are expected to visit, on one device, all layers."""
+        return self.active_experts(rows) * (self.expert_bytes * self.layers / self.expert)
+
+    @property
+    def expert_bytes(self) -> float:
+        """Weights of one expert on one device in one layer."""
+        return 3.0 * self.hidden * self.ffn * precision(self.precision).weight_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """Attention of `layers` layers on one device; `kind` is gqa, mla or indexer.
+
+    `windowed` layers count the window totals. For `mla` prefill multiplies expanded heads (`qk_dim`, `v_dim`) and
+    decode the latent (`latent_dim` + `rope_dim`), except where `absorbed` says that prefill does so too.
+    """
+
+    kind: str
+    n_heads: int
+    n_kv_heads: int
+    qk_dim: int
+    v_dim: int
+    kv_bytes: float
+    """Cached bytes of one token in one layer on one device."""
+    precision: str
+    """Of the arithmetic."""
+    layers: int = 1
+    windowed: bool = False
+    window_tokens: int | None = None
+    latent_dim: int = 0
+    rope_dim: int = 0
+    absorbed: bool = False
+    expand_flops: float = 0.0
+    """To expand one cached latent of the past into keys and values (`mla` prefill with a past), one layer."""
+
+    @property
+    def decode_flops_per_pair(self) -> float:
+        """Of one query token and one KV token, one layer."""
+        if self.kind == "mla":
+            return 2.0 * self.n_heads * (2 * self.latent_dim + self.rope_dim)
+        return 2.0 * self.n_heads * (self.qk_dim + self.v_dim)
+
+    @property
+    def prefill_flops_per_pair(self) -> float:
+        if self.absorbed:
+            return self.decode_flops_per_pair
+        return 2.0 * self.n_heads * (self.qk_dim + self.v_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elementwise:
+    """Kernels that only move activations: read and written bytes of one row, all layers, one device."""
+
+    name: str
+    bytes_per_row: float
+    launches: int
+    layers: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """`kind` is all_reduce, all_gather or all_to_all over `n` devices; `bytes_per_row` of one layer's whole tensor."""
+
+    name: str
+    kind: str
+    bytes_per_row: float
+    n: int
+    layers: int = 1
+    of_logits: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrence:
+    """The state of linear-attention layers: read and written once a sequence and iteration, on one device."""
+
+    flops_per_row: float
+    bytes_per_sequence: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWork:
+    """Everything one device of one stage does in an iteration."""
+
+    linears: tuple[Linear, ...]
+    experts: ExpertMlp | None
+    attention: tuple[AttentionShape, ...]
+    elementwise: tuple[Elementwise, ...]
+    collectives: tuple[Collective, ...]
+    recurrence: Recurrence | None
+    resident_bytes: float
+    """Weights on one device, embedding and biases included."""
+
+
+def expected_active_experts(rows: Any, n_experts: int, per_token: int) -> Any:
+    """E (1 - (1 - k/E)^rows): experts that *rows* tokens visit when each chooses k of E at random."""
+    return n_experts * (1.0 - np.power(1.0 - per_token / n_experts, rows))

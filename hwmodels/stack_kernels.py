@@ -1,0 +1,168 @@
+"""What a serving stack makes of a device's kernels, whatever kind of device it is: host times, overlap, losses, links."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hwmodels.device import Device, Interconnect
+from hwmodels.kernels.elementwise import streamed_s
+from hwmodels.kernels.families import COLLECTIVE
+from hwmodels.kernels.ops import Running
+from hwmodels.kernels.protocol import HostTimes
+from hwmodels.operations import AttentionShape
+from hwmodels.overheads import Overheads, ServingStack
+from hwmodels.precision import precision as number_format
+from hwmodels.profiles import Profile
+
+WIDTH = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}
+"""Bytes of a number that the arithmetic of that name takes as it is."""
+# Between the starts fitted to Vidur's residual additions on H100 (1.36 us) and A100 (1.91 us): `add/vidur` of the profiles.
+_ELEMENTWISE_START_S = 1.5e-6
+# Recurrent layers: shares of peak and bandwidth that are assumed, since no measurement of them is at hand.
+_RECURRENT_FLOPS_SHARE, _RECURRENT_BYTES_SHARE = 0.5, 0.8
+# Stacks without kernel tables of their own, and whose stand for theirs.
+_MEASURED_STACKS = {"sglang": "vllm", "eager": "vllm", "ideal": "vllm"}
+
+Table = tuple[np.ndarray, np.ndarray, float]
+"""Rows, seconds at each, and the start that the seconds contain."""
+
+
+@functools.cache
+def gemm_nodes() -> np.ndarray:
+    """Rows between which a GEMM's time is a straight line to within a percent: both sides of each step of tiles."""
+    edges = [*range(16, 257, 16), *range(320, 1025, 64), *range(1152, 8193, 128), *range(8704, 65537, 512)]
+    below = [1, 2, 4, 8, *edges]
+    return np.array(sorted({*below, *(edge + 1 for edge in edges)}), float)
+
+
+@functools.cache
+def moe_nodes() -> np.ndarray:
+    """Tokens at which a grouped GEMM is evaluated: every one to 16, then sixteen to the octave."""
+    return np.unique(np.concatenate([np.arange(1.0, 17.0), np.round(16.0 * 2.0 ** (np.arange(1, 193) / 16.0))]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackKernels:
+    """A profile's kernels as a serving stack runs them: what GPUs and TPUs have in common.
+
+    Formats that the device cannot multiply are expanded to 16 bits; attention computes in 16 bits whatever the cache.
+    """
+
+    device: Device
+    profile: Profile = field(repr=False, hash=False)
+    stack: ServingStack
+    layers: int
+    """Of one stage, for host work by the layer."""
+    expert_layers: int = 0
+    """Those of them with experts."""
+
+    @property
+    def _own(self) -> Overheads:
+        return self.stack.overheads
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Whose measured kernels stand for the stack's, the best first."""
+        own = _MEASURED_STACKS.get(self.stack.kernels, self.stack.kernels)
+        return tuple(dict.fromkeys((own, "vllm", "trtllm", "vidur", "torch", "jax")))
+
+    @property
+    def host(self) -> HostTimes:
+        own = self._own
+        floor_s = own.layer_host_s * self.layers + own.expert_host_s * self.expert_layers
+        return HostTimes(
+            step_s=own.step_s,
+            sequence_s=own.sequence_s,
+            row_s=own.row_s,
+            prompt_floor_s=floor_s,
+            decode_floor_s=0.0 if self.stack.graph else floor_s,
+        )
+
+    def running(self, shape: AttentionShape) -> Running:
+        """How the stack runs the attention of *shape*."""
+        return Running(
+            layers=float(shape.layers),
+            start_share=1.0 - self._own.launch_overlap,
+            pair_lost_s=self._loss_s(shape.prefill_flops_per_pair, "bf16"),
+            window_tokens=shape.window_tokens,
+        )
+
+    def arithmetic(self, fmt: str) -> tuple[str, float, bool]:
+        """The arithmetic the device multiplies *fmt* in, the bytes of a weight, and whether weights are expanded."""
+        number = number_format(fmt)
+        peaks = self.profile.datasheet.peak_flops_per_s
+        if fmt == "mxfp4" and "fp4" in peaks and "fp8" in peaks:
+            # Tensor cores that know block-scaled formats take MXFP4 weights beside MXFP8 activations, at the fp8 rate.
+            return "fp8", number.weight_bytes, False
+        names = ["bf16" if choice in ("fp16", "fp32") else choice for choice in number.math]
+        dtype = next((name for name in names if name in peaks), "bf16")
+        return dtype, number.weight_bytes, number.weight_bytes < 0.75 * WIDTH[dtype]
+
+    def _loss_s(self, flops: Any, dtype: str, weight_bytes: float = 2.0, expanded: bool = False) -> Any:
+        own = self._own
+        loss = own.sustained_loss + (own.narrow_loss if weight_bytes < 1.5 else 0.0)
+        loss += own.expand_loss if expanded else 0.0
+        return flops * (loss / self.profile.datasheet.flops_per_s(dtype))
+
+    def tabulated_s(self, rows: Any, flops: Any, precision: str, table_of: Callable[[str, float], Table]) -> Any:
+        """Seconds at *rows* of what `table_of(arithmetic, weight_bytes)` holds, with what the stack hides and loses."""
+        dtype, weight_bytes, expanded = self.arithmetic(precision)
+        nodes, seconds, start_s = table_of(dtype, weight_bytes)
+        seconds = seconds - (start_s - start_s * (1.0 - self._own.launch_overlap))
+        # Past the last node time grows with the rows.
+        beyond = np.maximum(0.0, rows - nodes[-1]) * (seconds[-1] / nodes[-1])
+        return np.interp(rows, nodes, seconds) + beyond + self._loss_s(flops, dtype, weight_bytes, expanded)
+
+    def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
+        """Kernels that only stream: their start, and their bytes at the share of the bandwidth a stream reaches."""
+        params = self.profile.get("elementwise", ("add/vidur", "rope/lss", "rope/jax", "add/torch"))
+        start_s = _ELEMENTWISE_START_S * (1.0 - self._own.launch_overlap)
+        return launches * start_s + streamed_s(params, self.profile.datasheet, size_bytes)
+
+    def stream_s(self, flops: Any, hbm_bytes: Any) -> Any:
+        sheet = self.profile.datasheet
+        return np.maximum(
+            flops / (sheet.flops_per_s("bf16") * _RECURRENT_FLOPS_SHARE),
+            hbm_bytes / (sheet.hbm_bytes_per_s * _RECURRENT_BYTES_SHARE),
+        )
+
+    def _datasheet_link(self, between_nodes: bool) -> Interconnect | None:
+        """The link of the datasheet where the profile has no measured collectives (TPU pods); None where it has."""
+        if self.profile.links_measured:
+            return None
+        return self.device.network if between_nodes else self.device.link
+
+    def _measured_s(self, kind: str, size_bytes: Any, n: int, between_nodes: bool, adapters: int) -> Any:
+        """By the profile: in a node, or between nodes over `adapters` network adapters for each node."""
+        if between_nodes:
+            wanted = [f"{kind}/vidur-network", "all_reduce/vidur-network"]
+            # Shares of `NETWORK_BYTES_PER_S` were fitted; they are taken to hold for the network of this device.
+            link_bytes_per_s = self.device.network.bytes_per_s * adapters
+        else:
+            wanted = [f"{kind}/nccl", f"{kind}/vidur-node", "all_gather/nccl", "all_reduce/nccl"]
+            if kind == "all_reduce" and self.stack.kernels != "eager":
+                wanted.insert(0, "all_reduce/vllm-graph")
+            link_bytes_per_s = self.profile.datasheet.link_bytes_per_s
+        shape = {"kind": kind, "message_bytes": size_bytes, "devices": n, "link_bytes_per_s": link_bytes_per_s}
+        return COLLECTIVE.seconds(self.profile.get("collective", wanted), self.profile.datasheet, shape)
+
+    def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
+        between_nodes = n > self.device.devices_per_node
+        if link := self._datasheet_link(between_nodes):
+            return link.collective_s(kind, size_bytes, n)
+        # A ring over each adapter of a node, one a device on InfiniBand; in an exchange each device has its own alone.
+        rings = kind != "all_to_all" and self.device.network.kind == "InfiniBand"
+        return self._measured_s(kind, size_bytes, n, between_nodes, self.device.devices_per_node if rings else 1)
+
+    def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
+        if link := self._datasheet_link(between_nodes):
+            return link.send_s(size_bytes)
+        return self._measured_s("send_recv", size_bytes, 2, between_nodes, 1)
+
+    def sample_s(self, logit_rows: Any) -> Any:
+        return self._own.sample_s + logit_rows * 0.0

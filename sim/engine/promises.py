@@ -1,0 +1,45 @@
+"""What schedulers that never evict have promised: for each who is admitted the KV blocks that it may come to hold."""
+
+from __future__ import annotations
+
+from sim.engine.kv import KvPool
+from sim.engine.requests import RequestState
+
+
+class Promises:
+    """The sum, kept where a scheduler `reserves`; see `policies.view.ReplicaView.promised_blocks`."""
+
+    __slots__ = ("_beyond", "_kv", "_limit", "_state", "blocks")
+
+    def __init__(self, kept: bool, kv: KvPool, state: RequestState, limit: int | None, drafted: int) -> None:
+        """*limit*: tokens of prompt and output that the model takes; *drafted*: those that the last round may verify."""
+        self.blocks = 0 if kept else -1
+        """-1: nothing is kept count of."""
+        self._kv = kv
+        self._state = state
+        self._limit = limit
+        # The last token is never cached, so that the first drafted one takes no slot of its own.
+        self._beyond = max(drafted - 1, 0)
+
+    def _of(self, id_: int) -> int:
+        longest = (self._state.prompt[id_] or 1) + self._state.max_tokens[id_]
+        if self._limit is not None:
+            longest = min(longest, self._limit)
+        return min(self._kv.blocks(longest + self._beyond), self._kv.total)
+
+    def make(self, id_: int) -> None:
+        """A request is admitted."""
+        if self.blocks >= 0:
+            self.blocks += self._of(id_)
+
+    def end(self, id_: int) -> int:
+        """It is not any more; what it had been promised."""
+        if self.blocks < 0:
+            return 0
+        blocks = self._of(id_)
+        self.blocks -= blocks
+        return blocks
+
+    def reset(self) -> None:
+        """Nobody is admitted."""
+        self.blocks = min(self.blocks, 0)
