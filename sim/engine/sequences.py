@@ -64,27 +64,13 @@ class Sequences:
         self._recorder = recorder
         self._alone = alone
         self._scheduler = spec.scheduler
-        self._max_model_len = spec.max_model_len
+        self.max_model_len = spec.max_model_len
         # KV slots that a request needs beyond its own tokens: those of drafted tokens, twice where a round is planned before it is
         # known how many of the last one's were accepted.
         drafted = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
         self.ahead = Ahead() if alone and plans_ahead(spec.scheduler) else None
-        self._most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
-        self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self._most_beyond)
-
-    def refusal(self, id_: int) -> str | None:
-        """Why a request can never be served here; None where it can."""
-        prompt, output = self.state.prompt[id_], self.state.output[id_]
-        limit = self._max_model_len
-        if limit is not None and prompt + output > limit:
-            return f"prompt and output exceed the model's context of {limit} tokens"
-        # The last token is never cached: nothing comes after it.
-        kv = self.kv
-        slots = (prompt or 1) + (output - 1 + self._most_beyond if output else 0)
-        needed = kv.blocks(slots if limit is None else min(slots, limit))
-        if needed > kv.total:
-            return f"needs {needed} KV blocks for prompt and output but the replica has {kv.total}"
-        return None
+        self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
+        self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
@@ -369,6 +355,21 @@ class Sequences:
 
 def _last_token_ns(lane: Lane, departure: Departure) -> int:
     return lane.last_round_ns if departure.emitted else departure.token_ns
+
+
+def refusal(sequences: Sequences, id_: int) -> str | None:
+    """Why a request can never be served by them; None where it can."""
+    prompt, output = sequences.state.prompt[id_], sequences.state.output[id_]
+    limit = sequences.max_model_len
+    if limit is not None and prompt + output > limit:
+        return f"prompt and output exceed the model's context of {limit} tokens"
+    # The last token is never cached: nothing comes after it.
+    kv = sequences.kv
+    slots = (prompt or 1) + (output - 1 + sequences.most_beyond if output else 0)
+    needed = kv.blocks(slots if limit is None else min(slots, limit))
+    if needed > kv.total:
+        return f"needs {needed} KV blocks for prompt and output but the replica has {kv.total}"
+    return None
 
 
 def let_go(sequences: Sequences, lane: Lane) -> None:
