@@ -4,8 +4,8 @@ Needs a Python with sglang 0.5.23: ROOFTRACE_SGLANG_PYTHON names it, `sglang_sch
 the release run. Recorded decisions of the release on the first workloads are compared everywhere.
 
 Switched off on both sides: the prefix cache and what `policies.sglang` leaves out. Where plans are made ahead, a workload is
-compared up to its first retraction, and requests are received before every step: of 600 workloads with longer intervals among
-them two differed by the step of a poll.
+compared up to its first retraction, and requests are received before every step: of 900 workloads with longer intervals among
+them two differed by the step of a poll, which is not understood yet.
 """
 
 from __future__ import annotations
