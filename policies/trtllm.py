@@ -140,11 +140,14 @@ class TrtLlm:
     def _plan_in_order(self, view: ReplicaView) -> Plan:
         """The plan where memory or the budget does not serve all who run: in order of admission, the last give way to the first."""
         packed = self.capacity_scheduler_policy == "MAX_UTILIZATION"
-        running, paused = [seq for seq in view.running[:] if not seq.leaving], ()
+        running: Sequence[RunningSeq] = [seq for seq in view.running[:] if not seq.leaving]
+        paused: tuple[int, ...] = ()
         if packed:
             running, paused = _paused(running, view.free_blocks)
         partial = {seq.id: seq for seq in view.prefilling}
-        left, decode, contexts = self.max_num_tokens, [], []
+        left = self.max_num_tokens
+        decode: list[int] = []
+        contexts: list[PartialSeq] = []
         for seq in running:
             if seq.id in partial:
                 # Where memory is promised, those that decode are looked at before all prompts, and one of them does not fit.
@@ -162,7 +165,7 @@ class TrtLlm:
         """(id, prompt tokens) of those of *contexts* that run within *left* tokens."""
         lengths = [_to_compute(seq) for seq in contexts]
         if not self.enable_chunked_prefill:
-            tokens = []
+            tokens: list[int] = []
             for length in lengths:
                 # Who was evicted and has become longer than the budget runs without decodes.
                 left -= min(length, self.max_num_tokens)
@@ -206,7 +209,8 @@ def _to_compute(seq: PartialSeq | WaitingSeq) -> int:
 def _paused(running: Sequence[RunningSeq], free: int) -> tuple[Sequence[RunningSeq], tuple[int, ...]]:
     """Who goes on in *free* blocks, the first to have come first; and the ids of those who give way to them, the last to have come
     first."""
-    at, end, paused = 0, len(running), []
+    paused: list[int] = []
+    at, end = 0, len(running)
     while at < end:
         if running[at].growth_blocks <= free:
             free -= running[at].growth_blocks
@@ -220,7 +224,7 @@ def _paused(running: Sequence[RunningSeq], free: int) -> tuple[Sequence[RunningS
 
 def _first_come(lengths: Sequence[int], left: int, unit: int) -> list[int]:
     """Chunks within *left* tokens, one prompt after the other; one that is cut is cut to a multiple of *unit*."""
-    chunks = []
+    chunks: list[int] = []
     for length in lengths:
         chunk = length if length <= left else left // unit * unit
         left -= chunk

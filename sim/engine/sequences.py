@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from policies.view import ALWAYS_NS, RunningSeq, WaitingSeq, plans_ahead, reserves, takes_by_chunk
 from sim.engine.ahead import Ahead
@@ -135,17 +135,9 @@ class Sequences:
         else:
             paused = lane.paused[id_]
             cached, blocks, growth = paused.cached, paused.blocks, self.paused_growth(lane, paused)
-        request = self.state.waiting_seq(id_)
+        seq = self.state.waiting_seq(id_)
         return RunningSeq(
-            id_,
-            cached,
-            blocks,
-            growth,
-            request.arrival_ns,
-            request.model,
-            request.deadline_ns,
-            request.priority,
-            leaving,
+            id_, cached, blocks, growth, seq.arrival_ns, seq.model, seq.deadline_ns, seq.priority, leaving
         )
 
     def paused_growth(self, lane: Lane, paused: Paused) -> int:
@@ -161,10 +153,10 @@ class Sequences:
             self.n_changes += 1
             self._outside.rejected(id_, reason)
 
-    def choose_decodes(self, lane: Lane, decode: bool | tuple[int, ...]) -> None:
+    def choose_decodes(self, lane: Lane, decode: Literal[True] | tuple[int, ...]) -> None:
         """Bring the decoding set in line with the plan: pause who is left out, resume who is named again."""
         decoding, paused = lane.decoding, lane.paused
-        wanted = set(paused) | set(decoding) if decode is True else set(decode)  # type: ignore[arg-type]
+        wanted = set(paused) | set(decoding) if decode is True else set(decode)
         unknown = [id_ for id_ in wanted if id_ not in decoding and id_ not in paused]
         if unknown:
             raise PolicyError(

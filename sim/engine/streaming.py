@@ -137,7 +137,8 @@ def _events(
     k = skip[stay] + step * n
     token, source, round_ = had[stay] + k, stays["source"][stay], stays["since"][stay] + k - 1
     time_ns = np.empty(len(k), np.int64)
-    for i in np.unique(source).tolist():
+    lanes: list[int] = np.unique(source).tolist()
+    for i in lanes:
         lane, of = sources[i], source == i
         time_ns[of] = _round_ends(lane, round_[of])
         if lane.emitted is not None:
