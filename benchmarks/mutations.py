@@ -55,6 +55,7 @@ ENGINE = (
 )
 SPECULATION = ("tests/engine/test_meanings.py", "tests/policies/test_decoding.py", "tests/policies/test_acceptance.py")
 POLICIES = ("tests/policies/test_schedulers.py", "tests/policies/test_sarathi.py")
+SGLANG = ("tests/policies/test_sglang.py",)
 INTERVALS = ("tests/study/test_paired.py", "tests/study/test_statistics.py", "tests/study/test_compare.py")
 COSTS = ("tests/hwmodels/test_roofline.py", "tests/hwmodels/test_work.py", "tests/hwmodels/test_calibrated.py")
 
@@ -76,12 +77,219 @@ def _of(file: str, tests: tuple[str, ...], *changes: tuple[str, str, str]) -> li
 
 MUTATIONS = [
     *_of(
+        "policies/sglang.py",
+        SGLANG,
+        (
+            "the ratio does not fall",
+            "ratio=self.ratio_after(past.ratio, steps) if past.decays else",
+            "ratio=past.ratio if past.decays else",
+        ),
+        (
+            "the ratio falls beside prompts",
+            "            full=stays_full,\n",
+            "            full=stays_full,\n            decays=True,\n",
+        ),
+        (
+            "conservativeness is left out",
+            "INIT_NEW_TOKEN_RATIO * self.schedule_conservativeness, 1.0",
+            "INIT_NEW_TOKEN_RATIO, 1.0",
+        ),
+        (
+            "the first ratio may exceed 1",
+            "return min(INIT_NEW_TOKEN_RATIO * self.schedule_conservativeness, 1.0)",
+            "return INIT_NEW_TOKEN_RATIO * self.schedule_conservativeness",
+        ),
+        ("a retraction leaves the ratio", "            ratio=min(1.0, ratio),\n", ""),
+        (
+            "a retraction leaves the batch closed",
+            "            full=False,\n            n_running=len(kept),",
+            "            n_running=len(kept),",
+        ),
+        ("a retraction leaves the batch in its order", "            order=tuple(each.seq.id for each in kept),\n", ""),
+        (
+            "those that have emitted most are retracted",
+            "(each.emitted, -each.prompt), reverse=True",
+            "(each.emitted, -each.prompt)",
+        ),
+        (
+            "of equals the shortest prompt is retracted",
+            "(each.emitted, -each.prompt), reverse=True",
+            "(each.emitted, each.prompt), reverse=True",
+        ),
+        ("one is retracted and no more", "        while kept and growth > free:", "        while kept and not gone:"),
+        (
+            "nothing is kept for running ones",
+            "            expected += (left if",
+            "            expected += 0 * (left if",
+        ),
+        (
+            "no page is kept",
+            "min(to_come, CLIP_MAX_NEW_TOKENS) + self.page + self._drafted",
+            "min(to_come, CLIP_MAX_NEW_TOKENS) + self._drafted",
+        ),
+        (
+            "nothing is kept for what a request may emit",
+            "return tokens + min(to_come, CLIP_MAX_NEW_TOKENS) + self.page",
+            "return tokens + self.page",
+        ),
+        (
+            "a request joins that fits to the last token",
+            "if self._demand(seq) >= self._left:",
+            "if self._demand(seq) > self._left:",
+        ),
+        (
+            "what joined before counts without what it may emit",
+            "self._in_all += paged + self.page + to_come",
+            "self._in_all += paged + self.page",
+        ),
+        (
+            "limits are not clipped in the share",
+            "(left if left < CLIP_MAX_NEW_TOKENS else CLIP_MAX_NEW_TOKENS) * ratio",
+            "left * ratio",
+        ),
+        (
+            "limits are not cut to the pool",
+            "room = min(self._context - 2 - prompt, self.pool",
+            "room = min(self._context - 2 - prompt, 10**9 + self.pool",
+        ),
+        (
+            "limits are not cut to the context",
+            "room = min(self._context - 2 - prompt, self",
+            "room = min(self._context - prompt, self",
+        ),
+        ("chunks do not end with a page", "tokens = self._chunk // self.page * self.page", "tokens = self._chunk"),
+        (
+            "prompts are charged as they are long",
+            "        self._input -= paged\n        if self._chunk is not None:\n            self._chunk -= paged\n",
+            "        self._input -= tokens\n        if self._chunk is not None:\n            self._chunk -= tokens\n",
+        ),
+        (
+            "a whole prompt may take all that is left",
+            "if self.chunks and paged >= self._input:",
+            "if self.chunks and paged > self._input:",
+        ),
+        (
+            "the first whole prompt keeps to the limit",
+            "if self.chunks and paged >= self._input:",
+            "if paged >= self._input:",
+        ),
+        (
+            "prompts of an iteration are not counted",
+            "if most is not None and len(self.chunks) >= most:",
+            "if most is not None and len(self.chunks) > most:",
+        ),
+        ("a cut prompt takes its chunk whatever the memory", "within = min(chunk, int(self._left))", "within = chunk"),
+        ("a cut prompt waits for memory", "within = within if within > 0 else chunk", "within = max(within, 1)"),
+        (
+            "decodes take no tokens of a mixed iteration",
+            "beside = len(running) if settings.enable_mixed_chunk else 0",
+            "beside = 0",
+        ),
+        (
+            "decodes share without memory",
+            "and adder.blocks + view.growth_blocks <= view.free_blocks",
+            "and view.growth_blocks <= 10**9",
+        ),
+        (
+            "a batch stays closed when somebody leaves",
+            "full=past.full and 0 < n_batch >= past.n_running,",
+            "full=past.full and n_batch > 0,",
+        ),
+        (
+            "a batch is never closed",
+            "                    full = bool(adder.chunks) or n_batch > 0\n",
+            "                    full = False\n",
+        ),
+        (
+            "an iteration with prompts leaves the batch closed",
+            "stays_full = full and n_batch > 0 and not (cut or mixed",
+            "stays_full = full and not (mixed",
+        ),
+        (
+            "seats are not counted",
+            "full = full or len(adder.chunks) >= seats - n_batch",
+            "full = full or len(adder.chunks) > seats - n_batch",
+        ),
+        (
+            "those who leave hold no seats",
+            "if not view.prefilling and view.n_decoding + view.n_leaving >= seats:",
+            "if not view.prefilling and view.n_decoding >= seats:",
+        ),
+        ("the latest token is known ahead", " - (of_all or id_ in some)", ""),
+        (
+            "who cannot grow does not wait for those who end",
+            "if view.growth_blocks > view.free_blocks and not view.n_leaving:",
+            "if view.growth_blocks > view.free_blocks:",
+        ),
+        ("those who end leave the batch closed", "full = past.full and not view.n_leaving", "full = past.full"),
+        (
+            "who comes is seen before the poll",
+            "if past.known is None or past.polled >= self.scheduler_recv_interval:",
+            "if True:",
+        ),
+        (
+            "steps with prompts are not followed by a poll",
+            "            weight=PROMPT_STEP,\n",
+            "            weight=1,\n",
+        ),
+        (
+            "a plan is held beyond the next poll",
+            "hold = min(hold, max(self.scheduler_recv_interval - polled, 1))",
+            "hold = UNTIL_CHANGE",
+        ),
+        (
+            "nobody is polled for when there is nothing to do",
+            "if past.known is not None and idle and not",
+            "if False and not",
+        ),
+        (
+            "those who may emit least go first",
+            "key=lambda seq: -room.max_new(seq.id)",
+            "key=lambda seq: room.max_new(seq.id)",
+        ),
+        ("prompts that never fit are kept", "            if adder.never_fits(seq):", "            if False:"),
+        (
+            "with ends known the share is kept as well",
+            "return self.ignore_eos and self.disable_radix_cache",
+            "return False",
+        ),
+        ("what others give back at their end is not counted", "            free += holds\n", ""),
+        (
+            "without an end token the share still falls",
+            "ratio = 1.0 if settings.ignore_eos else past.ratio",
+            "ratio = past.ratio",
+        ),
+    ),
+    *_of(
+        "sim/engine/tenant.py",
+        SGLANG,
+        (
+            "a memo outlives a pause",
+            "            lane.view.memo = None\n            if self._ahead",
+            "            if self._ahead",
+        ),
+        (
+            "decode steps are not counted for policies",
+            "view.now_ns, view.rounds = ticks >> TICK_BITS, decoding.round",
+            "view.now_ns = ticks >> TICK_BITS",
+        ),
+    ),
+    *_of(
+        "sim/engine/sequences.py",
+        SGLANG,
+        (
+            "preempted requests wait at the head whatever is asked",
+            "if self._preempted_last else 0, seq)",
+            "if False else 0, seq)",
+        ),
+    ),
+    *_of(
         "sim/engine/sequences.py",
         ENGINE,
         (
             "a preempted request joins the tail of the queue",
-            "self.queue.appendleft(state.waiting_seq(id_, preempted=True))",
-            "self.queue.append(state.waiting_seq(id_, preempted=True))",
+            "if self._preempted_last else 0, seq)",
+            "if True else 0, seq)",
         ),
         ("look-ahead is left out of the fit check", "output - 1 + self._lookahead if output", "output - 1 if output"),
         (
@@ -438,8 +646,8 @@ MUTATIONS = [
         ("nobody gives way", "running, paused = _paused(running, view.free_blocks)", "pass"),
         (
             "the first gives way",
-            "    at, end, paused = 0, len(running), []\n",
-            "    running = running[::-1]\n    at, end, paused = 0, len(running), []\n",
+            "    at, end = 0, len(running)\n",
+            "    running = running[::-1]\n    at, end = 0, len(running)\n",
         ),
         ("one who gives way gives nothing back", "            free += running[end].blocks\n", ""),
         ("chunks end within a block", "left // unit * unit", "left"),
@@ -634,6 +842,21 @@ MUTATIONS = [
             "return kv * ops.maximum(queries / seqs * pair_s, kv_s)",
             "return kv * ops.maximum(queries / seqs * pair_s, queries / seqs * kv_s)",
         ),
+    ),
+    *_of(
+        "hwmodels/gpu.py",
+        COSTS,
+        (
+            "latent attention is launched call by call under a graph too",
+            '(*replayed, "vllm") if self.stack.graph else ("vllm", *replayed)',
+            '("vllm", *replayed)',
+        ),
+    ),
+    *_of(
+        "hwmodels/kernels/attention.py",
+        ("tests/hwmodels/test_calibrated.py", "tests/hwmodels/kernels/test_forms.py"),
+        ("a batch of one pays for regrouping", "ops.minimum(1.0, ops.maximum(0.0, seqs - 1.0))", "1.0"),
+        ("padding of prompts costs nothing", "0.5 * _TILE * params.padding * tile_heads * pair_s", "0.0"),
     ),
     *_of(
         "hwmodels/layerwise.py",

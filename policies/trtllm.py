@@ -209,8 +209,8 @@ def _to_compute(seq: PartialSeq | WaitingSeq) -> int:
 def _paused(running: Sequence[RunningSeq], free: int) -> tuple[Sequence[RunningSeq], tuple[int, ...]]:
     """Who goes on in *free* blocks, the first to have come first; and the ids of those who give way to them, the last to have come
     first."""
-    paused: list[int] = []
     at, end = 0, len(running)
+    paused: list[int] = []
     while at < end:
         if running[at].growth_blocks <= free:
             free -= running[at].growth_blocks

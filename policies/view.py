@@ -137,7 +137,9 @@ class ReplicaView:
     max_model_len: int = ALWAYS_NS
     """Tokens of prompt and output that a sequence may have."""
     memo: object = None
-    """What the plan before this one left with `Plan.memo`; None before the first."""
+    """What the plan before this one left with `Plan.memo`; None for the first one, and after there was nothing to do here."""
+    rounds: int = 0
+    """Decode steps done here so far, those beside prompts included: how many a plan has been held for is their difference."""
 
     @property
     def n_running(self) -> int:
@@ -170,7 +172,8 @@ class Plan(NamedTuple):
     those of its own tokens (see `ReplicaView.by_chunk`). 0 tokens, for a waiting sequence that has none to compute,
     is joining the decodes; it is one of those that *decode* speaks of."""
     preempt: tuple[int, ...] = ()
-    """Ids whose KV blocks are given back first; they return to the head of the queue and are recomputed."""
+    """Ids whose KV blocks are given back first; they return to the head of the queue, or to its end (`preempted_last`),
+    and are recomputed."""
     hold: int = 1
     """For how many iterations the same answer holds if no sequence finishes and no request arrives. Only plans of decodes
     alone are held; an iteration with prompt tokens is always followed by another look."""
@@ -231,6 +234,12 @@ def plans_ahead(scheduler: object) -> bool:
 def evicts(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, says itself who gives way when memory runs out: by an attribute `evicts`."""
     return bool(_asked(scheduler, "evicts"))
+
+
+def preempted_last(scheduler: object) -> bool:
+    """Whether preempted sequences wait at the end of the queue rather than at its head: asked for with an attribute
+    `preempted_last` of *scheduler* or of the one that it wraps."""
+    return bool(_asked(scheduler, "preempted_last"))
 
 
 def reserves(scheduler: object) -> bool:

@@ -15,17 +15,24 @@ from sim.engine.lane import Ended, Lane, QueueView
 class Ahead:
     """What the plans of a lane do not know when they are made."""
 
-    __slots__ = ("_came_ns", "seen_ns")
+    __slots__ = ("_came_ns", "made", "seen_ns")
 
     def __init__(self) -> None:
         self._came_ns: deque[int] = deque()
         """When those came who may have come after the coming plan was made."""
         self.seen_ns = ALWAYS_NS
         """When the coming plan was made: when the iteration that has just ended started. ALWAYS_NS: it is made now."""
+        self.made = False
+        """Whether the latest plan was made ahead; where it is empty, one is made that knows all."""
 
     def came(self, now_ns: int) -> None:
         """A request comes to the queue."""
         self._came_ns.append(now_ns)
+
+    @property
+    def n_unknown(self) -> int:
+        """Requests that came after the latest plan was made, as of the latest look."""
+        return len(self._came_ns)
 
     def _came_later(self, seen_ns: int) -> int:
         """How many came after *seen_ns*: the last of the queue. No earlier instant is asked for later."""
@@ -37,7 +44,7 @@ class Ahead:
     def hide(self, lane: Lane, queue: QueueView) -> bool:
         """Leave in the view of *lane* what the coming plan knew; whether that hides anything."""
         view, seen_ns = lane.view, self.seen_ns
-        self.seen_ns = ALWAYS_NS
+        self.seen_ns, self.made = ALWAYS_NS, seen_ns != ALWAYS_NS
         queue.hidden = self._came_later(seen_ns)
         view.waiting = queue if queue else ()
         view.n_leaving = view.leaving_blocks = 0

@@ -21,7 +21,7 @@ from sim.engine.experiment import MachineSpec
 from sim.engine.lane import Lane
 from sim.engine.prices import StageTable
 from sim.engine.requests import RequestState
-from sim.engine.sequences import Outside
+from sim.engine.sequences import Outside, refusal
 from sim.engine.stages import Stages
 from sim.engine.tenant import NOTHING, Tenant
 
@@ -125,7 +125,7 @@ class Machine:
         tenant = self.tenants[0] if self._alone else self.tenant_of(self._model(id_))
         self._state.replica[id_] = tenant.number
         sequences = tenant.sequences
-        reason = sequences.refusal(id_)
+        reason = refusal(sequences, id_)
         if reason is not None:
             self._outside.rejected(id_, reason)
             return

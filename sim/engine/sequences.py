@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from policies.view import ALWAYS_NS, RunningSeq, WaitingSeq, plans_ahead, reserves, takes_by_chunk
+from policies.view import ALWAYS_NS, RunningSeq, WaitingSeq, plans_ahead, preempted_last, reserves, takes_by_chunk
 from sim.engine.ahead import Ahead
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.columns import ABORTED, FINISHED, UNFINISHED, Recorder
@@ -29,6 +29,9 @@ class Outside(Protocol):
 
     def rejected(self, id_: int, reason: str, /) -> None: ...
 
+
+_new = tuple.__new__
+"""Builds a NamedTuple without the detour through its constructor."""
 
 _MOST_IN_VAIN = 10_000
 """Preemptions without a token after which a run is said not to end. vLLM 0.32.0 has no such bound, and goes on for ever."""
@@ -64,27 +67,14 @@ class Sequences:
         self._recorder = recorder
         self._alone = alone
         self._scheduler = spec.scheduler
-        self._max_model_len = spec.max_model_len
+        self._preempted_last = preempted_last(spec.scheduler)
+        self.max_model_len = spec.max_model_len
         # KV slots that a request needs beyond its own tokens: those of drafted tokens, twice where a round is planned before it is
         # known how many of the last one's were accepted.
         drafted = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
         self.ahead = Ahead() if alone and plans_ahead(spec.scheduler) else None
-        self._most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
-        self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self._most_beyond)
-
-    def refusal(self, id_: int) -> str | None:
-        """Why a request can never be served here; None where it can."""
-        prompt, output = self.state.prompt[id_], self.state.output[id_]
-        limit = self._max_model_len
-        if limit is not None and prompt + output > limit:
-            return f"prompt and output exceed the model's context of {limit} tokens"
-        # The last token is never cached: nothing comes after it.
-        kv = self.kv
-        slots = (prompt or 1) + (output - 1 + self._most_beyond if output else 0)
-        needed = kv.blocks(slots if limit is None else min(slots, limit))
-        if needed > kv.total:
-            return f"needs {needed} KV blocks for prompt and output but the replica has {kv.total}"
-        return None
+        self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
+        self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
@@ -135,10 +125,15 @@ class Sequences:
         else:
             paused = lane.paused[id_]
             cached, blocks, growth = paused.cached, paused.blocks, self.paused_growth(lane, paused)
-        seq = self.state.waiting_seq(id_)
-        return RunningSeq(
-            id_, cached, blocks, growth, seq.arrival_ns, seq.model, seq.deadline_ns, seq.priority, leaving
-        )
+        state = self.state
+        return _new(
+            RunningSeq,
+            (
+                id_, cached, blocks, growth, state.arrival[id_], 0 if state.model is None else state.model[id_],
+                -1 if state.deadline is None else state.deadline[id_],
+                0 if state.priority is None else state.priority[id_], leaving,
+            ),
+        )  # fmt: skip
 
     def paused_growth(self, lane: Lane, paused: Paused) -> int:
         return max(0, self.kv.held(paused.cached + lane.decoding.query_tokens) - paused.blocks)
@@ -170,6 +165,12 @@ class Sequences:
             seq = paused.pop(id_)
             self._join(lane, id_, seq.cached, seq.token_ns, seq.blocks)
 
+    def start_anew(self, lane: Lane) -> None:
+        """The next round is planned when all is known of the last one: it takes no slots for tokens that may have been accepted."""
+        for id_ in list(lane.decoding):
+            departure = self._leave(lane, id_)
+            self._join(lane, id_, departure.cached_tokens, _last_token_ns(lane, departure), departure.blocks)
+
     def _leave(self, lane: Lane, id_: int) -> Departure:
         departure = lane.decoding.leave(id_)
         self._log_departure(lane, departure)
@@ -197,7 +198,7 @@ class Sequences:
         self._recorder.joins.add(lane.index, since, lane.decoding.round, cached_before, token_ns, departure.id)
 
     def preempt(self, lane: Lane, id_: int) -> None:
-        """Give back a sequence's blocks; it returns to the head of the queue to be computed again."""
+        """Give back a sequence's blocks; it returns to the queue, to its head unless asked otherwise, to be computed again."""
         state = self.state
         if id_ in lane.leaving:
             state.preemptions[id_] += 1
@@ -215,7 +216,10 @@ class Sequences:
             )
         state.preemptions[id_] += 1
         state.recomputed[id_] += cached
-        self.queue.appendleft(state.waiting_seq(id_, preempted=True))
+        seq = state.waiting_seq(id_, preempted=True)
+        # At the end: ahead of those who came after the plan was made.
+        unknown = 0 if self.ahead is None else self.ahead.n_unknown
+        self.queue.insert(max(len(self.queue) - unknown, 0) if self._preempted_last else 0, seq)
 
     def admit(self, lane: Lane, id_: int, now_ns: int) -> WaitingSeq:
         """Take a request from the queue into the lane; its KV blocks are the caller's to take."""
@@ -361,6 +365,21 @@ class Sequences:
 
 def _last_token_ns(lane: Lane, departure: Departure) -> int:
     return lane.last_round_ns if departure.emitted else departure.token_ns
+
+
+def refusal(sequences: Sequences, id_: int) -> str | None:
+    """Why a request can never be served by them; None where it can."""
+    prompt, output = sequences.state.prompt[id_], sequences.state.output[id_]
+    limit = sequences.max_model_len
+    if limit is not None and prompt + output > limit:
+        return f"prompt and output exceed the model's context of {limit} tokens"
+    # The last token is never cached: nothing comes after it.
+    kv = sequences.kv
+    slots = (prompt or 1) + (output - 1 + sequences.most_beyond if output else 0)
+    needed = kv.blocks(slots if limit is None else min(slots, limit))
+    if needed > kv.total:
+        return f"needs {needed} KV blocks for prompt and output but the replica has {kv.total}"
+    return None
 
 
 def let_go(sequences: Sequences, lane: Lane) -> None:

@@ -137,9 +137,10 @@ def _events(
     k = skip[stay] + step * n
     token, source, round_ = had[stay] + k, stays["source"][stay], stays["since"][stay] + k - 1
     time_ns = np.empty(len(k), np.int64)
-    lanes: list[int] = np.unique(source).tolist()
-    for i in lanes:
-        lane, of = sources[i], source == i
+    for i, lane in enumerate(sources):
+        of = source == i
+        if not of.any():
+            continue
         time_ns[of] = _round_ends(lane, round_[of])
         if lane.emitted is not None:
             # All rounds are here: those of a stay follow one another.

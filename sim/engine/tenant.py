@@ -140,6 +140,7 @@ class Tenant:
             growth_of_all += sum(sequences.paused_growth(lane, paused) for paused in lane.paused.values())
         partial, queue = lane.partial, self._queue
         if not (n_decoding or partial or queue or lane.leaving):
+            lane.view.memo = None
             if self._ahead is not None:
                 self._ahead.seen_ns = ALWAYS_NS
             return NOTHING
@@ -150,7 +151,7 @@ class Tenant:
         view.query_tokens = decoding.query_tokens
         view.free_blocks = self._kv.free
         view.growth_blocks = growth_of_all
-        view.now_ns = ticks >> TICK_BITS
+        view.now_ns, view.rounds = ticks >> TICK_BITS, decoding.round
         view.after_prefill = bool(lane.run)
         view.promised_blocks = sequences.promises.blocks
         unknown = self._ahead is not None and self._ahead.hide(lane, self._queue_view)
@@ -187,7 +188,10 @@ class Tenant:
             return self._start_iteration(lane, run, n, growth, ticks)
         if n:
             return self._start_rounds(lane, plan, growth, ticks)
-        if unknown or preempt or reject or len(run) < len(plan.run):
+        made_ahead = self._ahead is not None and self._ahead.made
+        if made_ahead or preempt or reject or len(run) < len(plan.run):
+            if made_ahead and self._speculates:
+                sequences.start_anew(lane)
             return self.begin(lane, ticks)
         lane.wake_ns = plan.until_ns
         return NOTHING
@@ -349,7 +353,7 @@ class Tenant:
         self.recorder.stages.drop_last(self.n_in_flight * len(self._stages))
         for lane in self.lanes:
             lane.span = None
-            lane.held = None
+            lane.held = lane.view.memo = None
         self.n_in_flight = 0
 
     # What it leaves behind.

@@ -458,6 +458,17 @@ def _as_the_engine(scenario: Scenario, deployment: Deployment) -> dict[str, Any]
         synchronous = _PLANNED_AS_IT_IS
     found: dict[str, Any] = {}
     for at, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
+        if settings.get("policy") == "sglang":
+            if "chunked_prefill_size" not in settings:
+                defaults = engine_defaults("sglang", deployment.device, tensor=scenario.parallel.tensor)
+                found[f"{at}.chunked_prefill_size"] = defaults.max_num_batched_tokens
+            if pipelined:
+                # arg_groups/overrides.py of SGLang 0.5.23, _pipeline_parallel_overlap_disable.
+                if settings.get("disable_overlap_schedule") is False:
+                    raise ScenarioError(
+                        f"{scenario.source}: {at}.disable_overlap_schedule: {_PLANNED_AS_IT_IS}; leave it out"
+                    )
+                found[f"{at}.disable_overlap_schedule"] = True
         if settings.get("policy") == "trtllm" and pipelined:
             # Its loop for pipelines has no overlap (py_executor.py, `_executor_loop_pp`).
             if settings.get("disable_overlap_scheduler") is False:

@@ -27,6 +27,7 @@ SCHEDULERS: Mapping[str, str] = {
     "orca_paged": "policies.published:OrcaPaged",
     "vllm": "policies.vllm:Vllm",
     "vllm-v0": "policies.vllm:VllmV0",
+    "sglang": "policies.sglang:Sglang",
     "sarathi": "policies.schedulers:Sarathi",
     "trtllm": "policies.trtllm:TrtLlm",
     "decode_maximal": "policies.sarathi:DecodeMaximal",

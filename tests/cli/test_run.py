@@ -167,7 +167,7 @@ def test_a_bad_trace_is_refused(content, expected):
         ("hardware=h1000", "unknown hardware"),
         ("scheduler=sarthi", "did you mean sarathi?"),
         ("replikas=2", "did you mean replicas?"),
-        ("scheduler.token_bugdet=2", "did you mean token_budget?"),
+        ("scheduler.max_nun_seqs=2", "did you mean max_num_seqs?"),
         ("model=llama-3.1-70b", "GB is missing"),
         ("memory.gpu_memory_utilization=.nan", "finite number"),
         ("seed=[", "not valid YAML"),

@@ -12,7 +12,7 @@ from sim import Scenario, simulate, sweep
 from sim.cli import build_app
 from sim.report.html import write_run_report, write_sweep_report
 
-BASE = Scenario.default().with_set("workload.limit=30")
+BASE = Scenario.default().with_set("scheduler={policy: sarathi}", "workload.limit=30")
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 

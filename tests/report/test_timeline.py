@@ -11,7 +11,7 @@ from sim.report.timeline import events, write_timeline
 
 @pytest.fixture(scope="module")
 def run():
-    return simulate(Scenario.default().with_set("workload.limit=40").with_set("replicas=2"))
+    return simulate(Scenario.default().with_set("scheduler={policy: sarathi}", "workload.limit=40", "replicas=2"))
 
 
 @pytest.fixture(scope="module")

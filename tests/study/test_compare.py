@@ -10,8 +10,9 @@ from sim.study import statistics as st
 from sim.study.compare import Difference, compare
 
 BUSY = Scenario.default().with_set(
+    "scheduler={policy: sarathi}",
     "workload={arrivals: {process: poisson, rate_per_s: 20}, prompt_tokens: 400, "
-    "output_tokens: {distribution: uniform, min_tokens: 5, max_tokens: 40}, requests: 300}"
+    "output_tokens: {distribution: uniform, min_tokens: 5, max_tokens: 40}, requests: 300}",
 )
 
 

@@ -16,9 +16,10 @@ from sim.cli import build_app
 from sim.study.sweep import SweepResult
 from sim.study.table import aggregate, flatten
 
-TINY = Scenario.default().with_set("workload.limit=8")
+TINY = Scenario.default().with_set("scheduler={policy: sarathi}", "workload.limit=8")
 ARRIVING = Scenario.default().with_set(
-    "workload={arrivals: {process: poisson, rate_per_s: 4}, prompt_tokens: 100, output_tokens: 10, requests: 20}"
+    "scheduler={policy: sarathi}",
+    "workload={arrivals: {process: poisson, rate_per_s: 4}, prompt_tokens: 100, output_tokens: 10, requests: 20}",
 )
 
 
@@ -85,7 +86,7 @@ def test_a_saturated_point_has_the_verdict_in_the_place_of_its_latencies():
 
 
 def test_overload_is_seen_in_the_table_and_told_to_people():
-    busy = Scenario.default().with_value("workload", {**ARRIVING.settings()["workload"], "requests": 400})
+    busy = ARRIVING.with_value("workload", {**ARRIVING.settings()["workload"], "requests": 400})
     busy = busy.with_set("scheduler.max_sequences=2")
     result = sweep(busy, axes={"workload.rate_scale": [0.1, 50]}, jobs=1)
     assert result.table["saturated"].tolist() == [False, True]
@@ -210,11 +211,11 @@ def test_the_command_ends_with_one_where_a_point_failed(tmp_path):
 
 
 def test_a_sweep_in_which_all_points_fail_still_prints_its_table(tmp_path):
-    done = rooftrace("sweep", "--axis", "scheduler.token_budgt=1,2", "--jobs", "1", "--out", str(tmp_path / "o"))
+    done = rooftrace("sweep", "--axis", "scheduler.max_nun_seqs=1,2", "--jobs", "1", "--out", str(tmp_path / "o"))
     assert done.exit_code == 1, done.output
     assert done.stdout.count("failed") == 2
-    assert "did you mean token_budget" in done.stderr
-    assert SweepResult(tmp_path / "o")._repr_html_().count("did you mean token_budget") == 2
+    assert "did you mean max_num_seqs" in done.stderr
+    assert SweepResult(tmp_path / "o")._repr_html_().count("did you mean max_num_seqs") == 2
 
 
 def test_json_is_a_line_a_run_and_one_at_the_end(tmp_path):
@@ -252,7 +253,14 @@ def test_what_the_command_cannot_use_is_one_sentence_and_exit_code_two(arguments
 
 COMMAND = [
     *(sys.executable, "-c", "from sim.cli import main; main()", "sweep", "--jobs", "2", "--replications", "2"),
-    *("--set", "workload.limit=40", "--axis", "scheduler.token_budget=128:1024:8"),
+    *(
+        "--set",
+        "workload.limit=40",
+        "--set",
+        "scheduler={policy: sarathi}",
+        "--axis",
+        "scheduler.token_budget=128:1024:8",
+    ),
     *("--axis", "workload.rate_scale=0.5:2.5:8"),
 ]
 

@@ -268,3 +268,20 @@ def test_parameters_outside_their_bounds_are_refused_with_the_reason():
         check_bounds(GemmParams(launch_s=float("nan")))
     with pytest.raises(ValueError, match="speed is not a parameter of GemmParams"):
         with_values(GemmParams, {"speed": 1.0})
+
+
+@pytest.mark.parametrize(("seqs", "kv_heads", "paid"), [(1, 8, 0.0), (2, 8, 1e-5), (2, 1, 0.0), (2, 32, 0.0)])
+def test_grouped_queries_of_several_sequences_are_brought_into_order(seqs, kv_heads, paid):
+    """One sequence, one KV head, or a KV head for every query head need no regrouping."""
+    shape = {"seqs": seqs, "kv_tokens": 4096, "heads": 32, "kv_heads": kv_heads, "head_dim": 128}
+    none, dear = (attention_decode_s(DecodeParams(regroup_s=cost), DEVICE, **shape) for cost in (0.0, 1e-5))
+    assert dear - none == pytest.approx(paid, abs=1e-12)
+
+
+def test_half_empty_query_tiles_are_paid_against_their_keys():
+    shape = {"chunks": 1, "rows": 16, "pairs": 16 * 30_000, "kv_tokens": 30_016, **HEADS}
+    plain = {"unpacked": 0.0, "throttle": 0.0, "overlap_loss": 4.0, "block_s": 0.0, "softmax_flops": 0.0}
+    none, half = (attention_prefill_s(PrefillParams(padding=p, **plain), DEVICE, **shape) for p in (0.0, 4.0))
+    # 64 rows of a tile for each of 8 KV heads, four times over, at 512 FLOPs a pair and 75 % of the peak.
+    extra = 4.0 * 64 * 8 * 30_016 * 512 / (1000e12 * 0.75)
+    assert half - none == pytest.approx(extra, rel=1e-6)
