@@ -30,7 +30,7 @@ class Outside(Protocol):
     def rejected(self, id_: int, reason: str, /) -> None: ...
 
 
-_new = tuple.__new__
+_new = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
 
 _MOST_IN_VAIN = 10_000

@@ -83,16 +83,11 @@ class Tenant:
             UniformSet(spec.block_tokens, self._window)
             if spec.decoding is None
             else TapedSet(
-                spec.block_tokens,
-                self._window,
-                spec.decoding,
-                self._seed,
-                self._state.rounds,
-                lookahead_tokens=self._kv.lookahead_tokens,
-                max_model_len=spec.max_model_len,
+                spec.block_tokens, self._window, spec.decoding, self._seed, self._state.rounds,
+                lookahead_tokens=self._kv.lookahead_tokens, max_model_len=spec.max_model_len,
                 ahead=self._ahead is not None,
             )
-        )
+        )  # fmt: skip
         lane = Lane(len(self.lanes), decoding)
         lane.view = ReplicaView(
             block_tokens=spec.block_tokens,
