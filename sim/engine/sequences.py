@@ -375,7 +375,7 @@ def refusal(sequences: Sequences, id_: int) -> str | None:
         return f"prompt and output exceed the model's context of {limit} tokens"
     # The last token is never cached: nothing comes after it.
     kv = sequences.kv
-    slots = (prompt or 1) + (output - 1 + sequences.most_beyond if output else 0)
+    slots = (prompt or 1) + (output - 1 + sequences.most_beyond if output else sequences.kv.lookahead_tokens)
     needed = kv.blocks(slots if limit is None else min(slots, limit))
     if needed > kv.total:
         return f"needs {needed} KV blocks for prompt and output but the replica has {kv.total}"
