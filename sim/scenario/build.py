@@ -360,6 +360,7 @@ def _never_gets_on(
 ) -> str | None:
     """Why *scheduler*, or one that it wraps, could plan nothing for some sequence, whatever else runs; None where it can."""
     from policies.sglang import Sglang
+    from policies.trtllm import TrtLlm
     from policies.vllm import Vllm
 
     query = 1 if decoding is None else decoding.decoding.max_query_tokens
@@ -369,6 +370,11 @@ def _never_gets_on(
             return (
                 f"scheduler: chunked_prefill_size ({scheduler.chunked_prefill_size}) holds no whole page of {block_tokens} tokens, "
                 "and a prompt that is cut is cut to whole pages; give more, or less as memory.block_tokens"
+            )
+        if isinstance(scheduler, TrtLlm) and scheduler.max_num_tokens < query:
+            return (
+                f"scheduler: max_num_tokens ({scheduler.max_num_tokens}) holds no round of speculation, {query} tokens of a "
+                "sequence; give more, or draft fewer"
             )
         if isinstance(scheduler, Vllm):
             scheduled = scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens

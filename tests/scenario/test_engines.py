@@ -123,6 +123,13 @@ def test_limits_that_are_left_out_follow_those_that_are_given() -> None:
             ),
             r"max_num_batched_tokens \(7\) holds no round of speculation, 8 tokens",
         ),
+        (
+            (
+                "scheduler={policy: trtllm, max_num_tokens: 7, enable_chunked_prefill: true}",
+                "decoding={method: eagle, num_speculative_tokens: 7, acceptance: {alpha: 0.5}, draft: {cost_ratio: 0.05}}",
+            ),
+            r"max_num_tokens \(7\) holds no round of speculation, 8 tokens",
+        ),
     ],
 )
 def test_settings_with_which_nobody_could_go_on_are_refused(settings: tuple[str, ...], said: str) -> None:
