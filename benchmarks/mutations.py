@@ -291,18 +291,22 @@ MUTATIONS = [
             "if self._preempted_last else 0, seq)",
             "if True else 0, seq)",
         ),
-        ("look-ahead is left out of the fit check", "output - 1 + self._lookahead if output", "output - 1 if output"),
+        (
+            "look-ahead is left out of the fit check",
+            "output - 1 + sequences.most_beyond if output",
+            "output - 1 if output",
+        ),
         (
             "the last token is cached in the fit check",
-            "output - 1 + self._lookahead if output",
-            "output + self._lookahead if output",
+            "output - 1 + sequences.most_beyond if output",
+            "output + sequences.most_beyond if output",
         ),
         ("a preempted request loses its first start", "if self.state.scheduled[id_] < 0:", "if True:"),
         ("a preempted request is given its first token again", "if state.first_token[id_] < 0:", "if True:"),
         (
             "preemption keeps the blocks",
-            "        self.kv.give(blocks)\n        del lane.admitted[id_]",
-            "        del lane.admitted[id_]",
+            "        self.kv.give(blocks)\n        self.n_changes += 1\n        self._in_vain += 1",
+            "        self.n_changes += 1\n        self._in_vain += 1",
         ),
         ("what preemption gives up is not counted", "        state.recomputed[id_] += cached\n", ""),
         (
@@ -311,6 +315,39 @@ MUTATIONS = [
             "if limit is not None and prompt + output >= limit:",
         ),
         ("rejected requests stay in the queue", "            self.queue.remove(seq)\n", ""),
+    ),
+    *_of(
+        "sim/engine/sequences.py",
+        ("tests/engine/test_ahead.py",),
+        (
+            "a request that was given up keeps its memory",
+            "        sequences.kv.give(sequences.take_out(lane, id_)[1])",
+            "        sequences.take_out(lane, id_)",
+        ),
+        ("who was given up while it waited is served", "            sequences.queue.remove(waiting)\n", ""),
+        (
+            "who has gone is known at once",
+            "known_ns = ALWAYS_NS if sequences.ahead is None else sequences.ahead.seen_ns",
+            "known_ns = ALWAYS_NS",
+        ),
+    ),
+    *_of(
+        "sim/engine/ahead.py",
+        ("tests/engine/test_ahead.py", "tests/oracle/test_vllm.py"),
+        ("who came later is shown", "queue.hidden = self._came_later(seen_ns)", "queue.hidden = 0"),
+        ("who leaves keeps no seat", "                view.n_leaving += 1\n", ""),
+        (
+            "the memory of those who leave is seen at once",
+            "            view.free_blocks -= blocks\n            if steps_on:",
+            "            if steps_on:",
+        ),
+        ("the step in vain is not taken", "if ended.steps_on and id_ in wanted]", "if False]"),
+        ("a step in vain takes no blocks", "                view.growth_blocks += growth_blocks\n", ""),
+        (
+            "a plan outlives what was hidden from it",
+            "        plan = plan._replace(hold=1)\n    return plan, stepping_on",
+            "        pass\n    return plan, stepping_on",
+        ),
     ),
     *_of(
         "sim/engine/tenant.py",
@@ -364,8 +401,8 @@ MUTATIONS = [
         (*ENGINE, "tests/engine/test_independent.py"),
         (
             "arrivals wait for the end of the span",
-            "        elif not lane.through_arrivals:\n",
-            "        elif False:\n",
+            "        if not lane.through_arrivals:\n",
+            "        if False:\n",
         ),
         (
             "an iteration in flight counts when a machine stops",
@@ -399,8 +436,8 @@ MUTATIONS = [
         ),
         (
             "drafted tokens hold no slots",
-            "after += cached + self.query_tokens + self._block_tokens - 1",
-            "after += cached + self._block_tokens",
+            "after += cached + self.query_tokens + self._lookahead",
+            "after += cached + 1 + self._lookahead",
         ),
     ),
     *_of(
@@ -514,13 +551,57 @@ MUTATIONS = [
             "left = self.token_budget - n_decoding * view.query_tokens",
             "left = self.token_budget - n_decoding",
         ),
-        ("vLLM decodes beside prompts", "return prompts(tuple(chunks), False)", "return prompts(tuple(chunks), True)"),
-        ("a prompt beyond vLLM's budget never runs", "(seq.tokens > left and chunks)", "seq.tokens > left"),
         (
             "seats for Sarathi forget the unfinished prompts",
             "seats = max_sequences - view.n_decoding - len(view.prefilling)",
             "seats = max_sequences - view.n_decoding",
         ),
+    ),
+    *_of(
+        "policies/vllm.py",
+        POLICIES,
+        (
+            "vLLM before version 1 decodes beside prompts",
+            "return prompts(tuple(chunks), False)",
+            "return prompts(tuple(chunks), True)",
+        ),
+        (
+            "a prompt beyond the budget of vLLM before version 1 never runs",
+            "(seq.tokens > left and chunks)",
+            "seq.tokens > left",
+        ),
+    ),
+    *_of(
+        "policies/vllm.py",
+        ("tests/policies/test_vllm.py", "tests/oracle/test_vllm.py"),
+        ("vLLM keeps no watermark", "kept if occupied else 0", "0"),
+        ("an idle vLLM keeps a watermark", "kept if occupied else 0", "kept"),
+        ("a long prompt is limited though it is alone", "if sequences <= 1:", "if False:"),
+        ("vLLM's first gives way", "return running[-1]", "return running[0]"),
+        ("vLLM admits where somebody gives way", "        if not preempted:\n", "        if True:\n"),
+        (
+            "a chunk's blocks do not count beside decodes",
+            "free -= _blocks(view, cached + tokens) - _blocks(view, cached)",
+            "pass",
+        ),
+        (
+            "a chunk's blocks do not count where memory is short",
+            "blocks = max(_blocks(view, seq.cached_tokens + tokens) - seq.blocks, 0)",
+            "blocks = 0",
+        ),
+        ("what vLLM admits takes no blocks", "            free -= needed\n", ""),
+        (
+            "who gives way gives nothing back",
+            "                free += victim.blocks + had_blocks\n",
+            "                free += had_blocks\n",
+        ),
+        (
+            "the budget of one who gives way is lost",
+            "                    left += had_tokens\n",
+            "",
+        ),
+        ("the whole prompt need not fit", "if view.blocks(whole) + reserve > free:", "if False:"),
+        ("who leaves takes a step", "            if seq.leaving:\n", "            if False:\n"),
     ),
     *_of(
         "policies/wrappers.py",
@@ -642,7 +723,7 @@ MUTATIONS = [
             "                if free < 0:\n                    free += longest_blocks(view, seq.id, drafted)\n"
             "                    continue\n                if len(fitting) == seats:\n",
         ),
-        ("who has ended gives way", "if not seq.leaving], ()", "], ()"),
+        ("who has ended gives way", "for seq in view.running[:] if not seq.leaving]", "for seq in view.running[:]]"),
         ("nobody gives way", "running, paused = _paused(running, view.free_blocks)", "pass"),
         (
             "the first gives way",

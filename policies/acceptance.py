@@ -148,7 +148,7 @@ class MeanLength(_Chain):
     alpha: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.at_k, bool) or not isinstance(self.at_k, int) or self.at_k < 1:
+        if not _is_whole(self.at_k):
             raise ValueError(
                 f"at_k is the number of drafted tokens behind the mean length, 1 or more; got {self.at_k!r}"
             )
@@ -329,11 +329,11 @@ class Recorded(_Chain):
     _columns: tuple[IntArray, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.recorded_k, bool) or not isinstance(self.recorded_k, int) or self.recorded_k < 1:
+        if not _is_whole(self.recorded_k):
             raise ValueError(f"recorded_k is the number of tokens drafted in the recording; got {self.recorded_k!r}")
         if not self.rows:
             raise ValueError("rows is empty; give the accepted counts of at least one request")
-        columns = []
+        columns: list[IntArray] = []
         for i, row in enumerate(self.rows):
             values = np.asarray(row)
             if values.ndim != 1 or values.size == 0 or values.dtype.kind not in "iu":
@@ -398,8 +398,9 @@ class FromDistributions(_Chain):
             rates = (q * p).sum(axis=-1)
         else:
             rates = np.minimum(p, both / (1.0 if self.b is None else self.b)).sum(axis=-1)
-        object.__setattr__(self, "target", tuple(map(tuple, np.atleast_2d(q).tolist())))
-        object.__setattr__(self, "draft", tuple(map(tuple, np.atleast_2d(p).tolist())))
+        for name, rows in (("target", q), ("draft", p)):
+            lists: list[list[float]] = np.atleast_2d(rows).tolist()
+            object.__setattr__(self, name, tuple(tuple(row) for row in lists))
         object.__setattr__(self, "rates", tuple(np.clip(np.atleast_1d(rates), 0.0, 1.0).tolist()))
         object.__setattr__(self, "_everywhere", len(self.rates) == 1)
 
@@ -514,7 +515,7 @@ def read_recorded(path: Path | str, *, recorded_k: int) -> Recorded:
             if round_ in counts.setdefault(request, {}):
                 raise ValueError(f"{path}, line {reader.line_num}: round {round_} of request {request} comes twice")
             counts[request][round_] = accepted
-    rows = []
+    rows: list[tuple[int, ...]] = []
     for request in sorted(counts):
         rounds = counts[request]
         if set(rounds) != set(range(len(rounds))):
@@ -551,7 +552,7 @@ def check_accuracies(accuracies: Sequence[Sequence[float]]) -> tuple[tuple[float
 def path_products(accuracies: Sequence[Sequence[float]], paths: Iterable[Sequence[int]]) -> list[float]:
     """For each path, the probability that all its guesses are right: the product of accuracies along it."""
     heads = check_accuracies(accuracies)
-    products = []
+    products: list[float] = []
     for path in paths:
         if not 1 <= len(path) <= len(heads):
             raise ValueError(f"path {tuple(path)} has {len(path)} levels; there are {len(heads)} heads")
@@ -572,7 +573,7 @@ def greedy_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> tuple[tupl
     """
     heads = check_accuracies(accuracies)
     possible = sum(math.prod(map(len, heads[: d + 1])) for d in range(len(heads)))
-    if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= possible:
+    if not _is_whole(nodes) or nodes > possible:
         raise ValueError(f"nodes is a whole number in [1, {possible}] with these accuracies; got {nodes!r}")
     heap: list[tuple[float, int, tuple[int, ...]]] = [(-heads[0][0], 1, (0,))]
     tree: list[tuple[int, ...]] = []
@@ -589,7 +590,7 @@ def greedy_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> tuple[tupl
 
 def dense_tree(branching: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """All paths of a tree in which every node of level i has branching[i] children. Medusa, section 2.1.2."""
-    if not branching or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in branching):
+    if not branching or not all(map(_is_whole, branching)):
         raise ValueError(f"branching is a list of whole numbers, 1 or more; got {list(branching)}")
     paths: list[tuple[int, ...]] = []
     level: list[tuple[int, ...]] = [()]
@@ -675,7 +676,7 @@ def _fresh_powers(alpha: float, k: int) -> IntArray:
 def _beta_alpha(mean: float, sd: float, request_id: int, seed: int) -> float:
     if sd == 0.0:
         return mean
-    from scipy.special import betaincinv
+    from scipy.special import betaincinv  # pyright: ignore[reportMissingTypeStubs]
 
     u = (int(_draws(seed, _REQUEST_STREAM, request_id, 0, 1)[0]) + 0.5) / _ONE
     return float(betaincinv(*_beta_shape(mean, sd), u))
@@ -709,11 +710,21 @@ def _alpha_of_mean_length(mean: float, k: int) -> float:
 
 
 def _running_products(rates: tuple[float, ...]) -> tuple[float, ...]:
-    products, product = [], 1.0
+    products: list[float] = []
+    product = 1.0
     for rate in rates:
         product *= rate
         products.append(product)
     return tuple(products)
+
+
+def _is_whole(value: object) -> bool:
+    """Whether *value* is a whole number, 1 or more; files and callers without types give others."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.floating) and not isinstance(value, bool)
 
 
 def _k(k: int) -> int:
@@ -723,7 +734,7 @@ def _k(k: int) -> int:
 
 
 def _probability(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.floating):
+    if not _is_number(value):
         raise TypeError(f"{name} is a probability; got {value!r}")
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} is a probability in [0, 1]; got {value!r}")

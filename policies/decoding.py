@@ -298,6 +298,10 @@ def _frugal_tape(process: Acceptance, request_id: int, round_start: int, n_token
     return np.concatenate(parts)
 
 
+def _is_whole_or_none(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | None)
+
+
 def _table(value: int | Sequence[Sequence[int | None]]) -> tuple[TableRow, ...]:
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 0:
@@ -311,7 +315,7 @@ def _table(value: int | Sequence[Sequence[int | None]]) -> tuple[TableRow, ...]:
     rows: list[TableRow] = []
     expected = 1
     for i, row in enumerate(value):
-        if len(row) != 3 or any(isinstance(x, bool) or not isinstance(x, int | None) for x in row):
+        if len(row) != 3 or not all(map(_is_whole_or_none, row)):
             raise ValueError(f"row {i} of num_speculative_tokens is [lowest batch, highest batch, k]; got {list(row)}")
         low, high, k = row
         if low is None or k is None or k < 0:

@@ -209,7 +209,8 @@ def _drive(runs: Iterable[tuple[_Run, _Best]], score: Scorer) -> None:
             active.append((run, best, asked))
     while active:
         scores = score([placement for _, _, asked in active for placement in asked])
-        following, at = [], 0
+        following: list[tuple[_Run, _Best, list[Placement]]] = []
+        at = 0
         for run, best, asked in active:
             mine = scores[at : at + len(asked)]
             at += len(asked)
@@ -310,7 +311,7 @@ def uniform_groups(n_devices: int, inter_op: int, intra_op: int) -> Placement:
     return Placement(groups=tuple(Group(inter_op=inter, intra_op=intra) for inter, intra in shapes))
 
 
-def _check_beam(beam: int | None) -> None:
+def _check_beam(beam: object) -> None:
     if beam is not None and (isinstance(beam, bool) or not isinstance(beam, int) or beam < 1):
         raise ValueError(f"beam is a whole number of at least 1, or nothing for the fast heuristic; got {beam!r}")
 
@@ -476,7 +477,7 @@ class PartitionSearch:
             for (bucket, n_devices), best in bests.items():
                 runs += self._runs(cluster, models, bucket, n_devices, best)
             _drive(runs, score)
-            joined = []
+            joined: list[Placement] = []
             for split in splits:
                 parts = [bests[part].placement for part in zip(bucketing, split, strict=True)]
                 if all(part is not None for part in parts):
@@ -497,7 +498,8 @@ class PartitionSearch:
 
     def shapes(self, cluster: Cluster, n_devices: int) -> list[tuple[int, int]]:
         """Shapes of groups on *n_devices*: sizes of powers of two, beyond a node multiples of it; every factor pair."""
-        found, size = [], 1
+        found: list[tuple[int, int]] = []
+        size = 1
         while size <= n_devices:
             if size <= cluster.devices_per_node or size % cluster.devices_per_node == 0:
                 intra = 1
@@ -517,7 +519,7 @@ def bucketings(models: Sequence[ModelView], same_bucket: float) -> list[tuple[tu
         for at in range(1, len(order))
         if models[order[at]].latency_s > (1.0 + same_bucket) * models[order[at - 1]].latency_s
     ]
-    found = []
+    found: list[tuple[tuple[int, ...], ...]] = []
     for chosen in range(1 << len(cuts)):
         edges = [0, *(cut for bit, cut in enumerate(cuts) if chosen >> bit & 1), len(order)]
         found.append(tuple(tuple(sorted(order[a:b])) for a, b in itertools.pairwise(edges)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.reserving import longest_blocks, longest_tokens, unpromised_blocks
-from policies.schedulers import _admissible_blocks, _fraction, at_least
+from policies.schedulers import admissible_blocks, at_least, fraction
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 
 
@@ -122,7 +122,7 @@ class OrcaPaged:
 
     def __post_init__(self) -> None:
         at_least("max_sequences", self.max_sequences, 1)
-        _fraction("watermark", self.watermark)
+        fraction("watermark", self.watermark)
         if self.max_prompts is not None:
             at_least("max_prompts", self.max_prompts, 1)
 
@@ -131,7 +131,7 @@ class OrcaPaged:
         seats = self.max_sequences - view.n_running
         if self.max_prompts is not None:
             seats = min(seats, self.max_prompts - len(chunks))
-        free = _admissible_blocks(view, self.watermark)
+        free = admissible_blocks(view, self.watermark)
         blocked = False
         for seq in view.waiting:
             free -= view.blocks_to_admit(seq)

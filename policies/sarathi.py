@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.schedulers import (
-    _admissible_blocks,
-    _chunks_within,
+    admissible_blocks,
     checked_as_given,
+    chunks_within,
     setting_at_least,
     setting_is_fraction,
 )
@@ -59,7 +59,7 @@ class DecodeMaximal:
         full = view.n_running >= self.max_sequences
         if view.waiting and not full:
             first = view.waiting[0]
-            if view.blocks_to_admit(first) <= _admissible_blocks(view, self.watermark):
+            if view.blocks_to_admit(first) <= admissible_blocks(view, self.watermark):
                 if self.chunk_when_full and view.n_decoding < self.max_sequences - 1:
                     return Plan(run=((first.id, first.tokens),))
                 return Plan(decode, ((first.id, min(first.tokens, self.prompt_chunk)),))
@@ -85,7 +85,7 @@ class ChunkedOnly:
         setting_is_fraction(self, "watermark")
 
     def plan(self, view: ReplicaView, /) -> Plan:
-        chunks, full = _chunks_within(view, self.token_budget, self.max_sequences, self.watermark)
+        chunks, full = chunks_within(view, self.token_budget, self.max_sequences, self.watermark)
         if not view.n_decoding:
             return Plan(run=chunks)
         if not chunks:

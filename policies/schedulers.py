@@ -36,17 +36,18 @@ def setting_at_least(policy: object, name: str, least: int) -> None:
     at_least(name, getattr(policy, name), least)
 
 
-def _fraction(name: str, value: Any) -> None:
+def fraction(name: str, value: Any) -> None:
+    """ValueError unless *value* is in [0, 1)."""
     if not 0 <= value < 1:
         raise ValueError(f"{name} is a fraction in [0, 1); got {value!r}")
 
 
 def setting_is_fraction(policy: object, name: str) -> None:
     """The same for a fraction."""
-    _fraction(name, getattr(policy, name))
+    fraction(name, getattr(policy, name))
 
 
-def _admissible_blocks(view: ReplicaView, watermark: float) -> int:
+def admissible_blocks(view: ReplicaView, watermark: float) -> int:
     """KV blocks that admissions may take: free, less what the decodes need now, less the watermark.
 
     An empty replica keeps no watermark, or a request as large as the pool would wait for ever.
@@ -55,7 +56,7 @@ def _admissible_blocks(view: ReplicaView, watermark: float) -> int:
     return view.free_blocks - view.growth_blocks - reserve
 
 
-def _chunks_within(
+def chunks_within(
     view: ReplicaView, budget: int, max_sequences: int, watermark: float
 ) -> tuple[tuple[tuple[int, int], ...], bool]:
     """Prompt chunks of *budget* tokens at most, unfinished prompts before new ones; and whether the queue's head is
@@ -70,7 +71,7 @@ def _chunks_within(
     seats = max_sequences - view.n_decoding - len(view.prefilling)
     full = seats <= 0
     if view.waiting and budget > 0:
-        free = _admissible_blocks(view, watermark)
+        free = admissible_blocks(view, watermark)
         for seq in view.waiting:
             free -= view.blocks_to_admit(seq)
             if budget <= 0 or seats <= 0 or free < 0:
@@ -107,7 +108,7 @@ class Sarathi:
         prefilling = view.prefilling
         if len(prefilling) == 1 and prefilling[0].remaining_tokens >= left:
             return prompts(((prefilling[0].id, left),), n_decoding > 0)
-        chunks, full = _chunks_within(view, left, self.max_sequences, self.watermark)
+        chunks, full = chunks_within(view, left, self.max_sequences, self.watermark)
         if chunks:
             return prompts(chunks, n_decoding > 0)
         return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full)

@@ -48,7 +48,7 @@ NEEDS_A_CACHE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 OUT_OF_ROOM = "prompt leaves no room in the KV pool for an answer"
 
 
-_new = tuple.__new__
+_new = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
 
 
@@ -262,7 +262,7 @@ class Sglang:
         page, prompts, limits = view.block_tokens, view.prompt_tokens, view.max_tokens
         context = view.max_model_len - 2
         pool = view.total_blocks * page - page - 1
-        running = []
+        running: list[_Running] = []
         # As _Room.max_new, which takes too long for each of a batch.
         for seq in listed:
             id_, cached, *_ = seq

@@ -140,7 +140,8 @@ class TrtLlm:
     def _plan_in_order(self, view: ReplicaView) -> Plan:
         """The plan where memory or the budget does not serve all who run: in order of admission, the last give way to the first."""
         packed = self.capacity_scheduler_policy == "MAX_UTILIZATION"
-        running, paused = [seq for seq in view.running[:] if not seq.leaving], ()
+        running: Sequence[RunningSeq] = [seq for seq in view.running[:] if not seq.leaving]
+        paused: tuple[int, ...] = ()
         if packed:
             running, paused = _paused(running, view.free_blocks)
         partial = {seq.id: seq for seq in view.prefilling}

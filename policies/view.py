@@ -187,7 +187,7 @@ class Plan(NamedTuple):
     """What the next plan of this micro-batch is to know of this one: a plain value, which `ReplicaView.memo` brings back."""
 
 
-_new: Final = tuple.__new__
+_new: Final = tuple[object, ...].__new__
 
 
 def prompts(run: tuple[tuple[int, int], ...], decode: bool) -> Plan:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
-from policies.schedulers import _admissible_blocks, checked_as_given, setting_at_least, setting_is_fraction
+from policies.schedulers import admissible_blocks, checked_as_given, setting_at_least, setting_is_fraction
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView, RunningSeq, WaitingSeq, prompts
 
 _DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
@@ -175,7 +175,8 @@ class Vllm:
         query, draft_slots = view.query_tokens, view.draft_slots
         left = self.max_num_scheduled_tokens or self.max_num_batched_tokens
         left_input, free, limit = self.max_num_batched_tokens, view.free_blocks, self._longest_chunk(view)
-        running, preempted = list(view.running), []
+        running = list(view.running)
+        preempted: list[int] = []
         scheduled: dict[int, tuple[int, int]] = {}
         """Tokens and new blocks, by id."""
         at = 0
@@ -253,7 +254,7 @@ class VllmV0:
             return _DECODES_WHOEVER_COMES if view.n_decoding >= self.max_num_seqs else _DECODES
         chunks = [(seq.id, seq.remaining_tokens) for seq in view.prefilling]
         seats = self.max_num_seqs - view.n_running
-        free = _admissible_blocks(view, self.watermark)
+        free = admissible_blocks(view, self.watermark)
         left = self.max_num_batched_tokens - sum(tokens for _, tokens in chunks)
         blocked = False
         for seq in view.waiting:

@@ -150,7 +150,7 @@ class _Cluster:
         ids = np.flatnonzero(workload.abort_ns >= 0)
         at_ns = (workload.arrival_ns + workload.abort_ns)[ids]
         order = np.argsort(at_ns, kind="stable")
-        self._aborts = deque(zip(at_ns[order].tolist(), ids[order].tolist(), strict=True))
+        self._aborts: deque[tuple[int, int]] = deque(zip(at_ns[order].tolist(), ids[order].tolist(), strict=True))
         self._giving_up = Alarm(self._clock, ARRIVALS, self._on_abort)
         self._giving_up.set(self._aborts[0][0])
 

@@ -300,7 +300,7 @@ class Recorder:
         durations = np.diff(ends, prepend=0)
         durations[first] = ends[first]
         starts = spans["start_frac"][which][of] + ends - durations
-        start_ns = spans["start_ns"][which][of] + (starts >> TICK_BITS)
+        start_ns: IntArray = spans["start_ns"][which][of] + (starts >> TICK_BITS)
         queued = np.searchsorted(np.array(self.queued_ns, np.int64), start_ns, side="right") - before[of, 1]
         summed = np.cumsum(blocks)
         table["start_ns"][taped] = start_ns
@@ -357,7 +357,7 @@ class Columns:
     replicas: tuple[ReplicaColumns, ...]
     stream: Stream = Stream()  # noqa: RUF009
     """Which tokens reach a client together."""
-    meta: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def iterations(self) -> Table:
         """One row an iteration, ordered by start time, then replica.

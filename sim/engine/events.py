@@ -7,7 +7,7 @@ Nothing that a machine does is felt by another sooner than 1 ns later, so that t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import Any, Final
 
@@ -33,6 +33,10 @@ class Clock(simpy.Environment):
     @property
     def now_ns(self) -> int:
         return self._now  # type: ignore[return-value]
+
+    def entries(self) -> tuple[list[Any], Iterator[int]]:
+        """SimPy's queue, for whoever adds to it without the detour through an event of its own, and the numbers of its entries."""
+        return self._queue, self._eid
 
     def next_due(self) -> tuple[int, int] | None:
         """Instant and rank of the next event; None where there is none."""
@@ -88,8 +92,7 @@ class Alarm:
 
     def __init__(self, clock: Clock, rank: int, callback: Callable[[Any], None]) -> None:
         self._clock = clock
-        self._queue: list[Any] = clock._queue
-        self._ids = clock._eid
+        self._queue, self._ids = clock.entries()
         self._rank = rank
         self._callbacks = [callback]
         self._ring = _Ring(clock)

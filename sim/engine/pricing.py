@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hwmodels.cost import CostModel
 from hwmodels.totals import Totals
 from sim.engine.clock import LONGEST_ITERATION_S, TICKS_PER_S, to_ticks
 
-_new: Final = tuple.__new__
+_new: Final = tuple[object, ...].__new__
 
 LINE_ERROR: Final = 2e-7
 """The most that a line is off the cost model where it is checked, as a share of the iteration."""
@@ -179,7 +180,7 @@ def _cut(ticks: Callable[[Any], Any], side: _Side, most_error: float) -> _Cell:
     """*ticks* of tokens over a side in lines; None where even the shortest is too bent."""
     # Points are twice as dense as slots, so that each has one inside; where slots are single tokens none is needed.
     points = _points(side, _HALVINGS + 1)
-    values = ticks(points)
+    values: NDArray[np.float64] = ticks(points)
     cut = min(side.bits, _HALVINGS)
     shift, last = side.bits - cut, len(points) - 1
     if last == 0:
@@ -188,7 +189,7 @@ def _cut(ticks: Callable[[Any], Any], side: _Side, most_error: float) -> _Cell:
     weights = np.ones(last + 1)
     if shortest == 2:
         weights[1::2], weights[::2] = 4 / 3, 2 / 3  # Simpson's rule
-    knots = _first_knots(values, shortest, most_error)
+    knots: NDArray[np.int64] = _first_knots(values, shortest, most_error)
     while True:
         starts, lengths = knots[:-1], np.diff(knots)
         rises = np.diff(values[knots])

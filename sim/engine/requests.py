@@ -11,7 +11,7 @@ from typing import Final
 from policies.view import WaitingSeq
 from sim.engine.columns import BUBBLES
 
-_new: Final = tuple.__new__
+_new: Final = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
 
 
@@ -48,7 +48,7 @@ class RequestState:
         """Tokens whose KV was computed and given up."""
         self.bubbles = tuple(array("q", bytes(8 * n)) for _ in BUBBLES) if pipelined else ()
         """Idle time of stages ahead of its micro-batches, by kind."""
-        self.replica = array("i", [-1]) * n
+        self.replica: array[int] = array("i", [-1]) * n
         self.preemptions = array("i", bytes(4 * n))
         self.status = bytearray([2]) * n
         self.reason = array("i", [-1]) * n

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from policies.view import ALWAYS_NS, RunningSeq, WaitingSeq, plans_ahead, preempted_last, reserves, takes_by_chunk
 from sim.engine.ahead import Ahead
@@ -30,7 +30,7 @@ class Outside(Protocol):
     def rejected(self, id_: int, reason: str, /) -> None: ...
 
 
-_new = tuple.__new__
+_new = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
 
 _MOST_IN_VAIN = 10_000
@@ -148,10 +148,10 @@ class Sequences:
             self.n_changes += 1
             self._outside.rejected(id_, reason)
 
-    def choose_decodes(self, lane: Lane, decode: bool | tuple[int, ...]) -> None:
+    def choose_decodes(self, lane: Lane, decode: Literal[True] | tuple[int, ...]) -> None:
         """Bring the decoding set in line with the plan: pause who is left out, resume who is named again."""
         decoding, paused = lane.decoding, lane.paused
-        wanted = set(paused) | set(decoding) if decode is True else set(decode)  # type: ignore[arg-type]
+        wanted = set(paused) | set(decoding) if decode is True else set(decode)
         unknown = [id_ for id_ in wanted if id_ not in decoding and id_ not in paused]
         if unknown:
             raise PolicyError(
@@ -375,7 +375,7 @@ def refusal(sequences: Sequences, id_: int) -> str | None:
         return f"prompt and output exceed the model's context of {limit} tokens"
     # The last token is never cached: nothing comes after it.
     kv = sequences.kv
-    slots = (prompt or 1) + (output - 1 + sequences.most_beyond if output else 0)
+    slots = (prompt or 1) + (output - 1 + sequences.most_beyond if output else sequences.kv.lookahead_tokens)
     needed = kv.blocks(slots if limit is None else min(slots, limit))
     if needed > kv.total:
         return f"needs {needed} KV blocks for prompt and output but the replica has {kv.total}"

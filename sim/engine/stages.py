@@ -49,7 +49,8 @@ class Stages:
 
         *clocks*: when each is free, in place of `free`.
         """
-        ready, ends = start_ticks, []
+        ready = start_ticks
+        ends: list[int] = []
         for free, duration in zip(self.free if clocks is None else clocks, durations, strict=True):
             end = max(ready, free) + duration
             ends.append(end)

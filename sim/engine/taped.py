@@ -66,7 +66,7 @@ class TapedSet(RunningSet):
         self._seqs: dict[int, _Taped] = {}
         self._finishes: list[tuple[int, int, int]] = []
         self._joined = 0
-        self._followed = 1
+        self._followed: int = 1
         """Batch that `k` was chosen for."""
         self._rounds = rounds
         self._emitted = bytearray()

@@ -129,7 +129,7 @@ def a_trtllm(rng: random.Random) -> TrtLlm:
 def a_vllm(rng: random.Random) -> Vllm:
     sequences = rng.choice([1, 2, 4, 12, 40])
     chunked = rng.random() < 0.9
-    return Vllm(
+    found = Vllm(
         max_num_batched_tokens=sequences + rng.randrange(12, 100) if chunked else 4000,
         max_num_seqs=sequences,
         long_prefill_token_threshold=rng.choice([0, 0, 0, 4, 16]),
@@ -140,6 +140,8 @@ def a_vllm(rng: random.Random) -> Vllm:
         scheduling_policy=rng.choice(["fcfs", "fcfs", "priority"]),
         async_scheduling=rng.random() < 0.5,
     )
+    # Sequences that are admitted by their first chunk, and give way by priority, may take memory from each other for ever.
+    return replace(found, scheduler_reserve_full_isl=True) if found.scheduling_policy == "priority" else found
 
 
 def a_tenant(rng: random.Random, *, speculative: bool, n_stages: int, model: int | None) -> ReplicaSpec:
