@@ -67,6 +67,12 @@ def test_who_stops_before_its_limit_takes_a_step_that_comes_to_nothing() -> None
     assert ends_ms(served((0, 10, 3), (2.5, 10, 1), ahead=True)) == [3, 4]
 
 
+def test_the_block_of_a_step_that_comes_to_nothing_is_kept_for_it() -> None:
+    # The first stops at 3 ms. Where the step after that begins a block, the second, which needs all that is free, waits for it.
+    assert ends_ms(served((0, 29, 3), (1.5, 30, 1), ahead=True, kv_blocks=4, max_tokens=[9, 1])) == [3, 4]
+    assert ends_ms(served((0, 30, 3), (1.5, 30, 1), ahead=True, kv_blocks=4, max_tokens=[9, 1])) == [3, 5]
+
+
 @pytest.mark.parametrize(("ahead", "second"), [(False, 4.0), (True, 5.0)])
 def test_what_a_client_gives_up_leaves_with_the_iteration_and_its_memory_is_free(ahead: bool, second: float) -> None:
     # Five blocks: the second waits for the first, which holds four of them from the beginning.

@@ -114,6 +114,17 @@ def test_one_who_leaves_may_give_way_but_takes_no_step() -> None:
     running = (RunningSeq(1, 64, 4, 1), RunningSeq(2, 64, 4, leaving=True))
     short = view(n_decoding=1, n_leaving=1, free_blocks=0, growth_blocks=1, running=running)
     assert vllm().plan(short) == Plan(decode=True, preempt=(2,))
+    running = (RunningSeq(1, 64, 4, leaving=True), RunningSeq(2, 64, 4, 1), RunningSeq(3, 64, 4, 1))
+    short = view(n_decoding=2, n_leaving=1, free_blocks=1, growth_blocks=2, running=running)
+    assert vllm().plan(short) == Plan(decode=True, preempt=(3,))
+
+
+def test_the_tokens_of_one_who_gives_way_are_for_others() -> None:
+    # `token_budget += num_scheduled_tokens.pop(preempted_req_id)`, where one that was looked at before has the lowest priority.
+    running = (RunningSeq(1, 64, 4, 0, priority=5), RunningSeq(2, 64, 4, 1), RunningSeq(3, 32, 3))
+    short = view(n_decoding=2, free_blocks=0, growth_blocks=1, running=running, prefilling=(PartialSeq(3, 32, 64),))
+    plan = vllm(max_num_batched_tokens=8, scheduling_policy="priority").plan(short)
+    assert plan == Plan(decode=True, run=((3, 7),), preempt=(1,))
 
 
 def test_a_sequence_that_is_alone_in_lacking_room_gives_way_itself() -> None:
