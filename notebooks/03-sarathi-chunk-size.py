@@ -25,7 +25,7 @@ from sim import Scenario, plots, sweep
 from sim.scenario.build import build
 from sim.study.compare import compare
 
-base = Scenario.default().with_set("workload.requests=500")
+base = Scenario.default().with_set("workload.requests=500", "scheduler={policy: sarathi}")
 
 budgets = sweep(
     base,

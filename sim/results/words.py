@@ -66,7 +66,9 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
 
     ends = [
-        f"{counts[key]:,} {key}" for key in ("finished", "rejected", "unfinished") if key == "finished" or counts[key]
+        f"{counts[key]:,} {key}"
+        for key in ("finished", "rejected", "aborted", "unfinished")
+        if key == "finished" or counts.get(key)
     ]
     rows = [
         ("Requests", f"{counts['total']:,}: " + ", ".join(ends)),

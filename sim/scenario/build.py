@@ -20,7 +20,8 @@ from sim.text import unknown
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.device import Device
-    from hwmodels.memory import MemoryPlan
+    from hwmodels.memory import EngineDefaults, MemoryPlan
+    from hwmodels.model import ModelSpec
     from sim.engine import Experiment, ReplicaSpec
     from sim.engine.streaming import Stream
     from workloads import ClosedLoop, Trace
@@ -292,13 +293,7 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
 
     scenario, deployment = pool.scenarios[i], pool.deployments[i]
     chosen = _chosen(scenario, deployment, workload)
-    scheduler = _policy(
-        scenario,
-        "scheduler",
-        named.SCHEDULERS,
-        "plan",
-        {**_as_the_engine(scenario, deployment), **{key: tokens for key, (tokens, _) in chosen.items()}},
-    )
+    scheduler = _scheduler(scenario, deployment, chosen, shared=len(pool.serves) > 1)
     memory = scenario.memory
     if memory.preemption == "none" and evicts(scheduler):
         raise ScenarioError(
@@ -322,6 +317,9 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
             workload=workload,
             find=scenario.find,
         )
+        stuck = _never_gets_on(scheduler, plan.block_tokens, decoding, _slots_of_drafts(scenario, decoding), workload)
+        if stuck is not None:
+            raise ScenarioError(stuck)
         if decoding is not None and len(pool.serves) > 1:
             raise ScenarioError(
                 "decoding: models that share a machine do not speculate yet; give each a pool of its own"
@@ -351,6 +349,50 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
         )
         plan = decoding.plan
     return _Hosted(spec=spec, decoding=decoding, chosen=chosen, plan=plan)
+
+
+def _never_gets_on(
+    scheduler: Any,
+    block_tokens: int,
+    decoding: BuiltDecoding | None,
+    slots: Mapping[str, int],
+    workload: Trace | ClosedLoop,
+) -> str | None:
+    """Why *scheduler*, or one that it wraps, could plan nothing for some sequence, whatever else runs; None where it can."""
+    from policies.sglang import Sglang
+    from policies.trtllm import TrtLlm
+    from policies.vllm import Vllm
+
+    query = 1 if decoding is None else decoding.decoding.max_query_tokens
+    of_drafting = query + slots.get("draft_slots", 0)
+    while scheduler is not None:
+        if isinstance(scheduler, Sglang) and 0 < scheduler.chunked_prefill_size < block_tokens:
+            return (
+                f"scheduler: chunked_prefill_size ({scheduler.chunked_prefill_size}) holds no whole page of {block_tokens} tokens, "
+                "and a prompt that is cut is cut to whole pages; give more, or less as memory.block_tokens"
+            )
+        if isinstance(scheduler, TrtLlm) and scheduler.max_num_tokens < query:
+            return (
+                f"scheduler: max_num_tokens ({scheduler.max_num_tokens}) holds no round of speculation, {query} tokens of a "
+                "sequence; give more, or draft fewer"
+            )
+        if isinstance(scheduler, Vllm):
+            scheduled = scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens
+            longest = int((workload.prompt_tokens + workload.output_tokens).max(initial=0))
+            if not scheduler.enable_chunked_prefill and longest > scheduled:
+                # Release 0.32.0 asks for a budget of its longest context then, `SchedulerConfig.verify_max_model_len`.
+                return (
+                    f"scheduler: without enable_chunked_prefill an iteration holds all tokens of a request, {longest} in this "
+                    f"workload, and max_num_batched_tokens is {scheduled}; give more, or leave enable_chunked_prefill on"
+                )
+            if scheduled < query or scheduler.max_num_batched_tokens < of_drafting:
+                return (
+                    f"scheduler: max_num_batched_tokens ({min(scheduled, scheduler.max_num_batched_tokens)}) holds no round of "
+                    f"speculation, {of_drafting} tokens of a sequence; vLLM verifies a part of one, which is not modelled: give "
+                    "more, or draft fewer"
+                )
+        scheduler = getattr(scheduler, named.INNER, None)
+    return None
 
 
 def memory_of(
@@ -443,38 +485,48 @@ def _slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict
 
 
 _PLANNED_AS_IT_IS = "micro-batches of a pipeline are planned while others run as it is"
+_TAKE_TURNS = "models that share a machine take turns, and no turn is planned ahead"
 
 
-def _as_the_engine(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
-    """Settings by their dotted keys that the engine whose scheduler is asked for chooses by itself, where they are left out."""
+def _scheduler(
+    scenario: Scenario, deployment: Deployment, chosen: Mapping[str, tuple[int, str]], *, shared: bool = False
+) -> Any:
+    """The scheduler of *scenario*, without what `memory.preemption` puts around it; *shared*: its machine serves others too."""
+    tokens = {key: value for key, (value, _) in chosen.items()}
+    settings = {**tokens, **_as_the_engine(scenario, deployment, tokens, shared=shared)}
+    return _policy(scenario, "scheduler", named.SCHEDULERS, "plan", settings)
+
+
+def _as_the_engine(
+    scenario: Scenario, deployment: Deployment, chosen: Mapping[str, int], *, shared: bool
+) -> dict[str, Any]:
+    """Settings by their dotted keys that the engine whose scheduler is asked for chooses by itself, where they are left out;
+    *chosen* are those that were `auto`."""
     from hwmodels.memory import engine_defaults
 
     method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
-    synchronous = None
     pipelined = scenario.parallel.pipeline > 1 or (scenario.micro_batches or 1) > 1
+    no_overlap = _PLANNED_AS_IT_IS if pipelined else _TAKE_TURNS if shared else None
     if method not in ("autoregressive", *_DRAFT_HAS_KV):
         synchronous = f"vLLM does not schedule asynchronously with {method}"
-    elif pipelined:
-        synchronous = _PLANNED_AS_IT_IS
+    else:
+        synchronous = no_overlap
     found: dict[str, Any] = {}
     for at, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
+        settings = {name: chosen.get(f"{at}.{name}", value) for name, value in settings.items()}
         if settings.get("policy") == "sglang":
             if "chunked_prefill_size" not in settings:
                 defaults = engine_defaults("sglang", deployment.device, tensor=scenario.parallel.tensor)
                 found[f"{at}.chunked_prefill_size"] = defaults.max_num_batched_tokens
-            if pipelined:
+            if no_overlap is not None:
                 # arg_groups/overrides.py of SGLang 0.5.23, _pipeline_parallel_overlap_disable.
                 if settings.get("disable_overlap_schedule") is False:
-                    raise ScenarioError(
-                        f"{scenario.source}: {at}.disable_overlap_schedule: {_PLANNED_AS_IT_IS}; leave it out"
-                    )
+                    raise ScenarioError(f"{scenario.source}: {at}.disable_overlap_schedule: {no_overlap}; leave it out")
                 found[f"{at}.disable_overlap_schedule"] = True
-        if settings.get("policy") == "trtllm" and pipelined:
+        if settings.get("policy") == "trtllm" and no_overlap is not None:
             # Its loop for pipelines has no overlap (py_executor.py, `_executor_loop_pp`).
             if settings.get("disable_overlap_scheduler") is False:
-                raise ScenarioError(
-                    f"{scenario.source}: {at}.disable_overlap_scheduler: {_PLANNED_AS_IT_IS}; leave it out"
-                )
+                raise ScenarioError(f"{scenario.source}: {at}.disable_overlap_scheduler: {no_overlap}; leave it out")
             found[f"{at}.disable_overlap_scheduler"] = True
         if settings.get("policy") != "vllm":
             continue
@@ -483,15 +535,26 @@ def _as_the_engine(scenario: Scenario, deployment: Deployment) -> dict[str, Any]
                 raise ScenarioError(f"{scenario.source}: {at}.async_scheduling: {synchronous}; leave it out")
             found[f"{at}.async_scheduling"] = False
         limits = engine_defaults("vllm", deployment.device, tensor=scenario.parallel.tensor)
-        sequences = settings.get("max_num_seqs", limits.max_num_seqs)
-        found.setdefault(f"{at}.max_num_seqs", sequences)
-        if "max_num_batched_tokens" not in settings and isinstance(sequences, int):
-            longest = deployment.model.max_positions
-            tokens = limits.max_num_batched_tokens
-            if longest and settings.get("enable_chunked_prefill") is False:
-                # `EngineArgs._set_default_max_num_seqs_and_batched_tokens_args`: a whole prompt has to fit.
-                tokens = max(tokens, longest)
-            found[f"{at}.max_num_batched_tokens"] = min(tokens, sequences * longest) if longest else tokens
+        found |= {f"{at}.{name}": value for name, value in _limits_of_vllm(settings, limits, deployment.model).items()}
+    return found
+
+
+def _limits_of_vllm(settings: Mapping[str, Any], limits: EngineDefaults, model: ModelSpec) -> dict[str, int]:
+    """The limits that are left out of *settings*: `EngineArgs._set_default_max_num_seqs_and_batched_tokens_args`, 0.32.0."""
+    found = {}
+    sequences = settings.get("max_num_seqs", limits.max_num_seqs)
+    tokens = settings.get("max_num_batched_tokens", limits.max_num_batched_tokens)
+    if "max_num_batched_tokens" not in settings:
+        longest = model.max_positions
+        if longest and settings.get("enable_chunked_prefill") is False:
+            # A whole prompt has to fit.
+            tokens = max(tokens, longest)
+        if longest and type(sequences) is int and sequences > 0:
+            tokens = min(tokens, sequences * longest)
+        found["max_num_batched_tokens"] = tokens
+    if "max_num_seqs" not in settings:
+        # What is no number of tokens is refused by the policy itself.
+        found["max_num_seqs"] = min(sequences, tokens) if type(tokens) is int and tokens > 0 else sequences
     return found
 
 
@@ -517,7 +580,7 @@ def _chosen(scenario: Scenario, deployment: Deployment, workload: Trace | Closed
                 tokens = saturating_tokens(deployment.cost)
                 why = "fewest tokens that reach 80 % of the best throughput"
             else:
-                decodes = settings.get("max_sequences", 128)
+                decodes = settings.get("max_sequences", settings.get("max_num_seqs", 128))
                 context = int((workload.prompt_tokens + workload.output_tokens).mean())
                 tokens = tokens_within(deployment.cost, tbt_s=limit_s, decodes=decodes, context_tokens=context)
                 why = f"most tokens within slo.tpot_s {limit_s:g} s beside {decodes} decodes of {context} tokens"
@@ -540,9 +603,7 @@ def memory_plan_of(scenario: Scenario) -> tuple[Deployment, MemoryPlan]:
     not fit."""
     deployment = deployment_of(scenario)
     chosen = _chosen(scenario, deployment, workload_of(scenario)) if _left_to_choose(scenario) else {}
-    scheduler = _policy(
-        scenario, "scheduler", named.SCHEDULERS, "plan", {key: tokens for key, (tokens, _) in chosen.items()}
-    )
+    scheduler = _scheduler(scenario, deployment, chosen)
     with _told_by(scenario):
         return deployment, deployment.fitted(memory_of(scenario, deployment, scheduler))
 
@@ -623,6 +684,7 @@ def _manifest(
         )
     )
     notes += _unused(scenario)
+    notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     schedulers_made = [hosted.spec.scheduler for pool in built for hosted in pool]
     if getattr(workload, "priority", None) is not None and not any(map(_asks_for_priority, schedulers_made)):
         notes.append(
@@ -744,6 +806,23 @@ def _borrowed(deployment: Deployment) -> Iterator[str]:
         )
     if profile.note.startswith("efficiencies"):
         yield f"{deployment.device.name} has not been calibrated: {profile.note}."
+
+
+_STACK_OF = {"vllm": "vllm", "vllm-v0": "vllm", "sglang": "sglang", "trtllm": "trtllm"}
+"""The serving stack of a scheduler that has an engine's name."""
+
+
+def _of_two_engines(scenario: Scenario) -> Iterator[str]:
+    """A note where the scheduler is one engine's and the serving stack another's."""
+    stack = scenario.serving_stack
+    for _, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
+        policy = settings.get("policy")
+        engine = _STACK_OF.get(policy, stack) if isinstance(policy, str) else stack
+        if engine != stack and stack in _STACK_OF.values():
+            yield (
+                f"The scheduler {policy} plans here for the serving stack {stack}, whose host work, memory and pages the run has; "
+                f"serving_stack: {engine} has those of the same engine."
+            )
 
 
 def _notes(workload: Trace | ClosedLoop, model: str) -> list[str]:

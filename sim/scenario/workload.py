@@ -119,9 +119,10 @@ def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> Closed
 
     for name in ("priority", "max_tokens", "abort_ns"):
         if getattr(lengths, name) is not None:
+            column = name.replace("_ns", "_s")
             raise ScenarioError(
-                f"workload.arrivals: closed-loop clients take the lengths of a trace, and their requests have no {name}; leave the "
-                f"column {name.replace('_ns', '_s')} out of the trace or take other arrivals"
+                f"workload.arrivals: closed-loop clients take the lengths of a trace, and their requests have no {column}; leave "
+                f"the column {column} out of the trace or take other arrivals"
             )
     think_ns = None
     if clients.mean_think_s:

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from sim.engine.errors import PolicyError
-from tests.oracle.vllm_cases import a_case, our_decisions
+from tests.oracle.vllm_cases import a_case, our_decisions, with_more_limits
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "vllm-0.32.0.json.gz"
@@ -79,6 +79,13 @@ def test_decisions_are_those_that_the_release_made() -> None:
 @pytest.mark.parametrize("first", range(0, 2000, 250))
 def test_every_step_is_the_release_s_own(first: int, tmp_path: Path) -> None:
     cases = [a_case(seed) for seed in range(first, first + 250)]
+    for case, theirs in zip(cases, decisions(cases, tmp_path), strict=True):
+        assert_alike(case, theirs)
+
+
+@pytest.mark.slow
+def test_limits_that_are_rarely_set_are_the_release_s_own(tmp_path: Path) -> None:
+    cases = [with_more_limits(a_case(seed)) for seed in range(20_000, 20_240)]
     for case, theirs in zip(cases, decisions(cases, tmp_path), strict=True):
         assert_alike(case, theirs)
 

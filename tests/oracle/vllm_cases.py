@@ -23,7 +23,7 @@ STEP_NS = 1_000_000_000
 SETTINGS = (
     "max_num_seqs", "max_num_batched_tokens", "max_num_active_seqs", "long_prefill_token_threshold",
     "long_prefill_token_threshold_adaptive", "enable_chunked_prefill", "scheduler_reserve_full_isl", "watermark",
-    "scheduling_policy", "async_scheduling",
+    "scheduling_policy", "async_scheduling", "max_num_scheduled_tokens",
 )  # fmt: skip
 
 
@@ -74,6 +74,7 @@ def a_case(seed: int) -> dict[str, Any]:
         "max_num_seqs": sequences,
         "max_num_batched_tokens": budget if chunked else max(budget, 4096),
         "max_num_active_seqs": rng.choice([None, None, max(1, sequences // 2)]),
+        "max_num_scheduled_tokens": None,
         "max_model_len": 4096,
         "long_prefill_token_threshold": threshold,
         "long_prefill_token_threshold_adaptive": bool(threshold) and rng.random() < 0.3,
@@ -91,6 +92,24 @@ def a_case(seed: int) -> dict[str, Any]:
         "draft_slots": draft_slots,
         "alpha": speculation.acceptance.alpha if speculation else None,
         "requests": requests,
+    }
+
+
+def with_more_limits(case: dict[str, Any]) -> dict[str, Any]:
+    """The same workload, limited in what iterations have without drafts, and in long prompts where there is speculation."""
+    rng = random.Random(case["seed"] + 7)
+    # As in `a_case`: whoever runs can take a whole step.
+    least, budget = case["max_num_seqs"] * (case["k"] + 1), case["max_num_batched_tokens"]
+    threshold = rng.choice([8, 32, 200]) if case["k"] else case["long_prefill_token_threshold"]
+    return {
+        **case,
+        "long_prefill_token_threshold": threshold,
+        "long_prefill_token_threshold_adaptive": bool(threshold) and rng.random() < 0.3,
+        "max_num_scheduled_tokens": (
+            rng.choice([None, least, min(budget, least + rng.choice([1, 50]))])
+            if case["enable_chunked_prefill"]
+            else None
+        ),
     }
 
 

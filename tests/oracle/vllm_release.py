@@ -33,6 +33,7 @@ def settings_of(model, case):
             max_num_seqs=case["max_num_seqs"],
             max_num_batched_tokens=case["max_num_batched_tokens"],
             max_num_active_seqs=case["max_num_active_seqs"],
+            max_num_scheduled_tokens=case["max_num_scheduled_tokens"],
             max_model_len=case["max_model_len"],
             long_prefill_token_threshold=case["long_prefill_token_threshold"],
             long_prefill_token_threshold_adaptive=case["long_prefill_token_threshold_adaptive"],

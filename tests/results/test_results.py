@@ -5,9 +5,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sim import Scenario, simulate
 from sim.errors import OutputError
 from sim.plots import save_run
 from sim.results import FILES, Result, staging
+from sim.results.words import fact_rows
 from tests.results.fakes import FakeColumns, iterations, plausible, requests
 
 
@@ -198,3 +200,10 @@ def test_html_shows_the_latency_table():
     assert "TTFT" in html
     assert "<table>" in html
     assert "toy model on toy chip" in html
+
+
+def test_the_table_counts_requests_that_were_given_up(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens,abort_s\n0,1000,200,0.5\n0.1,1000,20,\n")
+    summary = simulate(Scenario(workload={"trace": str(trace)})).summary
+    assert dict(fact_rows(summary))["Requests"] == "2: 1 finished, 1 aborted"

@@ -12,7 +12,7 @@ from policies.wrappers import EvictNewest
 from sim import Scenario, simulate
 from sim.engine.streaming import Stream
 from sim.errors import ScenarioError
-from sim.scenario.build import build, resolve
+from sim.scenario.build import build, memory_plan_of, resolve
 
 SHORT = "workload={trace: conversation, limit: 60, rate_scale: 8}"
 
@@ -90,3 +90,81 @@ def test_pools_that_group_tokens_differently_are_refused() -> None:
     mixed = scenario(pools, "cost_model=roofline", "stream_interval=4")
     with pytest.raises(ScenarioError, match="stream_interval: ideal and trtllm group tokens by different rules"):
         build(mixed)
+
+
+def test_limits_that_are_left_out_follow_those_that_are_given() -> None:
+    def limits(*settings: str) -> tuple[int, int]:
+        made = build(scenario(*settings)).tenants[0].scheduler
+        return made.max_num_batched_tokens, made.max_num_seqs  # type: ignore[union-attr]
+
+    assert limits() == (8192, 1024)
+    assert limits("hardware=a100-80gb-sxm") == (2048, 256)
+    assert limits("scheduler={policy: vllm, max_num_batched_tokens: 256}") == (256, 256)
+    # A whole prompt has to fit where it is not cut.
+    assert limits("scheduler={policy: vllm, enable_chunked_prefill: false}") == (131072, 1024)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("scheduler={policy: vllm, max_num_seqs: 0}",), "max_num_seqs is a whole number of at least 1; got 0"),
+        (
+            ("scheduler={policy: vllm, enable_chunked_prefill: false, max_num_batched_tokens: 2048}",),
+            r"an iteration holds all tokens of a request, \d+ in this workload, and max_num_batched_tokens is 2048",
+        ),
+        (
+            ("scheduler={policy: sglang, chunked_prefill_size: 8}",),
+            r"chunked_prefill_size \(8\) holds no whole page of 16 tokens",
+        ),
+        (
+            (
+                "scheduler={policy: cap, max_sequences: 4, inner: {policy: vllm, max_num_batched_tokens: 7}}",
+                "decoding={method: eagle, num_speculative_tokens: 7, acceptance: {alpha: 0.5}, draft: {cost_ratio: 0.05}}",
+            ),
+            r"max_num_batched_tokens \(7\) holds no round of speculation, 8 tokens",
+        ),
+        (
+            (
+                "scheduler={policy: trtllm, max_num_tokens: 7, enable_chunked_prefill: true}",
+                "decoding={method: eagle, num_speculative_tokens: 7, acceptance: {alpha: 0.5}, draft: {cost_ratio: 0.05}}",
+            ),
+            r"max_num_tokens \(7\) holds no round of speculation, 8 tokens",
+        ),
+    ],
+)
+def test_settings_with_which_nobody_could_go_on_are_refused(settings: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ScenarioError, match=said):
+        build(scenario(*settings))
+
+
+def test_models_that_share_a_machine_are_not_planned_ahead() -> None:
+    shared = ("pools={a: {models: [llama-3.1-8b, llama-3.2-1b]}}", "workload.models={llama-3.1-8b: 1, llama-3.2-1b: 1}")
+    made = build(scenario(*shared))
+    assert [tenant.scheduler.async_scheduling for tenant in made.tenants] == [False, False]  # type: ignore[union-attr]
+    for asked in (
+        "{policy: vllm, async_scheduling: true}",
+        "{policy: sglang, disable_overlap_schedule: false}",
+        "{policy: trtllm, disable_overlap_scheduler: false}",
+    ):
+        with pytest.raises(ScenarioError, match="models that share a machine take turns"):
+            build(scenario(*shared, f"scheduler={asked}"))
+
+
+@pytest.mark.parametrize("hardware", ["h100-sxm", "a100-80gb-sxm"])
+def test_capacity_divides_memory_as_a_run_does(hardware: str) -> None:
+    asked = scenario(f"hardware={hardware}")
+    assert memory_plan_of(asked)[1].kv_blocks == build(asked).tenants[0].kv_blocks
+
+
+def test_a_scheduler_on_the_stack_of_another_engine_is_noted() -> None:
+    def notes(*settings: str) -> list[str]:
+        return [note for note in resolve(scenario(*settings)).manifest["notes"] if "serving stack" in note]
+
+    assert notes("scheduler={policy: sglang}") == [
+        "The scheduler sglang plans here for the serving stack vllm, whose host work, memory and pages the run has; "
+        "serving_stack: sglang has those of the same engine."
+    ]
+    assert len(notes("serving_stack=trtllm")) == 1
+    for alike in ("scheduler={policy: vllm-v0}", "scheduler={policy: sarathi}", "serving_stack=ideal"):
+        assert not notes(alike)
+    assert not notes("scheduler={policy: trtllm}", "serving_stack=trtllm")
