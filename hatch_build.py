@@ -22,12 +22,14 @@ COMPILED = (
             "running", "sequences", "span", "stages", "taped", "tenant", "uniform",
         )
     ),
-    *(f"policies/{name}.py" for name in ("sarathi", "schedulers", "view", "vllm", "wrappers")),
+    *(f"policies/{name}.py" for name in ("sarathi", "schedulers", "view")),
     "hwmodels/layerwise.py",
     "hwmodels/totals.py",
 )  # fmt: skip
 """What an iteration passes through. Not `events`, whose classes are SimPy's; classes that check their settings stay ordinary
-ones with compiled methods."""
+ones with compiled methods. Of such a class mypyc keeps no annotation but the name of a class: `int | None` and `Literal` become
+`type`, by which scenarios would refuse every value, and a `ClassVar` becomes a setting. So not `policies.vllm` and
+`policies.wrappers`."""
 
 
 class CompiledBuild(BuildHookInterface[Any]):

@@ -136,7 +136,7 @@ class ReplicaView:
     """Tokens of an iteration's budget that drafting takes for each sequence beside those that it computes."""
     max_model_len: int = ALWAYS_NS
     """Tokens of prompt and output that a sequence may have."""
-    memo: object = None
+    memo: object | None = None  # "object" alone is a name that the compiled class does not find.
     """What the plan before this one left with `Plan.memo`; None for the first one, and after there was nothing to do here."""
     rounds: int = 0
     """Decode steps done here so far, those beside prompts included: how many a plan has been held for is their difference."""
@@ -183,7 +183,7 @@ class Plan(NamedTuple):
     """(id, reason) of waiting requests that are refused; recorded as rejected."""
     until_ns: int = ALWAYS_NS
     """The answer holds for iterations that start before this instant. An empty plan with an instant still to come waits for it."""
-    memo: object = None
+    memo: object | None = None
     """What the next plan of this micro-batch is to know of this one: a plain value, which `ReplicaView.memo` brings back."""
 
 
