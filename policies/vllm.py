@@ -85,7 +85,7 @@ class Vllm:
         free = view.free_blocks - view.growth_blocks
         if left < 0 or left_input < 0 or free < 0:
             return self._plan_in_order(view)
-        seats = (self.max_num_active_seqs or self.max_num_seqs) - view.n_running
+        seats = self._seats(view)
         prefilling = view.prefilling
         if not prefilling:
             if not view.waiting and n_decoding:
@@ -112,6 +112,10 @@ class Vllm:
         if chunks:
             return prompts(tuple(chunks), n_decoding > 0 or any(not tokens for _, tokens in chunks))
         return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full and self.scheduling_policy == "fcfs")
+
+    def _seats(self, view: ReplicaView) -> int:
+        """Sequences that may still be admitted, those of other micro-batches counted."""
+        return (self.max_num_active_seqs or self.max_num_seqs) - view.n_running - len(view.elsewhere)
 
     def _longest_chunk(self, view: ReplicaView) -> int:
         """Prompt tokens that a sequence may compute in this iteration; 0: no limit."""
@@ -219,8 +223,7 @@ class Vllm:
         decodes = tuple(id_ for id_ in scheduled if id_ not in remaining)
         everybody = len(decodes) == sum(seq.id not in remaining and not seq.leaving for seq in running)
         if not preempted:
-            seats = (self.max_num_active_seqs or self.max_num_seqs) - view.n_running
-            self._admit(view, chunks, left, left_input, free, seats)
+            self._admit(view, chunks, left, left_input, free, self._seats(view))
         return Plan((everybody and bool(decodes)) or decodes or False, tuple(chunks), tuple(preempted))
 
     def _victim(self, running: list[RunningSeq]) -> RunningSeq:

@@ -57,6 +57,9 @@ def test_no_more_are_admitted_than_there_are_seats() -> None:
     assert vllm().plan(view(n_decoding=7, waiting=QUEUE)).run == ((1, 300),)
     assert vllm(max_num_active_seqs=5).plan(view(n_decoding=4, waiting=QUEUE)).run == ((1, 300),)
     assert vllm().plan(view(n_decoding=7, n_leaving=1, waiting=QUEUE)).run == ()
+    # Of a pipeline all micro-batches together.
+    assert vllm().plan(view(n_decoding=3, elsewhere=(7, 8, 9, 10), waiting=QUEUE)).run == ((1, 300),)
+    assert vllm().plan(view(n_decoding=3, elsewhere=(7, 8, 9, 10, 11), waiting=QUEUE)).run == ()
 
 
 def test_room_for_a_whole_prompt_is_asked_for_or_for_its_first_chunk() -> None:
