@@ -11,7 +11,7 @@ verifies some of them; prompts of one token are not padded to a round of specula
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
@@ -20,6 +20,12 @@ from policies.view import UNTIL_CHANGE, Plan, ReplicaView, RunningSeq, WaitingSe
 
 _DECODES: Final = Plan(decode=True, hold=UNTIL_CHANGE)
 _DECODES_WHOEVER_COMES: Final = Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
+
+
+_MOVED: Final = {
+    "max_batched_tokens": "it is called max_num_batched_tokens, as in vLLM (and the prefill-first scheduler is vllm-v0)",
+    "max_sequences": "it is called max_num_seqs, as in vLLM (and the prefill-first scheduler is vllm-v0)",
+}
 
 
 @checked_as_given
@@ -55,6 +61,12 @@ class Vllm:
 
     by_chunk: ClassVar[bool] = True
     evicts: ClassVar[bool] = True
+    moved_settings: ClassVar[Mapping[str, str]] = {
+        **_MOVED,
+        "max_num_partial_prefills": "release 0.32.0 has it no more; long_prefill_token_threshold limits what one prompt takes",
+        "max_long_partial_prefills": "release 0.32.0 has it no more; long_prefill_token_threshold limits what one prompt takes",
+        "token_budget": "it is max_num_batched_tokens here; token_budget is sarathi's",
+    }
 
     def __post_init__(self) -> None:
         setting_at_least(self, "max_num_batched_tokens", 1)
@@ -246,6 +258,8 @@ class VllmV0:
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
     watermark: float = 0.01
+
+    moved_settings: ClassVar[Mapping[str, str]] = _MOVED
 
     def __post_init__(self) -> None:
         setting_at_least(self, "max_num_batched_tokens", 1)

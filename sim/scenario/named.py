@@ -38,8 +38,8 @@ SCHEDULERS: Mapping[str, str] = {
     "cap": "policies.wrappers:Cap",
     "reject": "policies.wrappers:RejectLate",
 }
-RENAMED: Mapping[str, str] = {"padded": "fastertransformer"}
-"""Names that policies had before."""
+RENAMED: Mapping[str, str] = {"padded": "fastertransformer", "vllm-v1": "vllm", "vllm_v0": "vllm-v0"}
+"""Names that policies had before, or that one may look for."""
 INNER = "inner"
 """The setting of a wrapper that is a policy itself."""
 AUTO = ("token_budget", "chunk", "max_num_batched_tokens")
@@ -104,7 +104,7 @@ def policy(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, 
     if name in table:
         factory = load(table[name])
     elif name in RENAMED and RENAMED[name] in table:
-        raise ScenarioError(f"{key}: {name!r} is called {RENAMED[name]} now")
+        raise ScenarioError(f"{key}: {name!r} is called {RENAMED[name]}")
     elif ":" not in name:
         raise ScenarioError(unknown(f"{key}: {name!r} is not a policy", name, [*table, "package.module:Class"]))
     else:

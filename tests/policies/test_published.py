@@ -118,7 +118,14 @@ def test_fastertransformer_lets_nobody_in_until_all_have_left() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("padded", {}, "scheduler: 'padded' is called fastertransformer now"),
+        ("padded", {}, "scheduler: 'padded' is called fastertransformer"),
+        ("vllm-v1", {}, "scheduler: 'vllm-v1' is called vllm"),
+        (
+            "vllm",
+            {"max_sequences": 3},
+            "scheduler.max_sequences is no setting of vllm any more: it is called max_num_seqs",
+        ),
+        ("vllm", {"max_num_partial_prefills": 2}, "release 0.32.0 has it no more; long_prefill_token_threshold limits"),
         (
             "orca",
             {"watermark": 0.01},
