@@ -11,7 +11,7 @@ import pytest
 
 from sim import RooftraceError, Scenario, sweep
 
-BASE = Scenario.default().with_set("workload.limit=150")
+BASE = Scenario.default().with_set("scheduler={policy: sarathi}", "workload.limit=150")
 
 # Dask leaves sockets and event loops to the garbage collector when a worker is killed; not ours to mend.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
