@@ -295,6 +295,14 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
     chosen = _chosen(scenario, deployment, workload)
     scheduler = _scheduler(scenario, deployment, chosen, shared=len(pool.serves) > 1)
     memory = scenario.memory
+    outer: Any = scheduler
+    while outer is not None:
+        if isinstance(outer, EvictNewest) and evicts(outer.inner):
+            raise ScenarioError(
+                f"{scenario.source}: scheduler: evict_newest wraps a scheduler that says itself who gives way when memory runs "
+                "out; leave evict_newest out"
+            )
+        outer = getattr(outer, named.INNER, None)
     if memory.preemption == "none" and evicts(scheduler):
         raise ScenarioError(
             f"{scenario.source}: memory.preemption none: {scenario.scheduler.policy} says itself who gives way when memory runs "

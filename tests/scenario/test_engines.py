@@ -168,3 +168,9 @@ def test_a_scheduler_on_the_stack_of_another_engine_is_noted() -> None:
     for alike in ("scheduler={policy: vllm-v0}", "scheduler={policy: sarathi}", "serving_stack=ideal"):
         assert not notes(alike)
     assert not notes("scheduler={policy: trtllm}", "serving_stack=trtllm")
+
+
+@pytest.mark.parametrize("inner", ["vllm", "sglang", "{policy: cap, max_sequences: 3, inner: vllm}"])
+def test_a_scheduler_that_says_who_gives_way_is_not_told_by_another(inner: str) -> None:
+    with pytest.raises(ScenarioError, match="evict_newest wraps a scheduler that says itself who gives way"):
+        build(scenario(f"scheduler={{policy: evict_newest, inner: {inner}}}"))
