@@ -355,7 +355,7 @@ class Columns:
     requests: Table
     reasons: tuple[str, ...]
     replicas: tuple[ReplicaColumns, ...]
-    stream: Stream = Stream()  # noqa: RUF009
+    stream: Stream = Stream()  # noqa: RUF009 (frozen, so that all may share one)
     """Which tokens reach a client together."""
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
 

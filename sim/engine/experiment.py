@@ -91,7 +91,7 @@ class Experiment:
     max_tokens: int | None = None
     """Output tokens that clients allow each request, which schedulers see; None: what the workload says or, where it does not, as
     many as it emits, the best that they could be told."""
-    stream: Stream = Stream()  # noqa: RUF009
+    stream: Stream = Stream()  # noqa: RUF009 (frozen, so that all may share one)
     """Which tokens reach a client together; it changes what clients measure, not what machines do."""
 
     def __post_init__(self) -> None:

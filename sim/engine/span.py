@@ -60,7 +60,7 @@ class Tapes(Protocol):
 
 
 class Step(Span):
-    """One iteration of its own, which was recorded as it started."""
+    """One iteration of its own, which was recorded as it started, so that it is not opened, and has nothing to cut."""
 
     __slots__ = ("_end",)
 
