@@ -8,6 +8,7 @@ from workloads.join import concat, merge
 from workloads.lengths import Empirical, Fixed, LengthDistribution, LogNormal, Resampled, Uniform, Zipf, split_total
 from workloads.popularity import assign_models, multi_model, power_law_rates
 from workloads.readers import FORMATS, read_trace
+from workloads.reuse import ReuseCurve, reuse
 from workloads.streams import Stream, stream
 from workloads.trace import Trace
 
@@ -28,6 +29,7 @@ __all__ = [
     "Pareto",
     "Poisson",
     "Resampled",
+    "ReuseCurve",
     "Stream",
     "Trace",
     "Uniform",
@@ -45,6 +47,7 @@ __all__ = [
     "read_function_counts",
     "read_function_invocations",
     "read_trace",
+    "reuse",
     "split_total",
     "stream",
     "synthesize",
