@@ -84,8 +84,7 @@ def reuse(trace: Trace) -> ReuseCurve:
         )
     model_index = np.zeros(len(trace), dtype=np.int64) if trace.model_index is None else trace.model_index
     nodes = _chained(ids, offsets, model_index)
-    distinct = int(nodes.max()) + 1 if len(nodes) else 0
-    last_use = np.full(distinct, -1, dtype=np.int64)
+    last_use = np.full(int(nodes.max()) + 1 if len(nodes) else 0, -1, dtype=np.int64)
     uses = _Counts(len(trace))
     tokens_at: Counter[int] = Counter()
     blocks_at: Counter[int] = Counter()
@@ -109,6 +108,7 @@ def reuse(trace: Trace) -> ReuseCurve:
             uses.add(used, low - high)
         uses.add(row, count)
         last_use[path] = row
+    distinct = int(np.count_nonzero(last_use >= 0))
     sizes = np.array(sorted(tokens_at), dtype=np.int64)
     return ReuseCurve(
         block_tokens=block_tokens,
@@ -123,7 +123,9 @@ def reuse(trace: Trace) -> ReuseCurve:
 
 def _chained(ids: IntArray, offsets: IntArray, model_index: IntArray) -> IntArray:
     """Ids numbered from 0 such that each has one predecessor; the first of a prompt has its model."""
-    dense = np.unique(ids, return_inverse=True)[1].astype(np.int64) if len(ids) else ids
+    # Ids that are numbers from 0 with few gaps serve as they are.
+    compact = len(ids) == 0 or int(ids.max()) < 2 * len(ids)
+    dense = ids if compact else np.unique(ids, return_inverse=True)[1].astype(np.int64)
     before = np.empty_like(dense)
     before[1:] = dense[:-1]
     filled = np.diff(offsets) > 0
