@@ -33,8 +33,9 @@ def read_sessions(
 
     A request is sent when the answer before it of the same agent has ended and `delay` is over (0 where it is not known). The first
     of a sub-agent follows the request that started it, and the main agent's next request waits for the sub-agents that the one
-    before it started. *block_tokens*: tokens of one id; found from the lengths where it is left out. `Trace.session` numbers the
-    sessions by first appearance. Raises ValueError naming file, row and column of what is wrong.
+    before it started. Where the next prompt goes on from a prompt and its answer, its ids name the answer too. *block_tokens*:
+    tokens of one id; found from the lengths where it is left out. `Trace.session` numbers the sessions by first appearance. Raises
+    ValueError naming file, row and column of what is wrong.
     """
     columns = _parquet(path) if _is_parquet(path) else _json_lines(path)
     try:
@@ -61,9 +62,10 @@ def _trace(columns: dict[str, Any], starts: ArrivalProcess, seed: int, block_tok
     nominal = start_ns[session_of] + _not_before(follows, stamp_ns)
     order = np.lexsort((np.arange(n), nominal))
     tokens = block_tokens if block_tokens is not None else _block_tokens(prompt, np.diff(id_offsets))
-    starts_of, ends_of = id_offsets[:-1][order].tolist(), id_offsets[1:][order].tolist()
-    new_offsets = np.concatenate(([0], np.cumsum(np.diff(id_offsets)[order])))
-    blocks = np.concatenate([ids[start:end] for start, end in zip(starts_of, ends_of, strict=True)])
+    pieces = _with_answers(np.split(ids, id_offsets[1:-1]), follows, prompt, output, tokens)
+    pieces = [pieces[row] for row in order.tolist()]
+    new_offsets = np.concatenate(([0], np.cumsum([len(piece) for piece in pieces])))
+    blocks = np.concatenate(pieces)
     blocks.flags.writeable = False
     return Trace(
         arrival_ns=nominal[order],
@@ -76,6 +78,24 @@ def _trace(columns: dict[str, Any], starts: ArrivalProcess, seed: int, block_tok
         follows=follows.take(order),
         source=f"{n_sessions} sessions of {source}, started by {starts!r}, seed {seed}",
     )
+
+
+def _with_answers(
+    pieces: list[IntArray], follows: Follows, prompt: IntArray, output: IntArray, block_tokens: int
+) -> list[IntArray]:
+    """The ids of each prompt, and behind them those of its answer where the next prompt goes on from both.
+
+    It does where it begins with the full blocks of the prompt before it and is long enough for the answer as well.
+    """
+    through = prompt + output
+    done = list(pieces)
+    for row in np.flatnonzero(follows.counts).tolist():
+        before = int(follows.rows[follows.offsets[row]])
+        shared, full = int(prompt[before]) // block_tokens, int(through[before]) // block_tokens
+        goes_on = prompt[row] >= through[before] and len(pieces[row]) >= full
+        if goes_on and np.array_equal(pieces[row][:shared], pieces[before][:shared]):
+            done[before] = pieces[row][:full]
+    return done
 
 
 def _edges(

@@ -59,11 +59,12 @@ class Trace:
     abort_ns: IntArray | None = None
     """Nanoseconds after its arrival at which the client gives a request up; -1 where it waits for the end."""
     prefix_blocks: IntArray | None = None
-    """Block ids of all prompts end to end; equal ids are equal tokens. Row i owns `prefix_of(i)`."""
+    """Block ids of all prompts end to end; equal ids after equal ids are equal tokens. Row i owns `prefix_of(i)`, which may go on
+    behind the prompt: those ids name what the request emits."""
     prefix_offsets: IntArray | None = None
     """n + 1 offsets into `prefix_blocks`."""
     prefix_block_tokens: int | None = None
-    """Prompt tokens that one block id stands for (the last block of a prompt may be partly filled)."""
+    """Tokens that one block id stands for (the last block of a request may be partly filled)."""
     follows: Follows | None = None
     """Which requests are sent only when others have ended; `arrival_ns` of such a one is but its place in the order."""
     source: str = ""
@@ -149,11 +150,11 @@ class Trace:
                 f"prefix_offsets are {n + 1} non-decreasing numbers from 0 to the {len(blocks)} of prefix_blocks; "
                 f"got {offsets!r}"
             )
-        too_many = np.diff(offsets) > -(-self.prompt_tokens // int(tokens))
+        too_many = np.diff(offsets) > -(-(self.prompt_tokens + self.output_tokens) // int(tokens))
         if (row := first_row(too_many)) is not None:
             raise ValueError(
                 f"row {row}: prefix_blocks has {offsets[row + 1] - offsets[row]} blocks of {tokens} tokens "
-                f"for a prompt of {self.prompt_tokens[row]}; blocks cannot outnumber the prompt"
+                f"for a prompt of {self.prompt_tokens[row]} and {self.output_tokens[row]} output tokens; they cannot have more"
             )
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,16 @@ def test_nobody_stands_before_whom_it_waits_for_even_where_stamps_say_so(tmp_pat
     assert waits(trace) == [[], [(0, 0)], [(0, 0), (1, 0)]]
 
 
+def test_ids_name_an_answer_that_the_next_prompt_goes_on_from(tmp_path):
+    # 120 tokens and 5 of an answer are one full block of 64, and 130 and 5 two; the third prompt of the first session starts anew.
+    rows = [row(1, 125, [0]), row(1, 200, [0, 1, 2]), row(1, 70, [9]), row(2, 60, []), row(2, 66, [4])]
+    trace = read_sessions(json_lines(tmp_path / "s", rows), starts=STARTS, block_tokens=64)
+    of_session = {
+        number: [trace.prefix_of(i).tolist() for i in np.flatnonzero(trace.session == number)] for number in (0, 1)
+    }
+    assert of_session == {0: [[0, 1], [0, 1, 2], [9]], 1: [[4], [4]]}
+
+
 def test_what_is_left_out_holds_nobody_up(tmp_path):
     trace = read_sessions(json_lines(tmp_path / "s", TWO_TURNS), starts=STARTS)
     assert waits(trace.take([1, 2])) == [[], []]
@@ -113,5 +124,12 @@ def test_the_recorded_sessions_find_their_published_share_again():
     assert len(trace) == 10_321
     assert trace.prefix_block_tokens == 64
     # The index of the recording: a cache without limit finds 96.05 % of the prompt tokens.
-    assert reuse(trace).best_hit_rate == pytest.approx(0.9605, abs=5e-5)
+    assert reuse(_prompts_only(trace)).best_hit_rate == pytest.approx(0.9605, abs=5e-5)
+    assert reuse(trace).best_hit_rate > 0.9605
     assert np.count_nonzero(trace.follows.counts == 0) == 146
+
+
+def _prompts_only(trace: Trace) -> Trace:
+    pieces = [trace.prefix_of(row)[: trace.prompt_tokens[row] // 64] for row in range(len(trace))]
+    offsets = np.cumsum([0, *(len(piece) for piece in pieces)])
+    return replace(trace, prefix_blocks=np.concatenate(pieces), prefix_offsets=offsets)
