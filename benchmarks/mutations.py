@@ -822,7 +822,7 @@ MUTATIONS = [
         ),
     ),
     *_of(
-        "policies/acceptance.py",
+        "policies/acceptance/process.py",
         SPECULATION,
         (
             "a round forgets the target's own token",
@@ -831,9 +831,13 @@ MUTATIONS = [
         ),
         (
             "a step verifies the drafts alone",
-            "return _k(k) + 1\n\n\n@dataclass(frozen=True, slots=True, kw_only=True)\nclass Iid",
-            "return _k(k)\n\n\n@dataclass(frozen=True, slots=True, kw_only=True)\nclass Iid",
+            "return drafted(k) + 1",
+            "return drafted(k)",
         ),
+    ),
+    *_of(
+        "policies/acceptance/chains.py",
+        SPECULATION,
         (
             "conditional rates are read as unconditional",
             'if self.kind == "unconditional" else _running_products',
