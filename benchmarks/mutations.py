@@ -1135,7 +1135,7 @@ MUTATIONS = [
         ("a warm-up that never ends is cut in the middle", "if cut == half:", "if cut > half:"),
     ),
     *_of(
-        "sim/metrics.py",
+        "sim/metrics/windows.py",
         ("tests/results/test_window.py", "tests/results/test_metrics.py"),
         (
             "a run is cut unasked",
