@@ -9,7 +9,7 @@ The rules are those of AlpaServe's simulator (Li et al., OSDI 2023; artifact alp
   next: heads that would miss their deadline even alone are dropped, then the largest batch that is there and keeps the
   oldest one's deadline is taken. Nothing waits for a batch to fill.
 
-These rules are `policies.oneshot`; groups are machines, and hosted models their tenants. `run_groups` is the one entry. The event
+These rules are `policies.single_pass`; groups are machines, and hosted models their tenants. `run_groups` is the one entry. The event
 loop is the reference; without batching what becomes of a request is known when it arrives, and one loop over the requests
 gives the same columns. numba compiles it where it is installed (the extra `fast`); Python runs the same lines where it is not.
 """
@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.oneshot import DeadlineBatches, InOrder, LeastBacklog
+from policies.single_pass import DeadlineBatches, InOrder, LeastBacklog
 from sim.engine import FINISHED, REJECTED, Experiment, MachineSpec, ReplicaSpec, StageTable, run
 from workloads import Trace
 

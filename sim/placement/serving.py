@@ -1,4 +1,4 @@
-"""One-shot models on a cluster: from a placement to an experiment, its columns and its score."""
+"""Single-pass models on a cluster: from a placement to an experiment, its columns and its score."""
 
 from __future__ import annotations
 

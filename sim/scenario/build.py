@@ -66,18 +66,8 @@ def resolve(scenario: Scenario) -> Built:
         rows = {}
     router = _policy(scenario, "router", named.ROUTERS, "route")
     built = [_build_pool(pool, workload, rows) for pool in pools]
-    allowed, longest = scenario.workload.max_tokens, int(workload.output_tokens.max(initial=0))
-    if allowed is not None and getattr(workload, "max_tokens", None) is not None:
-        raise ScenarioError(
-            f"{scenario.source}: workload.max_tokens: the trace has a column max_tokens; leave out one of them"
-        )
-    if allowed is not None and allowed < longest:
-        raise ScenarioError(
-            f"{scenario.source}: workload.max_tokens is at least the longest output, {longest} tokens; got {allowed}"
-        )
     experiment = Experiment(
         workload=workload,
-        max_tokens=allowed,
         replicas=tuple(
             machine
             for pool, hosted in zip(pools, built, strict=True)
@@ -704,8 +694,7 @@ def _manifest(
             "The scheduler orders by priority and no request has one, so that all stay in the order of the queue; give the trace a "
             "column priority or order by something else."
         )
-    told = scenario.workload.max_tokens is not None or getattr(workload, "max_tokens", None) is not None
-    if not told and any(map(reserves, schedulers_made)) and workload.output_tokens.any():
+    if workload.max_tokens is None and any(map(reserves, schedulers_made)) and workload.output_tokens.any():
         notes.append(
             "The scheduler keeps memory for what clients allow, and nothing says what that is: each request is taken to be allowed "
             "what it emits, which no server knows. workload.max_tokens says it, or a column max_tokens of a plain trace."
