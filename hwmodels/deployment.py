@@ -256,8 +256,7 @@ def _free_bytes(
 
 
 def _state_bytes(stage: StageWork, parallel: ParallelConfig) -> float:
-    # Half of the traffic of a sequence's state is its size: it is read and written once.
-    return stage.recurrence.bytes_per_sequence / 2 * STATE_SEQUENCES / parallel.data if stage.recurrence else 0.0
+    return stage.recurrence.held_bytes * STATE_SEQUENCES / parallel.data if stage.recurrence else 0.0
 
 
 @functools.lru_cache(maxsize=256)
