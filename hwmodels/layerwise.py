@@ -17,7 +17,7 @@ from hwmodels.operations import StageWork
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
 from hwmodels.row_table import FloatArray, RowTable
-from hwmodels.totals import Totals
+from hwmodels.totals import Chunk, Totals
 from hwmodels.work import stage_work
 
 
@@ -156,7 +156,8 @@ class LayerwiseCost:
         self.spec, self.parallel, self.kernels = spec, parallel, kernels
         self._settings = (peak_flops_per_s, peak_bytes_per_s, devices_per_node, kv_precision)
         self.n_stages = parallel.pipeline
-        self.window_tokens = spec.window_tokens
+        window = spec.window_tokens
+        self.window_tokens = Chunk(window) if spec.is_chunked and window is not None else window
         self.peak_flops_per_s = peak_flops_per_s * parallel.n_devices
         self.peak_bytes_per_s = peak_bytes_per_s * parallel.n_devices
         self._between_nodes = parallel.n_devices > devices_per_node

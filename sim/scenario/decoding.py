@@ -478,7 +478,7 @@ def _adaptive(
     most: int,
 ) -> Sequence[tuple[int, int | None, int]]:
     """Rows with the k that gives the most tokens per second at each batch, by the two cost models at a mean context."""
-    from hwmodels.totals import Totals
+    from hwmodels.totals import Totals, seen
     from policies.decoding import best_table
 
     context = _mean_context(workload)
@@ -487,7 +487,7 @@ def _adaptive(
 
     def totals(width: int, batch: int) -> Totals:
         kv = batch * (context + width)
-        within = 0 if window is None else batch * min(context + width, window)
+        within = 0 if window is None else batch * seen(context + width, window)
         return Totals(batch * width, 0, 0, 0, 0, batch, kv, batch * width, 0, within)
 
     def step_s(width: int, batch: int) -> float:
