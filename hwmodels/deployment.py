@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hwmodels.cache import StageCache, cached_kinds
 from hwmodels.calibrated import Calibrated
 from hwmodels.cost import CostModel
 from hwmodels.device import Device, device_catalogue
@@ -97,6 +98,24 @@ class Deployment:
         return tuple(
             (stage.resident_bytes, _state_bytes(stage, self.parallel), _kv_bytes(stage), layers)
             for stage, layers in zip(self._stages(), self.parallel.stage_layers(self.model.n_layers), strict=True)
+        )
+
+    def stage_caches(self) -> tuple[StageCache, ...]:
+        """For each stage, what one of its devices keeps, layer by layer."""
+        kinds, stages = cached_kinds(self.model), self._stages()
+        # Pages are as large on every stage, whichever kinds of layer it has.
+        token_bytes = max(_layer_bytes(stage) for stage in stages)
+        states = [stage.recurrence for stage in stages if stage.recurrence is not None]
+        state_bytes = max((state.held_bytes / state.layers for state in states), default=0.0)
+        return tuple(
+            StageCache(
+                kinds=kinds,
+                layers=layers,
+                token_bytes=token_bytes,
+                state_bytes=state_bytes,
+                window_tokens=self.model.window_tokens,
+            )
+            for layers in self.parallel.stage_layers(self.model.n_layers)
         )
 
     def fitted(self, plan: MemoryPlan) -> MemoryPlan:
@@ -229,6 +248,12 @@ def _degrees(parallel: ParallelConfig) -> str:
     return f"tensor {parallel.tensor}, pipeline {parallel.pipeline}" + (
         f", expert {parallel.expert}, data {parallel.data}" if parallel.expert * parallel.data > 1 else ""
     )
+
+
+def _layer_bytes(stage: StageWork) -> float:
+    """Cache of one token in one layer of softmax attention; 0 where the stage has none."""
+    layers = sum(shape.layers for shape in stage.attention if shape.kind != "indexer")
+    return _kv_bytes(stage) / layers if layers else 0.0
 
 
 def _kv_bytes(stage: StageWork) -> float:

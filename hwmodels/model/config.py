@@ -239,7 +239,8 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
     attention = _latent_attention(c) if family in LATENT else _gated_attention(c, family, hidden)
     linear = _linear_attention(c, common["base_precision"]) if "linear" in kinds else None
     if isinstance(attention, LatentAttention) and attention.index_topk:
-        window, kinds = attention.index_topk, ("window",) * n_layers
+        window = attention.index_topk
+        kinds = tuple[AttentionKind, ...](["window"] * n_layers)
         notes += (
             f"Sparse attention: each query reads {attention.index_topk} chosen tokens, priced as a window of "
             "that size, plus an indexer over all tokens.",

@@ -11,7 +11,7 @@ import numpy as np
 
 from sim.errors import ScenarioError
 from sim.scenario import named
-from sim.scenario.decoding import BuiltDecoding, build_decoding
+from sim.scenario.decoding import BuiltDecoding, build_decoding, mean_context
 from sim.scenario.explain import told_by as _told_by
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
@@ -30,8 +30,9 @@ ITERATION_TOKENS = ("token_budget", "max_num_batched_tokens", "max_num_tokens", 
 """What schedulers call the most tokens of an iteration, for the batch of the profile run."""
 SEQUENCES = ("max_sequences", "max_num_seqs", "max_running_requests", "max_batch_size", "batch_size")
 """What they call the most sequences."""
-SAME_FOR_KV = ("bf16", "fp16", "fp32", "fp8")
-"""Weight formats that the KV cache takes over; integer and 4-bit weights leave it in the checkpoint's own."""
+SAME_FOR_KV = ("bf16", "fp16", "fp32")
+"""Weight formats that the KV cache takes over: those of the whole model. Narrower weights leave it in the checkpoint's own, or
+in the 16 bits of the model: engines narrow the cache only where they are told to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,15 +313,15 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
         scheduler = EvictNewest(inner=scheduler)
     with _told_by(scenario):
         plan = (
-            deployment.fitted(memory_of(scenario, deployment, scheduler))
+            deployment.fitted(memory_of(scenario, deployment, scheduler, workload=workload))
             if len(pool.serves) == 1
-            else _shared_plan(pool, i, scheduler)
+            else _shared_plan(pool, i, scheduler, workload)
         )
         decoding = build_decoding(
             scenario.decoding,
             target=deployment,
             plan=plan,
-            beside=lambda draft: memory_of(scenario, deployment, scheduler, draft=draft),
+            beside=lambda draft: memory_of(scenario, deployment, scheduler, workload=workload, draft=draft),
             scheduler=scheduler,
             workload=workload,
             find=scenario.find,
@@ -404,10 +405,16 @@ def _never_gets_on(
 
 
 def memory_of(
-    scenario: Scenario, deployment: Deployment, scheduler: Any = None, *, draft: Deployment | None = None
+    scenario: Scenario,
+    deployment: Deployment,
+    scheduler: Any = None,
+    *,
+    workload: Trace | ClosedLoop | None = None,
+    draft: Deployment | None = None,
 ) -> MemoryPlan:
     """How the memory of *scenario*'s devices is divided; its *scheduler*'s limits, or else the stack's, are those of the profile
-    run. ValueError for a share by another stack's name, or a release that is not known."""
+    run. Layers that do not keep every token are counted at the mean context of *workload*, or else at the longest.
+    ValueError for a share by another stack's name, or a release that is not known."""
     from hwmodels.memory import engine_defaults, memory_plan, stack_memory
 
     memory, stack = scenario.memory, scenario.serving_stack
@@ -432,6 +439,7 @@ def memory_of(
         block_tokens=memory.block_tokens,
         draft=draft,
         override=memory.kv_blocks,
+        context_tokens=None if workload is None else mean_context(workload),
     )
 
 
@@ -444,12 +452,12 @@ def _limit(scheduler: Any, names: tuple[str, ...]) -> int | None:
     return min(found, default=None)
 
 
-def _shared_plan(pool: PoolOf, i: int, scheduler: Any) -> MemoryPlan:
+def _shared_plan(pool: PoolOf, i: int, scheduler: Any, workload: Trace | ClosedLoop) -> MemoryPlan:
     """Memory of a model among those that share a machine: an equal part of what all the others leave, stage by stage."""
     from hwmodels.memory import share_machine
 
     plans = [
-        memory_of(scenario, deployment, scheduler)
+        memory_of(scenario, deployment, scheduler, workload=workload)
         for scenario, deployment in zip(pool.scenarios, pool.deployments, strict=True)
     ]
     plan = share_machine(tuple(plans))[i]
@@ -609,11 +617,15 @@ def _left_to_choose(scenario: Scenario) -> list[tuple[str, Mapping[str, Any]]]:
 def memory_plan_of(scenario: Scenario) -> tuple[Deployment, MemoryPlan]:
     """The replica that *scenario* describes and how its memory is divided, without a draft model; ScenarioError where it does
     not fit."""
+    from hwmodels.cache import keeps_every_token
+
     deployment = deployment_of(scenario)
     chosen = _chosen(scenario, deployment, workload_of(scenario)) if _left_to_choose(scenario) else {}
     scheduler = _scheduler(scenario, deployment, chosen)
     with _told_by(scenario):
-        return deployment, deployment.fitted(memory_of(scenario, deployment, scheduler))
+        # Only where layers do not keep every token does the workload matter.
+        workload = None if keeps_every_token(deployment.model) else workload_of(scenario)
+        return deployment, deployment.fitted(memory_of(scenario, deployment, scheduler, workload=workload))
 
 
 def deployment_of(scenario: Scenario) -> Deployment:
@@ -691,6 +703,7 @@ def _manifest(
             for note in (*deployment.model.notes, *_borrowed(deployment))
         )
     )
+    notes += list(dict.fromkeys(note for pool in built for hosted in pool for note in hosted.plan.notes))
     notes += _unused(scenario)
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     schedulers_made = [hosted.spec.scheduler for pool in built for hosted in pool]

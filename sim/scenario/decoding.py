@@ -274,7 +274,7 @@ def build_decoding(
         k = acceptance.depth  # type: ignore[attr-defined]
     elif k == "adaptive":
         k = _adaptive(settings, acceptance, target, draft_cost, workload, most)
-        manifest["adaptive"] = {"context_tokens": _mean_context(workload), "rows": [list(row) for row in k]}
+        manifest["adaptive"] = {"context_tokens": mean_context(workload), "rows": [list(row) for row in k]}
     assert not isinstance(k, str)
     try:
         decoding = Speculative(method=settings.method, num_speculative_tokens=k, acceptance=acceptance)
@@ -460,12 +460,13 @@ def _most_running(scheduler: Scheduler, workload: Trace | ClosedLoop) -> int:
     return max(limit, 1)
 
 
-def _mean_context(workload: Trace | ClosedLoop) -> int:
-    """Tokens that a decode step of this workload attends to on average: steps weigh requests by their outputs."""
+def mean_context(workload: Trace | ClosedLoop) -> int:
+    """Tokens that a decode step of this workload attends to on average: steps weigh requests by their outputs. The mean prompt
+    of a workload without outputs."""
     outputs = workload.output_tokens
     total = float(outputs.sum())
     if not total:
-        return 1
+        return max(1, round(float(workload.prompt_tokens.mean()))) if len(outputs) else 1
     return max(1, round(float(((workload.prompt_tokens + 0.5 * outputs) * outputs).sum()) / total))
 
 
@@ -481,7 +482,7 @@ def _adaptive(
     from hwmodels.totals import Totals, seen
     from policies.decoding import best_table
 
-    context = _mean_context(workload)
+    context = mean_context(workload)
     cost = target.cost
     window = cost.window_tokens
 
