@@ -21,6 +21,7 @@ from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
 from hwmodels.roofline import Roofline
+from hwmodels.stack_kernels import RECURRENT_BYTES_SHARE, RECURRENT_FLOPS_SHARE
 from hwmodels.work import stage_work
 
 CostFactory = Callable[..., CostModel]
@@ -90,8 +91,16 @@ class Deployment:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the model leaves out or approximates."""
-        return self.model.notes
+        """What the model leaves out or approximates, and what prices it without having been measured."""
+        linear, profile = self.model.layer_is_linear, self.profile
+        if not any(linear) or profile is None or any(kernel.family == "linear_decode" for kernel in profile.kernels):
+            return self.model.notes
+        return (
+            *self.model.notes,
+            f"The linear attention of {self.model.name} has not been measured on {self.device.name}: convolution and delta rule "
+            f"are priced at {RECURRENT_FLOPS_SHARE:g} of the datasheet's arithmetic and {RECURRENT_BYTES_SHARE:g} of its "
+            "bandwidth, which are assumptions.",
+        )
 
     def stage_bytes(self) -> tuple[tuple[float, float, float, range], ...]:
         """For each stage, on one device: weights, recurrent states, cache of one token, and which layers."""

@@ -240,7 +240,7 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
     linear = _linear_attention(c, common["base_precision"]) if "linear" in kinds else None
     if isinstance(attention, LatentAttention) and attention.index_topk:
         window = attention.index_topk
-        kinds = tuple[AttentionKind, ...](["window"] * n_layers)
+        kinds = tuple[AttentionKind, ...]("window" for _ in kinds)
         notes += (
             f"Sparse attention: each query reads {attention.index_topk} chosen tokens, priced as a window of "
             "that size, plus an indexer over all tokens.",

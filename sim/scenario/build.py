@@ -700,7 +700,7 @@ def _manifest(
             note
             for pool in pools
             for deployment in pool.deployments
-            for note in (*deployment.model.notes, *_borrowed(deployment))
+            for note in (*deployment.notes, *_borrowed(deployment))
         )
     )
     notes += list(dict.fromkeys(note for pool in built for hosted in pool for note in hosted.plan.notes))
