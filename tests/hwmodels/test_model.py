@@ -233,6 +233,22 @@ def test_awq_and_modelopt_formats_are_read(tmp_path):
     assert (spec.mlp_precision, spec.kv_precision, spec.base_precision) == ("nvfp4", "fp8", "bf16")
 
 
+def test_eight_bit_weights_do_not_narrow_the_cache():
+    """Only what the checkpoint says of its cache does."""
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    assert spec_from_config({**LLAMA, "quantization_config": fp8}, name="x", where="config.json").kv_precision is None
+    group = {"weights": {"type": "float", "num_bits": 8}}
+    tensors = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    without = spec_from_config({**LLAMA, "quantization_config": tensors}, name="x", where="config.json")
+    assert (without.mlp_precision, without.kv_precision) == ("fp8", None)
+    scheme = {"kv_cache_scheme": {"type": "float", "num_bits": 8}}
+    told = spec_from_config({**LLAMA, "quantization_config": {**tensors, **scheme}}, name="x", where="config.json")
+    assert told.kv_precision == "fp8"
+    odd = {"kv_cache_scheme": {"type": "int", "num_bits": 4}}
+    with pytest.raises(ValueError, match="quantisation of the KV cache in int4 is not modelled"):
+        spec_from_config({**LLAMA, "quantization_config": {**tensors, **odd}}, name="x", where="config.json")
+
+
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the shared configs are not at {SHARED}")
 def test_every_shared_config_loads():
     for folder in sorted(p for p in SHARED.iterdir() if p.is_dir()):
