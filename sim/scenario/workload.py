@@ -58,6 +58,16 @@ def _allowing(workload: Trace | ClosedLoop, max_tokens: int) -> Trace | ClosedLo
     return replace(workload, max_tokens=np.full(len(workload), max_tokens, np.int64))
 
 
+def mean_context(workload: Trace | ClosedLoop) -> int:
+    """Tokens that a decode step of this workload attends to on average: steps weigh requests by their outputs. The mean prompt
+    of a workload without outputs."""
+    outputs = workload.output_tokens
+    total = float(outputs.sum())
+    if not total:
+        return max(1, round(float(workload.prompt_tokens.mean()))) if len(outputs) else 1
+    return max(1, round(float(((workload.prompt_tokens + 0.5 * outputs) * outputs).sum()) / total))
+
+
 def _sessions(scenario: Scenario, settings: Workload) -> Trace:
     assert settings.sessions is not None
     assert settings.arrivals is not None

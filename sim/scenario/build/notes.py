@@ -11,17 +11,23 @@ from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
+    from hwmodels.memory import MemoryPlan
     from workloads import ClosedLoop, Trace
 
 
 def notes_of(
-    scenario: Scenario, pools: Sequence[PoolOf], schedulers: Sequence[Any], workload: Trace | ClosedLoop
+    scenario: Scenario,
+    pools: Sequence[PoolOf],
+    schedulers: Sequence[Any],
+    plans: Sequence[MemoryPlan],
+    workload: Trace | ClosedLoop,
 ) -> list[str]:
-    """All notes of an experiment, each once; *schedulers* are those that were made."""
+    """All notes of an experiment, each once; *schedulers* and *plans* are those that were made."""
     names = list(dict.fromkeys(deployment.model.name for pool in pools for deployment in pool.deployments))
     deployments = [deployment for pool in pools for deployment in pool.deployments]
     notes = _left_out(workload, names[0] if len(names) == 1 else "")
-    notes += dict.fromkeys(note for each in deployments for note in (*each.model.notes, *_borrowed(each)))
+    notes += dict.fromkeys(note for each in deployments for note in (*each.notes, *_borrowed(each)))
+    notes += dict.fromkeys(note for plan in plans for note in plan.notes)
     notes += _unused(scenario)
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     notes += _priorities(schedulers, workload)
