@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.explain import told_by
-from sim.scenario.settings import Scenario, Workload
+from sim.scenario.keys import Workload
+from sim.scenario.settings import Scenario
 from sim.text import unknown
 
 if TYPE_CHECKING:
