@@ -230,7 +230,7 @@ def test_unknown_stacks_are_answered_with_the_nearest():
 
 
 def test_the_scenario_knows_the_same_stacks():
-    from sim.scenario.settings import ServingStack
+    from sim.scenario.keys import ServingStack
 
     assert set(typing.get_args(ServingStack)) == set(serving_stacks())
 
