@@ -54,7 +54,9 @@ class TablePrices(Prices):
         self._table = table
 
     def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt:
-        raise ValueError("a table of single-pass latencies has no decode steps; give requests that generate a cost model")
+        raise ValueError(
+            "a table of single-pass latencies has no decode steps; give requests that generate a cost model"
+        )
 
     def iteration(self, totals: Totals, draft_steps: int, /) -> int:
         return sum(self.stages(totals, draft_steps)[0])

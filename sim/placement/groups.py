@@ -9,8 +9,8 @@ The rules are those of AlpaServe's simulator (Li et al., OSDI 2023; artifact alp
   next: heads that would miss their deadline even alone are dropped, then the largest batch that is there and keeps the
   oldest one's deadline is taken. Nothing waits for a batch to fill.
 
-These rules are `policies.single_pass`; groups are machines, and hosted models their tenants. `run_groups` is the one entry. The event
-loop is the reference; without batching what becomes of a request is known when it arrives, and one loop over the requests
+These rules are `policies.single_pass`; groups are machines, and hosted models their tenants. `run_groups` is the one entry. The
+event loop is the reference; without batching what becomes of a request is known when it arrives, and one loop over the requests
 gives the same columns. numba compiles it where it is installed (the extra `fast`); Python runs the same lines where it is not.
 """
 

@@ -74,7 +74,9 @@ def test_a_limit_below_an_output_is_refused() -> None:
 
 
 def test_the_workload_alone_says_what_clients_allow(tmp_path: Path) -> None:
-    (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens,max_tokens\n0,10,3,8\n1,10,3,5\n2,10,3,4\n")
+    (tmp_path / "trace.csv").write_text(
+        "arrival_s,prompt_tokens,output_tokens,max_tokens\n0,10,3,8\n1,10,3,5\n2,10,3,4\n"
+    )
     column = f"workload={{trace: {tmp_path / 'trace.csv'}}}"
     clients = "workload.arrivals={process: closed_loop, concurrency: 1}"
     for arrivals in ([], [clients]):
