@@ -4,7 +4,6 @@ import dataclasses
 import pickle
 import typing
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +24,7 @@ from hwmodels.parallel import ParallelConfig
 from hwmodels.profiles import load_profile
 from hwmodels.roofline import Roofline
 from hwmodels.totals import Totals
-from tests.hwmodels.test_roofline import assert_time_does_not_fall, totals
+from tests.hwmodels.test_roofline import assert_scalars_and_arrays_agree, assert_time_does_not_fall, totals
 
 DEPLOYMENTS = {
     "dense": ("llama-3.1-8b", "h100-sxm", {}, None, "vllm"),
@@ -59,10 +58,7 @@ def prompt(tokens):
 @settings(max_examples=15, deadline=None)
 @given(batch=st.lists(totals(), min_size=1, max_size=8))
 def test_scalars_and_arrays_agree_bit_for_bit(name, batch):
-    cost = COSTS[name]
-    arrays = Totals(*(np.array(column, dtype=np.int64) for column in zip(*batch, strict=True)))
-    for stage in range(cost.n_stages):
-        assert cost.iteration_s(arrays, stage).tolist() == [cost.iteration_s(t, stage) for t in batch]
+    assert_scalars_and_arrays_agree(COSTS[name], batch)
 
 
 @pytest.mark.parametrize("name", COSTS)

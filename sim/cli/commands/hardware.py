@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sim.cli.options import Json
 from sim.errors import RooftraceError
 
 
@@ -20,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 def hardware(
     ctx: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the devices of the catalogue with the source of their peaks (dense, not sparse)."""
     if ctx.invoked_subcommand is not None:
