@@ -17,7 +17,7 @@ from hwmodels.kernels.fitting import Columns, errors, group_names, held_back_gro
 from hwmodels.kernels.intervals import coverage_pct, spread
 from hwmodels.kernels.parameters import Datasheet, bounds
 from hwmodels.measured import Measurement, Part
-from hwmodels.profiles import Kernel, Profile, Provenance, complete, datasheet_of, write_profile
+from hwmodels.profiles import Kernel, Profile, Provenance, datasheet_of, write_profile
 
 
 def fit_profile(
@@ -116,33 +116,18 @@ def unseen_s(
     return found
 
 
-# Measured label -> devices, the most alike first, that lend what was not measured on it.
-_DONORS = {
-    "h200": ("h100", "a100", "rtxpro6000"),
-    "h100": ("h200", "a100", "rtxpro6000"),
-    "a100": ("h100", "h200", "rtxpro6000"),
-    "l40s": ("rtxpro6000", "h200", "h100", "a100"),
-    "rtxpro6000": ("l40s", "h200", "h100", "a100"),
-    "v6e": (),
-}
-
-
 def fit_folder(folder: str | Path, out: str | Path, *, fitted_on: str) -> list[Profile]:
-    """Fit a profile to each device of a folder of measurements, complete it from its relatives, write it to `out`."""
+    """Fit a profile to each device of a folder of measurements and write it to `out`: what was measured and no more."""
     by_label: dict[str, list[Measurement]] = {}
     for measurement in measured.read_folder(folder):
         if measured.is_kernel_level(measurement):
             by_label.setdefault(measurement.device, []).append(measurement)
-    own = {
-        label: fit_profile(files, datasheet_of(load_device(measured.catalogue_name(label))), fitted_on=fitted_on)
-        for label, files in by_label.items()
-    }
-    whole = []
-    for label, profile in own.items():
-        donors = [own[donor] for donor in _DONORS.get(label, ()) if donor in own]
-        whole.append(complete(profile, donors))
-        write_profile(whole[-1], Path(out) / f"{profile.name}.toml")
-    return whole
+    found = []
+    for label, files in by_label.items():
+        sheet = datasheet_of(load_device(measured.catalogue_name(label)))
+        found.append(fit_profile(files, sheet, fitted_on=fitted_on))
+        write_profile(found[-1], Path(out) / f"{found[-1].name}.toml")
+    return found
 
 
 if __name__ == "__main__":
@@ -151,7 +136,6 @@ if __name__ == "__main__":
     for fitted in fit_folder(sys.argv[1], sys.argv[2], fitted_on=datetime.date.today().isoformat()):
         for kernel in fitted.kernels:
             origin = kernel.provenance
-            if not origin.borrowed_from:
-                held = f"{origin.held_mape_pct:.1f} ({origin.held_median_pct:.1f}), p90 {origin.held_p90_pct:.1f}"
-                fitted_pct = f"{origin.fit_mape_pct:.1f}"
-                print(f"{fitted.name} {kernel.family} {kernel.variant}: fit {fitted_pct} %, held back {held} %")
+            held = f"{origin.held_mape_pct:.1f} ({origin.held_median_pct:.1f}), p90 {origin.held_p90_pct:.1f}"
+            fitted_pct = f"{origin.fit_mape_pct:.1f}"
+            print(f"{fitted.name} {kernel.family} {kernel.variant}: fit {fitted_pct} %, held back {held} %")

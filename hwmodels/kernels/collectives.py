@@ -31,11 +31,13 @@ class CollectiveParams:
     bandwidth_mid: float = parameter(0.4, 0.002, 2.0, "128-byte-line protocol: 120 of 128 bytes are data")
     bandwidth_high: float = parameter(0.8, 0.005, 3.0, "bulk protocol; above 1 where switches reduce in flight")
     low_widening: float = parameter(
-        0.5, -0.5, 4.0, "power of n / 2 of the low-latency time; 1: each sends its whole message to every other"
-    )
+        0.5, -0.5, 4.0, "power of n / 2 of the low-latency time; 1: each sends its whole message to every other",
+        server=True,
+    )  # fmt: skip
     widening: float = parameter(
-        0.1, -0.5, 4.0, "the same of the others; below 0: switches reduce in flight, above: devices share a path"
-    )
+        0.1, -0.5, 4.0, "the same of the others; below 0: switches reduce in flight, above: devices share a path",
+        server=True,
+    )  # fmt: skip
     host_s: float = parameter(1e-6, 0.0, 1e-4, "time the host needs to start it: a floor outside CUDA graphs")
 
 

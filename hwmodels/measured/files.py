@@ -103,7 +103,9 @@ def read(path: str | Path, *, strict: bool = True) -> Measurement:
     for name in ("latency_us", *SEVERAL.get(kind, ())):
         if name in columns:
             wrong = ~(columns[name] > 0)
-            refuse(wrong, f"{name} must be positive", f"{name} must be positive; line {{line}} is not; remove or repair it")
+            refuse(
+                wrong, f"{name} must be positive", f"{name} must be positive; line {{line}} is not; remove or repair it"
+            )
     if bad.any():
         columns = {name: column[~bad] for name, column in columns.items()}
     if not len(bad) or bad.all():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -115,6 +116,11 @@ def _calibration(where: str, table: Any) -> Calibration | None:
     for name in ("memory_bytes", "cores", "operations", "median_spread_pct", "outliers"):
         _number(f"{where}: calibration.{name}", table[name])
     return Calibration(**{**table, "kernels": tuple(table["kernels"])})
+
+
+def read_kernel(where: str, text: str) -> Kernel:
+    """One parameter set from its part of a profile file, from [[kernel]] on."""
+    return _kernel(where, tomllib.loads(text)["kernel"][0])
 
 
 def _kernel(where: str, row: Any) -> Kernel:

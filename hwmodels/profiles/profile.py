@@ -77,6 +77,10 @@ class Lender(Protocol):
 
     def kernel(self, family: str, variant: str) -> Kernel: ...
 
+    def distance(self, family: str, variant: str) -> float:
+        """How unlike the devices are that lend a parameter set."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
