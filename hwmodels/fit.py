@@ -30,9 +30,10 @@ def fit_profile(
 ) -> Profile:
     """A profile fitted to measurements of one device (from `measured.read`), with errors on held-back shapes.
 
-    Each parameter set is fitted on all shapes, for the profile, and without some of them, which are then scored: without
-    half, or, of few rows, without each quarter in turn. Files that feed one parameter set are pooled. `fitted_on` is the ISO date to record. Kernels with fewer
-    points than parameters are an error, or, with `partial`, left out and named in the profile's note.
+    Each parameter set is fitted on all shapes, for the profile, and without some of them, which are then scored:
+    without half, or, of few rows, without each quarter in turn. Files that feed one parameter set are pooled.
+    `fitted_on` is the ISO date to record. Kernels with fewer points than parameters are an error, or, with `partial`,
+    left out and named in the profile's note.
     """
     pools: dict[tuple[str, str], list[tuple[Measurement, Part, np.ndarray]]] = {}
     for measurement in measurements:

@@ -60,7 +60,10 @@ ROWS = 1000
 
 
 def loans(measurements: Iterable[Measurement]) -> list[Loan]:
-    """Each kernel-level part of files of calibrated devices, predicted from the profiles of the others."""
+    """Each kernel-level part of files of calibrated devices, predicted from the profiles of the others.
+
+    Collectives of a topology that no other device was measured in are left out: what they would say is of the server.
+    """
     found: list[Loan] = []
     for m in measurements:
         device = _calibrated(m)
@@ -73,7 +76,7 @@ def loans(measurements: Iterable[Measurement]) -> list[Loan]:
             continue
         for part in parts:
             kernel = profile.kernel(part.family, part.variants)
-            if kernel is None or not len(part.rows):
+            if kernel is None or not len(part.rows) or _place(part.variants[0]) != _place(kernel.variant):
                 continue
             some = _spread(len(part.rows))
             columns = {name: np.asarray(column)[some] for name, column in part.columns.items()}
@@ -93,6 +96,12 @@ def loans(measurements: Iterable[Measurement]) -> list[Loan]:
                     )
                 )
     return found
+
+
+def _place(variant: str) -> str:
+    """Where a collective was timed: no node lends to a pair of nodes, and none to a node of bridged pairs."""
+    words = variant.replace("/", "-").split("-")
+    return " ".join(word for word in ("pairs", "network") if word in words)
 
 
 def _calibrated(m: Measurement) -> Device | None:
@@ -150,10 +159,15 @@ def covered_pct(found: Sequence[Loan], families: Sequence[str]) -> float:
 def by_group(found: Sequence[Loan]) -> list[dict[str, Any]]:
     """Rows of a table: heading, device, files, mean error over files in percent, bias; a device "all" is their mean."""
     heading = {family: name for name, families in GROUPS.items() for family in families}
+
+    def group_of(loan: Loan) -> str:
+        between = "network" in _place(loan.wanted)
+        return "collectives between nodes" if between else heading.get(loan.family, loan.family)
+
     rows: list[dict[str, Any]] = []
-    groups = sorted({heading.get(loan.family, loan.family) for loan in found}, key=lambda g: (g not in GROUPS, g))
+    groups = sorted({group_of(loan) for loan in found}, key=lambda g: (g not in GROUPS, g))
     for group in groups:
-        mine = [loan for loan in found if heading.get(loan.family, loan.family) == group]
+        mine = [loan for loan in found if group_of(loan) == group]
         means = []
         for device in sorted({loan.device for loan in mine}):
             files: dict[str, list[Loan]] = {}

@@ -57,12 +57,12 @@ def exchange_s(
     """
     sms = np.asarray(sms, float)
     direct = sms == 0
-    copies = np.where(direct, topk, distinct_devices(devices, topk, experts))
-    workers = np.where(direct, np.minimum(experts, sheet.sm_count), sms)
+    copies: Any = np.where(direct, topk, distinct_devices(devices, topk, experts))
+    workers: Any = np.where(direct, np.minimum(experts, sheet.sm_count), sms)
     row_bytes = np.asarray(hidden, float) * number_bytes
-    each = params.token_s + params.copy_s * copies
-    by_sms = tokens / workers * (each + (params.own_copies + copies) * (row_bytes / params.sm_bytes_per_s))
+    each: Any = params.token_s + params.copy_s * copies
+    by_sms: Any = tokens / workers * (each + (params.own_copies + copies) * (row_bytes / params.sm_bytes_per_s))
     away = 1.0 - 1.0 / np.asarray(devices, float)
-    by_link = tokens * copies * away * row_bytes / (sheet.link_bytes_per_s * params.bandwidth)
+    by_link: Any = tokens * copies * away * row_bytes / (sheet.link_bytes_per_s * params.bandwidth)
     start = params.start_s + params.byte_start_s * row_bytes + params.expert_s * experts
     return none_is_free(start + smooth_max(by_sms, by_link, params.overlap_loss), tokens)

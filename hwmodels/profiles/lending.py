@@ -26,6 +26,13 @@ _KIND = {"NVIDIA": "gpu", "AMD": "gpu", "Google": "tpu"}
 """What a maker's devices are: one kind lends to the other nothing."""
 _LINKS = ("collective", "exchange")
 """Families that run over the links between devices."""
+_BY_FORMAT = ("gemm", "moe")
+"""Families whose variants are format/software."""
+_ARITHMETIC = {
+    "fp16": "bf16", "fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "bf16", "mxfp4_mxfp8": "fp8", "int4": "bf16",
+    "int4_fp8": "fp8",
+}  # fmt: skip
+"""Of formats that bear another name than their arithmetic."""
 _ONE_LAYER = "bf16/lss"
 """Tables of one measured layer, which say nothing of another device."""
 _FACTORS = {
@@ -49,7 +56,9 @@ def load_profile(name_or_path: str) -> Profile:
     if device.name not in calibrated_devices():
         return borrow_for(device)
     profile = read_profile(FOLDER / f"{device.name}.toml")
-    return replace(profile, kernels=_own(profile.kernels), lender=Loans(device=device, without=(device.name,)))
+    own = _own(profile.kernels)
+    kept = tuple(sorted({_format(kernel.family, kernel.variant) for kernel in own}))
+    return replace(profile, kernels=own, lender=Loans(device=device, without=(device.name,), kept=kept))
 
 
 def borrow_for(device: Device, *, without: Sequence[str] = ()) -> Profile:
@@ -69,6 +78,9 @@ class Loans:
 
     device: Device
     without: tuple[str, ...] = ()
+    kept: tuple[tuple[str, str], ...] = ()
+    """Families and formats of products and experts that the device has been measured for with some software, which serves
+    the others better than another device's."""
 
     @property
     def donors(self) -> tuple[str, ...]:
@@ -100,10 +112,29 @@ class Loans:
         return _shares(self.device, _owners(self.device, self.without, family, variant), family)[1]
 
     def variants(self, family: str) -> Sequence[str]:
-        return _lendable(self.donors, family)
+        found = _lendable(self.donors, family)
+        if family not in _BY_FORMAT:
+            return found
+        peaks = datasheet_of(self.device).peak_flops_per_s
+        return tuple(
+            variant
+            for variant in found
+            if _format(family, variant) not in self.kept and arithmetic_of(family, variant) in peaks
+        )
 
     def kernel(self, family: str, variant: str) -> Kernel:
         return _lent(self.device, self.without, family, variant)
+
+
+def _format(family: str, variant: str) -> tuple[str, str]:
+    """Family and number format of a kernel whose variants are format/software."""
+    return family, variant.partition("/")[0]
+
+
+def arithmetic_of(family: str, variant: str) -> str:
+    """The key of a datasheet's peaks that products or experts of a variant are multiplied at."""
+    name = variant.partition("/")[0]
+    return _ARITHMETIC.get(name.partition("-")[0], name.partition("-")[0])
 
 
 def distance(device: Device, other: Device, family: str) -> float:
