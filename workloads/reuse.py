@@ -74,7 +74,8 @@ def reuse(trace: Trace) -> ReuseCurve:
     """The reuse curve of a trace whose prompts name their blocks, requests one after the other in order of arrival.
 
     A block counts as the same only after the same blocks and for the same model: ids that follow different ids are told apart, as
-    chained hashes do. Answers count only where a later prompt names them. Raises ValueError for a trace without prefix blocks.
+    chained hashes do. What is looked for are prompts; what is held are answers as well, where the trace names them. Raises
+    ValueError for a trace without prefix blocks.
     """
     ids, offsets, block_tokens = trace.prefix_blocks, trace.prefix_offsets, trace.prefix_block_tokens
     if ids is None or offsets is None or block_tokens is None:
@@ -84,13 +85,13 @@ def reuse(trace: Trace) -> ReuseCurve:
         )
     model_index = np.zeros(len(trace), dtype=np.int64) if trace.model_index is None else trace.model_index
     nodes = _chained(ids, offsets, model_index)
-    distinct = int(nodes.max()) + 1 if len(nodes) else 0
-    last_use = np.full(distinct, -1, dtype=np.int64)
+    last_use = np.full(int(nodes.max()) + 1 if len(nodes) else 0, -1, dtype=np.int64)
     uses = _Counts(len(trace))
     tokens_at: Counter[int] = Counter()
     blocks_at: Counter[int] = Counter()
-    for row, (start, end, prompt) in enumerate(
-        zip(offsets[:-1].tolist(), offsets[1:].tolist(), trace.prompt_tokens.tolist(), strict=True)
+    asked = np.minimum(np.diff(offsets), -(-trace.prompt_tokens // block_tokens))
+    for row, (start, end, prompt, blocks) in enumerate(
+        zip(offsets[:-1].tolist(), offsets[1:].tolist(), trace.prompt_tokens.tolist(), asked.tolist(), strict=True)
     ):
         count = end - start
         if count == 0:
@@ -104,16 +105,18 @@ def reuse(trace: Trace) -> ReuseCurve:
                 break
             # Used since: this prompt's other blocks, and others'; what this prompt used of those is no longer counted there.
             size = count + uses.between(used + 1, row)
-            blocks_at[size] += high - low
-            tokens_at[size] += min(high * block_tokens, prompt) - low * block_tokens
+            if low < blocks:
+                blocks_at[size] += min(high, blocks) - low
+                tokens_at[size] += min(high * block_tokens, prompt) - low * block_tokens
             uses.add(used, low - high)
         uses.add(row, count)
         last_use[path] = row
+    distinct = int(np.count_nonzero(last_use >= 0))
     sizes = np.array(sorted(tokens_at), dtype=np.int64)
     return ReuseCurve(
         block_tokens=block_tokens,
         prompt_tokens=sum(trace.prompt_tokens.tolist()),
-        blocks=len(ids),
+        blocks=int(asked.sum()),
         distinct_blocks=distinct,
         capacity_blocks=sizes,
         hit_tokens=np.cumsum([tokens_at[size] for size in sizes.tolist()], dtype=np.int64),
@@ -123,7 +126,9 @@ def reuse(trace: Trace) -> ReuseCurve:
 
 def _chained(ids: IntArray, offsets: IntArray, model_index: IntArray) -> IntArray:
     """Ids numbered from 0 such that each has one predecessor; the first of a prompt has its model."""
-    dense = np.unique(ids, return_inverse=True)[1].astype(np.int64) if len(ids) else ids
+    # Ids that are numbers from 0 with few gaps serve as they are.
+    compact = len(ids) == 0 or int(ids.max()) < 2 * len(ids)
+    dense = ids if compact else np.unique(ids, return_inverse=True)[1].astype(np.int64)
     before = np.empty_like(dense)
     before[1:] = dense[:-1]
     filled = np.diff(offsets) > 0

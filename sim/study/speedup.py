@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hwmodels.cost import CostModel, Work
 from hwmodels.latency_models import LinearTime, StepTime
-from hwmodels.totals import Totals
+from hwmodels.totals import Totals, seen
 from policies.acceptance import Acceptance, Iid, MeanLength
 from policies.decoding import DraftStatistics, Speculative, statistics_of_counts
 from policies.published import OrcaPaged
@@ -270,7 +270,7 @@ def explain_gap(experiment: Experiment, *, alone_requests: int = 150) -> Gap:
     total = float(outputs.sum())
     context = round(float(((prompts + outputs / 2) * outputs).sum()) / total)
     cost = cast(CostModel, spec.cost)
-    one = Totals(1, 0, 0, 0, 0, 1, context, 1, 0, min(context, cost.window_tokens or 0))
+    one = Totals(1, 0, 0, 0, 0, 1, context, 1, 0, seen(context, cost.window_tokens) if cost.window_tokens else 0)
     target_s = sum(float(cost.iteration_s(one, stage)) for stage in range(cost.n_stages))
     c = 0.0 if draft is None else float(draft.iteration_s(one)) / target_s
     k = decoding.k(1)

@@ -22,6 +22,8 @@ DEPLOYMENTS = {
     "expert and data parallel": ("deepseek-v3", "h200", {"data": 8, "expert": 8}),
     "sparse attention": ("glm-5", "b200", {"tensor": 8}),
     "linear attention": ("qwen3.5-397b-a17b", "b200", {"tensor": 8}),
+    "chunks": ("llama-4-maverick", "b200", {"tensor": 8}),
+    "linear attention and data parallel": ("qwen3-next-80b-a3b", "h200", {"data": 4, "expert": 4}),
     "encoder": ("bert-large", "v100-16", {}),
 }
 COSTS = {

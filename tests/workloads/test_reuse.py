@@ -118,6 +118,20 @@ def played_out_flat(trace: Trace, capacity_blocks: int) -> int:
     return found
 
 
+def test_an_answer_that_is_named_is_held_for_the_next_prompt():
+    # Two blocks of prompt, one of answer, and a prompt that goes on from both.
+    trace = Trace(
+        arrival_ns=[0, 1],
+        prompt_tokens=[8, 16],
+        output_tokens=[4, 1],
+        prefix_blocks=[1, 2, 3, 1, 2, 3, 4],
+        prefix_offsets=[0, 3, 7],
+        prefix_block_tokens=4,
+    )
+    assert reuse(trace).hit_tokens.tolist() == [12]
+    assert reuse(trace).blocks == 6
+
+
 def test_a_trace_without_block_ids_is_refused():
     with pytest.raises(ValueError, match="does not say which prompts share blocks"):
         reuse(Trace(arrival_ns=np.array([0]), prompt_tokens=np.array([4]), output_tokens=np.array([1])))

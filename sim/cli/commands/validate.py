@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-
 if TYPE_CHECKING:
     from hwmodels.profiles import Profile
 
