@@ -13,9 +13,18 @@ import numpy as np
 P = TypeVar("P")
 
 
-def parameter(start: float, low: float, high: float, why: str) -> Any:
-    """A dataclass field with a default, the bounds a fit respects and the physical reason for them."""
-    return field(default=start, metadata={"low": low, "high": high, "why": why})
+def parameter(start: float, low: float, high: float, why: str, *, optional: bool = False) -> Any:
+    """A dataclass field with a default, the bounds a fit respects and the physical reason for them.
+
+    An *optional* one stands for something that not every library shows; its default leaves the equation as it is
+    without, and files leave it out where it has that value.
+    """
+    return field(default=start, metadata={"low": low, "high": high, "why": why, "optional": optional})
+
+
+def optional_defaults(kind: type[Any]) -> dict[str, float]:
+    """Name -> default of the parameters that files may leave out."""
+    return {f.name: cast("float", f.default) for f in _fields(kind) if f.metadata.get("optional")}
 
 
 def bounds(kind: type[Any]) -> dict[str, tuple[float, float, float]]:
@@ -37,7 +46,8 @@ def check_bounds(params: Any) -> None:
 
 
 def with_values(kind: type[P], values: Mapping[str, float]) -> P:
-    """A parameter object from a mapping that names exactly its parameters, checked against the bounds."""
+    """A parameter object from a mapping that names its parameters, but for optional ones, checked against the bounds."""
+    values = {**optional_defaults(kind), **values}
     names = [f.name for f in _fields(kind)]
     unknown = sorted(set(values) - set(names))
     missing = sorted(set(names) - set(values))
