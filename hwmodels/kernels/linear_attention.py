@@ -7,7 +7,7 @@ sequence. Each equation stands here once, as a form, as in `kernels.attention`: 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,8 +136,8 @@ def linear_decode_s(params: LinearParams, device: Datasheet, *, seqs: Any, **sha
 
 def layer_forms(
     sheet: Datasheet,
-    prefill: tuple[LinearParams, LinearParams],
-    decode: tuple[LinearParams, LinearParams],
+    prefill: Sequence[LinearParams],
+    decode: Sequence[LinearParams],
     **shape: Any,
 ) -> tuple[LinearPrefillForm, LinearDecodeForm]:
     """Prompts and decodes of whole layers, convolution and delta rule together: parameters as (conv, delta)."""

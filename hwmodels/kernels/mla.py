@@ -19,7 +19,6 @@ from hwmodels.kernels.parameters import Datasheet, parameter
 
 _HEAD_TILE = 64.0  # query rows of one block of the decode kernels (FlashMLA, FlashInfer's)
 _CACHE_EDGE = 3.0  # residence in L2 falls from 1 to 0 between two thirds of its capacity and all of it
-_SPLIT_FROM = 128.0  # cached tokens from which a decode splits the context over blocks and combines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +26,6 @@ class MlaDecodeParams:
     """Latent decode attention of one library on one device (times in seconds)."""
 
     launch_s: float = parameter(1e-5, 1e-6, 4e-5, "start of the kernel")
-    combine_s: float = parameter(1e-6, 0.0, 2e-5, "the second kernel that merges a split context")
     ramp_s: float = parameter(3e-6, 0.0, 4e-5, "filling the device with blocks, at full parallelism")
     ramp_tokens: float = parameter(4000.0, 10.0, 1e6, "KV tokens at which half of the ramp is paid")
     compute_efficiency: float = parameter(0.6, 0.1, 1.0, "share of the dense peak in the two products")
@@ -88,12 +86,10 @@ def decode_form(
     latent_bytes: float = 2.0,
     dtype: str = "bf16",
     run: Running = ALONE,
-    longest_kv: Any = None,
     resident: bool = False,
 ) -> DecodeForm:
     """Latent attention of decodes: `heads` per device meet the latents of `latent_bytes` a number, absorbed.
 
-    `longest_kv` (the longest context) tells short ones from those that are split; without it all are taken to be split.
     `resident` lets a small cache stay in L2, as in benchmarks that repeat one layer.
     """
     maximum = ARRAYS.maximum if isinstance(heads, np.ndarray) else max
@@ -105,12 +101,11 @@ def decode_form(
     token_bytes = (kv_rank + rope_dim) * latent_bytes
     by_row = 2.0 * heads * numbers * params.row_passes / stream
     per_seq = tiles / sheet.sm_count
-    split = 1.0 if longest_kv is None else np.where(longest_kv > _SPLIT_FROM, 1.0, 0.0)
-    launch = (params.launch_s + params.combine_s * split) * run.start_share
+    launch = params.launch_s * run.start_share
     ramp, ramp_tokens, block = params.ramp_s, params.ramp_tokens, params.block_s
     loss, layers, gain = params.overlap_loss, run.layers, params.cache_gain
 
-    def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+    def form(ops: Ops, seqs: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
         compute = kv * (queries / seqs) * by_pair + ops.maximum(0.0, queries * per_seq - 1.0) * block
         memory = kv * token_bytes / stream
         if resident:
@@ -135,7 +130,6 @@ def mla_decode_s(
     rope_dim: int = 64,
     query_width: Any = 1,
     kv_bytes: float = 2.0,
-    longest_kv: Any = None,
     resident: bool = False,
     dtype: str = "bf16",
 ) -> Any:
@@ -152,7 +146,6 @@ def mla_decode_s(
         rope_dim=rope_dim,
         latent_bytes=kv_bytes,
         dtype=dtype,
-        longest_kv=longest_kv,
         resident=resident,
     )
     some = np.where(np.asarray(seqs) > 0, seqs, 1)

@@ -39,13 +39,12 @@ def kernel(m: Measurement, device: Datasheet) -> Iterator[Part]:
     if decodes:
 
         def of_decodes(c: Columns) -> Shape:
-            kv = c["isl"] + c["step"]
-            sums = {"seqs": c["batch"], "kv_tokens": c["batch"] * kv, "longest_kv": kv}
+            sums = {"seqs": c["batch"], "kv_tokens": c["batch"] * (c["isl"] + c["step"])}
             return {**sums, "heads": c["heads"], "kv_bytes": width, "resident": True}
 
         yield Part(
             form=MLA_DECODE, sheet=device, variants=(*variants_of(source, m.dtype), "sglang", "trtllm"), rows=rows,
-            columns=columns, shape=of_decodes, groups=groups, starts=(MlaDecodeParams(), MlaDecodeParams(combine_s=0.0)),
+            columns=columns, shape=of_decodes, groups=groups, starts=(MlaDecodeParams(), MlaDecodeParams(ramp_tokens=1e5)),
         )  # fmt: skip
         return
     absorbed = _absorbed(m)

@@ -24,7 +24,7 @@ from hwmodels.profiles import (
 )
 from hwmodels.tpu import TpuKernels
 
-CALIBRATED = ("a100-80gb-sxm", "h100-sxm", "h200", "l40s", "rtx-pro-6000", "tpu-v6e")
+CALIBRATED = ("a100-80gb-sxm", "b200", "h100-sxm", "h200", "l40s", "rtx-pro-6000", "tpu-v6e")
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_missing_file_names_the_calibrated_devices(tmp_path):
         read_profile(tmp_path / "none.toml")
 
 
-def test_six_devices_are_calibrated_on_the_catalogues_datasheets():
+def test_seven_devices_are_calibrated_on_the_catalogues_datasheets():
     assert calibrated_devices() == CALIBRATED
     for name in CALIBRATED:
         assert load_profile(name).datasheet == datasheet_of(load_device(name)), name
@@ -104,11 +104,11 @@ def test_shipped_profiles_keep_their_own_fits_and_say_what_is_borrowed():
 
 
 def test_borrowing_keeps_efficiencies_and_takes_the_other_datasheet():
-    h200, b200 = load_profile("h200"), load_profile("b200")
-    assert b200.datasheet.hbm_bytes_per_s == load_device("b200").hbm_bytes_per_s
-    assert b200.get("gemm", ("bf16/vllm",)) == h200.get("gemm", ("bf16/vllm",))
-    assert "borrowed from h200" in b200.note
-    assert {kernel.provenance.borrowed_from for kernel in b200.kernels if kernel.variant == "fp8/vllm"} == {"h200"}
+    h200, gb200 = load_profile("h200"), load_profile("gb200")
+    assert gb200.datasheet.hbm_bytes_per_s == load_device("gb200").hbm_bytes_per_s
+    assert gb200.get("gemm", ("bf16/vllm",)) == h200.get("gemm", ("bf16/vllm",))
+    assert "borrowed from h200" in gb200.note
+    assert {kernel.provenance.borrowed_from for kernel in gb200.kernels if kernel.variant == "fp8/vllm"} == {"h200"}
 
 
 def test_completing_takes_only_what_is_missing():
@@ -149,13 +149,14 @@ def test_each_kind_of_device_has_a_class_of_kernels():
 
 def test_a_stack_prices_with_its_own_kernels_and_an_unmeasured_one_with_vllms():
     ideal = serving_stack("ideal")
-    vllm, trtllm, sglang = (
+    vllm, trtllm, sglang, eager = (
         GpuKernels(
             device=load_device("h200"), profile=load_profile("h200"), stack=replace(ideal, kernels=stack), layers=1
         ).decode_form(SHAPE)(SCALARS, 16, 16, 16 * 1024)
-        for stack in ("vllm", "trtllm", "sglang")
+        for stack in ("vllm", "trtllm", "sglang", "eager")
     )
-    assert vllm == sglang != trtllm
+    assert len({vllm, trtllm, sglang}) == 3
+    assert eager == vllm
 
 
 def test_kernels_answer_for_whole_models():
