@@ -43,7 +43,7 @@ class GpuKernels(StackKernels):
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
         run, sheet = self.running(shape), self.profile.datasheet
         if shape.kind == "gqa":
-            wanted = self.attention_variants(_cache_bytes(shape), prompts=True, windowed=shape.windowed, head_dim=shape.qk_dim)
+            wanted = self.attention_variants(shape, _cache_bytes(shape), prompts=True)
             params = self.profile.get("prefill", wanted)
             kernel = self.profile.kernel("prefill", wanted)
             return PREFILL.folded(
@@ -85,7 +85,7 @@ class GpuKernels(StackKernels):
     def decode_form(self, shape: AttentionShape) -> DecodeForm:
         run, sheet = self.running(shape), self.profile.datasheet
         if shape.kind == "gqa":
-            wanted = self.attention_variants(_cache_bytes(shape), prompts=False, windowed=shape.windowed, head_dim=shape.qk_dim)
+            wanted = self.attention_variants(shape, _cache_bytes(shape), prompts=False)
             params = self.profile.get("decode", wanted)
             kernel = self.profile.kernel("decode", wanted)
             source = "" if kernel is None else kernel.variant.rpartition("/")[2]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hwmodels.device import Device, Interconnect
-from hwmodels.kernels.attention import WIDE_HEADS
+from hwmodels.kernels.attention import kernel_source
 from hwmodels.kernels.elementwise import streamed_s
 from hwmodels.kernels.families import COLLECTIVE
 from hwmodels.kernels.ops import Running
@@ -77,20 +77,20 @@ class StackKernels:
         own = _MEASURED_STACKS.get(self.stack.kernels, self.stack.kernels)
         return tuple(dict.fromkeys((own, "vllm", "trtllm", "sglang", "vidur", "torch", "jax")))
 
-    def attention_variants(self, cache_bytes: float, *, prompts: bool, windowed: bool = False, head_dim: float = 0) -> list[str]:
+    def attention_variants(self, shape: AttentionShape, cache_bytes: float, *, prompts: bool) -> list[str]:
         """Parameter sets that may price softmax attention over a cache of `cache_bytes` a number, the best first.
 
         A set of the stack itself for another format comes before another stack's for this one.
         """
-        formats = [""]
+        sheet, formats = self.profile.datasheet, ("",)
         if cache_bytes < 1.5:
-            formats = ["fp8/", ""]
-            if prompts and self.sources[0] in QUANTISING_QUERIES and "fp8" in self.profile.datasheet.peak_flops_per_s:
-                formats = ["fp8q/", *formats]
-        names = [f"{fmt}{source}" for source in self.sources for fmt in formats]
-        if windowed and head_dim > WIDE_HEADS["256"][0] and self.sources[0] == "sglang":
-            names = [f"{fmt}sglang-wide-window" for fmt in formats] + names
-        return names
+            eight = prompts and self.sources[0] in QUANTISING_QUERIES and "fp8" in sheet.peak_flops_per_s
+            formats = ("fp8q/", "fp8/", "") if eight else ("fp8/", "")
+        group = shape.n_heads / shape.n_kv_heads
+        own = kernel_source(
+            self.sources[0], sheet, prompts=prompts, windowed=shape.windowed, head_dim=shape.qk_dim, group=group
+        )
+        return [f"{fmt}{source}" for source in dict.fromkeys((own, *self.sources)) for fmt in formats]
 
     @property
     def host(self) -> HostTimes:

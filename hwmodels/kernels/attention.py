@@ -45,7 +45,9 @@ class PrefillParams:
     overlap_loss: float = parameter(2.0, 0.0, 4.0, "0: memory and arithmetic overlap fully; 4: they add up")
     throttle: float = parameter(0.1, 0.0, 0.45, "share of the clock lost to the power limit in long kernels")
     throttle_after_s: float = parameter(1e-3, 2e-5, 2e-2, "kernel length at which half of that loss applies")
+    kv_passes: float = parameter(0.0, 0.0, 40.0, "times keys and values cross memory in 16 bits beforehand", optional=True)
     window_tiles: float = parameter(0.0, 0.0, 4.0, "tiles of keys that a window cuts, for each query", optional=True)
+    window_waste: float = parameter(0.0, 0.0, 1.0, "share of the pairs outside a window computed anyway", optional=True)
     start_192_s: float = parameter(0.0, -1e-5, 4e-5, "more of the start in the kernel for 192 wide heads", optional=True)
     speed_192: float = parameter(1.0, 0.02, 3.0, "its arithmetic against that of heads up to 128", optional=True)
     block_192: float = parameter(1.0, 0.0, 20.0, "its blocks against those of heads up to 128", optional=True)
@@ -93,6 +95,25 @@ WIDE_HEADS = {"192": (128.0, 192.0), "256": (192.0, 256.0), "512": (256.0, np.in
 """Kernels of their own for wide heads: name in the parameters -> above which and up to which width."""
 
 
+def kernel_source(source: str, sheet: Datasheet, *, prompts: bool, windowed: Any, head_dim: Any, group: Any) -> Any:
+    """Whose kernel *source* runs on the device of *sheet*: itself, or "sglang-triton" where SGLang's first choice lacks a shape.
+
+    On Hopper that is FlashAttention 3, which was not timed with windows over heads wider than 192; on Blackwell it is
+    TensorRT-LLM's, which lacks 192 wide heads, and 256 wide ones in groups of three (prompts) or of no power of two
+    (decodes). `windowed`, `head_dim` and `group` (query heads of a KV head) may be columns; so is the answer then.
+    """
+    if source != "sglang":
+        return source if np.ndim(head_dim) == 0 else np.full(np.shape(head_dim), source)
+    wide = np.asarray(head_dim) > WIDE_HEADS["256"][0]
+    if "fp4" in sheet.peak_flops_per_s:
+        odd = np.asarray(group) == 3 if prompts else np.log2(group) % 1 > 0
+        falls = ((np.asarray(head_dim) > WIDE_HEADS["192"][0]) & ~wide) | (wide & odd)
+    else:
+        falls = wide & np.asarray(windowed)
+    found = np.where(falls, "sglang-triton", source)
+    return str(found) if found.ndim == 0 else found
+
+
 def _kernel_of(params: PrefillParams | DecodeParams, head_dim: Any) -> tuple[Any, Any, Any]:
     """Seconds more of the start, speed and cost of blocks in the kernel that takes heads of this width."""
     where = (ARRAYS if isinstance(head_dim, np.ndarray) else SCALARS).where
@@ -135,10 +156,12 @@ def prefill_form(
     stream = sheet.hbm_bytes_per_s * params.bandwidth_efficiency
     row_bytes_s = 2.0 * (head_dim + (head_dim if v_dim is None else v_dim)) * heads / stream
     kv_bytes_s = token_bytes / stream
+    # Dequantised or copied by a kernel of its own, whatever the cache's format.
+    before_s = 4.0 * head_dim * kv_heads * params.kv_passes / sheet.hbm_bytes_per_s
     throttle, after, loss = params.throttle, params.throttle_after_s, params.overlap_loss
     layers, launch = run.layers, (params.launch_s + more_s) * run.start_share
     lost_s, window = run.pair_lost_s, run.window_tokens
-    edge = params.window_tiles * _TILE * heads * pair_s
+    edge, waste = params.window_tiles * _TILE * heads * pair_s, params.window_waste
     if longest_kv is not None and window is not None:
         longest_kv = np.minimum(longest_kv, window + _TILE)
     last_s = 0.0 if longest_kv is None else (params.tail * _TILE * sheet.sm_count) * longest_kv * pair_s
@@ -151,7 +174,8 @@ def prefill_form(
             # Queries with more keys behind them than the window holds; a tile of theirs sees the window and itself.
             beyond = ops.minimum(rows, ops.maximum(0.0, kv - chunks * window))
             in_tile = ops.minimum(kv, chunks * (window + _TILE))
-            compute = pairs * by_pair + rows * by_row + in_tile * by_kv + beyond * edge
+            outside = ops.maximum(0.0, rows * (kv - 0.5 * rows) / chunks - pairs)
+            compute = (pairs + waste * outside) * by_pair + rows * by_row + in_tile * by_kv + beyond * edge
             kv = ops.minimum(kv, chunks * window + rows)
         compute = compute / (1.0 - throttle * compute / (compute + after))
         memory = rows * row_bytes_s + kv * kv_bytes_s
@@ -161,7 +185,7 @@ def prefill_form(
         compute = compute + ops.maximum(0.0, rows * row_blocks + chunks * chunk_blocks - block_s)
         gap = compute - memory
         both = 0.5 * (compute + memory + ops.sqrt(gap * gap + loss * (compute * memory)))
-        return layers * (launch + both + pairs * lost_s)
+        return layers * (launch + both + kv * before_s + pairs * lost_s)
 
     return form
 

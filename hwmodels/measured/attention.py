@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hwmodels.kernels.attention import WIDE_HEADS, WIDEST_GROUP, DecodeParams, PrefillParams
+from hwmodels.kernels.attention import WIDE_HEADS, WIDEST_GROUP, DecodeParams, PrefillParams, kernel_source
 from hwmodels.kernels.cpu import CpuAttentionParams
 from hwmodels.kernels.families import CPU_DECODE, CPU_PREFILL, DECODE, MIXED, PREFILL
 from hwmodels.kernels.form import KernelForm
@@ -55,10 +55,13 @@ def _unseen(kind: type[PrefillParams] | type[DecodeParams], columns: Columns) ->
     unseen = {name for name in optional_defaults(kind) if "window" in name or name.startswith("beyond")}
     if (columns["window"] < np.inf).sum() >= _FEWEST_ROWS:
         unseen = set()
+    seen_any = (columns["head_dim"] <= min(above for above, _ in WIDE_HEADS.values())).any()
     for width, (above, up_to) in WIDE_HEADS.items():
         rows = (columns["head_dim"] > above) & (columns["head_dim"] <= up_to)
-        if rows.sum() < _FEWEST_ROWS:
+        # Where all heads are wide, the narrowest are what wider ones are compared with.
+        if rows.sum() < _FEWEST_ROWS or not seen_any:
             unseen |= {name for name in optional_defaults(kind) if f"_{width}" in name}
+        seen_any = seen_any or bool(rows.any())
     return tuple(sorted(unseen))
 
 
@@ -141,17 +144,15 @@ def _by_format(m: Measurement) -> Iterator[tuple[str, np.ndarray]]:
     yield "fp8q", (queries == "fp8") & (cache == "fp8")
 
 
-def _by_kernel(m: Measurement) -> Iterator[tuple[str, np.ndarray]]:
-    """Names of the kernels that a software runs, with the rows of each.
-
-    SGLang's Triton kernel takes windows over heads wider than 192 (Gemma's), where FlashAttention 3 takes the rest.
-    """
-    if m.source != "sglang" or "window_size" not in m.columns:
-        yield m.source, every(m)
-        return
-    wide = m.columns["head_dim"] > WIDE_HEADS["256"][0]
-    yield "sglang", ~wide
-    yield "sglang-wide-window", wide
+def _by_kernel(m: Measurement, device: Datasheet, prompts: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """Names of the kernels that a software runs, with the rows of each."""
+    c = m.columns
+    names = kernel_source(
+        m.source, device, prompts=prompts, windowed="window_size" in c, head_dim=c["head_dim"],
+        group=c["num_heads"] / c["num_kv_heads"],
+    )  # fmt: skip
+    for name in np.unique(names).tolist():
+        yield name, names == name
 
 
 def _window_of(m: Measurement, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -165,7 +166,7 @@ def prefill(m: Measurement, device: Datasheet) -> Iterator[Part]:
     # vLLM runs a prompt of one token as a decode without a past: predicted so, and not fitted.
     single = (m.columns["seq_len"] <= 1) & (m.source not in ("trtllm", "sglang"))
     for fmt, mask in _by_format(m):
-        for source, own in _by_kernel(m):
+        for source, own in _by_kernel(m, device, True):
             rows, columns = pick(m, mask & own & ~single, {**_HEAD_COLUMNS, "query": "seq_len"})
             columns["past"] = m.columns["past_len"][rows] if "past_len" in m.columns else 0.0 * columns["query"]
             if len(rows):
@@ -181,7 +182,7 @@ def decode(m: Measurement, device: Datasheet) -> Iterator[Part]:
         yield _on_cpu(m, device, CPU_DECODE)
         return
     for fmt, mask in _by_format(m):
-        for source, own in _by_kernel(m):
+        for source, own in _by_kernel(m, device, False):
             rows, columns = pick(m, mask & own, {**_HEAD_COLUMNS, "kv": "kv_len"})
             columns["width"] = m.columns["query_len"][rows] if "query_len" in m.columns else np.ones(len(rows))
             columns["kv"] = columns["kv"] + columns["width"]
