@@ -45,10 +45,14 @@ class PrefillParams:
     overlap_loss: float = parameter(2.0, 0.0, 4.0, "0: memory and arithmetic overlap fully; 4: they add up")
     throttle: float = parameter(0.1, 0.0, 0.45, "share of the clock lost to the power limit in long kernels")
     throttle_after_s: float = parameter(1e-3, 2e-5, 2e-2, "kernel length at which half of that loss applies")
-    kv_passes: float = parameter(0.0, 0.0, 40.0, "times keys and values cross memory in 16 bits beforehand", optional=True)
+    kv_passes: float = parameter(
+        0.0, 0.0, 40.0, "times keys and values cross memory in 16 bits beforehand", optional=True
+    )
     window_tiles: float = parameter(0.0, 0.0, 4.0, "tiles of keys that a window cuts, for each query", optional=True)
     window_waste: float = parameter(0.0, 0.0, 1.0, "share of the pairs outside a window computed anyway", optional=True)
-    start_192_s: float = parameter(0.0, -1e-5, 4e-5, "more of the start in the kernel for 192 wide heads", optional=True)
+    start_192_s: float = parameter(
+        0.0, -1e-5, 4e-5, "more of the start in the kernel for 192 wide heads", optional=True
+    )
     speed_192: float = parameter(1.0, 0.02, 3.0, "its arithmetic against that of heads up to 128", optional=True)
     block_192: float = parameter(1.0, 0.0, 20.0, "its blocks against those of heads up to 128", optional=True)
     start_256_s: float = parameter(0.0, -1e-5, 4e-5, "the same for 256 wide heads", optional=True)
@@ -66,8 +70,8 @@ class DecodeParams:
     launch_s: float = parameter(1e-5, 1e-6, 4e-5, "kernel start and scheduling metadata")
     combine_s: float = parameter(1e-6, 0.0, 2e-5, "the second kernel that merges a split context")
     regroup_s: float = parameter(2e-6, 0.0, 2e-5, "copies that bring grouped queries of a batch into kernel order")
-    ramp_s: float = parameter(3e-6, 0.0, 2e-5, "filling the device with blocks, at full parallelism")
-    ramp_tokens: float = parameter(2000.0, 1.0, 1e5, "KV tokens times heads at which half of the ramp is paid")
+    ramp_s: float = parameter(3e-6, 0.0, 1e-4, "filling the device with blocks, at full parallelism")
+    ramp_tokens: float = parameter(2000.0, 1.0, 3e6, "KV tokens times heads at which half of the ramp is paid")
     bandwidth_efficiency: float = parameter(0.88, 0.3, 1.0, "share of the datasheet bandwidth")
     cache_gain: float = parameter(0.5, 0.0, 8.0, "extra bandwidth for what stays in L2")
     block_s: float = parameter(3e-6, 0.0, 2e-5, "one (sequence, KV head) block on one SM")
@@ -79,7 +83,9 @@ class DecodeParams:
     overlap_loss: float = parameter(0.5, 0.0, 4.0, "0: memory and blocks overlap fully; 4: they add up")
     window_tokens_more: float = parameter(0.0, 0.0, 512.0, "keys read before a window begins: tiles", optional=True)
     beyond_s: float = parameter(0.0, 0.0, 1e-8, "a KV token outside the window, on one SM", optional=True)
-    start_192_s: float = parameter(0.0, -1e-5, 4e-5, "more of the start in the kernel for 192 wide heads", optional=True)
+    start_192_s: float = parameter(
+        0.0, -1e-5, 4e-5, "more of the start in the kernel for 192 wide heads", optional=True
+    )
     speed_192: float = parameter(1.0, 0.02, 3.0, "its stream of keys against that of heads up to 128", optional=True)
     block_192: float = parameter(1.0, 0.0, 20.0, "its blocks against those of heads up to 128", optional=True)
     start_256_s: float = parameter(0.0, -1e-5, 4e-5, "the same for 256 wide heads", optional=True)
@@ -96,16 +102,24 @@ WIDE_HEADS = {"192": (128.0, 192.0), "256": (192.0, 256.0), "512": (256.0, np.in
 
 
 def kernel_source(source: str, sheet: Datasheet, *, prompts: bool, windowed: Any, head_dim: Any, group: Any) -> Any:
-    """Whose kernel *source* runs on the device of *sheet*: itself, or "sglang-triton" where SGLang's first choice lacks a shape.
+    """Whose kernel *source* runs on the device of *sheet*: its own, but for two that have another beside it.
 
-    On Hopper that is FlashAttention 3, which was not timed with windows over heads wider than 192; on Blackwell it is
-    TensorRT-LLM's, which lacks 192 wide heads, and 256 wide ones in groups of three (prompts) or of no power of two
-    (decodes). `windowed`, `head_dim` and `group` (query heads of a KV head) may be columns; so is the answer then.
+    Before Blackwell TensorRT-LLM decodes by XQA, and head by head ("trtllm-single", its masked multi-head attention)
+    where query heads share no KV head or more than 32 do (its dispatch, attentionOp.cpp). SGLang falls back on Triton
+    ("sglang-triton") where its first choice lacks a shape: on Hopper FlashAttention 3, which was not timed with windows
+    over heads wider than 192; on Blackwell TensorRT-LLM's, which lacks 192 wide heads, and 256 wide ones in groups of
+    three (prompts) or of no power of two (decodes). `windowed`, `head_dim` and `group` (query heads of a KV head) may be
+    columns; so is the answer then.
     """
+    blackwell = "fp4" in sheet.peak_flops_per_s
+    if source == "trtllm" and not prompts and not blackwell:
+        alone = (np.asarray(group) <= 1) | (np.asarray(group) > WIDEST_GROUP["trtllm"])
+        found = np.where(alone, "trtllm-single", source)
+        return str(found) if found.ndim == 0 else found
     if source != "sglang":
         return source if np.ndim(head_dim) == 0 else np.full(np.shape(head_dim), source)
     wide = np.asarray(head_dim) > WIDE_HEADS["256"][0]
-    if "fp4" in sheet.peak_flops_per_s:
+    if blackwell:
         odd = np.asarray(group) == 3 if prompts else np.log2(group) % 1 > 0
         falls = ((np.asarray(head_dim) > WIDE_HEADS["192"][0]) & ~wide) | (wide & odd)
     else:
@@ -333,10 +347,10 @@ def attention_decode_s(
     """Seconds of decode attention in one layer on one device; no sequences cost nothing.
 
     `seqs` sequences with `query_width` query tokens each (1, or K + 1 to verify K drafts) read `kv_tokens` cached
-    tokens in all (context plus query; a sliding window caps them and leaves `beyond_tokens` outside). Heads are per device. `longest_kv`, the longest one,
-    bounds the time by what one sequence's blocks can draw; without it contexts are taken to balance and to exceed one
-    split. Groups of query heads wider than `widest_group` fall back to a block per query head (TensorRT-LLM: 32).
-    `resident` lets a small cache stay in L2, as in benchmarks that repeat one layer.
+    tokens in all (context plus query; a sliding window caps them and leaves `beyond_tokens` outside). Heads are per
+    device. `longest_kv`, the longest one, bounds the time by what one sequence's blocks can draw; without it contexts
+    are taken to balance and to exceed one split. Groups of query heads wider than `widest_group` fall back to a block
+    per query head (TensorRT-LLM: 32). `resident` lets a small cache stay in L2, as in benchmarks that repeat one layer.
     """
     form = decode_form(
         params,

@@ -78,7 +78,13 @@ def linear_form(
     """
     stream = sheet.hbm_bytes_per_s * params.bandwidth_efficiency
     launch, layers, loss = params.launch_s * run.start_share, run.layers, params.overlap_loss
-    in_turn, block, step, tile, whole = params.sequence_s, params.block_s, params.step_s, params.tile, params.whole_waves
+    in_turn, block, step, tile, whole = (
+        params.sequence_s,
+        params.block_s,
+        params.step_s,
+        params.tile,
+        params.whole_waves,
+    )
     sm_count = float(sheet.sm_count)
     if kernel == "conv":
         channels = 2.0 * key_heads * key_dim + params.value_share * value_heads * value_dim
@@ -141,7 +147,9 @@ def layer_forms(
     **shape: Any,
 ) -> tuple[LinearPrefillForm, LinearDecodeForm]:
     """Prompts and decodes of whole layers, convolution and delta rule together: parameters as (conv, delta)."""
-    prompts = [linear_form(params, sheet, kernel=kernel, **shape) for kernel, params in zip(KERNELS, prefill, strict=True)]
+    prompts = [
+        linear_form(params, sheet, kernel=kernel, **shape) for kernel, params in zip(KERNELS, prefill, strict=True)
+    ]
     steps = [decode_form(params, sheet, kernel=kernel, **shape) for kernel, params in zip(KERNELS, decode, strict=True)]
 
     def of_prompts(ops: Ops, rows: Any, chunks: Any) -> Any:

@@ -221,7 +221,9 @@ def mla_bmm_s(
     """Seconds of `heads` products [tokens, k] [k, n] of 16-bit rows; no tokens cost nothing."""
     weights = heads * n * k * weight_bytes
     rows = heads * tokens * (n + k) * (2.0 * params.row_passes)
-    compute = 2.0 * heads * (tokens + params.idle_rows) * n * k / (device.flops_per_s(dtype) * params.compute_efficiency)
+    compute = (
+        2.0 * heads * (tokens + params.idle_rows) * n * k / (device.flops_per_s(dtype) * params.compute_efficiency)
+    )
     stream = device.hbm_bytes_per_s * params.bandwidth_efficiency
     fits = np.minimum(1.0, np.maximum(0.0, _CACHE_EDGE * (1.0 - (weights + rows) / device.l2_bytes)))
     memory = (weights + rows) / (stream * (1.0 + params.cache_gain * fits))
@@ -241,7 +243,9 @@ class MlaModuleParams:
     narrow_efficiency: float = parameter(0.4, 0.02, 1.0, "share of the peak of narrower ones")
     pair_efficiency: float = parameter(0.5, 0.05, 1.0, "share of the dense peak in attention")
     bandwidth_efficiency: float = parameter(0.8, 0.2, 1.0, "share of the datasheet bandwidth")
-    row_passes: float = parameter(5.0, 0.0, 100.0, "times that a token's rows of all heads cross memory between kernels")
+    row_passes: float = parameter(
+        5.0, 0.0, 100.0, "times that a token's rows of all heads cross memory between kernels"
+    )
     overlap_loss: float = parameter(1.0, 0.0, 4.0, "0: memory and arithmetic overlap fully; 4: they add up")
     hidden_work: float = parameter(1.0, 0.0, 4.0, "0: starts hide the kernels fully; 4: starts and kernels add up")
 

@@ -35,7 +35,11 @@ def test_every_kind_is_read_and_predicted_in_full(shared, device, name):
 def test_windows_and_formats_are_told_apart_by_columns(tmp_path):
     header = "batch_size,kv_len,num_heads,num_kv_heads,head_dim,window_size,query_dtype,kv_dtype,latency_us\n"
     path = tmp_path / "attention_windowed_decode_h200_vllm0.24.csv"
-    rows = ("64,16383,32,8,128,128,bf16,bf16,20", "64,16383,32,8,128,128,bf16,fp8,20", "64,16383,32,8,128,99999,bf16,bf16,9")
+    rows = (
+        "64,16383,32,8,128,128,bf16,bf16,20",
+        "64,16383,32,8,128,128,bf16,fp8,20",
+        "64,16383,32,8,128,99999,bf16,bf16,9",
+    )
     path.write_text(header + "\n".join(rows) + "\n")
     cut, narrow, whole = predict(read(path), load_profile("h200")).seconds
     full = tmp_path / "attention_decode_h200_vllm0.24.csv"

@@ -309,7 +309,12 @@ def windowed_decode(window, params=CUT, kv=4096):
 
 @pytest.mark.parametrize("past", [0, 1000])
 def test_a_window_longer_than_the_context_is_full_attention(past):
-    sums = {"chunks": 4, "rows": 4 * 4096, "pairs": 4 * (4096 * past + 4096 * 4097 // 2), "kv_tokens": 4 * (past + 4096)}
+    sums = {
+        "chunks": 4,
+        "rows": 4 * 4096,
+        "pairs": 4 * (4096 * past + 4096 * 4097 // 2),
+        "kv_tokens": 4 * (past + 4096),
+    }
     full = attention_prefill_s(PrefillParams(), DEVICE, **sums, longest_kv=past + 4096, **HEADS)
     assert windowed_prefill(past + 4096, past=past) == pytest.approx(full, rel=1e-12)
     assert windowed_prefill(10**7, past=past) == pytest.approx(full, rel=1e-12)
@@ -358,7 +363,7 @@ def test_absorbed_prompts_multiply_the_latent_and_expanded_ones_the_heads():
 
 
 def test_a_long_latent_decode_reads_its_cache_or_multiplies_its_heads():
-    params = MlaDecodeParams(ramp_s=0.0, combine_s=0.0, row_passes=0.0, overlap_loss=0.0)
+    params = MlaDecodeParams(ramp_s=0.0, row_passes=0.0, overlap_loss=0.0)
     few = mla_decode_s(params, DEVICE, seqs=64, kv_tokens=64 * 65536, heads=16) - params.launch_s
     assert few == pytest.approx(64 * 65536 * 576 * 2 / (4e12 * params.bandwidth_efficiency), rel=1e-9)
     many = mla_decode_s(params, DEVICE, seqs=64, kv_tokens=64 * 65536, heads=512) - params.launch_s
