@@ -188,8 +188,10 @@ def prefill_form(
             # Queries with more keys behind them than the window holds; a tile of theirs sees the window and itself.
             beyond = ops.minimum(rows, ops.maximum(0.0, kv - chunks * window))
             in_tile = ops.minimum(kv, chunks * (window + _TILE))
-            outside = ops.maximum(0.0, rows * (kv - 0.5 * rows) / chunks - pairs)
-            compute = (pairs + waste * outside) * by_pair + rows * by_row + in_tile * by_kv + beyond * edge
+            compute = pairs * by_pair + rows * by_row + in_tile * by_kv + beyond * edge
+            if waste:
+                everything = rows * (kv - 0.5 * rows) / ops.maximum(1.0, chunks)
+                compute = compute + ops.maximum(0.0, everything - pairs) * (waste * by_pair)
             kv = ops.minimum(kv, chunks * window + rows)
         compute = compute / (1.0 - throttle * compute / (compute + after))
         memory = rows * row_bytes_s + kv * kv_bytes_s
