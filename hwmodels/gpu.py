@@ -88,7 +88,7 @@ class GpuKernels(StackKernels):
             wanted = self.attention_variants(shape, _cache_bytes(shape), prompts=False)
             params = self.profile.get("decode", wanted)
             kernel = self.profile.kernel("decode", wanted)
-            source = "" if kernel is None else kernel.variant.rpartition("/")[2]
+            source = "" if kernel is None else kernel.variant.rpartition("/")[2].partition("-")[0]
             return DECODE.folded(
                 params,
                 sheet,

@@ -70,8 +70,8 @@ class DecodeParams:
     launch_s: float = parameter(1e-5, 1e-6, 4e-5, "kernel start and scheduling metadata")
     combine_s: float = parameter(1e-6, 0.0, 2e-5, "the second kernel that merges a split context")
     regroup_s: float = parameter(2e-6, 0.0, 2e-5, "copies that bring grouped queries of a batch into kernel order")
-    ramp_s: float = parameter(3e-6, 0.0, 2e-5, "filling the device with blocks, at full parallelism")
-    ramp_tokens: float = parameter(2000.0, 1.0, 1e5, "KV tokens times heads at which half of the ramp is paid")
+    ramp_s: float = parameter(3e-6, 0.0, 1e-4, "filling the device with blocks, at full parallelism")
+    ramp_tokens: float = parameter(2000.0, 1.0, 3e6, "KV tokens times heads at which half of the ramp is paid")
     bandwidth_efficiency: float = parameter(0.88, 0.3, 1.0, "share of the datasheet bandwidth")
     cache_gain: float = parameter(0.5, 0.0, 8.0, "extra bandwidth for what stays in L2")
     block_s: float = parameter(3e-6, 0.0, 2e-5, "one (sequence, KV head) block on one SM")
@@ -102,16 +102,24 @@ WIDE_HEADS = {"192": (128.0, 192.0), "256": (192.0, 256.0), "512": (256.0, np.in
 
 
 def kernel_source(source: str, sheet: Datasheet, *, prompts: bool, windowed: Any, head_dim: Any, group: Any) -> Any:
-    """Whose kernel *source* runs on the device of *sheet*: itself, or "sglang-triton" where SGLang's first choice lacks a shape.
+    """Whose kernel *source* runs on the device of *sheet*: its own, but for two that have another beside it.
 
-    On Hopper that is FlashAttention 3, which was not timed with windows over heads wider than 192; on Blackwell it is
-    TensorRT-LLM's, which lacks 192 wide heads, and 256 wide ones in groups of three (prompts) or of no power of two
-    (decodes). `windowed`, `head_dim` and `group` (query heads of a KV head) may be columns; so is the answer then.
+    Before Blackwell TensorRT-LLM decodes by XQA, and head by head ("trtllm-single", its masked multi-head attention)
+    where query heads share no KV head or more than 32 do (its dispatch, attentionOp.cpp). SGLang falls back on Triton
+    ("sglang-triton") where its first choice lacks a shape: on Hopper FlashAttention 3, which was not timed with windows
+    over heads wider than 192; on Blackwell TensorRT-LLM's, which lacks 192 wide heads, and 256 wide ones in groups of
+    three (prompts) or of no power of two (decodes). `windowed`, `head_dim` and `group` (query heads of a KV head) may be
+    columns; so is the answer then.
     """
+    blackwell = "fp4" in sheet.peak_flops_per_s
+    if source == "trtllm" and not prompts and not blackwell:
+        alone = (np.asarray(group) <= 1) | (np.asarray(group) > WIDEST_GROUP["trtllm"])
+        found = np.where(alone, "trtllm-single", source)
+        return str(found) if found.ndim == 0 else found
     if source != "sglang":
         return source if np.ndim(head_dim) == 0 else np.full(np.shape(head_dim), source)
     wide = np.asarray(head_dim) > WIDE_HEADS["256"][0]
-    if "fp4" in sheet.peak_flops_per_s:
+    if blackwell:
         odd = np.asarray(group) == 3 if prompts else np.log2(group) % 1 > 0
         falls = ((np.asarray(head_dim) > WIDE_HEADS["192"][0]) & ~wide) | (wide & odd)
     else:
@@ -180,8 +188,10 @@ def prefill_form(
             # Queries with more keys behind them than the window holds; a tile of theirs sees the window and itself.
             beyond = ops.minimum(rows, ops.maximum(0.0, kv - chunks * window))
             in_tile = ops.minimum(kv, chunks * (window + _TILE))
-            outside = ops.maximum(0.0, rows * (kv - 0.5 * rows) / chunks - pairs)
-            compute = (pairs + waste * outside) * by_pair + rows * by_row + in_tile * by_kv + beyond * edge
+            compute = pairs * by_pair + rows * by_row + in_tile * by_kv + beyond * edge
+            if waste:
+                everything = rows * (kv - 0.5 * rows) / ops.maximum(1.0, chunks)
+                compute = compute + ops.maximum(0.0, everything - pairs) * (waste * by_pair)
             kv = ops.minimum(kv, chunks * window + rows)
         compute = compute / (1.0 - throttle * compute / (compute + after))
         memory = rows * row_bytes_s + kv * kv_bytes_s
@@ -340,9 +350,9 @@ def attention_decode_s(
 
     `seqs` sequences with `query_width` query tokens each (1, or K + 1 to verify K drafts) read `kv_tokens` cached
     tokens in all (context plus query; a sliding window caps them and leaves `beyond_tokens` outside). Heads are per
-    device. `longest_kv`, the longest one, bounds the time by what one sequence's blocks can draw; without it contexts are
-    taken to balance and to exceed one split. Groups of query heads wider than `widest_group` fall back to a block per
-    query head (TensorRT-LLM: 32). `resident` lets a small cache stay in L2, as in benchmarks that repeat one layer.
+    device. `longest_kv`, the longest one, bounds the time by what one sequence's blocks can draw; without it contexts
+    are taken to balance and to exceed one split. Groups of query heads wider than `widest_group` fall back to a block
+    per query head (TensorRT-LLM: 32). `resident` lets a small cache stay in L2, as in benchmarks that repeat one layer.
     """
     form = decode_form(
         params,

@@ -171,7 +171,10 @@ def prefill(m: Measurement, device: Datasheet) -> Iterator[Part]:
             columns["past"] = m.columns["past_len"][rows] if "past_len" in m.columns else 0.0 * columns["query"]
             if len(rows):
                 columns |= _window_of(m, rows)
-                yield replace(_prefill_part(m, device, rows, columns, _SHAPE, fmt), variants=variants_of(source, fmt))
+                part = _prefill_part(m, device, rows, columns, _SHAPE, fmt)
+                # FlashAttention and TensorRT-LLM's kernels pass over the tiles outside a window; Triton's do not.
+                fixed = part.fixed if source.endswith("-triton") else (*part.fixed, "window_waste")
+                yield replace(part, variants=variants_of(source, fmt), fixed=tuple(dict.fromkeys(fixed)))
         rows, columns = pick(m, mask & single, {**_HEAD_COLUMNS, "kv": "seq_len"})
         if len(rows):
             yield _decode_part(m, device, rows, columns | _window_of(m, rows), (), fmt)

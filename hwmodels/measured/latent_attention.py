@@ -93,8 +93,8 @@ def module(m: Measurement, device: Datasheet) -> Iterator[Part]:
         formats = {name: c[name] for name in ("weight_bytes", "kv_bytes")}
         return {**sums, "heads": c["heads"], "decode": decodes, **formats}
 
+    phase = "decode" if decodes else "prefill"
     yield Part(
-        form=MLA_MODULE, sheet=device,
-        variants=tuple(f"{'decode' if decodes else 'prefill'}/{name}" for name in (m.source, "vllm")),
-        rows=rows, columns=columns, shape=shape, groups=("heads", "batch", "tokens"), starts=(MlaModuleParams(),),
+        form=MLA_MODULE, sheet=device, variants=(f"{phase}/{m.source}", f"{phase}/vllm"), rows=rows,
+        columns=columns, shape=shape, groups=("heads", "batch", "tokens"), starts=(MlaModuleParams(),),
     )  # fmt: skip

@@ -361,7 +361,7 @@ def test_absorbed_prompts_multiply_the_latent_and_expanded_ones_the_heads():
 
 
 def test_a_long_latent_decode_reads_its_cache_or_multiplies_its_heads():
-    params = MlaDecodeParams(ramp_s=0.0, combine_s=0.0, row_passes=0.0, overlap_loss=0.0)
+    params = MlaDecodeParams(ramp_s=0.0, row_passes=0.0, overlap_loss=0.0)
     few = mla_decode_s(params, DEVICE, seqs=64, kv_tokens=64 * 65536, heads=16) - params.launch_s
     assert few == pytest.approx(64 * 65536 * 576 * 2 / (4e12 * params.bandwidth_efficiency), rel=1e-9)
     many = mla_decode_s(params, DEVICE, seqs=64, kv_tokens=64 * 65536, heads=512) - params.launch_s
