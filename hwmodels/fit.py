@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,9 @@ def fit_profile(
         scored = None
         if hold.any() and (~hold).sum() >= 2 * free:
             scored = part.fit(columns, measured_s, held_back=hold, max_points=max_points)
-        whole = part.fit(columns, measured_s, max_points=max_points)
+        # The fit on all shapes goes on from the one that was scored.
+        again = part if scored is None else replace(part, starts=(scored.params,))
+        whole = again.fit(columns, measured_s, max_points=max_points)
         held = scored.held_back if scored is not None and scored.held_back is not None else whole.fitted
         software = sorted({f"{m.source} {m.version}".strip() for m, *_ in pool})
         origin = Provenance(
@@ -86,6 +89,7 @@ _DONORS = {
     "a100": ("h100", "h200", "rtxpro6000"),
     "l40s": ("rtxpro6000", "h200", "h100", "a100"),
     "rtxpro6000": ("l40s", "h200", "h100", "a100"),
+    "b200": ("h200", "h100", "rtxpro6000"),
     "v6e": (),
 }
 

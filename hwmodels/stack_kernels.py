@@ -26,7 +26,7 @@ _ELEMENTWISE_START_S = 1.5e-6
 # Recurrent layers: shares of peak and bandwidth that are assumed, since no measurement of them is at hand.
 _RECURRENT_FLOPS_SHARE, _RECURRENT_BYTES_SHARE = 0.5, 0.8
 # Stacks without kernel tables of their own, and whose stand for theirs.
-_MEASURED_STACKS = {"sglang": "vllm", "eager": "vllm", "ideal": "vllm"}
+_MEASURED_STACKS = {"eager": "vllm", "ideal": "vllm"}
 
 Table = tuple[np.ndarray, np.ndarray, float]
 """Rows, seconds at each, and the start that the seconds contain."""
@@ -69,7 +69,7 @@ class StackKernels:
     def sources(self) -> tuple[str, ...]:
         """Whose measured kernels stand for the stack's, the best first."""
         own = _MEASURED_STACKS.get(self.stack.kernels, self.stack.kernels)
-        return tuple(dict.fromkeys((own, "vllm", "trtllm", "vidur", "torch", "jax")))
+        return tuple(dict.fromkeys((own, "vllm", "trtllm", "sglang", "vidur", "torch", "jax")))
 
     @property
     def host(self) -> HostTimes:
@@ -109,14 +109,29 @@ class StackKernels:
         loss += own.expand_loss if expanded else 0.0
         return flops * (loss / self.profile.datasheet.flops_per_s(dtype))
 
-    def tabulated_s(self, rows: Any, flops: Any, precision: str, table_of: Callable[[str, float], Table]) -> Any:
-        """Seconds at *rows* of what `table_of(arithmetic, weight_bytes)` holds, with what the stack hides and loses."""
+    def tabulated_s(
+        self,
+        rows: Any,
+        flops: Any,
+        precision: str,
+        table_of: Callable[[str, float], Table],
+        *,
+        expansion_measured: bool = False,
+    ) -> Any:
+        """Seconds at *rows* of what `table_of(arithmetic, weight_bytes)` holds, with what the stack hides and loses.
+
+        `expansion_measured` says that the table is of kernels that expand such weights themselves.
+        """
         dtype, weight_bytes, expanded = self.arithmetic(precision)
         nodes, seconds, start_s = table_of(dtype, weight_bytes)
         seconds = seconds - (start_s - start_s * (1.0 - self._own.launch_overlap))
         # Past the last node time grows with the rows.
         beyond = np.maximum(0.0, rows - nodes[-1]) * (seconds[-1] / nodes[-1])
-        return np.interp(rows, nodes, seconds) + beyond + self._loss_s(flops, dtype, weight_bytes, expanded)
+        return (
+            np.interp(rows, nodes, seconds)
+            + beyond
+            + self._loss_s(flops, dtype, weight_bytes, expanded and not expansion_measured)
+        )
 
     def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
         """Kernels that only stream: their start, and their bytes at the share of the bandwidth a stream reaches."""

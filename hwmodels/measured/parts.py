@@ -21,6 +21,7 @@ _PARTS: dict[str, Callable[[Measurement, Datasheet], Iterator[Part]]] = {
     "allreduce": links.allreduce,
     "elementwise": products.elementwise,
     "elementwise_rates": products.elementwise_rates,
+    "quantize": products.quantize,
     "layers": products.layers,
     "moe": experts.moe,
     "moe_layer": experts.moe_layer,

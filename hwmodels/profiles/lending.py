@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hwmodels.device import Device, load_device
+from hwmodels.kernels.moe import EXPERT_FORMATS
 from hwmodels.kernels.parameters import Datasheet
 from hwmodels.profiles.files import FOLDER, calibrated_devices, read_profile
 from hwmodels.profiles.profile import Kernel, Profile, datasheet_of
@@ -101,19 +102,41 @@ def borrow(profile: Profile, datasheet: Datasheet) -> Profile:
     return Profile(name=datasheet.name, datasheet=datasheet, kernels=kernels, note=note)
 
 
+def _format(kernel: Kernel) -> tuple[str, str]:
+    """Family and number format of a kernel whose variants are format/software."""
+    return kernel.family, kernel.variant.partition("/")[0]
+
+
+def _multiplies(profile: Profile, kernel: Kernel) -> bool:
+    """Whether the device of *profile* has the arithmetic of a product's or an expert's format."""
+    family, fmt = _format(kernel)
+    if family == "moe":
+        fmt = fmt.partition("-")[0]
+        arithmetic = EXPERT_FORMATS[fmt].dtype if fmt in EXPERT_FORMATS else fmt
+    else:
+        arithmetic = {"fp8_block": "fp8", "nvfp4": "fp4"}.get(fmt, fmt)
+    return arithmetic in profile.datasheet.peak_flops_per_s
+
+
 def complete(profile: Profile, donors: Sequence[Profile]) -> Profile:
     """The profile with what it lacks taken from the donors, in their order; every origin says so.
 
     Tables of one measured layer stay where they were measured, and in-node collectives do not cross between switched
-    and PCIe links (more than a factor three apart).
+    and PCIe links (more than a factor three apart). Products and experts are lent by format: where a device has a
+    format from one stack, that serves the others, and formats that it cannot multiply are of no use to it.
     """
     kernels = list(profile.kernels)
+    own_formats = {_format(kernel) for kernel in profile.kernels}
     have = {(kernel.family, kernel.variant) for kernel in kernels}
     for donor in donors:
         alike = _alike_links(donor, profile)
         for kernel in donor.kernels:
             other_links = _within_node(kernel) and not alike
             if (kernel.family, kernel.variant) in have or other_links or kernel.variant == "bf16/lss":
+                continue
+            if kernel.family in ("gemm", "moe") and (
+                _format(kernel) in own_formats or not _multiplies(profile, kernel)
+            ):
                 continue
             have.add((kernel.family, kernel.variant))
             origin = replace(kernel.provenance, borrowed_from=kernel.provenance.borrowed_from or donor.name)

@@ -24,7 +24,7 @@ from hwmodels.profiles import (
 )
 from hwmodels.tpu import TpuKernels
 
-CALIBRATED = ("a100-80gb-sxm", "h100-sxm", "h200", "l40s", "rtx-pro-6000", "tpu-v6e")
+CALIBRATED = ("a100-80gb-sxm", "b200", "h100-sxm", "h200", "l40s", "rtx-pro-6000", "tpu-v6e")
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_missing_file_names_the_calibrated_devices(tmp_path):
         read_profile(tmp_path / "none.toml")
 
 
-def test_six_devices_are_calibrated_on_the_catalogues_datasheets():
+def test_seven_devices_are_calibrated_on_the_catalogues_datasheets():
     assert calibrated_devices() == CALIBRATED
     for name in CALIBRATED:
         assert load_profile(name).datasheet == datasheet_of(load_device(name)), name
@@ -104,11 +104,26 @@ def test_shipped_profiles_keep_their_own_fits_and_say_what_is_borrowed():
 
 
 def test_borrowing_keeps_efficiencies_and_takes_the_other_datasheet():
-    h200, b200 = load_profile("h200"), load_profile("b200")
-    assert b200.datasheet.hbm_bytes_per_s == load_device("b200").hbm_bytes_per_s
-    assert b200.get("gemm", ("bf16/vllm",)) == h200.get("gemm", ("bf16/vllm",))
-    assert "borrowed from h200" in b200.note
-    assert {kernel.provenance.borrowed_from for kernel in b200.kernels if kernel.variant == "fp8/vllm"} == {"h200"}
+    h200, h20 = load_profile("h200"), load_profile("h20")
+    assert h20.datasheet.sm_count == load_device("h20").n_cores
+    assert h20.get("gemm", ("bf16/vllm",)) == h200.get("gemm", ("bf16/vllm",))
+    assert "borrowed from h200" in h20.note
+    assert {kernel.provenance.borrowed_from for kernel in h20.kernels if kernel.variant == "fp8/vllm"} == {"h200"}
+
+
+def test_products_are_lent_by_format_and_only_where_the_device_can_multiply_them():
+    l40s, b200 = load_profile("l40s"), load_profile("b200")
+    own = tuple(kernel for kernel in l40s.kernels if (kernel.family, kernel.variant) == ("gemm", "bf16/vllm"))
+    whole = complete(replace(l40s, kernels=own), [b200])
+    lent = {kernel.variant for kernel in whole.kernels if kernel.family == "gemm"}
+    # 16 bits are its own from another stack; four-bit arithmetic it has none.
+    assert lent == {
+        "bf16/vllm",
+        *(f"{fmt}/{s}" for fmt in ("fp8", "fp8_block") for s in ("vllm", "trtllm", "sglang")),
+    } - {"fp8_block/vllm"}
+    experts = {kernel.variant.partition("/")[0] for kernel in whole.kernels if kernel.family == "moe"}
+    assert "mxfp4" in experts
+    assert "nvfp4" not in experts
 
 
 def test_completing_takes_only_what_is_missing():
