@@ -48,6 +48,8 @@ def describe(requests: Requests) -> dict[str, Any]:
     if requests.priority is not None:
         values, counts = np.unique(requests.priority, return_counts=True)
         out["priorities"] = {str(value): n for value, n in zip(values.tolist(), counts.tolist(), strict=True)}
+    if requests.follows is not None:
+        out["waiting_for_others"] = int(np.count_nonzero(requests.follows.counts))
     if requests.abort_ns is not None:
         out["given_up"] = int(np.count_nonzero(requests.abort_ns >= 0))
     if requests.max_tokens is not None:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.columns import INT64_MAX, NS_PER_S, IntArray, first_row, int_column
+from workloads.follows import Follows
 
 OPTIONAL = {
     "model_index": 0,
@@ -33,7 +34,7 @@ class Requests:
     """When each request arrives, nanoseconds from the start of the run; non-decreasing."""
     prompt_tokens: IntArray
     output_tokens: IntArray
-    """Tokens to generate; 0 for one-shot models, whose answer is one pass over the prompt."""
+    """Tokens to generate; 0 for single-pass models, whose answer is one pass over the prompt."""
     model_index: IntArray | None = None
     """Row of `models` that each request asks for; None where there is at most one model."""
     models: tuple[str, ...] = ()
@@ -49,11 +50,14 @@ class Requests:
     abort_ns: IntArray | None = None
     """Nanoseconds after its arrival at which the client gives a request up; -1 where it waits for the end."""
     prefix_blocks: IntArray | None = None
-    """Block ids of all prompts end to end; equal ids are equal tokens. Row i owns `prefix_of(i)`."""
+    """Block ids of all prompts end to end; equal ids after equal ids are equal tokens. Row i owns `prefix_of(i)`, which may go on
+    behind the prompt: those ids name what the request emits."""
     prefix_offsets: IntArray | None = None
     """n + 1 offsets into `prefix_blocks`."""
     prefix_block_tokens: int | None = None
-    """Prompt tokens that one block id stands for (the last block of a prompt may be partly filled)."""
+    """Tokens that one block id stands for (the last block of a request may be partly filled)."""
+    follows: Follows | None = None
+    """Which requests are sent only when others have ended; `arrival_ns` of such a one is but its place in the order."""
     source: str = ""
     """Where the requests come from, in words."""
 
@@ -89,6 +93,13 @@ class Requests:
             )
         self._check_models()
         self._check_prefixes(n)
+        if self.follows is not None:
+            if len(self.follows) != n:
+                raise ValueError(f"follows needs one entry a request ({n}); got {len(self.follows)}")
+            if self.abort_ns is not None:
+                raise ValueError(
+                    "requests that wait for others cannot be given up as well; leave out abort_ns or follows"
+                )
 
     def _check_models(self) -> None:
         models = tuple(self.models)
@@ -130,11 +141,11 @@ class Requests:
                 f"prefix_offsets are {n + 1} non-decreasing numbers from 0 to the {len(blocks)} of prefix_blocks; "
                 f"got {offsets!r}"
             )
-        too_many = np.diff(offsets) > -(-self.prompt_tokens // int(tokens))
+        too_many = np.diff(offsets) > -(-(self.prompt_tokens + self.output_tokens) // int(tokens))
         if (row := first_row(too_many)) is not None:
             raise ValueError(
                 f"row {row}: prefix_blocks has {offsets[row + 1] - offsets[row]} blocks of {tokens} tokens "
-                f"for a prompt of {self.prompt_tokens[row]}; blocks cannot outnumber the prompt"
+                f"for a prompt of {self.prompt_tokens[row]} and {self.output_tokens[row]} output tokens; they cannot have more"
             )
 
     def __len__(self) -> int:

@@ -131,6 +131,8 @@ class Trace(Requests):
             first = np.repeat(self.prefix_offsets[:-1][index] - offsets[:-1], counts)
             changes["prefix_offsets"] = offsets
             changes["prefix_blocks"] = self.prefix_blocks[first + np.arange(offsets[-1])]
+        changes["follows"] = None if self.follows is None else self.follows.take(index)
+        changes["follows"] = None if self.follows is None else self.follows.take(index)
         return replace(self, **changes)
 
     def limit(self, n: int) -> Trace:
@@ -218,4 +220,6 @@ class Trace(Requests):
         Columns: arrival_s (nine decimals), prompt_tokens, output_tokens and, where present, model,
         deadline_s, session, priority, max_tokens, abort_s and prefix_blocks_N (ids between blanks, N tokens a block).
         """
+        if self.follows is not None:
+            raise ValueError("the plain format cannot say which requests wait for others; keep the file of sessions")
         write_whole(Path(path), plain_csv(self))

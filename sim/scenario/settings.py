@@ -181,11 +181,13 @@ class Scenario(Settings):
             del content["window"]  # results of scenarios from before there were windows keep their names
         pools = (content["pools"] or {}).values()
         # A scenario that does without them keeps the hash that it had before there were such settings.
-        for section, key in ((content, "pools"), (content, "placement"), (content["workload"], "models")):
+        absent = [(content, "pools"), (content, "placement")]
+        absent += [(content["workload"], key) for key in ("models", "sessions", "block_tokens")]
+        for section, key in absent:
             if section[key] is None:
                 del section[key]
         files: list[tuple[Any, Any]] = [(content, "model"), (content, "hardware"), (content, "placement")]
-        files += [(content["workload"], "trace")]
+        files += [(content["workload"], "trace"), (content["workload"], "sessions")]
         for pool in pools:
             models = pool["models"] or []
             files += [(pool, "model"), (pool, "hardware"), *((models, i) for i in range(len(models)))]
