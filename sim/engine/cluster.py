@@ -15,6 +15,7 @@ from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, 
 from sim.engine.errors import PolicyError
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment
+from sim.engine.followers import Followers
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.requests import RequestState
@@ -58,20 +59,20 @@ class _Cluster:
         self._experiment = experiment
         self._n = n = len(workload)
         self._prompt = _as_array(workload.prompt_tokens)
-        model = priority = max_tokens = None
+        model = priority = None
         deadline = None if workload.deadline_ns is None else _as_array(workload.deadline_ns)
+        # Where nothing says what clients allow, it is what they get: the best that a scheduler could be told.
+        max_tokens = None if workload.max_tokens is None else _as_array(workload.max_tokens)
         if isinstance(workload, Trace):
             arrival = _as_array(workload.arrival_ns)
             if workload.model_index is not None:
                 model = _as_array(workload.model_index)
             if workload.priority is not None:
                 priority = _as_array(workload.priority)
-            if workload.max_tokens is not None:
-                max_tokens = _as_array(workload.max_tokens)
+            if workload.follows is not None:
+                arrival = _as_array(np.where(workload.follows.counts > 0, -1, workload.arrival_ns))
         else:
             arrival = array("q", [-1]) * n
-        if experiment.max_tokens is not None:
-            max_tokens = array("q", [experiment.max_tokens]) * n
         specs = experiment.machines
         pipelined = any(
             len(spec.tenants) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1
@@ -101,6 +102,8 @@ class _Cluster:
         self._think = None
         if isinstance(workload, ClosedLoop):
             self._think = workload.think_ns.tolist() if workload.think_ns is not None else [0] * n
+        follows = workload.follows if isinstance(workload, Trace) else None
+        self._followers = None if follows is None else Followers(follows)
 
     def _eligible(self) -> list[list[Machine]] | None:
         """For each model the machines that host it; None where every machine serves every request."""
@@ -128,7 +131,8 @@ class _Cluster:
                 self._send_next(None)
         elif self._n:
             visible = workload.arrival_ns + self._admission_ns(workload.prompt_tokens)
-            order = np.argsort(visible, kind="stable")
+            first = np.arange(self._n) if workload.follows is None else np.flatnonzero(workload.follows.counts == 0)
+            order = first[np.argsort(visible[first], kind="stable")]
             self._visible, self._order = _as_array(visible[order]), _as_array(order)
             self._next = 0
             self._arrivals = Alarm(clock, ARRIVALS, self._on_trace)
@@ -177,7 +181,7 @@ class _Cluster:
 
     def _on_trace(self, _event: object) -> None:
         visible, order = self._visible, self._order
-        now, i, n = visible[self._next], self._next, self._n
+        now, i, n = visible[self._next], self._next, len(visible)
         while i < n and visible[i] == now:
             self._route(order[i])
             i += 1
@@ -220,16 +224,19 @@ class _Cluster:
         machines[answer].deliver(id_)
 
     def _send_next(self, ended_ns: int | None) -> None:
-        """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time.
-
-        It is felt 1 ns after the end at the earliest: nothing that one machine does is felt by another in the same instant.
-        """
+        """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time."""
         id_ = self._sent
         if id_ >= self._n:
             return
         self._sent += 1
         assert self._think is not None
-        sent_ns = 0 if ended_ns is None else ended_ns + self._think[id_]
+        self._send(id_, 0 if ended_ns is None else ended_ns + self._think[id_], ended_ns)
+
+    def _send(self, id_: int, sent_ns: int, ended_ns: int | None) -> None:
+        """A client sends a request, after the end of another at *ended_ns* where it waited for one.
+
+        It is felt 1 ns after the end at the earliest: nothing that one machine does is felt by another in the same instant.
+        """
         self._state.arrival[id_] = sent_ns
         seen_ns = sent_ns + int(self._admission_ns(self._prompt[id_]))
         if ended_ns is not None:
@@ -241,13 +248,15 @@ class _Cluster:
     def finished(self, id_: int, now_ns: int) -> None:
         if self._think is not None:
             self._send_next(now_ns)
+        elif self._followers is not None:
+            for follower, sent_ns in self._followers.ended(id_, now_ns):
+                self._send(follower, sent_ns, now_ns)
 
     def rejected(self, id_: int, reason: str) -> None:
         state = self._state
         state.status[id_] = REJECTED
         state.reason[id_] = self._reasons.setdefault(reason, len(self._reasons))
-        if self._think is not None:
-            self._send_next(self._clock.now_ns)
+        self.finished(id_, self._clock.now_ns)
 
     def _columns(self) -> Columns:
         state = self._state

@@ -6,7 +6,7 @@ import pytest
 from hwmodels.precision import PRECISIONS
 from sim.errors import ScenarioError
 from sim.scenario import Scenario, named
-from sim.scenario.settings import KvPrecision, TraceFormat, WeightPrecision
+from sim.scenario.keys import KvPrecision, TraceFormat, WeightPrecision
 from sim.scenario.yaml import parse_yaml
 from workloads import FORMATS
 
@@ -92,7 +92,7 @@ seed: 4
         ("1: 2", "my.yaml: 1 is not a setting; keys are words"),
         ("a: [", "my.yaml, line 2: not valid YAML"),
         ("seed: 1\nseed: 2", "my.yaml, line 2: not valid YAML: seed is given twice"),
-        ("workload: {}", "my.yaml: workload: give a trace, or a generator"),
+        ("workload: {}", "my.yaml: workload: give a trace, sessions, or a generator"),
         ("workload: {requests: 5}", "a generated workload also needs arrivals, prompt_tokens, output_tokens"),
         ("workload: {trace: x, prompt_tokens: 5}", "trace already says the lengths"),
         (
