@@ -290,13 +290,24 @@ def borrow(profile: Profile, datasheet: Datasheet) -> Profile:
 
 
 def complete(profile: Profile, donors: Sequence[Profile]) -> Profile:
-    """The profile with what it lacks taken from the donors, in their order, for a file of its own; every origin says so."""
+    """The profile with what it lacks taken from the donors, in their order, for a file of its own; every origin says so.
+
+    Products and experts are lent by format: where a device has a format from one stack, that serves the others, and formats
+    that it cannot multiply are of no use to it.
+    """
     kernels = list(profile.kernels)
+    own_formats = {_format(kernel.family, kernel.variant) for kernel in profile.kernels}
     have = {(kernel.family, kernel.variant) for kernel in kernels}
     for donor in donors:
         for kernel in donor.whole().kernels:
-            if (kernel.family, kernel.variant) not in have and kernel.variant != _ONE_LAYER:
-                have.add((kernel.family, kernel.variant))
-                origin = replace(kernel.provenance, borrowed_from=kernel.provenance.borrowed_from or donor.name)
-                kernels.append(replace(kernel, provenance=origin))
+            if (kernel.family, kernel.variant) in have or kernel.variant == _ONE_LAYER:
+                continue
+            if kernel.family in _BY_FORMAT and (
+                _format(kernel.family, kernel.variant) in own_formats
+                or arithmetic_of(kernel.family, kernel.variant) not in profile.datasheet.peak_flops_per_s
+            ):
+                continue
+            have.add((kernel.family, kernel.variant))
+            origin = replace(kernel.provenance, borrowed_from=kernel.provenance.borrowed_from or donor.name)
+            kernels.append(replace(kernel, provenance=origin))
     return replace(profile, kernels=tuple(kernels))
