@@ -1,4 +1,4 @@
-"""Serving systems of papers, as published, and what papers compared with. SARATHI's are in `sarathi`, AlpaServe's in `oneshot`.
+"""Serving systems of papers, as published, and what papers compared with. SARATHI's are in `sarathi`, AlpaServe's in `single_pass`.
 
 Orca = Yu et al., OSDI 2022. FasterTransformer = NVIDIA's library under a scheduler that works by requests, as Orca's paper
 describes it (sections 2 and 6.1).

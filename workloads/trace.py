@@ -43,7 +43,7 @@ class Trace:
     """When each request arrives, nanoseconds from the start of the run; non-decreasing."""
     prompt_tokens: IntArray
     output_tokens: IntArray
-    """Tokens to generate; 0 for one-shot models, whose answer is one pass over the prompt."""
+    """Tokens to generate; 0 for single-pass models, whose answer is one pass over the prompt."""
     model_index: IntArray | None = None
     """Row of `models` that each request asks for; None where there is at most one model."""
     models: tuple[str, ...] = ()

@@ -57,6 +57,8 @@ def place(
     summary = _summary(chosen, plan, placements, trained, tested)
     if out is not None:
         _write(out, placements[0], serving, summary)
+    if plan is not None and plan.note is not None:
+        typer.echo(f"Note: {plan.note}", err=True)
     if as_json:
         typer.echo(json.dumps(summary, indent=2, allow_nan=False))
     else:
@@ -126,6 +128,7 @@ def _summary(chosen: Any, plan: Any, placements: list[Any], trained: Any, tested
             "processor_s": plan.processor_s,
             "windows": len(plan.placements),
             "cut_short": plan.cut_short,
+            "screened_by": plan.screened_by,
         }
     return summary
 

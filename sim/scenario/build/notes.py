@@ -31,7 +31,7 @@ def notes_of(
     notes += _unused(scenario)
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     notes += _priorities(schedulers, workload)
-    notes += _allowances(scenario, schedulers, workload)
+    notes += _allowances(schedulers, workload)
     return notes
 
 
@@ -137,12 +137,11 @@ def _orders_by_priority(scheduler: Any) -> bool:
     )
 
 
-def _allowances(scenario: Scenario, schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> Iterator[str]:
+def _allowances(schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> Iterator[str]:
     """Says so where memory is kept for what clients allow, and nothing says what that is."""
     from policies.view import reserves
 
-    told = scenario.workload.max_tokens is not None or getattr(workload, "max_tokens", None) is not None
-    if not told and any(map(reserves, schedulers)) and workload.output_tokens.any():
+    if workload.max_tokens is None and any(map(reserves, schedulers)) and workload.output_tokens.any():
         yield (
             "The scheduler keeps memory for what clients allow, and nothing says what that is: each request is taken to be allowed "
             "what it emits, which no server knows. workload.max_tokens says it, or a column max_tokens of a plain trace."
