@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.cli.options import SummaryJson
+
 if TYPE_CHECKING:
     from sim.placement import Outcome, Plan
 
@@ -28,7 +30,7 @@ def place(
     replay: Annotated[
         Path | None, typer.Option(help="Serve with this saved placement; nothing is searched.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
+    as_json: SummaryJson = False,
 ) -> None:
     """Search a placement of many models on one cluster by simulation, and say what share it serves in time."""
     from sim.errors import RooftraceError, ScenarioError
