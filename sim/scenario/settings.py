@@ -19,7 +19,6 @@ from sim.scenario import explain
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.section import Section
 from sim.scenario.yaml import parse_yaml
-from sim.text import shown
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
 TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain"]
@@ -40,10 +39,18 @@ slo: {ttft_s: 1.0, tpot_s: 0.05}
 """
 
 
-class Policy(Section):
-    """A policy by name; every other key is a setting of that policy, checked when it is made."""
+class _Named(Section):
+    """Something by name; every other key is a setting of it."""
 
     model_config = ConfigDict(extra="allow")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Policy(_Named):
+    """A policy by name; every other key is a setting of that policy, checked when it is made."""
 
     policy: Annotated[str, Field(min_length=1)]
 
@@ -52,27 +59,15 @@ class Policy(Section):
     def _short_form(cls, value: Any) -> Any:
         return {"policy": value} if isinstance(value, str) else value
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
 
-
-class Process(Section):
+class Process(_Named):
     """An arrival process by name; every other key is a setting of it."""
-
-    model_config = ConfigDict(extra="allow")
 
     process: Annotated[str, Field(min_length=1)]
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
 
-
-class Distribution(Section):
+class Distribution(_Named):
     """A distribution of lengths by name; every other key is a setting of it. A number alone is a fixed length."""
-
-    model_config = ConfigDict(extra="allow")
 
     distribution: Annotated[str, Field(min_length=1)]
 
@@ -81,10 +76,6 @@ class Distribution(Section):
     def _short_form(cls, value: Any) -> Any:
         number = isinstance(value, int) and not isinstance(value, bool)
         return {"distribution": "fixed", "tokens": value} if number else value
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
 
 
 class Parallel(Section):
@@ -372,11 +363,7 @@ class Scenario(Settings):
     @classmethod
     def from_mapping(cls, settings: Any, *, source: str = "scenario", folder: Path | None = None) -> Scenario:
         """The scenario that *settings* describe; *source* names it in errors, paths are relative to *folder*."""
-        if not isinstance(settings, Mapping):
-            raise ScenarioError(
-                f"{source}: a scenario is a mapping of settings ({', '.join(Settings.model_fields)}); "
-                f"got {shown(settings)}"
-            )
+        explain.check_mapping(settings, Settings, source, "a scenario")
         _check_keys(settings, source)
         scenario = cls.__new__(cls)
         scenario._build_from(settings, source, folder or Path())
