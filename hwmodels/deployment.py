@@ -93,7 +93,7 @@ class Deployment:
     def notes(self) -> tuple[str, ...]:
         """What the model leaves out or approximates, and what prices it without having been measured."""
         linear, profile = self.model.layer_is_linear, self.profile
-        if not any(linear) or profile is None or any(kernel.family == "linear_decode" for kernel in profile.kernels):
+        if not any(linear) or profile is None or profile.has("linear_decode"):
             return self.model.notes
         return (
             *self.model.notes,

@@ -145,11 +145,20 @@ class StackKernels:
             link_bytes_per_s = self.device.network.bytes_per_s * adapters
         else:
             wanted = [f"{kind}/nccl", f"{kind}/vidur-node", "all_gather/nccl", "all_reduce/nccl"]
-            if kind == "all_reduce" and self.stack.kernels != "eager":
-                wanted.insert(0, "all_reduce/vllm-graph")
+            if kind == "all_reduce" and self._has_own_all_reduce:
+                makers = dict.fromkeys((self.stack.name, self.stack.kernels, "vllm"))
+                wanted = [*(f"all_reduce/{maker}-graph" for maker in makers), *wanted]
             link_bytes_per_s = self.profile.datasheet.link_bytes_per_s
         shape = {"kind": kind, "message_bytes": size_bytes, "devices": n, "link_bytes_per_s": link_bytes_per_s}
         return COLLECTIVE.seconds(self.profile.get("collective", wanted), self.profile.datasheet, shape)
+
+    @property
+    def _has_own_all_reduce(self) -> bool:
+        """Serving stacks write to their peers' memory behind a switch; over PCIe they leave it to NCCL, as PyTorch does.
+
+        vLLM 0.32.0, vllm/distributed/device_communicators/custom_all_reduce.py: not for more than two devices on PCIe.
+        """
+        return self.stack.graph and self.device.link.kind != "PCIe"
 
     def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
         between_nodes = n > self.device.devices_per_node

@@ -10,7 +10,8 @@ import numpy as np
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.explain import told_by
-from sim.scenario.settings import Process, Scenario, Workload
+from sim.scenario.keys import Process, Workload
+from sim.scenario.settings import Scenario
 from sim.text import unknown
 
 if TYPE_CHECKING:

@@ -25,8 +25,11 @@ def write_csv(lines: Sequence[ErrorLine], path: str | Path) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
 
 
-def to_markdown(lines: Sequence[ErrorLine], left_out: Sequence[str] = ()) -> str:
-    """The page docs/validation.md: a table of the lines, then what is not modelled or was *left_out* and why."""
+def to_markdown(lines: Sequence[ErrorLine], left_out: Sequence[str] = (), sections: Sequence[str] = ()) -> str:
+    """The page docs/validation.md: a table of the lines, then what is not modelled or was *left_out* and why.
+
+    Further *sections* follow the errors on data that was not fitted.
+    """
     from hwmodels import memory_logs
 
     parts = [_HEAD]
@@ -46,6 +49,7 @@ def to_markdown(lines: Sequence[ErrorLine], left_out: Sequence[str] = ()) -> str
         parts += [f"* {sentence}" for sentence in left_out]
     parts.append("\n## Errors on data that was not fitted\n")
     parts.append(_held_back())
+    parts += [f"\n{section}" for section in sections]
     parts.append("\n## KV blocks of engines' logs\n")
     parts.append(memory_logs.markdown())
     parts.append("\n## Serving rows left out of the fit\n")

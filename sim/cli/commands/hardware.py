@@ -109,9 +109,10 @@ def _facts(device: Any) -> dict[str, Any]:
         "price_usd_per_hour",
     ):
         numbers[key] = getattr(device, key)
-    for head in ("link", "network"):
-        numbers[f"{head}.latency_s"] = getattr(device, head).latency_s
-        numbers[f"{head}.bytes_per_s"] = getattr(device, head).bytes_per_s
+    for head in ("link", "network", "host"):
+        link = getattr(device, head)
+        numbers[f"{head}.latency_s"] = None if link is None else link.latency_s
+        numbers[f"{head}.bytes_per_s"] = None if link is None else link.bytes_per_s
     return {"name": device.name, "title": device.title, "numbers": numbers, "sources": dict(device.sources)}
 
 
