@@ -124,8 +124,13 @@ class _Cluster:
         """Replay the workload to its end or the horizon."""
         workload, clock = self._experiment.workload, self._clock
         if isinstance(workload, ClosedLoop):
-            for _ in range(min(workload.concurrency, self._n)):
-                self._send_next(None)
+            if workload.start_ns is None:
+                for _ in range(min(workload.concurrency, self._n)):
+                    self._send_next(None)
+            else:
+                # Who starts late may find that others have sent all there is to send.
+                for start_ns in workload.start_ns.tolist():
+                    Alarm(clock, ARRIVALS, lambda _event: self._send_next(None)).set(start_ns)
         elif self._n:
             visible = workload.arrival_ns + self._admission_ns(workload.prompt_tokens)
             order = np.argsort(visible, kind="stable")
@@ -229,7 +234,7 @@ class _Cluster:
             return
         self._sent += 1
         assert self._think is not None
-        sent_ns = 0 if ended_ns is None else ended_ns + self._think[id_]
+        sent_ns = self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_]
         self._state.arrival[id_] = sent_ns
         seen_ns = sent_ns + int(self._admission_ns(self._prompt[id_]))
         if ended_ns is not None:

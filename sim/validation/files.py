@@ -259,7 +259,7 @@ def _own_profile(measurement: Measurement, hardware: _Hardware | None) -> str | 
 def _silicon(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.validation.runs import ServedRun, closed_loop_s, rows_of, served_run, speculates
+    from sim.validation.runs import ServedRun, served_s, rows_of, served_run, speculates
 
     rows = rows_of(measurement)
     got = _Collected(len(measurement))
@@ -271,7 +271,7 @@ def _silicon(
         systems.add(run.device)
         if run not in done:
             own = hardware is not None and hardware.name == run.device
-            done[run] = closed_loop_s(run, profile=hardware.profile if own and hardware else None)
+            done[run] = served_s(run, profile=hardware.profile if own and hardware else None)
         return done[run]
 
     for index, row in enumerate(rows):

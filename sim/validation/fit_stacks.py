@@ -23,7 +23,7 @@ from hwmodels.measured import Measurement, read
 from hwmodels.overheads import Overheads, ServingStack, serving_stack
 from sim.validation.runs import (
     Unmodelled,
-    closed_loop_s,
+    served_s,
     iteration_s,
     latencies_s,
     replayed,
@@ -134,7 +134,7 @@ def _predict(point: _Point, stack: ServingStack) -> tuple[float, float]:
         if "prompt_size" in point.row:
             prompt_s, token_s = iteration_s(point.row, stack=stack)
             return token_s, prompt_s
-        ttft_s, tpot_s = closed_loop_s(served_run(point.row), stack=stack)
+        ttft_s, tpot_s = served_s(served_run(point.row), stack=stack)
         return tpot_s, ttft_s
     except Unmodelled:
         return np.nan, np.nan

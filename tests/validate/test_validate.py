@@ -16,7 +16,7 @@ from hwmodels.profiles import load_profile
 from sim.cli import build_app
 from sim.errors import OutputError, RooftraceError
 from sim.validation.files import compare, validate
-from sim.validation.runs import Unmodelled, closed_loop_s, latencies_s, rows_of, served_run
+from sim.validation.runs import Unmodelled, served_s, latencies_s, rows_of, served_run
 from sim.validation.tables import COLUMNS, to_markdown, write_csv
 
 SILICON = (
@@ -171,21 +171,21 @@ def test_degrees_of_parallelism_are_those_of_the_devices(degrees, expected):
 def test_a_model_that_does_not_fit_is_unmodelled():
     run = served_run(row_of(DENSE) | {"gemm_quant_mode": "bfloat16", "precision": "bf16", "system": "l40s"})
     with pytest.raises(Unmodelled, match=r"does not fit: llama-3.1-70b"):
-        closed_loop_s(run)
+        served_s(run)
 
 
 def test_tokenisation_reaches_the_first_token_and_no_other():
     run = replace(served_run(row_of(DENSE)), output_tokens=8, concurrency=1, shortest_share=1.0)
     ideal = serving_stack("ideal")
     slow = replace(ideal, overheads=replace(ideal.overheads, admission_s=0.5, admission_s_per_token=1e-4))
-    before, after = closed_loop_s(run, stack=ideal), closed_loop_s(run, stack=slow)
+    before, after = served_s(run, stack=ideal), served_s(run, stack=slow)
     assert after[0] - before[0] == pytest.approx(0.5 + 1e-4 * 1024, rel=1e-6)
     assert after[1] == pytest.approx(before[1], rel=1e-6)
 
 
 def test_more_clients_wait_longer():
     run = served_run(row_of(DENSE))
-    few, many = closed_loop_s(run), closed_loop_s(replace(run, concurrency=32))
+    few, many = served_s(run), served_s(replace(run, concurrency=32))
     assert few[0] < many[0]
     assert few[1] < many[1]
 
@@ -233,7 +233,7 @@ def test_figures_of_the_public_measurements(shared):
 def test_dense_runs_of_the_public_measurements(shared):
     rows = rows_of(read(shared / "measured" / "e2e_silicon_agg.csv"))
     rows = [row for row in rows if "Llama" in row["model_path"]]
-    off = np.array([np.array(closed_loop_s(served_run(row))) * 1e3 / (row["ttft_ms"], row["tpot_ms"]) for row in rows])
+    off = np.array([np.array(served_s(served_run(row))) * 1e3 / (row["ttft_ms"], row["tpot_ms"]) for row in rows])
     ttft, tpot = np.median(np.abs(off - 1.0), axis=0)
     assert tpot < 0.10
     assert ttft < 0.20
