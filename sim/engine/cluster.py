@@ -98,6 +98,8 @@ class _Cluster:
         self._luck = None if self._only else np.random.default_rng([experiment.seed, _ROUTING_STREAM]).random((n, 2))
         self._reasons: dict[str, int] = {}
         self._sent = 0
+        self._desk_ns = round(experiment.admission_serial_s * 1e9)
+        self._desk_free_ns = 0
         self._think = None
         if isinstance(workload, ClosedLoop):
             self._think = workload.think_ns.tolist() if workload.think_ns is not None else [0] * n
@@ -132,7 +134,7 @@ class _Cluster:
                 for start_ns in workload.start_ns.tolist():
                     Alarm(clock, ARRIVALS, lambda _event: self._send_next(None)).set(start_ns)
         elif self._n:
-            visible = workload.arrival_ns + self._admission_ns(workload.prompt_tokens)
+            visible = self._after_desk(workload.arrival_ns) + self._admission_ns(workload.prompt_tokens)
             order = np.argsort(visible, kind="stable")
             self._visible, self._order = _as_array(visible[order]), _as_array(order)
             self._next = 0
@@ -173,6 +175,13 @@ class _Cluster:
             next(m for m in self._machines if m.tenants[0].number <= number <= m.tenants[-1].number).give_up(id_)
         if aborts:
             self._giving_up.set(aborts[0][0])
+
+    def _after_desk(self, arrival_ns: IntArray) -> IntArray:
+        """When the front end is through with what it does for one request at a time, for requests in order of arrival."""
+        if not self._desk_ns:
+            return arrival_ns
+        place = np.arange(len(arrival_ns), dtype=np.int64) * self._desk_ns
+        return np.maximum.accumulate(arrival_ns - place) + place + self._desk_ns
 
     def _admission_ns(self, prompt_tokens: IntArray | int) -> IntArray:
         """How much later than it arrives a request is seen, of the shape of *prompt_tokens*."""
@@ -236,9 +245,18 @@ class _Cluster:
         assert self._think is not None
         sent_ns = self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_]
         self._state.arrival[id_] = sent_ns
-        seen_ns = sent_ns + int(self._admission_ns(self._prompt[id_]))
-        if ended_ns is not None:
-            seen_ns = max(seen_ns, ended_ns + FELT_AFTER_NS)
+        felt_ns = 0 if ended_ns is None else ended_ns + FELT_AFTER_NS
+        if self._desk_ns and sent_ns > self._clock.now_ns:
+            # Who thinks longer comes later to the desk, whoever ended first.
+            Alarm(self._clock, ARRIVALS, lambda _event: self._admit(id_, sent_ns, felt_ns)).set(sent_ns)
+        else:
+            self._admit(id_, sent_ns, felt_ns)
+
+    def _admit(self, id_: int, sent_ns: int, felt_ns: int) -> None:
+        """Take a request of a closed loop through the front end."""
+        if self._desk_ns:
+            sent_ns = self._desk_free_ns = max(sent_ns, self._desk_free_ns) + self._desk_ns
+        seen_ns = max(sent_ns + int(self._admission_ns(self._prompt[id_])), felt_ns)
         Alarm(self._clock, ARRIVALS, lambda _event: self._route(id_)).set(seen_ns)
 
     # What machines tell.

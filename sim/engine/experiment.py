@@ -88,6 +88,9 @@ class Experiment:
     """From arrival until the router sees a request (tokenisation and the rest of the front end), and the same ..."""
     admission_s_per_token: float = 0.0
     """... for each prompt token."""
+    admission_serial_s: float = 0.0
+    """The front end's work on a request that it does for one request at a time, before the rest: in a burst each waits for those
+    before it. All machines share the front end."""
     max_tokens: int | None = None
     """Output tokens that clients allow each request, which schedulers see; None: what the workload says or, where it does not, as
     many as it emits, the best that they could be told."""
@@ -100,7 +103,7 @@ class Experiment:
         longest = int(self.workload.output_tokens.max(initial=0))
         if self.max_tokens is not None and self.max_tokens < longest:
             raise ValueError(f"max_tokens is at least the longest output, {longest} tokens; got {self.max_tokens}")
-        for name in ("admission_s", "admission_s_per_token"):
+        for name in ("admission_s", "admission_s_per_token", "admission_serial_s"):
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is a finite time of at least 0; got {value!r}")

@@ -33,7 +33,9 @@ def protocol(given: str | Mapping[str, Any] | Protocol) -> Protocol:
         found = protocols().get(given)
         if found is None:
             near = difflib.get_close_matches(given, protocols(), n=1)
-            way_out = f"did you mean {near[0]}?" if near else f"valid here: {', '.join(protocols())}, or keys of one's own"
+            way_out = (
+                f"did you mean {near[0]}?" if near else f"valid here: {', '.join(protocols())}, or keys of one's own"
+            )
             raise ValueError(f"{given!r} is not a protocol; {way_out}")
         return found
     keys = [field.name for field in fields(Protocol)]

@@ -259,7 +259,7 @@ def _own_profile(measurement: Measurement, hardware: _Hardware | None) -> str | 
 def _silicon(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.validation.runs import ServedRun, served_s, rows_of, served_run, speculates
+    from sim.validation.runs import ServedRun, rows_of, served_run, served_s, speculates
 
     rows = rows_of(measurement)
     got = _Collected(len(measurement))

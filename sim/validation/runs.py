@@ -69,6 +69,8 @@ class ServedRun:
     concurrency: int
     protocol: Protocol
     settings: ServerSettings
+    release: str | None = None
+    """Of the stack; None: the row does not say, and the terms are those of the newest."""
 
 
 def model_of(label: str) -> ModelSpec:
@@ -166,7 +168,14 @@ def served_run(row: Mapping[str, Any], folder: Path | None = None) -> ServedRun:
         concurrency=concurrency,
         protocol=protocol_of(row, folder),
         settings=settings,
+        release=release_of(row),
     )
+
+
+def release_of(row: Mapping[str, Any]) -> str | None:
+    """The release of the stack behind a serving row; None where it is not said by numbers (a nightly build)."""
+    text = str(row.get("backend_version", ""))
+    return text if text[:1].isdigit() else None
 
 
 def _whole(row: Mapping[str, Any], name: str, default: int) -> int:
@@ -263,8 +272,7 @@ def serve(
             ),
         ),
         router=RoundRobin(),
-        admission_s=stack.overheads.admission_s,
-        admission_s_per_token=stack.overheads.admission_s_per_token,
+        **deployment.front_end._asdict(),
         stream=Stream(settings.stream_interval, "iterations" if stack.name == "trtllm" else "tokens"),
     )
     return run(experiment)
@@ -298,7 +306,7 @@ def latencies_s(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
 
 def served_s(run: ServedRun, *, stack: ServingStack | None = None, profile: str | None = None) -> Figures:
     """TTFT and TPOT of *run* in seconds, as its protocol reports them; `Unmodelled` where it cannot be priced or does not fit."""
-    stack = stack or serving_stack(run.stack)
+    stack = stack or serving_stack(run.stack, run.release)
     try:
         deployment = deploy(
             model=run.model,

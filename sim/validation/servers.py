@@ -26,6 +26,9 @@ NEAR = ("model_path", "system", "backend", "precision", "isl", "osl", "concurren
 """Those of a script of another day for the same point."""
 SCRIPT = ("model_path", "system", "backend", "precision")
 """Those of a script of another day for the same model and machine."""
+FORMAT = ("model_path", "system", "backend")
+"""Those of a script for another format of the same model on the same machine."""
+ANOTHER_DAY = "script of another day"
 GAP_ANALYSIS = "internal-gap-analysis"
 """The provenance whose servers were started by a generator (`generated`)."""
 GENERATED_SPARE_TOKENS = 1500
@@ -39,7 +42,7 @@ class ServerSettings:
     """What a server was started with; None: its stack's default."""
 
     known_from: str
-    """`script`: the launch script of the row's day; `script of another day`; `generator`; `defaults`."""
+    """`script`: the launch script of the row's day; `script of another day`, `script of another format`; `generator`; `defaults`."""
     token_budget: int | None = None
     """vLLM max_num_batched_tokens, TensorRT-LLM max_num_tokens, SGLang chunked_prefill_size."""
     max_prefill_tokens: int | None = None
@@ -121,12 +124,15 @@ def settings_of(row: Mapping[str, Any], folder: Path | None = None) -> ServerSet
         return _generated(row)
     table = _table(str(folder / SETTINGS)) if folder is not None and (folder / SETTINGS).is_file() else None
     if table is not None:
-        for columns, known_from in ((EXACT, "script"), (NEAR, "script of another day"), (SCRIPT, "script of another day")):
+        ways = {EXACT: "script", NEAR: ANOTHER_DAY, SCRIPT: ANOTHER_DAY, FORMAT: "script of another format"}
+        for columns, known_from in ways.items():
             lines = table[columns].get(_key(row, columns))
             if lines:
                 wanted = _number(row.get("concurrency")) or 0.0
                 # The latest of the nearest loads.
-                best = max(lines, key=lambda line: (-abs((_number(line["concurrency"]) or 0) - wanted), line["measured"]))
+                best = max(
+                    lines, key=lambda line: (-abs((_number(line["concurrency"]) or 0) - wanted), line["measured"])
+                )
                 return _of_script(best, known_from)
     return ServerSettings(known_from="defaults", kv_precision=_cache_by_default(row))
 
@@ -167,7 +173,10 @@ def _release(row: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _cache_by_default(row: Mapping[str, Any]) -> str | None:
     """TensorRT-LLM takes the cache format of its quantised checkpoints, 8 bits; the others keep the model's."""
-    narrow = str(row.get("gemm_quant_mode", "")) in ("fp8", "fp8_block", "nvfp4") or str(row["precision"]) in ("fp8", "fp4")
+    narrow = str(row.get("gemm_quant_mode", "")) in ("fp8", "fp8_block", "nvfp4") or str(row["precision"]) in (
+        "fp8",
+        "fp4",
+    )
     return "fp8" if str(row["backend"]) == "trtllm" and narrow else None
 
 
@@ -215,7 +224,12 @@ def _key(row: Mapping[str, Any], columns: tuple[str, ...]) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=4)
 def _table(path: str) -> Mapping[tuple[str, ...], Mapping[tuple[str, ...], list[dict[str, str]]]]:
     """The settings by the columns of each way of joining them."""
-    found: dict[tuple[str, ...], dict[tuple[str, ...], list[dict[str, str]]]] = {EXACT: {}, NEAR: {}, SCRIPT: {}}
+    found: dict[tuple[str, ...], dict[tuple[str, ...], list[dict[str, str]]]] = {
+        EXACT: {},
+        NEAR: {},
+        SCRIPT: {},
+        FORMAT: {},
+    }
     with Path(path).open(newline="", encoding="utf-8") as file:
         for line in csv.DictReader(file):
             for columns, lines in found.items():
