@@ -44,7 +44,13 @@ def test_ground_floor_rooms_import_nothing_of_ours_but_themselves(room: str) -> 
 def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
     allowed = {
         *("hwmodels.cost", "hwmodels.totals", "policies.view", "policies.routers", "workloads"),
-        *("hwmodels.cost.CostModel", "hwmodels.totals.Totals", "workloads.ClosedLoop", "workloads.Trace"),
+        *(
+            "hwmodels.cost.CostModel",
+            "hwmodels.totals.Totals",
+            "workloads.ClosedLoop",
+            "workloads.Follows",
+            "workloads.Trace",
+        ),
         *(f"policies.routers.{name}" for name in ("Router", "RoutedRequest", "ReplicaLoad", "Refused", "route_of")),
     }
     for path in files("sim/engine"):

@@ -1,6 +1,7 @@
 """What arrives: request traces, the files they come from, and generators of synthetic ones."""
 
 from workloads.arrivals import ArrivalProcess, Deterministic, Gamma, Mmpp, Pareto, Poisson, arrivals_ns
+from workloads.follows import Follows
 from workloads.functions import FunctionCounts, FunctionInvocations, read_function_counts, read_function_invocations
 from workloads.gamma_windows import GammaWindows, fit_gamma_windows, gamma_windows_from_counts
 from workloads.generators import ClosedLoop, azure_conversation_like, closed_loop, synthesize
@@ -8,6 +9,8 @@ from workloads.join import concat, merge
 from workloads.lengths import Empirical, Fixed, LengthDistribution, LogNormal, Resampled, Uniform, Zipf, split_total
 from workloads.popularity import assign_models, multi_model, power_law_rates
 from workloads.readers import FORMATS, read_trace
+from workloads.reuse import ReuseCurve, reuse
+from workloads.sessions import read_sessions
 from workloads.streams import Stream, stream
 from workloads.trace import Trace
 
@@ -18,6 +21,7 @@ __all__ = [
     "Deterministic",
     "Empirical",
     "Fixed",
+    "Follows",
     "FunctionCounts",
     "FunctionInvocations",
     "Gamma",
@@ -28,6 +32,7 @@ __all__ = [
     "Pareto",
     "Poisson",
     "Resampled",
+    "ReuseCurve",
     "Stream",
     "Trace",
     "Uniform",
@@ -44,7 +49,9 @@ __all__ = [
     "power_law_rates",
     "read_function_counts",
     "read_function_invocations",
+    "read_sessions",
     "read_trace",
+    "reuse",
     "split_total",
     "stream",
     "synthesize",

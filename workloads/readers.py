@@ -123,12 +123,12 @@ def _assemble(
     if prefix is not None:
         ids, counts, block_tokens = prefix
         offsets = np.concatenate(([0], np.cumsum(counts)))
-        too_many = counts > -(-prompt // block_tokens)
+        too_many = counts > -(-(prompt + output) // block_tokens)
         if too_many.any():
             row = int(np.argmax(too_many))
             raise ValueError(
                 f"{path}, line {lines[row]}: {counts[row]} prefix blocks of {block_tokens} tokens cannot belong to a "
-                f"prompt of {prompt[row]}; mend the row"
+                f"prompt of {prompt[row]} and {output[row]} output tokens; mend the row"
             )
         new_counts = counts[order]
         new_offsets = np.concatenate(([0], np.cumsum(new_counts)))

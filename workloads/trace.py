@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from workloads.columns import INT64_MAX, NS_PER_S, IntArray, first_row, int_column, seconds_to_ns
+from workloads.follows import Follows
 from workloads.write import write_whole
 
 _OPTIONAL = {
@@ -58,11 +59,14 @@ class Trace:
     abort_ns: IntArray | None = None
     """Nanoseconds after its arrival at which the client gives a request up; -1 where it waits for the end."""
     prefix_blocks: IntArray | None = None
-    """Block ids of all prompts end to end; equal ids are equal tokens. Row i owns `prefix_of(i)`."""
+    """Block ids of all prompts end to end; equal ids after equal ids are equal tokens. Row i owns `prefix_of(i)`, which may go on
+    behind the prompt: those ids name what the request emits."""
     prefix_offsets: IntArray | None = None
     """n + 1 offsets into `prefix_blocks`."""
     prefix_block_tokens: int | None = None
-    """Prompt tokens that one block id stands for (the last block of a prompt may be partly filled)."""
+    """Tokens that one block id stands for (the last block of a request may be partly filled)."""
+    follows: Follows | None = None
+    """Which requests are sent only when others have ended; `arrival_ns` of such a one is but its place in the order."""
     source: str = ""
     """Where the requests come from, in words."""
 
@@ -98,6 +102,13 @@ class Trace:
             )
         self._check_models()
         self._check_prefixes(n)
+        if self.follows is not None:
+            if len(self.follows) != n:
+                raise ValueError(f"follows needs one entry a request ({n}); got {len(self.follows)}")
+            if self.abort_ns is not None:
+                raise ValueError(
+                    "requests that wait for others cannot be given up as well; leave out abort_ns or follows"
+                )
 
     def _check_models(self) -> None:
         models = tuple(self.models)
@@ -139,11 +150,11 @@ class Trace:
                 f"prefix_offsets are {n + 1} non-decreasing numbers from 0 to the {len(blocks)} of prefix_blocks; "
                 f"got {offsets!r}"
             )
-        too_many = np.diff(offsets) > -(-self.prompt_tokens // int(tokens))
+        too_many = np.diff(offsets) > -(-(self.prompt_tokens + self.output_tokens) // int(tokens))
         if (row := first_row(too_many)) is not None:
             raise ValueError(
                 f"row {row}: prefix_blocks has {offsets[row + 1] - offsets[row]} blocks of {tokens} tokens "
-                f"for a prompt of {self.prompt_tokens[row]}; blocks cannot outnumber the prompt"
+                f"for a prompt of {self.prompt_tokens[row]} and {self.output_tokens[row]} output tokens; they cannot have more"
             )
 
     @classmethod
@@ -276,6 +287,7 @@ class Trace:
             first = np.repeat(self.prefix_offsets[:-1][index] - offsets[:-1], counts)
             changes["prefix_offsets"] = offsets
             changes["prefix_blocks"] = self.prefix_blocks[first + np.arange(offsets[-1])]
+        changes["follows"] = None if self.follows is None else self.follows.take(index)
         return replace(self, **changes)
 
     def limit(self, n: int) -> Trace:
@@ -391,6 +403,8 @@ class Trace:
         if self.priority is not None:
             values, counts = np.unique(self.priority, return_counts=True)
             out["priorities"] = {str(value): n for value, n in zip(values.tolist(), counts.tolist(), strict=True)}
+        if self.follows is not None:
+            out["waiting_for_others"] = int(np.count_nonzero(self.follows.counts))
         if self.abort_ns is not None:
             out["given_up"] = int(np.count_nonzero(self.abort_ns >= 0))
         if self.max_tokens is not None:
@@ -408,6 +422,8 @@ class Trace:
         Columns: arrival_s (nine decimals), prompt_tokens, output_tokens and, where present, model,
         deadline_s, session, priority, max_tokens, abort_s and prefix_blocks_N (ids between blanks, N tokens a block).
         """
+        if self.follows is not None:
+            raise ValueError("the plain format cannot say which requests wait for others; keep the file of sessions")
         header = ["arrival_s", "prompt_tokens", "output_tokens"]
         columns: list[list[Any]] = [
             [_decimal_s(ns) for ns in self.arrival_ns.tolist()],

@@ -15,6 +15,7 @@ from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, 
 from sim.engine.errors import PolicyError
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment
+from sim.engine.followers import Followers
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.requests import RequestState
@@ -68,6 +69,8 @@ class _Cluster:
                 priority = _as_array(workload.priority)
             if workload.max_tokens is not None:
                 max_tokens = _as_array(workload.max_tokens)
+            if workload.follows is not None:
+                arrival = _as_array(np.where(workload.follows.counts > 0, -1, workload.arrival_ns))
         else:
             arrival = array("q", [-1]) * n
         if experiment.max_tokens is not None:
@@ -103,6 +106,8 @@ class _Cluster:
         self._think = None
         if isinstance(workload, ClosedLoop):
             self._think = workload.think_ns.tolist() if workload.think_ns is not None else [0] * n
+        follows = workload.follows if isinstance(workload, Trace) else None
+        self._followers = None if follows is None else Followers(follows)
 
     def _eligible(self) -> list[list[Machine]] | None:
         """For each model the machines that host it; None where every machine serves every request."""
@@ -134,13 +139,7 @@ class _Cluster:
                 for start_ns in workload.start_ns.tolist():
                     Alarm(clock, ARRIVALS, lambda _event: self._send_next(None)).set(start_ns)
         elif self._n:
-            visible = self._after_desk(workload.arrival_ns) + self._admission_ns(workload.prompt_tokens)
-            order = np.argsort(visible, kind="stable")
-            self._visible, self._order = _as_array(visible[order]), _as_array(order)
-            self._next = 0
-            self._arrivals = Alarm(clock, ARRIVALS, self._on_trace)
-            self._arrivals.set(self._visible[0])
-            self._expect_aborts(workload)
+            self._expect(workload)
         horizon_ns = self._experiment.horizon_ns
         if self._watch is not None:
             self._watch.run(horizon_ns)
@@ -149,6 +148,23 @@ class _Cluster:
         for machine in self._machines:
             machine.abort(clock.now_ns)
         return self._columns()
+
+    def _expect(self, workload: Trace) -> None:
+        """Set the clock for the requests of a trace that wait for no answer."""
+        follows = workload.follows
+        first = np.arange(self._n) if follows is None else np.flatnonzero(follows.counts == 0)
+        if self._desk_ns and follows is not None:
+            # Requests that follow an answer come to the desk among these, and nobody knows yet when.
+            for id_ in first.tolist():
+                self._send(id_, int(workload.arrival_ns[id_]), None)
+        else:
+            visible = self._after_desk(workload.arrival_ns) + self._admission_ns(workload.prompt_tokens)
+            order = first[np.argsort(visible[first], kind="stable")]
+            self._visible, self._order = _as_array(visible[order]), _as_array(order)
+            self._next = 0
+            self._arrivals = Alarm(self._clock, ARRIVALS, self._on_trace)
+            self._arrivals.set(self._visible[0])
+        self._expect_aborts(workload)
 
     def _expect_aborts(self, workload: Trace) -> None:
         """Set the clock for the requests that their clients give up."""
@@ -191,7 +207,7 @@ class _Cluster:
 
     def _on_trace(self, _event: object) -> None:
         visible, order = self._visible, self._order
-        now, i, n = visible[self._next], self._next, self._n
+        now, i, n = visible[self._next], self._next, len(visible)
         while i < n and visible[i] == now:
             self._route(order[i])
             i += 1
@@ -234,16 +250,19 @@ class _Cluster:
         machines[answer].deliver(id_)
 
     def _send_next(self, ended_ns: int | None) -> None:
-        """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time.
-
-        It is felt 1 ns after the end at the earliest: nothing that one machine does is felt by another in the same instant.
-        """
+        """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time."""
         id_ = self._sent
         if id_ >= self._n:
             return
         self._sent += 1
         assert self._think is not None
-        sent_ns = self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_]
+        self._send(id_, self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_], ended_ns)
+
+    def _send(self, id_: int, sent_ns: int, ended_ns: int | None) -> None:
+        """A client sends a request, after the end of another at *ended_ns* where it waited for one.
+
+        It is felt 1 ns after the end at the earliest: nothing that one machine does is felt by another in the same instant.
+        """
         self._state.arrival[id_] = sent_ns
         felt_ns = 0 if ended_ns is None else ended_ns + FELT_AFTER_NS
         if self._desk_ns and sent_ns > self._clock.now_ns:
@@ -253,7 +272,7 @@ class _Cluster:
             self._admit(id_, sent_ns, felt_ns)
 
     def _admit(self, id_: int, sent_ns: int, felt_ns: int) -> None:
-        """Take a request of a closed loop through the front end."""
+        """Take a request that was sent, at the present instant if there is a desk, through the front end."""
         if self._desk_ns:
             sent_ns = self._desk_free_ns = max(sent_ns, self._desk_free_ns) + self._desk_ns
         seen_ns = max(sent_ns + int(self._admission_ns(self._prompt[id_])), felt_ns)
@@ -264,13 +283,15 @@ class _Cluster:
     def finished(self, id_: int, now_ns: int) -> None:
         if self._think is not None:
             self._send_next(now_ns)
+        elif self._followers is not None:
+            for follower, sent_ns in self._followers.ended(id_, now_ns):
+                self._send(follower, sent_ns, now_ns)
 
     def rejected(self, id_: int, reason: str) -> None:
         state = self._state
         state.status[id_] = REJECTED
         state.reason[id_] = self._reasons.setdefault(reason, len(self._reasons))
-        if self._think is not None:
-            self._send_next(self._clock.now_ns)
+        self.finished(id_, self._clock.now_ns)
 
     def _columns(self) -> Columns:
         state = self._state

@@ -1,8 +1,8 @@
 """A `Protocol`: how the clients of a measurement behave, and what of their requests its figures are.
 
-The same server shows other latencies to other clients. Clients that all start at once begin with a burst of prompts, which ends up in
-a mean and not in a median; lengths that are all equal keep the clients of a burst in step for good; clients that do not wait for
-their last answer let a queue grow without limit.
+The same server shows other latencies to other clients. Clients that all start at once begin with a burst of prompts, which ends
+up in a mean and not in a median; lengths that are all equal keep the clients of a burst in step for good; clients that do not
+wait for their last answer let a queue grow without limit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Protocol:
     warmup_per_client: int = 0
     """Requests sent before those, which no figure counts."""
     warmup: Literal["apart", "running"] = "apart"
-    """apart: the clock starts when the warm-up has been answered, on an idle server; running: the others follow it without a pause."""
+    """apart: the clock starts when the warm-up has been answered, on an idle server; running: the others follow without a pause."""
     drop_first: float = 0.0
     """Share of the requests, the first to be sent, that no figure counts."""
     drop_last: float = 0.0

@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,6 +168,13 @@ def chain(settings: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str,
         key = f"{key}.{INNER}"
         found.append((key, settings))
     return found
+
+
+def layers(policy: Any) -> Iterator[Any]:
+    """A policy that is made and those that it wraps, outermost first."""
+    while policy is not None:
+        yield policy
+        policy = getattr(policy, INNER, None)
 
 
 def shown_policy(policy: Any) -> str:

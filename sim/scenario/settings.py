@@ -139,6 +139,11 @@ class Workload(Section):
 
     trace: Annotated[str, Field(min_length=1)] | None = None
     """A file, or the name of a built-in workload (conversation)."""
+    sessions: Annotated[str, Field(min_length=1)] | None = None
+    """A file of sessions, of which each request is sent when the answers before it have come and its delay is over; `arrivals` says
+    when sessions start."""
+    block_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Prompt tokens that one of a session's block ids stands for; where it is left out, what the lengths say."""
     format: TraceFormat = "auto"
     sort: bool = False
     """Accept a file whose arrivals are out of order."""
@@ -169,6 +174,20 @@ class Workload(Section):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         lengths = {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
+        if self.sessions is not None:
+            others = {"trace": self.trace, **lengths, "requests": self.requests, "sort": self.sort or None}
+            others |= {"format": None if self.format == "auto" else self.format, "drop_empty": self.drop_empty or None}
+            if misplaced := [name for name, value in others.items() if value is not None]:
+                raise ValueError(
+                    f"sessions already say what is sent, so {' and '.join(misplaced)} cannot be given too; leave out one"
+                )
+            if self.arrivals is None:
+                raise ValueError(
+                    "sessions have no common clock; say in arrivals when they start (poisson, deterministic, ...)"
+                )
+            return self
+        if self.block_tokens is not None:
+            raise ValueError("block_tokens is about the blocks of sessions; give sessions or leave it out")
         if self.trace is not None:
             given = [name for name, value in lengths.items() if value is not None]
             if given:
@@ -180,7 +199,9 @@ class Workload(Section):
         needed = {"arrivals": self.arrivals, **lengths, "requests": self.requests}
         missing = [name for name, value in needed.items() if value is None]
         if missing == list(needed):
-            raise ValueError("give a trace, or a generator: arrivals, prompt_tokens, output_tokens and requests")
+            raise ValueError(
+                "give a trace, sessions, or a generator: arrivals, prompt_tokens, output_tokens and requests"
+            )
         if missing:
             raise ValueError(f"a generated workload also needs {', '.join(missing)}")
         files_only = {"format": self.format != "auto", "sort": self.sort, "drop_empty": self.drop_empty}
@@ -480,11 +501,13 @@ class Scenario(Settings):
             del content["window"]  # results of scenarios from before there were windows keep their names
         pools = (content["pools"] or {}).values()
         # A scenario that does without them keeps the hash that it had before there were such settings.
-        for section, key in ((content, "pools"), (content, "placement"), (content["workload"], "models")):
+        absent = [(content, "pools"), (content, "placement")]
+        absent += [(content["workload"], key) for key in ("models", "sessions", "block_tokens")]
+        for section, key in absent:
             if section[key] is None:
                 del section[key]
         files: list[tuple[Any, Any]] = [(content, "model"), (content, "hardware"), (content, "placement")]
-        files += [(content["workload"], "trace")]
+        files += [(content["workload"], "trace"), (content["workload"], "sessions")]
         for pool in pools:
             models = pool["models"] or []
             files += [(pool, "model"), (pool, "hardware"), *((models, i) for i in range(len(models)))]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.explain import told_by
-from sim.scenario.settings import Scenario, Workload
+from sim.scenario.settings import Process, Scenario, Workload
 from sim.text import unknown
 
 if TYPE_CHECKING:
@@ -22,8 +22,11 @@ def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
     """The requests that *scenario* replays or generates, its limit and rate scale applied."""
     with told_by(scenario, "workload"):
         settings = scenario.workload
-        source = _read(scenario, settings) if settings.trace is not None else None
-        made = source if settings.arrivals is None else _generate(settings, source, scenario.seed)
+        if settings.sessions is not None:
+            made: Trace | ClosedLoop | None = _sessions(scenario, settings)
+        else:
+            source = _read(scenario, settings) if settings.trace is not None else None
+            made = source if settings.arrivals is None else _generate(settings, source, scenario.seed)
         assert made is not None
         if settings.limit is not None:
             made = _first(made, settings.limit)
@@ -41,6 +44,30 @@ def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
                 raise ScenarioError("workload.models is for arrivals in time; closed-loop clients ask for one model")
             made = assign_models(made, tuple(settings.models), list(settings.models.values()), scenario.seed)  # type: ignore[arg-type]
         return made
+
+
+def _sessions(scenario: Scenario, settings: Workload) -> Trace:
+    assert settings.sessions is not None
+    assert settings.arrivals is not None
+    file = scenario.find(settings.sessions)
+    if file is None:
+        raise ScenarioError(
+            f"workload.sessions: {settings.sessions} does not exist, neither beside the scenario nor in this folder"
+        )
+    starts = _process(settings.arrivals)
+    if isinstance(starts, named.Clients):
+        raise ScenarioError(
+            "workload.arrivals says when sessions start, and each waits for its answers by itself; give arrivals in time"
+        )
+    from workloads import read_sessions
+
+    return read_sessions(file, starts=starts, seed=scenario.seed, block_tokens=settings.block_tokens)
+
+
+def _process(arrivals: Process) -> Any:
+    return named.choice(
+        arrivals.process, arrivals.settings, named.PROCESSES, key="workload.arrivals", what="an arrival process"
+    )
 
 
 def _read(scenario: Scenario, settings: Workload) -> Trace:
@@ -72,13 +99,7 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
     import workloads
 
     assert settings.arrivals is not None
-    process = named.choice(
-        settings.arrivals.process,
-        settings.arrivals.settings,
-        named.PROCESSES,
-        key="workload.arrivals",
-        what="an arrival process",
-    )
+    process = _process(settings.arrivals)
     if lengths is not None:
         if settings.requests is not None and settings.requests > len(lengths):
             raise ScenarioError(f"workload.requests is {settings.requests}, but the trace has only {len(lengths)}")
@@ -148,6 +169,7 @@ def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> Closed
                 ("which model a request asks for", len(lengths.models) > 1),
                 ("which requests belong to one conversation", lengths.session is not None),
                 ("which prompts share a beginning", lengths.prefix_blocks is not None),
+                ("which requests wait for others", lengths.follows is not None),
             )
             if said
         ),

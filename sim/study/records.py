@@ -75,7 +75,7 @@ def gpus(scenario: Scenario) -> int:
     """GPUs that *scenario* occupies: those of a replica times the replicas, over all pools."""
     if scenario.pools is None and scenario.placement is None:
         return scenario.replicas * math.prod(scenario.parallel.model_dump().values())
-    from sim.scenario.build import pools_of
+    from sim.scenario.build.pools import pools_of
 
     return sum(pool.gpus for pool in pools_of(scenario))
 

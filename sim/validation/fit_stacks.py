@@ -2,10 +2,10 @@
 
 `python -m sim.validation.fit_stacks MEASURED [STACK ...]` prints, for each stack, the terms of a fit on all deployments as they
 stand in hwmodels/overheads.toml, and the errors on rows whose deployment, and on rows whose model, no fit of theirs saw; --out
-writes those errors as served_errors.csv, from which `hwmodels.serving_intervals` takes its widths. Terms are of a stack; those of
-`RELEASED` are of each release that is listed, for releases differ in what asynchronous scheduling hides and in the front end. A term
-that the data put on zero is left out and the others fitted again; one that moves nothing is left out too; one that ends on its
-upper bound is an error.
+writes those errors row by row, and --intervals the widths of `hwmodels.serving_intervals`. Terms are of a stack; those of
+`RELEASED` are of each release that is listed, for releases differ in what asynchronous scheduling hides and in the front end. A
+term that the data put on zero is left out and the others fitted again; one that moves nothing is left out too; one that ends on
+its upper bound is an error.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from hwmodels.device import load_device
 from hwmodels.kernels.parameters import bounds
 from hwmodels.measured import Measurement, read
 from hwmodels.overheads import Overheads, ServingStack, serving_stack, stack_releases
@@ -95,6 +96,8 @@ class Point:
     group: str
     """The deployment."""
     model: str = ""
+    device: str = ""
+    """Of the catalogue."""
     release: str = ""
     """Whose terms price it."""
     folder: Path | None = None
@@ -126,6 +129,7 @@ def served_points(folder: Path, stack: str) -> list[Point]:
                 measured_s=(row["tpot_ms"] * 1e-3, row["ttft_ms"] * 1e-3),
                 group="|".join(str(row[name]) for name in DEPLOYMENT),
                 model=_SAME_MODEL.get(row["model_path"], row["model_path"]),
+                device=load_device(str(row["system"])).name,
                 release=serving_stack(stack, release_of(row)).release,
                 folder=folder,
             )
@@ -325,8 +329,9 @@ def fit_stack(
 ) -> Fitted:
     """*versions* with the terms *names* fitted to *points* within their limits, by robust least squares on log ratios.
 
-    How the residuals move with every term is worked out at the start and corrected by each step (Broyden); each round goes to where
-    these straight lines are least, or half as far and half again where that is no better. Starts at `START`, or with *go_on* at the stacks' own values.
+    How the residuals move with every term is worked out at the start and corrected by each step (Broyden); each round goes to
+    where these straight lines are least, or half as far and half again where that is no better. Starts at `START`, or with *go_on*
+    at the stacks' own values.
     """
     begin = EAGER_START if tuple(names) == EAGER else START
     unit = np.array([begin[name.rpartition("/")[2]] for name in names])
@@ -436,8 +441,98 @@ def _held_back(points: Sequence[Point], used: Sequence[Point], fitted: Fitted, p
     return predicted
 
 
-def main(folder: Path, stacks: Sequence[str], out: Path | None = None, *, jobs: int = 2) -> None:
+def _on_lines(used: Sequence[Point], fitted: Fitted) -> np.ndarray:
+    """Log of measured over predicted, TPOT and TTFT of each of *used*, by fits that saw nothing of its device, on straight lines."""
+    x = np.array([value_of(fitted.versions, name) for name in fitted.names]) / fitted.unit
+    off = fitted.here.copy()
+    for device in sorted({p.device for p in used} - {""}):
+        mine = np.array([p.device == device for p in used])
+        found = fitted.refit(~mine)
+        u = np.array([value_of(found, name) for name in fitted.names]) / fitted.unit
+        rows = np.repeat(mine, 2)
+        off[rows] += fitted.slope[rows] @ (u - x)
+    weight = np.sqrt([p.weight for p in used])[:, None] * _WEIGHTS
+    return -off.reshape(-1, 2) / weight
+
+
+def _factors(log_ratios: np.ndarray) -> list[float]:
+    """5th and 95th percentile of measured over predicted."""
+    known = log_ratios[np.isfinite(log_ratios)]
+    return [round(float(np.exp(q)), 3) for q in np.percentile(known, (5.0, 95.0))]
+
+
+def held_by_halves(groups: Sequence[str], log_ratios: np.ndarray) -> float:
+    """Share of the ratios that lie within the interval which the *other* half of the deployments gives."""
+    half = np.array([_hash(f"half {group}")[0] % 2 for group in groups])
+    inside = np.zeros(len(groups), bool)
+    for part in (0, 1):
+        known = log_ratios[(half != part) & np.isfinite(log_ratios)]
+        low, high = np.percentile(known, (5.0, 95.0)) if len(known) else (-np.inf, np.inf)
+        inside |= (half == part) & (log_ratios >= low) & (log_ratios <= high)
+    return float(inside[np.isfinite(log_ratios)].mean())
+
+
+def _intervals(
+    points: Sequence[Point], used: Sequence[Point], fitted: Fitted, held: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """The table of a stack in serving_intervals.toml."""
+    measured = np.array([p.measured_s for p in points])
+    by_device = _on_lines(used, fitted)[[p.recorded is None for p in used]]
+    entry: dict[str, Any] = {
+        "rows": len(points),
+        "models": sorted({served_run(p.row, p.folder).model.name for p in points if _predictable(p)}),
+        "devices": sorted({p.device for p in points}),
+    }
+    for i, quantity in enumerate(("tpot_s", "ttft_s")):
+        ratios = {by: np.log(measured[:, i] / predicted[:, i]) for by, predicted in held.items()}
+        entry[quantity] = {
+            "deployment": _factors(ratios["group"]),
+            "model": _factors(ratios["model"]),
+            "device": _factors(by_device[:, i]),
+            "held": round(held_by_halves([p.group for p in points], ratios["group"]), 3),
+        }
+    return entry
+
+
+def _predictable(point: Point) -> bool:
+    try:
+        served_run(point.row, point.folder)
+    except Unmodelled:
+        return False
+    return True
+
+
+def write_intervals(entries: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """The widths as a TOML file; a stack that is not among *entries* keeps what the file has."""
+    import json
+
+    from hwmodels.tables import read_toml
+
+    kept = {**(read_toml(path) if path.is_file() else {}), **entries}
+    parts = [_INTERVALS_HEAD]
+    for stack, entry in kept.items():
+        parts.append(f"[{stack}]")
+        parts += [f"{key} = {json.dumps(entry[key])}" for key in ("rows", "models", "devices")]
+        for quantity in ("tpot_s", "ttft_s"):
+            parts.append(f"[{stack}.{quantity}]")
+            parts += [f"{key} = {json.dumps(value)}" for key, value in entry[quantity].items()]
+        parts.append("")
+    path.write_text("\n".join(parts), encoding="utf-8")
+
+
+_INTERVALS_HEAD = """\
+# Written by `python -m sim.validation.fit_stacks MEASURED --intervals hwmodels/serving_intervals.toml`; `hwmodels.serving_intervals`
+# says what they are. 5th and 95th percentile of measured over predicted, on rows of which the fit had not seen the deployment, the
+# model, the device (the last on the straight lines of the fit). held: share of the rows within the interval of deployments when it is
+# taken from the other half of them.
+"""
+
+
+def main(
+    folder: Path, stacks: Sequence[str], out: Path | None = None, intervals: Path | None = None, *, jobs: int = 2
+) -> None:
     lines: list[dict[str, Any]] = []
+    entries: dict[str, dict[str, Any]] = {}
     with ProcessPoolExecutor(jobs) as pool:
 
         def price(points: Sequence[Point], versions: Versions) -> np.ndarray:
@@ -487,7 +582,11 @@ def main(folder: Path, stacks: Sequence[str], out: Path | None = None, *, jobs: 
                     print(f"{name}: recorded run, {said}: {_recorded_errors(point, found[point.release])}", flush=True)
             if not eager:
                 lines += _errors(name, points, seen, held)
-    if out is not None:
+                entries[name] = _intervals(points, used, fitted, held)
+                print(f"{name}: 90 % intervals: {entries[name]}", flush=True)
+    if intervals is not None and entries:
+        write_intervals(entries, intervals)
+    if out is not None and lines:
         with out.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, fieldnames=list(lines[0]))
             writer.writeheader()
@@ -532,8 +631,8 @@ def expansion_loss(folder: Path, source: str) -> float:
     predicted) / (time at the peak), the prediction being that of narrow weights without any loss. Devices that multiply
     the format themselves are left out.
     """
-    from hwmodels.device import load_device
-    from hwmodels.measured import catalogue_name, predict
+    from hwmodels.measured import catalogue_name
+    from hwmodels.measured import predict as predict_kernels
     from hwmodels.profiles import load_profile
 
     losses = []
@@ -550,7 +649,7 @@ def expansion_loss(folder: Path, source: str) -> float:
         if not mine.any():
             continue
         assert table.measured_s is not None
-        gap_s = table.measured_s - predict(table, load_profile(device.name)).seconds
+        gap_s = table.measured_s - predict_kernels(table, load_profile(device.name)).seconds
         flops = (
             6.0 * c["num_tokens"] * c["topk"] / c["moe_ep_size"] * c["hidden_size"] * c["inter_size"] / c["moe_tp_size"]
         )
@@ -577,10 +676,13 @@ if __name__ == "__main__":
     parser.add_argument("stacks", nargs="*", default=["vllm", "trtllm", "sglang", "eager"])
     parser.add_argument("--expansion", action="store_true", help="print what kernels say of weights that are expanded")
     parser.add_argument("--out", type=Path, help="write the error of every row, of each fit, as CSV")
+    parser.add_argument(
+        "--intervals", type=Path, help="write the widths of intervals, as hwmodels/serving_intervals.toml"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     told = parser.parse_args()
     if told.expansion:
         for source in told.stacks if told.stacks != parser.get_default("stacks") else DERIVED:
             print(f"{source}: expand_loss = {expansion_loss(told.folder, source):.4g}")
         sys.exit()
-    main(told.folder, told.stacks, told.out, jobs=told.jobs)
+    main(told.folder, told.stacks, told.out, told.intervals, jobs=told.jobs)

@@ -84,6 +84,29 @@ def test_trace_convert_replaces_a_file_only_when_told(tmp_path):
     assert len(out.read_text().splitlines()) == 6
 
 
+def test_trace_reuse_gives_hit_rates_by_size_and_a_picture(tmp_path):
+    trace = tmp_path / "shared.csv"
+    rows = ["0,8,1,1 2", "1,8,1,3 4", "2,12,1,1 2 5", "3,8,1,6 7"]
+    trace.write_text("arrival_s,prompt_tokens,output_tokens,prefix_blocks_4\n" + "\n".join(rows) + "\n")
+    found = json.loads(rooftrace("trace", "reuse", trace, "--json", "--model", "llama-2-7b").stdout)
+    assert found["best_hit_rate"] == pytest.approx(8 / 36)
+    assert found["never_hit"] == pytest.approx(28 / 36)
+    # 1 and 2 come back after 3 and 4, beside 5: five blocks.
+    assert {size["blocks"]: size["hit_rate"] for size in found["sizes"]} == pytest.approx({1: 0, 3: 0, 5: 8 / 36})
+    assert found["sizes"][-1]["gb"] == pytest.approx(20 * 2 * 32 * 4096 * 2 / 1e9)
+    picture = tmp_path / "deep" / "reuse.png"
+    shown = rooftrace("trace", "reuse", trace, "--out", picture)
+    assert "77.8 %" in shown.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_trace_reuse_needs_block_ids(tmp_path):
+    result = rooftrace("trace", "reuse", ROOT / "examples" / "tiny-trace.csv", "--out", tmp_path / "x.png")
+    assert result.exit_code == 2
+    assert "does not say which prompts share blocks" in result.stderr
+    assert not (tmp_path / "x.png").exists()
+
+
 @pytest.mark.parametrize("command", ["describe", "convert"])
 @pytest.mark.parametrize("content", [None, "", "a,b\n1,2\n", "arrival_s,prompt_tokens,output_tokens\n0,-1,1\n"])
 def test_a_bad_trace_is_refused_and_nothing_written(tmp_path, command, content):

@@ -12,7 +12,8 @@ from policies.wrappers import EvictNewest
 from sim import Scenario, simulate
 from sim.engine.streaming import Stream
 from sim.errors import ScenarioError
-from sim.scenario.build import build, memory_plan_of, resolve
+from sim.scenario.build import build, resolve
+from sim.scenario.build.memory import memory_plan_of
 
 SHORT = "workload={trace: conversation, limit: 60, rate_scale: 8}"
 
