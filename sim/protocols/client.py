@@ -7,19 +7,25 @@ wait for their last answer let a queue grow without limit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Protocol as Typed
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from sim.engine.columns import Columns
     from workloads import ClosedLoop, Fixed, Trace, Uniform
 
 Statistic = Literal["mean", "median"]
 _STARTS = 0x73746172
 """Names the random stream of the instants at which ramped clients start."""
+
+
+class _Requests(Typed):
+    @property
+    def requests(self) -> Mapping[str, Any]: ...
 
 
 class Figures(NamedTuple):
@@ -141,7 +147,7 @@ class Protocol:
         mask[order[first:last]] = True
         return mask
 
-    def figures(self, columns: Columns, concurrency: int) -> Figures:
+    def figures(self, columns: _Requests, concurrency: int) -> Figures:
         """What the protocol reports of a run: `statistic` of TTFT, and of TPOT where there is more than one token.
 
         TTFT is from sending to the first token, TPOT the rest of the latency over the tokens after the first, as InferenceX's

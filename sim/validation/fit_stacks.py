@@ -26,13 +26,16 @@ from hwmodels.device import load_device
 from hwmodels.kernels.parameters import bounds
 from hwmodels.measured import Measurement, read
 from hwmodels.overheads import Overheads, ServingStack, serving_stack, stack_releases
+from sim.validation.frozen import frozen
 from sim.validation.runs import (
     Unmodelled,
+    deployed,
     iteration_s,
     latencies_s,
     release_of,
     replayed,
     rows_of,
+    served,
     served_run,
     served_s,
     speculates,
@@ -82,8 +85,9 @@ _SCATTER = 0.08
 
 Versions = Mapping[str, ServingStack]
 """A stack's releases that have terms of their own, the newest first."""
-Price = Callable[[Sequence["Point"], Versions], np.ndarray]
-"""Predicted TPOT and TTFT of each point, in seconds; NaN where it cannot be priced."""
+Price = Callable[[Sequence["Point"], Versions, Mapping[str, float]], np.ndarray]
+"""Predicted TPOT and TTFT of each point in seconds (NaN where it cannot be priced), and how their logarithms move with each term by
+the step given for it: shape [points, 1 + terms, 2]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +200,43 @@ def predict(point: Point, stack: ServingStack) -> tuple[float, float]:
         return np.nan, np.nan
 
 
+_STEPS = {"admission_s": 1e-2, "admission_s_per_token": 4e-6, "admission_serial_s": 1e-3}
+_ADMISSION = ("admission_s", "admission_s_per_token", "admission_serial_s")
+
+
+def predict_and_slopes(point: Point, stack: ServingStack, steps: Mapping[str, float]) -> np.ndarray:
+    """TPOT and TTFT of *point* in seconds, and in further rows how the logarithm of each moves where the terms of *steps* do, by
+    the schedule of this one replay (`sim.validation.frozen`), or by another replay where the front end's terms move it."""
+    found = np.full((1 + len(steps), 2), np.nan)
+
+    def moved(term: str) -> ServingStack:
+        own = stack.overheads
+        return replace(stack, overheads=replace(own, **{term: getattr(own, term) + steps[term]}))
+
+    if point.recorded is not None or "prompt_size" in point.row:
+        found[0] = predict(point, stack)
+        for i, term in enumerate(steps):
+            found[1 + i] = np.log(np.array(predict(point, moved(term))) / found[0])
+        return found
+    try:
+        run = served_run(point.row, point.folder)
+        deployment, columns = served(run, stack=stack)
+        counted = run.protocol.counted(columns.requests["arrival_ns"], run.concurrency)
+        figures = run.protocol.figures(columns, run.concurrency)
+        schedule = frozen(columns, counted)
+        found[0] = figures.tpot_s, figures.ttft_s
+        for i, term in enumerate(steps):
+            if term in _ADMISSION:
+                # It changes whom a request finds running, so that the schedule is another.
+                found[1 + i] = np.log(np.array(predict(point, moved(term))) / found[0])
+                continue
+            ttft_s, tpot_s = schedule.moved_s(deployment.cost, deployed(run, moved(term)).cost)
+            found[1 + i] = np.log1p(tpot_s / figures.tpot_s), np.log1p(ttft_s / figures.ttft_s)
+    except Unmodelled:
+        pass
+    return found
+
+
 def _names_of(versions: Versions, terms: Sequence[str]) -> list[str]:
     """What is fitted: *terms*, and `release/term` for those that older releases have of their own."""
     older = list(versions)[1:]
@@ -253,27 +294,44 @@ def residuals(points: Sequence[Point], predicted: np.ndarray) -> np.ndarray:
     return np.nan_to_num((np.log(predicted) - measured) * weight, nan=0.0).ravel()
 
 
-def _slopes(
-    points: Sequence[Point], versions: Versions, names: Sequence[str], unit: np.ndarray, price: Price, here: np.ndarray
-) -> np.ndarray:
-    """How the residuals move with each term, in units of *unit*; wide steps, for tiles and batches make times a staircase."""
-    columns = []
-    for name, each in zip(names, unit, strict=True):
-        value = value_of(versions, name)
-        step = max(0.1 * value, 0.05 * each)
-        moved = with_terms(versions, {name: value + step})
-        touched = [
-            i
-            for i, p in enumerate(points)
-            if moved[p.release or next(iter(moved))] != versions[p.release or next(iter(versions))]
-        ]
-        slope = np.zeros((len(points), 2))
-        if touched:
-            some = [points[i] for i in touched]
-            rows = (np.array(touched)[:, None] * 2 + np.arange(2)).ravel()
-            slope.ravel()[rows] = (residuals(some, price(some, moved)) - here[rows]) * (each / step)
-        columns.append(slope.ravel())
-    return np.stack(columns, axis=1)
+def by_differences(predict: Callable[[Point, ServingStack], tuple[float, float]]) -> Price:
+    """Slopes of *predict* by pricing each point again."""
+
+    def price(points: Sequence[Point], versions: Versions, steps: Mapping[str, float]) -> np.ndarray:
+        found = np.full((len(points), 1 + len(steps), 2), np.nan)
+        for i, point in enumerate(points):
+            stack = behind(point, versions)
+            found[i, 0] = predict(point, stack)
+            for k, (term, step) in enumerate(steps.items()):
+                own = stack.overheads
+                moved = replace(stack, overheads=replace(own, **{term: getattr(own, term) + step}))
+                found[i, 1 + k] = np.log(np.array(predict(point, moved)) / found[i, 0])
+        return found
+
+    return price
+
+
+def behind(point: Point, versions: Versions) -> ServingStack:
+    """Whose terms price *point*."""
+    return versions[point.release] if point.release in versions else next(iter(versions.values()))
+
+
+def _lines(
+    points: Sequence[Point], versions: Versions, names: Sequence[str], unit: np.ndarray, price: Price
+) -> tuple[np.ndarray, np.ndarray]:
+    """The residuals, and how they move with each term of *names* in units of *unit*."""
+    terms = list(dict.fromkeys(name.rpartition("/")[2] for name in names))
+    # Wide steps, for tiles and batches make times a staircase.
+    steps = {term: _STEPS.get(term, 0.1 * (EAGER_START if tuple(names) == EAGER else START)[term]) for term in terms}
+    found = price(points, versions, steps)
+    weight = np.sqrt([p.weight for p in points])[:, None] * _WEIGHTS
+    slope = np.zeros((len(points), 2, len(names)))
+    newest = next(iter(versions))
+    for j, name in enumerate(names):
+        of, _, term = name.rpartition("/")
+        mine = np.array([(p.release or newest) == (of or newest) or (not of and term not in RELEASED) for p in points])
+        slope[mine, :, j] = (found[:, 1 + terms.index(term)] * weight)[mine] * (unit[j] / steps[term])
+    return residuals(points, found[:, 0]), np.nan_to_num(slope).reshape(2 * len(points), len(names))
 
 
 def _solved(here: np.ndarray, slope: np.ndarray, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -329,8 +387,8 @@ def fit_stack(
 ) -> Fitted:
     """*versions* with the terms *names* fitted to *points* within their limits, by robust least squares on log ratios.
 
-    How the residuals move with every term is worked out at the start and corrected by each step (Broyden); each round goes to
-    where these straight lines are least, or half as far and half again where that is no better. Starts at `START`, or with *go_on*
+    Each round works out how the residuals move with every term, and goes to where these straight lines are least, or half as far
+    and half again where that is no better. Starts at `START`, or with *go_on*
     at the stacks' own values.
     """
     begin = EAGER_START if tuple(names) == EAGER else START
@@ -341,23 +399,25 @@ def fit_stack(
     def built(u: np.ndarray) -> dict[str, ServingStack]:
         return with_terms(versions, dict(zip(names, (u * unit).tolist(), strict=True)))
 
-    here = residuals(points, price(points, built(x)))
-    slope = _slopes(points, built(x), names, unit, price, here)
+    here, slope = _lines(points, built(x), names, unit, price)
     for _ in range(rounds):
         goal, cost, step = _solved(here, slope, x, np.zeros(len(x)), np.minimum(high, 3 * x + 2)), _cost(here), 1.0
         goal[goal < 2e-3] = 0.0
         better = False
         while not better and step > 0.2:
             moved = step * (goal - x)
-            there = residuals(points, price(points, built(x + moved)))
-            # Broyden's update: the lines learn what the step has shown.
-            slope = slope + np.outer(there - here - slope @ moved, moved) / max(float(moved @ moved), 1e-12)
+            there = residuals(points, price(points, built(x + moved), {})[:, 0])
             better = _cost(there) < cost
+            if not better:
+                # Broyden's update: the lines learn what the step has shown.
+                slope = slope + np.outer(there - here - slope @ moved, moved) / max(float(moved @ moved), 1e-12)
             step /= 2
         if not better:
             break
-        x, here = x + moved, there
-        if cost - _cost(here) < 2e-3 * cost:
+        x = x + moved
+        here, slope = _lines(points, built(x), names, unit, price)
+        print(f"{next(iter(versions.values())).name}: {cost:.1f} -> {_cost(here):.1f}", flush=True)
+        if cost - _cost(here) < 3e-3 * cost:
             break
     return Fitted(versions=built(x), names=tuple(names), unit=unit, here=here, slope=slope)
 
@@ -437,12 +497,12 @@ def _held_back(points: Sequence[Point], used: Sequence[Point], fitted: Fitted, p
         # The recorded run is in all, for it is scored in none of them.
         keep = np.array([p.recorded is not None or part(p) != each for p in used])
         mine = [i for i, p in enumerate(points) if part(p) == each]
-        predicted[mine] = price([points[i] for i in mine], fitted.refit(keep))
+        predicted[mine] = price([points[i] for i in mine], fitted.refit(keep), {})[:, 0]
     return predicted
 
 
 def _on_lines(used: Sequence[Point], fitted: Fitted) -> np.ndarray:
-    """Log of measured over predicted, TPOT and TTFT of each of *used*, by fits that saw nothing of its device, on straight lines."""
+    """Log of measured over predicted, TPOT and TTFT of each of *used*, by fits without its device, on straight lines."""
     x = np.array([value_of(fitted.versions, name) for name in fitted.names]) / fitted.unit
     off = fitted.here.copy()
     for device in sorted({p.device for p in used} - {""}):
@@ -521,10 +581,10 @@ def write_intervals(entries: Mapping[str, Mapping[str, Any]], path: Path) -> Non
 
 
 _INTERVALS_HEAD = """\
-# Written by `python -m sim.validation.fit_stacks MEASURED --intervals hwmodels/serving_intervals.toml`; `hwmodels.serving_intervals`
-# says what they are. 5th and 95th percentile of measured over predicted, on rows of which the fit had not seen the deployment, the
-# model, the device (the last on the straight lines of the fit). held: share of the rows within the interval of deployments when it is
-# taken from the other half of them.
+# Written by `python -m sim.validation.fit_stacks MEASURED --intervals FILE`; `hwmodels.serving_intervals` says what they are: the
+# 5th and 95th percentile of measured over predicted, on rows of which the fit had not seen the deployment, the model, the device
+# (the last on the straight lines of the fit). held: share of the rows within the interval of deployments when it is taken from
+# the other half of them.
 """
 
 
@@ -535,13 +595,13 @@ def main(
     entries: dict[str, dict[str, Any]] = {}
     with ProcessPoolExecutor(jobs) as pool:
 
-        def price(points: Sequence[Point], versions: Versions) -> np.ndarray:
-            newest = next(iter(versions))
-            behind = [versions[p.release or newest] for p in points]
+        def price(points: Sequence[Point], versions: Versions, steps: Mapping[str, float]) -> np.ndarray:
             # The longest first, or one of them is waited for at the end.
             order = sorted(range(len(points)), key=lambda i: -float(points[i].row.get("concurrency") or 0))
-            found = pool.map(predict, [points[i] for i in order], [behind[i] for i in order], chunksize=4)
-            result = np.full((len(points), 2), np.nan)
+            some = [points[i] for i in order]
+            stacks = [behind(p, versions) for p in some]
+            found = pool.map(predict_and_slopes, some, stacks, [steps] * len(some), chunksize=4)
+            result = np.full((len(points), 1 + len(steps), 2), np.nan)
             result[order] = list(found)
             return result
 
@@ -563,7 +623,7 @@ def main(
             taken |= {t: getattr(newest, t) for t in ("layer_host_s", "sustained_loss") if name == "vllm"}
             for each in fitted.names:
                 print(f"{name}: {each} = {value_of(fitted.versions, each):.4g}")
-            seen = price(points, fitted.versions)
+            seen = price(points, fitted.versions, {})[:, 0]
             print(
                 f"{name}: all {len(points)} rows, fitted: {scores(points, seen)}; {by_family(points, seen)}", flush=True
             )

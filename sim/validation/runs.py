@@ -306,9 +306,30 @@ def latencies_s(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
 
 def served_s(run: ServedRun, *, stack: ServingStack | None = None, profile: str | None = None) -> Figures:
     """TTFT and TPOT of *run* in seconds, as its protocol reports them; `Unmodelled` where it cannot be priced or does not fit."""
+    return run.protocol.figures(served(run, stack=stack, profile=profile)[1], run.concurrency)
+
+
+def served(
+    run: ServedRun, *, stack: ServingStack | None = None, profile: str | None = None
+) -> tuple[Deployment, Columns]:
+    """What *run* ran on, and its simulated run; `Unmodelled` where it cannot be priced, does not fit or answers nobody."""
     stack = stack or serving_stack(run.stack, run.release)
+    deployment = deployed(run, stack, profile)
+    workload = run.protocol.workload(
+        prompt_tokens=run.prompt_tokens, output_tokens=run.output_tokens, concurrency=run.concurrency, seed=_SEED
+    )
+    columns = serve(
+        deployment, stack, workload, settings=run.settings, concurrency=run.concurrency, release=MEASURED_VLLM
+    )
+    if not (columns.requests["finish_ns"] >= 0).any():
+        raise Unmodelled("no request finishes: its KV cache does not fit")
+    return deployment, columns
+
+
+def deployed(run: ServedRun, stack: ServingStack, profile: str | None = None) -> Deployment:
+    """What *run* ran on, priced under *stack*; `Unmodelled` where it cannot be."""
     try:
-        deployment = deploy(
+        return deploy(
             model=run.model,
             hardware=run.device,
             parallel=run.parallel,
@@ -317,17 +338,6 @@ def served_s(run: ServedRun, *, stack: ServingStack | None = None, profile: str 
         )
     except ValueError as error:
         raise Unmodelled(str(error).partition(";")[0]) from None
-
-    workload = run.protocol.workload(
-        prompt_tokens=run.prompt_tokens, output_tokens=run.output_tokens, concurrency=run.concurrency, seed=_SEED
-    )
-    columns = serve(
-        deployment, stack, workload, settings=run.settings, concurrency=run.concurrency, release=MEASURED_VLLM
-    )
-    found = run.protocol.figures(columns, run.concurrency)
-    if math.isnan(found.ttft_s):
-        raise Unmodelled("no request finishes: its KV cache does not fit")
-    return found
 
 
 def rows_of(measurement: Measurement) -> list[dict[str, Any]]:

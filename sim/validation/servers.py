@@ -42,7 +42,7 @@ class ServerSettings:
     """What a server was started with; None: its stack's default."""
 
     known_from: str
-    """`script`: the launch script of the row's day; `script of another day`, `script of another format`; `generator`; `defaults`."""
+    """script: the launch script of the row's day; script of another day; script of another format; generator; defaults."""
     token_budget: int | None = None
     """vLLM max_num_batched_tokens, TensorRT-LLM max_num_tokens, SGLang chunked_prefill_size."""
     max_prefill_tokens: int | None = None

@@ -115,7 +115,8 @@ def _front_end(scenario: Scenario, pools: list[PoolOf]) -> dict[str, Any]:
     found = {deployment.front_end for pool in pools for deployment in pool.deployments}
     if len(found) > 1:
         delays = ", ".join(
-            f"{each.admission_s * 1e3:g} ms and {each.admission_s_per_token * 1e6:g} us a token" for each in sorted(found)
+            f"{each.admission_s * 1e3:g} ms and {each.admission_s_per_token * 1e6:g} us a token"
+            for each in sorted(found)
         )
         raise ScenarioError(
             f"{scenario.source}: pools: the serving stacks' front ends take different times ({delays}), and one router with "
