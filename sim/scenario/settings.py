@@ -337,8 +337,8 @@ class Settings(Section):
     serving_stack: ServingStack = "vllm"
     """Whose kernels and overheads: host work of a step, sampling, launches, tokenisation. `ideal` has none."""
     serving_release: Annotated[str, Field(min_length=1)] | None = None
-    """Of the serving stack ("0.12"): its overheads are those fitted to the newest release that is not after it; where it is left out,
-    the newest there are."""
+    """Of the serving stack ("0.12"): its overheads are those fitted to the newest release that is not after it; where it is left
+    out, the newest there are."""
     cost_model: Literal["calibrated", "roofline"] = "calibrated"
     """`calibrated`: kernels as measured, or borrowed from the nearest relative; `roofline`: peaks of the datasheet."""
     parallel: Parallel = Parallel()

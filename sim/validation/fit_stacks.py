@@ -30,6 +30,7 @@ from sim.validation.frozen import frozen
 from sim.validation.runs import (
     Unmodelled,
     deployed,
+    family_of,
     iteration_s,
     latencies_s,
     release_of,
@@ -40,7 +41,6 @@ from sim.validation.runs import (
     served_s,
     speculates,
 )
-from sim.validation.servers import GAP_ANALYSIS
 
 SERVED = ("step_s", "sequence_s", "row_s", "layer_host_s", "expert_host_s", "launch_overlap", "sustained_loss", "narrow_loss",
           "expand_loss", "admission_s", "admission_s_per_token", "admission_serial_s")  # fmt: skip
@@ -113,7 +113,7 @@ class Point:
     @property
     def family(self) -> str:
         """Which benchmark it is of."""
-        return "internal-gap-analysis" if str(self.row.get("provenance")) == GAP_ANALYSIS else "InferenceX"
+        return family_of(self.row)
 
 
 def left_out(row: Mapping[str, Any]) -> str:

@@ -8,8 +8,6 @@ were written down twice, once for attention and once for the experts: the root i
 
 from __future__ import annotations
 
-import csv
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -46,8 +44,6 @@ RECORDED_SERVER = ServerSettings(known_from="defaults")
 MEASURED_VLLM = "0.19"
 """The release whose account of memory stands for those of measured runs (0.11 to 0.20)."""
 _SEED = 0
-_SPECULATIVE = ("model_path", "system", "backend", "backend_version", "gemm_quant_mode", "isl", "osl", "concurrency",
-                "measured", "provenance", "ttft_ms", "tpot_ms")  # fmt: skip
 
 
 class Unmodelled(RooftraceError, ValueError):
@@ -83,42 +79,17 @@ def model_of(label: str) -> ModelSpec:
         raise Unmodelled(str(error).partition(";")[0]) from None
 
 
+SPECULATES = "ran with multi-token prediction, and no column says how many of its drafts were accepted"
+
+
 def speculates(row: Mapping[str, Any]) -> bool:
-    """Whether a serving row ran with multi-token prediction: by its speculation column, else by the list beside this file.
-
-    `sim/validation/speculative_runs.csv` names rows of aiconfigurator's silicon sample, which has no such column, by what the
-    launch recipes of the day ordered (InferenceX, `.github/configs/nvidia-master.yaml`: image, lengths, concurrency).
-    Where a recipe orders a point both with and without, the faster row of the pair is the one with. The list was not
-    made here and no prediction enters it.
-    """
-    if "speculation" in row:
-        return str(row["speculation"]) not in ("", "nan", "none", "unknown")
-    return _identity(row) in _speculative_runs()
+    """Whether a serving row ran with multi-token prediction, or may have, by its speculation column."""
+    return str(row.get("speculation", "")) not in ("", "nan", "none")
 
 
-SPECULATIVE_RUNS = Path(__file__).with_name("speculative_runs.csv")
-
-
-@functools.cache
-def speculative_rows() -> tuple[dict[str, str], ...]:
-    """The rows of the list, in its order."""
-    with SPECULATIVE_RUNS.open(newline="", encoding="utf-8") as file:
-        return tuple(csv.DictReader(file))
-
-
-@functools.cache
-def _speculative_runs() -> frozenset[tuple[str, ...]]:
-    return frozenset(_identity(row) for row in speculative_rows())
-
-
-def _identity(row: Mapping[str, Any]) -> tuple[str, ...]:
-    def text(value: Any) -> str:
-        try:
-            return f"{float(value):.6g}"
-        except ValueError:
-            return str(value)
-
-    return tuple(text(row.get(name, "")) for name in _SPECULATIVE)
+def family_of(row: Mapping[str, Any]) -> str:
+    """Which benchmark a serving row is of."""
+    return GAP_ANALYSIS if str(row.get("provenance")) == GAP_ANALYSIS else "InferenceX"
 
 
 def protocol_of(row: Mapping[str, Any], folder: Path | None = None) -> Protocol:
@@ -127,7 +98,7 @@ def protocol_of(row: Mapping[str, Any], folder: Path | None = None) -> Protocol:
     Families are benchmarks: InferenceX, before and since it warms its servers up, and the one behind internal-gap-analysis
     (fixed lengths, a generator's servers).
     """
-    if str(row.get("provenance")) == GAP_ANALYSIS:
+    if family_of(row) == GAP_ANALYSIS:
         return protocol("genai-perf")
     return protocol("inferencex" if warmed_up(row, folder) else "inferencex-2025")
 
@@ -138,6 +109,8 @@ def served_run(row: Mapping[str, Any], folder: Path | None = None) -> ServedRun:
     *folder* holds the settings that servers were started with (`sim.validation.servers.SETTINGS`); without them they are the
     stacks' defaults.
     """
+    if speculates(row):
+        raise Unmodelled(SPECULATES)
     gemm, moe = (str(row[name]) for name in ("gemm_quant_mode", "moe_quant_mode"))
     if gemm in ("", "nan"):
         gemm = _MODES.get(str(row["precision"]), "")

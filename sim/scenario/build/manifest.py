@@ -12,6 +12,7 @@ from sim.scenario.build.replica import Hosted
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
+    from hwmodels.deployment import Deployment
     from sim.engine import Experiment
 
 
