@@ -9,6 +9,7 @@ from typing import Any
 from hwmodels.cpu import cpu_cost
 from hwmodels.device import Device, device_catalogue
 from hwmodels.gpu import GpuKernels
+from hwmodels.kernels.families import FAMILIES
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import LatentAttention, ModelSpec
 from hwmodels.overheads import ServingStack, serving_stack
@@ -43,12 +44,12 @@ class Calibrated:
     def provenance(self, device: Device) -> dict[str, Any]:
         """For manifests: the profile, what it was fitted to, and the stack's terms with their sources."""
         profile = self.load(device)
-        own = [kernel for kernel in profile.kernels if not kernel.provenance.borrowed_from]
+        own = sum(not kernel.provenance.borrowed_from for kernel in profile.kernels)
         found: dict[str, Any] = {
             "profile": profile.name,
             "calibration": profile.note,
-            "measured_kernels": len(own),
-            "borrowed_kernels": len(profile.kernels) - len(own),
+            "measured_kernels": own,
+            "borrowed_kernels": sum(len(profile.variants(family)) for family in FAMILIES) - own,
             "fitted_on": sorted({kernel.provenance.fitted_on for kernel in profile.kernels}),
             "files": sorted({file for kernel in profile.kernels for file in kernel.provenance.files}),
         }
@@ -86,7 +87,7 @@ class Calibrated:
                 (spec.experts is not None, "moe", "a mixture of experts"),
                 (isinstance(spec.attention, LatentAttention), "mla_decode", "latent attention"),
             )
-            if needed and not any(kernel.family == family for kernel in profile.kernels)
+            if needed and not profile.has(family)
         ]
         if lacking:
             raise ValueError(

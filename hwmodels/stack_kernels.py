@@ -12,9 +12,9 @@ import numpy as np
 from hwmodels.device import Device, Interconnect
 from hwmodels.kernels.elementwise import streamed_s
 from hwmodels.kernels.families import COLLECTIVE
-from hwmodels.kernels.ops import Running
+from hwmodels.kernels.ops import DecodeForm, PrefillForm, Running, streamed_forms
 from hwmodels.kernels.protocol import HostTimes
-from hwmodels.operations import AttentionShape
+from hwmodels.operations import AttentionShape, Recurrence
 from hwmodels.overheads import Overheads, ServingStack
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
@@ -24,7 +24,7 @@ WIDTH = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}
 # Between the starts fitted to Vidur's residual additions on H100 (1.36 us) and A100 (1.91 us): `add/vidur` of the profiles.
 _ELEMENTWISE_START_S = 1.5e-6
 # Recurrent layers: shares of peak and bandwidth that are assumed, since no measurement of them is at hand.
-_RECURRENT_FLOPS_SHARE, _RECURRENT_BYTES_SHARE = 0.5, 0.8
+RECURRENT_FLOPS_SHARE, RECURRENT_BYTES_SHARE = 0.5, 0.8
 # Stacks without kernel tables of their own, and whose stand for theirs.
 _MEASURED_STACKS = {"sglang": "vllm", "eager": "vllm", "ideal": "vllm"}
 
@@ -124,11 +124,11 @@ class StackKernels:
         start_s = _ELEMENTWISE_START_S * (1.0 - self._own.launch_overlap)
         return launches * start_s + streamed_s(params, self.profile.datasheet, size_bytes)
 
-    def stream_s(self, flops: Any, hbm_bytes: Any) -> Any:
+    def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
         sheet = self.profile.datasheet
-        return np.maximum(
-            flops / (sheet.flops_per_s("bf16") * _RECURRENT_FLOPS_SHARE),
-            hbm_bytes / (sheet.hbm_bytes_per_s * _RECURRENT_BYTES_SHARE),
+        return streamed_forms(
+            shape.flops_per_row / (sheet.flops_per_s("bf16") * RECURRENT_FLOPS_SHARE),
+            shape.bytes_per_sequence / (sheet.hbm_bytes_per_s * RECURRENT_BYTES_SHARE),
         )
 
     def _datasheet_link(self, between_nodes: bool) -> Interconnect | None:
@@ -145,11 +145,20 @@ class StackKernels:
             link_bytes_per_s = self.device.network.bytes_per_s * adapters
         else:
             wanted = [f"{kind}/nccl", f"{kind}/vidur-node", "all_gather/nccl", "all_reduce/nccl"]
-            if kind == "all_reduce" and self.stack.kernels != "eager":
-                wanted.insert(0, "all_reduce/vllm-graph")
+            if kind == "all_reduce" and self._has_own_all_reduce:
+                makers = dict.fromkeys((self.stack.name, self.stack.kernels, "vllm"))
+                wanted = [*(f"all_reduce/{maker}-graph" for maker in makers), *wanted]
             link_bytes_per_s = self.profile.datasheet.link_bytes_per_s
         shape = {"kind": kind, "message_bytes": size_bytes, "devices": n, "link_bytes_per_s": link_bytes_per_s}
         return COLLECTIVE.seconds(self.profile.get("collective", wanted), self.profile.datasheet, shape)
+
+    @property
+    def _has_own_all_reduce(self) -> bool:
+        """Serving stacks write to their peers' memory behind a switch; over PCIe they leave it to NCCL, as PyTorch does.
+
+        vLLM 0.32.0, vllm/distributed/device_communicators/custom_all_reduce.py: not for more than two devices on PCIe.
+        """
+        return self.stack.graph and self.device.link.kind != "PCIe"
 
     def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
         between_nodes = n > self.device.devices_per_node

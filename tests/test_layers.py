@@ -46,11 +46,11 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
         *("hwmodels.cost", "hwmodels.totals", "policies.view", "policies.routers", "workloads"),
         *(
             "hwmodels.cost.CostModel",
-            "hwmodels.totals.Totals",
             "workloads.ClosedLoop",
             "workloads.Follows",
             "workloads.Trace",
         ),
+        *(f"hwmodels.totals.{name}" for name in ("Totals", "Chunk", "seen", "pairs_within")),
         *(f"policies.routers.{name}" for name in ("Router", "RoutedRequest", "ReplicaLoad", "Refused", "route_of")),
     }
     for path in files("sim/engine"):

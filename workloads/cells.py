@@ -7,7 +7,7 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -99,15 +99,20 @@ class Table:
             f"got {self.text(name, row)[:60]!r}"
         )
 
-    def integers(self, name: str, *, blank: int | None = None) -> IntArray:
-        """A column of whole numbers from 0; a whole number written as a decimal (12.0) counts as one."""
+    def _parsed(self, name: str, parse: _Parse, blank: int | None) -> tuple[IntArray, list[int]]:
+        """A column as *parse* reads it, with *blank* in empty cells, and the rows that it could not read."""
         start, end = self.cells(name)
-        value, good = _digits(self.buffer, start, end)
-        empty = start == end
+        value, good = parse(self.buffer, start, end)
         if blank is not None:
+            empty = start == end
             value[empty] = blank
             good |= empty
-        for row in np.flatnonzero(~good).tolist():
+        return value, np.flatnonzero(~good).tolist()
+
+    def integers(self, name: str, *, blank: int | None = None) -> IntArray:
+        """A column of whole numbers from 0; a whole number written as a decimal (12.0) counts as one."""
+        value, unread = self._parsed(name, _digits, blank)
+        for row in unread:
             try:
                 number = Decimal(self.text(name, row))
                 whole = int(number) if number.is_finite() and number == number.to_integral_value() else -1
@@ -132,13 +137,8 @@ class Table:
 
     def nanoseconds(self, name: str, *, blank: int | None = None) -> IntArray:
         """A column of seconds from 0 as nanoseconds: exact up to nine decimals, rounded to nearest beyond."""
-        start, end = self.cells(name)
-        value, good = _decimals(self.buffer, start, end)
-        empty = start == end
-        if blank is not None:
-            value[empty] = blank
-            good |= empty
-        for row in np.flatnonzero(~good).tolist():
+        value, unread = self._parsed(name, _decimals, blank)
+        for row in unread:
             try:
                 number = Decimal(self.text(name, row))
             except InvalidOperation:
@@ -165,6 +165,7 @@ def header_cells(data: bytes) -> tuple[str, ...]:
     return tuple(cell.strip() for cell in next(csv.reader([first], skipinitialspace=True), []))
 
 
+_Parse = Callable[[NDArray[np.uint8], IntArray, IntArray], tuple[IntArray, NDArray[np.bool_]]]
 _Cells = tuple[NDArray[np.uint8], IntArray, IntArray, IntArray]
 
 

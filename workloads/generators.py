@@ -61,6 +61,8 @@ class ClosedLoop:
     source: str = ""
     deadline_ns: IntArray | None = None
     """Nanoseconds after it was sent by which a request should be finished; -1 where it has no deadline."""
+    max_tokens: IntArray | None = None
+    """Output tokens that the client allows, of which it may get fewer."""
     left_out: tuple[str, ...] = ()
     """What the trace that the lengths are from says besides, in words."""
     start_ns: IntArray | None = None
@@ -78,9 +80,11 @@ class ClosedLoop:
             arrival_ns=np.zeros(len(self.prompt_tokens), dtype=np.int64),
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
+            max_tokens=self.max_tokens,
         )
         object.__setattr__(self, "prompt_tokens", lengths.prompt_tokens)
         object.__setattr__(self, "output_tokens", lengths.output_tokens)
+        object.__setattr__(self, "max_tokens", lengths.max_tokens)
         for name, floor in (("think_ns", 0), ("deadline_ns", -1)):
             value = getattr(self, name)
             if value is not None:

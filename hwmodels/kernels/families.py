@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hwmodels.kernels import attention, collectives, cpu, elementwise, gemm, mla, moe, tpu
+from hwmodels.kernels import attention, collectives, cpu, elementwise, exchange, gemm, mla, moe, tpu
 from hwmodels.kernels.attention import DecodeParams, PrefillParams
 from hwmodels.kernels.collectives import CollectiveParams
 from hwmodels.kernels.cpu import CpuAttentionParams, CpuGemmParams, HostParams
 from hwmodels.kernels.elementwise import ElementwiseParams
+from hwmodels.kernels.exchange import ExchangeParams
 from hwmodels.kernels.form import FoldedForm, KernelForm
 from hwmodels.kernels.gemm import GemmParams
 from hwmodels.kernels.mla import MlaParams
@@ -86,6 +87,12 @@ COLLECTIVE = KernelForm(
     equation=_collective_s,
     source="latency plus size over bandwidth for each of NCCL's three protocols, the fastest of which its tuner takes",
 )
+EXCHANGE = KernelForm(
+    family="exchange",
+    parameters=ExchangeParams,
+    equation=exchange.exchange_s,
+    source="copies of tokens by SMs and over the link (DeepEP, github.com/deepseek-ai/DeepEP)",
+)
 ELEMENTWISE = KernelForm(
     family="elementwise",
     parameters=ElementwiseParams,
@@ -139,7 +146,7 @@ HOST = KernelForm(
 FAMILIES: Mapping[str, KernelForm[Any]] = {
     form.family: form
     for form in (
-        *(GEMM, PREFILL, DECODE, MIXED, MOE, MLA_PREFILL, MLA_DECODE, COLLECTIVE, ELEMENTWISE),
+        *(GEMM, PREFILL, DECODE, MIXED, MOE, MLA_PREFILL, MLA_DECODE, COLLECTIVE, EXCHANGE, ELEMENTWISE),
         *(TPU_GEMM, TPU_PREFILL, TPU_DECODE, CPU_GEMM, CPU_PREFILL, CPU_DECODE, HOST),
     )
 }

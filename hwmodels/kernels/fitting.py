@@ -53,13 +53,18 @@ def errors(predicted_s: Any, measured_s: Any) -> Errors:
     )
 
 
+def group_names(columns: Columns, names: Sequence[str]) -> np.ndarray:
+    """A text for each row, the same for rows whose *names* are equal."""
+    texts = [[f"{name}:{value}" for value in np.asarray(columns[name]).astype(str).tolist()] for name in names]
+    return np.array(["|".join(values) for values in zip(*texts, strict=True)])
+
+
 def held_back_groups(columns: Columns, names: Sequence[str], *, fraction: float = 0.5) -> np.ndarray:
     """Mask of the rows to hold back: whole groups of equal `names`, chosen by a hash of the values.
 
     Shapes are held back as groups, (n, k) say: neighbouring token counts of one shape are nearly the same point.
     """
-    texts = [[f"{name}:{value}" for value in np.asarray(columns[name]).astype(str).tolist()] for name in names]
-    keys = ["|".join(values) for values in zip(*texts, strict=True)]
+    keys = group_names(columns, names).tolist()
     held = {key: zlib.crc32(key.encode()) % 10_000 < 10_000 * fraction for key in set(keys)}
     return np.array([held[key] for key in keys], bool)
 

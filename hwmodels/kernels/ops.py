@@ -32,6 +32,18 @@ DecodeForm = Callable[[Ops, Any, Any, Any], Any]
 """(ops, sequences, query tokens of all of them, KV tokens of all of them) -> seconds of all the shape's layers."""
 
 
+def streamed_forms(row_s: float, sequence_s: float) -> tuple[PrefillForm, DecodeForm]:
+    """Forms of what takes the longer of its arithmetic, *row_s* a token, and its memory traffic, *sequence_s* a sequence."""
+
+    def prefill(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+        return ops.maximum(rows * row_s, chunks * sequence_s)
+
+    def decode(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+        return ops.maximum(queries * row_s, seqs * sequence_s)
+
+    return prefill, decode
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
     """What becomes of a kernel that was timed alone in the layers of a served model; the defaults leave it alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -13,9 +13,32 @@ import numpy as np
 P = TypeVar("P")
 
 
-def parameter(start: float, low: float, high: float, why: str) -> Any:
-    """A dataclass field with a default, the bounds a fit respects and the physical reason for them."""
-    return field(default=start, metadata={"low": low, "high": high, "why": why})
+def parameter(
+    start: float,
+    low: float,
+    high: float,
+    why: str,
+    *,
+    scales_with: Mapping[str, float] | None = None,
+    server: bool = False,
+) -> Any:
+    """A dataclass field with a default, the bounds a fit respects and the physical reason for them.
+
+    `scales_with` says how the number changes from one device to another: datasheet quantities (`QUANTITIES`) and their
+    powers. Shares of a datasheet's number, and latencies that all devices have alike, scale with nothing. A *server*
+    parameter belongs to the machine around the device more than to the device.
+    """
+    scaling = dict(scales_with or {})
+    if unknown := sorted(set(scaling) - set(QUANTITIES)):
+        raise ValueError(f"{unknown[0]} is not a datasheet quantity; there are {', '.join(QUANTITIES)}")
+    return field(
+        default=start, metadata={"low": low, "high": high, "why": why, "scales_with": scaling, "server": server}
+    )
+
+
+def of_server(kind: type[Any]) -> tuple[str, ...]:
+    """Parameters that belong to the machine around a device."""
+    return tuple(f.name for f in _fields(kind) if f.metadata.get("server"))
 
 
 def bounds(kind: type[Any]) -> dict[str, tuple[float, float, float]]:
@@ -92,6 +115,42 @@ class Datasheet:
             raise ValueError(
                 f"{self.name} has no {dtype} tensor cores; it has {have}. Price weight-only formats as bf16"
             ) from None
+
+
+QUANTITIES: Mapping[str, Callable[[Datasheet], float]] = {
+    "sms": lambda sheet: sheet.sm_count,
+    "peak": lambda sheet: sheet.peak_flops_per_s.get("bf16", sheet.vector_flops_per_s),
+    "vector": lambda sheet: sheet.vector_flops_per_s,
+    "hbm": lambda sheet: sheet.hbm_bytes_per_s,
+    "l2": lambda sheet: sheet.l2_bytes,
+    "link": lambda sheet: sheet.link_bytes_per_s,
+}
+"""Datasheet numbers that a parameter may scale with."""
+
+
+def blended(kind: type[P], donors: Sequence[tuple[float, P, Datasheet]], sheet: Datasheet) -> P:
+    """Parameters for the device of *sheet* from those of *donors*, each with its share of 1 and its own datasheet.
+
+    Each number is scaled as its field says, then averaged: geometrically where it cannot be 0, for a rate or a latency
+    of twice is as far off as one of half; within the bounds.
+    """
+    found: dict[str, float] = {}
+    for f in _fields(kind):
+        low, high = f.metadata["low"], f.metadata["high"]
+        values = [
+            (share, getattr(params, f.name) * _scale(f.metadata.get("scales_with", {}), own, sheet))
+            for share, params, own in donors
+        ]
+        if low > 0:
+            value = math.exp(sum(share * math.log(max(value, low)) for share, value in values))
+        else:
+            value = sum(share * value for share, value in values)
+        found[f.name] = min(high, max(low, value))
+    return kind(**found)
+
+
+def _scale(powers: Mapping[str, float], donor: Datasheet, sheet: Datasheet) -> float:
+    return math.prod((QUANTITIES[name](sheet) / QUANTITIES[name](donor)) ** power for name, power in powers.items())
 
 
 def smooth_max(x: Any, y: Any, overlap_loss: Any) -> Any:

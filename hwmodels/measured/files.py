@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hwmodels.measured.kinds import COUNTS, FLAGS, MAY_BE_BLANK, SAME_FORMAT, TEXT
+from hwmodels.measured.kinds import COUNTS, FLAGS, MAY_BE_BLANK, SAME_FORMAT, SEVERAL, TEXT
 from hwmodels.measured.names import card_of, recognise
 
 
@@ -100,15 +100,18 @@ def read(path: str | Path, *, strict: bool = True) -> Measurement:
     columns: dict[str, np.ndarray] = {}
     for name, cells in zip(header, zip(*rows, strict=True) if rows else [()] * width, strict=True):
         columns[name] = _column(kind, name, cells, refuse)
-    if "latency_us" in columns:
-        wrong = ~(columns["latency_us"] > 0)
-        refuse(
-            wrong, "latency_us must be positive", "latency_us must be positive; line {line} is not; remove or repair it"
-        )
+    for name in ("latency_us", *SEVERAL.get(kind, ())):
+        if name in columns:
+            wrong = ~(columns[name] > 0)
+            refuse(
+                wrong, f"{name} must be positive", f"{name} must be positive; line {{line}} is not; remove or repair it"
+            )
     if bad.any():
         columns = {name: column[~bad] for name, column in columns.items()}
     if not len(bad) or bad.all():
         raise ValueError(f"{path.name}: no row is left: {'; '.join(refused)}")
+    if kind in SEVERAL:
+        columns = _unfolded(columns, SEVERAL[kind])
     word = (labels.get("dtype") or "bf16").replace("_", "")
     dtype = SAME_FORMAT.get(word, word)
     return Measurement(
@@ -124,6 +127,17 @@ def read(path: str | Path, *, strict: bool = True) -> Measurement:
         refused=refused,
         notes=(labels["assumed"],) if labels.get("assumed") else (),
     )
+
+
+def _unfolded(columns: dict[str, np.ndarray], times: Sequence[str]) -> dict[str, np.ndarray]:
+    """A row for each of several times of a line: the time as latency_us, and its name, less the unit, as operation."""
+    rows = len(columns[times[0]])
+    shared = {name: np.tile(column, len(times)) for name, column in columns.items() if name not in times}
+    return {
+        **shared,
+        "operation": np.repeat([name.removesuffix("_us") for name in times], rows),
+        "latency_us": np.concatenate([columns[name] for name in times]),
+    }
 
 
 def read_folder(folder: str | Path) -> list[Measurement]:

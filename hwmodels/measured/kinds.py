@@ -63,6 +63,11 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("backend", "num_gpus", "message_bytes", "latency_us"),
         (),
     ),
+    "dispatch": (
+        rf"dispatch_{_NODE}_(?P<library>[a-z]+)_{_SOFTWARE}",
+        ("mode", "num_gpus", "sms", "hidden_size", "topk", "num_experts", "num_tokens", "dispatch_us", "combine_us"),
+        (),
+    ),
     "elementwise": (
         rf"elementwise_{_NODE}{DTYPE}_(?P<source>vidur|{'|'.join(CALIBRATING)})(?P<version>[0-9][0-9a-z.]*)?",
         ("model", "op", "tp", "m", "width", "gated", "latency_us"),
@@ -152,6 +157,8 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     ),
 }
 # fmt: on
+# Lines with several times: each becomes a row of its own.
+SEVERAL = {"dispatch": ("dispatch_us", "combine_us")}
 TEXT = {
     "model",
     "op",
@@ -170,6 +177,7 @@ TEXT = {
     "gemm_quant_mode",
     "moe_quant_mode",
     "mode",
+    "operation",
     "request_id",
     "measured",
     "provenance",

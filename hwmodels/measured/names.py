@@ -93,8 +93,12 @@ def recognise(stem: str, header: Sequence[str]) -> tuple[str | None, dict[str, s
     if lacking := [what for what in _NEEDED.get(kind, ()) if not labels.get(what)]:
         return None, {"reason": f"its columns are those of {kind}; let its name also say {_EXAMPLES[lacking[0]]}"}
     if not kind.startswith(("e2e_silicon", "iteration")):
-        assumed = [] if labels.get("dtype") or kind.startswith(("collective", "allreduce", "moe", "e2e")) else ["bf16"]
-        if not labels.get("source") and not kind.startswith(("collective", "allreduce", "tpu_")):
+        assumed = (
+            []
+            if labels.get("dtype") or kind.startswith(("collective", "allreduce", "dispatch", "moe", "e2e"))
+            else ["bf16"]
+        )
+        if not labels.get("source") and not kind.startswith(("collective", "allreduce", "dispatch", "tpu_")):
             labels["source"] = "vllm"
             assumed.append("vLLM's kernels")
         if assumed:

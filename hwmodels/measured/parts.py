@@ -19,6 +19,7 @@ _PARTS: dict[str, Callable[[Measurement, Datasheet], Iterator[Part]]] = {
     "collectives_nccl": links.nccl,
     "collectives_nodes": links.nodes,
     "allreduce": links.allreduce,
+    "dispatch": links.exchange,
     "elementwise": products.elementwise,
     "elementwise_rates": products.elementwise_rates,
     "layers": products.layers,

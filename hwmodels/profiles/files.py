@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -94,6 +95,8 @@ def _lines(values: Mapping[str, Any], significant: int = 0) -> list[str]:
     """Settings as TOML; floats with two decimals, or with so many significant digits."""
     lines = []
     for name, value in values.items():
+        if value is None:
+            continue
         if isinstance(value, tuple):
             text = "[" + ", ".join(_text(item) for item in value) + "]"
         elif isinstance(value, str):
@@ -115,6 +118,11 @@ def _calibration(where: str, table: Any) -> Calibration | None:
     return Calibration(**{**table, "kernels": tuple(table["kernels"])})
 
 
+def read_kernel(where: str, text: str) -> Kernel:
+    """One parameter set from its part of a profile file, from [[kernel]] on."""
+    return _kernel(where, tomllib.loads(text)["kernel"][0])
+
+
 def _kernel(where: str, row: Any) -> Kernel:
     if not isinstance(row, Mapping):
         raise ValueError(f"{where}: expected a table; got {row!r}")
@@ -132,11 +140,16 @@ def _kernel(where: str, row: Any) -> Kernel:
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     origin = row["provenance"]
-    names = {f.name for f in fields(Provenance)}
-    _only(f"{where}: provenance", origin, names, set())
-    for name in ("fit_mape_pct", "fit_median_pct", "held_mape_pct", "held_median_pct", "held_p90_pct"):
-        _number(f"{where}: provenance.{name}", origin[name])
+    optional = {f.name for f in fields(Provenance) if f.default is None}
+    _only(f"{where}: provenance", origin, {f.name for f in fields(Provenance)}, optional)
+    for name in ("fit_mape_pct", "fit_median_pct", "held_mape_pct", "held_median_pct", "held_p90_pct", *optional):
+        if name in origin:
+            _number(f"{where}: provenance.{name}", origin[name])
     provenance = Provenance(**{**origin, "files": tuple(origin["files"])})
+    try:
+        _ = provenance.spread
+    except ValueError as error:
+        raise ValueError(f"{where}: provenance: {error}") from None
     interval = row.get("interval", {})
     for name, ends in interval.items():
         if name not in row["parameters"] or not isinstance(ends, list) or len(ends) != 2:

@@ -59,22 +59,20 @@ class _Cluster:
         self._experiment = experiment
         self._n = n = len(workload)
         self._prompt = _as_array(workload.prompt_tokens)
-        model = priority = max_tokens = None
+        model = priority = None
         deadline = None if workload.deadline_ns is None else _as_array(workload.deadline_ns)
+        # Where nothing says what clients allow, it is what they get: the best that a scheduler could be told.
+        max_tokens = None if workload.max_tokens is None else _as_array(workload.max_tokens)
         if isinstance(workload, Trace):
             arrival = _as_array(workload.arrival_ns)
             if workload.model_index is not None:
                 model = _as_array(workload.model_index)
             if workload.priority is not None:
                 priority = _as_array(workload.priority)
-            if workload.max_tokens is not None:
-                max_tokens = _as_array(workload.max_tokens)
             if workload.follows is not None:
                 arrival = _as_array(np.where(workload.follows.counts > 0, -1, workload.arrival_ns))
         else:
             arrival = array("q", [-1]) * n
-        if experiment.max_tokens is not None:
-            max_tokens = array("q", [experiment.max_tokens]) * n
         specs = experiment.machines
         pipelined = any(
             len(spec.tenants) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1

@@ -45,7 +45,7 @@ def slo_met(
 ) -> NDArray[np.bool_]:
     """Which requests finished within every limit given, and within their own deadline where they have one. Shape [n].
 
-    One without a second token has no TPOT to miss. One-shot requests emit no token: their first answer is their last,
+    One without a second token has no TPOT to miss. Requests to single-pass models emit no token: their first answer is their last,
     and *ttft_limit_s* holds for it.
     """
     met = finished(requests).copy()

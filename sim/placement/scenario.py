@@ -13,7 +13,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from sim.errors import ScenarioError
 from sim.scenario import explain, named
-from sim.scenario.settings import Policy, Process, Section
+from sim.scenario.keys import Policy, Process
+from sim.scenario.section import Section
 from sim.scenario.yaml import parse_yaml
 from sim.text import shown
 

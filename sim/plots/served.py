@@ -36,8 +36,9 @@ def draw_served(pair: tuple[Comparison, Comparison], folder: str | Path) -> list
         medians.append(f"{name} {100 * np.nanmedian(np.abs(ratio)):.1f} %")
         above.set_title(f"{name}: error of each model on each device", loc="left", fontsize=9)
         below.set_title(f"{name}: median error by requests in flight", loc="left", fontsize=9)
+    rows = len(pair[0].measured)
     figure.suptitle(
-        f"Predicted serving runs lie around the measured ones: median error {', '.join(medians)} over {len(pair[0].measured):,} rows.\n"
+        f"Predicted serving runs lie around the measured ones: median error {', '.join(medians)} over {rows:,} rows.\n"
         "Points right of zero are predicted too slow; those outside the grey band miss the aim.",
         fontsize=10,
         x=0.01,

@@ -172,7 +172,7 @@ correction of them is made anywhere:
 _OTHERS = """
 ### Beside another predictor
 
-aiconfigurator 0.12 (tables of measured kernels), run in November 2026 over the aggregated rows published then: of 2,644 it covers
-1,662; on the 1,524 rows common to both its median error is 14.0 % of TPOT and 44.8 % of TTFT. Rooftrace, before rows were replayed by
-their protocols, had 11.0 and 43.4 on the same rows. The rows here are a sample of those.
+aiconfigurator 0.12 (tables of measured kernels), as run in November 2026 over the aggregated rows published then: of 2,644 it
+covers 1,662; on the 1,524 rows common to both its median error is 14.0 % of TPOT and 44.8 % of TTFT. Rooftrace, before rows were
+replayed by their protocols, had 11.0 and 43.4 on the same rows. The rows here are a sample of those.
 """

@@ -26,9 +26,17 @@ def write_csv(lines: Sequence[ErrorLine], path: str | Path) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
 
 
-def to_markdown(lines: Sequence[ErrorLine], left_out: Sequence[str] = (), served: Sequence[Comparison] = ()) -> str:
+def to_markdown(
+    lines: Sequence[ErrorLine],
+    left_out: Sequence[str] = (),
+    sections: Sequence[str] = (),
+    served: Sequence[Comparison] = (),
+) -> str:
     """The page docs/validation.md: a table of the lines, what is not modelled or was *left_out* and why, and what comparisons of
-    *served* runs say by family, stack, model and load."""
+    *served* runs say by family, stack, model and load.
+
+    Further *sections* follow the errors on data that was not fitted.
+    """
     from hwmodels import memory_logs
 
     parts = [_HEAD]
@@ -48,6 +56,7 @@ def to_markdown(lines: Sequence[ErrorLine], left_out: Sequence[str] = (), served
         parts += [f"* {sentence}" for sentence in left_out]
     parts.append("\n## Errors on data that was not fitted\n")
     parts.append(_held_back())
+    parts += [f"\n{section}" for section in sections]
     parts.append("\n## KV blocks of engines' logs\n")
     parts.append(memory_logs.markdown())
     parts.append("\n## Serving\n")

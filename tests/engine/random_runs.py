@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hwmodels.totals import Chunk
 from policies.acceptance import BetaAlpha, Iid, PerPosition
 from policies.decoding import Speculative
 from policies.published import FasterTransformer, Orca, OrcaPaged, Static
@@ -151,7 +152,7 @@ def a_tenant(rng: random.Random, *, speculative: bool, n_stages: int, model: int
         row_s=rng.choice([0.0, 1e-5, 1e-4]),
         kv_s=rng.choice([0.0, 4e-8, 1e-6]),
         window_s=1e-8,
-        window_tokens=rng.choice([None, None, 40]),
+        window_tokens=rng.choice([None, Chunk(25), 40]),
         n_stages=n_stages,
         transfer_s=rng.choice([0.0, 1e-4]) if n_stages > 1 else 0.0,
     )

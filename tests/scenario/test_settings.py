@@ -6,7 +6,7 @@ import pytest
 from hwmodels.precision import PRECISIONS
 from sim.errors import ScenarioError
 from sim.scenario import Scenario, named
-from sim.scenario.settings import KvPrecision, TraceFormat, WeightPrecision
+from sim.scenario.keys import KvPrecision, TraceFormat, WeightPrecision
 from sim.scenario.yaml import parse_yaml
 from workloads import FORMATS
 

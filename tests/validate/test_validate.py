@@ -63,10 +63,10 @@ def test_errors_are_those_of_the_predictions(tmp_path):
 
 
 def test_a_device_without_measurements_is_priced_by_its_relative_and_said_so(tmp_path):
-    write(tmp_path, "gemm_b200_bf16_vllm0.24.csv", gemm_rows("b200", SHAPES))
+    write(tmp_path, "gemm_gb200_bf16_vllm0.24.csv", gemm_rows("gb200", SHAPES))
     (one,) = validate(tmp_path)
     assert one.line.mape_pct == pytest.approx(0.0, abs=1e-9)
-    assert "borrowed from h200" in one.notes[0]
+    assert "borrowed from b200" in one.notes[0]
 
 
 def test_hardware_prices_every_file(tmp_path):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sim.errors import OutputError, RooftraceError
+
+if TYPE_CHECKING:
+    from hwmodels.device import Device
+    from hwmodels.profiles import Profile
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +38,7 @@ def fit(
 
     from hwmodels.device import load_device
     from hwmodels.fit import fit_profile
-    from hwmodels.profiles import complete, datasheet_of, load_profile, write_profile
+    from hwmodels.profiles import complete, datasheet_of, write_profile
     from sim.validation.files import LEFT_OUT, read_measured
 
     if out.suffix != ".toml":
@@ -63,8 +67,15 @@ def fit(
         )
     if borrow:
         own = {(kernel.family, kernel.variant) for kernel in profile.kernels}
-        profile = complete(profile, [load_profile(name) for name in _donors(target.name)])
-        lent = sorted({k.provenance.borrowed_from for k in profile.kernels if (k.family, k.variant) not in own})
+        profile = complete(profile, _donors(target))
+        lent = sorted(
+            {
+                name
+                for kernel in profile.kernels
+                if (kernel.family, kernel.variant) not in own
+                for name in kernel.provenance.borrowed_from.split(", ")
+            }
+        )
         if lent:
             typer.echo(f"Not measured here, borrowed from {', '.join(lent)}: {len(profile.kernels) - len(own)} kernels")
     try:
@@ -96,14 +107,13 @@ def _is_of(measurement: object, target: object) -> bool:
         return False
 
 
-def _donors(name: str) -> list[str]:
-    """Shipped profiles to borrow from, the nearest first: the device's own or its relative's, then the others'."""
-    from hwmodels.profiles import calibrated_devices, load_profile
+def _donors(target: Device) -> list[Profile]:
+    """Whose kernels stand for those that were not measured: the device's shipped profile, or what others lend it."""
+    from hwmodels.profiles import borrow_for, calibrated_devices, load_profile
 
+    if target.name in calibrated_devices():
+        return [load_profile(target.name)]
     try:
-        nearest = load_profile(name)
+        return [borrow_for(target)]
     except ValueError:
         return []
-    first = name if name in calibrated_devices() else nearest.kernels[0].provenance.borrowed_from
-    tpu = first.startswith("tpu")
-    return [first, *(other for other in calibrated_devices() if other != first and other.startswith("tpu") == tpu)]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sim.cli.options import Json
 from sim.errors import RooftraceError
 
 
@@ -19,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 def models(
     ctx: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the models of the catalogue with their sources."""
     if ctx.invoked_subcommand is not None:

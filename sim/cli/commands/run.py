@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from sim.cli.options import ScenarioFile, SummaryJson
+
 REPORT = "report.html"
 
 
@@ -18,9 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    scenario: Annotated[
-        Path | None, typer.Argument(help="Scenario file (YAML); without one, the built-in default.", show_default=False)
-    ] = None,
+    scenario: ScenarioFile = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set replicas=2; VALUE is YAML."),
@@ -28,7 +28,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; default results/NAME-HASH.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
+    as_json: SummaryJson = False,
     plots: Annotated[bool, typer.Option(help="Draw latency.png and timeline.png.")] = True,
     timeline: Annotated[
         Path | None,

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sim.cli.options import Json
 from sim.errors import OutputError, RooftraceError
 
 _File = Annotated[Path, typer.Argument(help="Trace file; its format is recognised by its content.")]
@@ -31,7 +32,7 @@ def describe(
     format_: _Format = "auto",
     sort: _Sort = False,
     drop_empty: _DropEmpty = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print how many requests a trace holds, how they arrive and how long they are."""
     found = _read(file, format_, sort, drop_empty).describe()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from hwmodels.profiles import Profile
 
 
 def register(app: typer.Typer) -> None:
@@ -61,18 +65,23 @@ def validate(
     for path in (out, markdown):  # before the minutes that the simulations take
         if path is not None and not path.parent.is_dir():
             raise OutputError(f"cannot write {path}: its folder does not exist; create it first")
+    from hwmodels.left_out import loans
     from sim.validation.files import LEFT_OUT, comparisons, read_measured
+    from sim.validation.intervals import coverage, coverage_markdown, loans_markdown
     from sim.validation.served import served_pair, text_tables
     from sim.validation.tables import to_markdown, write_csv
 
     folder = read_measured(measured, hardware=hardware, strict=strict)
     found = list(comparisons(folder, hardware=hardware))
     lines = [comparison.line for comparison in found]
+    covered = coverage(folder.measurements, _profile_of(hardware))
     if out is not None:
         write_csv(lines, out)
     if markdown is not None:
         try:
-            markdown.write_text(to_markdown(lines, folder.left_out, found), encoding="utf-8")
+            sections = (coverage_markdown(covered), loans_markdown(loans(folder.measurements)))
+            page = to_markdown(lines, folder.left_out, sections, served=found)
+            markdown.write_text(page, encoding="utf-8")
         except OSError as error:
             raise OutputError(f"cannot write {markdown}: {error.strerror}") from None
     typer.echo(f"{'file, quantity':<66}{'rows':>8}{'unmod.':>8}{'MAPE %':>8}{'median':>8}{'p90':>8}{'bias':>8}")
@@ -81,6 +90,12 @@ def validate(
         cells = "".join(f"{'-':>8}" if value is None else f"{value:>8.1f}" for value in errors)
         name = line.file.removesuffix(".csv") + ("" if line.quantity == "latency" else f", {line.quantity}")
         typer.echo(f"{name:<66}{line.rows:>8,}{line.unmodelled:>8,}{cells}")
+    if covered:
+        typer.echo(f"\n{'90 % intervals of':<66}{'rows':>8}{'held-back rows in %':>24}{'all rows in %':>16}")
+    for line in covered:
+        cells = (f"{'-' if math.isnan(value) else format(value, '.1f'):>{width}}"
+                 for value, width in ((line.held_pct, 24), (line.inside_pct, 16)))  # fmt: skip
+        typer.echo(f"{line.family:<66}{line.rows:>8,}{''.join(cells)}")
     seen: set[tuple[str, str]] = set()
     for line in lines:
         for reason, count in line.reasons.items():
@@ -107,3 +122,10 @@ def validate(
     if folder.left_out:
         typer.echo(folder.verdict, err=True)
         raise typer.Exit(LEFT_OUT)
+
+
+def _profile_of(hardware: str | None) -> Profile | None:
+    """The one that `--hardware` prices every file with; None where each file names its device."""
+    from hwmodels.profiles import load_profile
+
+    return None if hardware is None else load_profile(hardware)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from sim.placement.groups import can_compile
 from sim.reproduce.alpaserve import queueing, recorded, stages, statements
 from sim.reproduce.rows import Part, Row, with_reasons
 
@@ -41,6 +42,16 @@ PARTS = (
 def rows(quick: bool = False) -> list[Row]:
     """Published numbers beside simulated ones; *quick* takes fewer seeds and a part of the ablation."""
     return list(itertools.chain.from_iterable(part.run(quick) for part in PARTS))
+
+
+def note() -> str | None:
+    """What would make the experiments shorter, where it is not there."""
+    if can_compile():
+        return None
+    return (
+        "numba is not installed, without which the searches of AlpaServe's placements take an hour instead of minutes: "
+        "pip install 'rooftrace[fast]', or take --quick"
+    )
 
 
 def plots(folder: Path) -> list[Path]:

@@ -69,29 +69,24 @@ def cluster(quick: bool) -> Iterator[Row]:
                     simulated=simulated,
                 )
             )
-    for found in measured:
-        yield Row(
-            experiment=found.experiment,
-            case=f"{found.case}, {found.policy}",
-            quantity=_points(found),
-            published=found.published,
-            simulated=found.simulated,
-            kind="emulated",
-            evidence="event loop against measurement",
-            within_abs=_POINTS,
-        )
-    yield _better_is_better(measured, "event loop against measurement")
-    for found in theirs:
-        yield Row(
-            experiment=found.experiment,
-            case=f"{found.case}, {found.policy}",
-            quantity=_points(found),
-            published=found.published,
-            simulated=found.simulated,
-            kind="emulated",
-            evidence="event loop against theory",
-            within_abs=_POINTS,
-        )
+    against: tuple[tuple[list[Recorded], Evidence], ...] = (
+        (measured, "event loop against measurement"),
+        (theirs, "event loop against theory"),
+    )
+    for recorded, evidence in against:
+        for found in recorded:
+            yield Row(
+                experiment=found.experiment,
+                case=f"{found.case}, {found.policy}",
+                quantity=_points(found),
+                published=found.published,
+                simulated=found.simulated,
+                kind="emulated",
+                evidence=evidence,
+                within_abs=_POINTS,
+            )
+        if recorded is measured:
+            yield _better_is_better(measured, evidence)
     for found in measured:
         if found.policy == "sr-greedy" and found.published == 0.0:
             yield Row(

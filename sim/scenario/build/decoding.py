@@ -12,6 +12,7 @@ from sim.scenario.build.acceptance import acceptance_of, check_recording, larges
 from sim.scenario.build.draft import drafting_of
 from sim.scenario.decoding import WITHOUT_DRAFT, DecodingSettings
 from sim.scenario.settings import Scenario
+from sim.scenario.workload import mean_context
 
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel
@@ -73,7 +74,7 @@ def build_decoding(
         k = acceptance.depth  # type: ignore[attr-defined]
     elif k == "adaptive":
         k = _adaptive(settings, acceptance, target, draft_cost, workload, most)
-        manifest["adaptive"] = {"context_tokens": _mean_context(workload), "rows": [list(row) for row in k]}
+        manifest["adaptive"] = {"context_tokens": mean_context(workload), "rows": [list(row) for row in k]}
     assert not isinstance(k, str)
     try:
         decoding = Speculative(method=settings.method, num_speculative_tokens=k, acceptance=acceptance)
@@ -110,15 +111,6 @@ def _most_running(scheduler: Scheduler, workload: Trace | ClosedLoop) -> int:
     return max(limit, 1)
 
 
-def _mean_context(workload: Trace | ClosedLoop) -> int:
-    """Tokens that a decode step of this workload attends to on average: steps weigh requests by their outputs."""
-    outputs = workload.output_tokens
-    total = float(outputs.sum())
-    if not total:
-        return 1
-    return max(1, round(float(((workload.prompt_tokens + 0.5 * outputs) * outputs).sum()) / total))
-
-
 def _adaptive(
     settings: DecodingSettings,
     acceptance: Acceptance,
@@ -128,16 +120,16 @@ def _adaptive(
     most: int,
 ) -> Sequence[tuple[int, int | None, int]]:
     """Rows with the k that gives the most tokens per second at each batch, by the two cost models at a mean context."""
-    from hwmodels.totals import Totals
+    from hwmodels.totals import Totals, seen
     from policies.decoding import best_table
 
-    context = _mean_context(workload)
+    context = mean_context(workload)
     cost = target.cost
     window = cost.window_tokens
 
     def totals(width: int, batch: int) -> Totals:
         kv = batch * (context + width)
-        within = 0 if window is None else batch * min(context + width, window)
+        within = 0 if window is None else batch * seen(context + width, window)
         return Totals(batch * width, 0, 0, 0, 0, batch, kv, batch * width, 0, within)
 
     def step_s(width: int, batch: int) -> float:

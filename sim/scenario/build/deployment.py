@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from hwmodels.device import Device
 
 
-SAME_FOR_KV = ("bf16", "fp16", "fp32", "fp8")
-"""Weight formats that the KV cache takes over; integer and 4-bit weights leave it in the checkpoint's own."""
+SAME_FOR_KV = ("bf16", "fp16", "fp32")
+"""Weight formats that the KV cache takes over: those of the whole model. Narrower weights leave it in the checkpoint's own, or
+in the 16 bits of the model: engines narrow the cache only where they are told to."""
 
 
 def deployment_of(scenario: Scenario) -> Deployment:

@@ -20,7 +20,6 @@ from sim.scenario.workload import workload_of
 if TYPE_CHECKING:
     from sim.engine import Experiment
     from sim.engine.streaming import Stream
-    from workloads import ClosedLoop, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +56,6 @@ def resolve(scenario: Scenario) -> Built:
     built = [build_pool(pool, workload, rows) for pool in pools]
     experiment = Experiment(
         workload=workload,
-        max_tokens=_allowed(scenario, workload),
         replicas=tuple(
             machine
             for pool, hosted in zip(pools, built, strict=True)
@@ -80,20 +78,6 @@ def resolve(scenario: Scenario) -> Built:
 
 def _deployed(pool: PoolOf) -> PoolOf:
     return replace(pool, deployments=tuple(deployment_of(scenario) for scenario in pool.scenarios))
-
-
-def _allowed(scenario: Scenario, workload: Trace | ClosedLoop) -> int | None:
-    """Output tokens that clients allow every request; None where the trace or nothing says it."""
-    allowed, longest = scenario.workload.max_tokens, int(workload.output_tokens.max(initial=0))
-    if allowed is not None and getattr(workload, "max_tokens", None) is not None:
-        raise ScenarioError(
-            f"{scenario.source}: workload.max_tokens: the trace has a column max_tokens; leave out one of them"
-        )
-    if allowed is not None and allowed < longest:
-        raise ScenarioError(
-            f"{scenario.source}: workload.max_tokens is at least the longest output, {longest} tokens; got {allowed}"
-        )
-    return allowed
 
 
 def _stream(scenario: Scenario, pools: Sequence[PoolOf]) -> Stream:

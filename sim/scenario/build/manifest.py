@@ -44,7 +44,13 @@ def manifest_of(
         "scenario": scenario.resolved(),
         **facts,
         "workload": {"source": workload.source, "requests": len(workload)},
-        "notes": notes_of(scenario, pools, [hosted.spec.scheduler for pool in built for hosted in pool], workload),
+        "notes": notes_of(
+            scenario,
+            pools,
+            [hosted.spec.scheduler for pool in built for hosted in pool],
+            [hosted.plan for pool in built for hosted in pool],
+            workload,
+        ),
         "versions": versions(),
         **({"auto": chosen} if chosen else {}),
     }

@@ -12,11 +12,12 @@ from sim.scenario.build.pools import PoolOf
 from sim.scenario.build.scheduler import scheduler_of
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
-from sim.scenario.workload import workload_of
+from sim.scenario.workload import mean_context, workload_of
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.memory import MemoryPlan
+    from workloads import ClosedLoop, Trace
 
 
 ITERATION_TOKENS = ("token_budget", "max_num_batched_tokens", "max_num_tokens", "chunked_prefill_size", "chunk")
@@ -28,18 +29,28 @@ SEQUENCES = ("max_sequences", "max_num_seqs", "max_running_requests", "max_batch
 def memory_plan_of(scenario: Scenario) -> tuple[Deployment, MemoryPlan]:
     """The replica that *scenario* describes and how its memory is divided, without a draft model; ScenarioError where it does
     not fit."""
+    from hwmodels.cache import keeps_every_token
+
     deployment = deployment_of(scenario)
     chosen = chosen_by_auto(scenario, deployment, workload_of(scenario)) if left_to_choose(scenario) else {}
     scheduler = scheduler_of(scenario, deployment, chosen)
     with told_by(scenario):
-        return deployment, deployment.fitted(memory_of(scenario, deployment, scheduler))
+        # Only where layers do not keep every token does the workload matter.
+        workload = None if keeps_every_token(deployment.model) else workload_of(scenario)
+        return deployment, deployment.fitted(memory_of(scenario, deployment, scheduler, workload=workload))
 
 
 def memory_of(
-    scenario: Scenario, deployment: Deployment, scheduler: Any = None, *, draft: Deployment | None = None
+    scenario: Scenario,
+    deployment: Deployment,
+    scheduler: Any = None,
+    *,
+    workload: Trace | ClosedLoop | None = None,
+    draft: Deployment | None = None,
 ) -> MemoryPlan:
     """How the memory of *scenario*'s devices is divided; its *scheduler*'s limits, or else the stack's, are those of the profile
-    run. ValueError for a share by another stack's name, or a release that is not known."""
+    run. Layers that do not keep every token are counted at the mean context of *workload*, or else at the longest.
+    ValueError for a share by another stack's name, or a release that is not known."""
     from hwmodels.memory import engine_defaults, memory_plan, stack_memory
 
     memory, stack = scenario.memory, scenario.serving_stack
@@ -64,6 +75,7 @@ def memory_of(
         block_tokens=memory.block_tokens,
         draft=draft,
         override=memory.kv_blocks,
+        context_tokens=None if workload is None else mean_context(workload),
     )
 
 
@@ -73,12 +85,12 @@ def _limit(scheduler: Any, names: tuple[str, ...]) -> int | None:
     return min((value for value in found if isinstance(value, int)), default=None)
 
 
-def shared_plan(pool: PoolOf, i: int, scheduler: Any) -> MemoryPlan:
+def shared_plan(pool: PoolOf, i: int, scheduler: Any, workload: Trace | ClosedLoop) -> MemoryPlan:
     """Memory of a model among those that share a machine: an equal part of what all the others leave, stage by stage."""
     from hwmodels.memory import share_machine
 
     plans = [
-        memory_of(scenario, deployment, scheduler)
+        memory_of(scenario, deployment, scheduler, workload=workload)
         for scenario, deployment in zip(pool.scenarios, pool.deployments, strict=True)
     ]
     plan = share_machine(tuple(plans))[i]

@@ -11,21 +11,27 @@ from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
+    from hwmodels.memory import MemoryPlan
     from workloads import ClosedLoop, Trace
 
 
 def notes_of(
-    scenario: Scenario, pools: Sequence[PoolOf], schedulers: Sequence[Any], workload: Trace | ClosedLoop
+    scenario: Scenario,
+    pools: Sequence[PoolOf],
+    schedulers: Sequence[Any],
+    plans: Sequence[MemoryPlan],
+    workload: Trace | ClosedLoop,
 ) -> list[str]:
-    """All notes of an experiment, each once; *schedulers* are those that were made."""
+    """All notes of an experiment, each once; *schedulers* and *plans* are those that were made."""
     names = list(dict.fromkeys(deployment.model.name for pool in pools for deployment in pool.deployments))
     deployments = [deployment for pool in pools for deployment in pool.deployments]
     notes = _left_out(workload, names[0] if len(names) == 1 else "")
-    notes += dict.fromkeys(note for each in deployments for note in (*each.model.notes, *_borrowed(each)))
+    notes += dict.fromkeys(note for each in deployments for note in (*each.notes, *_borrowed(each)))
+    notes += dict.fromkeys(note for plan in plans for note in plan.notes)
     notes += _unused(scenario)
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     notes += _priorities(schedulers, workload)
-    notes += _allowances(scenario, schedulers, workload)
+    notes += _allowances(schedulers, workload)
     return notes
 
 
@@ -131,12 +137,11 @@ def _orders_by_priority(scheduler: Any) -> bool:
     )
 
 
-def _allowances(scenario: Scenario, schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> Iterator[str]:
+def _allowances(schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> Iterator[str]:
     """Says so where memory is kept for what clients allow, and nothing says what that is."""
     from policies.view import reserves
 
-    told = scenario.workload.max_tokens is not None or getattr(workload, "max_tokens", None) is not None
-    if not told and any(map(reserves, schedulers)) and workload.output_tokens.any():
+    if workload.max_tokens is None and any(map(reserves, schedulers)) and workload.output_tokens.any():
         yield (
             "The scheduler keeps memory for what clients allow, and nothing says what that is: each request is taken to be allowed "
             "what it emits, which no server knows. workload.max_tokens says it, or a column max_tokens of a plain trace."

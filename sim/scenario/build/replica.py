@@ -47,13 +47,15 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
     scheduler = preempting(scenario, scheduler_of(scenario, deployment, chosen, shared=not alone))
     with told_by(scenario):
         plan = (
-            deployment.fitted(memory_of(scenario, deployment, scheduler)) if alone else shared_plan(pool, i, scheduler)
+            deployment.fitted(memory_of(scenario, deployment, scheduler, workload=workload))
+            if alone
+            else shared_plan(pool, i, scheduler, workload)
         )
         decoding = build_decoding(
             scenario.decoding,
             target=deployment,
             plan=plan,
-            beside=lambda draft: memory_of(scenario, deployment, scheduler, draft=draft),
+            beside=lambda draft: memory_of(scenario, deployment, scheduler, workload=workload, draft=draft),
             scheduler=scheduler,
             workload=workload,
             find=scenario.find,

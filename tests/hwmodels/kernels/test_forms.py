@@ -202,7 +202,7 @@ def test_smooth_max_runs_from_the_larger_to_the_sum():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_device_needs_no_collective_and_a_large_one_runs_at_link_speed(kind):
-    params = CollectiveParams(contention=0.0)
+    params = CollectiveParams(widening=0.0)
     assert collective_s(params, kind, 1e6, 1, 450e9) == 0.0
     seconds = collective_s(params, kind, 1e12, 8, 450e9)
     assert seconds == pytest.approx(1e12 * moved_share(kind, 8) / (450e9 * params.bandwidth_high), rel=1e-3)
@@ -210,9 +210,7 @@ def test_one_device_needs_no_collective_and_a_large_one_runs_at_link_speed(kind)
 
 def test_small_messages_take_the_low_latency_protocol():
     params = CollectiveParams()
-    assert collective_s(params, "all_reduce", 8, 8, 450e9) == pytest.approx(
-        params.start_s + 6 * params.hop_low_s, rel=1e-3
-    )
+    assert collective_s(params, "all_reduce", 8, 8, 450e9) == pytest.approx(params.start_s + 6 * params.hop_s, rel=1e-3)
 
 
 def test_expected_active_experts_by_hand():

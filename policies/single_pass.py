@@ -1,4 +1,4 @@
-"""Serving of models that answer at once, with deadlines, as AlpaServe does (Li et al., OSDI 2023; artifact alpa-projects/mms)."""
+"""Serving of models that answer in one pass, with deadlines, as AlpaServe does (Li et al., OSDI 2023; alpa-projects/mms)."""
 
 from __future__ import annotations
 
