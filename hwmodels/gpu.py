@@ -11,8 +11,8 @@ import numpy as np
 
 from hwmodels.kernels.attention import WIDEST_GROUP
 from hwmodels.kernels.families import DECODE, GEMM, MLA_DECODE, MLA_PREFILL, MOE, PREFILL
-from hwmodels.kernels.mla import MlaParams
-from hwmodels.kernels.ops import DecodeForm, PrefillForm
+from hwmodels.kernels.linear_attention import KERNELS, LinearDecodeForm, LinearPrefillForm, layer_forms
+from hwmodels.kernels.ops import DecodeForm, PrefillForm, Running
 from hwmodels.operations import AttentionShape, ExpertMlp
 from hwmodels.profiles import Profile
 from hwmodels.stack_kernels import WIDTH, StackKernels, Table, gemm_nodes, moe_nodes
@@ -43,59 +43,118 @@ class GpuKernels(StackKernels):
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
         run, sheet = self.running(shape), self.profile.datasheet
         if shape.kind == "gqa":
+            wanted = self.attention_variants(shape, _cache_bytes(shape), prompts=True)
+            params = self.profile.get("prefill", wanted)
+            kernel = self.profile.kernel("prefill", wanted)
             return PREFILL.folded(
-                self.profile.get("prefill", self.sources),
+                params,
                 sheet,
                 heads=shape.n_heads,
                 kv_heads=shape.n_kv_heads,
                 head_dim=shape.qk_dim,
                 token_bytes=shape.kv_bytes,
+                dtype="fp8" if kernel is not None and kernel.variant.startswith("fp8q/") else "bf16",
+                run=run,
+            )
+        if shape.kind == "indexer":
+            # Queries meet one key a token and mix no values.
+            return PREFILL.folded(
+                self._latent("mla_prefill", _cache_bytes(shape), absorbed=True),
+                sheet,
+                heads=shape.n_heads,
+                kv_heads=1.0,
+                head_dim=shape.qk_dim,
+                v_dim=0.0,
+                token_bytes=shape.kv_bytes,
                 run=run,
             )
         return MLA_PREFILL.folded(
-            self._latent("mla_prefill"),
+            self._latent("mla_prefill", _cache_bytes(shape), absorbed=shape.absorbed),
             sheet,
-            pair_flops=shape.prefill_flops_per_pair,
-            row_numbers=shape.n_heads * (shape.qk_dim + shape.v_dim),
-            token_bytes=shape.kv_bytes,
+            heads=shape.n_heads,
+            qk_dim=shape.qk_dim,
+            v_dim=shape.v_dim,
+            kv_rank=shape.latent_dim,
+            rope_dim=shape.rope_dim,
+            latent_bytes=_cache_bytes(shape),
             expand_flops=shape.expand_flops,
-            expanded=not shape.absorbed,
+            absorbed=shape.absorbed,
             run=run,
         )
 
     def decode_form(self, shape: AttentionShape) -> DecodeForm:
         run, sheet = self.running(shape), self.profile.datasheet
         if shape.kind == "gqa":
-            kernel = self.profile.kernel("decode", self.sources)
+            wanted = self.attention_variants(shape, _cache_bytes(shape), prompts=False)
+            params = self.profile.get("decode", wanted)
+            kernel = self.profile.kernel("decode", wanted)
+            source = "" if kernel is None else kernel.variant.rpartition("/")[2].partition("-")[0]
             return DECODE.folded(
-                self.profile.get("decode", self.sources),
+                params,
                 sheet,
                 heads=shape.n_heads,
                 kv_heads=shape.n_kv_heads,
                 head_dim=shape.qk_dim,
                 token_bytes=shape.kv_bytes,
-                widest_group=WIDEST_GROUP.get("" if kernel is None else kernel.variant, np.inf),
+                widest_group=WIDEST_GROUP.get(source, np.inf),
                 run=run,
             )
+        indexer = shape.kind == "indexer"
         return MLA_DECODE.folded(
-            self._latent("mla_decode"),
+            self._latent("mla_decode", _cache_bytes(shape)),
             sheet,
-            pair_flops=shape.decode_flops_per_pair,
-            row_numbers=shape.n_heads * (2 * shape.latent_dim + shape.rope_dim),
-            token_bytes=shape.kv_bytes,
+            heads=shape.n_heads,
+            kv_rank=0.0 if indexer else shape.latent_dim,
+            rope_dim=shape.qk_dim if indexer else shape.rope_dim,
+            latent_bytes=_cache_bytes(shape),
             run=run,
         )
 
-    def _latent(self, family: str) -> MlaParams:
-        """The measured chain that stands for the stack's: as a graph replays it, or as Python launches it call by call.
+    def _latent(self, family: str, cache_bytes: float, *, absorbed: bool = False) -> Any:
+        """The measured kernel that stands for the stack's.
 
-        All stacks expand keys and values of fresh prompts, as TensorRT-LLM's table has it; SGLang's times its absorbed
-        kernel, which its server runs behind a short prefix only (0.5.23, srt/models/deepseek_common/
-        attention_backend_handler.py). vLLM decodes by FlashAttention, as SGLang does.
+        All stacks expand keys and values of fresh prompts, as TensorRT-LLM's tables have it and SGLang's on Blackwell;
+        on Hopper SGLang's table times its absorbed kernel, which its server runs behind a short prefix only (0.5.23,
+        srt/models/deepseek_common/attention_backend_handler.py), and which stands for absorbed prompts here. vLLM's own
+        kernel was measured inside its module alone: it decodes by FlashAttention or TensorRT-LLM's kernel, as SGLang does.
         """
-        expanded = family == "mla_prefill" or self.stack.kernels == "trtllm"
-        replayed = ("trtllm", "sglang") if expanded else ("sglang", "trtllm")
-        return self.profile.get(family, (*replayed, "vllm") if self.stack.graph else ("vllm", *replayed))
+        first = () if self.sources[0] == "vllm" else (self.sources[0],)
+        names = dict.fromkeys((*first, "trtllm", "sglang") if family == "mla_prefill" else (*first, "sglang", "trtllm"))
+        if absorbed:
+            names = {"sglang-absorbed": None, **names}
+        formats = ("fp8/", "") if cache_bytes < 1.5 else ("",)
+        return self.profile.get(family, [fmt + name for name in names for fmt in formats])
+
+    def linear_forms(
+        self, *, key_heads: int, key_dim: int, value_heads: int, value_dim: int, conv_width: int, layers: float
+    ) -> tuple[LinearPrefillForm, LinearDecodeForm]:
+        """Prompts and decodes of `layers` layers of gated delta nets: convolution and delta rule, heads per device.
+
+        ValueError names what the profile lacks.
+        """
+        found = {
+            family: tuple(
+                self.profile.get(family, [f"{kernel}/{source}" for source in self.sources]) for kernel in KERNELS
+            )
+            for family in ("linear_prefill", "linear_decode")
+        }
+        return layer_forms(
+            self.profile.datasheet,
+            found["linear_prefill"],
+            found["linear_decode"],
+            key_heads=key_heads,
+            key_dim=key_dim,
+            value_heads=value_heads,
+            value_dim=value_dim,
+            conv_width=conv_width,
+            run=Running(layers=layers, start_share=1.0 - self.stack.overheads.launch_overlap),
+        )
+
+
+def _cache_bytes(shape: AttentionShape) -> float:
+    """Of one number in the cache."""
+    numbers = {"gqa": 2 * shape.n_kv_heads * shape.qk_dim, "mla": shape.latent_dim + shape.rope_dim}
+    return shape.kv_bytes / numbers.get(shape.kind, shape.qk_dim)
 
 
 def _variants(sources: Sequence[str], dtype: str) -> list[str]:

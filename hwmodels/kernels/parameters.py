@@ -21,24 +21,32 @@ def parameter(
     *,
     scales_with: Mapping[str, float] | None = None,
     server: bool = False,
+    optional: bool = False,
 ) -> Any:
     """A dataclass field with a default, the bounds a fit respects and the physical reason for them.
 
     `scales_with` says how the number changes from one device to another: datasheet quantities (`QUANTITIES`) and their
     powers. Shares of a datasheet's number, and latencies that all devices have alike, scale with nothing. A *server*
-    parameter belongs to the machine around the device more than to the device.
+    parameter belongs to the machine around the device more than to the device. An *optional* one stands for something that not
+    every library shows; its default leaves the equation as it is without, and files leave it out where it has that value.
     """
     scaling = dict(scales_with or {})
     if unknown := sorted(set(scaling) - set(QUANTITIES)):
         raise ValueError(f"{unknown[0]} is not a datasheet quantity; there are {', '.join(QUANTITIES)}")
     return field(
-        default=start, metadata={"low": low, "high": high, "why": why, "scales_with": scaling, "server": server}
+        default=start,
+        metadata={"low": low, "high": high, "why": why, "scales_with": scaling, "server": server, "optional": optional},
     )
 
 
 def of_server(kind: type[Any]) -> tuple[str, ...]:
     """Parameters that belong to the machine around a device."""
     return tuple(f.name for f in _fields(kind) if f.metadata.get("server"))
+
+
+def optional_defaults(kind: type[Any]) -> dict[str, float]:
+    """Name -> default of the parameters that files may leave out."""
+    return {f.name: cast("float", f.default) for f in _fields(kind) if f.metadata.get("optional")}
 
 
 def bounds(kind: type[Any]) -> dict[str, tuple[float, float, float]]:
@@ -60,7 +68,8 @@ def check_bounds(params: Any) -> None:
 
 
 def with_values(kind: type[P], values: Mapping[str, float]) -> P:
-    """A parameter object from a mapping that names exactly its parameters, checked against the bounds."""
+    """A parameter object from a mapping that names its parameters, but for optional ones, checked against the bounds."""
+    values = {**optional_defaults(kind), **values}
     names = [f.name for f in _fields(kind)]
     unknown = sorted(set(values) - set(names))
     missing = sorted(set(names) - set(values))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hwmodels.kernels.families import FAMILIES
-from hwmodels.kernels.parameters import Datasheet, with_values
+from hwmodels.kernels.parameters import Datasheet, optional_defaults, with_values
 from hwmodels.profiles.profile import Calibration, Kernel, Profile, Provenance
 from hwmodels.tables import read_toml
 
@@ -83,7 +83,9 @@ def write_profile(profile: Profile, path: str | Path) -> None:
     for kernel in profile.kernels:
         lines += ["", "[[kernel]]", f"family = {_text(kernel.family)}", f"variant = {_text(kernel.variant)}"]
         lines += ["[kernel.parameters]"]
-        lines += [f"{name} = {_digits(value)}" for name, value in asdict(kernel.params).items()]
+        absent = optional_defaults(type(kernel.params))
+        own = {name: value for name, value in asdict(kernel.params).items() if value != absent.get(name)}
+        lines += [f"{name} = {_digits(value)}" for name, value in own.items()]
         if kernel.interval:
             lines += ["[kernel.interval]"]
             lines += [f"{name} = [{_digits(low)}, {_digits(high)}]" for name, (low, high) in kernel.interval.items()]

@@ -103,6 +103,14 @@ def test_shipped_profiles_keep_their_own_fits_and_say_what_is_borrowed():
         assert all(kernel.provenance.files for kernel in kernels)
 
 
+def test_borrowing_keeps_efficiencies_and_takes_the_other_datasheet():
+    h200, gb200 = load_profile("h200"), load_profile("gb200")
+    assert gb200.datasheet.hbm_bytes_per_s == load_device("gb200").hbm_bytes_per_s
+    assert gb200.get("gemm", ("bf16/vllm",)) == h200.get("gemm", ("bf16/vllm",))
+    assert "borrowed from h200" in gb200.note
+    assert {kernel.provenance.borrowed_from for kernel in gb200.kernels if kernel.variant == "fp8/vllm"} == {"h200"}
+
+
 def test_completing_takes_only_what_is_missing():
     l40s, h200 = load_profile("l40s"), load_profile("h200")
     bare = borrow(type(l40s)(name="l40s", datasheet=l40s.datasheet, kernels=l40s.kernels[:1]), l40s.datasheet)
@@ -139,13 +147,14 @@ def test_each_kind_of_device_has_a_class_of_kernels():
 
 def test_a_stack_prices_with_its_own_kernels_and_an_unmeasured_one_with_vllms():
     ideal = serving_stack("ideal")
-    vllm, trtllm, sglang = (
+    vllm, trtllm, sglang, eager = (
         GpuKernels(
             device=load_device("h200"), profile=load_profile("h200"), stack=replace(ideal, kernels=stack), layers=1
         ).decode_form(SHAPE)(SCALARS, 16, 16, 16 * 1024)
-        for stack in ("vllm", "trtllm", "sglang")
+        for stack in ("vllm", "trtllm", "sglang", "eager")
     )
-    assert vllm == sglang != trtllm
+    assert len({vllm, trtllm, sglang}) == 3
+    assert eager == vllm
 
 
 def test_kernels_answer_for_whole_models():
