@@ -74,9 +74,9 @@ _SAME_MODEL = {
 _WEIGHTS = np.array([1.0, 0.5])  # a run's TTFT varies several times as much between repeats as its TPOT
 _RECORDED_WEIGHT = 30.0
 """Rows that the recorded run counts for: those of a deployment."""
-_ROWS = 110
+_ROWS = 80
 """Rows of a stack that are fitted at most, chosen by a hash; all are scored."""
-_MOST_CLIENTS = {"sglang": 64}
+_MOST_CLIENTS = {"sglang": 32}
 """Runs of more clients are scored and not fitted: SGLang's scheduler looks at every running request, one by one."""
 FOLDS = 5
 """Parts of the deployments, by a hash of their names, that are held back in turn."""
