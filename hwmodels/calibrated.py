@@ -63,6 +63,18 @@ class Calibrated:
             }
         return found
 
+    def stand_ins(self, spec: ModelSpec, device: Device) -> tuple[str, ...]:
+        """A sentence for each format of *spec* that another format's, software's or device's measurements price."""
+        profile = self.load(device)
+        if profile.kind != "gpu":
+            return ()
+        kernels = GpuKernels(device=device, profile=profile, stack=self.stack, layers=1)
+        products = (spec.attention_precision, spec.mlp_precision, spec.base_precision)
+        if spec.experts is None:
+            return tuple(kernels.stand_ins(products, None, spec.hidden, 0, 0))
+        topk, count = spec.experts.per_token, spec.experts.n_experts
+        return tuple(kernels.stand_ins(products, spec.expert_precision, spec.hidden, topk, count))
+
     def __call__(
         self,
         spec: ModelSpec,

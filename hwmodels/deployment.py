@@ -73,6 +73,11 @@ class Deployment:
             return self.made_by.provenance(self.device)
         return {"profile": "datasheet roofline: peaks of the datasheet, no calibration, no overheads"}
 
+    @property
+    def stand_ins(self) -> tuple[str, ...]:
+        """A sentence for each format that another format's, software's or device's measurements price."""
+        return self.made_by.stand_ins(self.model, self.device) if isinstance(self.made_by, Calibrated) else ()
+
     def _stages(self) -> tuple[StageWork, ...]:
         return _stages(self.model, self.parallel, self.kv_precision)
 

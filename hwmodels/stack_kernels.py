@@ -130,14 +130,29 @@ class StackKernels:
         loss += own.expand_loss if expanded else 0.0
         return flops * (loss / self.profile.datasheet.flops_per_s(dtype))
 
-    def tabulated_s(self, rows: Any, flops: Any, precision: str, table_of: Callable[[str, float], Table]) -> Any:
-        """Seconds at *rows* of what `table_of(arithmetic, weight_bytes)` holds, with what the stack hides and loses."""
+    def tabulated_s(
+        self,
+        rows: Any,
+        flops: Any,
+        precision: str,
+        table_of: Callable[[str, float], Table],
+        *,
+        expansion_measured: bool = False,
+    ) -> Any:
+        """Seconds at *rows* of what `table_of(arithmetic, weight_bytes)` holds, with what the stack hides and loses.
+
+        `expansion_measured` says that the table is of kernels that expand such weights themselves.
+        """
         dtype, weight_bytes, expanded = self.arithmetic(precision)
         nodes, seconds, start_s = table_of(dtype, weight_bytes)
         seconds = seconds - (start_s - start_s * (1.0 - self._own.launch_overlap))
         # Past the last node time grows with the rows.
         beyond = np.maximum(0.0, rows - nodes[-1]) * (seconds[-1] / nodes[-1])
-        return np.interp(rows, nodes, seconds) + beyond + self._loss_s(flops, dtype, weight_bytes, expanded)
+        return (
+            np.interp(rows, nodes, seconds)
+            + beyond
+            + self._loss_s(flops, dtype, weight_bytes, expanded and not expansion_measured)
+        )
 
     def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
         """Kernels that only stream: their start, and their bytes at the share of the bandwidth a stream reaches."""

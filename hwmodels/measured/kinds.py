@@ -17,8 +17,8 @@ _MODULE = ("gemm_dtype", "query_dtype", "kv_dtype", "num_heads", "batch_size")
 _NODE = r"(?P<device>[a-z0-9]+)"
 _SOFTWARE = r"(?P<source>[a-z]+)(?P<version>[0-9][0-9a-z.]*)?"
 SAME_FORMAT = {
-    "fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "float32": "fp32", "fp8block": "fp8", "fp8static": "fp8",
-    "nvfp4": "fp4",
+    "fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "float32": "fp32", "fp8block": "fp8_block",
+    "fp8static": "fp8", "fp4": "nvfp4",
 }  # fmt: skip
 # Back ends of `hwmodels.calibrate`, which add the spread of their repeats, and formats to more names.
 CALIBRATING = ("torch", "jax", "numpy", "fake")
@@ -86,6 +86,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("op", "rows", "cols", "gelements_per_s", "latency_us"),
         (),
     ),
+    "quantize": (rf"quantize_{_NODE}{DTYPE}_{_SOFTWARE}", ("m", "k", "latency_us"), _SPREAD),
     "layers": (
         rf"layers_{_NODE}_(?P<model>[a-z0-9.-]+)_{_SOFTWARE}",
         ("model", "tp", "layer", "m", "n", "k", "latency_us"),

@@ -24,6 +24,7 @@ _PARTS: dict[str, Callable[[Measurement, Datasheet], Iterator[Part]]] = {
     "dispatch": links.exchange,
     "elementwise": products.elementwise,
     "elementwise_rates": products.elementwise_rates,
+    "quantize": products.quantize,
     "layers": products.layers,
     "linear_attention": linear_attention.linear,
     "moe": experts.moe,

@@ -60,7 +60,7 @@ def predict(measurement: Measurement, profile: Profile) -> Prediction:
 
 def _unmodelled(m: Measurement) -> Iterator[tuple[str, np.ndarray]]:
     """Reasons why rows have no model, with the rows each explains."""
-    if m.kind in ("gemm", "attention_prefill", "attention_decode", "mla"):
+    if m.kind in ("gemm", "quantize", "attention_prefill", "attention_decode", "mla"):
         yield f"format {m.dtype} has no kernel model", np.ones(len(m), bool)
     if m.kind == "tpu_layers":
         for flag in np.unique(m.columns["flag"]):

@@ -87,6 +87,8 @@ def _borrowed(deployment: Deployment) -> Iterator[str]:
         )
     if profile.note.startswith("efficiencies"):
         yield f"{deployment.device.name} has not been calibrated: {profile.note}."
+    else:
+        yield from deployment.stand_ins
 
 
 _STACK_OF = {"vllm": "vllm", "vllm-v0": "vllm", "sglang": "sglang", "trtllm": "trtllm"}

@@ -103,12 +103,19 @@ def test_shipped_profiles_keep_their_own_fits_and_say_what_is_borrowed():
         assert all(kernel.provenance.files for kernel in kernels)
 
 
-def test_borrowing_keeps_efficiencies_and_takes_the_other_datasheet():
-    h200, gb200 = load_profile("h200"), load_profile("gb200")
-    assert gb200.datasheet.hbm_bytes_per_s == load_device("gb200").hbm_bytes_per_s
-    assert gb200.get("gemm", ("bf16/vllm",)) == h200.get("gemm", ("bf16/vllm",))
-    assert "borrowed from h200" in gb200.note
-    assert {kernel.provenance.borrowed_from for kernel in gb200.kernels if kernel.variant == "fp8/vllm"} == {"h200"}
+def test_products_are_lent_by_format_and_only_where_the_device_can_multiply_them():
+    l40s, b200 = load_profile("l40s"), load_profile("b200")
+    own = tuple(kernel for kernel in l40s.kernels if (kernel.family, kernel.variant) == ("gemm", "bf16/vllm"))
+    whole = complete(replace(l40s, kernels=own), [b200])
+    lent = {kernel.variant for kernel in whole.kernels if kernel.family == "gemm"}
+    # 16 bits are its own from another stack; four-bit arithmetic it has none.
+    assert lent == {
+        "bf16/vllm",
+        *(f"{fmt}/{s}" for fmt in ("fp8", "fp8_block") for s in ("vllm", "trtllm", "sglang")),
+    } - {"fp8_block/vllm"}
+    experts = {kernel.variant.partition("/")[0] for kernel in whole.kernels if kernel.family == "moe"}
+    assert "mxfp4" in experts
+    assert "nvfp4" not in experts
 
 
 def test_completing_takes_only_what_is_missing():
