@@ -37,6 +37,8 @@ class FrontEnd(NamedTuple):
     admission_s: float = 0.0
     admission_s_per_token: float = 0.0
     """Tokenisation, for each prompt token."""
+    admission_serial_s: float = 0.0
+    """What it does for one request at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class Deployment:
         if not isinstance(self.made_by, Calibrated):
             return FrontEnd()
         own = self.made_by.stack.overheads
-        return FrontEnd(admission_s=own.admission_s, admission_s_per_token=own.admission_s_per_token)
+        return FrontEnd(own.admission_s, own.admission_s_per_token, own.admission_serial_s)
 
     @property
     def profile(self) -> Profile | None:
