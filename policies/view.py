@@ -230,6 +230,9 @@ class Plan(NamedTuple):
     """The answer holds for iterations that start before this instant. An empty plan with an instant still to come waits for it."""
     memo: object | None = None
     """What the next plan of this micro-batch is to know of this one: a plain value, which `ReplicaView.memo` brings back."""
+    undone: tuple[tuple[int, int], ...] = ()
+    """(id, prompt tokens) of those in *preempt* that had been planned to run before they gave way, by a scheduler that
+    `admits_in_turn`: they took blocks first, for which others were evicted."""
 
 
 _new: Final = tuple[object, ...].__new__
@@ -237,7 +240,7 @@ _new: Final = tuple[object, ...].__new__
 
 def prompts(run: tuple[tuple[int, int], ...], decode: bool) -> Plan:
     """`Plan(decode, run)`, without the detour through the constructor of a NamedTuple: once an iteration with prompt tokens."""
-    return _new(Plan, (decode, run, (), 1, False, (), ALWAYS_NS, None))
+    return _new(Plan, (decode, run, (), 1, False, (), ALWAYS_NS, None, ()))
 
 
 class Scheduler(Protocol):

@@ -224,6 +224,7 @@ class Vllm:
         left_input, free, limit = self.max_num_batched_tokens, view.free_blocks, self._longest_chunk(view)
         running = list(view.running)
         preempted: list[int] = []
+        undone: list[tuple[int, int]] = []
         gone_holders: dict[object, int] = {}
         scheduled: dict[int, tuple[int, int]] = {}
         """Tokens and new blocks, by id."""
@@ -251,6 +252,7 @@ class Vllm:
                 at -= place < at
                 had_tokens, had_blocks = scheduled.pop(victim.id, (0, 0))
                 if had_tokens:
+                    undone += [(victim.id, had_tokens)] if victim.id in remaining else []
                     left += had_tokens
                     left_input += had_tokens + draft_slots
                 free += victim.blocks + had_blocks
@@ -271,7 +273,9 @@ class Vllm:
         everybody = len(decodes) == sum(seq.id not in remaining and not seq.leaving for seq in running)
         if not preempted:
             self._admit(view, chunks, left, left_input, free, self._seats(view))
-        return Plan((everybody and bool(decodes)) or decodes or False, tuple(chunks), tuple(preempted))
+        return Plan(
+            (everybody and bool(decodes)) or decodes or False, tuple(chunks), tuple(preempted), undone=tuple(undone)
+        )
 
     def _victim(self, running: list[RunningSeq]) -> RunningSeq:
         """Who gives way."""

@@ -58,11 +58,12 @@ class Trace:
     abort_ns: IntArray | None = None
     """Nanoseconds after its arrival at which the client gives a request up; -1 where it waits for the end."""
     prefix_blocks: IntArray | None = None
-    """Block ids of all prompts end to end; equal ids are equal tokens. Row i owns `prefix_of(i)`."""
+    """Block ids of all requests end to end; equal ids at the beginning are equal tokens, as far as two requests have them. They
+    cover the prompt; where there are more of them, they name the tokens that are emitted as well, which a later prompt may contain. Row i owns `prefix_of(i)`."""
     prefix_offsets: IntArray | None = None
     """n + 1 offsets into `prefix_blocks`."""
     prefix_block_tokens: int | None = None
-    """Prompt tokens that one block id stands for (the last block of a prompt may be partly filled)."""
+    """Tokens that one block id stands for (the last block of a request may be partly filled)."""
     source: str = ""
     """Where the requests come from, in words."""
 
@@ -139,11 +140,16 @@ class Trace:
                 f"prefix_offsets are {n + 1} non-decreasing numbers from 0 to the {len(blocks)} of prefix_blocks; "
                 f"got {offsets!r}"
             )
-        too_many = np.diff(offsets) > -(-self.prompt_tokens // int(tokens))
-        if (row := first_row(too_many)) is not None:
+        counts = np.diff(offsets)
+        if (row := first_row(counts > -(-(self.prompt_tokens + self.output_tokens) // int(tokens)))) is not None:
             raise ValueError(
-                f"row {row}: prefix_blocks has {offsets[row + 1] - offsets[row]} blocks of {tokens} tokens "
-                f"for a prompt of {self.prompt_tokens[row]}; blocks cannot outnumber the prompt"
+                f"row {row}: prefix_blocks has {counts[row]} blocks of {tokens} tokens for {self.prompt_tokens[row]} prompt and "
+                f"{self.output_tokens[row]} output tokens; blocks cannot outnumber them"
+            )
+        if (row := first_row((counts > 0) & (counts < self.prompt_tokens // int(tokens)))) is not None:
+            raise ValueError(
+                f"row {row}: prefix_blocks has {counts[row]} blocks of {tokens} tokens for a prompt of {self.prompt_tokens[row]}; "
+                "they cover the prompt, whole blocks at least, or the request has none"
             )
 
     @classmethod

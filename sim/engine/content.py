@@ -38,8 +38,9 @@ def contents_of(
 ) -> Contents:
     """Contents in blocks of *block_tokens* from ids of *id_tokens* tokens each, request after request.
 
-    Equal ids behind equal ids are equal tokens, as far as both requests have them. Ids may go on behind the prompt: they name the
-    tokens that the request emits. A block is named when all its tokens are. ValueError where neither size divides the other.
+    Equal ids behind equal ids are equal tokens, as far as both requests have them. Where there are more ids than the prompt needs,
+    they name the tokens that the request emits as well, otherwise none of these. A block is named when all its tokens are.
+    ValueError where neither size divides the other.
     """
     if id_tokens % block_tokens and block_tokens % id_tokens:
         raise ValueError(
@@ -83,7 +84,8 @@ def contents_of(
                 place_of.append(place)
                 node = new
             ends[number] = len(mine)
-        blocks = min(len(mine) * id_tokens, prompt + output) // block_tokens
+        of_the_prompt = -(-prompt // id_tokens)
+        blocks = min(len(mine) * id_tokens, prompt + output if len(mine) > of_the_prompt else prompt) // block_tokens
         number = chain_of[node] if node >= 0 else -1
         while number >= 0 and start[number] >= blocks:
             number = parent[number]

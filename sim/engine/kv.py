@@ -106,5 +106,11 @@ class KvPool:
         """Blocks of a request that somebody else holds as well."""
         return 0
 
+    def prepay(self, blocks: int) -> None:
+        """Take blocks now that `take` will be asked for."""
+
+    def hand_over(self, blocks: int) -> None:
+        """Blocks that were taken ahead are those of a sequence that gives way after all."""
+
     def cached(self, id_: int, tokens: int) -> None:
         """The first *tokens* tokens of an admitted request are computed, or about to be."""

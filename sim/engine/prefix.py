@@ -94,7 +94,7 @@ class BlockCache(KvPool):
     """A pool whose blocks are found again by their content."""
 
     __slots__ = (
-        "_blank", "_chains", "_contents", "_head", "_held", "_log", "_n_admitted", "_own", "_rank", "_writes", "drops_last",
+        "_blank", "_chains", "_contents", "_head", "_held", "_log", "_n_admitted", "_own", "_prepaid", "_rank", "_writes", "drops_last",
     )  # fmt: skip
 
     def __init__(
@@ -114,7 +114,7 @@ class BlockCache(KvPool):
         self._head = head = Run(None, 0, 0, 0, False)
         head.before = head.after = head
         self._rank = self._n_admitted = 0
-        self._writes = 0
+        self._writes = self._prepaid = 0
         self._log: list[tuple[Any, ...]] | None = None
 
     # Contents.
@@ -248,7 +248,21 @@ class BlockCache(KvPool):
         """Blocks of an admitted request whose content is cached."""
         return self._held[id_].full
 
+    def prepay(self, blocks: int) -> None:
+        """Take blocks now that `take` will be asked for."""
+        before, self._prepaid = self._prepaid, 0
+        self.take(blocks)
+        self._prepaid = before + blocks
+
+    def hand_over(self, blocks: int) -> None:
+        """Blocks that were taken ahead are those of a sequence that gives way after all."""
+        self._prepaid -= blocks
+
     def take(self, blocks: int) -> None:
+        if self._prepaid:
+            prepaid = min(blocks, self._prepaid)
+            blocks -= prepaid
+            self._prepaid -= prepaid
         if blocks > self.free:
             raise OutOfBlocks
         if self._log is not None:
@@ -264,6 +278,7 @@ class BlockCache(KvPool):
             run = self._head.after
             assert run is not None and run.chain is not None
             chain, size = run.chain, run.hi - run.lo
+            alone = not chain.overlaps
             if self._log is not None:
                 self._log.append(("evict", run, run.hi, chain.end, chain.overlaps))
             if size > blocks:
@@ -275,7 +290,7 @@ class BlockCache(KvPool):
                 top = run.lo
                 self._unlink(run)
                 self._drop(chain, run)
-            chain.end = top if not chain.overlaps else max((run.hi for run in chain.runs), default=chain.start)
+            chain.end = top if alone else max((run.hi for run in chain.runs), default=chain.start)
 
     def _drop(self, chain: Chain, run: Run) -> None:
         """A run has no blocks any more."""
@@ -442,6 +457,50 @@ class BlockCache(KvPool):
         assert last is not None
         run.before, run.after = last, head
         last.after = head.before = run
+
+    def held_by(self, id_: int) -> int:
+        """Blocks with content that an admitted request holds."""
+        return self._held[id_].full if id_ in self._held else 0
+
+    def fault(self) -> str | None:
+        """What of the books does not hold, in words; None where all does. For `sim.engine.invariants`."""
+        holders: dict[Run, int] = {}
+        for id_, held in self._held.items():
+            blocks = 0
+            for first, hi in held.entries:
+                for run in parts_of(first, hi):
+                    holders[run] = holders.get(run, 0) + 1
+                    blocks += run.hi - run.lo
+            if blocks != held.full:
+                return f"request {id_} has {held.full} blocks with content, and its runs {blocks}"
+        queued: dict[Run, None] = {}
+        run = self._head.after
+        while run is not self._head:
+            assert run is not None
+            queued[run] = None
+            run = run.after
+        seen = 0
+        for chain in (*self._chains.values(), *self._own.values()):
+            at = chain.start
+            for run in chain.runs:
+                if run.lo > at or run.hi <= run.lo:
+                    return f"blocks {at} to {run.lo} of a chain are missing before others of it"
+                at = max(at, run.hi)
+                if run.refs != holders.get(run, 0):
+                    return f"a run is counted {run.refs} times and held by {holders.get(run, 0)}"
+                if (run in queued) != (not run.refs):
+                    return f"a run that {run.refs} hold is {'' if run in queued else 'not '}among those that may be evicted"
+                seen += 1
+            if at != chain.end:
+                return f"a chain is said to be cached up to block {chain.end}, and is up to {at}"
+            if chain.end > chain.start and chain.parent is not None and chain.parent.end < chain.start:
+                return f"a chain is cached from block {chain.start} on, and the one before it up to {chain.parent.end}"
+            if chain.overlaps != sum(run.again for run in chain.runs):
+                return "a chain does not know how many of its runs came again"
+        if seen < len(holders.keys() | queued.keys()):
+            return "somebody holds blocks that cannot be found"
+        free = self._blank + sum(run.hi - run.lo for run in queued)
+        return None if free == self.free else f"{free} blocks are free and {self.free} are said to be"
 
     # What a plan would do.
 

@@ -210,17 +210,65 @@ class Sequences:
         _, _, _, _, since, cached_before, token_ns, _ = departure
         self._recorder.joins.add(lane.index, since, lane.decoding.round, cached_before, token_ns, departure.id)
 
-    def preempt(self, lane: Lane, id_: int) -> None:
-        """Give back a sequence's blocks; it returns to the queue, to its head unless asked otherwise, to be computed again."""
+    def give_way_in_turn(
+        self, lane: Lane, decode: bool | tuple[int, ...], run: tuple[tuple[int, int], ...], preempt: tuple[int, ...]
+    ) -> None:
+        """Preempt as vLLM does, which matters to what is evicted: those who run take their blocks in order of admission, and whoever
+        lacks some has the next of *preempt* give way. One that gives way later may have taken its own before."""
+        kv, decoding = self.kv, lane.decoding
+        chunks, gone, taken = dict(run), set[int](), dict[int, int]()
+        left = list(preempt)
+        steps = set(preempt) | (set() if isinstance(decode, bool) else set(decode))
+        for id_ in list(lane.admitted):
+            if id_ in gone:
+                continue
+            if id_ in lane.partial:
+                cached, tokens = lane.partial[id_].cached_tokens, chunks.get(id_, 0)
+                blocks = kv.held(cached + tokens) - kv.held(cached)
+            elif id_ in lane.leaving:
+                ended = lane.leaving[id_]
+                blocks = ended.growth_blocks if ended.steps_on and (decode is True or id_ in steps) else 0
+            else:
+                blocks = decoding.growth_of(id_) if decode is True or id_ in steps else 0
+            while blocks > kv.free and left:
+                victim = left.pop(0)
+                gone.add(victim)
+                self._give_way(lane, victim, taken.get(victim, -1), chunks)
+            if id_ in gone:
+                break
+            if blocks <= kv.free:
+                kv.prepay(blocks)
+                taken[id_] = blocks
+        for victim in left:
+            self._give_way(lane, victim, taken.get(victim, -1), chunks)
+
+    def _give_way(self, lane: Lane, id_: int, taken: int, chunks: dict[int, int]) -> None:
+        """One is preempted that had taken *taken* blocks for its next step; -1: it had not been planned yet."""
+        if taken >= 0 and id_ in lane.partial and id_ in chunks:
+            self.kv.cached(id_, lane.partial[id_].cached_tokens + chunks[id_])
+        self.kv.hand_over(max(taken, 0))
+        self.preempt(lane, id_, scheduled=taken >= 0, beside=max(taken, 0))
+
+    def preempt(self, lane: Lane, id_: int, *, scheduled: bool = False, beside: int = 0) -> None:
+        """Give back a sequence's blocks; it returns to the queue, to its head unless asked otherwise, to be computed again.
+
+        *scheduled*: its next step had been planned, and *beside* blocks been taken for it.
+        """
         state = self.state
         if id_ in lane.leaving:
             state.preemptions[id_] += 1
+            entry = next((entry for entry in self.ended if entry[1] == id_), None)
+            if entry is not None:
+                self.ended.remove(entry)
+                _, _, blocks, known = entry
+                self.kv.release(id_, blocks + beside, known - lane.leaving[id_].emitted_last + scheduled)
             return
-        known = self.known(lane, id_, made_ahead=self.ahead is not None and self.ahead.made)
+        made_ahead = self.ahead is not None and self.ahead.made
+        known = self.known(lane, id_, made_ahead=made_ahead, scheduled=scheduled)
         cached, blocks, token_ns = self.take_out(lane, id_)
         if token_ns >= 0:
             state.token_ns[id_] = token_ns
-        self.kv.release(id_, blocks, known)
+        self.kv.release(id_, blocks + beside, known)
         self.n_changes += 1
         self._in_vain += 1
         if self._in_vain > _MOST_IN_VAIN:
@@ -235,20 +283,20 @@ class Sequences:
         unknown = 0 if self.ahead is None else self.ahead.n_unknown
         self.queue.insert(max(len(self.queue) - unknown, 0) if self._preempted_last else 0, seq)
 
-    def known(self, lane: Lane, id_: int, *, made_ahead: bool) -> int:
+    def known(self, lane: Lane, id_: int, *, made_ahead: bool, scheduled: bool = False) -> int:
         """Tokens of an admitted sequence that are in the prefix cache when it is planned for.
 
         vLLM caches a block when it schedules its last token, or, where it plans ahead, when it has seen what came out: of the
-        iteration in flight it has not.
+        iteration in flight it has not. *scheduled*: its next step has been planned.
         """
         if not self.kv.caches or id_ in lane.partial:
             return 0
         if id_ not in lane.decoding:
             return lane.paused[id_].cached if id_ in lane.paused else 0
         cached, emitted = lane.decoding.state_of(id_)[0], lane.decoding.last_emitted(id_)
-        if self.ahead is None:
+        if self.ahead is None and not scheduled:
             return cached - emitted + 1 if emitted else cached
-        return cached - emitted if made_ahead else cached
+        return (cached - emitted if made_ahead else cached) + scheduled
 
     def _progress(self, id_: int) -> int:
         """The same of one that takes a step in the coming iteration."""
@@ -261,6 +309,12 @@ class Sequences:
                 cached, emitted = lane.decoding.state_of(id_)[0], lane.decoding.last_emitted(id_)
                 return cached - emitted + 1 if made_ahead else cached + 1
         return 0
+
+    def note_what_the_leaving_emitted(self, lane: Lane) -> None:
+        """What was known of them when the coming iteration was planned can be found by those whom it admits."""
+        for _, id_, _, _ in self.ended:
+            if id_ in lane.leaving:
+                self.kv.cached(id_, self._progress(id_))
 
     def described(self, seq: WaitingSeq) -> WaitingSeq:
         """One who waits with what it would find in the prefix cache now."""
@@ -414,6 +468,9 @@ class Sequences:
         given_up_ns = self.given_up.pop(id_, None) if self.given_up else None
         if given_up_ns is not None and self.ahead is not None and given_up_ns <= self.ahead.seen_ns:
             # Its last iteration had been planned before its client went.
+            if self.kv.caches:
+                self.ended.pop()
+                self.kv.release(id_, blocks, cached - emitted_last)
             del lane.admitted[id_]
             self.n_admitted -= 1
             self.promises.end(id_)

@@ -160,11 +160,11 @@ class Tenant:
         plan = self._plan(view)
         if not isinstance(plan, Plan):
             raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
-        decode, run, preempt, hold, _, reject, _, view.memo = plan
+        decode, run, preempt, hold, _, reject, _, view.memo, undone = plan
         stepping_on: list[Ended] = []
         if unknown:
             plan, stepping_on = as_known(lane, self._queue_view, plan)
-            decode, _, _, hold, _, _, _, _ = plan
+            decode, _, _, hold, _, _, _, _, _ = plan
         if sequences.given_up and hold > 1:
             # The next plan is the first that knows who has gone.
             hold, plan = 1, plan._replace(hold=1)
@@ -174,8 +174,11 @@ class Tenant:
         if reject:
             sequences.reject(reject)
         if preempt or decode is not True or lane.paused or sequences.n_computed:
-            for id_ in preempt:
-                sequences.preempt(lane, id_)
+            if preempt and self._caches and self._in_turn:
+                sequences.give_way_in_turn(lane, decode, run + undone, preempt)
+            else:
+                for id_ in preempt:
+                    sequences.preempt(lane, id_)
             if sequences.n_computed:
                 run = sequences.join_the_decodes(lane, run, ticks)
             if decode is not False:
@@ -183,6 +186,8 @@ class Tenant:
             n = decoding.n if decode else 0
             growth = decoding.growth_blocks if n else 0
         if unknown:
+            if self._caches and self._kv.writes:
+                sequences.note_what_the_leaving_emitted(lane)
             lane.forget_the_leaving()
         if stepping_on:
             return self._start_iteration(lane, run, n, growth, ticks, stepping_on)
