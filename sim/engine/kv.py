@@ -98,6 +98,15 @@ class KvPool:
         """Blocks that an admitted request found."""
         return 0
 
+    @property
+    def held_again(self) -> int:
+        """Blocks that more than one holds, each time after the first."""
+        return 0
+
+    def fault(self) -> str | None:
+        """What of the books does not hold, in words; None where all does."""
+        return None
+
     def order(self, id_: int) -> int:
         """Of admissions which one it was."""
         return 0

@@ -212,11 +212,18 @@ class BlockCache(KvPool):
 
     def writes_on(self, id_: int, prompt_tokens: int) -> None:
         """An admitted request emits what the workload names, if it names more of it than the prompt."""
-        if self._contents.named[id_] > prompt_tokens // self.block_tokens:
-            chain = self._chain(self._contents.chain[id_])
-            assert chain is not None
+        for chain in self._written(id_, prompt_tokens // self.block_tokens):
             chain.writers[id_] = None
             self._writes += 1
+
+    def _written(self, id_: int, first: int) -> list[Chain]:
+        """The chains that name blocks of a request from *first* on."""
+        found: list[Chain] = []
+        chain = self._chain(self._contents.chain[id_]) if self._contents.named[id_] > first else None
+        while chain is not None:
+            found.append(chain)
+            chain = chain.parent if chain.start > first else None
+        return found
 
     def found(self, id_: int) -> int:
         """Blocks that a request found when it was admitted."""
@@ -376,9 +383,8 @@ class BlockCache(KvPool):
         self.cached(id_, tokens)
         held = self._held.pop(id_)
         if self._writes:
-            chain = self._chain(self._contents.chain[id_])
-            if chain is not None and chain.writers.pop(id_, 0) is None:
-                self._writes -= 1
+            for chain in self._written(id_, 0):
+                self._writes -= chain.writers.pop(id_, 0) is None
         self.give(blocks - held.full)
         latest: Run | None = None
         for first, hi in reversed(held.entries):
@@ -458,9 +464,10 @@ class BlockCache(KvPool):
         run.before, run.after = last, head
         last.after = head.before = run
 
-    def held_by(self, id_: int) -> int:
-        """Blocks with content that an admitted request holds."""
-        return self._held[id_].full if id_ in self._held else 0
+    @property
+    def held_again(self) -> int:
+        runs = (run for chain in (*self._chains.values(), *self._own.values()) for run in chain.runs)
+        return sum((run.hi - run.lo) * (run.refs - 1) for run in runs if run.refs > 1)
 
     def fault(self) -> str | None:
         """What of the books does not hold, in words; None where all does. For `sim.engine.invariants`."""

@@ -224,7 +224,7 @@ class Sequences:
                 continue
             if id_ in lane.partial:
                 cached, tokens = lane.partial[id_].cached_tokens, chunks.get(id_, 0)
-                blocks = kv.held(cached + tokens) - kv.held(cached)
+                blocks = kv.held(cached + tokens) - kv.held(cached) if kv.by_chunk else 0
             elif id_ in lane.leaving:
                 ended = lane.leaving[id_]
                 blocks = ended.growth_blocks if ended.steps_on and (decode is True or id_ in steps) else 0
