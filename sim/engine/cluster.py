@@ -298,6 +298,9 @@ class _Cluster:
                     {
                         "prefix_hit_tokens": _as_column(state.prefix_hits),
                         "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
+                        "computed_prompt_tokens": np.where(
+                            _as_column(state.scheduled) >= 0, _as_column(state.prompt) - _as_column(state.prefix_hits), 0
+                        ),
                     }
                     if self._caching
                     else {}
@@ -311,6 +314,15 @@ class _Cluster:
                 "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
                 "makespan_ns": makespan_ns,
                 "preemptions": sum(state.preemptions),
+                **(
+                    {
+                        "prefix_evictions": sum(
+                            tenant.sequences.kv.evicted for machine in self._machines for tenant in machine.tenants
+                        )
+                    }
+                    if self._caching
+                    else {}
+                ),
                 "n_stages": sum(len(machine.stages) for machine in self._machines),
                 "busy_ns": sum(replica.busy_ns() for replica in replicas),
                 "events": sum(machine.events for machine in self._machines),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hwmodels.memory import EngineDefaults, MemoryPlan
     from hwmodels.model import ModelSpec
     from sim.engine import Experiment, ReplicaSpec
+    from sim.engine.experiment import PrefixCacheKind
     from sim.engine.streaming import Stream
     from workloads import ClosedLoop, Trace
 
@@ -345,8 +346,12 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
         micro_batches=scenario.micro_batches,
         max_model_len=deployment.model.max_positions,
         model=row,
+        prefix_cache=_prefix_cache(scenario),
+        prefix_drops_last=scenario.decoding.method in _READS_THE_TARGET,
         **_slots_of_drafts(scenario, decoding),
     )
+    if spec.prefix_cache is not None:
+        _ids_fit(scenario, getattr(workload, "prefix_block_tokens", None), plan.block_tokens)
     if decoding is not None:
         spec = replace(
             spec,
@@ -476,6 +481,30 @@ def _policy(
         for path, value in (chosen or {}).items():
             found = _with_value(found, path.split(".")[1:], value)
         return named.policy(settings.policy, found, table, key=key, method=method)
+
+
+_READS_THE_TARGET = ("eagle", "mtp")
+"""Methods whose drafter reads the target's states: what is found of a prompt lacks its last block, which is computed again
+(`SpeculativeConfig.use_eagle_block_drop` of vLLM 0.32.0)."""
+
+_CACHES: dict[str, PrefixCacheKind] = {"vllm": "blocks", "sglang": "radix", "trtllm": "blocks"}
+"""Serving stacks that find KV blocks again unless they are told not to, and how."""
+
+
+def _prefix_cache(scenario: Scenario) -> PrefixCacheKind | None:
+    stack = scenario.serving_stack
+    asked = scenario.memory.prefix_caching
+    return _CACHES.get(stack, "blocks") if (stack in _CACHES if asked is None else asked) else None
+
+
+def _ids_fit(scenario: Scenario, tokens: int | None, block_tokens: int) -> None:
+    """ScenarioError where ids and KV blocks have sizes of which neither divides the other."""
+    if tokens is not None and tokens % block_tokens and block_tokens % tokens:
+        raise ScenarioError(
+            f"{scenario.source}: memory.block_tokens: the trace's ids stand for {tokens} tokens each and a KV block holds "
+            f"{block_tokens}, and one has to divide the other for blocks to be found again; give another block_tokens, or "
+            "memory.prefix_caching: false"
+        )
 
 
 _DRAFT_HAS_KV = ("draft_model", "eagle", "mtp")
@@ -692,6 +721,8 @@ def _manifest(
         )
     )
     notes += _unused(scenario)
+    if getattr(workload, "prefix_blocks", None) is not None:
+        notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _without_prefix_cache(each))
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     schedulers_made = [hosted.spec.scheduler for pool in built for hosted in pool]
     if getattr(workload, "priority", None) is not None and not any(map(_asks_for_priority, schedulers_made)):
@@ -839,12 +870,21 @@ def _notes(workload: Trace | ClosedLoop, model: str) -> list[str]:
     models = getattr(workload, "models", ())
     if len(models) > 1 and model:
         notes.append(f"The trace asks for {len(models)} models ({', '.join(models[:4])}); all requests go to {model}.")
-    if getattr(workload, "prefix_blocks", None) is not None:
-        notes.append("The trace says which prompts share a beginning; every prompt is computed in full all the same.")
     left_out = getattr(workload, "left_out", ())
     if left_out:
         notes.append(f"Closed-loop clients leave out what the trace says of {', '.join(left_out)}.")
     return notes
+
+
+def _without_prefix_cache(scenario: Scenario) -> Iterator[str]:
+    """A note where a trace says which prompts share a beginning and nobody asks."""
+    if _prefix_cache(scenario) is None:
+        asked = scenario.memory.prefix_caching is False
+        why = "memory.prefix_caching is off" if asked else f"serving_stack {scenario.serving_stack} has no prefix cache"
+        yield (
+            f"The trace says which prompts share a beginning, and {why}: every prompt is computed in full"
+            + ("." if asked else "; memory.prefix_caching: true finds them.")
+        )
 
 
 def _unused(scenario: Scenario) -> list[str]:
