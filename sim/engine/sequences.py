@@ -296,7 +296,10 @@ class Sequences:
         cached, emitted = lane.decoding.state_of(id_)[0], lane.decoding.last_emitted(id_)
         if self.ahead is None and not scheduled:
             return cached - emitted + 1 if emitted else cached
-        return (cached - emitted if made_ahead else cached) + scheduled
+        if made_ahead:
+            # What its prompt's last chunk makes it emit is not known yet.
+            return cached - emitted + scheduled if emitted else cached
+        return cached + scheduled
 
     def _progress(self, id_: int) -> int:
         """The same of one that takes a step in the coming iteration."""
@@ -306,8 +309,7 @@ class Sequences:
                 ended = lane.leaving[id_]
                 return ended.cached - ended.emitted_last + ended.steps_on if made_ahead else ended.cached
             if id_ in lane.decoding:
-                cached, emitted = lane.decoding.state_of(id_)[0], lane.decoding.last_emitted(id_)
-                return cached - emitted + 1 if made_ahead else cached + 1
+                return self.known(lane, id_, made_ahead=made_ahead, scheduled=True)
         return 0
 
     def note_what_the_leaving_emitted(self, lane: Lane) -> None:

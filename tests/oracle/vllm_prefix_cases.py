@@ -51,11 +51,11 @@ def with_prefixes(case: dict[str, Any]) -> dict[str, Any]:
         else:
             ids = rng.choice(groups)[: rng.randrange(0, 1 + -(-prompt // id_tokens))]
         prompt = max(prompt, 2)
+        whole = prompt + (output if rng.random() < 0.5 else 0)
+        most = -(-whole // id_tokens)
         # No two requests emit what the workload says is equal: of whose blocks are found first nobody keeps count.
-        ids = ids[: -(-prompt // id_tokens)]
+        ids = ids[: prompt // id_tokens if whole > prompt else most]
         if ids or rng.random() < 0.5:
-            whole = prompt + (output if rng.random() < 0.5 else 0)
-            most = -(-whole // id_tokens)
             ids = [*ids, *(next(fresh) for _ in range(max(most - len(ids), 0)))][:most]
         requests.append({**request, "prompt": prompt, "ids": ids})
     most = max(request["prompt"] + request["output"] for request in requests) + 4 * (case["k"] + 1)
