@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hwmodels.kernels.families import FAMILIES
-from hwmodels.kernels.parameters import Datasheet, optional_defaults, with_values
+from hwmodels.kernels.parameters import Datasheet, bounds, optional_defaults, with_values
 from hwmodels.profiles.profile import Calibration, Kernel, Profile, Provenance
 from hwmodels.tables import read_toml
 
@@ -83,8 +83,13 @@ def write_profile(profile: Profile, path: str | Path) -> None:
     for kernel in profile.kernels:
         lines += ["", "[[kernel]]", f"family = {_text(kernel.family)}", f"variant = {_text(kernel.variant)}"]
         lines += ["[kernel.parameters]"]
-        absent = optional_defaults(type(kernel.params))
-        own = {name: value for name, value in asdict(kernel.params).items() if value != absent.get(name)}
+        absent, ends = optional_defaults(type(kernel.params)), bounds(type(kernel.params))
+        # A fit leaves what it does not need a hair's breadth from where it changes nothing.
+        own = {
+            name: value
+            for name, value in asdict(kernel.params).items()
+            if name not in absent or abs(value - absent[name]) > 1e-3 * (ends[name][2] - ends[name][1])
+        }
         lines += [f"{name} = {_digits(value)}" for name, value in own.items()]
         if kernel.interval:
             lines += ["[kernel.interval]"]
