@@ -12,9 +12,9 @@ import numpy as np
 from hwmodels.kernels.attention import WIDEST_GROUP
 from hwmodels.kernels.families import DECODE, GEMM, MLA_DECODE, MLA_PREFILL, MOE, PREFILL
 from hwmodels.kernels.gemm import library_of
-from hwmodels.kernels.linear_attention import KERNELS, layer_forms
+from hwmodels.kernels.linear_attention import KERNELS, LinearDecodeForm, LinearPrefillForm, layer_forms
 from hwmodels.kernels.moe import EXPERT_FORMATS, ExpertFormat
-from hwmodels.kernels.ops import DecodeForm, PrefillForm, Running
+from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, Running
 from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
@@ -175,23 +175,52 @@ class GpuKernels(StackKernels):
         return self.profile.get(family, [fmt + name for name in names for fmt in formats])
 
     def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
-        """Prompts and decodes of gated delta nets: convolution and delta rule as measured, or by the datasheet where not."""
-        found = {
-            family: [self.profile.find(family, [f"{kernel}/{source}" for source in self.sources]) for kernel in KERNELS]
-            for family in ("linear_prefill", "linear_decode")
-        }
-        if any(params is None for kernels in found.values() for params in kernels):
+        """By the kernels measured; by the datasheet where the profile has none.
+
+        Decodes read a state for each sequence and write one for each query token, so that rejected drafts can be undone.
+        """
+        if not self.profile.has("linear_decode"):
             return StackKernels.recurrence_forms(self, shape)
-        return layer_forms(
-            self.profile.datasheet,
-            found["linear_prefill"],
-            found["linear_decode"],
+        of_prompts, of_decodes = self.linear_forms(
             key_heads=shape.n_key_heads,
             key_dim=shape.key_dim,
             value_heads=shape.n_value_heads,
             value_dim=shape.value_dim,
             conv_width=shape.conv_width,
-            run=Running(layers=float(shape.layers), start_share=1.0 - self.stack.overheads.launch_overlap),
+            layers=float(shape.layers),
+        )
+
+        def prefill(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+            return of_prompts(ops, rows, chunks)
+
+        def decode(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+            return of_decodes(ops, 0.5 * (seqs + queries))
+
+        return prefill, decode
+
+    def linear_forms(
+        self, *, key_heads: int, key_dim: int, value_heads: int, value_dim: int, conv_width: int, layers: float
+    ) -> tuple[LinearPrefillForm, LinearDecodeForm]:
+        """Prompts and decodes of `layers` layers of gated delta nets: convolution and delta rule, heads per device.
+
+        ValueError names what the profile lacks.
+        """
+        found = {
+            family: tuple(
+                self.profile.get(family, [f"{kernel}/{source}" for source in self.sources]) for kernel in KERNELS
+            )
+            for family in ("linear_prefill", "linear_decode")
+        }
+        return layer_forms(
+            self.profile.datasheet,
+            found["linear_prefill"],
+            found["linear_decode"],
+            key_heads=key_heads,
+            key_dim=key_dim,
+            value_heads=value_heads,
+            value_dim=value_dim,
+            conv_width=conv_width,
+            run=Running(layers=layers, start_share=1.0 - self.stack.overheads.launch_overlap),
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.kernels.ops import ALONE, ARRAYS, DecodeForm, Ops, PrefillForm, Running, none_is_free
+from hwmodels.kernels.ops import ALONE, ARRAYS, Ops, Running, none_is_free
 from hwmodels.kernels.parameters import Datasheet, parameter
 
 _CHUNK = 64.0  # tokens that the delta rule takes at once (flash-linear-attention, FlashInfer)
@@ -145,20 +145,17 @@ def layer_forms(
     prefill: Sequence[LinearParams],
     decode: Sequence[LinearParams],
     **shape: Any,
-) -> tuple[PrefillForm, DecodeForm]:
-    """Prompts and decodes of whole layers, convolution and delta rule together: parameters as (conv, delta).
-
-    They take the sums that forms of attention take, and look at rows, chunks and sequences alone.
-    """
+) -> tuple[LinearPrefillForm, LinearDecodeForm]:
+    """Prompts and decodes of whole layers, convolution and delta rule together: parameters as (conv, delta)."""
     prompts = [
         linear_form(params, sheet, kernel=kernel, **shape) for kernel, params in zip(KERNELS, prefill, strict=True)
     ]
     steps = [decode_form(params, sheet, kernel=kernel, **shape) for kernel, params in zip(KERNELS, decode, strict=True)]
 
-    def of_prompts(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+    def of_prompts(ops: Ops, rows: Any, chunks: Any) -> Any:
         return prompts[0](ops, rows, chunks) + prompts[1](ops, rows, chunks)
 
-    def of_decodes(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+    def of_decodes(ops: Ops, seqs: Any) -> Any:
         return steps[0](ops, seqs) + steps[1](ops, seqs)
 
     return of_prompts, of_decodes

@@ -88,13 +88,16 @@ class Experiment:
     """From arrival until the router sees a request (tokenisation and the rest of the front end), and the same ..."""
     admission_s_per_token: float = 0.0
     """... for each prompt token."""
+    admission_serial_s: float = 0.0
+    """The front end's work on a request that it does for one request at a time, before the rest: in a burst each waits for those
+    before it. All machines share the front end."""
     stream: Stream = Stream()  # noqa: RUF009 (frozen, so that all may share one)
     """Which tokens reach a client together; it changes what clients measure, not what machines do."""
 
     def __post_init__(self) -> None:
         if not self.replicas:
             raise ValueError("replicas needs at least one ReplicaSpec; got none")
-        for name in ("admission_s", "admission_s_per_token"):
+        for name in ("admission_s", "admission_s_per_token", "admission_serial_s"):
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is a finite time of at least 0; got {value!r}")
