@@ -52,12 +52,7 @@ class GpuKernels(StackKernels):
         def table(dtype: str, weight_bytes: float) -> Table:
             return _moe_table(self.profile, self.sources, experts, dtype)
 
-        fmt = expert_format(experts.precision, self.arithmetic(experts.precision)[0])
-        kernel = self.profile.kernel("moe", _layer_variants(self.profile, self.sources, fmt, experts))
-        # Tables of 4-bit weights in 16-bit arithmetic hold the cost of expanding them.
-        own = kernel is not None and kernel.variant.partition("/")[0].partition("-")[0] in ("int4", "mxfp4")
-        flops = experts.flops(rows) / experts.layers
-        return self.tabulated_s(rows, flops, experts.precision, table, expansion_measured=own)
+        return self.tabulated_s(rows, experts.flops(rows) / experts.layers, experts.precision, table)
 
     def stand_ins(
         self, products: Iterable[str], experts: str | None, hidden: int, topk: int, count: int

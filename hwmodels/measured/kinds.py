@@ -206,7 +206,6 @@ TEXT = {
     "provenance",
     "speculation",
     "script",
-    "kv_dtype",
     "prefix_cache",
 }  # fmt: skip
 FLAGS = {"is_prefill", "gated"}
