@@ -453,8 +453,14 @@ MUTATIONS = [
         ENGINE,
         (
             "windows do not limit what decodes read",
-            "self.window_sum += min(cached + 1, self._window)",
+            "self.window_sum += reads",
             "self.window_sum += cached + 1",
+        ),
+        ("a chunk that begins still reads the one before", "self.window_sum -= self._window\n", "pass\n"),
+        (
+            "a chunk begins once",
+            "heappush(bends, (at + int(self._window), order, id_))",
+            "pass",
         ),
         ("decodes do not read their own token", "kv = self.cached + n\n", "kv = self.cached\n"),
         (
@@ -872,6 +878,20 @@ MUTATIONS = [
         ),
         ("attention groups share one cache", "return blocks * self.parallel.data", "return blocks"),
         ("the emptiest stage decides", "blocks = min(\n", "blocks = max(\n"),
+    ),
+    *_of(
+        "hwmodels/totals.py",
+        ("tests/engine/test_meanings.py",),
+        ("chunks are windows", "return (context - 1) % int(window) + 1", "return min(context, int(window))"),
+        ("a token does not see itself", "rest * (rest + 1) // 2", "rest * (rest - 1) // 2"),
+    ),
+    *_of(
+        "hwmodels/cache.py",
+        ("tests/hwmodels/test_hybrid.py",),
+        ("windows keep every block", "return max(0, context - window + 1) if", "return 0 if"),
+        ("chunks keep every block", "else context // window * window", "else 0"),
+        ("neighbouring layers share a group", "layers[i::n]", "layers[i * size : (i + 1) * size]"),
+        ("states do not enlarge pages", "page = max(page, block_tokens *", "page = max(page, 0 *"),
     ),
     *_of(
         "hwmodels/memory.py",

@@ -183,6 +183,9 @@ class Deployment:
     def kv_pool_blocks(self, gpu_fraction: float = 0.9, reserve_bytes: float = 0.0, block_tokens: int = 16) -> int:
         """Blocks of *block_tokens* tokens that the replica's cache holds, over all groups of data-parallel attention.
 
+        Of a model whose layers do not all keep every token each block has room for all the same, and states of
+        `STATE_SEQUENCES` sequences are set aside: the least there is. `memory_plan` counts what a mean sequence holds.
+
         Each stage caches its own layers of every token, so the fullest stage decides. ValueError if the weights, or not
         even one block beside them, fit; the message says what is missing and what would fit.
         """

@@ -7,6 +7,7 @@ import math
 import sys
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np

@@ -14,8 +14,8 @@ from hwmodels.kernels.families import DECODE, GEMM, MLA_DECODE, MLA_PREFILL, MOE
 from hwmodels.kernels.gemm import library_of
 from hwmodels.kernels.linear_attention import KERNELS, LinearDecodeForm, LinearPrefillForm, layer_forms
 from hwmodels.kernels.moe import EXPERT_FORMATS, ExpertFormat
-from hwmodels.kernels.ops import DecodeForm, PrefillForm, Running
-from hwmodels.operations import AttentionShape, ExpertMlp
+from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, Running
+from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
 from hwmodels.stack_kernels import WIDTH, StackKernels, Table, gemm_nodes, moe_nodes
@@ -168,6 +168,30 @@ class GpuKernels(StackKernels):
             names = {"sglang-absorbed": None, **names}
         formats = ("fp8/", "") if cache_bytes < 1.5 else ("",)
         return self.profile.get(family, [fmt + name for name in names for fmt in formats])
+
+    def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
+        """By the kernels measured; by the datasheet where the profile has none.
+
+        Decodes read a state for each sequence and write one for each query token, so that rejected drafts can be undone.
+        """
+        if not self.profile.has("linear_decode"):
+            return StackKernels.recurrence_forms(self, shape)
+        of_prompts, of_decodes = self.linear_forms(
+            key_heads=shape.n_key_heads,
+            key_dim=shape.key_dim,
+            value_heads=shape.n_value_heads,
+            value_dim=shape.value_dim,
+            conv_width=shape.conv_width,
+            layers=float(shape.layers),
+        )
+
+        def prefill(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+            return of_prompts(ops, rows, chunks)
+
+        def decode(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+            return of_decodes(ops, 0.5 * (seqs + queries))
+
+        return prefill, decode
 
     def linear_forms(
         self, *, key_heads: int, key_dim: int, value_heads: int, value_dim: int, conv_width: int, layers: float

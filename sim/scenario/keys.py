@@ -22,10 +22,18 @@ Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
-class Policy(Section):
-    """A policy by name; every other key is a setting of that policy, checked when it is made."""
+class _Named(Section):
+    """Something by name; every other key is a setting of it."""
 
     model_config = ConfigDict(extra="allow")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Policy(_Named):
+    """A policy by name; every other key is a setting of that policy, checked when it is made."""
 
     policy: Annotated[str, Field(min_length=1)]
 
@@ -34,27 +42,15 @@ class Policy(Section):
     def _short_form(cls, value: Any) -> Any:
         return {"policy": value} if isinstance(value, str) else value
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
 
-
-class Process(Section):
+class Process(_Named):
     """An arrival process by name; every other key is a setting of it."""
-
-    model_config = ConfigDict(extra="allow")
 
     process: Annotated[str, Field(min_length=1)]
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
 
-
-class Distribution(Section):
+class Distribution(_Named):
     """A distribution of lengths by name; every other key is a setting of it. A number alone is a fixed length."""
-
-    model_config = ConfigDict(extra="allow")
 
     distribution: Annotated[str, Field(min_length=1)]
 
@@ -63,10 +59,6 @@ class Distribution(Section):
     def _short_form(cls, value: Any) -> Any:
         number = isinstance(value, int) and not isinstance(value, bool)
         return {"distribution": "fixed", "tokens": value} if number else value
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
 
 
 class Parallel(Section):
