@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sim.engine.columns import Columns
     from workloads import ClosedLoop, Trace
 
-_FORMATS = {"fp8": "fp8", "fp8_block": "fp8", "fp8_static": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "bfloat16": "bf16",
+_FORMATS = {"fp8": "fp8", "fp8_block": "fp8_block", "fp8_static": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "bfloat16": "bf16",
             "bf16": "bf16", "float16": "fp16", "int4_wo": "int4", "int8_wo": "int8", "mxfp4": "mxfp4",
             "w4a16_mxfp4": "mxfp4"}  # fmt: skip
 _MODES = {"fp8": "fp8", "fp4": "nvfp4", "int4": "int4_wo", "bf16": "bf16", "fp16": "float16"}
@@ -177,8 +177,9 @@ def _in_format(model: ModelSpec, gemm: str, moe: str) -> ModelSpec:
     own = model.expert_precision
     if own == "mxfp4" or (own.startswith("int4") and moe_format != "nvfp4"):
         return model
-    if gemm_format == "fp8":
-        return model.with_precision("fp8")
+    if gemm_format in ("fp8", "fp8_block"):
+        # Experts with scales a block are of releases whose dense layers have them too.
+        return model.with_precision("fp8_block" if "fp8_block" in (gemm_format, moe_format) else "fp8")
     if gemm_format == "nvfp4":
         # NVIDIA's releases convert the MLPs and leave attention in the checkpoint's format.
         return replace(model, mlp_precision="nvfp4", expert_precision="nvfp4")
