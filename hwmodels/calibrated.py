@@ -30,8 +30,8 @@ class Calibrated:
     profile: str | None = None
 
     @classmethod
-    def for_stack(cls, name: str, profile: str | None = None) -> Calibrated:
-        return cls(stack=serving_stack(name), profile=profile)
+    def for_stack(cls, name: str, profile: str | None = None, release: str | None = None) -> Calibrated:
+        return cls(stack=serving_stack(name, release), profile=profile)
 
     def load(self, device: Device) -> Profile:
         """The profile that prices *device*: its own, or its nearest relative's on its datasheet numbers."""
@@ -56,11 +56,24 @@ class Calibrated:
         if profile.kind != "cpu":
             found["serving_stack"] = {
                 "name": self.stack.name,
+                **({"release": self.stack.release, "fitted_to": self.stack.fitted_to} if self.stack.release else {}),
                 "kernels": self.stack.kernels,
                 "terms": {name: getattr(self.stack.overheads, name) for name in self.stack.sources},
                 "sources": dict(self.stack.sources),
             }
         return found
+
+    def stand_ins(self, spec: ModelSpec, device: Device) -> tuple[str, ...]:
+        """A sentence for each format of *spec* that another format's, software's or device's measurements price."""
+        profile = self.load(device)
+        if profile.kind != "gpu":
+            return ()
+        kernels = GpuKernels(device=device, profile=profile, stack=self.stack, layers=1)
+        products = (spec.attention_precision, spec.mlp_precision, spec.base_precision)
+        if spec.experts is None:
+            return tuple(kernels.stand_ins(products, None, spec.hidden, 0, 0))
+        topk, count = spec.experts.per_token, spec.experts.n_experts
+        return tuple(kernels.stand_ins(products, spec.expert_precision, spec.hidden, topk, count))
 
     def __call__(
         self,

@@ -176,8 +176,11 @@ class Scenario(Settings):
             del content["window"]  # results of scenarios from before there were windows keep their names
         pools = (content["pools"] or {}).values()
         # A scenario that does without them keeps the hash that it had before there were such settings.
-        absent = [(content, "pools"), (content, "placement")]
-        absent += [(content["workload"], key) for key in ("models", "sessions", "block_tokens")]
+        absent = [(content, "pools"), (content, "placement"), (content, "serving_release")]
+        absent += [(pool, "serving_release") for pool in pools]
+        absent += [
+            (content["workload"], key) for key in ("models", "sessions", "block_tokens", "protocol", "concurrency")
+        ]
         for section, key in absent:
             if section[key] is None:
                 del section[key]
