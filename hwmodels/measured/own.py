@@ -70,6 +70,8 @@ _DTYPE = _Field("dtype", ("dtype", "precision", "data_type", "format"), text=Tru
 _SOURCE = _Field("source", ("source", "backend", "framework", "stack", "engine", "software"), text=True, default="")
 _VERSION = _Field("version", ("version", "backend_version", "software_version"), text=True, default="")
 _LABELS = (_DEVICE, _DTYPE, _SOURCE, _VERSION)
+_PROTOCOL = "genai-perf"
+"""How the clients of a serving table behave where it does not say: lengths are equal, and a warm-up is answered first."""
 _PASSED_OVER = "meta."
 """Begins the names of columns that a table keeps for itself."""
 
@@ -142,6 +144,7 @@ OWN: Mapping[str, _Kind] = {
             _optional("pp_size", "pp", "pipeline_parallel", default="1"),
             _optional("attention_dp_size", "dp_size", "dp", "data_parallel", default="1"),
             _optional("moe_ep_size", "ep_size", "ep", "expert_parallel", default="1"),
+            _Field("protocol", ("protocol",), text=True, default=_PROTOCOL),
             _time("ttft_ms", "ttft", "mean_ttft", "median_ttft", "time_to_first_token", per_us=1e-3),
             _time("tpot_ms", "tpot", "mean_tpot", "median_tpot", "time_per_output_token", per_us=1e-3),
         ),
@@ -323,20 +326,21 @@ def read_own(path: str | Path, *, said: Said | None = None, strict: bool = True)
     device, formats, source = device_of[keep], formats[keep], source[keep]
     version = np.where(labels["version"] == "", named.get("version", ""), labels["version"])[keep]
     if fit.kind == "serving":
+        if "protocol" not in fit.columns:
+            assumed.append(f"the protocol {_PROTOCOL}")
         return [_serving(table, columns, device, formats, source, version, assumed, beside)]
     if fit.kind != "collective" and not formats.all():
         assumed.append("bf16")
     found = []
     keys = list(zip(device.tolist(), formats.tolist(), source.tolist(), version.tolist(), strict=True))
+    differ = [len(set(values)) > 1 for values in zip(*keys, strict=True)]
     for key in sorted(set(keys)):
         mask = np.array([each == key for each in keys])
-        found.append(_kernels(table, {n: c[mask] for n, c in columns.items()}, key, assumed, beside))
-    # Rows that were refused belong to the file, and are counted once.
-    return [found[0], *(_without_refused(each) for each in found[1:])]
-
-
-def _without_refused(m: Measurement) -> Measurement:
-    return replace(m, refused={})
+        made = _kernels(table, {n: c[mask] for n, c in columns.items()}, key, assumed, beside)
+        which = ", ".join(word or "unsaid" for word, several in zip(key, differ, strict=True) if several)
+        found.append(replace(made, path=path.with_name(f"{path.name} ({which})")) if which else made)
+    # What belongs to the whole table is said once.
+    return [found[0], *(replace(each, refused={}, notes=()) for each in found[1:])]
 
 
 def _kernels(

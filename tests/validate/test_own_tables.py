@@ -125,7 +125,9 @@ def test_a_fit_to_synthetic_products_recovers_them(tmp_path):
 
 def test_lines_of_several_devices_and_formats_are_measurements_of_their_own(tmp_path):
     text = "gpu,dtype,m,n,k,time_us\nH100,bf16,1,64,64,9\nA100,float16,1,64,64,9\nH100,fp8,1,64,64,9\nH100,bf16,2,64,64,9\n"
-    found = {(m.device, m.dtype): m.columns["m"].tolist() for m in measured(tmp_path, text)}
+    several = measured(tmp_path, text)
+    assert several[0].path.name == "mine.csv (a100-80gb-sxm, fp16)"
+    found = {(m.device, m.dtype): m.columns["m"].tolist() for m in several}
     assert found == {("h100-sxm", "bf16"): [1, 2], ("a100-80gb-sxm", "bf16"): [1], ("h100-sxm", "fp8"): [1]}
 
 
@@ -179,11 +181,21 @@ def test_a_serving_table_is_simulated(tmp_path):
     assert result.exit_code == 0, result.output
     lines = {line.split()[1]: line.split()[2:4] for line in result.output.splitlines() if line.startswith("ours, ")}
     assert lines == {"ttft": ["1", "0"], "tpot": ["1", "0"]}
-    assert "vLLM assumed" in result.output
+    assert "vLLM and the protocol genai-perf assumed" in result.output
     ttft, tpot = validate(tmp_path)
     assert (ttft.measured.tolist(), tpot.measured.tolist()) == ([0.02], [0.005])
     assert 0.1 < ttft.predicted[0] / 0.02 < 10
     assert 0.3 < tpot.predicted[0] / 0.005 < 3
+
+
+def test_a_serving_table_may_name_its_protocol(tmp_path):
+    rows = "model,gpu,isl,osl,concurrency,ttft_ms,tpot_ms,protocol\n"
+    row = "llama-3.1-8b,h200,256,16,2,20,5,"
+    (tmp_path / "ours.csv").write_text(f"{rows}{row}inferencex\n{row}genai-perf\n{row}wrk\n")
+    ttft, _ = validate(tmp_path)
+    assert np.isfinite(ttft.predicted).tolist() == [True, True, False]
+    assert ttft.predicted[0] != ttft.predicted[1]  # lengths of the one vary
+    assert any("'wrk' is not a protocol" in reason for reason in ttft.unmodelled)
 
 
 @pytest.mark.parametrize(
