@@ -103,7 +103,7 @@ class CpuKernels:
     def decode_form(self, shape: AttentionShape) -> DecodeForm:
         seconds = self._folded(CPU_DECODE, shape)
 
-        def form(ops: Ops, sequences: Any, queries: Any, kv: Any) -> Any:
+        def form(ops: Ops, sequences: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
             # Each of a sequence's w query tokens sees its keys but for the later of its own.
             pairs = queries / sequences * kv - 0.5 * (queries / sequences - 1.0) * queries
             return seconds(ops, queries, sequences, ops.maximum(0.0, pairs), kv)

@@ -87,6 +87,8 @@ class Device:
     host: Interconnect | None = None
     """To the memory of the machine around it: PCIe, or NVLink-C2C to a Grace. None where nobody says."""
     l2_bytes: float | None = None
+    clock_hz: float | None = None
+    """Highest clock of the multiprocessors."""
     price_usd_per_hour: float | None = None
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -123,6 +125,7 @@ _NUMBERS = {
     "devices_per_node": True,
     "tdp_w": True,
     "l2_bytes": False,
+    "clock_hz": False,
     "price_usd_per_hour": False,
     "link.latency_s": True,
     "link.bytes_per_s": True,
@@ -204,6 +207,7 @@ def _device(name: str, table: Mapping[str, Any], documents: Mapping[str, str], p
         host=_host(where, table, link),
         tdp_w=need("tdp_w"),
         l2_bytes=numbers["l2_bytes"],
+        clock_hz=numbers["clock_hz"],
         price_usd_per_hour=numbers["price_usd_per_hour"],
         sources=sources,
     )

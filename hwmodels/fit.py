@@ -7,6 +7,7 @@ import math
 import sys
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,11 +51,13 @@ def fit_profile(
     kernels = []
     left_out = []
     for (family, variant), pool in sorted(pools.items()):
+        # What one file says nothing of another may: what a window costs, say.
         part = pool[0][1]
+        part = replace(part, fixed=tuple(name for name in part.fixed if all(name in p.fixed for _, p, _ in pool)))
         names = set(part.columns)
         columns = {name: np.concatenate([other.columns[name] for _, other, _ in pool]) for name in names}
         measured_s = np.concatenate([seconds for *_, seconds in pool])
-        hold = held_back_groups(columns, part.groups)
+        hold = held_back_groups(columns, part.groups, strata=part.strata)
         free = len(bounds(type(part.starts[0]))) - len(part.fixed)
         if partial and len(measured_s) < free:
             left_out.append(f"{family} {variant} ({len(measured_s)} points)")

@@ -94,7 +94,10 @@ class _Stage:
                 seconds += prefill(SCALARS, prompt_f, chunks, pairs_window if windowed else pairs, prompt_kv)
         if seqs:
             for _, decode, windowed in self.attention:
-                seconds += decode(SCALARS, seqs_f, queries, kv_window if windowed else kv)
+                if windowed:
+                    seconds += decode(SCALARS, seqs_f, queries, kv_window, kv - kv_window)
+                else:
+                    seconds += decode(SCALARS, seqs_f, queries, kv)
         floor = self.prompt_floor_s if prompt else self.decode_floor_s
         return (seconds if seconds > floor else floor) + own
 
@@ -127,7 +130,7 @@ class _Stage:
         if some_decode.any():
             seqs_1 = np.where(some_decode, seqs_f, 1)
             for _, decode, windowed in self.attention:
-                one = decode(ARRAYS, seqs_1, queries, kv_window if windowed else kv)
+                one = decode(ARRAYS, seqs_1, queries, *((kv_window, kv - kv_window) if windowed else (kv,)))
                 seconds = seconds + np.where(some_decode, one, 0.0)
         return np.maximum(seconds, np.where(some_prompt, self.prompt_floor_s, self.decode_floor_s)) + own
 

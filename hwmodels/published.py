@@ -174,7 +174,7 @@ class PublishedKernels:
         pair_s = shape.decode_flops_per_pair * shape.layers
         pair_s /= self._peak(shape.precision) * self.efficiency.prefill_attention_flops
 
-        def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+        def form(ops: Ops, seqs: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
             return kv * ops.maximum(queries / seqs * pair_s, kv_s)
 
         return form

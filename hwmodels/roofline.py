@@ -100,7 +100,7 @@ class RooflineKernels:
         pair_s = shape.decode_flops_per_pair * shape.layers / self._flops_per_s(shape.precision)
         kv_s = shape.kv_bytes * shape.layers / self._bytes_per_s
 
-        def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+        def form(ops: Ops, seqs: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
             return kv * ops.maximum(queries / seqs * pair_s, kv_s)
 
         return form

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,6 +41,7 @@ _FACTORS = {
     "collective": "collectives", "tpu_gemm": "GEMM", "tpu_prefill": "prompts", "tpu_decode": "decodes",
 }  # fmt: skip
 """Families whose factor a note states."""
+_USUAL_CLOCK_HZ = 1.9e9
 _NEAR = 0.15
 """Distance below which donors no longer differ: about the spread between two servers with the same device."""
 
@@ -159,37 +161,50 @@ def _distance(device: Device, other: Device, family: str) -> float:
     return math.sqrt(sum(value * value for value in logs) / len(logs))
 
 
+def _quantities(device: Device) -> dict[str, float]:
+    """What parameters may scale with; a device without a stated clock scales as if all clocks were alike."""
+    sheet = datasheet_of(device)
+    return {
+        "sms": sheet.sm_count,
+        "clock": device.clock_hz or _USUAL_CLOCK_HZ,
+        "peak": sheet.peak_flops_per_s["bf16"],
+        "hbm": sheet.hbm_bytes_per_s,
+        "l2": sheet.l2_bytes,
+        "link": sheet.link_bytes_per_s,
+    }
+
+
 def _switched(device: Device) -> bool:
     return device.link.kind not in ("PCIe", "memory")
 
 
 @functools.cache
-def _shelf(name: str) -> tuple[Datasheet, Mapping[tuple[str, str], str]]:
-    """A shipped profile's datasheet, and the text of each of its own parameter sets: few of them are ever read."""
+def _shelf(name: str) -> tuple[Mapping[tuple[str, str], str], Mapping[str, list[str]]]:
+    """The text of each parameter set that a shipped profile has of its own, few of which are ever read, and its columns."""
     head, *blocks = re.split(r"(?m)^(?=\[\[kernel\]\])", (FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-    del head
     found: dict[tuple[str, str], str] = {}
     for block in blocks:
         keys = dict(re.findall(r'(?m)^(family|variant|borrowed_from) = "(.*)"$', block))
         if not keys.get("borrowed_from"):
             found[keys["family"], keys["variant"]] = block
-    return datasheet_of(load_device(name)), found
+    return found, tomllib.loads(head).get("columns", {})
 
 
 @functools.cache
 def _lendable(donors: tuple[str, ...], family: str) -> tuple[str, ...]:
-    found = {variant: None for name in donors for own, variant in _shelf(name)[1] if own == family}
+    found = {variant: None for name in donors for own, variant in _shelf(name)[0] if own == family}
     return tuple(variant for variant in sorted(found) if variant != _ONE_LAYER)
 
 
 @functools.cache
 def _entry(name: str, family: str, variant: str) -> Kernel:
-    return read_kernel(f"{name}.toml", _shelf(name)[1][family, variant])
+    texts, columns = _shelf(name)
+    return read_kernel(f"{name}.toml", texts[family, variant], columns)
 
 
 def _owners(device: Device, without: tuple[str, ...], family: str, variant: str) -> tuple[str, ...]:
     """Who has a parameter set to lend, the nearest first."""
-    owners = [name for name in Loans(device=device, without=without).donors if (family, variant) in _shelf(name)[1]]
+    owners = [name for name in Loans(device=device, without=without).donors if (family, variant) in _shelf(name)[0]]
     if not owners or variant == _ONE_LAYER:
         raise ValueError(f"nobody lends {family} {variant} to {device.name}; ask `variants` first")
     if family in _LINKS and _switched(device):
@@ -213,14 +228,16 @@ def _lent(device: Device, without: tuple[str, ...], family: str, variant: str) -
     owners = _owners(device, without, family, variant)
     shares, apart = _shares(device, owners, family)
     kernels = [_entry(name, family, variant) for name in owners]
-    kind, sheet = FAMILIES[family].parameters, datasheet_of(device)
-    sheets = [_shelf(name)[0] for name in owners]
+    kind, numbers = FAMILIES[family].parameters, _quantities(device)
+    theirs = [_quantities(load_device(name)) for name in owners]
     params = blended(
-        kind, [(share, k.params, own) for share, k, own in zip(shares, kernels, sheets, strict=True)], sheet
+        kind, [(share, k.params, own) for share, k, own in zip(shares, kernels, theirs, strict=True)], numbers
     )
     if family in _LINKS and not _switched(device):
         # How many devices share a path is the server's doing, of which no datasheet says a word: any server counts alike.
-        even = blended(kind, [(1 / len(owners), k.params, own) for k, own in zip(kernels, sheets, strict=True)], sheet)
+        even = blended(
+            kind, [(1 / len(owners), k.params, own) for k, own in zip(kernels, theirs, strict=True)], numbers
+        )
         params = replace(params, **{name: getattr(even, name) for name in of_server(kind)})
     return Kernel(family=family, variant=variant, params=params, provenance=_origin(family, owners, kernels, apart))
 
@@ -275,13 +292,24 @@ def borrow(profile: Profile, datasheet: Datasheet) -> Profile:
 
 
 def complete(profile: Profile, donors: Sequence[Profile]) -> Profile:
-    """The profile with what it lacks taken from the donors, in their order, for a file of its own; every origin says so."""
+    """The profile with what it lacks taken from the donors, in their order, for a file of its own; every origin says so.
+
+    Products and experts are lent by format: where a device has a format from one stack, that serves the others, and formats
+    that it cannot multiply are of no use to it.
+    """
     kernels = list(profile.kernels)
+    own_formats = {_format(kernel.family, kernel.variant) for kernel in profile.kernels}
     have = {(kernel.family, kernel.variant) for kernel in kernels}
     for donor in donors:
         for kernel in donor.whole().kernels:
-            if (kernel.family, kernel.variant) not in have and kernel.variant != _ONE_LAYER:
-                have.add((kernel.family, kernel.variant))
-                origin = replace(kernel.provenance, borrowed_from=kernel.provenance.borrowed_from or donor.name)
-                kernels.append(replace(kernel, provenance=origin))
+            if (kernel.family, kernel.variant) in have or kernel.variant == _ONE_LAYER:
+                continue
+            if kernel.family in _BY_FORMAT and (
+                _format(kernel.family, kernel.variant) in own_formats
+                or arithmetic_of(kernel.family, kernel.variant) not in profile.datasheet.peak_flops_per_s
+            ):
+                continue
+            have.add((kernel.family, kernel.variant))
+            origin = replace(kernel.provenance, borrowed_from=kernel.provenance.borrowed_from or donor.name)
+            kernels.append(replace(kernel, provenance=origin))
     return replace(profile, kernels=tuple(kernels))

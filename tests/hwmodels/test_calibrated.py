@@ -116,17 +116,6 @@ def test_latent_attention_is_priced_by_the_form_that_was_fitted(stack, prefill, 
     assert kernels.decode_form(latent_shape(16))(SCALARS, 8, 24, 24_000) == pytest.approx(expected)
 
 
-def test_latent_attention_without_a_graph_is_launched_call_by_call():
-    spec, device = load_model("deepseek-v3"), load_device("h200")
-    graph = dataclasses.replace(serving_stack("vllm"), overheads=Overheads())
-    replayed, called = (
-        Calibrated(stack=dataclasses.replace(graph, graph=how))(spec, device, ParallelConfig(tensor=8)).kernels
-        for how in (True, False)
-    )
-    assert replayed.decode_form(latent_shape(16))(SCALARS, 1, 1, 100) < 3e-5
-    assert called.decode_form(latent_shape(16))(SCALARS, 1, 1, 100) > 1e-4
-
-
 @pytest.mark.parametrize("device", ["h100", "h200"])
 @pytest.mark.parametrize(("stack", "phase", "file", "median_pct"), [
     ("sglang", "decode", "sglang0.5.14", 12.0),

@@ -140,7 +140,7 @@ def test_every_number_has_a_source(device):
     fields |= {"link.bytes_per_s", "link.latency_s", "network.bytes_per_s", "network.latency_s"}
     if device.host is not None and device.host != device.link:
         fields |= {"host.bytes_per_s", "host.latency_s"}
-    fields |= {f for f in ("l2_bytes", "price_usd_per_hour") if getattr(device, f) is not None}
+    fields |= {f for f in ("l2_bytes", "clock_hz", "price_usd_per_hour") if getattr(device, f) is not None}
     assert fields == set(device.sources)
     assert all(len(source) > 15 for source in device.sources.values())
 

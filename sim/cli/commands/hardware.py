@@ -106,6 +106,7 @@ def _facts(device: Any) -> dict[str, Any]:
         "devices_per_node",
         "tdp_w",
         "l2_bytes",
+        "clock_hz",
         "price_usd_per_hour",
     ):
         numbers[key] = getattr(device, key)

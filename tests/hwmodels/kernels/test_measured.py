@@ -232,10 +232,11 @@ def test_a_file_of_bad_rows_alone_is_not_understood(tmp_path):
 
 
 def test_rows_without_a_model_are_nan_and_counted_by_reason(tmp_path):
-    text = "batch_size,kv_len,num_heads,num_kv_heads,head_dim,latency_us\n1,127,32,8,128,11\n1,127,32,8,512,900\n"
-    result = predict(read(write(tmp_path, "attention_decode_h200_vllm0.24.csv", text)), load_profile("h200"))
+    text = "prefill_chunk,kv_prefill,n_decode,kv_decode,latency_us\n128,0,4,127,11\n0,0,0,0,9\n"
+    name = "attention_mixed_rtxpro6000_llama3.1-8b_tp1_lss.csv"
+    result = predict(read(write(tmp_path, name, text)), load_profile("rtx-pro-6000"))
     assert np.isfinite(result.seconds).tolist() == [True, False]
-    assert dict(result.unmodelled) == {"head_dim above 256 runs a fallback kernel": 1}
+    assert dict(result.unmodelled) == {"an empty batch": 1}
 
 
 def test_a_format_the_device_lacks_is_counted_with_the_reason(tmp_path):

@@ -103,6 +103,21 @@ def test_shipped_profiles_keep_their_own_fits_and_say_what_is_borrowed():
         assert all(kernel.provenance.files for kernel in kernels)
 
 
+def test_products_are_lent_by_format_and_only_where_the_device_can_multiply_them():
+    l40s, b200 = load_profile("l40s"), load_profile("b200")
+    own = tuple(kernel for kernel in l40s.kernels if (kernel.family, kernel.variant) == ("gemm", "bf16/vllm"))
+    whole = complete(replace(l40s, kernels=own), [b200])
+    lent = {kernel.variant for kernel in whole.kernels if kernel.family == "gemm"}
+    # 16 bits are its own from another stack; four-bit arithmetic it has none.
+    assert lent == {
+        "bf16/vllm",
+        *(f"{fmt}/{s}" for fmt in ("fp8", "fp8_block") for s in ("vllm", "trtllm", "sglang")),
+    } - {"fp8_block/vllm"}
+    experts = {kernel.variant.partition("/")[0] for kernel in whole.kernels if kernel.family == "moe"}
+    assert "mxfp4" in experts
+    assert "nvfp4" not in experts
+
+
 def test_completing_takes_only_what_is_missing():
     l40s, h200 = load_profile("l40s"), load_profile("h200")
     bare = borrow(type(l40s)(name="l40s", datasheet=l40s.datasheet, kernels=l40s.kernels[:1]), l40s.datasheet)
@@ -139,13 +154,14 @@ def test_each_kind_of_device_has_a_class_of_kernels():
 
 def test_a_stack_prices_with_its_own_kernels_and_an_unmeasured_one_with_vllms():
     ideal = serving_stack("ideal")
-    vllm, trtllm, sglang = (
+    vllm, trtllm, sglang, eager = (
         GpuKernels(
             device=load_device("h200"), profile=load_profile("h200"), stack=replace(ideal, kernels=stack), layers=1
         ).decode_form(SHAPE)(SCALARS, 16, 16, 16 * 1024)
-        for stack in ("vllm", "trtllm", "sglang")
+        for stack in ("vllm", "trtllm", "sglang", "eager")
     )
-    assert vllm == sglang != trtllm
+    assert len({vllm, trtllm, sglang}) == 3
+    assert eager == vllm
 
 
 def test_kernels_answer_for_whole_models():
