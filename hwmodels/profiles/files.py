@@ -135,7 +135,9 @@ def _long(where: str, row: Any) -> Any:
         if name in values:
             numbers = values.pop(name)
             if not isinstance(numbers, list) or len(numbers) != len(members):
-                raise ValueError(f"{where}.{name} must be the {len(members)} numbers {', '.join(members)}; got {numbers!r}")
+                raise ValueError(
+                    f"{where}.{name} must be the {len(members)} numbers {', '.join(members)}; got {numbers!r}"
+                )
             values |= dict(zip(members, numbers, strict=True))
     return values
 
