@@ -453,8 +453,14 @@ MUTATIONS = [
         ENGINE,
         (
             "windows do not limit what decodes read",
-            "self.window_sum += min(cached + 1, self._window)",
+            "self.window_sum += reads",
             "self.window_sum += cached + 1",
+        ),
+        ("a chunk that begins still reads the one before", "self.window_sum -= self._window\n", "pass\n"),
+        (
+            "a chunk begins once",
+            "heappush(bends, (at + int(self._window), order, id_))",
+            "pass",
         ),
         ("decodes do not read their own token", "kv = self.cached + n\n", "kv = self.cached\n"),
         (
@@ -468,18 +474,28 @@ MUTATIONS = [
         ENGINE,
         (
             "the front end is skipped in an open loop",
-            "visible = workload.arrival_ns + self._admission_ns(workload.prompt_tokens)",
-            "visible = workload.arrival_ns",
+            "visible = self._after_desk(workload.arrival_ns) + self._admission_ns(workload.prompt_tokens)",
+            "visible = self._after_desk(workload.arrival_ns)",
         ),
         (
             "the front end is skipped in a closed loop",
-            "seen_ns = sent_ns + int(self._admission_ns(self._prompt[id_]))",
-            "seen_ns = sent_ns",
+            "seen_ns = max(sent_ns + int(self._admission_ns(self._prompt[id_])), felt_ns)",
+            "seen_ns = max(sent_ns, felt_ns)",
+        ),
+        (
+            "nobody waits at the desk",
+            "sent_ns = self._desk_free_ns = max(sent_ns, self._desk_free_ns) + self._desk_ns",
+            "sent_ns = sent_ns + self._desk_ns",
+        ),
+        (
+            "clients come to the desk in the order in which others ended",
+            "if self._desk_ns and sent_ns > self._clock.now_ns:",
+            "if False:",
         ),
         (
             "clients do not think",
-            "0 if ended_ns is None else ended_ns + self._think[id_]",
-            "0 if ended_ns is None else ended_ns",
+            "self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_]",
+            "self._clock.now_ns if ended_ns is None else ended_ns",
         ),
         (
             "clients think before their first request",
@@ -872,6 +888,20 @@ MUTATIONS = [
         ),
         ("attention groups share one cache", "return blocks * self.parallel.data", "return blocks"),
         ("the emptiest stage decides", "blocks = min(\n", "blocks = max(\n"),
+    ),
+    *_of(
+        "hwmodels/totals.py",
+        ("tests/engine/test_meanings.py",),
+        ("chunks are windows", "return (context - 1) % int(window) + 1", "return min(context, int(window))"),
+        ("a token does not see itself", "rest * (rest + 1) // 2", "rest * (rest - 1) // 2"),
+    ),
+    *_of(
+        "hwmodels/cache.py",
+        ("tests/hwmodels/test_hybrid.py",),
+        ("windows keep every block", "return max(0, context - window + 1) if", "return 0 if"),
+        ("chunks keep every block", "else context // window * window", "else 0"),
+        ("neighbouring layers share a group", "layers[i::n]", "layers[i * size : (i + 1) * size]"),
+        ("states do not enlarge pages", "page = max(page, block_tokens *", "page = max(page, 0 *"),
     ),
     *_of(
         "hwmodels/memory.py",

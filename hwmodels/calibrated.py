@@ -30,8 +30,8 @@ class Calibrated:
     profile: str | None = None
 
     @classmethod
-    def for_stack(cls, name: str, profile: str | None = None) -> Calibrated:
-        return cls(stack=serving_stack(name), profile=profile)
+    def for_stack(cls, name: str, profile: str | None = None, release: str | None = None) -> Calibrated:
+        return cls(stack=serving_stack(name, release), profile=profile)
 
     def load(self, device: Device) -> Profile:
         """The profile that prices *device*: its own, or its nearest relative's on its datasheet numbers."""
@@ -56,6 +56,7 @@ class Calibrated:
         if profile.kind != "cpu":
             found["serving_stack"] = {
                 "name": self.stack.name,
+                **({"release": self.stack.release, "fitted_to": self.stack.fitted_to} if self.stack.release else {}),
                 "kernels": self.stack.kernels,
                 "terms": {name: getattr(self.stack.overheads, name) for name in self.stack.sources},
                 "sources": dict(self.stack.sources),

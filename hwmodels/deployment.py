@@ -37,6 +37,8 @@ class FrontEnd(NamedTuple):
     admission_s: float = 0.0
     admission_s_per_token: float = 0.0
     """Tokenisation, for each prompt token."""
+    admission_serial_s: float = 0.0
+    """What it does for one request at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class Deployment:
         if not isinstance(self.made_by, Calibrated):
             return FrontEnd()
         own = self.made_by.stack.overheads
-        return FrontEnd(admission_s=own.admission_s, admission_s_per_token=own.admission_s_per_token)
+        return FrontEnd(own.admission_s, own.admission_s_per_token, own.admission_serial_s)
 
     @property
     def profile(self) -> Profile | None:
@@ -180,6 +182,9 @@ class Deployment:
 
     def kv_pool_blocks(self, gpu_fraction: float = 0.9, reserve_bytes: float = 0.0, block_tokens: int = 16) -> int:
         """Blocks of *block_tokens* tokens that the replica's cache holds, over all groups of data-parallel attention.
+
+        Of a model whose layers do not all keep every token each block has room for all the same, and states of
+        `STATE_SEQUENCES` sequences are set aside: the least there is. `memory_plan` counts what a mean sequence holds.
 
         Each stage caches its own layers of every token, so the fullest stage decides. ValueError if the weights, or not
         even one block beside them, fit; the message says what is missing and what would fit.

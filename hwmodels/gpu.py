@@ -14,8 +14,8 @@ from hwmodels.kernels.families import DECODE, GEMM, MLA_DECODE, MLA_PREFILL, MOE
 from hwmodels.kernels.gemm import library_of
 from hwmodels.kernels.linear_attention import KERNELS, LinearDecodeForm, LinearPrefillForm, layer_forms
 from hwmodels.kernels.moe import EXPERT_FORMATS, ExpertFormat
-from hwmodels.kernels.ops import DecodeForm, PrefillForm, Running
-from hwmodels.operations import AttentionShape, ExpertMlp
+from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, Running
+from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
 from hwmodels.stack_kernels import WIDTH, StackKernels, Table, gemm_nodes, moe_nodes
@@ -50,14 +50,19 @@ class GpuKernels(StackKernels):
 
     def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
         def table(dtype: str, weight_bytes: float) -> Table:
-            return _moe_table(self.profile, self.sources, experts, dtype)
+            return _moe_table(self.profile, self._expert_sources(experts.precision), experts, dtype)
 
-        fmt = expert_format(experts.precision, self.arithmetic(experts.precision)[0])
-        kernel = self.profile.kernel("moe", _layer_variants(self.profile, self.sources, fmt, experts))
-        # Tables of 4-bit weights in 16-bit arithmetic hold the cost of expanding them.
-        own = kernel is not None and kernel.variant.partition("/")[0].partition("-")[0] in ("int4", "mxfp4")
-        flops = experts.flops(rows) / experts.layers
-        return self.tabulated_s(rows, flops, experts.precision, table, expansion_measured=own)
+        return self.tabulated_s(rows, experts.flops(rows) / experts.layers, experts.precision, table)
+
+    def _expert_sources(self, precision: str) -> tuple[str, ...]:
+        """Whose measured experts stand for the stack's, the best first.
+
+        TensorRT-LLM's NVFP4 table is of its CUTLASS experts alone. Its servers run the generated kernels of its TRTLLM back end,
+        which FlashInfer hands to SGLang, under whose name they were measured.
+        """
+        if precision == "nvfp4" and self.sources[0] == "trtllm" and self.arithmetic(precision)[0] == "fp4":
+            return ("sglang", *self.sources)
+        return self.sources
 
     def stand_ins(
         self, products: Iterable[str], experts: str | None, hidden: int, topk: int, count: int
@@ -76,7 +81,7 @@ class GpuKernels(StackKernels):
             asked.append((f"{precision} matrix products", "gemm", [*wanted, *variants]))
         if experts is not None:
             own = expert_format(experts, self.arithmetic(experts)[0])
-            variants = _expert_variants(self.profile, self.sources, own, hidden, topk, count)
+            variants = _expert_variants(self.profile, self._expert_sources(experts), own, hidden, topk, count)
             asked.append((f"{experts} experts", "moe", variants))
         for what, family, variants in asked:
             kernel = self.profile.kernel(family, variants)
@@ -173,6 +178,30 @@ class GpuKernels(StackKernels):
             names = {"sglang-absorbed": None, **names}
         formats = ("fp8/", "") if cache_bytes < 1.5 else ("",)
         return self.profile.get(family, [fmt + name for name in names for fmt in formats])
+
+    def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
+        """By the kernels measured; by the datasheet where the profile has none.
+
+        Decodes read a state for each sequence and write one for each query token, so that rejected drafts can be undone.
+        """
+        if not self.profile.has("linear_decode"):
+            return StackKernels.recurrence_forms(self, shape)
+        of_prompts, of_decodes = self.linear_forms(
+            key_heads=shape.n_key_heads,
+            key_dim=shape.key_dim,
+            value_heads=shape.n_value_heads,
+            value_dim=shape.value_dim,
+            conv_width=shape.conv_width,
+            layers=float(shape.layers),
+        )
+
+        def prefill(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+            return of_prompts(ops, rows, chunks)
+
+        def decode(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+            return of_decodes(ops, 0.5 * (seqs + queries))
+
+        return prefill, decode
 
     def linear_forms(
         self, *, key_heads: int, key_dim: int, value_heads: int, value_dim: int, conv_width: int, layers: float

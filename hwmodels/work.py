@@ -68,12 +68,13 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
 
 
 def _counted(spec: ModelSpec, layers: Sequence[int]) -> _Layers:
-    n_linear = sum(spec.layer_is_linear[i] for i in layers)
+    kinds = [spec.layer_attention[i] for i in layers]
+    n_linear = kinds.count("linear")
     n_moe = sum(spec.layer_is_moe[i] for i in layers)
     return _Layers(
         all=len(layers),
         softmax=len(layers) - n_linear,
-        windowed=sum(spec.layer_is_windowed[i] and not spec.layer_is_linear[i] for i in layers),
+        windowed=kinds.count("window") + kinds.count("chunked"),
         linear=n_linear,
         dense=len(layers) - n_moe,
         moe=n_moe,

@@ -63,7 +63,7 @@ FLOORS = (
     ("errors", "text", "packages"),
     ("theory", "tokens"),
     ("engine",),
-    ("scenario", "metrics", "warmup", "results", "run"),
+    ("scenario", "metrics", "warmup", "protocols", "results", "run"),
     ("study", "plots", "report", "reproduce", "validation", "placement"),
     ("cli",),
 )

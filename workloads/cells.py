@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -156,6 +157,20 @@ class Table:
             row = int(np.argmin(good))
             self.refuse(name, row, "a time like 2023-11-16 18:17:03.9799600")
         return value
+
+
+def json_objects(path: Any, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of JSON lines, each with the number of its line; ValueError names the first line that is none."""
+    for line, text in enumerate(data.split(b"\n"), start=1):
+        if not text.strip():
+            continue
+        try:
+            record = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {line}: expected one JSON object; {error}") from None
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {line}: expected one JSON object; got {text[:60].decode(errors='replace')}")
+        yield line, record
 
 
 def header_cells(data: bytes) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from workloads.cells import HEADERS, Table, header_cells, read_bytes
+from workloads.cells import HEADERS, Table, header_cells, json_objects, read_bytes
 from workloads.columns import NS_PER_S, IntArray
 from workloads.functions import function_counts, function_invocations
 from workloads.trace import Trace
@@ -252,15 +251,7 @@ def _mooncake(path: Any, data: bytes) -> tuple[dict[str, Any], IntArray]:
 
     arrival, prompt, output, counts, lines = [], [], [], [], []
     ids: list[int] = []
-    for line, text in enumerate(data.split(b"\n"), start=1):
-        if not text.strip():
-            continue
-        try:
-            record = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {line}: expected one JSON object; {error}") from None
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {line}: expected one JSON object; got {text[:60].decode(errors='replace')}")
+    for line, record in json_objects(path, data):
         stamp = record.get("timestamp")
         if isinstance(stamp, float) and 0 <= stamp * 1e6 < 2**63:
             arrival.append(round(Decimal(repr(stamp)) * 1_000_000))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.arrivals import ArrivalProcess, arrivals_ns
-from workloads.cells import read_bytes
+from workloads.cells import json_objects, read_bytes
 from workloads.columns import IntArray, first_row, int_column
 from workloads.follows import Follows
 from workloads.trace import Trace
@@ -228,15 +227,7 @@ def _parquet(path: Any) -> dict[str, Any]:
 
 def _json_lines(path: Any) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
-    for line, text in enumerate(read_bytes(path).split(b"\n"), start=1):
-        if not text.strip():
-            continue
-        try:
-            record = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {line}: expected one JSON object; {error}") from None
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {line}: expected one JSON object; got {text[:60].decode(errors='replace')}")
+    for line, record in json_objects(path, read_bytes(path)):
         _check_names(f"{path}, line {line}", record)
         ids = record["hash_ids"]
         if not isinstance(ids, list) or not all(type(block) is int and block >= 0 for block in ids):

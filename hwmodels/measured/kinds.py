@@ -139,6 +139,14 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
          "tpot_ms"),
         ("measured", "provenance", "speculation"),
     ),
+    "e2e_settings": (
+        r"e2e_settings_agg",
+        ("model_path", "system", "backend", "backend_version", "precision", "isl", "osl", "concurrency", "tp_size",
+         "attention_dp_size", "moe_tp_size", "moe_ep_size", "measured", "provenance", "script", "token_budget",
+         "max_sequences", "kv_dtype"),
+        ("speculation", "warmup_per_client", "max_prefill_tokens", "cuda_graph_batch", "receive_interval",
+         "stream_interval", "wait_iterations", "wait_tokens_share", "prefix_cache", "memory_fraction"),
+    ),
     "e2e_silicon_disagg": (
         r"e2e_silicon_disagg",
         (
@@ -197,6 +205,8 @@ TEXT = {
     "measured",
     "provenance",
     "speculation",
+    "script",
+    "prefix_cache",
 }  # fmt: skip
 FLAGS = {"is_prefill", "gated"}
 COUNTS = {
@@ -212,5 +222,6 @@ MAY_BE_BLANK = {
     "elementwise_rates": {"rows", "cols"},
     "e2e_silicon_agg": None,
     "e2e_silicon_disagg": None,
+    "e2e_settings": None,
     "iteration": {"prompt_std_ms", "e2e_time_ms", "prompt_time_ms"},
 }

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from policies.routers import Refused, RoutedRequest, route_of
 from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, IntArray
+from sim.engine.content import Contents, contents_of
 from sim.engine.errors import PolicyError
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment
@@ -58,6 +59,7 @@ class _Cluster:
         workload = experiment.workload
         self._experiment = experiment
         self._n = n = len(workload)
+        self._contents: dict[int, Contents] = {}
         self._prompt = _as_array(workload.prompt_tokens)
         model = priority = None
         deadline = None if workload.deadline_ns is None else _as_array(workload.deadline_ns)
@@ -80,8 +82,9 @@ class _Cluster:
             for tenant in spec.tenants
         )
         self._state = RequestState(
-            self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined, priority, max_tokens
-        )
+            self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined, priority, max_tokens,
+            self._contents_in if isinstance(workload, Trace) and workload.prefix_blocks is not None else None,
+        )  # fmt: skip
         self._clock = Clock()
         self._machines: list[Machine] = []
         for index, spec in enumerate(specs):
@@ -91,6 +94,7 @@ class _Cluster:
                     self._clock, index, spec, first, self._state, self, seed=experiment.seed, fast_forward=fast_forward
                 )
             )
+        self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
         self._watch = Watch(self._state, self._machines, self._clock) if check_invariants else None
         self._route_of = route_of(experiment.router)
         self._hosting = self._eligible()
@@ -99,11 +103,26 @@ class _Cluster:
         self._luck = None if self._only else np.random.default_rng([experiment.seed, _ROUTING_STREAM]).random((n, 2))
         self._reasons: dict[str, int] = {}
         self._sent = 0
+        self._desk_ns = round(experiment.admission_serial_s * 1e9)
+        self._desk_free_ns = 0
         self._think = None
         if isinstance(workload, ClosedLoop):
             self._think = workload.think_ns.tolist() if workload.think_ns is not None else [0] * n
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
+
+    def _contents_in(self, block_tokens: int) -> Contents:
+        """What the workload says of contents, in blocks of *block_tokens* tokens."""
+        found = self._contents.get(block_tokens)
+        if found is None:
+            trace = self._experiment.workload
+            assert isinstance(trace, Trace)
+            assert trace.prefix_blocks is not None and trace.prefix_offsets is not None and trace.prefix_block_tokens
+            found = self._contents[block_tokens] = contents_of(
+                trace.prefix_blocks, trace.prefix_offsets, trace.prefix_block_tokens, trace.prompt_tokens,
+                trace.output_tokens, block_tokens,
+            )  # fmt: skip
+        return found
 
     def _eligible(self) -> list[list[Machine]] | None:
         """For each model the machines that host it; None where every machine serves every request."""
@@ -127,17 +146,15 @@ class _Cluster:
         """Replay the workload to its end or the horizon."""
         workload, clock = self._experiment.workload, self._clock
         if isinstance(workload, ClosedLoop):
-            for _ in range(min(workload.concurrency, self._n)):
-                self._send_next(None)
+            if workload.start_ns is None:
+                for _ in range(min(workload.concurrency, self._n)):
+                    self._send_next(None)
+            else:
+                # Who starts late may find that others have sent all there is to send.
+                for start_ns in workload.start_ns.tolist():
+                    Alarm(clock, ARRIVALS, lambda _event: self._send_next(None)).set(start_ns)
         elif self._n:
-            visible = workload.arrival_ns + self._admission_ns(workload.prompt_tokens)
-            first = np.arange(self._n) if workload.follows is None else np.flatnonzero(workload.follows.counts == 0)
-            order = first[np.argsort(visible[first], kind="stable")]
-            self._visible, self._order = _as_array(visible[order]), _as_array(order)
-            self._next = 0
-            self._arrivals = Alarm(clock, ARRIVALS, self._on_trace)
-            self._arrivals.set(self._visible[0])
-            self._expect_aborts(workload)
+            self._expect(workload)
         horizon_ns = self._experiment.horizon_ns
         if self._watch is not None:
             self._watch.run(horizon_ns)
@@ -146,6 +163,23 @@ class _Cluster:
         for machine in self._machines:
             machine.abort(clock.now_ns)
         return self._columns()
+
+    def _expect(self, workload: Trace) -> None:
+        """Set the clock for the requests of a trace that wait for no answer."""
+        follows = workload.follows
+        first = np.arange(self._n) if follows is None else np.flatnonzero(follows.counts == 0)
+        if self._desk_ns and follows is not None:
+            # Requests that follow an answer come to the desk among these, and nobody knows yet when.
+            for id_ in first.tolist():
+                self._send(id_, int(workload.arrival_ns[id_]), None)
+        else:
+            visible = self._after_desk(workload.arrival_ns) + self._admission_ns(workload.prompt_tokens)
+            order = first[np.argsort(visible[first], kind="stable")]
+            self._visible, self._order = _as_array(visible[order]), _as_array(order)
+            self._next = 0
+            self._arrivals = Alarm(self._clock, ARRIVALS, self._on_trace)
+            self._arrivals.set(self._visible[0])
+        self._expect_aborts(workload)
 
     def _expect_aborts(self, workload: Trace) -> None:
         """Set the clock for the requests that their clients give up."""
@@ -172,6 +206,13 @@ class _Cluster:
             next(m for m in self._machines if m.tenants[0].number <= number <= m.tenants[-1].number).give_up(id_)
         if aborts:
             self._giving_up.set(aborts[0][0])
+
+    def _after_desk(self, arrival_ns: IntArray) -> IntArray:
+        """When the front end is through with what it does for one request at a time, for requests in order of arrival."""
+        if not self._desk_ns:
+            return arrival_ns
+        place = np.arange(len(arrival_ns), dtype=np.int64) * self._desk_ns
+        return np.maximum.accumulate(arrival_ns - place) + place + self._desk_ns
 
     def _admission_ns(self, prompt_tokens: IntArray | int) -> IntArray:
         """How much later than it arrives a request is seen, of the shape of *prompt_tokens*."""
@@ -230,7 +271,7 @@ class _Cluster:
             return
         self._sent += 1
         assert self._think is not None
-        self._send(id_, 0 if ended_ns is None else ended_ns + self._think[id_], ended_ns)
+        self._send(id_, self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_], ended_ns)
 
     def _send(self, id_: int, sent_ns: int, ended_ns: int | None) -> None:
         """A client sends a request, after the end of another at *ended_ns* where it waited for one.
@@ -238,9 +279,18 @@ class _Cluster:
         It is felt 1 ns after the end at the earliest: nothing that one machine does is felt by another in the same instant.
         """
         self._state.arrival[id_] = sent_ns
-        seen_ns = sent_ns + int(self._admission_ns(self._prompt[id_]))
-        if ended_ns is not None:
-            seen_ns = max(seen_ns, ended_ns + FELT_AFTER_NS)
+        felt_ns = 0 if ended_ns is None else ended_ns + FELT_AFTER_NS
+        if self._desk_ns and sent_ns > self._clock.now_ns:
+            # Who thinks longer comes later to the desk, whoever ended first.
+            Alarm(self._clock, ARRIVALS, lambda _event: self._admit(id_, sent_ns, felt_ns)).set(sent_ns)
+        else:
+            self._admit(id_, sent_ns, felt_ns)
+
+    def _admit(self, id_: int, sent_ns: int, felt_ns: int) -> None:
+        """Take a request that was sent, at the present instant if there is a desk, through the front end."""
+        if self._desk_ns:
+            sent_ns = self._desk_free_ns = max(sent_ns, self._desk_free_ns) + self._desk_ns
+        seen_ns = max(sent_ns + int(self._admission_ns(self._prompt[id_])), felt_ns)
         Alarm(self._clock, ARRIVALS, lambda _event: self._route(id_)).set(seen_ns)
 
     # What machines tell.
@@ -286,6 +336,19 @@ class _Cluster:
                 "status": np.frombuffer(state.status, np.int8),
                 "reason": _as_column(state.reason, np.int32),
                 "bubble_ns": np.sum(bubbles, axis=0),
+                **(
+                    {
+                        "prefix_hit_tokens": _as_column(state.prefix_hits),
+                        "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
+                        "computed_prompt_tokens": np.where(
+                            _as_column(state.scheduled) >= 0,
+                            _as_column(state.prompt) - _as_column(state.prefix_hits),
+                            0,
+                        ),
+                    }
+                    if self._caching
+                    else {}
+                ),
                 **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
             },
             reasons=tuple(self._reasons),
@@ -295,6 +358,15 @@ class _Cluster:
                 "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
                 "makespan_ns": makespan_ns,
                 "preemptions": sum(state.preemptions),
+                **(
+                    {
+                        "prefix_evictions": sum(
+                            tenant.sequences.kv.evicted for machine in self._machines for tenant in machine.tenants
+                        )
+                    }
+                    if self._caching
+                    else {}
+                ),
                 "n_stages": sum(len(machine.stages) for machine in self._machines),
                 "busy_ns": sum(replica.busy_ns() for replica in replicas),
                 "events": sum(machine.events for machine in self._machines),

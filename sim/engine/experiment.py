@@ -15,6 +15,7 @@ from sim.engine.streaming import Stream
 from workloads import ClosedLoop, Trace
 
 Turn = Literal["rotation", "oldest"]
+PrefixCacheKind = Literal["blocks", "radix"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,11 @@ class ReplicaSpec:
     """Micro-batches in flight; None: as many as there are pipeline stages."""
     model: int | None = None
     """Row of the workload's models whose requests it serves; None: all."""
+    prefix_cache: PrefixCacheKind | None = None
+    """How KV blocks are found again where the workload says what prompts have in common: `blocks` as vLLM does it
+    (`sim.engine.prefix`), `radix` as SGLang does (`sim.engine.radix`); None: they are not."""
+    prefix_drops_last: bool = False
+    """Of what is found the last block is computed again, as vLLM does for drafters that need the target's states (EAGLE, MTP)."""
 
     def __post_init__(self) -> None:
         for name, least in (("kv_blocks", 1), ("block_tokens", 1), ("lookahead_tokens", 0), ("draft_slots", 0)):
@@ -88,13 +94,16 @@ class Experiment:
     """From arrival until the router sees a request (tokenisation and the rest of the front end), and the same ..."""
     admission_s_per_token: float = 0.0
     """... for each prompt token."""
+    admission_serial_s: float = 0.0
+    """The front end's work on a request that it does for one request at a time, before the rest: in a burst each waits for those
+    before it. All machines share the front end."""
     stream: Stream = Stream()  # noqa: RUF009 (frozen, so that all may share one)
     """Which tokens reach a client together; it changes what clients measure, not what machines do."""
 
     def __post_init__(self) -> None:
         if not self.replicas:
             raise ValueError("replicas needs at least one ReplicaSpec; got none")
-        for name in ("admission_s", "admission_s_per_token"):
+        for name in ("admission_s", "admission_s_per_token", "admission_serial_s"):
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is a finite time of at least 0; got {value!r}")

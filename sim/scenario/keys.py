@@ -22,10 +22,18 @@ Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
-class Policy(Section):
-    """A policy by name; every other key is a setting of that policy, checked when it is made."""
+class _Named(Section):
+    """Something by name; every other key is a setting of it."""
 
     model_config = ConfigDict(extra="allow")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Policy(_Named):
+    """A policy by name; every other key is a setting of that policy, checked when it is made."""
 
     policy: Annotated[str, Field(min_length=1)]
 
@@ -34,27 +42,15 @@ class Policy(Section):
     def _short_form(cls, value: Any) -> Any:
         return {"policy": value} if isinstance(value, str) else value
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
 
-
-class Process(Section):
+class Process(_Named):
     """An arrival process by name; every other key is a setting of it."""
-
-    model_config = ConfigDict(extra="allow")
 
     process: Annotated[str, Field(min_length=1)]
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
 
-
-class Distribution(Section):
+class Distribution(_Named):
     """A distribution of lengths by name; every other key is a setting of it. A number alone is a fixed length."""
-
-    model_config = ConfigDict(extra="allow")
 
     distribution: Annotated[str, Field(min_length=1)]
 
@@ -63,10 +59,6 @@ class Distribution(Section):
     def _short_form(cls, value: Any) -> Any:
         number = isinstance(value, int) and not isinstance(value, bool)
         return {"distribution": "fixed", "tokens": value} if number else value
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
 
 
 class Parallel(Section):
@@ -96,6 +88,9 @@ class Memory(Section):
     """Blocks of the KV cache, null block included, in place of what the memory has room for (vLLM's num_gpu_blocks_override)."""
     block_tokens: Annotated[int, Field(ge=1)] | None = None
     """Where it is left out, the stack's: 16 for vLLM, 1 for SGLang, 32 for TensorRT-LLM."""
+    prefix_caching: bool | None = None
+    """Whether KV blocks are found again by prompts that begin alike, where the trace says which do; where it is left out, as the
+    stack has it: on for vLLM, SGLang and TensorRT-LLM, off for `eager` and `ideal`."""
     preemption: Literal["recompute", "none"] = "recompute"
     """`recompute`: the newest sequences give their KV back and are computed again; `none`: running out is an error."""
 
@@ -136,6 +131,11 @@ class Workload(Section):
     output_tokens: Distribution | None = None
     requests: Annotated[int, Field(ge=1)] | None = None
     """How many to generate."""
+    protocol: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = None
+    """How the clients of a benchmark behave (inferencex, genai-perf, ...), by name or by its keys, in place of `arrivals` and
+    `requests`; the lengths are then the nominal ones, two numbers."""
+    concurrency: Annotated[int, Field(ge=1)] | None = None
+    """Clients of the protocol."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Output tokens that clients allow each request, for schedulers that keep memory for them; where it is left out, what the
     trace's column of that name says or, without one, as many as it emits, which no server knows."""
@@ -168,6 +168,12 @@ class Workload(Section):
                     "sessions have no common clock; say in arrivals when they start (poisson, deterministic, ...)"
                 )
             return self
+        if self.protocol is not None:
+            return self._asked_by_protocol()
+        if self.concurrency is not None:
+            raise ValueError(
+                "concurrency is the clients of a protocol; give protocol, or arrivals: {process: closed_loop, concurrency: ...}"
+            )
         if self.block_tokens is not None:
             raise ValueError("block_tokens is about the blocks of sessions; give sessions or leave it out")
         if self.trace is not None:
@@ -190,6 +196,25 @@ class Workload(Section):
         misplaced = [name for name, value in files_only.items() if value]
         if misplaced:
             raise ValueError(f"{', '.join(misplaced)} is about reading a trace, and this workload is generated")
+        return self
+
+    def _asked_by_protocol(self) -> Self:
+        given = {"trace": self.trace, "arrivals": self.arrivals, "requests": self.requests, "limit": self.limit}
+        given |= {"sort": self.sort or None, "drop_empty": self.drop_empty or None}
+        if misplaced := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"a protocol says who sends what when, so {' and '.join(misplaced)} cannot be given too")
+        needed = {
+            "concurrency": self.concurrency,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+        }
+        if missing := [name for name, value in needed.items() if value is None]:
+            raise ValueError(f"a protocol also needs {', '.join(missing)}")
+        for name in ("prompt_tokens", "output_tokens"):
+            if getattr(self, name).distribution != "fixed":
+                raise ValueError(
+                    f"{name} of a protocol is a number, the nominal length; how it varies is the protocol's"
+                )
         return self
 
 
@@ -246,6 +271,7 @@ class Pool(Section):
     precision: WeightPrecision | None = None
     kv_precision: KvPrecision | None = None
     serving_stack: ServingStack | None = None
+    serving_release: Annotated[str, Field(min_length=1)] | None = None
     cost_model: Literal["calibrated", "roofline"] | None = None
     parallel: Parallel | None = None
     micro_batches: Annotated[int, Field(ge=1)] | None = None
@@ -287,6 +313,9 @@ class Settings(Section):
     """Of the KV cache; where it is left out, that of floating-point weights, or the checkpoint's."""
     serving_stack: ServingStack = "vllm"
     """Whose kernels and overheads: host work of a step, sampling, launches, tokenisation. `ideal` has none."""
+    serving_release: Annotated[str, Field(min_length=1)] | None = None
+    """Of the serving stack ("0.12"): its overheads are those fitted to the newest release that is not after it; where it is left
+    out, the newest there are."""
     cost_model: Literal["calibrated", "roofline"] = "calibrated"
     """`calibrated`: kernels as measured, or borrowed from the nearest relative; `roofline`: peaks of the datasheet."""
     parallel: Parallel = Parallel()

@@ -17,7 +17,6 @@ from sim.errors import ScenarioError
 from sim.scenario import explain
 from sim.scenario.keys import Settings, Window
 from sim.scenario.yaml import parse_yaml
-from sim.text import shown
 
 DEFAULT_SCENARIO = """\
 model: llama-3.1-8b
@@ -52,11 +51,7 @@ class Scenario(Settings):
     @classmethod
     def from_mapping(cls, settings: Any, *, source: str = "scenario", folder: Path | None = None) -> Scenario:
         """The scenario that *settings* describe; *source* names it in errors, paths are relative to *folder*."""
-        if not isinstance(settings, Mapping):
-            raise ScenarioError(
-                f"{source}: a scenario is a mapping of settings ({', '.join(Settings.model_fields)}); "
-                f"got {shown(settings)}"
-            )
+        explain.check_mapping(settings, Settings, source, "a scenario")
         _check_keys(settings, source)
         scenario = cls.__new__(cls)
         scenario._build_from(settings, source, folder or Path())
@@ -181,8 +176,11 @@ class Scenario(Settings):
             del content["window"]  # results of scenarios from before there were windows keep their names
         pools = (content["pools"] or {}).values()
         # A scenario that does without them keeps the hash that it had before there were such settings.
-        absent = [(content, "pools"), (content, "placement")]
-        absent += [(content["workload"], key) for key in ("models", "sessions", "block_tokens")]
+        absent = [(content, "pools"), (content, "placement"), (content, "serving_release")]
+        absent += [(pool, "serving_release") for pool in pools]
+        absent += [
+            (content["workload"], key) for key in ("models", "sessions", "block_tokens", "protocol", "concurrency")
+        ]
         for section, key in absent:
             if section[key] is None:
                 del section[key]

@@ -27,6 +27,8 @@ def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
         settings = scenario.workload
         if settings.sessions is not None:
             made: Trace | ClosedLoop | None = _sessions(scenario, settings)
+        elif settings.protocol is not None:
+            made = _by_protocol(settings, scenario.seed)
         else:
             source = _read(scenario, settings) if settings.trace is not None else None
             made = source if settings.arrivals is None else _generate(settings, source, scenario.seed)
@@ -85,6 +87,20 @@ def _sessions(scenario: Scenario, settings: Workload) -> Trace:
     from workloads import read_sessions
 
     return read_sessions(file, starts=starts, seed=scenario.seed, block_tokens=settings.block_tokens)
+
+
+def _by_protocol(settings: Workload, seed: int) -> Trace | ClosedLoop:
+    from sim.protocols import protocol
+
+    assert settings.protocol is not None
+    assert settings.concurrency is not None
+    lengths = {}
+    for name in ("prompt_tokens", "output_tokens"):
+        given = getattr(settings, name)
+        lengths[name] = named.choice(
+            given.distribution, given.settings, named.DISTRIBUTIONS, key=f"workload.{name}", what="a distribution"
+        ).tokens
+    return protocol(settings.protocol).workload(concurrency=settings.concurrency, seed=seed, **lengths)
 
 
 def _process(arrivals: Process) -> Any:

@@ -171,13 +171,23 @@ def _rate_per_s(
     return float(iterations["emitted_tokens"][decodes].sum()) / seconds
 
 
-class VerifyForFree:
-    """*cost* with decode steps at the cost of one query token per sequence: the premise of the paper's speed-up."""
+class _BesideIterations:
+    """All of *cost* but the time of an iteration."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
         self.n_stages, self.window_tokens = cost.n_stages, cost.window_tokens
         self.peak_flops_per_s, self.peak_bytes_per_s = cost.peak_flops_per_s, cost.peak_bytes_per_s
+
+    def handover_s(self, rows: Any, /) -> Any:
+        return self._cost.handover_s(rows)
+
+    def work(self, totals: Totals, /) -> Work:
+        return self._cost.work(totals)
+
+
+class VerifyForFree(_BesideIterations):
+    """*cost* with decode steps at the cost of one query token per sequence: the premise of the paper's speed-up."""
 
     def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
         seqs = totals.decode_seqs
@@ -191,20 +201,9 @@ class VerifyForFree:
             stage,
         )
 
-    def handover_s(self, rows: Any, /) -> Any:
-        return self._cost.handover_s(rows)
 
-    def work(self, totals: Totals, /) -> Work:
-        return self._cost.work(totals)
-
-
-class PromptsForFree:
+class PromptsForFree(_BesideIterations):
     """*cost* of the decodes only: an iteration without any takes no time."""
-
-    def __init__(self, cost: CostModel) -> None:
-        self._cost = cost
-        self.n_stages, self.window_tokens = cost.n_stages, cost.window_tokens
-        self.peak_flops_per_s, self.peak_bytes_per_s = cost.peak_flops_per_s, cost.peak_bytes_per_s
 
     def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
         queries = totals.rows - totals.prefill_rows
@@ -214,12 +213,6 @@ class PromptsForFree:
         )  # fmt: skip
         seconds = self._cost.iteration_s(alone, stage)
         return seconds * (totals.decode_seqs > 0)
-
-    def handover_s(self, rows: Any, /) -> Any:
-        return self._cost.handover_s(rows)
-
-    def work(self, totals: Totals, /) -> Work:
-        return self._cost.work(totals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

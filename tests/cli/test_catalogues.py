@@ -34,6 +34,12 @@ def test_one_entry_is_shown_in_full(command, name, shown):
     assert shown in rooftrace(command, "show", name).stdout
 
 
+def test_a_hybrid_model_is_shown_with_the_kinds_of_its_layers():
+    shown = rooftrace("models", "show", "qwen3.5-397b-a17b").stdout
+    assert "45 linear, 15 full" in shown
+    assert "40 window, 8 full" in rooftrace("models", "show", "gemma-3-12b").stdout
+
+
 @pytest.mark.parametrize("command", ["models", "hardware"])
 def test_an_unknown_entry_is_refused_with_the_nearest(command):
     result = rooftrace(command, "show", "h100-sxn" if command == "hardware" else "llama-3.1-8c")

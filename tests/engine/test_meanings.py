@@ -143,10 +143,11 @@ def test_a_window_grows_until_it_is_full() -> None:
 
 
 def test_queries_see_the_tokens_of_their_own_chunk() -> None:
-    columns = replay(trace((0, 20, 6)), Sarathi(token_budget=12), cost=Windowed(window_tokens=Chunk(8)))
-    # Of chunk 0: 1 to 8, of chunk 1: 1 to 4, then 5 to 8; of chunk 2: 1 to 4. Decodes read 5, 6, 7, 8 tokens of it, then 1.
-    prompts = [36 + 10, 26 + 10]
-    assert columns.iterations()["duration_ns"].tolist() == [1000 * each for each in (*prompts, 5, 6, 7, 8, 1)]
+    columns = replay(trace((0, 20, 15)), Sarathi(token_budget=12), cost=Windowed(window_tokens=Chunk(8)))
+    # Of chunk 0: 1 to 8, of chunk 1: 1 to 4, then 5 to 8; of chunk 2: 1 to 4. Decodes read 5 tokens of it and more, then 1 of
+    # the next, and 1 again of the one after it.
+    prompts, decodes = [36 + 10, 26 + 10], [5, 6, 7, 8, *range(1, 9), 1, 2]
+    assert columns.iterations()["duration_ns"].tolist() == [1000 * each for each in (*prompts, *decodes)]
 
 
 def test_what_is_seen_of_chunks_is_counted_token_by_token() -> None:

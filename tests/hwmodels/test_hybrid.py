@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from hwmodels.cache import StageCache, groups_of, held_bytes, mean_block_bytes, paged
 from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import deploy
 from hwmodels.device import load_device
+from hwmodels.gpu import GpuKernels
+from hwmodels.kernels.linear_attention import linear_decode_s, linear_prefill_s
+from hwmodels.kernels.ops import SCALARS
 from hwmodels.memory import memory_plan, stack_memory
 from hwmodels.model import load_model
 from hwmodels.parallel import ParallelConfig
@@ -155,9 +160,42 @@ def test_sparse_attention_keeps_every_token():
     assert deploy(model="glm-5", hardware="b200", parallel={"tensor": 8}).stage_caches()[0].kinds == ("full",) * 78
 
 
+def test_linear_attention_is_priced_by_the_kernels_of_the_stack():
+    """36 layers of Qwen3-Next on four GPUs: a convolution and a delta rule each, of 4 key heads and 8 value heads."""
+    cost = Calibrated.for_stack("vllm")
+    found = deploy(model="qwen3-next-80b-a3b", hardware="h100-sxm", parallel={"tensor": 4}, cost=cost)
+    assert not any("has not been measured" in note for note in found.notes)
+    profile = found.profile
+    shape = {"key_heads": 4, "key_dim": 128, "value_heads": 8, "value_dim": 128, "conv_width": 4}
+    launched = (
+        profile.get("linear_decode", ["conv/vllm"]).launch_s + profile.get("linear_decode", ["delta/vllm"]).launch_s
+    )
+
+    def alone(family, equation, **batch):
+        return sum(
+            equation(profile.get(family, [f"{kernel}/vllm"]), profile.datasheet, kernel=kernel, **shape, **batch)
+            for kernel in ("conv", "delta")
+        )
+
+    stage = found.cost._stages[0]
+    prefill, decode, _ = stage.attention[-1]
+    hidden = 36 * launched * cost.stack.overheads.launch_overlap
+    assert decode(SCALARS, 64, 64, 0) == pytest.approx(36 * alone("linear_decode", linear_decode_s, seqs=64) - hidden)
+    # A round of speculation reads each state once and writes one for each token.
+    assert decode(SCALARS, 64, 192, 0) == decode(SCALARS, 128, 128, 0)
+    assert prefill(SCALARS, 8192, 4, 0, 0) > 36 * alone("linear_prefill", linear_prefill_s, rows=8192, chunks=4) * 0.98
+    # Whatever the context is.
+    assert decode(SCALARS, 64, 64, 10**6) == decode(SCALARS, 64, 64, 0)
+
+
 def test_linear_attention_without_measured_kernels_says_so():
     cost = Calibrated.for_stack("vllm")
-    found = deploy(model="qwen3-next-80b-a3b", hardware="a100-80gb-sxm", parallel={"tensor": 4}, cost=cost)
-    measured = any(kernel.family == "linear_decode" for kernel in found.profile.kernels)
-    assert measured or "has not been measured on a100-80gb-sxm" in found.notes[-1]
+    bare = deploy(model="qwen3-next-80b-a3b", hardware="h100-sxm", parallel={"tensor": 4}, cost=cost)
+    kernels = tuple(kernel for kernel in bare.profile.kernels if not kernel.family.startswith("linear"))
+    profile = dataclasses.replace(bare.profile, kernels=kernels, lender=None)
+    forms = GpuKernels(device=bare.device, profile=profile, stack=cost.stack, layers=48)
+    recurrence = stage_work(bare.model, ParallelConfig(tensor=4), 0).recurrence
+    _, decode = forms.recurrence_forms(recurrence)
+    memory_s = recurrence.bytes_per_sequence / bare.device.hbm_bytes_per_s
+    assert decode(SCALARS, 64, 64, 0) == pytest.approx(64 * memory_s / 0.8)
     assert not any("measured" in note for note in deploy(model="qwen3-next-80b-a3b", hardware="b200").notes)

@@ -28,14 +28,17 @@ def trace_of(
     )
 
 
-def played_out(trace: Trace, capacity_blocks: int) -> int:
-    """Blocks found by a least-recently-used cache of keys that hold the whole prefix, the last block of a prompt used first."""
-    cache: OrderedDict[tuple, None] = OrderedDict()
+def played_out(trace: Trace, capacity_blocks: int, *, chained: bool = False) -> int:
+    """Blocks found by a least-recently-used cache of keys that hold the whole prefix, the last block of a prompt used first.
+
+    Ids that are *chained* already are keys by themselves.
+    """
+    cache: OrderedDict[object, None] = OrderedDict()
     found = 0
     for row in range(len(trace)):
         blocks = tuple(trace.prefix_of(row).tolist())
         for length in range(len(blocks), 0, -1):
-            key = (trace.model_of(row), *blocks[:length])
+            key = blocks[length - 1] if chained else (trace.model_of(row), *blocks[:length])
             if key in cache:
                 found += 1
                 cache.move_to_end(key)
@@ -90,7 +93,7 @@ def test_random_prompts_are_found_as_a_cache_played_out_finds_them(seed: int):
 def test_the_conversation_trace_is_found_as_a_cache_played_out_finds_it(real_trace):
     trace = read_trace(real_trace("mooncake_conversation.jsonl")).limit(3000)
     curve = reuse(trace)
-    assert round(float(curve.block_hit_rate(10_000)) * curve.blocks) == played_out_flat(trace, 10_000)
+    assert round(float(curve.block_hit_rate(10_000)) * curve.blocks) == played_out(trace, 10_000, chained=True)
 
 
 @pytest.mark.slow
@@ -98,24 +101,8 @@ def test_the_conversation_trace_is_found_as_a_cache_played_out_finds_it(real_tra
 def test_the_whole_conversation_trace_is_found_as_a_cache_played_out_finds_it(real_trace, capacity: int):
     trace = read_trace(real_trace("mooncake_conversation.jsonl"))
     curve = reuse(trace)
-    assert round(float(curve.block_hit_rate(capacity)) * curve.blocks) == played_out_flat(trace, capacity)
+    assert round(float(curve.block_hit_rate(capacity)) * curve.blocks) == played_out(trace, capacity, chained=True)
     assert float(curve.block_hit_rate(10**9)) == pytest.approx(0.366, abs=0.0005)
-
-
-def played_out_flat(trace: Trace, capacity_blocks: int) -> int:
-    """As `played_out`, for ids that are chained already."""
-    cache: OrderedDict[int, None] = OrderedDict()
-    found = 0
-    for row in range(len(trace)):
-        for block in reversed(trace.prefix_of(row).tolist()):
-            if block in cache:
-                found += 1
-                cache.move_to_end(block)
-            else:
-                if len(cache) >= capacity_blocks:
-                    cache.popitem(last=False)
-                cache[block] = None
-    return found
 
 
 def test_an_answer_that_is_named_is_held_for_the_next_prompt():

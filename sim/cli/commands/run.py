@@ -105,7 +105,25 @@ def _print(result: Any, folder: Path) -> None:
         more = len(rejections) - 1
         others = f", and {more} more reason{'s' if more > 1 else ''} in requests.parquet" if more else ""
         facts.append(("Rejected", f"{count:,} x {reason}{others}"))
-    print_facts([*facts, *_memory(result.manifest), ("Results", f"{folder}/")])
+    print_facts([*facts, *_expected(result), *_memory(result.manifest), ("Results", f"{folder}/")])
+
+
+def _expected(result: Any) -> list[tuple[str, str]]:
+    """What the protocol reports, and within what the means would be measured."""
+    from sim.text import seconds_text
+
+    rows = []
+    if result.figures is not None:
+        ttft, tpot = (seconds_text(each) if each == each else "-" for each in result.figures)
+        rows.append(("As the protocol reports", f"TTFT {ttft}, TPOT {tpot}"))
+    if result.intervals:
+        texts = [
+            f"{name.removesuffix('_s').upper()} {seconds_text(each['low'])} to {seconds_text(each['high'])}"
+            for name, each in result.intervals.items()
+        ]
+        basis = next(iter(result.intervals.values()))["basis"]
+        rows.append(("Mean, 90 % interval", f"{', '.join(texts)}, from {basis}"))
+    return rows
 
 
 def _memory(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -68,6 +68,7 @@ def validate(
     from hwmodels.left_out import loans
     from sim.validation.files import LEFT_OUT, comparisons, read_measured
     from sim.validation.intervals import coverage, coverage_markdown, loans_markdown
+    from sim.validation.served import served_pair, text_tables
     from sim.validation.tables import to_markdown, write_csv
 
     folder = read_measured(measured, hardware=hardware, strict=strict)
@@ -79,7 +80,8 @@ def validate(
     if markdown is not None:
         try:
             sections = (coverage_markdown(covered), loans_markdown(loans(folder.measurements)))
-            markdown.write_text(to_markdown(lines, folder.left_out, sections), encoding="utf-8")
+            page = to_markdown(lines, folder.left_out, sections, served=found)
+            markdown.write_text(page, encoding="utf-8")
         except OSError as error:
             raise OutputError(f"cannot write {markdown}: {error.strerror}") from None
     typer.echo(f"{'file, quantity':<66}{'rows':>8}{'unmod.':>8}{'MAPE %':>8}{'median':>8}{'p90':>8}{'bias':>8}")
@@ -102,6 +104,14 @@ def validate(
                 typer.echo(f"{line.file}: {count:,} rows without a prediction: {reason}")
         for note in line.notes:
             typer.echo(f"{line.file}: {note}")
+    pair = served_pair(found)
+    for text in text_tables(pair) if pair is not None else ():
+        typer.echo(text)
+    if plots is not None and pair is not None:
+        from sim.plots.served import draw_served
+
+        for path in draw_served(pair, plots):
+            typer.echo(f"Plot: {path}")
     if plots is not None:
         from sim.plots.validation import draw_validation
 

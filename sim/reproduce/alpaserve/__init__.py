@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sim.placement.groups import can_compile
-from sim.reproduce.alpaserve import queueing, recorded, stages, statements
+from sim.reproduce.alpaserve import policies, queueing, recorded, sharing, stages, very_large
 from sim.reproduce.rows import Part, Row, with_reasons
 
 TITLE = "AlpaServe, OSDI 2023"
@@ -33,9 +33,9 @@ PARTS = (
     _recorded("ablation, rates", recorded.ablation(lambda _, rate: rate != 64.0), 25),
     _recorded("ablation, CV and SLO", recorded.ablation_points, 5),
     Part("Azure Functions", recorded.azure, 0),
-    Part("104B models", statements.very_large, 2),
-    Part("when model parallelism helps", statements.when_it_helps, 7),
-    Part("policies", statements.policies, 15),
+    Part("104B models", very_large.very_large, 2),
+    Part("when model parallelism helps", sharing.when_it_helps, 7),
+    Part("policies", policies.policies, 15),
 )
 
 
@@ -49,7 +49,7 @@ def note() -> str | None:
     if can_compile():
         return None
     return (
-        "numba is not installed, without which the searches of AlpaServe's placements take an hour instead of minutes: "
+        "numba is not installed, without which searches of placements take 20 to 25 times as long: "
         "pip install 'rooftrace[fast]', or take --quick"
     )
 

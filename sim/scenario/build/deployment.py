@@ -34,7 +34,9 @@ def deployment_of(scenario: Scenario) -> Deployment:
         model = load_model(scenario.find(scenario.model) or scenario.model)
     with told_by(scenario, "hardware"):
         hardware, profile = _hardware(scenario)
-    factory = Roofline if scenario.cost_model == "roofline" else Calibrated.for_stack(scenario.serving_stack, profile)
+    with told_by(scenario, "serving_release"):
+        calibrated = Calibrated.for_stack(scenario.serving_stack, profile, scenario.serving_release)
+    factory = Roofline if scenario.cost_model == "roofline" else calibrated
     precision, kv_precision = scenario.precision, scenario.kv_precision
     if kv_precision is None and precision in SAME_FOR_KV:
         kv_precision = precision

@@ -95,8 +95,9 @@ def _draft_deployment(settings: Draft, target: Deployment, find: Callable[[str],
         )
     except ValueError as error:
         raise ValueError(f"decoding.draft: {error}") from None
-    window = draft.cost.window_tokens
-    if window is not None and window != target.cost.window_tokens:
+    window, of_target = draft.cost.window_tokens, target.cost.window_tokens
+    # Chunks of so many tokens are no window of as many.
+    if window is not None and (window != of_target or type(window) is not type(of_target)):
         raise ValueError(
             f"decoding.draft.model: {model.name} attends to a window of {window} tokens and the target does not, which "
             "is not modelled; use draft: {cost_ratio: ...} or {step_s: ...}"

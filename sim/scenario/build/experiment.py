@@ -98,7 +98,10 @@ def _front_end(scenario: Scenario, pools: list[PoolOf]) -> dict[str, Any]:
     """The delays before the router, which stands in front of all pools."""
     found = {deployment.front_end for pool in pools for deployment in pool.deployments}
     if len(found) > 1:
-        delays = ", ".join(f"{first * 1e3:g} ms and {each * 1e6:g} us a token" for first, each in sorted(found))
+        delays = ", ".join(
+            f"{each.admission_s * 1e3:g} ms and {each.admission_s_per_token * 1e6:g} us a token"
+            for each in sorted(found)
+        )
         raise ScenarioError(
             f"{scenario.source}: pools: the serving stacks' front ends take different times ({delays}), and one router with "
             "several front ends is not modelled; give all pools one serving_stack and cost_model"

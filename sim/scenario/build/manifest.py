@@ -12,6 +12,7 @@ from sim.scenario.build.replica import Hosted
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
+    from hwmodels.deployment import Deployment
     from sim.engine import Experiment
 
 
@@ -126,10 +127,22 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
             "price_usd_per_hour": device.price_usd_per_hour,
             "sources": dict(device.sources),
         },
+        **_interval(deployment, hosted[i]),
         "memory": hosted[i].plan.facts,
         "scheduler": named.shown_policy(hosted[i].spec.scheduler),
         "decoding": {"method": "autoregressive"} if decoding is None else decoding.manifest,
     }
+
+
+def _interval(deployment: Deployment, hosted: Hosted) -> dict[str, Any]:
+    """Factors of a 90 % interval for TPOT and TTFT, where deployments were held back of the stack's fit."""
+    from hwmodels.calibrated import Calibrated
+    from hwmodels.serving_intervals import serving_interval
+
+    if not isinstance(deployment.made_by, Calibrated) or hosted.decoding is not None:
+        return {}
+    found = serving_interval(deployment.made_by.stack.name, deployment.model.name, deployment.device.name)
+    return {} if found is None else {"interval": found.facts}
 
 
 def versions() -> dict[str, str]:

@@ -12,6 +12,7 @@ from sim.scenario.build.auto import chosen_by_auto
 from sim.scenario.build.decoding import BuiltDecoding, build_decoding, slots_of_drafts
 from sim.scenario.build.memory import memory_of, shared_plan
 from sim.scenario.build.pools import PoolOf
+from sim.scenario.build.prefix_cache import cache_of
 from sim.scenario.build.refusals import never_gets_on
 from sim.scenario.build.scheduler import preempting, scheduler_of
 from sim.scenario.explain import told_by
@@ -81,6 +82,7 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
         micro_batches=scenario.micro_batches,
         max_model_len=deployment.model.max_positions,
         model=row,
+        **cache_of(scenario, workload, plan.block_tokens),
         **slots,
     )
     if decoding is not None:
