@@ -61,7 +61,7 @@ class ServingStack:
     """The releases whose runs the terms were fitted to; empty where nothing was fitted."""
     overheads: Overheads
     kernels: str
-    """Whose kernel parameters stand for the stack's: vllm or trtllm; empty: the datasheet roofline."""
+    """Whose kernel parameters stand for the stack's: vllm, sglang or trtllm; empty: the datasheet roofline."""
     graph: bool
     """Decode steps replay a CUDA graph rather than launch kernel by kernel."""
     held_back: str
