@@ -71,10 +71,12 @@ _SAME_MODEL = {
 _WEIGHTS = np.array([1.0, 0.5])  # a run's TTFT varies several times as much between repeats as its TPOT
 _RECORDED_WEIGHT = 30.0
 """Rows that the recorded run counts for: those of a deployment."""
-_ROWS = 80
-"""Rows of a stack that are fitted at most, chosen by a hash; all are scored."""
+_ROWS = {"sglang": 48}
+"""Rows of a stack that are fitted at most, chosen by a hash (80 where it is not said); all are scored."""
 _MOST_CLIENTS = {"sglang": 32}
-"""Runs of more clients are scored and not fitted: SGLang's scheduler looks at every running request, one by one."""
+"""Runs of more clients are not fitted: SGLang's scheduler looks at every running request, one by one."""
+_MOST_HELD_BACK = {"sglang": 64}
+"""Runs of more clients are predicted by the fit of all alone, and not again with their deployment or model held back."""
 FOLDS = 5
 """Parts of the deployments, by a hash of their names, that are held back in turn."""
 _SCATTER = 0.08
@@ -470,7 +472,7 @@ def fold_of(group: str) -> int:
     return _hash(group)[0] % FOLDS
 
 
-def chosen(points: Sequence[Point], rows: int = _ROWS) -> list[Point]:
+def chosen(points: Sequence[Point]) -> list[Point]:
     """Those of *points* that are fitted: by a hash of the row, whatever it measured."""
     points = [
         p for p in points if not (left_out(p.row) or p.row["concurrency"] > _MOST_CLIENTS.get(p.row["backend"], np.inf))
@@ -479,12 +481,15 @@ def chosen(points: Sequence[Point], rows: int = _ROWS) -> list[Point]:
     def what(point: Point) -> str:
         return "|".join(f"{k}={v}" for k, v in sorted(point.row.items()) if k not in ("ttft_ms", "tpot_ms"))
 
+    rows = _ROWS.get(points[0].row["backend"], 80) if points else 0
     return sorted(points, key=lambda point: _hash(what(point)))[:rows]
 
 
 def scores(points: Sequence[Point], predicted: np.ndarray) -> str:
     measured = np.array([p.measured_s for p in points])
     off = 100.0 * np.abs(predicted / measured - 1.0)
+    if not np.isfinite(off).any(axis=0).all():
+        return "none predicted"
     found = np.nanmedian(off, axis=0)
     mean = np.nanmean(off, axis=0)
     return f"TPOT median {found[0]:.1f} % (mean {mean[0]:.1f} %), TTFT {found[1]:.1f} % ({mean[1]:.1f} %)"
@@ -500,6 +505,10 @@ def by_family(points: Sequence[Point], predicted: np.ndarray) -> str:
     return "; ".join(lines)
 
 
+def _too_many(point: Point) -> bool:
+    return point.row.get("concurrency", 0) > _MOST_HELD_BACK.get(str(point.row.get("backend", "")), np.inf)
+
+
 def _held_back(points: Sequence[Point], used: Sequence[Point], fitted: Fitted, price: Price, by: str) -> np.ndarray:
     """Predictions of *points* by fits that saw nothing of their deployment (*by* group), or of their model."""
 
@@ -510,7 +519,9 @@ def _held_back(points: Sequence[Point], used: Sequence[Point], fitted: Fitted, p
     for each in sorted({part(p) for p in points}):
         # The recorded run is in all, for it is scored in none of them.
         keep = np.array([p.recorded is not None or part(p) != each for p in used])
-        mine = [i for i, p in enumerate(points) if part(p) == each]
+        mine = [i for i, p in enumerate(points) if part(p) == each and not _too_many(p)]
+        if not mine:
+            continue
         predicted[mine] = price([points[i] for i in mine], fitted.refit(keep), {})[:, 0]
     return predicted
 
