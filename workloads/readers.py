@@ -123,12 +123,12 @@ def _assemble(
     if prefix is not None:
         ids, counts, block_tokens = prefix
         offsets = np.concatenate(([0], np.cumsum(counts)))
-        too_many = counts > -(-prompt // block_tokens)
+        too_many = counts > -(-(prompt + parts["output_tokens"]) // block_tokens)
         if too_many.any():
             row = int(np.argmax(too_many))
             raise ValueError(
                 f"{path}, line {lines[row]}: {counts[row]} prefix blocks of {block_tokens} tokens cannot belong to a "
-                f"prompt of {prompt[row]}; mend the row"
+                f"prompt of {prompt[row]} and an output of {parts['output_tokens'][row]}; mend the row"
             )
         new_counts = counts[order]
         new_offsets = np.concatenate(([0], np.cumsum(new_counts)))
@@ -273,6 +273,11 @@ def _mooncake(path: Any, data: bytes) -> tuple[dict[str, Any], IntArray]:
         if not good:
             raise ValueError(
                 f"{path}, line {line}, column hash_ids: expected a list of whole numbers from 0; got {str(blocks)[:60]}"
+            )
+        if blocks and len(blocks) < prompt[-1] // MOONCAKE_BLOCK_TOKENS:
+            raise ValueError(
+                f"{path}, line {line}, column hash_ids: {len(blocks)} ids of {MOONCAKE_BLOCK_TOKENS} tokens do not cover the "
+                f"prompt of {prompt[-1]}; mend the row, or leave its ids out"
             )
         ids.extend(blocks)
         counts.append(len(blocks))

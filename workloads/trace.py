@@ -58,8 +58,9 @@ class Trace:
     abort_ns: IntArray | None = None
     """Nanoseconds after its arrival at which the client gives a request up; -1 where it waits for the end."""
     prefix_blocks: IntArray | None = None
-    """Block ids of all requests end to end; equal ids at the beginning are equal tokens, as far as two requests have them. They
-    cover the prompt; where there are more of them, they name the tokens that are emitted as well, which a later prompt may contain. Row i owns `prefix_of(i)`."""
+    """Block ids of all requests end to end; equal ids at the beginning are equal tokens, as far as two requests have them. Where a
+    request has more of them than its prompt needs, they name the tokens that it emits as well, which a later prompt may contain;
+    what comes after the last is its own. Row i owns `prefix_of(i)`."""
     prefix_offsets: IntArray | None = None
     """n + 1 offsets into `prefix_blocks`."""
     prefix_block_tokens: int | None = None
@@ -145,11 +146,6 @@ class Trace:
             raise ValueError(
                 f"row {row}: prefix_blocks has {counts[row]} blocks of {tokens} tokens for {self.prompt_tokens[row]} prompt and "
                 f"{self.output_tokens[row]} output tokens; blocks cannot outnumber them"
-            )
-        if (row := first_row((counts > 0) & (counts < self.prompt_tokens // int(tokens)))) is not None:
-            raise ValueError(
-                f"row {row}: prefix_blocks has {counts[row]} blocks of {tokens} tokens for a prompt of {self.prompt_tokens[row]}; "
-                "they cover the prompt, whole blocks at least, or the request has none"
             )
 
     @classmethod

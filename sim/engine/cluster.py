@@ -112,7 +112,9 @@ class _Cluster:
         if found is None:
             trace = self._experiment.workload
             assert isinstance(trace, Trace)
-            assert trace.prefix_blocks is not None and trace.prefix_offsets is not None and trace.prefix_block_tokens
+            assert trace.prefix_blocks is not None
+            assert trace.prefix_offsets is not None
+            assert trace.prefix_block_tokens is not None
             found = self._contents[block_tokens] = contents_of(
                 trace.prefix_blocks, trace.prefix_offsets, trace.prefix_block_tokens, trace.prompt_tokens,
                 trace.output_tokens, block_tokens,
@@ -299,7 +301,9 @@ class _Cluster:
                         "prefix_hit_tokens": _as_column(state.prefix_hits),
                         "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
                         "computed_prompt_tokens": np.where(
-                            _as_column(state.scheduled) >= 0, _as_column(state.prompt) - _as_column(state.prefix_hits), 0
+                            _as_column(state.scheduled) >= 0,
+                            _as_column(state.prompt) - _as_column(state.prefix_hits),
+                            0,
                         ),
                     }
                     if self._caching

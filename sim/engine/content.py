@@ -21,7 +21,9 @@ class Contents:
 
     __slots__ = ("block_tokens", "chain", "named", "parent", "start")
 
-    def __init__(self, block_tokens: int, start: array[int], parent: array[int], chain: array[int], named: array[int]) -> None:
+    def __init__(
+        self, block_tokens: int, start: array[int], parent: array[int], chain: array[int], named: array[int]
+    ) -> None:
         self.block_tokens = block_tokens
         self.start = start
         """Of each chain, its first block, counted from the beginning of the prompt ..."""
@@ -34,7 +36,12 @@ class Contents:
 
 
 def contents_of(
-    ids: IntArray, offsets: IntArray, id_tokens: int, prompt_tokens: IntArray, output_tokens: IntArray, block_tokens: int
+    ids: IntArray,
+    offsets: IntArray,
+    id_tokens: int,
+    prompt_tokens: IntArray,
+    output_tokens: IntArray,
+    block_tokens: int,
 ) -> Contents:
     """Contents in blocks of *block_tokens* from ids of *id_tokens* tokens each, request after request.
 

@@ -12,7 +12,17 @@ class OutOfBlocks(Exception):
 class KvPool:
     """Blocks that the sequences of a tenant hold, and blocks that are free."""
 
-    __slots__ = ("_limit", "block_tokens", "by_chunk", "caches", "evicted", "free", "lookahead_tokens", "progress", "total")
+    __slots__ = (
+        "_limit",
+        "block_tokens",
+        "by_chunk",
+        "caches",
+        "evicted",
+        "free",
+        "lookahead_tokens",
+        "progress",
+        "total",
+    )
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ from sim.engine.padding import padded, pairs_within
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
 from sim.engine.running import RunningSet
-from sim.engine.sequences import Outside, Sequences, let_go
+from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go
 from sim.engine.span import Step
 from sim.engine.stages import Stages
 from sim.engine.taped import TapedSet
@@ -68,14 +68,15 @@ class Tenant:
         self._ahead = sequences.ahead
         self._by_chunk = sequences.kv.by_chunk
         self._caches = sequences.kv.caches
-        self._in_turn = sequences.in_turn
-        shown = sequences.described if self._caches and not sequences.in_turn else None
+        self._finding = sequences.finding
+        self._in_turn = sequences.finding.in_turn
+        shown = sequences.finding.described if self._caches and not sequences.finding.in_turn else None
         self._queue_view = QueueView(sequences.queue, shown)
         self._n_sent = 0
         self._speculates = spec.decoding is not None
         self._max_lanes = spec.micro_batches or len(stages)
         self.lanes: list[Lane] = []
-        sequences.lanes = self.lanes
+        sequences.finding.lanes = self.lanes
         self.ready: deque[Lane] = deque()
         """Lanes that are not in flight, the longest idle first."""
         for _ in range(self._max_lanes if self._max_lanes <= _LANES_AT_ONCE else 1):
@@ -124,8 +125,8 @@ class Tenant:
         decoding, sequences = lane.decoding, self.sequences
         if sequences.given_up:
             let_go(sequences, lane)
-        if sequences.ended and self._ahead is not None and self._ahead.seen_ns == ALWAYS_NS:
-            sequences.free_the_ended()
+        if self._finding.ended and self._ahead is not None and self._ahead.seen_ns == ALWAYS_NS:
+            self._finding.free_the_ended()
         held = lane.held
         if held is not None:
             if self._still_holds(held, decoding, ticks):
@@ -175,7 +176,7 @@ class Tenant:
             sequences.reject(reject)
         if preempt or decode is not True or lane.paused or sequences.n_computed:
             if preempt and self._caches and self._in_turn:
-                sequences.give_way_in_turn(lane, decode, run + undone, preempt)
+                give_way_in_turn(sequences, lane, decode, run + undone, preempt)
             else:
                 for id_ in preempt:
                     sequences.preempt(lane, id_)
@@ -187,7 +188,7 @@ class Tenant:
             growth = decoding.growth_blocks if n else 0
         if unknown:
             if self._caches and self._kv.writes:
-                sequences.note_what_the_leaving_emitted(lane)
+                self._finding.note_the_leaving(lane)
             lane.forget_the_leaving()
         if stepping_on:
             return self._start_iteration(lane, run, n, growth, ticks, stepping_on)
@@ -233,7 +234,7 @@ class Tenant:
             # Those who have ended take the blocks of a step that comes to nothing, and give them back.
             in_vain = sum(gone.growth_blocks for gone in ended)
             if not self._in_turn:
-                sequences.keep_what_is_found(lane, run)
+                self._finding.keep(self._queue, lane, run)
             sequences.take(growth + in_vain, ticks)
             blocks = 0
         rows = pairs = pairs_window = prompt_kv = 0
@@ -277,8 +278,8 @@ class Tenant:
             sequences.take(blocks, ticks)
         if caches:
             kv.give(in_vain)
-            if sequences.ended:
-                sequences.free_the_ended()
+            if self._finding.ended:
+                self._finding.free_the_ended()
         query, draft_steps = decoding.query_tokens, decoding.draft_steps
         decode_rows = decode_kv = decode_window = emitted = 0
         if n:
@@ -328,8 +329,8 @@ class Tenant:
         free = kv.free
         if growth:
             sequences.take(growth, ticks)
-        if sequences.ended:
-            sequences.free_the_ended()
+        if self._finding.ended:
+            self._finding.free_the_ended()
         lane.run = ()
         lane.completing = ()
         lane.decodes = True
@@ -376,8 +377,8 @@ class Tenant:
             sequences.end_rounds(lane, done, span.growth_first, end_ticks >> TICK_BITS)
         if lane.completing:
             sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
-        if sequences.ended and self._ahead is None:
-            sequences.free_the_ended()
+        if self._finding.ended and self._ahead is None:
+            self._finding.free_the_ended()
 
     def drop_in_flight(self) -> None:
         """Forget the micro-batches that have not left the last stage."""

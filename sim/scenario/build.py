@@ -722,7 +722,9 @@ def _manifest(
     )
     notes += _unused(scenario)
     if getattr(workload, "prefix_blocks", None) is not None:
-        notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _without_prefix_cache(each))
+        notes += dict.fromkeys(
+            note for pool in pools for each in pool.scenarios for note in _without_prefix_cache(each)
+        )
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     schedulers_made = [hosted.spec.scheduler for pool in built for hosted in pool]
     if getattr(workload, "priority", None) is not None and not any(map(_asks_for_priority, schedulers_made)):

@@ -115,8 +115,8 @@ class Memory(Section):
     block_tokens: Annotated[int, Field(ge=1)] | None = None
     """Where it is left out, the stack's: 16 for vLLM, 1 for SGLang, 32 for TensorRT-LLM."""
     prefix_caching: bool | None = None
-    """Whether KV blocks are found again by prompts that begin alike, where the trace says which do; where it is left out, as the stack
-    has it: on for vLLM, SGLang and TensorRT-LLM, off for `eager` and `ideal`."""
+    """Whether KV blocks are found again by prompts that begin alike, where the trace says which do; where it is left out, as the
+    stack has it: on for vLLM, SGLang and TensorRT-LLM, off for `eager` and `ideal`."""
     preemption: Literal["recompute", "none"] = "recompute"
     """`recompute`: the newest sequences give their KV back and are computed again; `none`: running out is an error."""
 

@@ -257,7 +257,13 @@ def beginnings(rng: random.Random, prompt: Any, output: Any) -> dict[str, Any]:
     for of_prompt, of_output in zip(prompt, output, strict=True):
         most = -(-of_prompt // tokens)
         kind = rng.random()
-        begin = rng.choice(groups)[: rng.randrange(0, 20)] if kind < 0.6 else rng.choice(rows) if rows and kind < 0.9 else []
+        begin = (
+            rng.choice(groups)[: rng.randrange(0, 20)]
+            if kind < 0.6
+            else rng.choice(rows)
+            if rows and kind < 0.9
+            else []
+        )
         mine = begin[:most]
         mine += [next(fresh) for _ in range(most - len(mine))]
         if rng.random() < 0.5:

@@ -43,7 +43,10 @@ def a_trace(*requests: tuple[float, int, int, list[int]], tokens: int = 4) -> Tr
 def served(trace: Trace, *, blocks: int = 100, scheduler: Scheduler | None = None, **spec: Any) -> Columns:
     chosen = Vllm(max_num_batched_tokens=64, max_num_seqs=8, async_scheduling=False) if scheduler is None else scheduler
     replica = ReplicaSpec(
-        cost=Linear(fixed_s=1.0), scheduler=chosen, kv_blocks=blocks, **{"block_tokens": 4, "prefix_cache": "blocks", **spec}
+        cost=Linear(fixed_s=1.0),
+        scheduler=chosen,
+        kv_blocks=blocks,
+        **{"block_tokens": 4, "prefix_cache": "blocks", **spec},
     )
     return run(Experiment(workload=trace, replicas=(replica,), router=RoundRobin()), check_invariants=True)
 
@@ -97,11 +100,14 @@ def test_a_span_ends_when_who_waits_may_find_more(fast_forward: bool) -> None:
         prefix_cache="blocks",
     )
     columns = run(
-        Experiment(workload=trace, replicas=(spec,), router=RoundRobin()), fast_forward=fast_forward, check_invariants=True
+        Experiment(workload=trace, replicas=(spec,), router=RoundRobin()),
+        fast_forward=fast_forward,
+        check_invariants=True,
     )
     assert columns.requests["scheduled_ns"].tolist() == [0, 2 * S]
     tight = run(
-        Experiment(workload=trace, replicas=(replace(spec, kv_blocks=9),), router=RoundRobin()), fast_forward=fast_forward
+        Experiment(workload=trace, replicas=(replace(spec, kv_blocks=9),), router=RoundRobin()),
+        fast_forward=fast_forward,
     )
     assert tight.requests["scheduled_ns"].tolist() == [0, 4 * S]
 
@@ -130,7 +136,8 @@ def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
     assert columns.requests["preemptions"].tolist() == [0, 1]
     # It had 10 tokens cached when the memory ran out, two blocks of which stayed until it came back.
     found = columns.requests["prefix_hit_again_tokens"].tolist()
-    assert found[0] == 0 and found[1] in (4, 8)
+    assert found[0] == 0
+    assert found[1] in (4, 8)
     assert hits(columns) == [0, 0]
 
 
@@ -143,7 +150,11 @@ def test_a_drafter_that_reads_the_target_has_the_last_block_computed_again() -> 
 def test_ids_and_blocks_may_be_of_different_sizes(ids_of: int, blocks_of: int) -> None:
     shared = 48 // ids_of
     ids = list(range(1, shared + 1))
-    trace = a_trace((0, 56, 1, [*ids, 101, 102][: -(-56 // ids_of)]), (10, 56, 1, [*ids, 201, 202][: -(-56 // ids_of)]), tokens=ids_of)
+    trace = a_trace(
+        (0, 56, 1, [*ids, 101, 102][: -(-56 // ids_of)]),
+        (10, 56, 1, [*ids, 201, 202][: -(-56 // ids_of)]),
+        tokens=ids_of,
+    )
     assert hits(served(trace, block_tokens=blocks_of)) == [0, 48]
 
 
@@ -247,7 +258,11 @@ def test_requests_one_at_a_time_find_what_a_plain_count_does() -> None:
     requests: list[tuple[float, int, int, list[int]]] = []
     fresh = iter(range(1, 10**6))
     for _ in range(300):
-        ids = list(requests[rng.integers(len(requests))][3][: rng.integers(0, 12)]) if requests and rng.random() < 0.7 else []
+        ids = (
+            list(requests[rng.integers(len(requests))][3][: rng.integers(0, 12)])
+            if requests and rng.random() < 0.7
+            else []
+        )
         prompt = int(rng.integers(1, 60))
         ids = ids[: -(-prompt // 4)]
         requests.append((0, prompt, 1, [*ids, *(next(fresh) for _ in range(-(-prompt // 4) - len(ids)))]))

@@ -134,7 +134,9 @@ def record() -> None:
             :40
         ]
         found = [[case["seed"], steps] for case, steps in zip(cases, decisions(cases, Path(folder)), strict=True)]
-        chosen = [case for case in map(a_prefix_case, range(5000, 5400)) if sum(r["output"] for r in case["requests"]) < 250]
+        chosen = [
+            case for case in map(a_prefix_case, range(5000, 5400)) if sum(r["output"] for r in case["requests"]) < 250
+        ]
         beside = [
             [case["seed"], steps]
             for case, steps in zip(chosen, decisions(chosen, Path(folder)), strict=True)
