@@ -108,6 +108,14 @@ class Finding:
             state.prefix_hits[id_] += found
         return seq._replace(tokens=seq.tokens - found, cached_tokens=found)
 
+    def free_one(self, id_: int, beside: int, unknown: int) -> None:
+        """One that has ended gives way: it gives its blocks back and *beside*; *unknown* of its tokens are not cached yet."""
+        entry = next((entry for entry in self.ended if entry[1] == id_), None)
+        if entry is not None:
+            self.ended.remove(entry)
+            _, _, blocks, known = entry
+            self.kv.release(id_, blocks + beside, known - unknown)
+
     def free_the_ended(self) -> None:
         """Those who have ended give their blocks back, in the order in which they were admitted."""
         self.ended.sort()

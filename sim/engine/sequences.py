@@ -212,11 +212,7 @@ class Sequences:
         state = self.state
         if id_ in lane.leaving:
             state.preemptions[id_] += 1
-            entry = next((entry for entry in self.finding.ended if entry[1] == id_), None)
-            if entry is not None:
-                self.finding.ended.remove(entry)
-                _, _, blocks, known = entry
-                self.kv.release(id_, blocks + beside, known - lane.leaving[id_].emitted_last + scheduled)
+            self.finding.free_one(id_, beside, lane.leaving[id_].emitted_last - scheduled)
             return
         made_ahead = self.ahead is not None and self.ahead.made
         known = self.finding.known(lane, id_, made_ahead=made_ahead, scheduled=scheduled)
@@ -302,15 +298,8 @@ class Sequences:
             self._log_departure(lane, departure)
             id_, cached, blocks, emitted, _, _, _, emitted_last = departure
             state.left[id_] -= emitted
-            self._end(
-                lane,
-                id_,
-                blocks,
-                end_ns,
-                cached,
-                emitted_last,
-                slots_before=cached - emitted_last + decoding.query_tokens,
-            )
+            slots_before = cached - emitted_last + decoding.query_tokens
+            self._end(lane, id_, blocks, end_ns, cached, emitted_last, slots_before)
 
     def complete_prompts(self, lane: Lane, end_ns: int) -> None:
         """The prompts that the iteration completed emit a token, and decode from there or have ended."""
