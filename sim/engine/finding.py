@@ -32,7 +32,7 @@ class Finding:
         known = cached if self.ahead is not None or not emitted_last else cached - emitted_last + 1
         self.ended.append((self.kv.order(id_), id_, blocks, known))
 
-    def known(self, lane: Lane, id_: int, *, made_ahead: bool, scheduled: bool = False) -> int:
+    def known(self, lane: Lane, id_: int, made_ahead: bool, *, scheduled: bool = False) -> int:
         """Tokens of an admitted sequence that are in the prefix cache when it is planned for.
 
         vLLM caches a block when it schedules its last token, or, where it plans ahead, when it has seen what came out: of the
@@ -58,7 +58,7 @@ class Finding:
                 ended = lane.leaving[id_]
                 return ended.cached - ended.emitted_last + ended.steps_on if made_ahead else ended.cached
             if id_ in lane.decoding:
-                return self.known(lane, id_, made_ahead=made_ahead, scheduled=True)
+                return self.known(lane, id_, made_ahead, scheduled=True)
         return 0
 
     def note_the_leaving(self, lane: Lane) -> None:

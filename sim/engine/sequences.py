@@ -214,8 +214,7 @@ class Sequences:
             state.preemptions[id_] += 1
             self.finding.free_one(id_, beside, lane.leaving[id_].emitted_last - scheduled)
             return
-        made_ahead = self.ahead is not None and self.ahead.made
-        known = self.finding.known(lane, id_, made_ahead=made_ahead, scheduled=scheduled)
+        known = self.finding.known(lane, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
         cached, blocks, token_ns = self.take_out(lane, id_)
         if token_ns >= 0:
             state.token_ns[id_] = token_ns
@@ -327,7 +326,7 @@ class Sequences:
             self.finding.end(id_, blocks, cached, emitted_last)
         else:
             self.kv.give(blocks)
-        given_up_ns = self.given_up.pop(id_, None) if self.given_up else None
+        given_up_ns = self.given_up.pop(id_, None)
         if given_up_ns is not None and self.ahead is not None and given_up_ns <= self.ahead.seen_ns:
             # Its last iteration had been planned before its client went.
             if self.kv.caches:
@@ -417,7 +416,7 @@ def let_go(sequences: Sequences, lane: Lane) -> None:
             sequences.n_computed -= not waiting.tokens
             continue
         ahead = sequences.ahead
-        known = sequences.finding.known(lane, id_, made_ahead=ahead is not None and ahead.seen_ns != ALWAYS_NS)
+        known = sequences.finding.known(lane, id_, ahead is not None and ahead.seen_ns != ALWAYS_NS)
         sequences.kv.release(id_, sequences.take_out(lane, id_)[1], known)
 
 
