@@ -19,6 +19,7 @@ from sim.engine.experiment import Experiment
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.requests import RequestState
+from sim.engine.tenant import columns_of
 from workloads import ClosedLoop, Trace
 
 _ROUTING_STREAM = 0x726F7574
@@ -271,7 +272,7 @@ class _Cluster:
     def _columns(self) -> Columns:
         state = self._state
         finish, output, left = (_as_column(column) for column in (state.finish, state.output, state.left))
-        replicas = tuple(tenant.columns() for machine in self._machines for tenant in machine.tenants)
+        replicas = tuple(columns_of(tenant) for machine in self._machines for tenant in machine.tenants)
         makespan_ns = int(finish.max(initial=0))
         if self._experiment.horizon_ns is not None:
             makespan_ns = min(max(makespan_ns, self._clock.now_ns), self._experiment.horizon_ns)

@@ -8,7 +8,6 @@ blocks below it, on this chain and on those that it left, are named; what comes 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,25 +54,20 @@ def contents_of(
             "equal where ids are"
         )
     start, parent, chain, named = array("q"), array("q"), array("q"), array("q")
-    first_id, ends = array("q"), array("q")
-    """Of each chain: its first id, by place in a prompt, and the place behind its last."""
-    after: dict[tuple[int, int], int] = {}
-    """(node, id) to the node behind it; nodes are numbered as they are found, the root is -1."""
-    chain_of, place_of = array("q"), array("q")
-    """Of each node."""
-    listed, bounds = ids.tolist(), offsets.tolist()
-    for row, (prompt, output) in enumerate(zip(prompt_tokens.tolist(), output_tokens.tolist(), strict=True)):
-        mine: Sequence[int] = listed[bounds[row] : bounds[row + 1]]
-        node, known = -1, 0
-        for id_ in mine:
-            found = after.get((node, id_))
-            if found is None:
-                break
-            node = found
-            known += 1
-        if known < len(mine):
-            number = chain_of[node] if node >= 0 else -1
-            if number < 0 or ends[number] != place_of[node] + 1:
+    ends = array("q")
+    """Of each chain the place behind its last id."""
+    nodes, known_ids = _nodes(ids, offsets)
+    chain_of = array("q", bytes(8 * (int(nodes.max(initial=-1)) + 1)))
+    """Of each node; a node is an id with all that come before it."""
+    bounds = offsets.tolist()
+    columns = zip(
+        prompt_tokens.tolist(), output_tokens.tolist(), np.diff(offsets).tolist(), known_ids.tolist(), strict=True
+    )
+    for row, (prompt, output, n, known) in enumerate(columns):
+        first = bounds[row]
+        number = chain_of[nodes[first + known - 1]] if known else -1
+        if known < n:
+            if number < 0 or ends[number] != known:
                 # A fork: whoever was here before went on differently.
                 begin = known * id_tokens // block_tokens
                 before = number
@@ -82,20 +76,40 @@ def contents_of(
                 number = len(start)
                 start.append(begin)
                 parent.append(before)
-                first_id.append(known)
                 ends.append(known)
-            for place in range(known, len(mine)):
-                new = len(chain_of)
-                after[node, mine[place]] = new
-                chain_of.append(number)
-                place_of.append(place)
-                node = new
-            ends[number] = len(mine)
-        of_the_prompt = -(-prompt // id_tokens)
-        blocks = min(len(mine) * id_tokens, prompt + output if len(mine) > of_the_prompt else prompt) // block_tokens
-        number = chain_of[node] if node >= 0 else -1
+            at = int(nodes[first + known])
+            chain_of[at : at + n - known] = array("q", [number]) * (n - known)
+            ends[number] = n
+        blocks = min(n * id_tokens, prompt + output if n > -(-prompt // id_tokens) else prompt) // block_tokens
         while number >= 0 and start[number] >= blocks:
             number = parent[number]
         chain.append(number)
         named.append(blocks if number >= 0 else 0)
     return Contents(block_tokens, start, parent, chain, named)
+
+
+def _nodes(ids: IntArray, offsets: IntArray) -> tuple[IntArray, IntArray]:
+    """The node of every id, numbered as they are first met, and of each request how many ids lead through nodes met before."""
+    n = len(ids)
+    if not n:
+        return ids, np.zeros(len(offsets) - 1, np.int64)
+    before = np.concatenate(([-1], ids[:-1]))
+    starts = offsets[:-1][offsets[:-1] < offsets[1:]]
+    before[starts] = -1
+    _, first, which = np.unique(ids, return_index=True, return_inverse=True)
+    if (before == before[first][which]).all():
+        # As in traces whose ids are hashes of all that comes before: each stands behind the same one wherever it is.
+        order = np.empty(len(first), np.int64)
+        order[np.argsort(first, kind="stable")] = np.arange(len(first))
+        nodes = order[which]
+    else:
+        nodes = np.empty(n, np.int64)
+        after: dict[tuple[int, int], int] = {}
+        listed, bounds = ids.tolist(), offsets.tolist()
+        for row in range(len(bounds) - 1):
+            node = -1
+            for at in range(bounds[row], bounds[row + 1]):
+                node = nodes[at] = after.setdefault((node, listed[at]), len(after))
+    new = np.zeros(n + 1, np.int64)
+    new[1:] = np.cumsum(np.concatenate(([True], nodes[1:] > np.maximum.accumulate(nodes)[:-1])))
+    return nodes, np.diff(offsets) - (new[offsets[1:]] - new[offsets[:-1]])

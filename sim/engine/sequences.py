@@ -329,9 +329,7 @@ class Sequences:
         given_up_ns = self.given_up.pop(id_, None)
         if given_up_ns is not None and self.ahead is not None and given_up_ns <= self.ahead.seen_ns:
             # Its last iteration had been planned before its client went.
-            if self.kv.caches:
-                self.finding.ended.pop()
-                self.kv.release(id_, blocks, cached - emitted_last)
+            self.finding.free_one(id_, 0, emitted_last)
             del lane.admitted[id_]
             self.n_admitted -= 1
             self.promises.end(id_)

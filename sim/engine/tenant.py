@@ -129,7 +129,7 @@ class Tenant:
             self._finding.free_the_ended()
         held = lane.held
         if held is not None:
-            if self._still_holds(held, decoding, ticks):
+            if _still_holds(self, held, decoding, ticks):
                 held.left -= 1
                 return self._start_iteration(lane, (), decoding.n, decoding.growth_blocks, ticks)
             lane.held = None
@@ -206,17 +206,6 @@ class Tenant:
             return self.begin(lane, ticks)
         lane.wake_ns = plan.until_ns
         return NOTHING
-
-    def _still_holds(self, held: HeldPlan, decoding: RunningSet, ticks: int) -> bool:
-        """Whether the plan that a lane holds in a pipeline would be made again: nobody has ended, joined, left or come that
-        matters, memory lasts, and it is not too late. What spans are to a machine that is alone."""
-        return (
-            held.left > 0
-            and held.changes == self.sequences.n_changes
-            and held.arrivals in (-1, self.sequences.n_arrivals)
-            and ticks >> TICK_BITS < held.until_ns
-            and decoding.growth_blocks <= self._kv.free
-        )
 
     # Starting.
 
@@ -389,23 +378,35 @@ class Tenant:
             lane.held = lane.view.memo = None
         self.n_in_flight = 0
 
-    # What it leaves behind.
 
-    def columns(self) -> ReplicaColumns:
-        recorder = self.recorder
-        speculates = self.spec.decoding is not None
-        return ReplicaColumns(
-            spans=recorder.all_spans(self._kv.block_tokens),
-            joins=recorder.joins.array(),
-            queued_ns=np.array(recorder.queued_ns, np.int64),
-            resumed_gaps_ns=np.array(recorder.resumed_gaps_ns, np.int64),
-            stages=recorder.stages.array(),
-            kv_blocks_total=self._kv.total,
-            block_tokens=self._kv.block_tokens,
-            n_stages=len(self._stages),
-            emitted=_emitted(self.lanes) if speculates else None,
-            speculation=sum_rounds(lane.decoding.speculation() for lane in self.lanes) if speculates else None,
-        )
+def _still_holds(tenant: Tenant, held: HeldPlan, decoding: RunningSet, ticks: int) -> bool:
+    """Whether the plan that a lane holds in a pipeline would be made again: nobody has ended, joined, left or come that
+    matters, memory lasts, and it is not too late. What spans are to a machine that is alone."""
+    return (
+        held.left > 0
+        and held.changes == tenant.sequences.n_changes
+        and held.arrivals in (-1, tenant.sequences.n_arrivals)
+        and ticks >> TICK_BITS < held.until_ns
+        and decoding.growth_blocks <= tenant._kv.free
+    )
+
+
+def columns_of(tenant: Tenant) -> ReplicaColumns:
+    """What it leaves behind."""
+    recorder = tenant.recorder
+    speculates = tenant.spec.decoding is not None
+    return ReplicaColumns(
+        spans=recorder.all_spans(tenant._kv.block_tokens),
+        joins=recorder.joins.array(),
+        queued_ns=np.array(recorder.queued_ns, np.int64),
+        resumed_gaps_ns=np.array(recorder.resumed_gaps_ns, np.int64),
+        stages=recorder.stages.array(),
+        kv_blocks_total=tenant._kv.total,
+        block_tokens=tenant._kv.block_tokens,
+        n_stages=len(tenant._stages),
+        emitted=_emitted(tenant.lanes) if speculates else None,
+        speculation=sum_rounds(lane.decoding.speculation() for lane in tenant.lanes) if speculates else None,
+    )
 
 
 def _emitted(lanes: list[Lane]) -> dict[int, IntArray]:

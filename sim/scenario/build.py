@@ -487,8 +487,9 @@ _READS_THE_TARGET = ("eagle", "mtp")
 """Methods whose drafter reads the target's states: what is found of a prompt lacks its last block, which is computed again
 (`SpeculativeConfig.use_eagle_block_drop` of vLLM 0.32.0)."""
 
-_CACHES: dict[str, PrefixCacheKind] = {"vllm": "blocks", "sglang": "radix", "trtllm": "blocks"}
-"""Serving stacks that find KV blocks again unless they are told not to, and how."""
+_CACHES: dict[str, PrefixCacheKind] = {"vllm": "blocks", "sglang": "blocks", "trtllm": "blocks"}
+"""Serving stacks that find KV blocks again unless they are told not to, and how. The rules are vLLM's for all of them: SGLang's
+tree and TensorRT-LLM's order of eviction are not modelled, which a note says."""
 
 
 def _prefix_cache(scenario: Scenario) -> PrefixCacheKind | None:
@@ -879,7 +880,14 @@ def _notes(workload: Trace | ClosedLoop, model: str) -> list[str]:
 
 
 def _without_prefix_cache(scenario: Scenario) -> Iterator[str]:
-    """A note where a trace says which prompts share a beginning and nobody asks."""
+    """A note where a trace says which prompts share a beginning and nobody asks, or where another engine's rules answer."""
+    if _prefix_cache(scenario) is not None and scenario.serving_stack in ("sglang", "trtllm"):
+        engine = {"sglang": "SGLang evicts leaves of its tree", "trtllm": "TensorRT-LLM evicts by priority"}[
+            scenario.serving_stack
+        ]
+        yield (
+            f"KV blocks are found again and evicted by vLLM's rules; {engine}, which changes what is found where memory is short."
+        )
     if _prefix_cache(scenario) is None:
         asked = scenario.memory.prefix_caching is False
         why = "memory.prefix_caching is off" if asked else f"serving_stack {scenario.serving_stack} has no prefix cache"

@@ -32,11 +32,13 @@ def scenario(trace: Path, **settings: str) -> Scenario:
 
 @pytest.mark.parametrize(
     ("stack", "cache"),
-    [("vllm", "blocks"), ("trtllm", "blocks"), ("sglang", "radix"), ("eager", None), ("ideal", None)],
+    [("vllm", "blocks"), ("trtllm", "blocks"), ("sglang", "blocks"), ("eager", None), ("ideal", None)],
 )
 def test_it_is_on_where_the_stack_has_it_on(trace: Path, stack: str, cache: str | None) -> None:
     built = resolve(scenario(trace, serving_stack=stack))
     assert built.experiment.tenants[0].prefix_cache == cache
+    others = [note for note in built.manifest["notes"] if "evicted by vLLM's rules" in note]
+    assert len(others) == (stack in ("sglang", "trtllm"))
     said = [note for note in built.manifest["notes"] if "share a beginning" in note]
     assert len(said) == (cache is None)
     if said:
