@@ -303,7 +303,7 @@ class Tenant:
         if self._alone:
             duration = self.prices.iteration(priced, draft_steps)
         else:
-            duration, bubble_ns = self._through_stages(lane, priced, draft_steps, ticks)
+            duration, bubble_ns = _through_stages(self, lane, priced, draft_steps, ticks)
         end = ticks + duration
         lane.span = Step(ticks, end, growth)
         self.recorder.add_iteration(
@@ -330,21 +330,6 @@ class Tenant:
         used = kv.total - kv.free
         span.open(self.recorder, lane.index, sequences.n_admitted, len(self._queue), used, decoding.round)
         return span.end(span.n)
-
-    def _through_stages(self, lane: Lane, totals: Totals, draft_steps: int, ticks: int) -> tuple[int, int]:
-        """Send a micro-batch through the machine's stages; ticks until it has left the last, and its bubbles in ns."""
-        durations, handover = self.prices.stages(totals, draft_steps)
-        end, bubbles = self._stages.send(
-            ticks, durations, handover, bool(lane.run), self._n_sent, self.recorder.stages.add
-        )
-        self._n_sent += 1
-        for kind, bubble_ns in enumerate(bubbles):
-            if bubble_ns:
-                if lane.decodes:
-                    lane.bubbles[kind] += bubble_ns
-                for id_, _ in lane.run:
-                    self._state.bubbles[kind][id_] += bubble_ns
-        return end - ticks, sum(bubbles)
 
     # Ending.
 
@@ -389,6 +374,22 @@ def _still_holds(tenant: Tenant, held: HeldPlan, decoding: RunningSet, ticks: in
         and ticks >> TICK_BITS < held.until_ns
         and decoding.growth_blocks <= tenant._kv.free
     )
+
+
+def _through_stages(tenant: Tenant, lane: Lane, totals: Totals, draft_steps: int, ticks: int) -> tuple[int, int]:
+    """Send a micro-batch through the machine's stages; ticks until it has left the last, and its bubbles in ns."""
+    durations, handover = tenant.prices.stages(totals, draft_steps)
+    end, bubbles = tenant._stages.send(
+        ticks, durations, handover, bool(lane.run), tenant._n_sent, tenant.recorder.stages.add
+    )
+    tenant._n_sent += 1
+    for kind, bubble_ns in enumerate(bubbles):
+        if bubble_ns:
+            if lane.decodes:
+                lane.bubbles[kind] += bubble_ns
+            for id_, _ in lane.run:
+                tenant._state.bubbles[kind][id_] += bubble_ns
+    return end - ticks, sum(bubbles)
 
 
 def columns_of(tenant: Tenant) -> ReplicaColumns:
