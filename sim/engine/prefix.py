@@ -42,6 +42,9 @@ class BlockCache(RunPool):
 
     def _chain(self, number: int) -> Chain | None:
         chains, contents = self._chains, self._contents
+        known = chains.get(number)
+        if known is not None or number < 0:
+            return known
         missing: list[int] = []
         while number >= 0 and number not in chains:
             missing.append(number)
