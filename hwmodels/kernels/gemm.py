@@ -62,7 +62,11 @@ class GemmParams:
     )
     compute_efficiency: float = parameter(0.92, 0.4, 1.0, "share of the dense peak with full tiles")
     bandwidth_efficiency: float = parameter(0.88, 0.4, 1.0, "share of the datasheet bandwidth a stream reaches")
-    fill_k: float = parameter(150.0, 0.0, 3000.0, "pipeline prologue and epilogue, as elements of k")
+    # A number of cycles, in which a faster tensor core passes more elements.
+    fill_k: float = parameter(
+        150.0, 0.0, 3000.0, "pipeline prologue and epilogue, as elements of k",
+        scales_with={"peak": 1, "sms": -1, "clock": -1},
+    )  # fmt: skip
     tile_edge: float = parameter(10.0, 0.0, 80.0, "a tile of r x c costs r c + edge^2: what small tiles waste")
     l2_intensity: float = parameter(50.0, 5.0, 300.0, "peak FLOP/s over L2 bytes/s: limits tiles with little reuse")
     block_bandwidth: float = parameter(0.8, 0.1, 8.0, "share of the memory bandwidth one 64 x 64 block per SM can draw")
