@@ -474,18 +474,28 @@ MUTATIONS = [
         ENGINE,
         (
             "the front end is skipped in an open loop",
-            "visible = workload.arrival_ns + self._admission_ns(workload.prompt_tokens)",
-            "visible = workload.arrival_ns",
+            "visible = self._after_desk(workload.arrival_ns) + self._admission_ns(workload.prompt_tokens)",
+            "visible = self._after_desk(workload.arrival_ns)",
         ),
         (
             "the front end is skipped in a closed loop",
-            "seen_ns = sent_ns + int(self._admission_ns(self._prompt[id_]))",
-            "seen_ns = sent_ns",
+            "seen_ns = max(sent_ns + int(self._admission_ns(self._prompt[id_])), felt_ns)",
+            "seen_ns = max(sent_ns, felt_ns)",
+        ),
+        (
+            "nobody waits at the desk",
+            "sent_ns = self._desk_free_ns = max(sent_ns, self._desk_free_ns) + self._desk_ns",
+            "sent_ns = sent_ns + self._desk_ns",
+        ),
+        (
+            "clients come to the desk in the order in which others ended",
+            "if self._desk_ns and sent_ns > self._clock.now_ns:",
+            "if False:",
         ),
         (
             "clients do not think",
-            "0 if ended_ns is None else ended_ns + self._think[id_]",
-            "0 if ended_ns is None else ended_ns",
+            "self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_]",
+            "self._clock.now_ns if ended_ns is None else ended_ns",
         ),
         (
             "clients think before their first request",

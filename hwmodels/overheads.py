@@ -41,9 +41,6 @@ class Overheads:
     narrow_loss: float = parameter(
         0.0, 0.0, 2.0, "the same, more, with weights in 8 bits or fewer: casts, scales and layouts around the product"
     )
-    expand_loss: float = parameter(
-        0.0, 0.0, 4.0, "the same, more, with weights in fewer bits than the arithmetic: they are expanded on the way"
-    )
     admission_s: float = parameter(0.0, 0.0, 1.0, "from arrival until the scheduler sees a request: front end, queues")
     admission_s_per_token: float = parameter(0.0, 0.0, 1e-4, "tokenisation, for each prompt token")
     admission_serial_s: float = parameter(

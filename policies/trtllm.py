@@ -217,7 +217,7 @@ def _paused(running: Sequence[RunningSeq], free: int) -> tuple[Sequence[RunningS
             at += 1
         else:
             end -= 1
-            free += running[end].blocks
+            free += running[end].blocks - running[end].shared_blocks
             paused.append(running[end].id)
     return running[:end], tuple(paused)
 

@@ -32,6 +32,8 @@ class WaitingSeq(NamedTuple):
     """Tokens whose KV exists and takes room here when the sequence is admitted."""
     priority: int = 0
     """Smaller goes first, as in vLLM."""
+    shared_blocks: int = 0
+    """KV blocks of its cached tokens that others hold already: admitting it takes none for them."""
 
 
 class PartialSeq(NamedTuple):
@@ -59,6 +61,8 @@ class RunningSeq(NamedTuple):
     priority: int = 0
     leaving: bool = False
     """It takes no step any more; see `ReplicaView.n_leaving`."""
+    shared_blocks: int = 0
+    """Of its blocks, those that others hold as well: they do not come free when it goes."""
 
 
 class ById(Protocol):
@@ -83,6 +87,44 @@ class StepPrice(Protocol):
     def done_ns(self, prompts: Sequence[int], /) -> int:
         """The instant, at the latest, at which an iteration that starts now is done: with all present decodes, and whole new
         prompts of these many tokens."""
+        ...
+
+
+class PrefixCache(Protocol):
+    """The KV blocks of a model that can be found again, for a scheduler that `admits_in_turn`: what a plan would find and evict on
+    its way, one move after the other. All moves between `try_out` and `undo` are taken back."""
+
+    def try_out(self) -> None: ...
+
+    def undo(self) -> None: ...
+
+    def found_blocks(self, id_: int, tokens: int, /) -> int:
+        """Blocks that a waiting sequence with so many tokens would find now."""
+        ...
+
+    def unheld_blocks(self, id_: int, blocks: int, /) -> int:
+        """Of its first *blocks* blocks those that nobody holds: they count among the free ones until it takes them."""
+        ...
+
+    def admit(self, id_: int, blocks: int, /) -> None:
+        """It takes the first *blocks* blocks that are found."""
+        ...
+
+    def take(self, blocks: int, /) -> None:
+        """Somebody takes new blocks, for which others are evicted."""
+        ...
+
+    def cached(self, id_: int, tokens: int, /) -> None:
+        """An admitted sequence is to be computed to *tokens* tokens: its full blocks can be found."""
+        ...
+
+    def freed_by(self, id_: int, gone: dict[object, int], /) -> int:
+        """Blocks with content that come free when an admitted sequence gives way after others; *gone* keeps count of these, and is
+        empty for the first."""
+        ...
+
+    def full_blocks(self, id_: int, /) -> int:
+        """Blocks with content of an admitted sequence."""
         ...
 
 
@@ -140,6 +182,9 @@ class ReplicaView:
     """What the plan before this one left with `Plan.memo`; None for the first one, and after there was nothing to do here."""
     rounds: int = 0
     """Decode steps done here so far, those beside prompts included: how many a plan has been held for is their difference."""
+    cache: PrefixCache | None = None
+    """None where no blocks are found again. What each of those who wait would find is among its `cached_tokens`, but for a scheduler
+    that `admits_in_turn`, which asks here."""
 
     @property
     def n_running(self) -> int:
@@ -156,8 +201,8 @@ class ReplicaView:
 
     def blocks_to_admit(self, seq: WaitingSeq) -> int:
         """KV blocks that admitting *seq* takes: of the KV that it brings, and of what it computes first, which is its tokens or,
-        where it has none to compute, a decode step."""
-        return -(-((seq.tokens or self.query_tokens) + seq.cached_tokens) // self.block_tokens)
+        where it has none to compute, a decode step. Those that others hold already are not taken again."""
+        return -(-((seq.tokens or self.query_tokens) + seq.cached_tokens) // self.block_tokens) - seq.shared_blocks
 
 
 class Plan(NamedTuple):
@@ -185,6 +230,9 @@ class Plan(NamedTuple):
     """The answer holds for iterations that start before this instant. An empty plan with an instant still to come waits for it."""
     memo: object | None = None
     """What the next plan of this micro-batch is to know of this one: a plain value, which `ReplicaView.memo` brings back."""
+    undone: tuple[tuple[int, int], ...] = ()
+    """(id, prompt tokens) of those in *preempt* that had been planned to run before they gave way, by a scheduler that
+    `admits_in_turn`: they took blocks first, for which others were evicted."""
 
 
 _new: Final = tuple[object, ...].__new__
@@ -192,7 +240,7 @@ _new: Final = tuple[object, ...].__new__
 
 def prompts(run: tuple[tuple[int, int], ...], decode: bool) -> Plan:
     """`Plan(decode, run)`, without the detour through the constructor of a NamedTuple: once an iteration with prompt tokens."""
-    return _new(Plan, (decode, run, (), 1, False, (), ALWAYS_NS, None))
+    return _new(Plan, (decode, run, (), 1, False, (), ALWAYS_NS, None, ()))
 
 
 class Scheduler(Protocol):
@@ -229,6 +277,15 @@ def plans_ahead(scheduler: object) -> bool:
     and who comes during it. An empty plan is made again when the iteration has ended, with all that is known then.
     """
     return bool(_asked(scheduler, "async_scheduling"))
+
+
+def admits_in_turn(scheduler: object) -> bool:
+    """Whether *scheduler*, or one that it wraps, looks itself for what those who wait would find in the prefix cache, as vLLM does
+    when each one's turn comes: by an attribute `admits_in_turn`. Its queue then shows sequences without what they would find.
+
+    For others the engine shows what is found at the time of the look, and keeps it for those whom the plan admits.
+    """
+    return bool(_asked(scheduler, "admits_in_turn"))
 
 
 def evicts(scheduler: object) -> bool:

@@ -61,6 +61,7 @@ class Vllm:
 
     by_chunk: ClassVar[bool] = True
     evicts: ClassVar[bool] = True
+    admits_in_turn: ClassVar[bool] = True
     moved_settings: ClassVar[Mapping[str, str]] = {
         **_MOVED,
         "max_num_partial_prefills": "release 0.32.0 has it no more; long_prefill_token_threshold limits what one prompt takes",
@@ -149,35 +150,65 @@ class Vllm:
             return True
         if not view.waiting or left <= 0 or left_input <= view.draft_slots:
             return False
+        cache = view.cache
+        if cache is None:
+            return self._admit_some(view, chunks, left, left_input, free, seats)
+        cache.try_out()
+        try:
+            # Those who run have taken their blocks when the first who waits looks for its own.
+            cache.take(view.free_blocks - free)
+            computed = {partial.id: partial.cached_tokens for partial in view.prefilling}
+            for id_, tokens in chunks:
+                cache.cached(id_, computed[id_] + tokens)
+            return self._admit_some(view, chunks, left, left_input, free, seats)
+        finally:
+            cache.undo()
+
+    def _admit_some(
+        self, view: ReplicaView, chunks: list[tuple[int, int]], left: int, left_input: int, free: int, seats: int
+    ) -> bool:
         limit, draft_slots = self._longest_chunk(view), view.draft_slots
         # The release counts its null block, which no sequence gets, among all blocks.
         kept = int(self.watermark * (view.total_blocks + 1))
         occupied = view.n_running > 0
+        cache, block_tokens = view.cache, view.block_tokens
+        found = unheld = 0
         for seq in self._queue(view):
             if left <= 0 or left_input <= draft_slots or seats <= 0:
                 return True
             budget = min(left, left_input - draft_slots)
-            tokens = seq.tokens or view.query_tokens
+            cached, to_compute = seq.cached_tokens, seq.tokens
+            if cache is not None:
+                found = 0 if cached or not to_compute else cache.found_blocks(seq.id, to_compute)
+                unheld = cache.unheld_blocks(seq.id, found) if found else 0
+                cached += found * block_tokens
+                to_compute -= found * block_tokens
+            tokens = to_compute or view.query_tokens
             if limit:
                 tokens = min(tokens, limit)
             if tokens > budget:
-                if not self.enable_chunked_prefill or not seq.tokens:
+                if not self.enable_chunked_prefill or not to_compute:
                     return True
                 tokens = budget
-            cached, reserve = seq.cached_tokens, kept if occupied else 0
+            reserve = kept if occupied else 0
             if self.scheduler_reserve_full_isl:
-                whole = min(cached + (seq.tokens or 1), view.max_model_len)
-                if view.blocks(whole) + reserve > free:
+                whole = min(cached + (to_compute or 1), view.max_model_len)
+                if view.blocks(whole) - found + unheld + reserve > free:
                     return True
-            needed = _blocks(view, cached + (tokens if view.by_chunk else seq.tokens or tokens))
+            new = _blocks(view, cached + (tokens if view.by_chunk else to_compute or tokens)) - found
+            needed = new + unheld
             if needed + reserve > free:
                 return True
+            if cache is not None:
+                cache.admit(seq.id, found)
+                cache.take(new)
+                cache.cached(seq.id, cached + (tokens if to_compute else 0))
             free -= needed
             left -= tokens
             left_input -= tokens + draft_slots
             seats -= 1
             occupied = True
-            chunks.append((seq.id, tokens if seq.tokens else 0))
+            chunks.append((seq.id, tokens if to_compute else 0))
         return seats <= 0
 
     def _queue(self, view: ReplicaView) -> Sequence[WaitingSeq]:
@@ -193,6 +224,8 @@ class Vllm:
         left_input, free, limit = self.max_num_batched_tokens, view.free_blocks, self._longest_chunk(view)
         running = list(view.running)
         preempted: list[int] = []
+        undone: list[tuple[int, int]] = []
+        gone_holders: dict[object, int] = {}
         scheduled: dict[int, tuple[int, int]] = {}
         """Tokens and new blocks, by id."""
         at = 0
@@ -219,9 +252,13 @@ class Vllm:
                 at -= place < at
                 had_tokens, had_blocks = scheduled.pop(victim.id, (0, 0))
                 if had_tokens:
+                    undone += [(victim.id, had_tokens)] if victim.id in remaining else []
                     left += had_tokens
                     left_input += had_tokens + draft_slots
                 free += victim.blocks + had_blocks
+                if view.cache is not None:
+                    with_content = view.cache.full_blocks(victim.id)
+                    free += view.cache.freed_by(victim.id, gone_holders) - with_content
                 preempted.append(victim.id)
                 gone = victim is seq
             if gone:
@@ -236,7 +273,9 @@ class Vllm:
         everybody = len(decodes) == sum(seq.id not in remaining and not seq.leaving for seq in running)
         if not preempted:
             self._admit(view, chunks, left, left_input, free, self._seats(view))
-        return Plan((everybody and bool(decodes)) or decodes or False, tuple(chunks), tuple(preempted))
+        return Plan(
+            (everybody and bool(decodes)) or decodes or False, tuple(chunks), tuple(preempted), undone=tuple(undone)
+        )
 
     def _victim(self, running: list[RunningSeq]) -> RunningSeq:
         """Who gives way."""

@@ -41,7 +41,7 @@ class EvictNewest:
         evicted: list[int] = []
         for seq in reversed(view.running):
             evicted.append(seq.id)
-            free += seq.blocks
+            free += seq.blocks - seq.shared_blocks
             growth -= seq.growth_blocks
             if growth <= free:
                 break
@@ -120,7 +120,9 @@ class Order:
             view = replace(view, waiting=tuple(sorted(view.waiting, key=_ORDERS[self.by])))
         # Whoever comes may go before those that the inner policy has seen: even by arrival, where a front end takes longer for
         # longer prompts, and they come to the queue in another order than to the front end.
-        return plan_of(self.inner)(view)._replace(through_arrivals=False)
+        plan = plan_of(self.inner)(view)._replace(through_arrivals=False)
+        # With a prefix cache the tokens that somebody has to compute change with what is evicted.
+        return plan._replace(hold=1) if view.cache is not None and self.by == "shortest_prompt" else plan
 
 
 @checked_as_given

@@ -141,7 +141,13 @@ class Requests:
                 f"prefix_offsets are {n + 1} non-decreasing numbers from 0 to the {len(blocks)} of prefix_blocks; "
                 f"got {offsets!r}"
             )
-        too_many = np.diff(offsets) > -(-(self.prompt_tokens + self.output_tokens) // int(tokens))
+        counts = np.diff(offsets)
+        too_many = counts > -(-(self.prompt_tokens + self.output_tokens) // int(tokens))
+        if (row := first_row((counts > 0) & (counts < self.prompt_tokens // int(tokens)))) is not None:
+            raise ValueError(
+                f"row {row}: prefix_blocks has {counts[row]} blocks of {tokens} tokens for a prompt of {self.prompt_tokens[row]}; "
+                "they cover the prompt, whole blocks at least, or the request has none"
+            )
         if (row := first_row(too_many)) is not None:
             raise ValueError(
                 f"row {row}: prefix_blocks has {offsets[row + 1] - offsets[row]} blocks of {tokens} tokens "

@@ -215,7 +215,7 @@ class Sglang(Settings):
         while kept and growth > free:
             seq = kept.pop().seq
             gone.append(seq.id)
-            free += seq.blocks
+            free += seq.blocks - seq.shared_blocks
             growth -= seq.growth_blocks
         emitted = sum(each.emitted for each in kept)
         ratio = (emitted + RETRACT_DECODE_STEPS * len(kept)) / (sum(each.max_new for each in kept) + 1)

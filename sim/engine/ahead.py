@@ -41,8 +41,9 @@ class Ahead:
             came_ns.popleft()
         return len(came_ns)
 
-    def hide(self, lane: Lane, queue: QueueView) -> bool:
-        """Leave in the view of *lane* what the coming plan knew; whether that hides anything."""
+    def hide(self, lane: Lane, queue: QueueView, *, given: bool) -> bool:
+        """Leave in the view of *lane* what the coming plan knew; whether that hides anything. *given*: those who have ended have
+        given their blocks back."""
         view, seen_ns = lane.view, self.seen_ns
         self.seen_ns, self.made = ALWAYS_NS, seen_ns != ALWAYS_NS
         queue.hidden = self._came_later(seen_ns)
@@ -50,8 +51,8 @@ class Ahead:
         view.n_leaving = view.leaving_blocks = 0
         if seen_ns == ALWAYS_NS:
             lane.forget_the_leaving()
-        for _, blocks, growth_blocks, steps_on, promised in lane.leaving.values():
-            view.free_blocks -= blocks
+        for _, blocks, growth_blocks, steps_on, promised, _ in lane.leaving.values():
+            view.free_blocks -= blocks if given else 0
             if steps_on:
                 view.promised_blocks += promised
                 view.n_decoding += 1

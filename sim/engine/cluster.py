@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from policies.routers import Refused, RoutedRequest, route_of
 from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, IntArray
+from sim.engine.content import Contents, contents_of
 from sim.engine.errors import PolicyError
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment
@@ -58,6 +59,7 @@ class _Cluster:
         workload = experiment.workload
         self._experiment = experiment
         self._n = n = len(workload)
+        self._contents: dict[int, Contents] = {}
         self._prompt = _as_array(workload.prompt_tokens)
         model = priority = None
         deadline = None if workload.deadline_ns is None else _as_array(workload.deadline_ns)
@@ -80,8 +82,9 @@ class _Cluster:
             for tenant in spec.tenants
         )
         self._state = RequestState(
-            self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined, priority, max_tokens
-        )
+            self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined, priority, max_tokens,
+            self._contents_in if isinstance(workload, Trace) and workload.prefix_blocks is not None else None,
+        )  # fmt: skip
         self._clock = Clock()
         self._machines: list[Machine] = []
         for index, spec in enumerate(specs):
@@ -91,6 +94,7 @@ class _Cluster:
                     self._clock, index, spec, first, self._state, self, seed=experiment.seed, fast_forward=fast_forward
                 )
             )
+        self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
         self._watch = Watch(self._state, self._machines, self._clock) if check_invariants else None
         self._route_of = route_of(experiment.router)
         self._hosting = self._eligible()
@@ -106,6 +110,19 @@ class _Cluster:
             self._think = workload.think_ns.tolist() if workload.think_ns is not None else [0] * n
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
+
+    def _contents_in(self, block_tokens: int) -> Contents:
+        """What the workload says of contents, in blocks of *block_tokens* tokens."""
+        found = self._contents.get(block_tokens)
+        if found is None:
+            trace = self._experiment.workload
+            assert isinstance(trace, Trace)
+            assert trace.prefix_blocks is not None and trace.prefix_offsets is not None and trace.prefix_block_tokens
+            found = self._contents[block_tokens] = contents_of(
+                trace.prefix_blocks, trace.prefix_offsets, trace.prefix_block_tokens, trace.prompt_tokens,
+                trace.output_tokens, block_tokens,
+            )  # fmt: skip
+        return found
 
     def _eligible(self) -> list[list[Machine]] | None:
         """For each model the machines that host it; None where every machine serves every request."""
@@ -319,6 +336,19 @@ class _Cluster:
                 "status": np.frombuffer(state.status, np.int8),
                 "reason": _as_column(state.reason, np.int32),
                 "bubble_ns": np.sum(bubbles, axis=0),
+                **(
+                    {
+                        "prefix_hit_tokens": _as_column(state.prefix_hits),
+                        "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
+                        "computed_prompt_tokens": np.where(
+                            _as_column(state.scheduled) >= 0,
+                            _as_column(state.prompt) - _as_column(state.prefix_hits),
+                            0,
+                        ),
+                    }
+                    if self._caching
+                    else {}
+                ),
                 **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
             },
             reasons=tuple(self._reasons),
@@ -328,6 +358,15 @@ class _Cluster:
                 "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
                 "makespan_ns": makespan_ns,
                 "preemptions": sum(state.preemptions),
+                **(
+                    {
+                        "prefix_evictions": sum(
+                            tenant.sequences.kv.evicted for machine in self._machines for tenant in machine.tenants
+                        )
+                    }
+                    if self._caching
+                    else {}
+                ),
                 "n_stages": sum(len(machine.stages) for machine in self._machines),
                 "busy_ns": sum(replica.busy_ns() for replica in replicas),
                 "events": sum(machine.events for machine in self._machines),

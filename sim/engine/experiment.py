@@ -15,6 +15,7 @@ from sim.engine.streaming import Stream
 from workloads import ClosedLoop, Trace
 
 Turn = Literal["rotation", "oldest"]
+PrefixCacheKind = Literal["blocks", "radix"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,11 @@ class ReplicaSpec:
     """Micro-batches in flight; None: as many as there are pipeline stages."""
     model: int | None = None
     """Row of the workload's models whose requests it serves; None: all."""
+    prefix_cache: PrefixCacheKind | None = None
+    """How KV blocks are found again where the workload says what prompts have in common: `blocks` as vLLM does it
+    (`sim.engine.prefix`), `radix` as SGLang does (`sim.engine.radix`); None: they are not."""
+    prefix_drops_last: bool = False
+    """Of what is found the last block is computed again, as vLLM does for drafters that need the target's states (EAGLE, MTP)."""
 
     def __post_init__(self) -> None:
         for name, least in (("kv_blocks", 1), ("block_tokens", 1), ("lookahead_tokens", 0), ("draft_slots", 0)):

@@ -13,7 +13,7 @@ from sim.engine.requests import RequestState
 from sim.engine.tenant import Tenant
 
 INVARIANTS = {
-    "INV-1": "blocks held by sequences and blocks free are all the blocks of a pool",
+    "INV-1": "blocks held by sequences, each counted once, and blocks free are all the blocks of a pool",
     "INV-2": "a request is in one place: one queue, or one lane once",
     "INV-3": "the clock never goes backwards",
     "INV-4": "a request that has finished has emitted what was asked",
@@ -77,6 +77,13 @@ class Watch:
             if span is not None and lane.decodes:
                 # Of what is in flight the blocks of the first iteration have been taken, and no others.
                 held += span.growth_first
+        kv = tenant.sequences.kv
+        if kv.caches:
+            fault = kv.fault()
+            if fault is not None:
+                self._fail("INV-1", f"machine {machine.index}: {fault}")
+            # Those who have ended and not given their blocks back yet are in no lane any more.
+            held += sum(blocks for _, _, blocks, _ in tenant.sequences.ended) - kv.held_again
         if held != tenant.sequences.kv.used:
             self._fail(
                 "INV-1",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class OutOfBlocks(Exception):
     """More blocks were asked for than are free."""
@@ -10,7 +12,17 @@ class OutOfBlocks(Exception):
 class KvPool:
     """Blocks that the sequences of a tenant hold, and blocks that are free."""
 
-    __slots__ = ("_limit", "block_tokens", "by_chunk", "free", "lookahead_tokens", "total")
+    __slots__ = (
+        "_limit",
+        "block_tokens",
+        "by_chunk",
+        "caches",
+        "evicted",
+        "free",
+        "lookahead_tokens",
+        "progress",
+        "total",
+    )
 
     def __init__(
         self,
@@ -29,6 +41,12 @@ class KvPool:
         self.by_chunk = by_chunk
         self.lookahead_tokens = lookahead_tokens if by_chunk else 0
         self._limit = limit
+        self.caches = False
+        """Whether blocks are found again by their content."""
+        self.evicted = 0
+        """Blocks with content that gave way to others."""
+        self.progress: Callable[[int], int] | None = None
+        """Tokens of an admitted request whose content is known by now; asked of those who emit what the workload names."""
 
     @property
     def used(self) -> int:
@@ -56,3 +74,62 @@ class KvPool:
 
     def give(self, blocks: int) -> None:
         self.free += blocks
+
+    def release(self, id_: int, blocks: int, tokens: int) -> None:
+        """A sequence gives back all of its *blocks*; *tokens* of its tokens are known by their content where blocks are."""
+        self.give(blocks)
+
+    def reset(self) -> None:
+        """Nobody holds anything."""
+        self.free = self.total
+
+    # What a pool whose blocks can be found again answers (`caches`), one of `sim.engine.prefix` or `sim.engine.radix`.
+
+    @property
+    def writes(self) -> bool:
+        """Whether somebody emits what others may find."""
+        return False
+
+    def found_blocks(self, id_: int, tokens: int) -> int:
+        """Blocks that a waiting request with *tokens* tokens would find now: one token at least is computed."""
+        return 0
+
+    def unheld_blocks(self, id_: int, blocks: int) -> int:
+        """Of the first *blocks* cached blocks of a request those that nobody holds: they count as free until it takes them."""
+        return 0
+
+    def admit(self, id_: int, blocks: int) -> None:
+        """A request holds its first *blocks* blocks, which are cached."""
+
+    def writes_on(self, id_: int, prompt_tokens: int) -> None:
+        """An admitted request may emit what the workload names."""
+
+    def found(self, id_: int) -> int:
+        """Blocks that an admitted request found."""
+        return 0
+
+    @property
+    def held_again(self) -> int:
+        """Blocks that more than one holds, each time after the first."""
+        return 0
+
+    def fault(self) -> str | None:
+        """What of the books does not hold, in words; None where all does."""
+        return None
+
+    def order(self, id_: int) -> int:
+        """Of admissions which one it was."""
+        return 0
+
+    def shared_blocks(self, id_: int) -> int:
+        """Blocks of a request that somebody else holds as well."""
+        return 0
+
+    def prepay(self, blocks: int) -> None:
+        """Take blocks now that `take` will be asked for."""
+
+    def hand_over(self, blocks: int) -> None:
+        """Blocks that were taken ahead are those of a sequence that gives way after all."""
+
+    def cached(self, id_: int, tokens: int) -> None:
+        """The first *tokens* tokens of an admitted request are computed, or about to be."""

@@ -56,6 +56,8 @@ class Ended(NamedTuple):
     """It was not known to end, and takes one step more, whose tokens are dropped."""
     promised_blocks: int
     """That it might have come to hold, where the scheduler reserves."""
+    emitted_last: int
+    """Tokens of its last iteration."""
 
 
 class Lane:
@@ -101,10 +103,12 @@ class Lane:
 class QueueView(Sequence[WaitingSeq]):
     """The queue as policies see it: nothing to write with."""
 
-    __slots__ = ("_queue", "hidden")
+    __slots__ = ("_describe", "_queue", "hidden")
 
-    def __init__(self, queue: deque[WaitingSeq]) -> None:
+    def __init__(self, queue: deque[WaitingSeq], describe: Callable[[WaitingSeq], WaitingSeq] | None = None) -> None:
+        """*describe*: what is shown of each; None: as it is."""
         self._queue = queue
+        self._describe = describe
         self.hidden = 0
         """The last so many came after the plan was made."""
 
@@ -115,7 +119,8 @@ class QueueView(Sequence[WaitingSeq]):
         return len(self._queue) > self.hidden
 
     def __iter__(self) -> Iterator[WaitingSeq]:
-        return iter(self._queue) if not self.hidden else islice(self._queue, len(self))
+        known = iter(self._queue) if not self.hidden else islice(self._queue, len(self))
+        return known if self._describe is None else map(self._describe, known)
 
     @overload
     def __getitem__(self, index: int) -> WaitingSeq: ...
@@ -126,7 +131,8 @@ class QueueView(Sequence[WaitingSeq]):
     def __getitem__(self, index: int | slice) -> WaitingSeq | tuple[WaitingSeq, ...]:
         if self.hidden or isinstance(index, slice):
             return tuple(self)[index]
-        return self._queue[index]
+        seq = self._queue[index]
+        return seq if self._describe is None else self._describe(seq)
 
 
 class RunningView(Sequence[RunningSeq]):

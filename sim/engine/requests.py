@@ -6,10 +6,12 @@ What a request has done belongs to it, never to the machine or the slot that it 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import Final
 
 from policies.view import WaitingSeq
 from sim.engine.columns import BUBBLES
+from sim.engine.content import Contents
 
 _new: Final = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
@@ -21,9 +23,11 @@ class RequestState:
     def __init__(
         self, prompt: array[int], output: array[int], arrival: array[int],
         model: array[int] | None, deadline: array[int] | None, pipelined: bool, priority: array[int] | None = None,
-        max_tokens: array[int] | None = None,
+        max_tokens: array[int] | None = None, contents_in: Callable[[int], Contents] | None = None,
     ) -> None:  # fmt: skip
         n = len(prompt)
+        self.contents_in = contents_in
+        """What requests read and write in blocks of so many tokens; None: the workload does not say."""
         self.prompt = prompt
         self.output = output
         self.max_tokens = output if max_tokens is None else max_tokens
@@ -50,6 +54,10 @@ class RequestState:
         """Idle time of stages ahead of its micro-batches, by kind."""
         self.replica: array[int] = array("i", [-1]) * n
         self.preemptions = array("i", bytes(4 * n))
+        self.prefix_hits = array("q", bytes(8 * n) if contents_in is not None else b"")
+        """Tokens found in the prefix cache when first admitted ..."""
+        self.prefix_hits_again = array("q", self.prefix_hits)
+        """... and after preemptions."""
         self.status = bytearray([2]) * n
         self.reason = array("i", [-1]) * n
 
@@ -81,5 +89,6 @@ class RequestState:
                 preempted,
                 cached_tokens,
                 0 if self.priority is None else self.priority[id_],
+                0,
             ),
         )

@@ -92,6 +92,10 @@ class RunningSet:
         """(cached tokens, KV blocks) of one sequence."""
         raise NotImplementedError
 
+    def last_emitted(self, id_: int, /) -> int:
+        """Tokens that one sequence emitted in the latest round; 0: none since it joined."""
+        raise NotImplementedError
+
     def next_round(self) -> tuple[int, int]:
         """Tokens that the next round emits, and KV tokens within the window that it reads."""
         raise NotImplementedError

@@ -67,11 +67,15 @@ class Tenant:
         self._queue = sequences.queue
         self._ahead = sequences.ahead
         self._by_chunk = sequences.kv.by_chunk
-        self._queue_view = QueueView(sequences.queue)
+        self._caches = sequences.kv.caches
+        self._in_turn = sequences.in_turn
+        shown = sequences.described if self._caches and not sequences.in_turn else None
+        self._queue_view = QueueView(sequences.queue, shown)
         self._n_sent = 0
         self._speculates = spec.decoding is not None
         self._max_lanes = spec.micro_batches or len(stages)
         self.lanes: list[Lane] = []
+        sequences.lanes = self.lanes
         self.ready: deque[Lane] = deque()
         """Lanes that are not in flight, the longest idle first."""
         for _ in range(self._max_lanes if self._max_lanes <= _LANES_AT_ONCE else 1):
@@ -101,6 +105,7 @@ class Tenant:
             lookahead_tokens=self._kv.lookahead_tokens,
             draft_slots=spec.draft_slots,
             max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
+            cache=self._kv if self._caches else None,
         )
         self.lanes.append(lane)
         self.ready.append(lane)
@@ -119,6 +124,8 @@ class Tenant:
         decoding, sequences = lane.decoding, self.sequences
         if sequences.given_up:
             let_go(sequences, lane)
+        if sequences.ended and self._ahead is not None and self._ahead.seen_ns == ALWAYS_NS:
+            sequences.free_the_ended()
         held = lane.held
         if held is not None:
             if self._still_holds(held, decoding, ticks):
@@ -149,23 +156,29 @@ class Tenant:
         view.now_ns, view.rounds = ticks >> TICK_BITS, decoding.round
         view.after_prefill = bool(lane.run)
         view.promised_blocks = sequences.promises.blocks
-        unknown = self._ahead is not None and self._ahead.hide(lane, self._queue_view)
+        unknown = self._ahead is not None and self._ahead.hide(lane, self._queue_view, given=not self._caches)
         plan = self._plan(view)
         if not isinstance(plan, Plan):
             raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
-        decode, run, preempt, hold, _, reject, _, view.memo = plan
+        decode, run, preempt, hold, _, reject, _, view.memo, undone = plan
         stepping_on: list[Ended] = []
         if unknown:
             plan, stepping_on = as_known(lane, self._queue_view, plan)
-            decode, _, _, hold, _, _, _, _ = plan
+            decode, _, _, hold, _, _, _, _, _ = plan
         if sequences.given_up and hold > 1:
             # The next plan is the first that knows who has gone.
+            hold, plan = 1, plan._replace(hold=1)
+        if hold > 1 and queue and self._kv.writes:
+            # What those who wait would find grows with every step.
             hold, plan = 1, plan._replace(hold=1)
         if reject:
             sequences.reject(reject)
         if preempt or decode is not True or lane.paused or sequences.n_computed:
-            for id_ in preempt:
-                sequences.preempt(lane, id_)
+            if preempt and self._caches and self._in_turn:
+                sequences.give_way_in_turn(lane, decode, run + undone, preempt)
+            else:
+                for id_ in preempt:
+                    sequences.preempt(lane, id_)
             if sequences.n_computed:
                 run = sequences.join_the_decodes(lane, run, ticks)
             if decode is not False:
@@ -173,6 +186,8 @@ class Tenant:
             n = decoding.n if decode else 0
             growth = decoding.growth_blocks if n else 0
         if unknown:
+            if self._caches and self._kv.writes:
+                sequences.note_what_the_leaving_emitted(lane)
             lane.forget_the_leaving()
         if stepping_on:
             return self._start_iteration(lane, run, n, growth, ticks, stepping_on)
@@ -212,17 +227,27 @@ class Tenant:
         sequences, kv, window = self.sequences, self._kv, self._window
         decoding, partials = lane.decoding, lane.partial
         block_tokens, by_chunk = kv.block_tokens, self._by_chunk
-        blocks = growth
+        blocks, in_vain = growth, 0
+        caches = self._caches
+        if caches:
+            # Those who have ended take the blocks of a step that comes to nothing, and give them back.
+            in_vain = sum(gone.growth_blocks for gone in ended)
+            if not self._in_turn:
+                sequences.keep_what_is_found(lane, run)
+            sequences.take(growth + in_vain, ticks)
+            blocks = 0
         rows = pairs = pairs_window = prompt_kv = 0
         completing: list[int] = []
         for id_, tokens in run:
             partial = partials.get(id_)
             if partial is None:
-                _, left, arrival_ns, model, deadline_ns, _, cached, priority = sequences.admit(
-                    lane, id_, ticks >> TICK_BITS
+                _, left, arrival_ns, model, deadline_ns, _, cached, priority, _ = sequences.admit(
+                    lane, id_, ticks >> TICK_BITS, tokens
                 )
                 if not by_chunk:
                     blocks -= -(left + cached) // block_tokens
+                if caches:
+                    blocks -= kv.found(id_)
             else:
                 _, cached, left, arrival_ns, model, deadline_ns, priority = partial
                 if by_chunk:
@@ -240,12 +265,20 @@ class Tenant:
             cached += tokens
             if by_chunk:
                 blocks += kv.held(cached)
+            if caches:
+                sequences.take(blocks, ticks)
+                kv.cached(id_, cached)
+                blocks = 0
             prompt_kv += cached
             partials[id_] = _new(PartialSeq, (id_, cached, remaining, arrival_ns, model, deadline_ns, priority))
             if remaining == 0:
                 completing.append(id_)
         if blocks:
             sequences.take(blocks, ticks)
+        if caches:
+            kv.give(in_vain)
+            if sequences.ended:
+                sequences.free_the_ended()
         query, draft_steps = decoding.query_tokens, decoding.draft_steps
         decode_rows = decode_kv = decode_window = emitted = 0
         if n:
@@ -295,6 +328,8 @@ class Tenant:
         free = kv.free
         if growth:
             sequences.take(growth, ticks)
+        if sequences.ended:
+            sequences.free_the_ended()
         lane.run = ()
         lane.completing = ()
         lane.decodes = True
@@ -341,6 +376,8 @@ class Tenant:
             sequences.end_rounds(lane, done, span.growth_first, end_ticks >> TICK_BITS)
         if lane.completing:
             sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
+        if sequences.ended and self._ahead is None:
+            sequences.free_the_ended()
 
     def drop_in_flight(self) -> None:
         """Forget the micro-batches that have not left the last stage."""

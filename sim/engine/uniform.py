@@ -150,6 +150,9 @@ class UniformSet(RunningSet):
         cached += self.round - since
         return cached, -(-cached // self._block_tokens)
 
+    def last_emitted(self, id_: int, /) -> int:
+        return int(self.round > self._seqs[id_][0])
+
     def until_finish(self) -> int:
         """Rounds until the first sequence finishes."""
         finishes = self._finishes

@@ -58,6 +58,8 @@ def _window_summary(
     one_stage_each = meta["n_stages"] == len(pools)
     if not one_stage_each:
         whole_run.append("busy_fraction")
+    if "prefix_cache" in whole:
+        whole_run.append("prefix_cache.evictions")
     total = int(arrived.sum())
     within = good = None
     if whole["slo_attainment"] is not None:
@@ -89,6 +91,7 @@ def _window_summary(
             "mean": _per(inside.held_ns * 1e-9, span_s * len(pools)) if inside.n else None,
             "max": inside.largest_share if inside.n else None,
         },
+        **_prefix_cache(part, meta),
         **({"models": _of_models(part, models, stated, span_s)} if len(models) > 1 else {}),
         "window": {
             "rule": window["rule"],
@@ -149,6 +152,7 @@ def _whole_summary(
             "mean": _per(iterations.held_ns * 1e-9, replicas_s) if iterations.n else None,
             "max": iterations.largest_share if iterations.n else None,
         },
+        **_prefix_cache(requests, meta),
         "saturated": saturated(requests),
         "speculation": speculation(meta.get("speculation")),
         **({"models": _of_models(requests, models, limits, span_s)} if len(models) > 1 else {}),
@@ -171,6 +175,26 @@ def _gap_blocks(columns: Columns) -> Blocks:
         if n > _GAPS_TO_KEEP:
             return columns.itl_blocks
     return lambda: kept
+
+
+def _prefix_cache(requests: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What prompts found in the prefix cache when they were first admitted, in tokens, under vLLM's names: `queries` are all prompt
+    tokens that were looked up, `hits` those that were found. `evictions` are KV blocks whose content gave way, in the whole run.
+    Empty without a cache."""
+    if "prefix_hit_tokens" not in requests:
+        return {}
+    looked_up = requests["scheduled_ns"] >= 0
+    queries = int(requests["prompt_tokens"][looked_up].sum())
+    hits = int(requests["prefix_hit_tokens"].sum())
+    return {
+        "prefix_cache": {
+            "hit_rate": hits / queries if queries else None,
+            "queries": queries,
+            "hits": hits,
+            "hits_after_preemption": int(requests["prefix_hit_again_tokens"].sum()),
+            "evictions": meta["prefix_evictions"],
+        }
+    }
 
 
 def _counts(status: NDArray[Any]) -> dict[str, int]:

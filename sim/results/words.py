@@ -52,6 +52,17 @@ def over(settings: Mapping[str, Any], axes: Sequence[str] = ()) -> str:
     return f"requests that arrive from {window['from_s'] or 0:g} s after the first to {end}; columns window.*"
 
 
+def _prefix_cache(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if found is None or not found["queries"]:
+        return []
+    return [
+        (
+            "Prefix cache",
+            f"{found['hit_rate']:.1%} of {found['queries']:,} prompt tokens found, {found['evictions']:,} blocks evicted",
+        )
+    ]
+
+
 def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Everything of the summary but the latencies, for people: pairs of name and text."""
     counts = summary["requests"]
@@ -87,6 +98,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Busy", f"{share(summary['busy_fraction'])}, MFU {share(summary['mfu'])}, MBU {share(summary['mbu'])}"),
         ("KV memory in use", f"{share(kv['mean'])} on average, {share(kv['max'])} at most"),
         ("Preemptions", f"{summary['preemptions']:,}"),
+        *_prefix_cache(summary.get("prefix_cache")),
         ("Saturated", saturated[summary["saturated"]]),
     ]
     for name, model in summary.get("models", {}).items():

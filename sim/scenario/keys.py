@@ -88,6 +88,9 @@ class Memory(Section):
     """Blocks of the KV cache, null block included, in place of what the memory has room for (vLLM's num_gpu_blocks_override)."""
     block_tokens: Annotated[int, Field(ge=1)] | None = None
     """Where it is left out, the stack's: 16 for vLLM, 1 for SGLang, 32 for TensorRT-LLM."""
+    prefix_caching: bool | None = None
+    """Whether KV blocks are found again by prompts that begin alike, where the trace says which do; where it is left out, as the
+    stack has it: on for vLLM, SGLang and TensorRT-LLM, off for `eager` and `ideal`."""
     preemption: Literal["recompute", "none"] = "recompute"
     """`recompute`: the newest sequences give their KV back and are computed again; `none`: running out is an error."""
 
@@ -169,7 +172,7 @@ class Workload(Section):
             return self._asked_by_protocol()
         if self.concurrency is not None:
             raise ValueError(
-                "concurrency is the clients of a protocol; give protocol, or arrivals: {process: clients, concurrency: ...}"
+                "concurrency is the clients of a protocol; give protocol, or arrivals: {process: closed_loop, concurrency: ...}"
             )
         if self.block_tokens is not None:
             raise ValueError("block_tokens is about the blocks of sessions; give sessions or leave it out")

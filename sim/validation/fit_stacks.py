@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -42,21 +41,18 @@ from sim.validation.runs import (
     speculates,
 )
 
-SERVED = ("step_s", "sequence_s", "row_s", "layer_host_s", "expert_host_s", "launch_overlap", "sustained_loss", "narrow_loss",
-          "expand_loss", "admission_s", "admission_s_per_token", "admission_serial_s")  # fmt: skip
+SERVED = ("step_s", "sequence_s", "row_s", "expert_host_s", "launch_overlap", "sustained_loss", "narrow_loss", "admission_s",
+          "admission_s_per_token", "admission_serial_s")  # fmt: skip
 RELEASED = ("step_s", "sequence_s", "admission_s", "admission_s_per_token")
 """Terms that each listed release has of its own."""
 EAGER = ("step_s", "sequence_s", "row_s", "layer_host_s", "sustained_loss")
-TAKEN_OVER = {"trtllm": ("layer_host_s",), "sglang": ("layer_host_s", "sustained_loss")}
-"""Terms that a stack takes from vLLM's fit: only vLLM has runs of models without experts, which tell them from
-expert_host_s, and a recorded run in 16 bits, which tells sustained_loss from narrow_loss."""
+TAKEN_OVER = {"sglang": ("sustained_loss",)}
+"""Terms taken from vLLM's fit: only vLLM has a recorded run in 16 bits, which tells sustained_loss from narrow_loss."""
 NOT_OFFERED = {"trtllm": ("narrow_loss",)}
 """TensorRT-LLM's rows cannot tell two losses apart, and vLLM's fit is of other kernels: one loss stands for both."""
-DERIVED = {"trtllm": ("expand_loss",), "sglang": ("expand_loss",)}
-"""Terms that kernels of the stack itself say (`expansion_loss`): its serving runs hold one such deployment, or none."""
 RECORDED = "e2e_requests_*.csv"
 START = {"step_s": 2e-4, "sequence_s": 1e-5, "row_s": 2e-6, "layer_host_s": 3e-4, "expert_host_s": 3e-4, "launch_overlap": 0.1,
-         "sustained_loss": 0.3, "narrow_loss": 0.4, "expand_loss": 1.5, "admission_s": 2e-2, "admission_s_per_token": 4e-6,
+         "sustained_loss": 0.3, "narrow_loss": 0.4, "admission_s": 2e-2, "admission_s_per_token": 4e-6,
          "admission_serial_s": 2e-3}  # fmt: skip
 EAGER_START = {"step_s": 2e-3, "sequence_s": 1e-4, "row_s": 2e-5, "layer_host_s": 4e-4, "sustained_loss": 0.2}
 # Tighter than what `Overheads` accepts of anyone: more is no compiled stack's host work.
@@ -620,7 +616,7 @@ def main(
             used = [*(points if eager else chosen(points)), *recorded]
             fitted = fit_what_matters(used, versions, names, price, rounds=8 if eager else 5)
             newest = next(iter(fitted.versions.values())).overheads
-            taken |= {t: getattr(newest, t) for t in ("layer_host_s", "sustained_loss") if name == "vllm"}
+            taken |= {t: getattr(newest, t) for t in ("sustained_loss",) if name == "vllm"}
             for each in fitted.names:
                 print(f"{name}: {each} = {value_of(fitted.versions, each):.4g}")
             seen = price(points, fitted.versions, {})[:, 0]
@@ -677,46 +673,7 @@ def _errors(
 
 def given(stack: str) -> tuple[str, ...]:
     """Terms that are not fitted to the runs of *stack*."""
-    return (*TAKEN_OVER.get(stack, ()), *DERIVED.get(stack, ()), *NOT_OFFERED.get(stack, ()))
-
-
-_LONG_TOKENS = 4096
-_NODE = 8
-
-
-def expansion_loss(folder: Path, source: str) -> float:
-    """`expand_loss` from grouped GEMMs of *source* whose weights are expanded to 16 bits, in the moe files of *folder*.
-
-    The median over experts of whole models (gpt-oss, Kimi) on at most a node and at least 4096 tokens of (measured -
-    predicted) / (time at the peak), the prediction being that of narrow weights without any loss. Devices that multiply
-    the format themselves are left out.
-    """
-    from hwmodels.measured import catalogue_name
-    from hwmodels.measured import predict as predict_kernels
-    from hwmodels.profiles import load_profile
-
-    losses = []
-    for path in sorted(folder.glob("moe_*.csv")):
-        table = read(path)
-        if table.source != source or table.kind != "moe":
-            continue
-        device = load_device(catalogue_name(table.device))
-        sheet = load_profile(device.name).datasheet
-        c = table.columns
-        mine = np.isin(c["moe_dtype"], ("w4a16_mxfp4", "int4_wo")) & ("fp4" not in sheet.peak_flops_per_s)
-        mine &= np.isin(c["topk"] * 1000 + c["num_experts"], (4128, 8384)) & (c["num_tokens"] >= _LONG_TOKENS)
-        mine &= (c["moe_tp_size"] * c["moe_ep_size"] <= _NODE) & (c["distribution"] == "power_law_1.01")
-        if not mine.any():
-            continue
-        assert table.measured_s is not None
-        gap_s = table.measured_s - predict_kernels(table, load_profile(device.name)).seconds
-        flops = (
-            6.0 * c["num_tokens"] * c["topk"] / c["moe_ep_size"] * c["hidden_size"] * c["inter_size"] / c["moe_tp_size"]
-        )
-        losses += (gap_s / (flops / sheet.flops_per_s("bf16")))[mine].tolist()
-    if not losses:
-        raise ValueError(f"{folder} holds no grouped GEMMs of {source} with weights of four bits in 16-bit arithmetic")
-    return max(0.0, float(np.median(losses)))
+    return (*TAKEN_OVER.get(stack, ()), *NOT_OFFERED.get(stack, ()))
 
 
 def _recorded_errors(point: Point, stack: ServingStack) -> str:
@@ -734,15 +691,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m sim.validation.fit_stacks")
     parser.add_argument("folder", type=Path)
     parser.add_argument("stacks", nargs="*", default=["vllm", "trtllm", "sglang", "eager"])
-    parser.add_argument("--expansion", action="store_true", help="print what kernels say of weights that are expanded")
     parser.add_argument("--out", type=Path, help="write the error of every row, of each fit, as CSV")
     parser.add_argument(
         "--intervals", type=Path, help="write the widths of intervals, as hwmodels/serving_intervals.toml"
     )
     parser.add_argument("--jobs", type=int, default=2)
     told = parser.parse_args()
-    if told.expansion:
-        for source in told.stacks if told.stacks != parser.get_default("stacks") else DERIVED:
-            print(f"{source}: expand_loss = {expansion_loss(told.folder, source):.4g}")
-        sys.exit()
     main(told.folder, told.stacks, told.out, told.intervals, jobs=told.jobs)

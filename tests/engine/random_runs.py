@@ -43,7 +43,7 @@ class FewestFirst:
 
     def plan(self, view: ReplicaView, /) -> Plan:
         free = view.free_blocks - view.growth_blocks
-        chunks = tuple((seq.id, seq.tokens) for seq in view.waiting[:1] if view.blocks(seq.tokens) <= free)
+        chunks = tuple((seq.id, seq.tokens) for seq in view.waiting[:1] if view.blocks_to_admit(seq) <= free)
         ranked = sorted(view.running, key=lambda seq: (seq.cached_tokens, seq.id))
         return Plan(decode=tuple(seq.id for seq in ranked[: self.n]), run=chunks)
 
@@ -169,6 +169,7 @@ def a_tenant(rng: random.Random, *, speculative: bool, n_stages: int, model: int
         max_model_len=rng.choice([None, None, 90]),
         lookahead_tokens=rng.choice([0, 3]) if speculative else 0,
         draft_slots=rng.choice([0, 0, 1]) if speculative else 0,
+        prefix_cache="blocks",
     )
 
 
@@ -219,6 +220,7 @@ def an_experiment(seed: int, *, speculative: bool) -> Experiment:
             prompt_tokens=prompt,
             output_tokens=output,
             **columns,
+            **beginnings(random.Random(f"contents of {seed}"), prompt, output),
         )
     machine = a_machine(rng, speculative=speculative, n_models=n_models)
     machines = (machine,) * rng.choice([1, 1, 2, 3])
@@ -258,6 +260,37 @@ def clients_who_wait(rng: random.Random, n: int) -> dict[str, Any]:
             rows=np.array(flat, dtype=np.int64),
             delay_ns=np.array([rng.choice([0, 0, 1, 10**6, rng.randrange(1, 10**8)]) for _ in flat], dtype=np.int64),
         )
+    }
+
+
+def beginnings(rng: random.Random, prompt: Any, output: Any) -> dict[str, Any]:
+    """For some workloads: what prompts have in common. Groups begin alike, some prompts are repeated, and some contain what
+    another has emitted."""
+    if rng.random() < 0.5:
+        return {}
+    tokens = rng.choice([4, 16, 48])
+    fresh = iter(range(1, 1 << 30))
+    groups = [[next(fresh) for _ in range(40)] for _ in range(rng.choice([1, 3]))]
+    rows: list[list[int]] = []
+    for of_prompt, of_output in zip(prompt, output, strict=True):
+        most = -(-of_prompt // tokens)
+        kind = rng.random()
+        begin = (
+            rng.choice(groups)[: rng.randrange(0, 20)]
+            if kind < 0.6
+            else rng.choice(rows)
+            if rows and kind < 0.9
+            else []
+        )
+        mine = begin[:most]
+        mine += [next(fresh) for _ in range(most - len(mine))]
+        if rng.random() < 0.5:
+            mine += [next(fresh) for _ in range(-(-(of_prompt + of_output) // tokens) - most)]
+        rows.append(mine if rng.random() < 0.9 else [])
+    return {
+        "prefix_blocks": np.array([id_ for row in rows for id_ in row], np.int64),
+        "prefix_offsets": np.cumsum([0, *map(len, rows)]),
+        "prefix_block_tokens": tokens,
     }
 
 

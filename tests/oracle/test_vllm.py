@@ -6,7 +6,8 @@ The release runs in an environment of its own, on a CPU and without a model. ROO
     v/bin/pip uninstall -y torchvision torchaudio torchcodec
     ROOFTRACE_VLLM_PYTHON=v/bin/python pytest -m slow tests/oracle/test_vllm.py
 
-Switched off on both sides: the prefix cache; a budget that ends within the drafted tokens of a sequence; prompts of one token.
+Switched off on both sides: a budget that ends within the drafted tokens of a sequence; prompts of one token; and the prefix cache,
+but for the workloads of `vllm_prefix_cases`, where the tokens found and the blocks evicted in every step are compared as well.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ from typing import Any
 import pytest
 
 from sim.engine.errors import PolicyError
+from tests.oracle import vllm_prefix_cases
 from tests.oracle.vllm_cases import a_case, our_decisions, with_more_limits
+from tests.oracle.vllm_prefix_cases import a_prefix_case
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "vllm-0.32.0.json.gz"
 """What the release decided on the first workloads: seed, and [second, {request: tokens}, preempted, blocks held] of each step."""
+RECORDED_PREFIXES = HERE / "vllm-0.32.0-prefixes.json.gz"
+"""The same of workloads with shared beginnings, with {request: tokens found} and blocks evicted besides."""
 
 
 def release_python() -> str:
@@ -47,22 +52,29 @@ def decisions(cases: list[dict[str, Any]], folder: Path) -> list[list[Any] | Non
     command = [release_python(), str(HERE / "vllm_release.py"), str(source), str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    return [steps and by_number(steps) for steps in json.loads(target.read_text())]
+    return [steps if steps == PADDED else steps and by_number(steps) for steps in json.loads(target.read_text())]
+
+
+PADDED = "padded"
+"""In place of the steps of a workload in which a prompt of one token is padded to a round of speculation, which is not modelled."""
 
 
 def by_number(steps: list[Any]) -> list[Any]:
     """The same steps with requests by number, which JSON writes as strings."""
-    return [
-        [second, {int(id_): tokens for id_, tokens in run.items()}, gone, held] for second, run, gone, held in steps
-    ]
+    return [[numbered(part) if isinstance(part, dict) else part for part in step] for step in steps]
+
+
+def numbered(of_requests: dict[str, int]) -> dict[int, int]:
+    return {int(id_): tokens for id_, tokens in of_requests.items()}
 
 
 def assert_alike(case: dict[str, Any], theirs: list[Any] | None) -> None:
+    decide = vllm_prefix_cases.our_decisions if "id_tokens" in case else our_decisions
     if theirs is None:
         with pytest.raises(PolicyError, match="take memory from each other in turn"):
-            our_decisions(case)
+            decide(case)
         return
-    ours = our_decisions(case)
+    ours = decide(case)
     for step, (mine, its) in enumerate(zip(ours, theirs, strict=False)):
         assert mine == its, f"workload {case['seed']}, step {step}"
     assert len(ours) == len(theirs), f"workload {case['seed']}"
@@ -73,6 +85,28 @@ def test_decisions_are_those_that_the_release_made() -> None:
     assert len(recorded) == 40
     for seed, steps in recorded:
         assert_alike(a_case(seed), by_number(steps))
+
+
+def test_what_is_found_and_evicted_is_what_the_release_found_and_evicted() -> None:
+    recorded = json.loads(gzip.decompress(RECORDED_PREFIXES.read_bytes()))
+    assert len(recorded) == 30
+    for seed, steps in recorded:
+        assert_alike(a_prefix_case(seed), by_number(steps))
+    steps = [step for _, found in recorded for step in found]
+    assert sum(sum(found.values()) for *_, found, _ in steps) > 10_000
+    assert sum(evicted for *_, evicted in steps) > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 2000, 250))
+def test_every_block_that_is_found_or_evicted_is_the_release_s_own(first: int, tmp_path: Path) -> None:
+    cases = [a_prefix_case(seed) for seed in range(first, first + 250)]
+    compared = 0
+    for case, theirs in zip(cases, decisions(cases, tmp_path), strict=True):
+        if theirs != PADDED:
+            assert_alike(case, theirs)
+            compared += 1
+    assert compared > 220
 
 
 @pytest.mark.slow
@@ -100,7 +134,16 @@ def record() -> None:
             :40
         ]
         found = [[case["seed"], steps] for case, steps in zip(cases, decisions(cases, Path(folder)), strict=True)]
-    RECORDED.write_bytes(gzip.compress(json.dumps(found, separators=(",", ":")).encode(), mtime=0))
+        chosen = [
+            case for case in map(a_prefix_case, range(5000, 5400)) if sum(r["output"] for r in case["requests"]) < 250
+        ]
+        beside = [
+            [case["seed"], steps]
+            for case, steps in zip(chosen, decisions(chosen, Path(folder)), strict=True)
+            if steps not in (None, PADDED)
+        ][:30]
+    for file, kept in ((RECORDED, found), (RECORDED_PREFIXES, beside)):
+        file.write_bytes(gzip.compress(json.dumps(kept, separators=(",", ":")).encode(), mtime=0))
 
 
 if __name__ == "__main__":

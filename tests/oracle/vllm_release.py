@@ -44,7 +44,7 @@ def settings_of(model, case):
             is_encoder_decoder=False,
             async_scheduling=case["async_scheduling"],
         ),
-        cache_config=CacheConfig(block_size=case["block_tokens"], enable_prefix_caching=False),
+        cache_config=CacheConfig(block_size=case["block_tokens"], enable_prefix_caching="id_tokens" in case),
         device_config=DeviceConfig("cpu"),
         parallel_config=ParallelConfig(),
     )
@@ -86,9 +86,25 @@ class Drafting:
         self.max_num_new_slots_for_drafting = draft_slots
 
 
+def contents(number, request, case):
+    """The tokens that a request reads and writes: those of equal ids at equal places are equal, all others differ."""
+    each, prompt = case["id_tokens"], request["prompt"]
+    # Ids that the prompt alone needs do not name what is emitted.
+    named = prompt + request["output"] if len(request["ids"]) > -(-prompt // each) else prompt
+    found = []
+    for place in range(prompt + request["output"]):
+        block = place // each
+        if block < len(request["ids"]) and place < named:
+            found.append(1000 + request["ids"][block] * each + place % each)
+        else:
+            found.append(10_000_000 + number * 100_000 + place)
+    return found
+
+
 def decide(config, case):
     """What each step ran, [second, {request: tokens}], who was preempted, and the blocks held once it was planned; None for a
-    workload that does not end."""
+    workload that does not end. With the prefix cache on (`id_tokens`) also the tokens that each who was admitted found, and the
+    cached blocks that were evicted; "padded" for a workload in which a prompt of one token is padded to a round of speculation."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
@@ -100,6 +116,25 @@ def decide(config, case):
     now, sent, steps = 0, 0, []
     rounds, done = [0] * len(requests), [0] * len(requests)
     in_flight = deque()
+    caching = "id_tokens" in case
+    hasher, evicted, padded = None, [], []
+    texts = [contents(number, request, case) for number, request in enumerate(requests)] if caching else []
+    if caching:
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+        init_none_hash(sha256)
+        hasher = get_request_block_hasher(case["block_tokens"], sha256)
+        pool = engine.kv_cache_manager.block_pool
+        evict = pool._maybe_evict_cached_block
+
+        def counted(block):
+            found = evict(block)
+            if found:
+                evicted.append(block)
+            return found
+
+        pool._maybe_evict_cached_block = counted
 
     def arrive():
         nonlocal sent
@@ -108,11 +143,12 @@ def decide(config, case):
             engine.add_request(
                 Request(
                     request_id=f"{sent:06d}",
-                    prompt_token_ids=[1] * request["prompt"],
+                    prompt_token_ids=texts[sent][: request["prompt"]] if caching else [1] * request["prompt"],
                     sampling_params=SamplingParams(max_tokens=request["max_tokens"], stop_token_ids=[STOP]),
                     pooling_params=None,
                     priority=request["priority"],
                     arrival_time=float(request["arrival"]),
+                    block_hasher=hasher,
                 )
             )
             sent += 1
@@ -121,14 +157,21 @@ def decide(config, case):
                 engine.finish_requests(f"{id_:06d}", RequestStatus.FINISHED_ABORTED)
 
     def plan():
+        before = {request.request_id for request in engine.running}
+        evicted.clear()
         planned = engine.schedule()
-        complete = {}
-        for id_ in planned.num_scheduled_tokens:
+        complete, found = {}, {}
+        for id_, tokens in planned.num_scheduled_tokens.items():
             request = engine.requests[id_]
             complete[id_] = not request.is_prefill_chunk
+            if id_ not in before:
+                found[int(id_)] = request.num_computed_tokens - tokens
+                if planned.scheduled_spec_decode_tokens.get(id_):
+                    padded.append(id_)
         pool = engine.kv_cache_manager.block_pool
         held = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
-        return planned, complete, held, sorted(int(i) for i in planned.preempted_req_ids or ())
+        gone = sorted(int(i) for i in planned.preempted_req_ids or ())
+        return planned, complete, (held, found, len(evicted)), gone
 
     def finish(planned, complete):
         ids = list(planned.num_scheduled_tokens)
@@ -146,7 +189,8 @@ def decide(config, case):
                 rounds[number] += 1
             before = done[number]
             done[number] += emitted
-            tokens.append([STOP if before + i + 1 == requests[number]["output"] else 1 for i in range(emitted)])
+            said = (texts[number][requests[number]["prompt"] + before :] if caching else []) + [1] * (emitted + 1)
+            tokens.append([STOP if before + i + 1 == requests[number]["output"] else said[i] for i in range(emitted)])
         engine.update_from_output(
             planned,
             ModelRunnerOutput(
@@ -162,20 +206,25 @@ def decide(config, case):
             drafted = [id_ for id_, emitted in zip(ids, tokens, strict=True) if emitted and id_ in engine.requests]
             engine.update_draft_token_ids(DraftTokenIds(drafted, [[2] * k for _ in drafted]))
 
-    gone = []
+    gone, taken = [], []
 
     def ran(planned, held, preempted):
         nonlocal now
+        held, found, n_evicted = held
+        taken.append(n_evicted)
         # A plan may do no more than take memory back; another follows at once.
         gone.extend(preempted)
         if planned.total_num_scheduled_tokens:
             run = {int(id_): tokens for id_, tokens in planned.num_scheduled_tokens.items()}
-            steps.append([now, run, sorted(gone), held])
+            steps.append([now, run, sorted(gone), held] + ([found, sum(taken)] if caching else []))
             gone.clear()
+            taken.clear()
             now += 1
 
     for _ in range(MOST_PLANS):
         arrive()
+        if padded:
+            return "padded"
         if not engine.has_unfinished_requests() and not in_flight:
             if sent == len(requests):
                 return steps

@@ -20,7 +20,6 @@ from sim.validation.fit_stacks import (
     Point,
     _eager_points,
     by_differences,
-    expansion_loss,
     fit_what_matters,
     fold_of,
     given,
@@ -173,25 +172,6 @@ def test_no_row_with_speculation_informs_a_fit(shared):
     rows = rows_of(read(folder / "e2e_silicon_agg.csv"))
     assert not any(left_out(row) for row in rows)
     assert sum(len(served_points(folder, name)) for name in ("vllm", "trtllm", "sglang")) == len(rows) == 1008
-
-
-def test_expansion_is_derived_from_grouped_products_of_narrow_weights(tmp_path):
-    from hwmodels.measured import predict
-    from hwmodels.profiles import load_profile
-
-    head = (
-        "moe_dtype,num_tokens,hidden_size,inter_size,topk,num_experts,moe_tp_size,moe_ep_size,distribution,latency_us"
-    )
-    row = "w4a16_mxfp4,8192,2880,2880,4,128,1,1,power_law_1.01,"
-    path = tmp_path / "moe_h100_w4a16_mxfp4_trtllm1.3.csv"
-    path.write_text(f"{head}\n{row}1000\n")
-    profile = load_profile("h100")
-    plain_s = predict(read(path), profile).seconds[0]
-    at_peak_s = 6.0 * 8192 * 4 * 2880 * 2880 / profile.datasheet.flops_per_s("bf16")
-    path.write_text(f"{head}\n{row}{(plain_s + 1.5 * at_peak_s) * 1e6}\n")
-    assert expansion_loss(tmp_path, "trtllm") == pytest.approx(1.5, rel=1e-6)
-    with pytest.raises(ValueError, match="no grouped GEMMs of sglang"):
-        expansion_loss(tmp_path, "sglang")
 
 
 def test_an_interval_taken_from_one_half_of_the_deployments_is_judged_by_the_other():

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.scenario import named
-from sim.scenario.build.pools import PoolOf
+from sim.scenario.assembly.pools import PoolOf
+from sim.scenario.assembly.prefix_cache import without_cache
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def notes_of(
     notes += dict.fromkeys(note for each in deployments for note in (*each.notes, *_borrowed(each)))
     notes += dict.fromkeys(note for plan in plans for note in plan.notes)
     notes += _unused(scenario)
+    if getattr(workload, "prefix_blocks", None) is not None:
+        notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in without_cache(each))
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     notes += _priorities(schedulers, workload)
     notes += _allowances(schedulers, workload)
@@ -41,8 +44,6 @@ def _left_out(workload: Trace | ClosedLoop, model: str) -> list[str]:
     models = getattr(workload, "models", ())
     if len(models) > 1 and model:
         notes.append(f"The trace asks for {len(models)} models ({', '.join(models[:4])}); all requests go to {model}.")
-    if getattr(workload, "prefix_blocks", None) is not None:
-        notes.append("The trace says which prompts share a beginning; every prompt is computed in full all the same.")
     left_out = getattr(workload, "left_out", ())
     if left_out:
         notes.append(f"Closed-loop clients leave out what the trace says of {', '.join(left_out)}.")

@@ -1,0 +1,92 @@
+"""What requests read and write, as far as a workload says: who begins as whom, in KV blocks.
+
+Contents form a tree. It is kept as *chains*: runs of blocks behind each other that fork nowhere but where another chain begins. A
+chain has a number, the chain that it leaves and the block at which it does. The content of a request is a place on one chain: the
+blocks below it, on this chain and on those that it left, are named; what comes after them is the request's own.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads import chained
+
+IntArray = NDArray[np.int64]
+
+
+class Contents:
+    """The contents of a workload's requests in blocks of one size."""
+
+    __slots__ = ("block_tokens", "chain", "named", "parent", "start")
+
+    def __init__(
+        self, block_tokens: int, start: array[int], parent: array[int], chain: array[int], named: array[int]
+    ) -> None:
+        self.block_tokens = block_tokens
+        self.start = start
+        """Of each chain, its first block, counted from the beginning of the prompt ..."""
+        self.parent = parent
+        """... and the chain whose blocks come before; -1: none."""
+        self.chain = chain
+        """Of each request, the chain that its named blocks end on; -1: it has none."""
+        self.named = named
+        """Of each request, full blocks of prompt and output whose content the workload names."""
+
+
+def contents_of(
+    ids: IntArray,
+    offsets: IntArray,
+    id_tokens: int,
+    prompt_tokens: IntArray,
+    output_tokens: IntArray,
+    block_tokens: int,
+) -> Contents:
+    """Contents in blocks of *block_tokens* from ids of *id_tokens* tokens each, request after request.
+
+    Equal ids behind equal ids are equal tokens, as far as both requests have them. Where there are more ids than the prompt needs,
+    they name the tokens that the request emits as well, otherwise none of these. A block is named when all its tokens are.
+    ValueError where neither size divides the other.
+    """
+    if id_tokens % block_tokens and block_tokens % id_tokens:
+        raise ValueError(
+            f"ids stand for {id_tokens} tokens and a KV block holds {block_tokens}; one has to divide the other, for blocks to be "
+            "equal where ids are"
+        )
+    start, parent, chain, named = array("q"), array("q"), array("q"), array("q")
+    ends = array("q")
+    """Of each chain: the place behind its last id, counted in ids from the beginning of the prompt."""
+    nodes = chained(ids, offsets)
+    chain_of = np.full(int(nodes.max()) + 1 if len(nodes) else 0, -1, dtype=np.int64)
+    """Of each id behind those before it; -1: nobody has had it."""
+    bounds = offsets.tolist()
+    for row, (prompt, output) in enumerate(zip(prompt_tokens.tolist(), output_tokens.tolist(), strict=True)):
+        path = nodes[bounds[row] : bounds[row + 1]]
+        count = len(path)
+        on = chain_of[path]
+        known = count if count == 0 or on[-1] >= 0 else int(np.argmax(on < 0))
+        if known < count:
+            number = int(on[known - 1]) if known else -1
+            if number < 0 or ends[number] != known:
+                # A fork: whoever was here before went on differently.
+                begin = known * id_tokens // block_tokens
+                before = number
+                while before >= 0 and start[before] >= begin:
+                    before = parent[before]
+                number = len(start)
+                start.append(begin)
+                parent.append(before)
+                ends.append(known)
+            chain_of[path[known:]] = number
+            ends[number] = count
+        else:
+            number = int(on[-1]) if count else -1
+        of_the_prompt = -(-prompt // id_tokens)
+        blocks = min(count * id_tokens, prompt + output if count > of_the_prompt else prompt) // block_tokens
+        while number >= 0 and start[number] >= blocks:
+            number = parent[number]
+        chain.append(number)
+        named.append(blocks if number >= 0 else 0)
+    return Contents(block_tokens, start, parent, chain, named)

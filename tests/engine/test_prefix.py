@@ -1,0 +1,283 @@
+"""The prefix cache: what is found, what gives way, and that nothing else changes."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.routers import RoundRobin
+from policies.schedulers import Sarathi
+from policies.view import Scheduler
+from policies.vllm import Vllm
+from policies.wrappers import EvictNewest
+from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.engine.content import contents_of
+from sim.engine.kv import OutOfBlocks
+from sim.engine.prefix import BlockCache
+from tests.engine.costs import Linear
+from tests.engine.lru import found_blocks
+from tests.engine.random_runs import an_experiment, assert_same
+from workloads import Trace, read_trace
+
+MOONCAKE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
+S = 10**9
+
+
+def a_trace(*requests: tuple[float, int, int, list[int]], tokens: int = 4) -> Trace:
+    """(arrival in seconds, prompt, output, ids)."""
+    return Trace(
+        arrival_ns=[round(at * S) for at, *_ in requests],
+        prompt_tokens=[prompt for _, prompt, _, _ in requests],
+        output_tokens=[output for _, _, output, _ in requests],
+        prefix_blocks=np.array([id_ for *_, ids in requests for id_ in ids], np.int64),
+        prefix_offsets=np.cumsum([0, *(len(ids) for *_, ids in requests)]),
+        prefix_block_tokens=tokens,
+    )
+
+
+def served(trace: Trace, *, blocks: int = 100, scheduler: Scheduler | None = None, **spec: Any) -> Columns:
+    chosen = Vllm(max_num_batched_tokens=64, max_num_seqs=8, async_scheduling=False) if scheduler is None else scheduler
+    replica = ReplicaSpec(
+        cost=Linear(fixed_s=1.0),
+        scheduler=chosen,
+        kv_blocks=blocks,
+        **{"block_tokens": 4, "prefix_cache": "blocks", **spec},
+    )
+    return run(Experiment(workload=trace, replicas=(replica,), router=RoundRobin()), check_invariants=True)
+
+
+def hits(columns: Columns) -> list[int]:
+    return columns.requests["prefix_hit_tokens"].tolist()
+
+
+def test_whole_blocks_are_found_and_one_token_at_least_is_computed() -> None:
+    same = [1, 2, 3]
+    columns = served(a_trace((0, 12, 1, same), (10, 12, 1, same), (20, 13, 1, [*same, 4]), (30, 12, 1, [1, 9, 3])))
+    assert hits(columns) == [0, 8, 12, 4]
+    assert columns.requests["computed_prompt_tokens"].tolist() == [12, 4, 1, 8]
+    assert columns.iterations()["prefill_tokens"].tolist() == [12, 4, 1, 8]
+
+
+def test_who_is_admitted_in_the_same_iteration_finds_what_it_is_to_compute() -> None:
+    columns = served(a_trace((0, 10, 1, [1, 2, 3]), (0, 10, 1, [1, 2, 4])))
+    assert hits(columns) == [0, 8]
+    assert columns.iterations()["kv_blocks_used"].tolist() == [4]
+
+
+def test_a_request_without_ids_shares_nothing() -> None:
+    assert hits(served(a_trace((0, 12, 1, [1, 2, 3]), (10, 12, 1, []), (20, 12, 1, [])))) == [0, 0, 0]
+
+
+def test_the_next_turn_finds_the_answer_that_was_named() -> None:
+    # 6 tokens of prompt and 7 of answer, of which the last has no KV: three whole blocks.
+    first = (0, 6, 7, [1, 2, 3, 4])
+    assert hits(served(a_trace(first, (20, 20, 1, [1, 2, 3, 4, 5])))) == [0, 12]
+    # Ids that the prompt alone needs do not say what is emitted.
+    assert hits(served(a_trace((0, 6, 7, [1, 2]), (20, 20, 1, [1, 2, 3, 4, 5])))) == [0, 4]
+
+
+def test_an_answer_is_found_as_far_as_it_has_come() -> None:
+    first = (0, 4, 30, list(range(1, 10)))
+    for at, found in ((4.5, 8), (8.5, 12), (12.5, 16)):
+        columns = served(a_trace(first, (at, 34, 1, list(range(1, 10)))))
+        assert hits(columns) == [0, found]
+
+
+@pytest.mark.parametrize("fast_forward", [True, False])
+def test_a_span_ends_when_who_waits_may_find_more(fast_forward: bool) -> None:
+    # With 9 blocks the second waits until the first has filled another block of what it is to read: no memory has come free.
+    trace = a_trace((0, 4, 30, list(range(1, 10))), (1.5, 34, 1, list(range(1, 10))))
+    spec = ReplicaSpec(
+        cost=Linear(fixed_s=1.0),
+        scheduler=Vllm(max_num_batched_tokens=64, max_num_seqs=8, async_scheduling=False),
+        kv_blocks=11,
+        block_tokens=4,
+        prefix_cache="blocks",
+    )
+    columns = run(
+        Experiment(workload=trace, replicas=(spec,), router=RoundRobin()),
+        fast_forward=fast_forward,
+        check_invariants=True,
+    )
+    assert columns.requests["scheduled_ns"].tolist() == [0, 2 * S]
+    tight = run(
+        Experiment(workload=trace, replicas=(replace(spec, kv_blocks=9),), router=RoundRobin()),
+        fast_forward=fast_forward,
+    )
+    assert tight.requests["scheduled_ns"].tolist() == [0, 4 * S]
+
+
+def test_the_least_recently_freed_give_way_the_last_block_of_a_sequence_first() -> None:
+    # 7 blocks. The first two leave 3 cached blocks each. The third takes the one that is left and the last two of the first; the
+    # first, when it comes again, finds one and takes the last two of the second; and so on.
+    trace = a_trace(
+        (0, 12, 1, [1, 2, 3]), (10, 12, 1, [4, 5, 6]), (20, 12, 1, [7, 8, 9]), (30, 12, 1, [1, 2, 3]), (40, 12, 1, [4, 5, 6])
+    )  # fmt: skip
+    columns = served(trace, blocks=7)
+    assert hits(columns) == [0, 0, 0, 4, 4]
+    assert columns.meta["prefix_evictions"] == 2 + 2 + 2
+    assert hits(served(trace, blocks=15)) == [0, 0, 0, 8, 8]
+
+
+def test_what_is_found_stays_while_it_is_held() -> None:
+    # The second holds blocks of the first while the third asks for all that is left.
+    trace = a_trace((0, 8, 1, [1, 2]), (10, 9, 12, [1, 2, 3]), (12, 16, 1, [5, 6, 7, 8]), (40, 9, 1, [1, 2, 3]))
+    assert hits(served(trace, blocks=9)) == [0, 8, 0, 8]
+
+
+def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
+    trace = a_trace((0, 8, 12, []), (0, 8, 12, []))
+    columns = served(trace, blocks=6)
+    assert columns.requests["preemptions"].tolist() == [0, 1]
+    # It had 10 tokens cached when the memory ran out, two blocks of which stayed until it came back.
+    found = columns.requests["prefix_hit_again_tokens"].tolist()
+    assert found[0] == 0 and found[1] in (4, 8)
+    assert hits(columns) == [0, 0]
+
+
+def test_a_drafter_that_reads_the_target_has_the_last_block_computed_again() -> None:
+    trace = a_trace((0, 12, 1, [1, 2, 3]), (10, 13, 1, [1, 2, 3, 4]))
+    assert hits(served(trace, prefix_drops_last=True)) == [0, 8]
+
+
+@pytest.mark.parametrize(("ids_of", "blocks_of"), [(4, 1), (4, 4), (4, 16), (16, 4)])
+def test_ids_and_blocks_may_be_of_different_sizes(ids_of: int, blocks_of: int) -> None:
+    shared = 48 // ids_of
+    ids = list(range(1, shared + 1))
+    trace = a_trace(
+        (0, 56, 1, [*ids, 101, 102][: -(-56 // ids_of)]),
+        (10, 56, 1, [*ids, 201, 202][: -(-56 // ids_of)]),
+        tokens=ids_of,
+    )
+    assert hits(served(trace, block_tokens=blocks_of)) == [0, 48]
+
+
+def test_sizes_of_which_neither_divides_the_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="ids stand for 4 tokens and a KV block holds 6; one has to divide the other"):
+        served(a_trace((0, 12, 1, [1, 2, 3])), block_tokens=6)
+
+
+def test_contents_fork_where_ids_differ() -> None:
+    rows = [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [1, 2, 7], [8], [1, 2, 7, 9], []]
+    found = contents_of(
+        np.array([id_ for row in rows for id_ in row]), np.cumsum([0, *map(len, rows)]), 4,
+        np.array([16, 24, 12, 3, 16, 50]), np.ones(6, np.int64), 4,
+    )  # fmt: skip
+    # A prompt that goes on where another ended stays on its chain.
+    assert found.chain == array("q", [0, 0, 1, -1, 1, -1])
+    assert found.named == array("q", [4, 6, 3, 0, 4, 0])
+    assert (list(found.start[:2]), list(found.parent[:2])) == ([0, 2], [-1, 0])
+
+
+def test_moves_that_are_tried_out_leave_nothing_behind() -> None:
+    rows = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6, 7]]
+    contents = contents_of(
+        np.array([id_ for row in rows for id_ in row]), np.cumsum([0, *map(len, rows)]), 4,
+        np.full(3, 16), np.ones(3, np.int64), 4,
+    )  # fmt: skip
+    pool = BlockCache(8, 4, contents)
+
+    def serve(id_: int) -> int:
+        found = pool.found_blocks(id_, 16)
+        pool.admit(id_, found)
+        pool.take(4 - found)
+        pool.cached(id_, 16)
+        assert pool.fault() is None
+        return found
+
+    assert [serve(0), serve(1)] == [0, 3]
+    pool.release(0, 4, 16)
+    before = (pool.free, pool.evicted, pool.found_blocks(2, 16))
+    pool.try_out()
+    assert serve(2) == 2
+    pool.take(pool.free)
+    pool.undo()
+    assert pool.fault() is None
+    assert (pool.free, pool.evicted, pool.found_blocks(2, 16)) == before
+    with pytest.raises(OutOfBlocks):
+        pool.take(pool.free + 1)
+
+
+def test_without_ids_or_without_a_cache_nothing_changes() -> None:
+    for seed in range(40):
+        experiment = an_experiment(seed, speculative=seed % 2 == 0)
+        workload = experiment.workload
+        off = tuple(
+            replace(machine, tenants=tuple(replace(tenant, prefix_cache=None) for tenant in machine.tenants))
+            for machine in experiment.machines
+        )
+        if isinstance(workload, Trace) and workload.prefix_blocks is not None:
+            bare = replace(workload, prefix_blocks=None, prefix_offsets=None, prefix_block_tokens=None)
+        else:
+            bare = workload
+        assert_same(run(replace(experiment, replicas=off)), run(replace(experiment, workload=bare)))
+
+
+def test_the_random_runs_find_and_evict() -> None:
+    runs = [run(an_experiment(seed, speculative=seed % 2 == 0)) for seed in range(60)]
+    caching = [columns for columns in runs if "prefix_hit_tokens" in columns.requests]
+    assert len(caching) > 15
+    assert sum(sum(hits(columns)) for columns in caching) > 2000
+    assert sum(columns.meta["prefix_evictions"] for columns in caching) > 1000
+    assert sum(int(columns.requests["prefix_hit_again_tokens"].sum()) for columns in caching) > 100
+
+
+def test_another_scheduler_keeps_what_it_was_shown() -> None:
+    trace = a_trace((0, 12, 3, [1, 2, 3]), (10, 13, 3, [1, 2, 3, 4]), (10, 13, 3, [1, 2, 3, 5]))
+    columns = served(trace, scheduler=EvictNewest(Sarathi(token_budget=64, max_sequences=8)))
+    assert hits(columns) == [0, 12, 12]
+
+
+def one_at_a_time(trace: Trace) -> Trace:
+    n = len(trace)
+    return replace(trace, arrival_ns=np.arange(n) * 10**12, output_tokens=np.ones(n, np.int64))
+
+
+def found_by_the_engine(trace: Trace, blocks: int) -> list[int]:
+    tokens = trace.prefix_block_tokens
+    assert tokens is not None
+    spec = ReplicaSpec(
+        cost=Linear(fixed_s=1e-3),
+        scheduler=Vllm(async_scheduling=False, max_num_batched_tokens=200_000, max_num_seqs=1),
+        kv_blocks=blocks,
+        block_tokens=tokens,
+        prefix_cache="blocks",
+    )
+    columns = run(Experiment(workload=trace, replicas=(spec,), router=RoundRobin()))
+    return (columns.requests["prefix_hit_tokens"] // tokens).tolist()
+
+
+def test_requests_one_at_a_time_find_what_a_plain_count_does() -> None:
+    rng = np.random.default_rng(7)
+    requests: list[tuple[float, int, int, list[int]]] = []
+    fresh = iter(range(1, 10**6))
+    for _ in range(300):
+        ids = (
+            list(requests[rng.integers(len(requests))][3][: rng.integers(0, 12)])
+            if requests and rng.random() < 0.7
+            else []
+        )
+        prompt = int(rng.integers(1, 60))
+        ids = ids[: -(-prompt // 4)]
+        requests.append((0, prompt, 1, [*ids, *(next(fresh) for _ in range(-(-prompt // 4) - len(ids)))]))
+    trace = one_at_a_time(a_trace(*requests))
+    for blocks in (20, 50, 200, 10_000):
+        assert found_by_the_engine(trace, blocks) == found_blocks(trace, blocks)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MOONCAKE.exists(), reason="needs the Mooncake trace in ../shared")
+def test_the_mooncake_trace_one_at_a_time_is_the_plain_count() -> None:
+    trace = one_at_a_time(read_trace(MOONCAKE))
+    assert trace.prefix_blocks is not None
+    share = {}
+    for blocks in (1_000, 10_000, 50_000, 10_000_000):
+        found = found_by_the_engine(trace, blocks)
+        assert found == found_blocks(trace, None if blocks == 10_000_000 else blocks)
+        share[blocks] = round(sum(found) / len(trace.prefix_blocks), 3)
+    assert share == {1_000: 0.045, 10_000: 0.215, 50_000: 0.356, 10_000_000: 0.366}
