@@ -88,16 +88,27 @@ def speculates(row: Mapping[str, Any]) -> bool:
 
 
 def family_of(row: Mapping[str, Any]) -> str:
-    """Which benchmark a serving row is of."""
+    """Which benchmark a serving row is of; a table of one's own says its protocol."""
+    if own := _own_protocol(row):
+        return f"own, {own}"
     return GAP_ANALYSIS if str(row.get("provenance")) == GAP_ANALYSIS else "InferenceX"
+
+
+def _own_protocol(row: Mapping[str, Any]) -> str:
+    return str(row.get("protocol", ""))
 
 
 def protocol_of(row: Mapping[str, Any], folder: Path | None = None) -> Protocol:
     """How the clients of a serving row's family behave; one for each family, whatever the row.
 
     Families are benchmarks: InferenceX, before and since it warms its servers up, and the one behind internal-gap-analysis
-    (fixed lengths, a generator's servers).
+    (fixed lengths, a generator's servers). A row that names its protocol has that one.
     """
+    if own := _own_protocol(row):
+        try:
+            return protocol(own)
+        except ValueError as error:
+            raise Unmodelled(f"protocol {error}") from None
     if family_of(row) == GAP_ANALYSIS:
         return protocol("genai-perf")
     return protocol("inferencex" if warmed_up(row, folder) else "inferencex-2025")

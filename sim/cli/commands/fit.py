@@ -19,9 +19,17 @@ def register(app: typer.Typer) -> None:
 
 
 def fit(
-    measured: Annotated[Path, typer.Option(help="Folder of measured CSV files.", show_default=False)],
-    device: Annotated[str, typer.Option(help="Catalogue name, or path to a device's datasheet (.toml).")],
+    measured: Annotated[
+        Path, typer.Option(help="Folder of measured tables (CSV, Parquet), or one table.", show_default=False)
+    ],
+    device: Annotated[
+        str,
+        typer.Option(help="Catalogue name, or path to a datasheet (.toml); tables that say no device are of this one."),
+    ],
     out: Annotated[Path, typer.Option(help="Profile to write (.toml).", show_default=False)],
+    dtype: Annotated[
+        str | None, typer.Option(help="Number format of tables that do not say theirs; bf16 without.")
+    ] = None,
     max_points: Annotated[int, typer.Option(min=50, help="Rows of a kernel that a fit uses at most.")] = 1500,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse a folder with a file or row that is not understood.")
@@ -30,7 +38,8 @@ def fit(
 ) -> None:
     """Fit a device's kernels to measurements, hold part of the shapes back, report the errors on them.
 
-    Files are recognised by their columns, and belong to the device that their names say. Kernels that the folder does
+    Tables are recognised by their columns, which carry their units (docs/calibration.md), and belong to the device that a column
+    or their name says. Kernels that the folder does
     not hold are taken from the shipped profiles of the device and its relatives, and say so in the profile. Exit code 3
     when a file or row that is not understood was left out.
     """
@@ -38,20 +47,22 @@ def fit(
 
     from hwmodels.device import load_device
     from hwmodels.fit import fit_profile
+    from hwmodels.measured import Said, format_of
     from hwmodels.profiles import complete, datasheet_of, write_profile
     from sim.validation.files import LEFT_OUT, read_measured
 
     if out.suffix != ".toml":
         raise RooftraceError(f"--out {out}: a profile is a TOML file; end its name in .toml")
-    folder = read_measured(measured, strict=strict)
     try:
         target = load_device(device)
+        said = Said(device=target.name, dtype=format_of(dtype) if dtype else "")
+        folder = read_measured(measured, strict=strict, said=said)
         files = [m for m in folder.measurements if _is_of(m, target)]
         if not files:
             for sentence in folder.left_out:
                 typer.echo(f"Left out: {sentence}", err=True)
             raise RooftraceError(
-                f"{measured} holds no kernel measurements of {target.name}; their names say the device, as in "
+                f"{measured} holds no kernel measurements of {target.name}; a column device says it, or the name, as in "
                 f"gemm_{target.name.split('-')[0]}_bf16_vllm0.24.csv"
             )
         today = datetime.date.today().isoformat()
