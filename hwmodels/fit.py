@@ -6,7 +6,7 @@ import datetime
 import math
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,23 +28,26 @@ def fit_profile(
     fitted_on: str,
     max_points: int = 1500,
     partial: bool = False,
+    only: Collection[str] = (),
 ) -> Profile:
     """A profile fitted to measurements of one device (from `measured.read`), with errors on held-back shapes.
 
     Each parameter set is fitted on all shapes, for the profile, and without some of them, which are then scored:
     without half, or, of few rows, without each quarter in turn. Files that feed one parameter set are pooled.
     `fitted_on` is the ISO date to record. Kernels with fewer points than parameters are an error, or, with `partial`,
-    left out and named in the profile's note.
+    left out and named in the profile's note. With *only*, families of `kernels.families`, no others are fitted.
     """
     pools: dict[tuple[str, str], list[tuple[Measurement, Part, np.ndarray]]] = {}
     for measurement in measurements:
         seconds = measurement.measured_s
         if seconds is not None and measured.is_kernel_level(measurement):
             for part in measured.parts(measurement, datasheet):
-                if part.groups and len(part.rows):
+                if part.groups and len(part.rows) and (not only or part.family in only):
                     pool = pools.setdefault((part.family, part.variants[0]), [])
                     pool.append((measurement, part, seconds[part.rows]))
     if not pools:
+        if only:
+            raise ValueError(f"the measurements hold nothing of {' or '.join(sorted(only))}")
         raise ValueError(
             "no kernel-level measurement to fit; name files as gemm_DEVICE_DTYPE_SOFTWARE.csv and the like"
         )
@@ -118,6 +121,13 @@ def unseen_s(
         params = part.fit(columns, measured_s, held_back=fold, max_points=max_points).params
         found[fold] = np.asarray(part.seconds(params, {name: column[fold] for name, column in columns.items()}), float)
     return found
+
+
+def refitted(profile: Profile, fitted: Profile) -> Profile:
+    """*profile* with the kernels of *fitted* in the place of its own of their names; all others stay as they are."""
+    fresh = {(kernel.family, kernel.variant): kernel for kernel in fitted.kernels}
+    kept = [fresh.pop((kernel.family, kernel.variant), kernel) for kernel in profile.kernels]
+    return replace(profile, kernels=(*kept, *fresh.values()))
 
 
 def fit_folder(folder: str | Path, out: str | Path, *, fitted_on: str) -> list[Profile]:
