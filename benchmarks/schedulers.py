@@ -23,7 +23,7 @@ from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import run
 from sim.scenario import Scenario
-from sim.scenario.build import build
+from sim.scenario.assembly import build
 
 BUDGET, SEQUENCES = 8192, 1024
 

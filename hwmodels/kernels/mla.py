@@ -58,7 +58,7 @@ def prefill_form(
     Expanded, every head has keys and values of its own in 16 bits, and `expand_flops` expand a cached token of the past;
     absorbed, all heads share the latent, of `latent_bytes` a number, and meet it in its full width.
     """
-    shape = {"heads": heads, "dtype": dtype, "run": run, "longest_kv": longest_kv, "resident": resident}
+    shape: dict[str, Any] = {"heads": heads, "dtype": dtype, "run": run, "longest_kv": longest_kv, "resident": resident}
     if absorbed:
         width = kv_rank + rope_dim
         return attention.prefill_form(

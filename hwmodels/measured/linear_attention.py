@@ -42,6 +42,8 @@ def linear(m: Measurement, device: Datasheet) -> Iterator[Part]:
                 sums = {"rows": c["batch"] * c["query"], "chunks": c["batch"]} if prompts else {"seqs": c["batch"]}
                 return {"kernel": kernel, "resident": True, **sums, **{name: c[name] for name in _SHAPE}}
 
+            # SGLang runs vLLM's convolution and its packed decode: one parameter set for both.
+            source = "vllm" if m.source == "sglang" and (kernel == "conv" or not prompts) else m.source
             several = len(np.unique(columns["value_heads"] / columns["key_heads"])) > 1
             # A decode is one token: blocks and steps are one; convolutions and decodes move their rows once.
             fixed = {
@@ -51,7 +53,7 @@ def linear(m: Measurement, device: Datasheet) -> Iterator[Part]:
             }
             shapes = len(np.unique(np.stack([columns[name] for name in _SHAPE]), axis=1).T)
             yield Part(
-                form=form, sheet=device, variants=(f"{kernel}/{m.source}", f"{kernel}/vllm"), rows=rows,
+                form=form, sheet=device, variants=(f"{kernel}/{source}", f"{kernel}/vllm"), rows=rows,
                 columns=columns, shape=shape, groups=_SHAPE if shapes > 4 else (*_SHAPE, "batch"),
                 starts=_starts(kernel, prompts), fixed=tuple(sorted(fixed)),
             )  # fmt: skip

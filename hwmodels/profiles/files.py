@@ -146,7 +146,7 @@ def _lines(values: Mapping[str, Any], significant: int = 0) -> list[str]:
     """Settings as TOML; floats with two decimals, or with so many significant digits."""
     lines = []
     for name, value in values.items():
-        if value is None:
+        if value is None or (name == "borrowed_from" and not value):
             continue
         if isinstance(value, list):
             text = "[" + ", ".join(f"{number:.4g}" for number in value) + "]"
@@ -207,7 +207,7 @@ def _kernel(where: str, row: Any, columns: Any) -> Kernel:
         raise ValueError(f"{where}: {error}") from None
     origin = _long(f"{where}: provenance", row["provenance"])
     optional = {f.name for f in fields(Provenance) if f.default is None}
-    _only(f"{where}: provenance", origin, {f.name for f in fields(Provenance)}, optional)
+    _only(f"{where}: provenance", origin, {f.name for f in fields(Provenance)}, {*optional, "borrowed_from"})
     for name in ("fit_mape_pct", "fit_median_pct", "held_mape_pct", "held_median_pct", "held_p90_pct", *optional):
         if name in origin:
             _number(f"{where}: provenance.{name}", origin[name])

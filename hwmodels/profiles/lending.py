@@ -269,7 +269,7 @@ def _factor(family: str, apart: float) -> float:
 
 @functools.cache
 def _loan_errors() -> Mapping[str, tuple[float, float]]:
-    """Family -> ends of the middle 90 % of ln(measured / lent), divided by 1 + distance."""
+    """Family -> ends of an interval of ln(measured / lent), divided by 1 + distance (`hwmodels.left_out.widths`)."""
     if not LOANS.is_file():
         return {"other": (-0.5, 0.5)}
     return {family: (float(row["low"]), float(row["high"])) for family, row in read_toml(LOANS)["family"].items()}

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from sim import Scenario, ScenarioError, simulate
-from sim.scenario.build import resolve
+from sim.scenario.assembly import resolve
 
 FEW = {"trace": "conversation", "requests": 40}
 

@@ -129,6 +129,23 @@ def test_which_library_multiplies_what():
     assert library_of("fp8", "vllm", "h200") == "dispatch"
     assert library_of("fp8", "vllm", "b200") == "unsplit"
     assert library_of("nvfp4", "trtllm", "b200") == "unsplit"
+    assert library_of("nvfp4", "vllm", "rtx-pro-6000") == "one"
+    assert library_of("fp8", "vllm", "rtx-pro-6000") == "narrow"
+
+
+def test_a_library_of_one_tile_pads_to_it():
+    params = GemmParams(
+        launch_s=3e-7, wave_softness=0.0, overlap_loss=0.0, throttle=0.0, l2_intensity=5.0, tile_edge=0.0
+    )
+    part, full = (gemm_s(params, DEVICE, m, 128 * 128, 4096, library="one", dtype="fp4", weight_bytes=0.5)
+                  for m in (1024 + 1, 1024 + 128))  # fmt: skip
+    assert part == pytest.approx(full, rel=1e-9)
+
+
+def test_tiles_of_few_rows_cost_more_where_many_tokens_meet_an_expert():
+    many = {**LAYER, "distribution": "balanced", "dtype": "fp4", "weight_bytes": 0.5}
+    small, large = (moe_s(MoeParams(), DEVICE, 16384, **many, largest_tile=rows) for rows in (16, 256))
+    assert small > 1.2 * large
 
 
 def test_quantising_reads_sixteen_bits_and_writes_eight():

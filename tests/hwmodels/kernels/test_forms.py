@@ -155,7 +155,7 @@ def test_half_the_weight_bytes_halve_a_memory_bound_gemm():
 
 
 def test_gemm_refuses_an_unknown_library_and_a_format_the_device_lacks():
-    with pytest.raises(ValueError, match="library must be one of search, unsplit, dispatch"):
+    with pytest.raises(ValueError, match="library must be one of search, unsplit, narrow, one, dispatch"):
         gemm_s(GemmParams(), DEVICE, 1, 64, 64, library="fastest")
     with pytest.raises(ValueError, match="no fp4 tensor cores; it has bf16, fp8"):
         gemm_s(GemmParams(), DEVICE, 1, 64, 64, dtype="fp4")

@@ -70,7 +70,7 @@ def test_parameters_out_of_bounds_are_refused(tmp_path, text):
 
 def test_truncated_files_are_refused(tmp_path, text):
     refuse(tmp_path, text[: text.rindex("[[kernel]]")], "holds 1 of 2 kernels; the file is truncated")
-    refuse(tmp_path, text[: text.rindex("held_p90_pct")], "borrowed_from is missing; is the file truncated")
+    refuse(tmp_path, text[: text.rindex("held_p90_pct")], "held_p90_pct is missing; is the file truncated")
     refuse(tmp_path, text[: len(text) // 2] + "\n[", "truncated")
 
 
