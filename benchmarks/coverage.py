@@ -3,7 +3,7 @@
     python -m benchmarks.coverage [--pairs 1000] [--truth 10000] [--loads 0.5 0.8 0.9] [--requests 2000 10000]
                                   [--replications 5 10] [--system "M/D/1"] [--series] [--warmup]
 
-B serves every request 5 % slower than A, on the same arrivals. Two systems, both with Poisson arrivals and one-shot requests
+B serves every request 5 % slower than A, on the same arrivals. Two systems, both with Poisson arrivals and single-pass requests
 served one at a time: M/D/1, and two replicas behind `least_outstanding` whose service grows with uniform prompt lengths.
 Runs come from recursions over arrays, which are first laid over the event loop: equal to the nanosecond, or the script ends
 with an error. The intervals are those of `compare` itself (`latency_change` and `queue_stretches` for two results,

@@ -77,7 +77,7 @@ def _of(file: str, tests: tuple[str, ...], *changes: tuple[str, str, str]) -> li
 
 MUTATIONS = [
     *_of(
-        "policies/sglang.py",
+        "policies/sglang/scheduler.py",
         SGLANG,
         (
             "the ratio does not fall",
@@ -88,16 +88,6 @@ MUTATIONS = [
             "the ratio falls beside prompts",
             "            full=stays_full,\n",
             "            full=stays_full,\n            decays=True,\n",
-        ),
-        (
-            "conservativeness is left out",
-            "INIT_NEW_TOKEN_RATIO * self.schedule_conservativeness, 1.0",
-            "INIT_NEW_TOKEN_RATIO, 1.0",
-        ),
-        (
-            "the first ratio may exceed 1",
-            "return min(INIT_NEW_TOKEN_RATIO * self.schedule_conservativeness, 1.0)",
-            "return INIT_NEW_TOKEN_RATIO * self.schedule_conservativeness",
         ),
         ("a retraction leaves the ratio", "            ratio=min(1.0, ratio),\n", ""),
         (
@@ -117,6 +107,73 @@ MUTATIONS = [
             "(each.emitted, each.prompt), reverse=True",
         ),
         ("one is retracted and no more", "        while kept and growth > free:", "        while kept and not gone:"),
+        (
+            "decodes share without memory",
+            "and adder.blocks + view.growth_blocks <= view.free_blocks",
+            "and view.growth_blocks <= 10**9",
+        ),
+        (
+            "a batch stays closed when somebody leaves",
+            "full=past.full and 0 < n_batch >= past.n_running,",
+            "full=past.full and n_batch > 0,",
+        ),
+        (
+            "a batch is never closed",
+            "                    full = bool(adder.chunks) or n_batch > 0\n",
+            "                    full = False\n",
+        ),
+        (
+            "an iteration with prompts leaves the batch closed",
+            "stays_full = full and n_batch > 0 and not (cut or mixed",
+            "stays_full = full and not (mixed",
+        ),
+        (
+            "seats are not counted",
+            "full = full or len(adder.chunks) >= seats - n_batch",
+            "full = full or len(adder.chunks) > seats - n_batch",
+        ),
+        (
+            "those who leave hold no seats",
+            "if not view.prefilling and view.n_decoding + view.n_leaving >= seats:",
+            "if not view.prefilling and view.n_decoding >= seats:",
+        ),
+        ("the latest token is known ahead", " - (of_all or id_ in some)", ""),
+        (
+            "who cannot grow does not wait for those who end",
+            "if view.growth_blocks > view.free_blocks and not view.n_leaving:",
+            "if view.growth_blocks > view.free_blocks:",
+        ),
+        ("those who end leave the batch closed", "full = past.full and not view.n_leaving", "full = past.full"),
+        (
+            "who comes is seen before the poll",
+            "if past.known is None or past.polled >= self.scheduler_recv_interval:",
+            "if True:",
+        ),
+        (
+            "steps with prompts are not followed by a poll",
+            "            weight=PROMPT_STEP,\n",
+            "            weight=1,\n",
+        ),
+        (
+            "a plan is held beyond the next poll",
+            "hold = min(hold, max(self.scheduler_recv_interval - polled, 1))",
+            "hold = UNTIL_CHANGE",
+        ),
+        (
+            "nobody is polled for when there is nothing to do",
+            "if past.known is not None and idle and not",
+            "if False and not",
+        ),
+        (
+            "those who may emit least go first",
+            "key=lambda seq: -room.max_new(seq.id)",
+            "key=lambda seq: room.max_new(seq.id)",
+        ),
+        ("prompts that never fit are kept", "            if adder.never_fits(seq):", "            if False:"),
+    ),
+    *_of(
+        "policies/sglang/joining.py",
+        SGLANG,
         (
             "nothing is kept for running ones",
             "            expected += (left if",
@@ -185,79 +242,30 @@ MUTATIONS = [
             "beside = len(running) if settings.enable_mixed_chunk else 0",
             "beside = 0",
         ),
-        (
-            "decodes share without memory",
-            "and adder.blocks + view.growth_blocks <= view.free_blocks",
-            "and view.growth_blocks <= 10**9",
-        ),
-        (
-            "a batch stays closed when somebody leaves",
-            "full=past.full and 0 < n_batch >= past.n_running,",
-            "full=past.full and n_batch > 0,",
-        ),
-        (
-            "a batch is never closed",
-            "                    full = bool(adder.chunks) or n_batch > 0\n",
-            "                    full = False\n",
-        ),
-        (
-            "an iteration with prompts leaves the batch closed",
-            "stays_full = full and n_batch > 0 and not (cut or mixed",
-            "stays_full = full and not (mixed",
-        ),
-        (
-            "seats are not counted",
-            "full = full or len(adder.chunks) >= seats - n_batch",
-            "full = full or len(adder.chunks) > seats - n_batch",
-        ),
-        (
-            "those who leave hold no seats",
-            "if not view.prefilling and view.n_decoding + view.n_leaving >= seats:",
-            "if not view.prefilling and view.n_decoding >= seats:",
-        ),
-        ("the latest token is known ahead", " - (of_all or id_ in some)", ""),
-        (
-            "who cannot grow does not wait for those who end",
-            "if view.growth_blocks > view.free_blocks and not view.n_leaving:",
-            "if view.growth_blocks > view.free_blocks:",
-        ),
-        ("those who end leave the batch closed", "full = past.full and not view.n_leaving", "full = past.full"),
-        (
-            "who comes is seen before the poll",
-            "if past.known is None or past.polled >= self.scheduler_recv_interval:",
-            "if True:",
-        ),
-        (
-            "steps with prompts are not followed by a poll",
-            "            weight=PROMPT_STEP,\n",
-            "            weight=1,\n",
-        ),
-        (
-            "a plan is held beyond the next poll",
-            "hold = min(hold, max(self.scheduler_recv_interval - polled, 1))",
-            "hold = UNTIL_CHANGE",
-        ),
-        (
-            "nobody is polled for when there is nothing to do",
-            "if past.known is not None and idle and not",
-            "if False and not",
-        ),
-        (
-            "those who may emit least go first",
-            "key=lambda seq: -room.max_new(seq.id)",
-            "key=lambda seq: room.max_new(seq.id)",
-        ),
-        ("prompts that never fit are kept", "            if adder.never_fits(seq):", "            if False:"),
-        (
-            "with ends known the share is kept as well",
-            "return self.ignore_eos and self.disable_radix_cache",
-            "return False",
-        ),
         ("what others give back at their end is not counted", "            free += holds\n", ""),
         (
             "without an end token the share still falls",
             "ratio = 1.0 if settings.ignore_eos else past.ratio",
             "ratio = past.ratio",
+        ),
+    ),
+    *_of(
+        "policies/sglang/settings.py",
+        SGLANG,
+        (
+            "conservativeness is left out",
+            "INIT_NEW_TOKEN_RATIO * self.schedule_conservativeness, 1.0",
+            "INIT_NEW_TOKEN_RATIO, 1.0",
+        ),
+        (
+            "the first ratio may exceed 1",
+            "return min(INIT_NEW_TOKEN_RATIO * self.schedule_conservativeness, 1.0)",
+            "return INIT_NEW_TOKEN_RATIO * self.schedule_conservativeness",
+        ),
+        (
+            "with ends known the share is kept as well",
+            "return self.ignore_eos and self.disable_radix_cache",
+            "return False",
         ),
     ),
     *_of(
@@ -445,8 +453,14 @@ MUTATIONS = [
         ENGINE,
         (
             "windows do not limit what decodes read",
-            "self.window_sum += min(cached + 1, self._window)",
+            "self.window_sum += reads",
             "self.window_sum += cached + 1",
+        ),
+        ("a chunk that begins still reads the one before", "self.window_sum -= self._window\n", "pass\n"),
+        (
+            "a chunk begins once",
+            "heappush(bends, (at + int(self._window), order, id_))",
+            "pass",
         ),
         ("decodes do not read their own token", "kv = self.cached + n\n", "kv = self.cached\n"),
         (
@@ -460,18 +474,28 @@ MUTATIONS = [
         ENGINE,
         (
             "the front end is skipped in an open loop",
-            "visible = workload.arrival_ns + self._admission_ns(workload.prompt_tokens)",
-            "visible = workload.arrival_ns",
+            "visible = self._after_desk(workload.arrival_ns) + self._admission_ns(workload.prompt_tokens)",
+            "visible = self._after_desk(workload.arrival_ns)",
         ),
         (
             "the front end is skipped in a closed loop",
-            "seen_ns = sent_ns + int(self._admission_ns(self._prompt[id_]))",
-            "seen_ns = sent_ns",
+            "seen_ns = max(sent_ns + int(self._admission_ns(self._prompt[id_])), felt_ns)",
+            "seen_ns = max(sent_ns, felt_ns)",
+        ),
+        (
+            "nobody waits at the desk",
+            "sent_ns = self._desk_free_ns = max(sent_ns, self._desk_free_ns) + self._desk_ns",
+            "sent_ns = sent_ns + self._desk_ns",
+        ),
+        (
+            "clients come to the desk in the order in which others ended",
+            "if self._desk_ns and sent_ns > self._clock.now_ns:",
+            "if False:",
         ),
         (
             "clients do not think",
-            "0 if ended_ns is None else ended_ns + self._think[id_]",
-            "0 if ended_ns is None else ended_ns",
+            "self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_]",
+            "self._clock.now_ns if ended_ns is None else ended_ns",
         ),
         (
             "clients think before their first request",
@@ -822,7 +846,7 @@ MUTATIONS = [
         ),
     ),
     *_of(
-        "policies/acceptance.py",
+        "policies/acceptance/process.py",
         SPECULATION,
         (
             "a round forgets the target's own token",
@@ -831,9 +855,13 @@ MUTATIONS = [
         ),
         (
             "a step verifies the drafts alone",
-            "return _k(k) + 1\n\n\n@dataclass(frozen=True, slots=True, kw_only=True)\nclass Iid",
-            "return _k(k)\n\n\n@dataclass(frozen=True, slots=True, kw_only=True)\nclass Iid",
+            "return drafted(k) + 1",
+            "return drafted(k)",
         ),
+    ),
+    *_of(
+        "policies/acceptance/chains.py",
+        SPECULATION,
         (
             "conditional rates are read as unconditional",
             'if self.kind == "unconditional" else _running_products',
@@ -860,6 +888,20 @@ MUTATIONS = [
         ),
         ("attention groups share one cache", "return blocks * self.parallel.data", "return blocks"),
         ("the emptiest stage decides", "blocks = min(\n", "blocks = max(\n"),
+    ),
+    *_of(
+        "hwmodels/totals.py",
+        ("tests/engine/test_meanings.py",),
+        ("chunks are windows", "return (context - 1) % int(window) + 1", "return min(context, int(window))"),
+        ("a token does not see itself", "rest * (rest + 1) // 2", "rest * (rest - 1) // 2"),
+    ),
+    *_of(
+        "hwmodels/cache.py",
+        ("tests/hwmodels/test_hybrid.py",),
+        ("windows keep every block", "return max(0, context - window + 1) if", "return 0 if"),
+        ("chunks keep every block", "else context // window * window", "else 0"),
+        ("neighbouring layers share a group", "layers[i::n]", "layers[i * size : (i + 1) * size]"),
+        ("states do not enlarge pages", "page = max(page, block_tokens *", "page = max(page, 0 *"),
     ),
     *_of(
         "hwmodels/memory.py",
@@ -1123,7 +1165,7 @@ MUTATIONS = [
         ("a warm-up that never ends is cut in the middle", "if cut == half:", "if cut > half:"),
     ),
     *_of(
-        "sim/metrics.py",
+        "sim/metrics/windows.py",
         ("tests/results/test_window.py", "tests/results/test_metrics.py"),
         (
             "a run is cut unasked",

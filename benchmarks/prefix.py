@@ -60,7 +60,7 @@ def us_per_request(total: int, n: int = 4000) -> float:
 def requests_per_s(trace: Path, caching: bool) -> float:
     from sim.engine import run
     from sim.scenario import Scenario
-    from sim.scenario.build import build
+    from sim.scenario.assembly import build
 
     scenario = Scenario.default().with_set(f"workload={{trace: {trace}}}").with_set("replicas=8")
     experiment = build(scenario.with_set(f"memory.prefix_caching={'true' if caching else 'false'}"))

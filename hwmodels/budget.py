@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hwmodels.cost import CostModel
-from hwmodels.totals import Totals
+from hwmodels.totals import Totals, seen
 
 BUDGET_STEP = 32
 """Budgets tried are multiples of this, as Sarathi-Serve's own scheduler rounds its chunks."""
@@ -49,7 +49,7 @@ def tokens_within(cost: CostModel, *, tbt_s: float, decodes: int, context_tokens
         totals = Totals(
             budget, chunk, 1, pairs, past + chunk, decodes, decodes * context_tokens, decodes + 1,
             min(pairs, chunk * window) if window else 0,
-            decodes * min(context_tokens, window) if window else 0,
+            decodes * seen(context_tokens, window) if window else 0,
         )  # fmt: skip
         seconds = sum(float(cost.iteration_s(totals, stage)) for stage in range(cost.n_stages))
         seconds += (cost.n_stages - 1) * float(cost.handover_s(budget))

@@ -9,6 +9,7 @@ from typing import Any
 from hwmodels.cpu import cpu_cost
 from hwmodels.device import Device, device_catalogue
 from hwmodels.gpu import GpuKernels
+from hwmodels.kernels.families import FAMILIES
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import LatentAttention, ModelSpec
 from hwmodels.overheads import ServingStack, serving_stack
@@ -29,8 +30,8 @@ class Calibrated:
     profile: str | None = None
 
     @classmethod
-    def for_stack(cls, name: str, profile: str | None = None) -> Calibrated:
-        return cls(stack=serving_stack(name), profile=profile)
+    def for_stack(cls, name: str, profile: str | None = None, release: str | None = None) -> Calibrated:
+        return cls(stack=serving_stack(name, release), profile=profile)
 
     def load(self, device: Device) -> Profile:
         """The profile that prices *device*: its own, or its nearest relative's on its datasheet numbers."""
@@ -43,23 +44,36 @@ class Calibrated:
     def provenance(self, device: Device) -> dict[str, Any]:
         """For manifests: the profile, what it was fitted to, and the stack's terms with their sources."""
         profile = self.load(device)
-        own = [kernel for kernel in profile.kernels if not kernel.provenance.borrowed_from]
+        own = sum(not kernel.provenance.borrowed_from for kernel in profile.kernels)
         found: dict[str, Any] = {
             "profile": profile.name,
             "calibration": profile.note,
-            "measured_kernels": len(own),
-            "borrowed_kernels": len(profile.kernels) - len(own),
+            "measured_kernels": own,
+            "borrowed_kernels": sum(len(profile.variants(family)) for family in FAMILIES) - own,
             "fitted_on": sorted({kernel.provenance.fitted_on for kernel in profile.kernels}),
             "files": sorted({file for kernel in profile.kernels for file in kernel.provenance.files}),
         }
         if profile.kind != "cpu":
             found["serving_stack"] = {
                 "name": self.stack.name,
+                **({"release": self.stack.release, "fitted_to": self.stack.fitted_to} if self.stack.release else {}),
                 "kernels": self.stack.kernels,
                 "terms": {name: getattr(self.stack.overheads, name) for name in self.stack.sources},
                 "sources": dict(self.stack.sources),
             }
         return found
+
+    def stand_ins(self, spec: ModelSpec, device: Device) -> tuple[str, ...]:
+        """A sentence for each format of *spec* that another format's, software's or device's measurements price."""
+        profile = self.load(device)
+        if profile.kind != "gpu":
+            return ()
+        kernels = GpuKernels(device=device, profile=profile, stack=self.stack, layers=1)
+        products = (spec.attention_precision, spec.mlp_precision, spec.base_precision)
+        if spec.experts is None:
+            return tuple(kernels.stand_ins(products, None, spec.hidden, 0, 0))
+        topk, count = spec.experts.per_token, spec.experts.n_experts
+        return tuple(kernels.stand_ins(products, spec.expert_precision, spec.hidden, topk, count))
 
     def __call__(
         self,
@@ -85,7 +99,7 @@ class Calibrated:
                 (spec.experts is not None, "moe", "a mixture of experts"),
                 (isinstance(spec.attention, LatentAttention), "mla_decode", "latent attention"),
             )
-            if needed and not any(kernel.family == family for kernel in profile.kernels)
+            if needed and not profile.has(family)
         ]
         if lacking:
             raise ValueError(

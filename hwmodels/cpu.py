@@ -13,7 +13,7 @@ from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import Attention, ModelSpec
-from hwmodels.operations import AttentionShape, ExpertMlp
+from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile, device_of
@@ -103,7 +103,7 @@ class CpuKernels:
     def decode_form(self, shape: AttentionShape) -> DecodeForm:
         seconds = self._folded(CPU_DECODE, shape)
 
-        def form(ops: Ops, sequences: Any, queries: Any, kv: Any) -> Any:
+        def form(ops: Ops, sequences: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
             # Each of a sequence's w query tokens sees its keys but for the later of its own.
             pairs = queries / sequences * kv - 0.5 * (queries / sequences - 1.0) * queries
             return seconds(ops, queries, sequences, ops.maximum(0.0, pairs), kv)
@@ -118,7 +118,7 @@ class CpuKernels:
         byte_s = sum(1.0 / p.bandwidth_efficiency for p in timed) / len(timed) / self.profile.datasheet.hbm_bytes_per_s
         return size_bytes * byte_s + launches * sum(p.launch_s for p in timed) / len(timed)
 
-    def stream_s(self, flops: Any, hbm_bytes: Any) -> Any:
+    def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
         raise ValueError("recurrent layers are not timed on CPUs; take a model with softmax attention")
 
     def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hwmodels.cache import StageCache, cached_kinds
 from hwmodels.calibrated import Calibrated
 from hwmodels.cost import CostModel
 from hwmodels.device import Device, device_catalogue
@@ -20,6 +21,7 @@ from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
 from hwmodels.roofline import Roofline
+from hwmodels.stack_kernels import RECURRENT_BYTES_SHARE, RECURRENT_FLOPS_SHARE
 from hwmodels.work import stage_work
 
 CostFactory = Callable[..., CostModel]
@@ -35,6 +37,8 @@ class FrontEnd(NamedTuple):
     admission_s: float = 0.0
     admission_s_per_token: float = 0.0
     """Tokenisation, for each prompt token."""
+    admission_serial_s: float = 0.0
+    """What it does for one request at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,7 @@ class Deployment:
         if not isinstance(self.made_by, Calibrated):
             return FrontEnd()
         own = self.made_by.stack.overheads
-        return FrontEnd(admission_s=own.admission_s, admission_s_per_token=own.admission_s_per_token)
+        return FrontEnd(own.admission_s, own.admission_s_per_token, own.admission_serial_s)
 
     @property
     def profile(self) -> Profile | None:
@@ -68,6 +72,11 @@ class Deployment:
         if isinstance(self.made_by, Calibrated):
             return self.made_by.provenance(self.device)
         return {"profile": "datasheet roofline: peaks of the datasheet, no calibration, no overheads"}
+
+    @property
+    def stand_ins(self) -> tuple[str, ...]:
+        """A sentence for each format that another format's, software's or device's measurements price."""
+        return self.made_by.stand_ins(self.model, self.device) if isinstance(self.made_by, Calibrated) else ()
 
     def _stages(self) -> tuple[StageWork, ...]:
         return _stages(self.model, self.parallel, self.kv_precision)
@@ -89,14 +98,40 @@ class Deployment:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the model leaves out or approximates."""
-        return self.model.notes
+        """What the model leaves out or approximates, and what prices it without having been measured."""
+        linear, profile = self.model.layer_is_linear, self.profile
+        if not any(linear) or profile is None or profile.has("linear_decode"):
+            return self.model.notes
+        return (
+            *self.model.notes,
+            f"The linear attention of {self.model.name} has not been measured on {self.device.name}: convolution and delta rule "
+            f"are priced at {RECURRENT_FLOPS_SHARE:g} of the datasheet's arithmetic and {RECURRENT_BYTES_SHARE:g} of its "
+            "bandwidth, which are assumptions.",
+        )
 
     def stage_bytes(self) -> tuple[tuple[float, float, float, range], ...]:
         """For each stage, on one device: weights, recurrent states, cache of one token, and which layers."""
         return tuple(
             (stage.resident_bytes, _state_bytes(stage, self.parallel), _kv_bytes(stage), layers)
             for stage, layers in zip(self._stages(), self.parallel.stage_layers(self.model.n_layers), strict=True)
+        )
+
+    def stage_caches(self) -> tuple[StageCache, ...]:
+        """For each stage, what one of its devices keeps, layer by layer."""
+        kinds, stages = cached_kinds(self.model), self._stages()
+        # Pages are as large on every stage, whichever kinds of layer it has.
+        token_bytes = max(_layer_bytes(stage) for stage in stages)
+        states = [stage.recurrence for stage in stages if stage.recurrence is not None]
+        state_bytes = max((state.held_bytes / state.layers for state in states), default=0.0)
+        return tuple(
+            StageCache(
+                kinds=kinds,
+                layers=layers,
+                token_bytes=token_bytes,
+                state_bytes=state_bytes,
+                window_tokens=self.model.window_tokens,
+            )
+            for layers in self.parallel.stage_layers(self.model.n_layers)
         )
 
     def fitted(self, plan: MemoryPlan) -> MemoryPlan:
@@ -147,6 +182,9 @@ class Deployment:
 
     def kv_pool_blocks(self, gpu_fraction: float = 0.9, reserve_bytes: float = 0.0, block_tokens: int = 16) -> int:
         """Blocks of *block_tokens* tokens that the replica's cache holds, over all groups of data-parallel attention.
+
+        Of a model whose layers do not all keep every token each block has room for all the same, and states of
+        `STATE_SEQUENCES` sequences are set aside: the least there is. `memory_plan` counts what a mean sequence holds.
 
         Each stage caches its own layers of every token, so the fullest stage decides. ValueError if the weights, or not
         even one block beside them, fit; the message says what is missing and what would fit.
@@ -231,6 +269,12 @@ def _degrees(parallel: ParallelConfig) -> str:
     )
 
 
+def _layer_bytes(stage: StageWork) -> float:
+    """Cache of one token in one layer of softmax attention; 0 where the stage has none."""
+    layers = sum(shape.layers for shape in stage.attention if shape.kind != "indexer")
+    return _kv_bytes(stage) / layers if layers else 0.0
+
+
 def _kv_bytes(stage: StageWork) -> float:
     return sum(shape.kv_bytes * shape.layers for shape in stage.attention)
 
@@ -256,8 +300,7 @@ def _free_bytes(
 
 
 def _state_bytes(stage: StageWork, parallel: ParallelConfig) -> float:
-    # Half of the traffic of a sequence's state is its size: it is read and written once.
-    return stage.recurrence.bytes_per_sequence / 2 * STATE_SEQUENCES / parallel.data if stage.recurrence else 0.0
+    return stage.recurrence.held_bytes * STATE_SEQUENCES / parallel.data if stage.recurrence else 0.0
 
 
 @functools.lru_cache(maxsize=256)

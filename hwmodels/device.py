@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,13 @@ class Device:
     network: Interconnect
     """Between nodes, a device's share."""
     devices_per_node: int
+    """Devices that `link` joins: eight of a board, 72 of an NVL72 rack, a pod."""
     tdp_w: float
+    host: Interconnect | None = None
+    """To the memory of the machine around it: PCIe, or NVLink-C2C to a Grace. None where nobody says."""
     l2_bytes: float | None = None
+    clock_hz: float | None = None
+    """Highest clock of the multiprocessors."""
     price_usd_per_hour: float | None = None
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -120,13 +125,18 @@ _NUMBERS = {
     "devices_per_node": True,
     "tdp_w": True,
     "l2_bytes": False,
+    "clock_hz": False,
     "price_usd_per_hour": False,
     "link.latency_s": True,
     "link.bytes_per_s": True,
     "network.latency_s": True,
     "network.bytes_per_s": True,
+    "host.latency_s": False,
+    "host.bytes_per_s": False,
 }
-_KEYS = {"title", "vendor", "aliases", "peak", "link", "network", "like"} | {k for k in _NUMBERS if "." not in k}
+_KEYS = {"title", "vendor", "aliases", "peak", "link", "network", "host", "like"} | {
+    k for k in _NUMBERS if "." not in k
+}
 
 
 def _sourced(where: str, entry: Any, documents: Mapping[str, str]) -> tuple[float, str]:
@@ -160,7 +170,9 @@ def _device(name: str, table: Mapping[str, Any], documents: Mapping[str, str], p
     numbers: dict[str, float | None] = {}
     for key, needed in _NUMBERS.items():
         head, _, tail = key.partition(".")
-        entry = table.get(head) if not tail else table[head].get(tail)
+        if head == "host" and table["link"].get("kind") == "PCIe":
+            continue
+        entry = table.get(head) if not tail else table.get(head, {}).get(tail)
         if entry is None:
             if needed:
                 raise ValueError(f"{where}.{key} is missing")
@@ -192,11 +204,24 @@ def _device(name: str, table: Mapping[str, Any], documents: Mapping[str, str], p
         devices_per_node=int(need("devices_per_node")),
         link=link("link"),
         network=link("network"),
+        host=_host(where, table, link),
         tdp_w=need("tdp_w"),
         l2_bytes=numbers["l2_bytes"],
+        clock_hz=numbers["clock_hz"],
         price_usd_per_hour=numbers["price_usd_per_hour"],
         sources=sources,
     )
+
+
+def _host(where: str, table: Mapping[str, Any], link: Callable[[str], Interconnect]) -> Interconnect | None:
+    """The link to the host; a card's is the slot that joins it to other cards."""
+    if table["link"].get("kind") == "PCIe":
+        return link("link")
+    if "host" not in table:
+        return None
+    if missing := {"latency_s", "bytes_per_s"} - set(table["host"]):
+        raise ValueError(f"{where}.host.{min(missing)} is missing")
+    return link("host")
 
 
 def read_devices(path: str | Path) -> dict[str, Device]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +11,30 @@ import numpy as np
 
 from hwmodels.kernels.attention import WIDEST_GROUP
 from hwmodels.kernels.families import DECODE, GEMM, MLA_DECODE, MLA_PREFILL, MOE, PREFILL
-from hwmodels.kernels.mla import MlaParams
-from hwmodels.kernels.ops import DecodeForm, PrefillForm
-from hwmodels.operations import AttentionShape, ExpertMlp
+from hwmodels.kernels.gemm import library_of
+from hwmodels.kernels.linear_attention import KERNELS, LinearDecodeForm, LinearPrefillForm, layer_forms
+from hwmodels.kernels.moe import EXPERT_FORMATS, ExpertFormat
+from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, Running
+from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence
+from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
 from hwmodels.stack_kernels import WIDTH, StackKernels, Table, gemm_nodes, moe_nodes
 
 _CALIBRATED = ("torch", "jax")  # cuBLAS on operands that are in the format already
 _ROUTING = "power_law_1.01"
 """How unevenly tokens choose experts: the mildest skew that the measured tables hold."""
-# Formats whose fitted efficiencies may serve one, the best first.
-_FORMATS = {"fp8": ("fp8", "bf16"), "int8": ("int8", "fp8", "bf16"), "fp4": ("fp4", "fp8", "bf16")}
+# Formats of dense products whose fitted efficiencies may serve one, the best first, by arithmetic and by format where
+# the scales make a difference.
+_FORMATS = {
+    "fp8": ("fp8", "fp8_block", "bf16"),
+    "fp8_block": ("fp8_block", "fp8", "bf16"),
+    "int8": ("int8", "fp8", "fp8_block", "bf16"),
+    "fp4": ("nvfp4", "fp8", "bf16"),
+}
+# Experts of a format by the arithmetic that a device has for it, where that is not the format's first.
+_EXPERTS_AS = {
+    ("mxfp4", "fp8"): "mxfp4_mxfp8", ("nvfp4", "bf16"): "mxfp4", ("int4_g32", "bf16"): "int4", ("fp16", "bf16"): "bf16",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,88 +43,239 @@ class GpuKernels(StackKernels):
 
     def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any:
         def table(dtype: str, weight_bytes: float) -> Table:
-            return _gemm_table(self.profile, self.sources, int(n), int(k), dtype, weight_bytes)
+            fmt = product_format(precision, dtype)
+            return _gemm_table(self.profile, self.sources, int(n), int(k), fmt, dtype, weight_bytes)
 
         return self.tabulated_s(m, 2.0 * m * n * k, precision, table)
 
     def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
         def table(dtype: str, weight_bytes: float) -> Table:
-            return _moe_table(self.profile, self.sources, experts, dtype, weight_bytes)
+            return _moe_table(self.profile, self._expert_sources(experts.precision), experts, dtype)
 
         return self.tabulated_s(rows, experts.flops(rows) / experts.layers, experts.precision, table)
+
+    def _expert_sources(self, precision: str) -> tuple[str, ...]:
+        """Whose measured experts stand for the stack's, the best first.
+
+        TensorRT-LLM's NVFP4 table is of its CUTLASS experts alone. Its servers run the generated kernels of its TRTLLM back end,
+        which FlashInfer hands to SGLang, under whose name they were measured.
+        """
+        if precision == "nvfp4" and self.sources[0] == "trtllm" and self.arithmetic(precision)[0] == "fp4":
+            return ("sglang", *self.sources)
+        return self.sources
+
+    def stand_ins(
+        self, products: Iterable[str], experts: str | None, hidden: int, topk: int, count: int
+    ) -> Iterator[str]:
+        """A sentence for each format whose products or experts are priced by a table of another format, software or device.
+
+        `products` are the precisions of the dense layers, `experts` that of the routed experts or None: `topk` of
+        `count`, `hidden` wide.
+        """
+        asked: list[tuple[str, str, Sequence[str]]] = []
+        for precision in dict.fromkeys(products):
+            dtype, _, expanded = self.arithmetic(precision)
+            variants = _variants(self.sources, product_format(precision, dtype))
+            # No product of expanded weights has been timed: those of 16 bits stand in, reading narrower weights.
+            wanted = [f"{precision}/{self.sources[0]}"] if expanded else []
+            asked.append((f"{precision} matrix products", "gemm", [*wanted, *variants]))
+        if experts is not None:
+            own = expert_format(experts, self.arithmetic(experts)[0])
+            variants = _expert_variants(self.profile, self._expert_sources(experts), own, hidden, topk, count)
+            asked.append((f"{experts} experts", "moe", variants))
+        for what, family, variants in asked:
+            kernel = self.profile.kernel(family, variants)
+            # Experts that a stack runs as the format's usual ones have no table of their own.
+            usual = {variants[0], variants[0].replace("-other", "").replace("-refused", "")}
+            if kernel is None or (kernel.variant in usual and not kernel.provenance.borrowed_from):
+                continue
+            place = kernel.provenance.borrowed_from or self.profile.name
+            yield (
+                f"{self.device.name}: {what} under {self.stack.kernels} are priced as {kernel.variant} was measured on {place}."
+            )
 
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
         run, sheet = self.running(shape), self.profile.datasheet
         if shape.kind == "gqa":
+            wanted = self.attention_variants(shape, _cache_bytes(shape), prompts=True)
+            params = self.profile.get("prefill", wanted)
+            kernel = self.profile.kernel("prefill", wanted)
             return PREFILL.folded(
-                self.profile.get("prefill", self.sources),
+                params,
                 sheet,
                 heads=shape.n_heads,
                 kv_heads=shape.n_kv_heads,
                 head_dim=shape.qk_dim,
                 token_bytes=shape.kv_bytes,
+                dtype="fp8" if kernel is not None and kernel.variant.startswith("fp8q/") else "bf16",
+                run=run,
+            )
+        if shape.kind == "indexer":
+            # Queries meet one key a token and mix no values.
+            return PREFILL.folded(
+                self._latent("mla_prefill", _cache_bytes(shape), absorbed=True),
+                sheet,
+                heads=shape.n_heads,
+                kv_heads=1.0,
+                head_dim=shape.qk_dim,
+                v_dim=0.0,
+                token_bytes=shape.kv_bytes,
                 run=run,
             )
         return MLA_PREFILL.folded(
-            self._latent("mla_prefill"),
+            self._latent("mla_prefill", _cache_bytes(shape), absorbed=shape.absorbed),
             sheet,
-            pair_flops=shape.prefill_flops_per_pair,
-            row_numbers=shape.n_heads * (shape.qk_dim + shape.v_dim),
-            token_bytes=shape.kv_bytes,
+            heads=shape.n_heads,
+            qk_dim=shape.qk_dim,
+            v_dim=shape.v_dim,
+            kv_rank=shape.latent_dim,
+            rope_dim=shape.rope_dim,
+            latent_bytes=_cache_bytes(shape),
             expand_flops=shape.expand_flops,
-            expanded=not shape.absorbed,
+            absorbed=shape.absorbed,
             run=run,
         )
 
     def decode_form(self, shape: AttentionShape) -> DecodeForm:
         run, sheet = self.running(shape), self.profile.datasheet
         if shape.kind == "gqa":
-            kernel = self.profile.kernel("decode", self.sources)
+            wanted = self.attention_variants(shape, _cache_bytes(shape), prompts=False)
+            params = self.profile.get("decode", wanted)
+            kernel = self.profile.kernel("decode", wanted)
+            source = "" if kernel is None else kernel.variant.rpartition("/")[2].partition("-")[0]
             return DECODE.folded(
-                self.profile.get("decode", self.sources),
+                params,
                 sheet,
                 heads=shape.n_heads,
                 kv_heads=shape.n_kv_heads,
                 head_dim=shape.qk_dim,
                 token_bytes=shape.kv_bytes,
-                widest_group=WIDEST_GROUP.get("" if kernel is None else kernel.variant, np.inf),
+                widest_group=WIDEST_GROUP.get(source, np.inf),
                 run=run,
             )
+        indexer = shape.kind == "indexer"
         return MLA_DECODE.folded(
-            self._latent("mla_decode"),
+            self._latent("mla_decode", _cache_bytes(shape)),
             sheet,
-            pair_flops=shape.decode_flops_per_pair,
-            row_numbers=shape.n_heads * (2 * shape.latent_dim + shape.rope_dim),
-            token_bytes=shape.kv_bytes,
+            heads=shape.n_heads,
+            kv_rank=0.0 if indexer else shape.latent_dim,
+            rope_dim=shape.qk_dim if indexer else shape.rope_dim,
+            latent_bytes=_cache_bytes(shape),
             run=run,
         )
 
-    def _latent(self, family: str) -> MlaParams:
-        """The measured chain that stands for the stack's: as a graph replays it, or as Python launches it call by call.
+    def _latent(self, family: str, cache_bytes: float, *, absorbed: bool = False) -> Any:
+        """The measured kernel that stands for the stack's.
 
-        All stacks expand keys and values of fresh prompts, as TensorRT-LLM's table has it; SGLang's times its absorbed
-        kernel, which its server runs behind a short prefix only (0.5.23, srt/models/deepseek_common/
-        attention_backend_handler.py). vLLM decodes by FlashAttention, as SGLang does.
+        All stacks expand keys and values of fresh prompts, as TensorRT-LLM's tables have it and SGLang's on Blackwell;
+        on Hopper SGLang's table times its absorbed kernel, which its server runs behind a short prefix only (0.5.23,
+        srt/models/deepseek_common/attention_backend_handler.py), and which stands for absorbed prompts here. vLLM's own
+        kernel was measured inside its module alone: it decodes by FlashAttention or TensorRT-LLM's kernel, as SGLang does.
         """
-        expanded = family == "mla_prefill" or self.stack.kernels == "trtllm"
-        replayed = ("trtllm", "sglang") if expanded else ("sglang", "trtllm")
-        return self.profile.get(family, (*replayed, "vllm") if self.stack.graph else ("vllm", *replayed))
+        first = () if self.sources[0] == "vllm" else (self.sources[0],)
+        names = dict.fromkeys((*first, "trtllm", "sglang") if family == "mla_prefill" else (*first, "sglang", "trtllm"))
+        if absorbed:
+            names = {"sglang-absorbed": None, **names}
+        formats = ("fp8/", "") if cache_bytes < 1.5 else ("",)
+        return self.profile.get(family, [fmt + name for name in names for fmt in formats])
+
+    def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
+        """By the kernels measured; by the datasheet where the profile has none.
+
+        Decodes read a state for each sequence and write one for each query token, so that rejected drafts can be undone.
+        """
+        if not self.profile.has("linear_decode"):
+            return StackKernels.recurrence_forms(self, shape)
+        of_prompts, of_decodes = self.linear_forms(
+            key_heads=shape.n_key_heads,
+            key_dim=shape.key_dim,
+            value_heads=shape.n_value_heads,
+            value_dim=shape.value_dim,
+            conv_width=shape.conv_width,
+            layers=float(shape.layers),
+        )
+
+        def prefill(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+            return of_prompts(ops, rows, chunks)
+
+        def decode(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+            return of_decodes(ops, 0.5 * (seqs + queries))
+
+        return prefill, decode
+
+    def linear_forms(
+        self, *, key_heads: int, key_dim: int, value_heads: int, value_dim: int, conv_width: int, layers: float
+    ) -> tuple[LinearPrefillForm, LinearDecodeForm]:
+        """Prompts and decodes of `layers` layers of gated delta nets: convolution and delta rule, heads per device.
+
+        ValueError names what the profile lacks.
+        """
+        found = {
+            family: tuple(
+                self.profile.get(family, [f"{kernel}/{source}" for source in self.sources]) for kernel in KERNELS
+            )
+            for family in ("linear_prefill", "linear_decode")
+        }
+        return layer_forms(
+            self.profile.datasheet,
+            found["linear_prefill"],
+            found["linear_decode"],
+            key_heads=key_heads,
+            key_dim=key_dim,
+            value_heads=value_heads,
+            value_dim=value_dim,
+            conv_width=conv_width,
+            run=Running(layers=layers, start_share=1.0 - self.stack.overheads.launch_overlap),
+        )
 
 
-def _variants(sources: Sequence[str], dtype: str) -> list[str]:
-    return [f"{name}/{source}" for name in _FORMATS.get(dtype, ("bf16",)) for source in sources]
+def _cache_bytes(shape: AttentionShape) -> float:
+    """Of one number in the cache."""
+    numbers = {"gqa": 2 * shape.n_kv_heads * shape.qk_dim, "mla": shape.latent_dim + shape.rope_dim}
+    return shape.kv_bytes / numbers.get(shape.kind, shape.qk_dim)
+
+
+def product_format(precision: str, dtype: str) -> str:
+    """What `_FORMATS` calls a dense product of *precision* in the arithmetic *dtype*."""
+    return "fp8_block" if precision == "fp8_block" and dtype == "fp8" else dtype
+
+
+def expert_format(precision: str, dtype: str) -> ExpertFormat:
+    """How experts of *precision* run in the arithmetic *dtype*, with the bytes of their own weights."""
+    name = _EXPERTS_AS.get((precision, dtype), precision)
+    if name not in EXPERT_FORMATS or EXPERT_FORMATS[name].dtype != dtype:
+        name = dtype if dtype in EXPERT_FORMATS else "nvfp4"
+    return EXPERT_FORMATS[name]._replace(weight_bytes=number_format(precision).weight_bytes)
+
+
+def _expert_variants(
+    profile: Profile, sources: Sequence[str], fmt: ExpertFormat, hidden: int, topk: int, count: int
+) -> tuple[str, ...]:
+    blackwell = "fp4" in profile.datasheet.peak_flops_per_s
+    return fmt.variants(sources, layer=(hidden, topk, count), blackwell=blackwell)
+
+
+def _layer_variants(profile: Profile, sources: Sequence[str], fmt: ExpertFormat, experts: ExpertMlp) -> tuple[str, ...]:
+    return _expert_variants(profile, sources, fmt, experts.hidden, experts.per_token, experts.n_experts)
+
+
+def _variants(sources: Sequence[str], fmt: str) -> list[str]:
+    return [f"{name}/{source}" for name in _FORMATS.get(fmt, ("bf16",)) for source in sources]
 
 
 def gemm_seconds(
-    profile: Profile, sources: Sequence[str], m: Any, n: Any, k: Any, *, dtype: str, weight_bytes: float
+    profile: Profile, sources: Sequence[str], m: Any, n: Any, k: Any, *, dtype: str, weight_bytes: float, fmt: str = ""
 ) -> Any:
-    """C[m, n] = A[m, k] B[k, n] with weights from memory; weight-only formats: dtype bf16 and their bytes."""
-    wanted, narrow = _variants(sources, dtype), WIDTH.get(dtype, 2.0)
+    """C[m, n] = A[m, k] B[k, n] with weights from memory; weight-only formats: dtype bf16 and their bytes.
+
+    `fmt` is the key of `_FORMATS` where it differs from `dtype`.
+    """
+    wanted, narrow = _variants(sources, fmt or dtype), WIDTH.get(dtype, 2.0)
     params = profile.get("gemm", wanted)
     kernel = profile.kernel("gemm", wanted)
-    # Serving software's tables of narrow operands: the tile-by-rows library, with the quantisation pass inside.
+    # Serving software's tables of narrow operands have the quantisation pass inside, and tiles of their own.
     fitted, _, source = ("", "", "") if kernel is None else kernel.variant.partition("/")
-    dispatched = fitted in ("fp8", "int8", "fp4") and source not in _CALIBRATED
+    library = "search" if source in _CALIBRATED else library_of(fitted, source, profile.datasheet.name)
     shape = {
         "m": m,
         "n": n,
@@ -119,30 +283,30 @@ def gemm_seconds(
         "dtype": dtype,
         "weight_bytes": weight_bytes,
         "activation_bytes": narrow,
-        "library": "dispatch" if dispatched else "search",
+        "library": library,
         "quantise_activations": narrow < 2.0,
     }
     return GEMM.seconds(params, profile.datasheet, shape)
 
 
 @functools.lru_cache(maxsize=4096)
-def _gemm_table(profile: Profile, sources: tuple[str, ...], n: int, k: int, dtype: str, weight_bytes: float) -> Table:
+def _gemm_table(
+    profile: Profile, sources: tuple[str, ...], n: int, k: int, fmt: str, dtype: str, weight_bytes: float
+) -> Table:
     nodes = gemm_nodes()
-    seconds = gemm_seconds(profile, sources, nodes, n, k, dtype=dtype, weight_bytes=weight_bytes)
-    start_s = profile.get("gemm", _variants(sources, dtype)).launch_s
+    seconds = gemm_seconds(profile, sources, nodes, n, k, dtype=dtype, weight_bytes=weight_bytes, fmt=fmt)
+    start_s = profile.get("gemm", _variants(sources, fmt)).launch_s
     return nodes, np.maximum.accumulate(np.asarray(seconds, float)), start_s
 
 
 @functools.lru_cache(maxsize=1024)
-def _moe_table(
-    profile: Profile, sources: tuple[str, ...], experts: ExpertMlp, dtype: str, weight_bytes: float
-) -> Table:
+def _moe_table(profile: Profile, sources: tuple[str, ...], experts: ExpertMlp, dtype: str) -> Table:
     nodes = moe_nodes()
-    params = profile.get("moe", _variants(sources, dtype))
+    fmt = expert_format(experts.precision, dtype)
+    params = profile.get("moe", _layer_variants(profile, sources, fmt, experts))
     shape = {
         "tokens": nodes,
-        "dtype": dtype,
-        "weight_bytes": weight_bytes,
+        **fmt.options,
         "hidden_size": experts.hidden,
         "inter_size": experts.ffn,
         "topk": experts.per_token,

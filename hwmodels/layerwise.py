@@ -17,7 +17,7 @@ from hwmodels.operations import StageWork
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
 from hwmodels.row_table import FloatArray, RowTable
-from hwmodels.totals import Totals
+from hwmodels.totals import Chunk, Totals
 from hwmodels.work import stage_work
 
 
@@ -37,10 +37,10 @@ class _Stage:
         self.attention = tuple(
             (kernels.prefill_form(shape), kernels.decode_form(shape), shape.windowed) for shape in work.attention
         )
+        if work.recurrence is not None:
+            self.attention += ((*kernels.recurrence_forms(work.recurrence), False),)
         host = kernels.host
         self.sequence_s = host.sequence_s
-        if work.recurrence is not None:
-            self.sequence_s += float(kernels.stream_s(0.0, work.recurrence.bytes_per_sequence)) * self.share
         self.row_s, self.step_s = host.row_s, host.step_s
         self.prompt_floor_s, self.decode_floor_s = host.prompt_floor_s, host.decode_floor_s
 
@@ -61,8 +61,6 @@ class _Stage:
             total = total + self.work.experts.layers * k.moe_s(rows, self.work.experts)
         for stream in self.work.elementwise:
             total = total + stream.layers * k.elementwise_s(own * stream.bytes_per_row, stream.launches)
-        if self.work.recurrence is not None:
-            total = total + k.stream_s(own * self.work.recurrence.flops_per_row, 0.0)
         return total
 
     def _logits_s(self, rows: FloatArray) -> FloatArray:
@@ -96,7 +94,10 @@ class _Stage:
                 seconds += prefill(SCALARS, prompt_f, chunks, pairs_window if windowed else pairs, prompt_kv)
         if seqs:
             for _, decode, windowed in self.attention:
-                seconds += decode(SCALARS, seqs_f, queries, kv_window if windowed else kv)
+                if windowed:
+                    seconds += decode(SCALARS, seqs_f, queries, kv_window, kv - kv_window)
+                else:
+                    seconds += decode(SCALARS, seqs_f, queries, kv)
         floor = self.prompt_floor_s if prompt else self.decode_floor_s
         return (seconds if seconds > floor else floor) + own
 
@@ -129,7 +130,7 @@ class _Stage:
         if some_decode.any():
             seqs_1 = np.where(some_decode, seqs_f, 1)
             for _, decode, windowed in self.attention:
-                one = decode(ARRAYS, seqs_1, queries, kv_window if windowed else kv)
+                one = decode(ARRAYS, seqs_1, queries, *((kv_window, kv - kv_window) if windowed else (kv,)))
                 seconds = seconds + np.where(some_decode, one, 0.0)
         return np.maximum(seconds, np.where(some_prompt, self.prompt_floor_s, self.decode_floor_s)) + own
 
@@ -156,7 +157,8 @@ class LayerwiseCost:
         self.spec, self.parallel, self.kernels = spec, parallel, kernels
         self._settings = (peak_flops_per_s, peak_bytes_per_s, devices_per_node, kv_precision)
         self.n_stages = parallel.pipeline
-        self.window_tokens = spec.window_tokens
+        window = spec.window_tokens
+        self.window_tokens = Chunk(window) if spec.is_chunked and window is not None else window
         self.peak_flops_per_s = peak_flops_per_s * parallel.n_devices
         self.peak_bytes_per_s = peak_bytes_per_s * parallel.n_devices
         self._between_nodes = parallel.n_devices > devices_per_node

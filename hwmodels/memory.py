@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from hwmodels.cache import StageCache, keeps_every_token, mean_block_bytes, note
 from hwmodels.device import Device
 from hwmodels.model import ModelSpec
 from hwmodels.parallel import ParallelConfig
@@ -18,6 +19,9 @@ from hwmodels.tables import ROOM, read_toml
 
 FILE = ROOM / "memory.toml"
 GIB = 2**30
+
+LONGEST = 131072
+"""Tokens of a context where neither workload nor model says how long one gets."""
 
 ShareOf = Literal["total", "free before loading", "free after loading"]
 
@@ -52,6 +56,10 @@ class Deployed(Protocol):
 
     @property
     def kv_bytes_per_token_per_device(self) -> float: ...
+
+    def stage_caches(self) -> tuple[StageCache, ...]:
+        """For each stage, what one of its devices keeps, layer by layer."""
+        ...
 
     def stage_bytes(self) -> tuple[tuple[float, float, float, range], ...]:
         """For each stage, on one device: weights, recurrent states, cache of one token, and which layers."""
@@ -111,7 +119,7 @@ class StageMemory:
     """What all that follows and the cache may take together."""
     weight_bytes: float
     state_bytes: float
-    """Recurrent states of linear-attention layers."""
+    """Recurrent states of linear-attention layers that are set aside; 0 where a sequence's states count with its cache."""
     activation_bytes: float
     graph_bytes: float
     context_bytes: float
@@ -122,7 +130,7 @@ class StageMemory:
     cache_share: float
     """Of what is left, what the cache gets."""
     block_bytes: float
-    """One block of the cache; 0 for a stage that caches nothing."""
+    """One block of the cache, at the mean context where layers do not keep every token; 0 for a stage that caches nothing."""
 
     @property
     def used_bytes(self) -> float:
@@ -168,6 +176,8 @@ class MemoryPlan:
     """Groups of data-parallel attention, each with a cache of its own."""
     override: int | None = None
     """Blocks that a setting gives in place of what the memory has room for."""
+    notes: tuple[str, ...] = ()
+    """What the account approximates, in sentences."""
 
     @property
     def device_blocks(self) -> int:
@@ -456,8 +466,12 @@ def memory_plan(
     block_tokens: int | None = None,
     draft: Deployed | None = None,
     override: int | None = None,
+    context_tokens: int | None = None,
 ) -> MemoryPlan:
     """How the memory of *deployment*'s devices is divided under *rules*, with what is said here in place of their defaults.
+
+    *context_tokens* is the mean context of a sequence, which blocks are counted at where layers do not all keep every token
+    (`hwmodels.cache`); None: the longest the model takes, as vLLM's log counts.
 
     *tokens* and *sequences* are the most of one iteration (max_num_batched_tokens, max_num_seqs): the batch of the profile
     run. A *draft* lies on the devices of the first stage, weights and cache. Without *rules* weights and cache share
@@ -479,6 +493,9 @@ def memory_plan(
     # A TPU's programs are compiled as a whole; there is nothing to capture.
     captured = rules is not None and rules.graphs_in_share and device.vendor != "Google"
     stages = []
+    caches, in_pages = deployment.stage_caches(), rules is not None and rules.stack == "vllm"
+    alike = keeps_every_token(spec)
+    context_tokens = max(1, context_tokens or spec.max_positions or LONGEST)
     for i, (weights, state, per_token, layers) in enumerate(deployment.stage_bytes()):
         activation = graphs = context = communicator = 0.0
         budget, cache_share = share * total, 1.0
@@ -500,6 +517,11 @@ def memory_plan(
             draft_weights, draft_token = draft.weight_bytes_per_device, draft.kv_bytes_per_token_per_device
             if rules is not None and captured:
                 graphs += rules.graph_bytes_per_layer * draft.model.n_layers
+        block_bytes = per_token * block_tokens
+        if not alike:
+            # States are kept by the sequences that there are, not by as many as there may be.
+            state = 0.0
+            block_bytes = mean_block_bytes(caches[i], block_tokens, context_tokens, in_pages=in_pages)
         stages.append(
             StageMemory(
                 device_bytes=total,
@@ -513,7 +535,7 @@ def memory_plan(
                 reserve_bytes=reserve_bytes,
                 draft_bytes=draft_weights,
                 cache_share=cache_share,
-                block_bytes=(per_token + draft_token) * block_tokens,
+                block_bytes=block_bytes + draft_token * block_tokens,
             )
         )
     return MemoryPlan(
@@ -525,6 +547,7 @@ def memory_plan(
         stages=tuple(stages),
         groups=parallel.data,
         override=override,
+        notes=() if alike else (note(spec, context_tokens, in_pages=in_pages),),
     )
 
 

@@ -5,7 +5,6 @@ Each row of memory_logs.csv is one deployment; `SOURCES` says where its figures 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,6 +13,7 @@ from statistics import median
 import numpy as np
 
 from hwmodels import memory
+from hwmodels.cache import PagedCache, paged
 from hwmodels.deployment import Deployment, deploy
 from hwmodels.memory import GIB, MemoryPlan, StackMemory, memory_plan, stack_memory
 from hwmodels.precision import precision
@@ -71,41 +71,35 @@ class Log:
 
     def predicted_blocks(self, rules: StackMemory | None = None) -> int:
         """Of the first stage, whose parts the logs of pipelines print."""
-        stage = self.plan(rules).stages[0]
-        return int(stage.kv_bytes // (stage.block_bytes / self._groups))
+        return int(self.plan(rules).stages[0].kv_bytes // self._block_bytes)
 
     @property
     def measured_blocks(self) -> int:
         if self.printed == "hybrid":
             assert self.kv_tokens is not None
-            return round(self.kv_tokens / self._longest * self._request_blocks)
+            longest = self.deployment.model.max_positions
+            assert longest is not None
+            # As vLLM 0.32.0 prints it: v1/core/kv_cache_utils.py `get_kv_cache_capacity`.
+            return round(self.kv_tokens / longest * self._paged.peak_blocks(longest, self.tokens))
         if self.kv_tokens is not None:
             return self.kv_tokens // self.block_tokens
         gib = self.kv_gib
         if self.printed == "parts":
             gib = self.share * self.device_gib - self.weight_gib - self.activation_gib - self.context_gib
-        return int(gib * GIB // self.plan().stages[0].block_bytes)
+        return int(gib * GIB // self._block_bytes)
 
     @property
-    def _groups(self) -> int:
-        """Groups of layers that share blocks: windowed and other layers, where there are both."""
-        return len(set(self.deployment.model.layer_is_windowed)) if self.printed == "hybrid" else 1
+    def _block_bytes(self) -> float:
+        """A block that the figures are in: of a group of layers where the log counts by groups, else of all layers."""
+        if self.printed == "hybrid":
+            return self._paged.block_bytes
+        _, _, token_bytes, _ = self.deployment.stage_bytes()[0]
+        return token_bytes * self.block_tokens
 
     @property
-    def _longest(self) -> int:
-        assert self.deployment.model.max_positions is not None
-        return self.deployment.model.max_positions
-
-    @property
-    def _request_blocks(self) -> int:
-        """Blocks of the longest request: of the full layers, and of the windowed ones as much as one iteration touches.
-
-        vLLM 0.32.0, v1/core/kv_cache_utils.py `get_kv_cache_capacity`, v1/kv_cache_interface.py `SlidingWindowSpec`.
-        """
-        window = self.deployment.model.window_tokens
-        assert window is not None
-        touched = min(window - 1 + self.tokens, self._longest)
-        return math.ceil(self._longest / self.block_tokens) + math.ceil(touched / self.block_tokens) + 1
+    def _paged(self) -> PagedCache:
+        """The pool of the first stage, in groups of layers."""
+        return paged(self.deployment.stage_caches()[0], self.block_tokens)
 
 
 @cache
@@ -252,8 +246,8 @@ hand: their accounts follow the text of their sources and have been held against
 _MISSES = """
 The misses: gpt-oss-120b on one H100 has 3.3 GiB of cache beside 64 GiB of weights, and its padded weights are 0.1 GiB off;
 of Qwen3-32B in September 2025 neither release nor flags are known, and the account of 0.11 leaves 2.9 GiB less. Of gpt-oss,
-vLLM keeps windowed layers in a group of their own, so that its printed tokens are about twice those of `rooftrace run`,
-whose pool keeps every token in every layer; the row compares bytes.
+vLLM keeps windowed layers in a group of their own: the row compares blocks of that pool, from which `rooftrace run` works out
+how many tokens it holds at the workload's mean context.
 """
 
 

@@ -138,10 +138,48 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrence:
-    """The state of linear-attention layers: read and written once a sequence and iteration, on one device."""
+    """Gated delta nets of `layers` layers on one device, heads per device: the short convolution and the delta rule.
 
-    flops_per_row: float
-    bytes_per_sequence: float
+    Their projections are `Linear`. A sequence's state is read and written once an iteration, whatever its rows.
+    """
+
+    n_key_heads: int
+    n_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    state_bytes: float
+    """Of one element of the state."""
+    conv_bytes: float
+    """Of one kept input of the convolution."""
+    layers: int
+
+    @property
+    def cells(self) -> int:
+        """Elements of one sequence's state in one layer."""
+        return self.n_value_heads * self.key_dim * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Queries, keys and values, which the convolution runs over."""
+        return 2 * self.n_key_heads * self.key_dim + self.n_value_heads * self.value_dim
+
+    @property
+    def flops_per_row(self) -> float:
+        """Of one token, all layers: read with the key, write the outer product, read with the query (Yang et al.,
+        arXiv 2406.06484), two each for a cell; and a multiply-add for each tap of the convolution."""
+        return (6.0 * self.cells + 2.0 * self.conv_width * self.channels) * self.layers
+
+    @property
+    def held_bytes(self) -> float:
+        """What one sequence keeps, all layers: states, and the inputs that the convolutions look back on."""
+        kept = self.channels * (self.conv_width - 1) * self.conv_bytes
+        return (self.cells * self.state_bytes + kept) * self.layers
+
+    @property
+    def bytes_per_sequence(self) -> float:
+        """Of one sequence and iteration, all layers: what it keeps, read and written."""
+        return 2.0 * self.held_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

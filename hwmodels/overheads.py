@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from hwmodels.kernels.parameters import check_bounds, parameter
 from hwmodels.tables import ROOM, read_toml
@@ -40,51 +42,87 @@ class Overheads:
     narrow_loss: float = parameter(
         0.0, 0.0, 2.0, "the same, more, with weights in 8 bits or fewer: casts, scales and layouts around the product"
     )
-    expand_loss: float = parameter(
-        0.0, 0.0, 4.0, "the same, more, with weights in fewer bits than the arithmetic: they are expanded on the way"
-    )
     admission_s: float = parameter(0.0, 0.0, 1.0, "from arrival until the scheduler sees a request: front end, queues")
     admission_s_per_token: float = parameter(0.0, 0.0, 1e-4, "tokenisation, for each prompt token")
+    admission_serial_s: float = parameter(
+        0.0, 0.0, 0.1, "the front end's work on a request that it does for one request at a time: a burst queues for it"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingStack:
-    """A named set of overheads, the kernels it runs, and how it batches."""
+    """A named set of overheads, and the kernels it runs. How it batches is its scheduler's (`policies`)."""
 
     name: str
     title: str
+    release: str
+    """The terms are those of this release and later ones, up to the next that has terms of its own."""
+    fitted_to: str
+    """The releases whose runs the terms were fitted to; empty where nothing was fitted."""
     overheads: Overheads
     kernels: str
-    """Whose kernel parameters stand for the stack's: vllm or trtllm; empty: the datasheet roofline."""
+    """Whose kernel parameters stand for the stack's: vllm, sglang or trtllm; empty: the datasheet roofline."""
     graph: bool
     """Decode steps replay a CUDA graph rather than launch kernel by kernel."""
-    token_budget: int
-    """Most tokens of an iteration (vLLM's max_num_batched_tokens)."""
-    prefill_first: bool
-    """Waiting prompts run before decodes go on; otherwise both share the iterations."""
     held_back: str
     """Errors on deployments that the fit of the terms did not see; empty where nothing was fitted."""
     sources: Mapping[str, str] = field(hash=False)
     """Where each term comes from."""
 
 
-_TEXT = ("title", "kernels")
-
-
 @functools.cache
-def serving_stacks() -> Mapping[str, ServingStack]:
-    """The catalogue: name -> stack, read once from overheads.toml."""
-    table = read_toml(FILE)
-    return {name: _stack(name, entry) for name, entry in table.items()}
-
-
-def serving_stack(name: str) -> ServingStack:
-    """The stack called *name*; ValueError with the nearest valid names otherwise."""
-    found = serving_stacks().get(name)
-    if found is None:
-        near = difflib.get_close_matches(name, serving_stacks(), n=2) or list(serving_stacks())
-        raise ValueError(f"{name!r} is not a serving stack; valid here: {', '.join(near)}")
+def stack_releases() -> Mapping[str, Mapping[str, ServingStack]]:
+    """The catalogue: name -> release -> stack, each stack's newest release first, read once from overheads.toml."""
+    found = {}
+    for name, entry in read_toml(FILE).items():
+        older = entry.pop("releases", {})
+        newest = _stack(name, entry)
+        found[name] = {newest.release: newest} | {
+            release: _stack(name, _older(entry, release, other))
+            for release, other in sorted(older.items(), key=lambda item: _numbers(item[0]), reverse=True)
+        }
     return found
+
+
+def _older(newest: Mapping[str, Any], release: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of an older *release*: that of the newest but for what it says itself, without the terms that it leaves out."""
+    terms = {
+        term: pair for term, pair in {**newest["terms"], **own["terms"]}.items() if term not in own.get("without", ())
+    }
+    return {**newest, "held_back": "", **own, "release": release, "terms": terms}
+
+
+def serving_stacks() -> Mapping[str, ServingStack]:
+    """name -> stack, with the terms of its newest release."""
+    return {name: next(iter(releases.values())) for name, releases in stack_releases().items()}
+
+
+def serving_stack(name: str, release: str | None = None) -> ServingStack:
+    """The stack called *name*, as of *release*: the terms of the newest release that is not after it, or else of the oldest.
+
+    None: the newest. ValueError with the nearest valid names for another name, and for a release that does not begin with numbers.
+    """
+    releases = stack_releases().get(name)
+    if releases is None:
+        near = difflib.get_close_matches(name, stack_releases(), n=2) or list(stack_releases())
+        raise ValueError(f"{name!r} is not a serving stack; valid here: {', '.join(near)}")
+    if release is None or not any(releases):
+        if release is not None:
+            raise ValueError(f"{name} has no releases; leave the release out")
+        return next(iter(releases.values()))
+    wanted = _numbers(release)
+    if not wanted:
+        raise ValueError(f"a release begins with numbers, such as {' or '.join(releases)}; got {release!r}")
+    return next((stack for each, stack in releases.items() if _numbers(each) <= wanted), list(releases.values())[-1])
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    """The leading numbers of a release, by which releases are in order: (1, 2) for 1.2.0rc6 and for 1.2."""
+    found = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", release)
+    numbers = () if found is None else tuple(int(part) for part in found.groups() if part is not None)
+    while numbers and numbers[-1] == 0 and len(numbers) > 1:
+        numbers = numbers[:-1]
+    return numbers
 
 
 def _stack(name: str, entry: Mapping[str, object]) -> ServingStack:
@@ -102,11 +140,11 @@ def _stack(name: str, entry: Mapping[str, object]) -> ServingStack:
     return ServingStack(
         name=name,
         title=str(entry["title"]),
+        release=str(entry.get("release", "")),
+        fitted_to=str(entry.get("fitted_to", "")),
         overheads=overheads,
         kernels=str(entry["kernels"]),
         graph=bool(entry["graph"]),
-        prefill_first=bool(entry["prefill_first"]),
-        token_budget=int(entry["token_budget"]),  # type: ignore[arg-type]
         held_back=str(entry.get("held_back", "")),
         sources=sources,
     )

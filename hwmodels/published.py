@@ -21,7 +21,7 @@ from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import ModelSpec, load_model
-from hwmodels.operations import AttentionShape, ExpertMlp
+from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 from hwmodels.roofline import RooflineKernels
@@ -174,7 +174,7 @@ class PublishedKernels:
         pair_s = shape.decode_flops_per_pair * shape.layers
         pair_s /= self._peak(shape.precision) * self.efficiency.prefill_attention_flops
 
-        def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+        def form(ops: Ops, seqs: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
             return kv * ops.maximum(queries / seqs * pair_s, kv_s)
 
         return form
@@ -182,8 +182,8 @@ class PublishedKernels:
     def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
         return self.base.elementwise_s(size_bytes, launches)
 
-    def stream_s(self, flops: Any, hbm_bytes: Any) -> Any:
-        return self.base.stream_s(flops, hbm_bytes)
+    def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
+        return self.base.recurrence_forms(shape)
 
     def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
         return self.base.collective_s(kind, size_bytes, n)

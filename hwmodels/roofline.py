@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from hwmodels.device import Device, Interconnect
-from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm
+from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, streamed_forms
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import ModelSpec
-from hwmodels.operations import AttentionShape, ExpertMlp
+from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 
@@ -100,7 +100,7 @@ class RooflineKernels:
         pair_s = shape.decode_flops_per_pair * shape.layers / self._flops_per_s(shape.precision)
         kv_s = shape.kv_bytes * shape.layers / self._bytes_per_s
 
-        def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+        def form(ops: Ops, seqs: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
             return kv * ops.maximum(queries / seqs * pair_s, kv_s)
 
         return form
@@ -108,8 +108,10 @@ class RooflineKernels:
     def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
         return size_bytes * 0.0
 
-    def stream_s(self, flops: Any, hbm_bytes: Any) -> Any:
-        return np.maximum(flops / self._flops_per_s(self.base_precision), hbm_bytes / self._bytes_per_s)
+    def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
+        return streamed_forms(
+            shape.flops_per_row / self._flops_per_s(self.base_precision), shape.bytes_per_sequence / self._bytes_per_s
+        )
 
     def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
         return self._link(n > self.device.devices_per_node).collective_s(kind, size_bytes, n)

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from hwmodels.device import Device, Interconnect
+from hwmodels.kernels.attention import kernel_source
 from hwmodels.kernels.elementwise import streamed_s
 from hwmodels.kernels.families import COLLECTIVE
-from hwmodels.kernels.ops import Running
+from hwmodels.kernels.ops import DecodeForm, PrefillForm, Running, streamed_forms
 from hwmodels.kernels.protocol import HostTimes
-from hwmodels.operations import AttentionShape
+from hwmodels.operations import AttentionShape, Recurrence
 from hwmodels.overheads import Overheads, ServingStack
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
@@ -24,9 +25,13 @@ WIDTH = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}
 # Between the starts fitted to Vidur's residual additions on H100 (1.36 us) and A100 (1.91 us): `add/vidur` of the profiles.
 _ELEMENTWISE_START_S = 1.5e-6
 # Recurrent layers: shares of peak and bandwidth that are assumed, since no measurement of them is at hand.
-_RECURRENT_FLOPS_SHARE, _RECURRENT_BYTES_SHARE = 0.5, 0.8
+RECURRENT_FLOPS_SHARE, RECURRENT_BYTES_SHARE = 0.5, 0.8
 # Stacks without kernel tables of their own, and whose stand for theirs.
-_MEASURED_STACKS = {"sglang": "vllm", "eager": "vllm", "ideal": "vllm"}
+_MEASURED_STACKS = {"eager": "vllm", "ideal": "vllm"}
+
+# With an 8-bit cache TensorRT-LLM's paged context kernels take 8-bit queries alone (attentionOp.cpp), and SGLang's
+# FlashAttention 3 and TensorRT-LLM back ends cast them (flashattention_backend.py, trtllm_mha_backend.py).
+QUANTISING_QUERIES = ("trtllm", "sglang")
 
 Table = tuple[np.ndarray, np.ndarray, float]
 """Rows, seconds at each, and the start that the seconds contain."""
@@ -50,7 +55,8 @@ def moe_nodes() -> np.ndarray:
 class StackKernels:
     """A profile's kernels as a serving stack runs them: what GPUs and TPUs have in common.
 
-    Formats that the device cannot multiply are expanded to 16 bits; attention computes in 16 bits whatever the cache.
+    Formats that the device cannot multiply are expanded to 16 bits; attention computes in 16 bits whatever the cache, but
+    for the stacks that bring queries to its 8 bits (`QUANTISING_QUERIES`).
     """
 
     device: Device
@@ -69,7 +75,22 @@ class StackKernels:
     def sources(self) -> tuple[str, ...]:
         """Whose measured kernels stand for the stack's, the best first."""
         own = _MEASURED_STACKS.get(self.stack.kernels, self.stack.kernels)
-        return tuple(dict.fromkeys((own, "vllm", "trtllm", "vidur", "torch", "jax")))
+        return tuple(dict.fromkeys((own, "vllm", "trtllm", "sglang", "vidur", "torch", "jax")))
+
+    def attention_variants(self, shape: AttentionShape, cache_bytes: float, *, prompts: bool) -> list[str]:
+        """Parameter sets that may price softmax attention over a cache of `cache_bytes` a number, the best first.
+
+        A set of the stack itself for another format comes before another stack's for this one.
+        """
+        sheet, formats = self.profile.datasheet, ("",)
+        if cache_bytes < 1.5:
+            eight = prompts and self.sources[0] in QUANTISING_QUERIES and "fp8" in sheet.peak_flops_per_s
+            formats = ("fp8q/", "fp8/", "") if eight else ("fp8/", "")
+        group = shape.n_heads / shape.n_kv_heads
+        own = kernel_source(
+            self.sources[0], sheet, prompts=prompts, windowed=shape.windowed, head_dim=shape.qk_dim, group=group
+        )
+        return [f"{fmt}{source}" for source in dict.fromkeys((own, *self.sources)) for fmt in formats]
 
     @property
     def host(self) -> HostTimes:
@@ -103,20 +124,25 @@ class StackKernels:
         dtype = next((name for name in names if name in peaks), "bf16")
         return dtype, number.weight_bytes, number.weight_bytes < 0.75 * WIDTH[dtype]
 
-    def _loss_s(self, flops: Any, dtype: str, weight_bytes: float = 2.0, expanded: bool = False) -> Any:
+    def _loss_s(self, flops: Any, dtype: str, weight_bytes: float = 2.0) -> Any:
         own = self._own
         loss = own.sustained_loss + (own.narrow_loss if weight_bytes < 1.5 else 0.0)
-        loss += own.expand_loss if expanded else 0.0
         return flops * (loss / self.profile.datasheet.flops_per_s(dtype))
 
-    def tabulated_s(self, rows: Any, flops: Any, precision: str, table_of: Callable[[str, float], Table]) -> Any:
+    def tabulated_s(
+        self,
+        rows: Any,
+        flops: Any,
+        precision: str,
+        table_of: Callable[[str, float], Table],
+    ) -> Any:
         """Seconds at *rows* of what `table_of(arithmetic, weight_bytes)` holds, with what the stack hides and loses."""
-        dtype, weight_bytes, expanded = self.arithmetic(precision)
+        dtype, weight_bytes, _ = self.arithmetic(precision)
         nodes, seconds, start_s = table_of(dtype, weight_bytes)
         seconds = seconds - (start_s - start_s * (1.0 - self._own.launch_overlap))
         # Past the last node time grows with the rows.
         beyond = np.maximum(0.0, rows - nodes[-1]) * (seconds[-1] / nodes[-1])
-        return np.interp(rows, nodes, seconds) + beyond + self._loss_s(flops, dtype, weight_bytes, expanded)
+        return np.interp(rows, nodes, seconds) + beyond + self._loss_s(flops, dtype, weight_bytes)
 
     def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
         """Kernels that only stream: their start, and their bytes at the share of the bandwidth a stream reaches."""
@@ -124,11 +150,11 @@ class StackKernels:
         start_s = _ELEMENTWISE_START_S * (1.0 - self._own.launch_overlap)
         return launches * start_s + streamed_s(params, self.profile.datasheet, size_bytes)
 
-    def stream_s(self, flops: Any, hbm_bytes: Any) -> Any:
+    def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
         sheet = self.profile.datasheet
-        return np.maximum(
-            flops / (sheet.flops_per_s("bf16") * _RECURRENT_FLOPS_SHARE),
-            hbm_bytes / (sheet.hbm_bytes_per_s * _RECURRENT_BYTES_SHARE),
+        return streamed_forms(
+            shape.flops_per_row / (sheet.flops_per_s("bf16") * RECURRENT_FLOPS_SHARE),
+            shape.bytes_per_sequence / (sheet.hbm_bytes_per_s * RECURRENT_BYTES_SHARE),
         )
 
     def _datasheet_link(self, between_nodes: bool) -> Interconnect | None:
@@ -145,11 +171,20 @@ class StackKernels:
             link_bytes_per_s = self.device.network.bytes_per_s * adapters
         else:
             wanted = [f"{kind}/nccl", f"{kind}/vidur-node", "all_gather/nccl", "all_reduce/nccl"]
-            if kind == "all_reduce" and self.stack.kernels != "eager":
-                wanted.insert(0, "all_reduce/vllm-graph")
+            if kind == "all_reduce" and self._has_own_all_reduce:
+                makers = dict.fromkeys((self.stack.name, self.stack.kernels, "vllm"))
+                wanted = [*(f"all_reduce/{maker}-graph" for maker in makers), *wanted]
             link_bytes_per_s = self.profile.datasheet.link_bytes_per_s
         shape = {"kind": kind, "message_bytes": size_bytes, "devices": n, "link_bytes_per_s": link_bytes_per_s}
         return COLLECTIVE.seconds(self.profile.get("collective", wanted), self.profile.datasheet, shape)
+
+    @property
+    def _has_own_all_reduce(self) -> bool:
+        """Serving stacks write to their peers' memory behind a switch; over PCIe they leave it to NCCL, as PyTorch does.
+
+        vLLM 0.32.0, vllm/distributed/device_communicators/custom_all_reduce.py: not for more than two devices on PCIe.
+        """
+        return self.stack.graph and self.device.link.kind != "PCIe"
 
     def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
         between_nodes = n > self.device.devices_per_node

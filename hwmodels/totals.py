@@ -4,6 +4,43 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
+
+class Chunk(int):
+    """The `window_tokens` of a model whose local layers attend within chunks of fixed places (Llama 4).
+
+    A token at place p (from 0) sees the p % chunk tokens before it in its chunk, and itself. Whoever takes it for a window of
+    that size counts the most that can be seen.
+    """
+
+    __slots__ = ()
+
+
+def seen(context: Any, window: int) -> Any:
+    """Tokens that the last of *context* tokens sees, itself included, within *window*: its own chunk for a `Chunk`.
+
+    Ints or int64 arrays, each of at least 1.
+    """
+    if type(window) is Chunk:
+        return (context - 1) % int(window) + 1
+    if type(context) is int:
+        return context if context < window else window
+    return np.minimum(context, window)
+
+
+def pairs_within(past: int, tokens: int, window: int) -> int:
+    """Query-key pairs of *tokens* queries after *past* tokens that see what `seen` says."""
+    if type(window) is Chunk:
+        return _pairs_in_chunks(past + tokens, int(window)) - _pairs_in_chunks(past, int(window))
+    growing = max(0, min(tokens, window - past))
+    return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * window
+
+
+def _pairs_in_chunks(tokens: int, chunk: int) -> int:
+    whole, rest = divmod(tokens, chunk)
+    return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
+
 
 class Totals(NamedTuple):
     """One iteration's work on one replica, as sums over its batch.
@@ -29,6 +66,6 @@ class Totals(NamedTuple):
     logit_rows: Any = 0
     """Rows through the LM head: decode query tokens plus one for each prompt that completes."""
     prefill_pairs_window: Any = 0
-    """`prefill_pairs` with each query limited to the model's sliding window (0 when it has none)."""
+    """`prefill_pairs` with each query limited to the model's sliding window or chunk (0 when it has none)."""
     decode_kv_window: Any = 0
-    """`decode_kv_tokens` with each sequence limited to the sliding window (0 when it has none)."""
+    """`decode_kv_tokens` with each sequence limited to the sliding window or chunk (0 when it has none)."""

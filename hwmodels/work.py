@@ -68,12 +68,13 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
 
 
 def _counted(spec: ModelSpec, layers: Sequence[int]) -> _Layers:
-    n_linear = sum(spec.layer_is_linear[i] for i in layers)
+    kinds = [spec.layer_attention[i] for i in layers]
+    n_linear = kinds.count("linear")
     n_moe = sum(spec.layer_is_moe[i] for i in layers)
     return _Layers(
         all=len(layers),
         softmax=len(layers) - n_linear,
-        windowed=sum(spec.layer_is_windowed[i] and not spec.layer_is_linear[i] for i in layers),
+        windowed=kinds.count("window") + kinds.count("chunked"),
         linear=n_linear,
         dense=len(layers) - n_moe,
         moe=n_moe,
@@ -263,7 +264,15 @@ def _elementwise(spec: ModelSpec, tensor: int, count: _Layers, first: bool) -> I
     # Each norm reads the residual and the update, and writes both sum and result.
     yield Elementwise(name="norms", bytes_per_row=4.0 * h * act * norms, launches=norms, layers=count.all)
     width = a.n_heads // tensor * (a.head_dim if isinstance(a, Attention) else a.v_dim)
-    yield Elementwise(name="rotary_and_cache", bytes_per_row=4.0 * width * act, launches=2, layers=count.all)
+    if count.softmax:
+        yield Elementwise(name="rotary_and_cache", bytes_per_row=4.0 * width * act, launches=2, layers=count.softmax)
+    if count.linear and spec.linear_attention is not None:
+        s = spec.linear_attention
+        values = s.n_value_heads // tensor * s.value_dim
+        # The gated norm reads the layer's result and the gate, and writes their product.
+        yield Elementwise(
+            name="linear_attention_norm", bytes_per_row=3.0 * values * act, launches=1, layers=count.linear
+        )
     if count.dense:
         passes = 3.0 if spec.gated_mlp else 2.0
         yield Elementwise(
@@ -277,9 +286,16 @@ def _recurrence(spec: ModelSpec, tensor: int, layers: int) -> Recurrence | None:
     s = spec.linear_attention
     if not layers or s is None:
         return None
-    cells = s.n_value_heads * s.key_dim * s.value_dim / tensor
-    # Delta rule: read with the key, write the outer product, read with the query (Yang et al., arXiv 2406.06484).
-    return Recurrence(flops_per_row=6.0 * cells * layers, bytes_per_sequence=2.0 * cells * s.state_bytes * layers)
+    return Recurrence(
+        n_key_heads=s.n_key_heads // tensor,
+        n_value_heads=s.n_value_heads // tensor,
+        key_dim=s.key_dim,
+        value_dim=s.value_dim,
+        conv_width=s.conv_width,
+        state_bytes=s.state_bytes,
+        conv_bytes=s.conv_bytes,
+        layers=layers,
+    )
 
 
 def _attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:
@@ -312,7 +328,9 @@ def _linear_attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:
     assert a is not None
     keys, values = a.n_key_heads * a.key_dim, a.n_value_heads * a.value_dim
     return [
-        ("linear_attention_in", (2 * keys + 2 * values + 2 * a.n_value_heads) // tensor, spec.hidden),
+        # Queries, keys, values and their gate in one product; the write strength and decay of each head in another.
+        ("linear_attention_in", (2 * keys + 2 * values) // tensor, spec.hidden),
+        ("linear_attention_decay", 2 * a.n_value_heads // tensor, spec.hidden),
         ("linear_attention_out", spec.hidden, values // tensor),
     ]
 

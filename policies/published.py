@@ -1,4 +1,4 @@
-"""Serving systems of papers, as published, and what papers compared with. SARATHI's are in `sarathi`, AlpaServe's in `oneshot`.
+"""Serving systems of papers, as published, and what papers compared with. SARATHI's are in `sarathi`, AlpaServe's in `single_pass`.
 
 Orca = Yu et al., OSDI 2022. FasterTransformer = NVIDIA's library under a scheduler that works by requests, as Orca's paper
 describes it (sections 2 and 6.1).
@@ -6,7 +6,7 @@ describes it (sections 2 and 6.1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -94,9 +94,7 @@ class Orca:
                     break
                 seats -= 1
                 chunks.append((seq.id, seq.tokens))
-        if chunks:
-            return Plan(decode=view.n_decoding > 0, run=tuple(chunks))
-        return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=blocked)
+        return _with_decodes(view, chunks, blocked=blocked)
 
     def _slots_of(self, view: ReplicaView, id_: int) -> int:
         return min(longest_tokens(view, id_), self.n_slots) if self.n_slots is not None else 0
@@ -140,9 +138,14 @@ class OrcaPaged:
                 break
             seats -= 1
             chunks.append((seq.id, seq.tokens))
-        if chunks:
-            return Plan(decode=view.n_decoding > 0, run=tuple(chunks))
-        return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=blocked or seats <= 0)
+        return _with_decodes(view, chunks, blocked=blocked or seats <= 0)
+
+
+def _with_decodes(view: ReplicaView, chunks: Sequence[tuple[int, int]], *, blocked: bool) -> Plan:
+    """All decodes beside *chunks*; without any the plan holds until something changes, through arrivals where all are *blocked*."""
+    if chunks:
+        return Plan(decode=view.n_decoding > 0, run=tuple(chunks))
+    return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=blocked)
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,12 @@ class ReplicaLoad(Protocol):
 
     @property
     def promised_ns(self) -> int:
-        """When the last stage will have done all that was accepted; of machines that serve one-shot models."""
+        """When the last stage will have done all that was accepted; of machines that serve single-pass models."""
         ...
 
     def done_ns(self, model: int, *, waiting: bool) -> int:
         """When a request of *model* would be done if it came now: behind all that was accepted, or (not *waiting*) behind what has
-        been started; of machines that serve one-shot models."""
+        been started; of machines that serve single-pass models."""
         ...
 
 

@@ -129,7 +129,8 @@ class Order:
 @dataclass(frozen=True)
 class Cap:
     """The inner scheduler sees no more of the queue than may be admitted: up to *max_sequences* sequences at once, and up to
-    *max_tokens* tokens of context, those to be computed included. Later requests do not overtake one that does not fit.
+    *max_tokens* tokens of context, those to be computed included; and no iteration computes more than *max_prompts* prompts.
+    Later requests do not overtake one that does not fit.
 
     Limits are of each micro-batch. The context of admitted sequences goes on growing as they decode; a request that alone has more
     than *max_tokens* runs by itself rather than never.
@@ -138,12 +139,13 @@ class Cap:
     inner: Scheduler | PlanFunction
     max_sequences: int | None = None
     max_tokens: int | None = None
+    max_prompts: int | None = None
 
     def __post_init__(self) -> None:
         plan_of(self.inner)
-        if self.max_sequences is None and self.max_tokens is None:
-            raise ValueError("give max_sequences, max_tokens or both; a cap without a limit caps nothing")
-        for name in ("max_sequences", "max_tokens"):
+        if self.max_sequences is None and self.max_tokens is None and self.max_prompts is None:
+            raise ValueError("give max_sequences, max_tokens or max_prompts; a cap without a limit caps nothing")
+        for name in ("max_sequences", "max_tokens", "max_prompts"):
             if getattr(self, name) is not None:
                 setting_at_least(self, name, 1)
 
@@ -152,6 +154,8 @@ class Cap:
             return plan_of(self.inner)(view)
         seen: list[WaitingSeq] = []
         seats = len(view.waiting) if self.max_sequences is None else self.max_sequences - view.n_running
+        if self.max_prompts is not None:
+            seats = min(seats, self.max_prompts - len(view.prefilling))
         tokens = ALWAYS_NS if self.max_tokens is None else self.max_tokens - self._context(view)
         for seq in view.waiting:
             tokens -= seq.tokens + seq.cached_tokens

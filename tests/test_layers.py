@@ -44,7 +44,14 @@ def test_ground_floor_rooms_import_nothing_of_ours_but_themselves(room: str) -> 
 def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
     allowed = {
         *("hwmodels.cost", "hwmodels.totals", "policies.view", "policies.routers", "workloads"),
-        *("hwmodels.cost.CostModel", "hwmodels.totals.Totals", "workloads.ClosedLoop", "workloads.Trace"),
+        *(
+            "hwmodels.cost.CostModel",
+            "workloads.ClosedLoop",
+            "workloads.Follows",
+            "workloads.Trace",
+            "workloads.chained",
+        ),
+        *(f"hwmodels.totals.{name}" for name in ("Totals", "Chunk", "seen", "pairs_within")),
         *(f"policies.routers.{name}" for name in ("Router", "RoutedRequest", "ReplicaLoad", "Refused", "route_of")),
     }
     for path in files("sim/engine"):
@@ -57,7 +64,7 @@ FLOORS = (
     ("errors", "text", "packages"),
     ("theory", "tokens"),
     ("engine",),
-    ("scenario", "metrics", "warmup", "results", "run"),
+    ("scenario", "metrics", "warmup", "protocols", "results", "run"),
     ("study", "plots", "report", "reproduce", "validation", "placement"),
     ("cli",),
 )

@@ -1,6 +1,8 @@
 """What arrives: request traces, the files they come from, and generators of synthetic ones."""
 
 from workloads.arrivals import ArrivalProcess, Deterministic, Gamma, Mmpp, Pareto, Poisson, arrivals_ns
+from workloads.chains import chained
+from workloads.follows import Follows
 from workloads.functions import FunctionCounts, FunctionInvocations, read_function_counts, read_function_invocations
 from workloads.gamma_windows import GammaWindows, fit_gamma_windows, gamma_windows_from_counts
 from workloads.generators import ClosedLoop, azure_conversation_like, closed_loop, synthesize
@@ -8,6 +10,8 @@ from workloads.join import concat, merge
 from workloads.lengths import Empirical, Fixed, LengthDistribution, LogNormal, Resampled, Uniform, Zipf, split_total
 from workloads.popularity import assign_models, multi_model, power_law_rates
 from workloads.readers import FORMATS, read_trace
+from workloads.reuse import ReuseCurve, reuse
+from workloads.sessions import read_sessions
 from workloads.streams import Stream, stream
 from workloads.trace import Trace
 
@@ -18,6 +22,7 @@ __all__ = [
     "Deterministic",
     "Empirical",
     "Fixed",
+    "Follows",
     "FunctionCounts",
     "FunctionInvocations",
     "Gamma",
@@ -28,6 +33,7 @@ __all__ = [
     "Pareto",
     "Poisson",
     "Resampled",
+    "ReuseCurve",
     "Stream",
     "Trace",
     "Uniform",
@@ -35,6 +41,7 @@ __all__ = [
     "arrivals_ns",
     "assign_models",
     "azure_conversation_like",
+    "chained",
     "closed_loop",
     "concat",
     "fit_gamma_windows",
@@ -44,7 +51,9 @@ __all__ = [
     "power_law_rates",
     "read_function_counts",
     "read_function_invocations",
+    "read_sessions",
     "read_trace",
+    "reuse",
     "split_total",
     "stream",
     "synthesize",

@@ -32,8 +32,8 @@ _CHUNK = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Poisson:
-    """Independent arrivals: exponential times between them."""
+class _AtRate:
+    """What processes that are told their mean rate have in common."""
 
     rate_per_s: float
 
@@ -43,6 +43,11 @@ class Poisson:
     @property
     def mean_rate_per_s(self) -> float:
         return self.rate_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poisson(_AtRate):
+    """Independent arrivals: exponential times between them."""
 
     def gaps_s(self, seed: int, /, *key: int) -> Iterator[FloatArray]:
         rng = stream(seed, Stream.ARRIVALS, *key)
@@ -51,22 +56,17 @@ class Poisson:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gamma:
+class Gamma(_AtRate):
     """Renewal process with Gamma times between arrivals: shape 1/cv^2, mean 1/rate; cv 1 is Poisson, 0 is even.
 
     Time 0 counts as a renewal, so over a short time t the expected count exceeds rate * t by about (cv^2 - 1) / 2.
     """
 
-    rate_per_s: float
     cv: float
 
     def __post_init__(self) -> None:
-        check_positive(self.rate_per_s, "rate_per_s")
+        _AtRate.__post_init__(self)
         check_from_zero(self.cv, "cv")
-
-    @property
-    def mean_rate_per_s(self) -> float:
-        return self.rate_per_s
 
     def gaps_s(self, seed: int, /, *key: int) -> Iterator[FloatArray]:
         rng = stream(seed, Stream.ARRIVALS, *key)
@@ -78,17 +78,8 @@ class Gamma:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deterministic:
+class Deterministic(_AtRate):
     """One arrival each 1/rate seconds, the first after that time."""
-
-    rate_per_s: float
-
-    def __post_init__(self) -> None:
-        check_positive(self.rate_per_s, "rate_per_s")
-
-    @property
-    def mean_rate_per_s(self) -> float:
-        return self.rate_per_s
 
     def gaps_s(self, seed: int, /, *key: int) -> Iterator[FloatArray]:
         while True:
@@ -96,24 +87,19 @@ class Deterministic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pareto:
+class Pareto(_AtRate):
     """Renewal process with heavy-tailed times between arrivals: Pareto of the second kind (Lomax), mean 1/rate.
 
     Survival (1 + t / s)^-tail with s = (tail - 1) / rate; tail > 1. The CV is sqrt(tail / (tail - 2)), without
     bound for tail <= 2.
     """
 
-    rate_per_s: float
     tail: float
 
     def __post_init__(self) -> None:
-        check_positive(self.rate_per_s, "rate_per_s")
+        _AtRate.__post_init__(self)
         if not (math.isfinite(self.tail) and self.tail > 1):
             raise ValueError(f"tail is a number above 1, or the mean gap has no bound; got {self.tail!r}")
-
-    @property
-    def mean_rate_per_s(self) -> float:
-        return self.rate_per_s
 
     def gaps_s(self, seed: int, /, *key: int) -> Iterator[FloatArray]:
         rng = stream(seed, Stream.ARRIVALS, *key)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -99,15 +100,20 @@ class Table:
             f"got {self.text(name, row)[:60]!r}"
         )
 
-    def integers(self, name: str, *, blank: int | None = None) -> IntArray:
-        """A column of whole numbers from 0; a whole number written as a decimal (12.0) counts as one."""
+    def _parsed(self, name: str, parse: _Parse, blank: int | None) -> tuple[IntArray, list[int]]:
+        """A column as *parse* reads it, with *blank* in empty cells, and the rows that it could not read."""
         start, end = self.cells(name)
-        value, good = _digits(self.buffer, start, end)
-        empty = start == end
+        value, good = parse(self.buffer, start, end)
         if blank is not None:
+            empty = start == end
             value[empty] = blank
             good |= empty
-        for row in np.flatnonzero(~good).tolist():
+        return value, np.flatnonzero(~good).tolist()
+
+    def integers(self, name: str, *, blank: int | None = None) -> IntArray:
+        """A column of whole numbers from 0; a whole number written as a decimal (12.0) counts as one."""
+        value, unread = self._parsed(name, _digits, blank)
+        for row in unread:
             try:
                 number = Decimal(self.text(name, row))
                 whole = int(number) if number.is_finite() and number == number.to_integral_value() else -1
@@ -132,13 +138,8 @@ class Table:
 
     def nanoseconds(self, name: str, *, blank: int | None = None) -> IntArray:
         """A column of seconds from 0 as nanoseconds: exact up to nine decimals, rounded to nearest beyond."""
-        start, end = self.cells(name)
-        value, good = _decimals(self.buffer, start, end)
-        empty = start == end
-        if blank is not None:
-            value[empty] = blank
-            good |= empty
-        for row in np.flatnonzero(~good).tolist():
+        value, unread = self._parsed(name, _decimals, blank)
+        for row in unread:
             try:
                 number = Decimal(self.text(name, row))
             except InvalidOperation:
@@ -158,6 +159,20 @@ class Table:
         return value
 
 
+def json_objects(path: Any, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of JSON lines, each with the number of its line; ValueError names the first line that is none."""
+    for line, text in enumerate(data.split(b"\n"), start=1):
+        if not text.strip():
+            continue
+        try:
+            record = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {line}: expected one JSON object; {error}") from None
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {line}: expected one JSON object; got {text[:60].decode(errors='replace')}")
+        yield line, record
+
+
 def header_cells(data: bytes) -> tuple[str, ...]:
     """The names in the first line; of a file that is no CSV, whatever stands there."""
     # The csv module refuses cells above 128 KiB, which a file that is no CSV at all may begin with.
@@ -165,6 +180,7 @@ def header_cells(data: bytes) -> tuple[str, ...]:
     return tuple(cell.strip() for cell in next(csv.reader([first], skipinitialspace=True), []))
 
 
+_Parse = Callable[[NDArray[np.uint8], IntArray, IntArray], tuple[IntArray, NDArray[np.bool_]]]
 _Cells = tuple[NDArray[np.uint8], IntArray, IntArray, IntArray]
 
 

@@ -58,24 +58,15 @@ class FunctionCounts:
         counts = self.stripe(len(models), start_s=start_s, end_s=end_s)
         calls = counts.ravel()
         total = int(calls.sum())
-        if total == 0:
-            raise ValueError(
-                f"{self.source}: no function is called from {start_s} s to {end_s or 'the end'}; take another window"
-            )
         model, bins = np.divmod(np.repeat(np.arange(counts.size), calls), counts.shape[1])
         nth = np.arange(total) - np.repeat(np.cumsum(calls) - calls, calls)
         per_bin = np.repeat(calls, calls)
         bin_ns = self.bin_s * NS_PER_S
         arrival = bins * bin_ns + (2 * nth + 1) * bin_ns // (2 * per_bin)
         order = np.lexsort((model, arrival))
-        return Trace(
-            arrival_ns=arrival[order],
-            prompt_tokens=np.full(total, prompt_tokens),
-            output_tokens=np.full(total, output_tokens),
-            model_index=model[order],
-            models=tuple(models),
-            source=f"{self.source}, calls spread evenly over each {self.bin_s} s",
-        )
+        spread = f"calls spread evenly over each {self.bin_s} s"
+        calls_ns = (arrival[order], model[order])
+        return _requests(self.source, calls_ns, models, (prompt_tokens, output_tokens), (start_s, end_s), spread)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,18 +111,33 @@ class FunctionInvocations:
     ) -> Trace:
         """The calls of a window as requests, each at its own time."""
         arrival, model = self._window(len(models), start_s, end_s)
-        if len(arrival) == 0:
-            raise ValueError(
-                f"{self.source}: no function is called from {start_s} s to {end_s or 'the end'}; take another window"
-            )
-        return Trace(
-            arrival_ns=arrival,
-            prompt_tokens=np.full(len(arrival), prompt_tokens),
-            output_tokens=np.full(len(arrival), output_tokens),
-            model_index=model,
-            models=tuple(models),
-            source=self.source,
+        return _requests(self.source, (arrival, model), models, (prompt_tokens, output_tokens), (start_s, end_s))
+
+
+def _requests(
+    source: str,
+    calls: tuple[IntArray, IntArray],
+    models: Sequence[str],
+    tokens: tuple[int, int],
+    window_s: tuple[float, float | None],
+    how: str = "",
+) -> Trace:
+    """A trace of *calls*, times and rows of *models*, each with *tokens* of prompt and output. ValueError where there are none."""
+    arrival, model = calls
+    if len(arrival) == 0:
+        start_s, end_s = window_s
+        raise ValueError(
+            f"{source}: no function is called from {start_s} s to {end_s or 'the end'}; take another window"
         )
+    prompt, output = (np.full(len(arrival), each) for each in tokens)
+    return Trace(
+        arrival_ns=arrival,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        model_index=model,
+        models=tuple(models),
+        source=f"{source}, {how}" if how else source,
+    )
 
 
 def read_function_counts(*paths: str | os.PathLike[str]) -> FunctionCounts:

@@ -50,8 +50,8 @@ def synthesize(
 class ClosedLoop:
     """Clients that each send their next request when the last one ends.
 
-    At time 0 each of `concurrency` clients sends one; the request of row i is the i-th to be sent by anyone. A
-    client sends its next `think_ns[i]` after the end of its last, i being the row then sent (0: at once).
+    At time 0, or at its own `start_ns`, each of `concurrency` clients sends one; the request of row i is the i-th to be
+    sent by anyone. A client sends its next `think_ns[i]` after the end of its last, i being the row then sent (0: at once).
     """
 
     prompt_tokens: IntArray
@@ -61,19 +61,30 @@ class ClosedLoop:
     source: str = ""
     deadline_ns: IntArray | None = None
     """Nanoseconds after it was sent by which a request should be finished; -1 where it has no deadline."""
+    max_tokens: IntArray | None = None
+    """Output tokens that the client allows, of which it may get fewer."""
     left_out: tuple[str, ...] = ()
     """What the trace that the lengths are from says besides, in words."""
+    start_ns: IntArray | None = None
+    """When each client sends its first request; None: all of them at time 0."""
 
     def __post_init__(self) -> None:
         check_count(self.concurrency, "concurrency")
+        if self.start_ns is not None:
+            starts = int_column(self.start_ns, "start_ns", minimum=0)
+            if len(starts) != self.concurrency:
+                raise ValueError(f"start_ns needs one value a client ({self.concurrency}); got {len(starts)}")
+            object.__setattr__(self, "start_ns", starts)
         # The same rules hold for lengths as in a trace.
         lengths = Trace.from_arrays(
             arrival_ns=np.zeros(len(self.prompt_tokens), dtype=np.int64),
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
+            max_tokens=self.max_tokens,
         )
         object.__setattr__(self, "prompt_tokens", lengths.prompt_tokens)
         object.__setattr__(self, "output_tokens", lengths.output_tokens)
+        object.__setattr__(self, "max_tokens", lengths.max_tokens)
         for name, floor in (("think_ns", 0), ("deadline_ns", -1)):
             value = getattr(self, name)
             if value is not None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from workloads.columns import NS_PER_S, IntArray
+from workloads.follows import Follows
 from workloads.trace import Trace
 
 
@@ -102,9 +103,25 @@ def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
         if any(trace.max_tokens is not None for trace in traces)
         else None,
         abort_ns=column("abort_ns"),
+        follows=_follows(traces),
         prefix_blocks=blocks,
         prefix_offsets=offsets,
         prefix_block_tokens=next(iter(block_tokens), None),
         source=" + ".join(dict.fromkeys(trace.source for trace in traces)),
     )
     return replace(unsorted.take(order), arrival_ns=arrival[order])
+
+
+def _follows(traces: Sequence[Trace]) -> Follows | None:
+    """Who waits for whom, rows counted through all *traces*."""
+    if all(trace.follows is None for trace in traces):
+        return None
+    counts, rows, delays, base = [], [], [], 0
+    for trace in traces:
+        counts.append(np.zeros(len(trace), dtype=np.int64) if trace.follows is None else trace.follows.counts)
+        if trace.follows is not None:
+            rows.append(trace.follows.rows + base)
+            delays.append(trace.follows.delay_ns)
+        base += len(trace)
+    offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
+    return Follows(offsets=offsets, rows=np.concatenate(rows), delay_ns=np.concatenate(delays))

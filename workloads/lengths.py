@@ -31,7 +31,7 @@ class Fixed:
 
 
 NO_OUTPUT = Fixed(tokens=0)
-"""Of one-shot models, whose answer is one pass over the prompt."""
+"""Of single-pass models, whose answer is one pass over the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from workloads.cells import HEADERS, Table, header_cells, read_bytes
+from workloads.cells import HEADERS, Table, header_cells, json_objects, read_bytes
 from workloads.columns import NS_PER_S, IntArray
 from workloads.functions import function_counts, function_invocations
 from workloads.trace import Trace
@@ -123,12 +122,12 @@ def _assemble(
     if prefix is not None:
         ids, counts, block_tokens = prefix
         offsets = np.concatenate(([0], np.cumsum(counts)))
-        too_many = counts > -(-(prompt + parts["output_tokens"]) // block_tokens)
+        too_many = counts > -(-(prompt + output) // block_tokens)
         if too_many.any():
             row = int(np.argmax(too_many))
             raise ValueError(
                 f"{path}, line {lines[row]}: {counts[row]} prefix blocks of {block_tokens} tokens cannot belong to a "
-                f"prompt of {prompt[row]} and an output of {parts['output_tokens'][row]}; mend the row"
+                f"prompt of {prompt[row]} and {output[row]} output tokens; mend the row"
             )
         new_counts = counts[order]
         new_offsets = np.concatenate(([0], np.cumsum(new_counts)))
@@ -252,15 +251,7 @@ def _mooncake(path: Any, data: bytes) -> tuple[dict[str, Any], IntArray]:
 
     arrival, prompt, output, counts, lines = [], [], [], [], []
     ids: list[int] = []
-    for line, text in enumerate(data.split(b"\n"), start=1):
-        if not text.strip():
-            continue
-        try:
-            record = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {line}: expected one JSON object; {error}") from None
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {line}: expected one JSON object; got {text[:60].decode(errors='replace')}")
+    for line, record in json_objects(path, data):
         stamp = record.get("timestamp")
         if isinstance(stamp, float) and 0 <= stamp * 1e6 < 2**63:
             arrival.append(round(Decimal(repr(stamp)) * 1_000_000))
@@ -273,11 +264,6 @@ def _mooncake(path: Any, data: bytes) -> tuple[dict[str, Any], IntArray]:
         if not good:
             raise ValueError(
                 f"{path}, line {line}, column hash_ids: expected a list of whole numbers from 0; got {str(blocks)[:60]}"
-            )
-        if blocks and len(blocks) < prompt[-1] // MOONCAKE_BLOCK_TOKENS:
-            raise ValueError(
-                f"{path}, line {line}, column hash_ids: {len(blocks)} ids of {MOONCAKE_BLOCK_TOKENS} tokens do not cover the "
-                f"prompt of {prompt[-1]}; mend the row, or leave its ids out"
             )
         ids.extend(blocks)
         counts.append(len(blocks))

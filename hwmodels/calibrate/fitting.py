@@ -97,7 +97,7 @@ def _with_unmeasured(profile: Profile, facts: Facts) -> Profile:
         replace(
             kernel, provenance=replace(kernel.provenance, borrowed_from=kernel.provenance.borrowed_from or "shipped")
         )
-        for kernel in shipped.kernels
+        for kernel in shipped.whole().kernels
         if kernel.family not in own
     )
     return replace(profile, kernels=(*profile.kernels, *borrowed))

@@ -7,4 +7,5 @@ import numpy as np
 maximum = np.maximum
 minimum = np.minimum
 sqrt = np.sqrt
+ceil = np.ceil
 where = np.where

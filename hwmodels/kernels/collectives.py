@@ -1,4 +1,4 @@
-"""Collectives between devices: alpha-beta per protocol, the fastest protocol wins, as NCCL's tuner does."""
+"""Collectives between devices: a start and a bandwidth per protocol, the fastest protocol wins, as NCCL's tuner does."""
 
 from __future__ import annotations
 
@@ -12,22 +12,32 @@ from hwmodels.kernels.parameters import parameter
 
 NETWORK_BYTES_PER_S = 25e9  # a 200 Gb/s adapter: shares of a link between nodes refer to it
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+WIDEST_MEASURED = 8
+"""Devices of the widest node that was measured: beyond it the shares of the link are those of so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveParams:
-    """One collective of one library on one topology (times in seconds, bandwidths as shares of one link direction)."""
+    """One collective of one library on one topology (times in seconds, bandwidths as shares of one link direction).
 
-    start_s: float = parameter(4e-6, 5e-7, 2e-4, "launch and synchronisation with the fewest devices")
-    hop_low_s: float = parameter(1e-6, 0.0, 5e-5, "each further device, low-latency protocol (flags beside the data)")
-    hop_mid_s: float = parameter(1.5e-6, 0.0, 1e-4, "each further device, 128-byte-line protocol")
-    hop_high_s: float = parameter(3e-6, 0.0, 3e-4, "each further device, bulk protocol")
-    mid_extra_s: float = parameter(2e-6, 0.0, 1e-4, "more start of the 128-byte-line protocol")
+    The shares are those of two devices; with n they change as a power of n / 2.
+    """
+
+    start_s: float = parameter(5e-6, 5e-7, 2e-4, "launch and synchronisation with the fewest devices")
+    hop_s: float = parameter(1.5e-6, 0.0, 1e-4, "each further device, whatever the protocol")
+    mid_extra_s: float = parameter(2e-6, 0.0, 1e-4, "more start of the 128-byte-line or two-shot protocol")
     high_extra_s: float = parameter(1e-5, 0.0, 3e-4, "more start of the bulk protocol")
-    bandwidth_low: float = parameter(0.08, 0.001, 1.0, "low-latency protocol: half the bytes are flags, one channel")
-    bandwidth_mid: float = parameter(0.4, 0.002, 1.3, "128-byte-line protocol: 120 of 128 bytes are data")
-    bandwidth_high: float = parameter(0.8, 0.005, 2.0, "bulk protocol; above 1 where switches reduce in flight")
-    contention: float = parameter(0.02, 0.0, 4.0, "bandwidth lost to each device beyond two that shares the path")
+    bandwidth_low: float = parameter(0.08, 0.001, 1.5, "low-latency protocol: half the bytes are flags, one channel")
+    bandwidth_mid: float = parameter(0.4, 0.002, 2.0, "128-byte-line protocol: 120 of 128 bytes are data")
+    bandwidth_high: float = parameter(0.8, 0.005, 3.0, "bulk protocol; above 1 where switches reduce in flight")
+    low_widening: float = parameter(
+        0.5, -0.5, 4.0, "power of n / 2 of the low-latency time; 1: each sends its whole message to every other",
+        server=True,
+    )  # fmt: skip
+    widening: float = parameter(
+        0.1, -0.5, 4.0, "the same of the others; below 0: switches reduce in flight, above: devices share a path",
+        server=True,
+    )  # fmt: skip
     host_s: float = parameter(1e-6, 0.0, 1e-4, "time the host needs to start it: a floor outside CUDA graphs")
 
 
@@ -46,6 +56,12 @@ def moved_share(kind: str, devices: Any) -> Any:
     raise ValueError(f"collective must be one of {', '.join(KINDS)}; got {kind!r}")
 
 
+def _widened(devices: np.ndarray, power: float) -> Any:
+    """(n / 2)^power, number by number: numpy's power of an array may differ from that of a number in the last bit."""
+    n, where = np.unique(np.clip(devices, 2.0, WIDEST_MEASURED), return_inverse=True)
+    return np.array([(float(value) / 2.0) ** power for value in n])[where].reshape(devices.shape)
+
+
 def collective_s(params: CollectiveParams, kind: str, message_bytes: Any, devices: Any, link_bytes_per_s: Any) -> Any:
     """Seconds of one collective; one device or no bytes cost nothing.
 
@@ -54,10 +70,11 @@ def collective_s(params: CollectiveParams, kind: str, message_bytes: Any, device
     """
     n = np.asarray(devices, float)
     size = np.asarray(message_bytes, float)
-    further = np.maximum(0.0, n - 2.0)
-    volume_s = size * moved_share(kind, devices) * (1.0 + params.contention * further) / link_bytes_per_s
-    low = params.hop_low_s * further + volume_s / params.bandwidth_low
-    mid = params.mid_extra_s + params.hop_mid_s * further + volume_s / params.bandwidth_mid
-    high = params.high_extra_s + params.hop_high_s * further + volume_s / params.bandwidth_high
-    seconds = np.maximum(params.host_s, params.start_s + np.minimum(low, np.minimum(mid, high)))
+    volume_s = size * moved_share(kind, devices) / link_bytes_per_s
+    low = volume_s * (_widened(n, params.low_widening) / params.bandwidth_low)
+    wide = _widened(n, params.widening)
+    mid = params.mid_extra_s + volume_s * (wide / params.bandwidth_mid)
+    high = params.high_extra_s + volume_s * (wide / params.bandwidth_high)
+    start = params.start_s + params.hop_s * np.maximum(0.0, n - 2.0)
+    seconds = np.maximum(params.host_s, start + np.minimum(low, np.minimum(mid, high)))
     return none_is_free(seconds, (n > 1) & (size > 0))

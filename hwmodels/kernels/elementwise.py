@@ -20,6 +20,7 @@ _PASSES = {
     "softmax": 2.0,
     "copy": 2.0,
     "read": 1.0,
+    "quantise": 1.5,  # read 16 bits, write 8
 }
 OPS = tuple(_PASSES)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hwmodels.kernels import attention, collectives, cpu, elementwise, gemm, mla, moe, tpu
+from hwmodels.kernels import attention, collectives, cpu, elementwise, exchange, gemm, linear_attention, mla, moe, tpu
 from hwmodels.kernels.attention import DecodeParams, PrefillParams
 from hwmodels.kernels.collectives import CollectiveParams
 from hwmodels.kernels.cpu import CpuAttentionParams, CpuGemmParams, HostParams
 from hwmodels.kernels.elementwise import ElementwiseParams
+from hwmodels.kernels.exchange import ExchangeParams
 from hwmodels.kernels.form import FoldedForm, KernelForm
 from hwmodels.kernels.gemm import GemmParams
-from hwmodels.kernels.mla import MlaParams
+from hwmodels.kernels.linear_attention import LinearParams
+from hwmodels.kernels.mla import MlaBmmParams, MlaDecodeParams, MlaModuleParams
 from hwmodels.kernels.moe import MoeParams
 from hwmodels.kernels.parameters import Datasheet
 from hwmodels.kernels.tpu import TpuAttentionParams, TpuGemmParams
@@ -68,23 +70,55 @@ MOE = KernelForm(
 )
 MLA_PREFILL = FoldedForm(
     family="mla_prefill",
-    parameters=MlaParams,
+    parameters=PrefillParams,
     equation=mla.mla_prefill_s,
-    source="expanded keys and values (DeepSeek-V2, arXiv 2405.04434, 2.1) on a roofline",
+    source="the form of prompts over expanded keys and values, or over the latent (DeepSeek-V2, arXiv 2405.04434, 2.1)",
     folded=mla.prefill_form,
 )
 MLA_DECODE = FoldedForm(
     family="mla_decode",
-    parameters=MlaParams,
+    parameters=MlaDecodeParams,
     equation=mla.mla_decode_s,
     source="the latent met by absorbed queries (DeepSeek-V2, arXiv 2405.04434, 2.1) on a roofline",
     folded=mla.decode_form,
+)
+MLA_BMM = KernelForm(
+    family="mla_bmm",
+    parameters=MlaBmmParams,
+    equation=mla.mla_bmm_s,
+    source="a product for each head on a roofline",
+)
+MLA_MODULE = KernelForm(
+    family="mla_module",
+    parameters=MlaModuleParams,
+    equation=mla.mla_module_s,
+    source="projections and attention of a DeepSeek-V3 layer (arXiv 2412.19437), each on a roofline",
+)
+LINEAR_PREFILL = FoldedForm(
+    family="linear_prefill",
+    parameters=LinearParams,
+    equation=linear_attention.linear_prefill_s,
+    source="chunks of a gated delta net in turn (Yang et al., arXiv 2412.06464), and its convolution, on a roofline",
+    folded=linear_attention.linear_form,
+)
+LINEAR_DECODE = FoldedForm(
+    family="linear_decode",
+    parameters=LinearParams,
+    equation=linear_attention.linear_decode_s,
+    source="states read and written once a token (Yang et al., arXiv 2412.06464)",
+    folded=linear_attention.decode_form,
 )
 COLLECTIVE = KernelForm(
     family="collective",
     parameters=CollectiveParams,
     equation=_collective_s,
     source="latency plus size over bandwidth for each of NCCL's three protocols, the fastest of which its tuner takes",
+)
+EXCHANGE = KernelForm(
+    family="exchange",
+    parameters=ExchangeParams,
+    equation=exchange.exchange_s,
+    source="copies of tokens by SMs and over the link (DeepEP, github.com/deepseek-ai/DeepEP)",
 )
 ELEMENTWISE = KernelForm(
     family="elementwise",
@@ -139,7 +173,8 @@ HOST = KernelForm(
 FAMILIES: Mapping[str, KernelForm[Any]] = {
     form.family: form
     for form in (
-        *(GEMM, PREFILL, DECODE, MIXED, MOE, MLA_PREFILL, MLA_DECODE, COLLECTIVE, ELEMENTWISE),
+        *(GEMM, PREFILL, DECODE, MIXED, MOE, MLA_PREFILL, MLA_DECODE, COLLECTIVE, EXCHANGE, ELEMENTWISE),
+        *(MLA_BMM, MLA_MODULE, LINEAR_PREFILL, LINEAR_DECODE),
         *(TPU_GEMM, TPU_PREFILL, TPU_DECODE, CPU_GEMM, CPU_PREFILL, CPU_DECODE, HOST),
     )
 }

@@ -53,15 +53,40 @@ def errors(predicted_s: Any, measured_s: Any) -> Errors:
     )
 
 
-def held_back_groups(columns: Columns, names: Sequence[str], *, fraction: float = 0.5) -> np.ndarray:
+def group_names(columns: Columns, names: Sequence[str]) -> np.ndarray:
+    """A text for each row, the same for rows whose *names* are equal."""
+    texts = [[f"{name}:{value}" for value in np.asarray(columns[name]).astype(str).tolist()] for name in names]
+    return np.array(["|".join(values) for values in zip(*texts, strict=True)])
+
+
+def held_back_groups(
+    columns: Columns, names: Sequence[str], *, fraction: float = 0.5, strata: Sequence[str] = ()
+) -> np.ndarray:
     """Mask of the rows to hold back: whole groups of equal `names`, chosen by a hash of the values.
 
-    Shapes are held back as groups, (n, k) say: neighbouring token counts of one shape are nearly the same point.
+    Shapes are held back as groups, (n, k) say: neighbouring token counts of one shape are nearly the same point. Where
+    `strata` are named, of the groups with equal values of those every other one is held back, in the hash's order: few
+    shapes of a kernel of its own shall neither all be fitted nor all be held back.
     """
-    texts = [[f"{name}:{value}" for value in np.asarray(columns[name]).astype(str).tolist()] for name in names]
-    keys = ["|".join(values) for values in zip(*texts, strict=True)]
+    if strata:
+        return _every_other(columns, names, strata)
+    keys = group_names(columns, names).tolist()
     held = {key: zlib.crc32(key.encode()) % 10_000 < 10_000 * fraction for key in set(keys)}
     return np.array([held[key] for key in keys], bool)
+
+
+def _every_other(columns: Columns, names: Sequence[str], strata: Sequence[str]) -> np.ndarray:
+    def keys(of: Sequence[str]) -> list[str]:
+        texts = [[f"{name}:{value}" for value in np.asarray(columns[name]).astype(str).tolist()] for name in of]
+        return ["|".join(values) for values in zip(*texts, strict=True)]
+
+    groups, layers = keys(names), keys(strata)
+    held: set[tuple[str, str]] = set()
+    for layer in set(layers):
+        within = {group for group, other in zip(groups, layers, strict=True) if other == layer}
+        ordered = sorted(within, key=lambda group: (zlib.crc32(group.encode()), group))
+        held |= {(layer, group) for group in ordered[1::2]}
+    return np.array([pair in held for pair in zip(layers, groups, strict=True)], bool)
 
 
 def fit(

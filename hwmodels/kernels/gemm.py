@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,37 @@ _SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
 # vLLM's CUTLASS fp8 kernels choose a tile by the number of rows and never split k (vllm, scaled_mm_sm90_fp8_dispatch):
 # rows above, rows up to, tile rows, tile columns.
 _DISPATCHED_TILES = (
-    (0.0, 16.0, 16, 64), (0.0, 64.0, 64, 64), (64.0, 128.0, 64, 128), (128.0, np.inf, 128, 128),
+    (-1.0, 16.0, 16, 64), (-1.0, 64.0, 64, 64), (64.0, 128.0, 64, 128), (128.0, np.inf, 128, 128),
     (128.0, np.inf, 256, 128),
 )  # fmt: skip
-LIBRARIES = ("search", "dispatch")
+# CUTLASS's and DeepGEMM's kernels for narrow operands on data-centre parts take 64 rows and more, those for FP4 on
+# workstation parts one tile.
+_UNSPLIT_TILES = ((64, 64), (64, 128), (128, 32), (128, 64), (128, 128), (128, 256), (256, 128))
+_ONE_TILE = ((128, 128),)
+LIBRARIES = ("search", "unsplit", "narrow", "one", "dispatch")
+# Whose kernels choose otherwise than by trying all: (format, software) -> how. DeepGEMM and the block-scaled kernels of
+# CUTLASS do not split k; vLLM and SGLang compile one CUTLASS kernel for each range of rows for FP8 on Hopper (sm90).
+_LIBRARY_OF = {
+    ("fp8", "vllm"): "unsplit", ("fp8", "sglang"): "unsplit",
+    **{(fmt, software): "unsplit" for fmt in ("fp8_block", "nvfp4") for software in ("vllm", "sglang", "trtllm")},
+}  # fmt: skip
+# By device: on workstation parts kernels with few rows exist in FP8 and one tile serves FP4.
+_LIBRARY_ON = {
+    ("fp8", "vllm", "rtx-pro-6000"): "narrow", ("nvfp4", "vllm", "rtx-pro-6000"): "one",
+    ("fp8_block", "trtllm", "l40s"): "narrow",
+}  # fmt: skip
+_DISPATCHED_ON = ("h100-sxm", "h100-pcie", "h200", "h20", "gh200")
+_ROWS_AT_ONCE = 512  # so that the candidates of as many shapes stay in cache
 _CACHE_EDGE = 3.0  # residence in L2 falls from 1 to 0 between two thirds of its capacity and all of it
 _SHORT_ROW = 512  # elements of k up to which the fp8 quantisation pass runs one row at a time
+
+
+def library_of(fmt: str, software: str, device: str) -> str:
+    """How the GEMMs of a format choose their tiles, in a piece of software on a device; one of `LIBRARIES`."""
+    if (fmt, software, device) in _LIBRARY_ON:
+        return _LIBRARY_ON[fmt, software, device]
+    library = _LIBRARY_OF.get((fmt, software), "search")
+    return "dispatch" if fmt == "fp8" and library == "unsplit" and device in _DISPATCHED_ON else library
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +62,18 @@ class GemmParams:
     )
     compute_efficiency: float = parameter(0.92, 0.4, 1.0, "share of the dense peak with full tiles")
     bandwidth_efficiency: float = parameter(0.88, 0.4, 1.0, "share of the datasheet bandwidth a stream reaches")
-    fill_k: float = parameter(150.0, 0.0, 1500.0, "pipeline prologue and epilogue, as elements of k")
+    # A number of cycles, in which a faster tensor core passes more elements.
+    fill_k: float = parameter(
+        150.0, 0.0, 3000.0, "pipeline prologue and epilogue, as elements of k",
+        scales_with={"peak": 1, "sms": -1, "clock": -1},
+    )  # fmt: skip
     tile_edge: float = parameter(10.0, 0.0, 80.0, "a tile of r x c costs r c + edge^2: what small tiles waste")
-    l2_intensity: float = parameter(50.0, 5.0, 200.0, "peak FLOP/s over L2 bytes/s: limits tiles with little reuse")
-    block_bandwidth: float = parameter(0.8, 0.1, 4.0, "share of the memory bandwidth one 64 x 64 block per SM can draw")
+    l2_intensity: float = parameter(50.0, 5.0, 300.0, "peak FLOP/s over L2 bytes/s: limits tiles with little reuse")
+    block_bandwidth: float = parameter(0.8, 0.1, 8.0, "share of the memory bandwidth one 64 x 64 block per SM can draw")
     overlap_loss: float = parameter(0.15, 0.0, 4.0, "0: memory and arithmetic overlap fully; 4: they add up")
     split_s: float = parameter(2e-6, 0.0, 1e-5, "synchronisation of a split along k")
     cache_gain: float = parameter(0.5, 0.0, 6.0, "extra bandwidth for what stays in L2")
-    throttle: float = parameter(0.1, 0.0, 0.45, "share of the clock lost to the power limit in long kernels")
+    throttle: float = parameter(0.1, 0.0, 0.7, "share of the clock lost to the power limit in long kernels")
     throttle_after_s: float = parameter(4e-4, 2e-5, 5e-3, "kernel length at which half of that loss applies")
     wave_softness: float = parameter(0.2, 0.0, 1.0, "0: a part wave costs a whole one; 1: its share only (persistent)")
     quantise_efficiency: float = parameter(
@@ -72,11 +102,12 @@ def gemm_s(
 ) -> Any:
     """Seconds of C[m, n] = A[m, k] B[k, n] on one device; shapes broadcast, zero rows cost nothing.
 
-    `library` is how tiles are chosen: "search" takes the fastest tile and split of k (cuBLAS), "dispatch" picks by the
-    number of rows and does not split (CUTLASS fp8). `dtype` names the tensor-core rate, the `*_bytes` are per element
-    (weights may be narrower than the arithmetic). `weight_copies` is how many weight tensors the caller cycles through:
-    a benchmark with six keeps small ones in L2, a served model never does. `quantise_activations` adds the pass that
-    turns 16-bit activations into the format.
+    `library` is how tiles are chosen: "search" takes the fastest tile and split of k (cuBLAS), "unsplit" the fastest
+    tile of 64 rows and more (DeepGEMM), "narrow" the fastest of all, "one" has 128 x 128 alone, and "dispatch" picks by
+    the number of rows (CUTLASS fp8); none but the first splits. `dtype` names the tensor-core rate, the `*_bytes` are
+    per element (weights may be narrower than the arithmetic). `weight_copies` is how many weight tensors the caller
+    cycles through: a benchmark with six keeps small ones in L2, a served model never does. `quantise_activations` adds
+    the pass that turns 16-bit activations into the format.
 
     Not promised: equal bits for arrays and scalars, nor that a row more never takes less time. Where a row more opens
     another row of tiles, more blocks draw on the memory and libraries do become faster; callers that need a
@@ -84,8 +115,7 @@ def gemm_s(
     """
     m, n, k = np.broadcast_arrays(np.asarray(m, float), np.asarray(n, float), np.asarray(k, float))
     shape = m.shape
-    m, n, k = (np.atleast_1d(a) for a in (m, n, k))
-    sm_rate = device.flops_per_s(dtype) * params.compute_efficiency / device.sm_count
+    m, n, k = (a.reshape(-1) for a in (m, n, k))
     stream = device.hbm_bytes_per_s * params.bandwidth_efficiency
     weights = n * k * weight_bytes
     activations = m * k * activation_bytes + m * n * output_bytes
@@ -93,21 +123,14 @@ def gemm_s(
     stream_s = weights / (stream * _cache_speed(params, copies, device)) + activations / (
         stream * _cache_speed(params, activations, device)
     )
-    best = np.full(m.shape, np.inf)
-    for split, rows, columns, allowed in _candidates(library, m, k):
-        depth = np.ceil(k / (64.0 * split)) * 64.0 + params.fill_k
-        blocks_per_sm = np.ceil(m / rows) * np.ceil(n / columns) * (split / device.sm_count)
-        waves = np.ceil(blocks_per_sm)
-        waves = waves - params.wave_softness * (waves - blocks_per_sm) * (1.0 - 1.0 / np.maximum(waves, 1.0))
-        operands = np.minimum(m, rows) * activation_bytes + np.minimum(n, columns) * weight_bytes
-        work = np.maximum(2.0 * (rows * columns + params.tile_edge**2), params.l2_intensity * operands)
-        compute_s = waves * depth * work / sm_rate
-        compute_s = compute_s / (1.0 - params.throttle * compute_s / (compute_s + params.throttle_after_s))
-        drawn = np.minimum(1.0, blocks_per_sm * (rows + np.minimum(n, columns)) * (params.block_bandwidth / 128.0))
-        total = smooth_max(compute_s, stream_s / np.maximum(drawn, 1e-9), params.overlap_loss)
-        if split > 1:
-            total = total + params.split_s + 4.0 * (split + 1) * m * n / stream
-        best = np.where(allowed & (total < best), total, best)
+    sm_rate = device.flops_per_s(dtype) * params.compute_efficiency / device.sm_count
+    best = np.concatenate(
+        [
+            _fastest_s(params, device, library, sm_rate, stream, weight_bytes, activation_bytes,
+                       *(a[at : at + _ROWS_AT_ONCE] for a in (m, n, k, stream_s)))
+            for at in range(0, max(1, len(m)), _ROWS_AT_ONCE)
+        ]
+    )  # fmt: skip
     seconds = params.launch_s + best
     if quantise_activations:
         seconds = seconds + m * k * (2.0 + activation_bytes) / (device.hbm_bytes_per_s * params.quantise_efficiency)
@@ -121,14 +144,41 @@ def _cache_speed(params: GemmParams, footprint_bytes: Any, device: Datasheet) ->
     return 1.0 + params.cache_gain * resident
 
 
-def _candidates(library: str, m: np.ndarray, k: np.ndarray):
-    if library == "search":
-        for split in _SPLITS:
-            allowed = (split == 1) | (k >= 128.0 * split)
-            for rows, columns in _SEARCHED_TILES:
-                yield split, rows, columns, allowed
+def _fastest_s(
+    params: GemmParams, device: Datasheet, library: str, sm_rate: float, stream: float, weight_bytes: float,
+    activation_bytes: float, m: np.ndarray, n: np.ndarray, k: np.ndarray, stream_s: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """Seconds without the start under the best of the candidates (first axis) that the library has for each shape."""
+    split, rows, columns, above, up_to = _candidates(library)
+    depth = np.ceil(k / (64.0 * split)) * 64.0 + params.fill_k
+    blocks_per_sm = np.ceil(m / rows) * np.ceil(n / columns) * (split / device.sm_count)
+    waves = np.ceil(blocks_per_sm)
+    waves = waves - params.wave_softness * (waves - blocks_per_sm) * (1.0 - 1.0 / np.maximum(waves, 1.0))
+    width = np.minimum(n, columns)
+    operands = np.minimum(m, rows) * activation_bytes + width * weight_bytes
+    work = np.maximum(2.0 * (rows * columns + params.tile_edge**2), params.l2_intensity * operands)
+    compute_s = waves * depth * work / sm_rate
+    compute_s = compute_s / (1.0 - params.throttle * compute_s / (compute_s + params.throttle_after_s))
+    drawn = np.minimum(1.0, blocks_per_sm * (rows + width) * (params.block_bandwidth / 128.0))
+    total = smooth_max(compute_s, stream_s / np.maximum(drawn, 1e-9), params.overlap_loss)
+    combine_s = params.split_s + 4.0 * (split + 1) * m * n / stream
+    total = total + np.where(split > 1, combine_s, 0.0)
+    allowed = (m > above) & (m <= up_to) & ((split == 1) | (k >= 128.0 * split))
+    return np.where(allowed, total, np.inf).min(axis=0)
+
+
+_TILES = {"search": _SEARCHED_TILES, "unsplit": _UNSPLIT_TILES, "narrow": _SEARCHED_TILES, "one": _ONE_TILE}
+
+
+@functools.cache
+def _candidates(library: str) -> tuple[np.ndarray, ...]:
+    """Split of k, tile rows and columns, and the rows above and up to which each is taken: columns, one candidate a row."""
+    if library in _TILES:
+        splits = _SPLITS if library == "search" else (1,)
+        found = [(split, rows, columns, -1.0, np.inf) for split in splits for rows, columns in _TILES[library]]
     elif library == "dispatch":
-        for above, up_to, rows, columns in _DISPATCHED_TILES:
-            yield 1, rows, columns, (m > above) & (m <= up_to)
+        found = [(1, rows, columns, above, up_to) for above, up_to, rows, columns in _DISPATCHED_TILES]
     else:
         raise ValueError(f"library must be one of {', '.join(LIBRARIES)}; got {library!r}")
+    table = np.array(found, float).T[:, :, None]
+    return tuple(table)

@@ -1,52 +1,111 @@
-"""Mixture-of-experts layers: how many experts a batch wakes, the grouped GEMMs over them and the router."""
+"""Mixture-of-experts layers: the grouped GEMMs over the experts that a batch wakes, and what moves rows to them."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hwmodels.kernels.parameters import Datasheet, parameter, smooth_max
+from hwmodels.kernels.routing import TILE_ROWS, routed, routed_row
 
-_QUANTILES = 64  # expert loads are summed over this many equally likely classes
-_TILE_ROWS = (16, 32, 64, 128)  # token side of a grouped tile; the library's tables pick by tokens per expert
-_TILE_COLUMNS = 128
+_GPT_OSS_HIDDEN = 2880
+# Layers (hidden size, experts a token, experts) whose rows in the tables of B200 are 1.3 to 2.5 times slower than their
+# neighbours and than the same rows of another stack: the routing of these models is none of FlashInfer's, and Triton
+# (SGLang) or CUTLASS (vLLM) multiplies them.
+_REFUSED: Mapping[tuple[str, str], tuple[tuple[int, int, int], ...]] = {
+    ("bf16", "sglang"): (
+        (4096, 8, 256), (2816, 8, 128), (5120, 1, 16), (5120, 1, 128), (6144, 4, 128), (6144, 2, 8), (4096, 2, 8),
+    ),
+    ("fp8_block", "sglang"): ((4096, 8, 256), (4096, 6, 256), (7168, 6, 384), (4096, 2, 8), (6144, 2, 8)),
+    ("nvfp4", "vllm"): ((6144, 4, 128),),
+}  # fmt: skip
+
+
+class ExpertFormat(NamedTuple):
+    """How experts of one format are multiplied, and whose tables may stand in for theirs."""
+
+    dtype: str
+    """The arithmetic: a key of `Datasheet.peak_flops_per_s`."""
+    weight_bytes: float
+    """Of a weight with its share of the scales."""
+    activation_bytes: float
+    stand_in: tuple[str, ...]
+    """Formats whose fitted parameters may serve, the best first, itself included."""
+    largest_tile: int = 256
+    """Token rows of the largest tile: 64 in Marlin and in FlashInfer's kernels for weights that are expanded."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of `moe_s`."""
+        return {"dtype": self.dtype, "weight_bytes": self.weight_bytes, "activation_bytes": self.activation_bytes,
+                "largest_tile": self.largest_tile}  # fmt: skip
+
+    def variants(
+        self, software: Iterable[str], *, layer: tuple[int, int, int], gated: bool = True, blackwell: bool = False
+    ) -> tuple[str, ...]:
+        """Parameter sets that may serve kernels of *software* (the nearest first), the best first.
+
+        Of one `layer` (hidden size, experts a token, experts). Experts without a gate, 4-bit ones other than gpt-oss's,
+        and those that a stack's fast kernels on Blackwell do not take, run other kernels than the format's usual ones.
+        """
+        names = tuple(software)
+        own = self.stand_in[0]
+        special = () if gated else (f"{own}-plain",)
+        if blackwell and layer in _REFUSED.get((own, names[0]), ()):
+            special = (*special, f"{own}-refused")
+        if own == "mxfp4" and layer[0] != _GPT_OSS_HIDDEN:
+            special = (*special, "mxfp4-other")
+        return tuple(f"{fmt}/{name}" for fmt in (*special, *self.stand_in) for name in names)
+
+
+# Weight-only formats (int4, mxfp4 on 16-bit activations) are expanded to 16 bits; mxfp4_mxfp8 multiplies 4-bit weights
+# with 8-bit activations at the fp8 rate. Widths as in `hwmodels.precision`; int4 of the tables is in groups of 32.
+EXPERT_FORMATS = {
+    "bf16": ExpertFormat("bf16", 2.0, 2.0, ("bf16",)),
+    "fp8": ExpertFormat("fp8", 1.0, 1.0, ("fp8", "fp8_block", "bf16")),
+    "fp8_block": ExpertFormat("fp8", 1.0, 1.0, ("fp8_block", "fp8", "bf16")),
+    "int8": ExpertFormat("int8", 1.0, 1.0, ("int8", "fp8", "fp8_block", "bf16")),
+    "nvfp4": ExpertFormat("fp4", 0.5625, 0.5625, ("nvfp4", "mxfp4_mxfp8", "fp8_block", "fp8", "bf16")),
+    "mxfp4": ExpertFormat("bf16", 0.53125, 2.0, ("mxfp4", "int4", "bf16"), 64),
+    "mxfp4_mxfp8": ExpertFormat("fp8", 0.53125, 1.03125, ("mxfp4_mxfp8", "mxfp4", "fp8_block", "fp8", "bf16")),
+    "int4": ExpertFormat("bf16", 0.5625, 2.0, ("int4", "mxfp4", "bf16"), 64),
+    "int4_fp8": ExpertFormat("fp8", 0.5625, 1.0, ("int4_fp8", "mxfp4_mxfp8", "fp8_block", "fp8", "bf16")),
+}
+
+# Candidates of a grouped tile: its token side and its weight side.
+_ROW_OF = np.repeat(np.arange(len(TILE_ROWS)), 2)
+_ROWS = np.repeat(np.array(TILE_ROWS, float), 2)[:, None]
+_COLUMNS = np.tile(np.array([64.0, 128.0]), len(TILE_ROWS))[:, None]
+_CACHE_EDGE = 2.0
+_MANY_SLOTS = 256.0
+ALIGNED = 16.0  # elements: compilers vectorise loads of rows that are multiples of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeParams:
     """A fused mixture-of-experts kernel chain on a device (times in seconds)."""
 
-    launch_s: float = parameter(2.5e-5, 2e-6, 2e-4, "alignment, two GEMMs, activation and reduction starts")
-    compute_efficiency: float = parameter(0.7, 0.2, 1.0, "share of the dense peak with full tiles")
+    launch_s: float = parameter(2.5e-5, 2e-6, 4e-4, "alignment, two GEMMs, activation and reduction starts")
+    sort_s: float = parameter(3e-6, 0.0, 2e-4, "sorting many slots by expert takes more and longer kernels than few")
+    compute_efficiency: float = parameter(0.7, 0.1, 1.0, "share of the dense peak with full tiles")
     bandwidth_efficiency: float = parameter(0.85, 0.3, 1.0, "share of the datasheet bandwidth on expert weights")
-    fill_k: float = parameter(150.0, 0.0, 1500.0, "pipeline prologue and epilogue, as elements of k")
-    tile_edge: float = parameter(20.0, 0.0, 120.0, "a tile of r x c costs r c + edge^2")
-    block_bandwidth: float = parameter(0.8, 0.1, 4.0, "share of the memory bandwidth one 64-edge block per SM can draw")
-    overlap_loss: float = parameter(0.3, 0.0, 4.0, "0: memory and arithmetic overlap fully; 4: they add up")
-    slot_passes: float = parameter(4.0, 0.0, 20.0, "times a (token, expert) row of the hidden size crosses memory")
-    inner_passes: float = parameter(3.0, 0.0, 20.0, "times a row of the inner size does")
-    expert_s: float = parameter(2e-8, 0.0, 1e-6, "bookkeeping for each local expert")
-    rank_skew: float = parameter(
-        1.0, 0.0, 2.0, "how far the fullest expert-parallel rank exceeds the mean, in deviations"
+    tile_s: float = parameter(5e-7, 0.0, 6e-6, "prologue and epilogue of a tile")
+    reread: float = parameter(0.1, 0.0, 1.0, "share of an expert's weights that its further row tiles read again")
+    l2_intensity: float = parameter(65.0, 0.0, 250.0, "peak FLOP/s over L2 bytes/s: limits tiles with little reuse")
+    block_bandwidth: float = parameter(
+        1.5, 0.1, 8.0, "share of the memory bandwidth that one block an SM draws if it stages only weights"
     )
-
-
-def power_law_loads(alpha: float, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Relative expert loads (mean 1) at `_QUANTILES` quantiles, last axis, and their coefficient of variation.
-
-    Loads follow a power law of exponent `alpha` between 1 and 0.8 `tokens`, the skewed routing of aiconfigurator's MoE
-    benchmarks (its `power_law_1.01` and `power_law_1.2`). alpha must exceed 0 and differ from 1.
-    """
-    if not (alpha > 0 and alpha != 1.0):
-        raise ValueError(f"alpha must be positive and not 1; got {alpha:g}; use 1.01 for the limit")
-    top = np.maximum(1.0, 0.8 * np.asarray(tokens, float))[..., None]
-    u = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-    loads = ((top ** (1.0 - alpha) - 1.0) * u + 1.0) ** (1.0 / (1.0 - alpha))
-    loads = loads / loads.mean(axis=-1, keepdims=True)
-    return loads, loads.std(axis=-1)
+    overlap_loss: float = parameter(0.3, 0.0, 4.0, "0: memory and arithmetic overlap fully; 4: they add up")
+    slot_passes: float = parameter(4.0, 0.0, 40.0, "times a (token, expert) row of the hidden size crosses memory")
+    inner_passes: float = parameter(3.0, 0.0, 40.0, "times a row of the inner size does")
+    remote_share: float = parameter(0.3, 0.0, 1.0, "what a slot of another rank's expert costs of one here")
+    cache_gain: float = parameter(0.5, 0.0, 6.0, "extra bandwidth for expert weights that stay in L2")
+    expert_s: float = parameter(1e-8, 0.0, 1e-6, "bookkeeping for each local expert")
+    unaligned: float = parameter(0.0, 0.0, 6.0, "added share of time where an expert's inner size is no multiple of 16")
+    wave_softness: float = parameter(0.1, 0.0, 1.0, "0: a part wave costs a whole one; 1: its share only (persistent)")
 
 
 def active_experts(tokens: Any, *, topk: int, experts: int, distribution: str = "uniform") -> Any:
@@ -55,14 +114,8 @@ def active_experts(tokens: Any, *, topk: int, experts: int, distribution: str = 
     "uniform": independent choices, E (1 - (1 - k/E)^T). "balanced": round robin, min(E, T k). "power_law_A": skewed.
     """
     tokens = np.asarray(tokens, float)
-    if distribution == "balanced":
-        return np.minimum(experts, tokens * topk)
-    if distribution == "uniform":
-        if topk >= experts:
-            return np.where(tokens > 0, float(experts), 0.0)
-        return experts * -np.expm1(tokens * math.log1p(-topk / experts))
-    loads, _ = power_law_loads(_exponent(distribution), tokens)
-    return experts * -np.expm1(-loads * (tokens * topk / experts)[..., None]).mean(axis=-1)
+    found = routed(np.atleast_1d(tokens), topk=topk, experts=experts, distribution=distribution).awake
+    return found.reshape(tokens.shape)
 
 
 def moe_s(
@@ -80,118 +133,78 @@ def moe_s(
     gated: Any = True,
     dtype: str = "bf16",
     weight_bytes: float = 2.0,
+    activation_bytes: float = 2.0,
+    largest_tile: int = 256,
     experts_active: Any = None,
+    weight_copies: float = np.inf,
 ) -> Any:
     """Seconds of the routed experts of one layer on the busiest device of its group; the router comes apart.
 
-    `tokens` of the whole expert-parallel group reach E / ep experts here, whose inner size is divided by `tp`.
-    `experts_active` overrides the expected number of experts awake on this device. Zero tokens cost nothing. What
-    describes the layer is one value, or a column beside a column of tokens.
+    `tokens` of the whole expert-parallel group reach E / ep experts here, whose inner size is divided by `tp`. No tile
+    has more than `largest_tile` rows. `experts_active` overrides the expected number of experts awake on this device.
+    `weight_copies` is how many layers the caller cycles through: a benchmark of one keeps few and small experts in L2, a
+    served model never does. Zero tokens cost nothing. What describes the layer is one value, or a column beside a
+    column of tokens.
     """
-    layer = _Layer(hidden_size, inter_size, topk, experts, tp, ep, distribution, gated)
-    if not any(isinstance(value, np.ndarray) for value in layer):
-        return _one_layer_s(params, device, tokens, layer, dtype, weight_bytes, experts_active)
-    columns = [np.broadcast_to(np.asarray(value), np.shape(tokens)) for value in layer]
-    _, first, inverse = np.unique(
-        np.stack([column.astype(str) for column in columns]), axis=1, return_index=True, return_inverse=True
-    )
-    inverse = inverse.reshape(-1)
-    found = np.empty(len(tokens))
-    for group, at in enumerate(first):
-        mine = inverse == group
-        *sizes, routing, has_gate = (column[at] for column in columns)
-        one = _Layer(*(int(size) for size in sizes), distribution=str(routing), gated=bool(has_gate))
-        active = None if experts_active is None else experts_active[mine]
-        found[mine] = _one_layer_s(params, device, tokens[mine], one, dtype, weight_bytes, active)
-    return found
-
-
-class _Layer(NamedTuple):
-    """What describes the experts of one layer; arguments of `moe_s`."""
-
-    hidden_size: Any
-    inter_size: Any
-    topk: Any
-    experts: Any
-    tp: Any
-    ep: Any
-    distribution: Any
-    gated: Any
-
-
-def _one_layer_s(
-    params: MoeParams,
-    device: Datasheet,
-    tokens: Any,
-    layer: _Layer,
-    dtype: str,
-    weight_bytes: float,
-    experts_active: Any,
-) -> Any:
-    hidden_size, inter_size, topk, experts, tp, ep, distribution, gated = layer
-    if experts % ep:
-        raise ValueError(f"experts ({experts}) must divide by ep ({ep}); choose an ep that divides it")
     tokens = np.asarray(tokens, float)
     shape, flat = tokens.shape, np.atleast_1d(tokens)
-    local = experts // ep
-    slots = flat * topk
-    mean_load = slots / experts
-    if distribution in ("balanced", "uniform"):
-        load = mean_load[:, None] * np.ones((1, 1))
-        spread = np.zeros_like(flat) if distribution == "balanced" else np.sqrt(1.0 / np.maximum(mean_load, 1e-9))
-    else:
-        relative, spread = power_law_loads(_exponent(distribution), flat)
-        load = mean_load[:, None] * relative
-    if ep > 1:
-        # Largest of ep sums over E / ep experts: mean + sqrt(2 ln ep) standard deviations, at most every slot.
-        excess = 1.0 + params.rank_skew * math.sqrt(2.0 * math.log(ep)) * spread / math.sqrt(local)
-        load = (
-            load * np.minimum(np.minimum(excess, ep), np.maximum(1.0, 1.0 / np.maximum(mean_load, 1e-9)) * ep)[:, None]
-        )
-    load = np.minimum(load, flat[:, None])
-    awake_share = np.minimum(1.0, load) if distribution == "balanced" else -np.expm1(-load)
-    if experts_active is None:
-        awake = np.minimum(local * awake_share.mean(axis=-1), slots)
-        # One token wakes its k experts wherever they sit: the busiest rank has at least one of them.
-        awake = np.maximum(awake, np.minimum(1.0, slots))
-    else:
+    slots, awake, tiles = _routed(flat, topk, experts, ep, distribution)
+    every = flat * np.asarray(topk, float)
+    if experts_active is not None:
         awake = np.broadcast_to(np.asarray(experts_active, float), shape).reshape(flat.shape)
+        slots = every / np.asarray(ep, float)
         load = (slots / np.maximum(awake, 1.0))[:, None]
-        awake_share = (awake / local)[:, None]
-    local_slots = local * load.mean(axis=-1) if experts_active is None else slots / ep
-    inner = inter_size / tp
+        tiles = awake[:, None] * (1.0 + np.maximum(0.0, load / np.array(TILE_ROWS) - 0.5))
+    local = np.asarray(experts, float) / np.asarray(ep, float)
+    hidden, inner = np.asarray(hidden_size, float), np.asarray(inter_size, float) / np.asarray(tp, float)
+    matrices = 2.0 + np.asarray(gated, float)
     stream = device.hbm_bytes_per_s * params.bandwidth_efficiency
+    footprint = awake * (matrices * hidden * inner * weight_bytes) * weight_copies
+    resident = np.clip(_CACHE_EDGE * (1.0 - footprint / device.l2_bytes), 0.0, 1.0)
+    stream = stream * (1.0 + params.cache_gain * resident)
     sm_rate = device.flops_per_s(dtype) * params.compute_efficiency / device.sm_count
+    load = slots / np.maximum(awake, 1e-9)
     total = np.zeros_like(flat)
-    for n, k in ((inner * (2 if gated else 1), float(hidden_size)), (float(hidden_size), inner)):
+    for n, k in ((inner * (matrices - 1.0), hidden), (hidden, inner)):
         weights_s = awake * (n * k * weight_bytes) / stream
-        depth = math.ceil(k / 64.0) * 64.0 + params.fill_k
-        best = np.full(flat.shape, np.inf)
-        for rows in _TILE_ROWS:
-            if experts_active is None:
-                tiles = local * (awake_share + np.maximum(0.0, load / rows - 0.5)).mean(axis=-1)
-            else:
-                tiles = awake * (1.0 + np.maximum(0.0, load[:, 0] / rows - 0.5))
-            # Fewer tiles than experts awake cannot be: few tokens on a narrow rank.
-            tiles = np.maximum(tiles, awake)
-            blocks_per_sm = tiles * (math.ceil(n / _TILE_COLUMNS) / device.sm_count)
-            waves = np.maximum(1.0, blocks_per_sm)
-            compute_s = waves * (depth * 2.0 * (rows * _TILE_COLUMNS + params.tile_edge**2) / sm_rate)
-            drawn = np.minimum(1.0, blocks_per_sm * (params.block_bandwidth * (rows + _TILE_COLUMNS) / 128.0))
-            memory_s = weights_s / np.maximum(drawn, 1e-9)
-            best = np.minimum(best, smooth_max(compute_s, memory_s, params.overlap_loss))
-        total = total + best
-    rows_bytes = 2.0 * params.slot_passes * hidden_size * slots + 2.0 * params.inner_passes * inner * local_slots
-    seconds = params.launch_s + total + rows_bytes / device.hbm_bytes_per_s + params.expert_s * local
+        depth = np.ceil(k / 64.0) * 64.0
+        # Candidates are the first axis: tile rows for each width of tile columns.
+        per_sm = tiles.T[_ROW_OF] * (np.ceil(n / _COLUMNS) / device.sm_count)
+        waves = np.ceil(per_sm)
+        waves = waves - params.wave_softness * (waves - per_sm) * (1.0 - 1.0 / np.maximum(waves, 1.0))
+        operands = _COLUMNS * weight_bytes + np.minimum(_ROWS, load) * activation_bytes
+        work = np.maximum(2.0 * _ROWS * _COLUMNS, params.l2_intensity * operands)
+        compute_s = waves * (params.tile_s + depth * (work / sm_rate))
+        # Of what a block stages in shared memory the activations take their share, full rows or not.
+        staged = _COLUMNS * weight_bytes / (_COLUMNS * weight_bytes + _ROWS * activation_bytes)
+        drawn = np.minimum(1.0, np.minimum(1.0, per_sm) * (params.block_bandwidth * staged))
+        again = 1.0 + params.reread * np.maximum(0.0, tiles.T[_ROW_OF] / np.maximum(awake, 1e-9) - 1.0)
+        memory_s = weights_s * again / np.maximum(drawn, 1e-9)
+        candidates_s = smooth_max(compute_s, memory_s, params.overlap_loss)
+        total = total + candidates_s[_ROWS[:, 0] <= largest_tile].min(axis=0)
+    total = total * (1.0 + params.unaligned * (inner % ALIGNED > 0))
+    moved = slots + params.remote_share * np.maximum(0.0, every - slots)
+    row_bytes = 2.0 * (params.slot_passes * hidden + params.inner_passes * inner)
+    seconds = (
+        params.launch_s
+        + params.sort_s * every / (every + _MANY_SLOTS)
+        + total
+        + moved * row_bytes / device.hbm_bytes_per_s
+        + params.expert_s * local
+    )
     seconds = np.where(flat > 0, seconds, 0.0).reshape(shape)
     return seconds if shape else float(seconds)
 
 
-def _exponent(distribution: str) -> float:
-    prefix = "power_law_"
-    if not distribution.startswith(prefix):
-        raise ValueError(f"distribution must be balanced, uniform or power_law_<exponent>; got {distribution!r}")
-    try:
-        return float(distribution[len(prefix) :])
-    except ValueError:
-        raise ValueError(f"distribution {distribution!r} lacks a number after {prefix}") from None
+def _routed(flat: np.ndarray, topk: Any, experts: Any, ep: Any, distribution: Any) -> tuple[Any, Any, Any]:
+    """Slots, experts awake and tiles of each row, by one layer's routing or by columns that describe each row's."""
+    if not any(isinstance(value, np.ndarray) for value in (topk, experts, ep, distribution)):
+        return routed(flat, topk=int(topk), experts=int(experts), ep=int(ep), distribution=str(distribution))
+    columns = (np.broadcast_to(np.asarray(value), flat.shape).tolist() for value in (topk, experts, ep, distribution))
+    found = np.array(
+        [
+            routed_row(t, int(k), int(e), int(group), d)
+            for t, k, e, group, d in zip(flat.tolist(), *columns, strict=True)
+        ]
+    )
+    return found[:, 0], found[:, 1], found[:, 2:]

@@ -20,6 +20,8 @@ class Ops(Protocol):
 
     def sqrt(self, x: Any, /) -> Any: ...
 
+    def ceil(self, x: Any, /) -> Any: ...
+
     def where(self, condition: Any, x: Any, y: Any, /) -> Any: ...
 
 
@@ -28,8 +30,23 @@ ARRAYS: Ops = arrays
 
 PrefillForm = Callable[[Ops, Any, Any, Any, Any], Any]
 """(ops, prompt rows, chunks, query-key pairs, KV tokens) -> seconds of all the shape's layers."""
-DecodeForm = Callable[[Ops, Any, Any, Any], Any]
-"""(ops, sequences, query tokens of all of them, KV tokens of all of them) -> seconds of all the shape's layers."""
+DecodeForm = Callable[..., Any]
+"""(ops, sequences, query tokens of all of them, KV tokens of all of them) -> seconds of all the shape's layers.
+
+Forms of windowed layers may be given, as a fifth argument, the KV tokens outside the window beside those within.
+"""
+
+
+def streamed_forms(row_s: float, sequence_s: float) -> tuple[PrefillForm, DecodeForm]:
+    """Forms of what takes the longer of its arithmetic, *row_s* a token, and its memory traffic, *sequence_s* a sequence."""
+
+    def prefill(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+        return ops.maximum(rows * row_s, chunks * sequence_s)
+
+    def decode(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+        return ops.maximum(queries * row_s, seqs * sequence_s)
+
+    return prefill, decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +58,7 @@ class Running:
     """Of the kernel's start, what the kernel before it does not hide."""
     pair_lost_s: float = 0.0
     """Seconds lost on each query-key pair of a prompt to sustained arithmetic."""
-    window_tokens: int | None = None
+    window_tokens: Any = None
     """Keys that a query sees at the most."""
 
 

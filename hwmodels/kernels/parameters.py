@@ -4,18 +4,52 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 P = TypeVar("P")
+CYCLES: Mapping[str, float] = {"clock": -1.0}
+"""How a time scales that is a number of cycles."""
 
 
-def parameter(start: float, low: float, high: float, why: str) -> Any:
-    """A dataclass field with a default, the bounds a fit respects and the physical reason for them."""
-    return field(default=start, metadata={"low": low, "high": high, "why": why})
+def parameter(
+    start: float,
+    low: float,
+    high: float,
+    why: str,
+    *,
+    scales_with: Mapping[str, float] | None = None,
+    server: bool = False,
+    optional: bool = False,
+) -> Any:
+    """A dataclass field with a default, the bounds a fit respects and the physical reason for them.
+
+    `scales_with` says how the number changes from one device to another: datasheet quantities (`QUANTITIES`) and their
+    powers. None: a time (a name that ends in `_s`) is a number of cycles, anything else a share of a datasheet's number,
+    which is the same everywhere. A *server* parameter belongs to the machine around the device more than to the device. An
+    *optional* one stands for something that not every library shows; its default leaves the equation as it is without, and
+    files leave it out where it has that value.
+    """
+    scaling = None if scales_with is None else dict(scales_with)
+    if unknown := sorted(set(scaling or ()) - set(QUANTITIES)):
+        raise ValueError(f"{unknown[0]} is not a datasheet quantity; there are {', '.join(QUANTITIES)}")
+    return field(
+        default=start,
+        metadata={"low": low, "high": high, "why": why, "scales_with": scaling, "server": server, "optional": optional},
+    )
+
+
+def of_server(kind: type[Any]) -> tuple[str, ...]:
+    """Parameters that belong to the machine around a device."""
+    return tuple(f.name for f in _fields(kind) if f.metadata.get("server"))
+
+
+def optional_defaults(kind: type[Any]) -> dict[str, float]:
+    """Name -> default of the parameters that files may leave out."""
+    return {f.name: cast("float", f.default) for f in _fields(kind) if f.metadata.get("optional")}
 
 
 def bounds(kind: type[Any]) -> dict[str, tuple[float, float, float]]:
@@ -37,7 +71,8 @@ def check_bounds(params: Any) -> None:
 
 
 def with_values(kind: type[P], values: Mapping[str, float]) -> P:
-    """A parameter object from a mapping that names exactly its parameters, checked against the bounds."""
+    """A parameter object from a mapping that names its parameters, but for optional ones, checked against the bounds."""
+    values = {**optional_defaults(kind), **values}
     names = [f.name for f in _fields(kind)]
     unknown = sorted(set(values) - set(names))
     missing = sorted(set(names) - set(values))
@@ -92,6 +127,35 @@ class Datasheet:
             raise ValueError(
                 f"{self.name} has no {dtype} tensor cores; it has {have}. Price weight-only formats as bf16"
             ) from None
+
+
+QUANTITIES = ("sms", "clock", "peak", "hbm", "l2", "link")
+"""Datasheet numbers that a parameter may scale with."""
+
+
+def blended(kind: type[P], donors: Sequence[tuple[float, P, Mapping[str, float]]], own: Mapping[str, float]) -> P:
+    """Parameters for a device of the `QUANTITIES` *own* from those of *donors*, each with its share of 1 and its quantities.
+
+    Each number is scaled as its field says, then averaged: geometrically where it cannot be 0, for a rate or a latency
+    of twice is as far off as one of half; within the bounds.
+    """
+    found: dict[str, float] = {}
+    for f in _fields(kind):
+        low, high = f.metadata["low"], f.metadata["high"]
+        powers = f.metadata["scales_with"]
+        if powers is None:
+            powers = CYCLES if f.name.endswith("_s") else {}
+        values = [(share, getattr(params, f.name) * _scale(powers, theirs, own)) for share, params, theirs in donors]
+        if low > 0:
+            value = math.exp(sum(share * math.log(max(value, low)) for share, value in values))
+        else:
+            value = sum(share * value for share, value in values)
+        found[f.name] = min(high, max(low, value))
+    return kind(**found)
+
+
+def _scale(powers: Mapping[str, float], theirs: Mapping[str, float], own: Mapping[str, float]) -> float:
+    return math.prod((own[name] / theirs[name]) ** power for name, power in powers.items())
 
 
 def smooth_max(x: Any, y: Any, overlap_loss: Any) -> Any:

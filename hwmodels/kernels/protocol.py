@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hwmodels.kernels.ops import DecodeForm, PrefillForm
-from hwmodels.operations import AttentionShape, ExpertMlp
+from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ class Kernels(Protocol):
 
     def elementwise_s(self, size_bytes: Any, launches: int) -> Any: ...
 
-    def stream_s(self, flops: Any, hbm_bytes: Any) -> Any:
-        """Work that is neither GEMM nor softmax attention: recurrent states."""
+    def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
+        """Linear attention of all the shape's layers, which depends on rows and sequences alone."""
         ...
 
     def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 maximum = max
 minimum = min
 sqrt = math.sqrt
+ceil = math.ceil
 
 
 def where(condition: Any, x: Any, y: Any, /) -> Any:

@@ -82,7 +82,7 @@ def decode_form(params: TpuAttentionParams, *, token_bytes: Any, layers: float =
     by_kv = params.decode_token_s * token_bytes / _REFERENCE_BYTES
     by_seq, launch = params.decode_seq_s, params.decode_launch_s
 
-    def form(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+    def form(ops: Ops, seqs: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
         return layers * (launch + queries * by_seq + kv * (queries / seqs) * by_kv)
 
     return form

@@ -1,68 +1,118 @@
-"""Attention of prompts, decodes and both at once; grouped, latent, and on CPUs."""
+"""Attention of prompts, decodes and both at once, with windows and without, and on CPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from hwmodels.kernels.attention import WIDEST_GROUP, DecodeParams, PrefillParams
+from hwmodels.kernels.attention import WIDE_HEADS, WIDEST_GROUP, DecodeParams, PrefillParams, kernel_source
 from hwmodels.kernels.cpu import CpuAttentionParams
-from hwmodels.kernels.families import CPU_DECODE, CPU_PREFILL, DECODE, MIXED, MLA_DECODE, MLA_PREFILL, PREFILL
+from hwmodels.kernels.families import CPU_DECODE, CPU_PREFILL, DECODE, MIXED, PREFILL
 from hwmodels.kernels.form import KernelForm
-from hwmodels.kernels.mla import MlaParams
-from hwmodels.kernels.parameters import Datasheet
+from hwmodels.kernels.parameters import Datasheet, optional_defaults
 from hwmodels.measured.files import Measurement
 from hwmodels.measured.kinds import CALIBRATING
 from hwmodels.measured.names import HEADS, catalogue_model
 from hwmodels.measured.part import Columns, Part, Shape, every, pick
 from hwmodels.model import Attention
 
-_CACHE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
+CACHE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "fp8q": 1.0}
 _HEAD_COLUMNS = {"batch": "batch_size", "heads": "num_heads", "kv_heads": "num_kv_heads", "head_dim": "head_dim"}
-WIDEST_HEAD = 256.0  # wider heads run a fallback kernel, up to 200 times slower than the bandwidth allows
+_SHAPE = ("heads", "kv_heads", "head_dim")
+_STRATA = ("head_dim", "window", "alone")
+_FEWEST_ROWS = 30  # that determine the parameters of a kernel of its own
 
 
-def _causal(b: np.ndarray, q: np.ndarray, past: np.ndarray) -> Shape:
-    """Sums of b chunks of q tokens each behind as many of the past."""
-    return {"rows": b * q, "pairs": b * (q * past + q * (q + 1) / 2), "kv_tokens": b * (q + past)}
+def causal(b: np.ndarray, q: np.ndarray, past: np.ndarray, window: np.ndarray | float = np.inf) -> Shape:
+    """Sums of b chunks of q tokens each behind as many of the past, where a query sees `window` keys at the most."""
+    rising = np.minimum(q, np.maximum(0.0, window - past))
+    level = np.where(q > rising, np.minimum(window, past + q), 0.0)
+    pairs = rising * past + rising * (rising + 1) / 2 + (q - rising) * level
+    return {"rows": b * q, "pairs": b * pairs, "kv_tokens": b * (q + past)}
 
 
 def _heads(c: Columns) -> Shape:
     return {name: c[name] for name in ("heads", "kv_heads", "head_dim")}
 
 
-def _alone(m: Measurement) -> Shape:
-    """How benchmarks of one layer differ from a served model."""
-    return {"resident": True, "kv_bytes": 2.0 if m.source in CALIBRATING else _CACHE_BYTES[m.dtype]}
+def _formats(m: Measurement, fmt: str) -> Shape:
+    """How benchmarks of one layer differ from a served model; 8-bit queries are multiplied at the 8-bit rate."""
+    kv_bytes = 2.0 if m.source in CALIBRATING else CACHE_BYTES[fmt]
+    return {"resident": True, "kv_bytes": kv_bytes, **({"dtype": "fp8"} if fmt == "fp8q" else {})}
+
+
+def variants_of(source: str, fmt: str) -> tuple[str, ...]:
+    """Parameter sets for a software and a format (of the cache; fp8q: of the queries too), the best first."""
+    wanted = {"fp8": ("fp8/", ""), "fp8q": ("fp8q/", "fp8/", "")}.get(fmt, ("",))
+    names = dict.fromkeys((source, source.partition("-")[0], "vllm"))
+    return tuple(prefix + name for name in names for prefix in wanted)
+
+
+def _unseen(kind: type[PrefillParams] | type[DecodeParams], columns: Columns) -> tuple[str, ...]:
+    """Optional parameters of which these rows say nothing."""
+    unseen = {name for name in optional_defaults(kind) if "window" in name or name.startswith("beyond")}
+    if (columns["window"] < np.inf).sum() >= _FEWEST_ROWS:
+        unseen = set()
+    seen_any = (columns["head_dim"] <= min(above for above, _ in WIDE_HEADS.values())).any()
+    for width, (above, up_to) in WIDE_HEADS.items():
+        rows = (columns["head_dim"] > above) & (columns["head_dim"] <= up_to)
+        # Where all heads are wide, the narrowest are what wider ones are compared with.
+        if rows.sum() < _FEWEST_ROWS or not seen_any:
+            unseen |= {name for name in optional_defaults(kind) if f"_{width}" in name}
+        seen_any = seen_any or bool(rows.any())
+    return tuple(sorted(unseen))
 
 
 def _prefill_part(
-    m: Measurement, device: Datasheet, rows: np.ndarray, columns: dict[str, np.ndarray], groups: tuple[str, ...]
+    m: Measurement,
+    device: Datasheet,
+    rows: np.ndarray,
+    columns: dict[str, np.ndarray],
+    groups: tuple[str, ...],
+    fmt: str = "",
 ) -> Part:
+    fmt = fmt or m.dtype
+    columns.setdefault("window", np.full(len(rows), np.inf))
+    columns["alone"] = columns["heads"] == columns["kv_heads"]
+
     def shape(c: Columns) -> Shape:
-        b, q, past = c["batch"], c["query"], c["past"]
-        return {"chunks": b, "longest_kv": q + past, **_causal(b, q, past), **_heads(c), **_alone(m)}
+        b, q, past, window = c["batch"], c["query"], c["past"], c["window"]
+        sums = {"chunks": b, "longest_kv": q + past, "window_tokens": window, **causal(b, q, past, window)}
+        return {**sums, **_heads(c), **_formats(m, fmt)}
 
     return Part(
-        form=PREFILL, sheet=device, variants=(m.source, "vllm"), rows=rows, columns=columns, shape=shape, groups=groups,
-        starts=(PrefillParams(), PrefillParams(launch_s=3e-6)),
+        form=PREFILL, sheet=device, variants=variants_of(m.source, fmt), rows=rows, columns=columns, shape=shape,
+        groups=groups, strata=_STRATA if "head_dim" in groups else (),
+        starts=(PrefillParams(), PrefillParams(launch_s=3e-6)), fixed=_unseen(PrefillParams, columns),
     )  # fmt: skip
 
 
 def _decode_part(
-    m: Measurement, device: Datasheet, rows: np.ndarray, columns: dict[str, np.ndarray], groups: tuple[str, ...]
+    m: Measurement,
+    device: Datasheet,
+    rows: np.ndarray,
+    columns: dict[str, np.ndarray],
+    groups: tuple[str, ...],
+    fmt: str = "",
 ) -> Part:
+    fmt = fmt or m.dtype
     widest = WIDEST_GROUP.get(m.source, np.inf)
+    columns.setdefault("window", np.full(len(rows), np.inf))
+    columns.setdefault("width", np.ones(len(rows)))
+    columns["alone"] = columns["heads"] == columns["kv_heads"]
 
     def shape(c: Columns) -> Shape:
-        b, kv = c["batch"], c["kv"]
-        sums = {"seqs": b, "kv_tokens": b * kv, "longest_kv": kv, "query_width": c.get("width", 1)}
-        return {"widest_group": widest, **sums, **_heads(c), **_alone(m)}
+        b, kv = c["batch"], np.minimum(c["kv"], c["window"])
+        sums = {"seqs": b, "kv_tokens": b * kv, "beyond_tokens": b * (c["kv"] - kv), "longest_kv": kv}
+        return {"widest_group": widest, "query_width": c["width"], **sums, **_heads(c), **_formats(m, fmt)}
 
     return Part(
-        form=DECODE, sheet=device, variants=(m.source, "vllm"), rows=rows, columns=columns, shape=shape, groups=groups,
+        form=DECODE, sheet=device, variants=variants_of(m.source, fmt), rows=rows, columns=columns, shape=shape,
+        groups=groups, strata=_STRATA if "head_dim" in groups else (),
         starts=(DecodeParams(), DecodeParams(single_blocks=1.0), DecodeParams(launch_s=3e-6, combine_s=0.0)),
+        fixed=_unseen(DecodeParams, columns),
     )  # fmt: skip
 
 
@@ -75,7 +125,7 @@ def _on_cpu(m: Measurement, device: Datasheet, form: KernelForm[CpuAttentionPara
     def shape(c: Columns) -> Shape:
         b = c["batch"]
         format_of = {"dtype": m.dtype, "kv_bytes": m.number_bytes}
-        return {"sequences": b, **_causal(b, c["query"], c["past"]), **_heads(c), **format_of}
+        return {"sequences": b, **causal(b, c["query"], c["past"]), **_heads(c), **format_of}
 
     return Part(
         form=form, sheet=device, variants=(f"{m.dtype}/{m.source}",), rows=rows, columns=columns, shape=shape,
@@ -84,33 +134,66 @@ def _on_cpu(m: Measurement, device: Datasheet, form: KernelForm[CpuAttentionPara
     )  # fmt: skip
 
 
+def _by_format(m: Measurement) -> Iterator[tuple[str, np.ndarray]]:
+    """Formats of cache and queries in a file, with the rows of each; the name says it, or columns do."""
+    if "kv_dtype" not in m.columns:
+        if m.dtype in CACHE_BYTES:
+            yield m.dtype, every(m)
+        return
+    queries, cache = m.columns["query_dtype"], m.columns["kv_dtype"]
+    yield "bf16", (queries == "bf16") & (cache == "bf16")
+    yield "fp8", (queries == "bf16") & (cache == "fp8")
+    yield "fp8q", (queries == "fp8") & (cache == "fp8")
+
+
+def _by_kernel(m: Measurement, device: Datasheet, prompts: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """Names of the kernels that a software runs, with the rows of each."""
+    c = m.columns
+    names = kernel_source(
+        m.source, device, prompts=prompts, windowed="window_size" in c, head_dim=c["head_dim"],
+        group=c["num_heads"] / c["num_kv_heads"],
+    )  # fmt: skip
+    for name in np.unique(names).tolist():
+        yield name, names == name
+
+
+def _window_of(m: Measurement, rows: np.ndarray) -> dict[str, np.ndarray]:
+    return {"window": m.columns["window_size"][rows]} if "window_size" in m.columns else {}
+
+
 def prefill(m: Measurement, device: Datasheet) -> Iterator[Part]:
     if m.on_cpu:
         yield _on_cpu(m, device, CPU_PREFILL)
         return
-    if m.dtype not in _CACHE_BYTES:
-        return
-    usual = m.columns["head_dim"] <= WIDEST_HEAD
     # vLLM runs a prompt of one token as a decode without a past: predicted so, and not fitted.
-    single = (m.columns["seq_len"] <= 1) & (m.source != "trtllm")
-    rows, columns = pick(m, usual & ~single, {**_HEAD_COLUMNS, "query": "seq_len"})
-    columns["past"] = m.columns["past_len"][rows] if "past_len" in m.columns else 0.0 * columns["query"]
-    yield _prefill_part(m, device, rows, columns, ("heads", "kv_heads", "head_dim"))
-    rows, columns = pick(m, usual & single, {**_HEAD_COLUMNS, "kv": "seq_len"})
-    if len(rows):
-        yield _decode_part(m, device, rows, columns, ())
+    single = (m.columns["seq_len"] <= 1) & (m.source not in ("trtllm", "sglang"))
+    for fmt, mask in _by_format(m):
+        for source, own in _by_kernel(m, device, True):
+            rows, columns = pick(m, mask & own & ~single, {**_HEAD_COLUMNS, "query": "seq_len"})
+            columns["past"] = m.columns["past_len"][rows] if "past_len" in m.columns else 0.0 * columns["query"]
+            if len(rows):
+                columns |= _window_of(m, rows)
+                part = _prefill_part(m, device, rows, columns, _SHAPE, fmt)
+                # FlashAttention and TensorRT-LLM's kernels pass over the tiles outside a window; Triton's do not.
+                fixed = part.fixed if source.endswith("-triton") else (*part.fixed, "window_waste")
+                yield replace(part, variants=variants_of(source, fmt), fixed=tuple(dict.fromkeys(fixed)))
+        rows, columns = pick(m, mask & single, {**_HEAD_COLUMNS, "kv": "seq_len"})
+        if len(rows):
+            yield _decode_part(m, device, rows, columns | _window_of(m, rows), (), fmt)
 
 
 def decode(m: Measurement, device: Datasheet) -> Iterator[Part]:
     if m.on_cpu:
         yield _on_cpu(m, device, CPU_DECODE)
         return
-    if m.dtype not in _CACHE_BYTES:
-        return
-    rows, columns = pick(m, m.columns["head_dim"] <= WIDEST_HEAD, {**_HEAD_COLUMNS, "kv": "kv_len"})
-    columns["width"] = m.columns["query_len"][rows] if "query_len" in m.columns else np.ones(len(rows))
-    columns["kv"] = columns["kv"] + columns["width"]
-    yield _decode_part(m, device, rows, columns, ("heads", "kv_heads", "head_dim"))
+    for fmt, mask in _by_format(m):
+        for source, own in _by_kernel(m, device, False):
+            rows, columns = pick(m, mask & own, {**_HEAD_COLUMNS, "kv": "kv_len"})
+            columns["width"] = m.columns["query_len"][rows] if "query_len" in m.columns else np.ones(len(rows))
+            columns["kv"] = columns["kv"] + columns["width"]
+            if len(rows):
+                columns |= _window_of(m, rows)
+                yield replace(_decode_part(m, device, rows, columns, _SHAPE, fmt), variants=variants_of(source, fmt))
 
 
 def _heads_of(m: Measurement) -> tuple[float, float, float]:
@@ -147,11 +230,12 @@ def mixed(m: Measurement, device: Datasheet) -> Iterator[Part]:
         q, past, kv = c["query"], c["past"], c["kv"] + 1.0
         one = np.ones_like(q)
         decoding = {"seqs": c["seqs"], "decode_kv_tokens": c["seqs"] * kv, "longest_kv": np.maximum(q + past, kv)}
-        return {"chunks": one, "resident": True, **_causal(one, q, past), **decoding, **_heads(c)}
+        return {"chunks": one, "resident": True, **causal(one, q, past), **decoding, **_heads(c)}
 
     yield Part(
         form=MIXED, sheet=device, variants=(m.source, "lss"), rows=rows, columns=columns, shape=shape,
         groups=("query", "past"), starts=(PrefillParams(unpacked=0.5, padding=2.0, block_s=5e-6),),
+        fixed=tuple(optional_defaults(PrefillParams)),
     )  # fmt: skip
 
 
@@ -168,26 +252,3 @@ def paged(m: Measurement, device: Datasheet) -> Iterator[Part]:
     columns["kv"] = columns["kv"] / columns["batch"] + 1.0
     columns["head_dim"] = np.full(len(rows), 128.0)
     yield _decode_part(m, device, rows, columns, ("batch", "kv"))
-
-
-def latent(m: Measurement, device: Datasheet) -> Iterator[Part]:
-    if m.dtype not in _CACHE_BYTES:
-        return
-    width = _CACHE_BYTES[m.dtype]
-    rows, columns = pick(m, every(m), {"batch": "batch_size", "isl": "isl", "step": "step", "heads": "num_heads"})
-
-    def of_decodes(c: Columns) -> Shape:
-        kv = c["batch"] * (c["isl"] + c["step"])
-        return {"seqs": c["batch"], "kv_tokens": kv, "heads": c["heads"], "kv_bytes": width}
-
-    def of_prompts(c: Columns) -> Shape:
-        sums = _causal(c["batch"], c["isl"], c["step"])
-        return {"chunks": c["batch"], **sums, "heads": c["heads"], "kv_bytes": width}
-
-    decodes, source = m.labels["phase"] == "decode", m.source or "vllm"
-    variants = (source, "vllm") if m.dtype == "bf16" else (f"{m.dtype}/{source}", source, "vllm")
-    yield Part(
-        form=MLA_DECODE if decodes else MLA_PREFILL, sheet=device, variants=variants, rows=rows,
-        columns=columns, shape=of_decodes if decodes else of_prompts, groups=("heads", "batch", "isl", "step"),
-        starts=(MlaParams(),),
-    )  # fmt: skip

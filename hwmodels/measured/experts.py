@@ -8,19 +8,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from hwmodels.kernels.families import MOE
-from hwmodels.kernels.moe import MoeParams
+from hwmodels.kernels.moe import ALIGNED, EXPERT_FORMATS, ExpertFormat, MoeParams
 from hwmodels.kernels.parameters import Datasheet
 from hwmodels.measured.files import Measurement
 from hwmodels.measured.names import EXPERTS, catalogue_model
 from hwmodels.measured.part import Columns, Part, Shape, every, pick
-from hwmodels.precision import precision
+from hwmodels.measured.products import STACKS
 
-# moe_dtype -> arithmetic and weight format; a weight-only format is expanded to the arithmetic.
+# Names of aiconfigurator's tables -> formats of `EXPERT_FORMATS`.
 _MOE_DTYPES = {
-    "bfloat16": ("bf16", "bf16"), "float16": ("bf16", "bf16"), "fp8_block": ("fp8", "fp8"), "fp8": ("fp8", "fp8"),
-    "nvfp4": ("fp4", "nvfp4"), "int4_wo": ("bf16", "int4"), "w4a16_mxfp4": ("bf16", "mxfp4"), "w4afp8": ("fp8", "int4"),
+    "bfloat16": "bf16", "float16": "bf16", "fp8_block": "fp8_block", "fp8": "fp8", "nvfp4": "nvfp4", "int4_wo": "int4",
+    "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4_mxfp8", "w4afp8": "int4_fp8",
 }  # fmt: skip
-_FALL_BACK = {"bf16": ("bf16",), "fp8": ("fp8",), "fp4": ("fp8", "bf16")}
 _SHAPE = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 
 
@@ -28,28 +27,61 @@ def moe(m: Measurement, device: Datasheet) -> Iterator[Part]:
     for name in np.unique(m.columns["moe_dtype"]):
         if str(name) not in _MOE_DTYPES:
             continue
-        dtype, weights = _MOE_DTYPES[str(name)]
-        names = {c: c for c in (*_SHAPE, "num_tokens", "distribution")}
-        rows, columns = pick(m, (m.columns["moe_dtype"] == name) & ~unspread(m), names)
-        if not len(rows):
-            continue
+        fmt = EXPERT_FORMATS[_MOE_DTYPES[str(name)]]
+        mine = (m.columns["moe_dtype"] == name) & ~unspread(m)
+        names = ("hidden_size", "topk", "num_experts")
+        layers = np.column_stack([*(m.columns[c] for c in names), ~_nemotron(m.columns)]).astype(int)
+        by_kernel: dict[tuple[str, ...], np.ndarray] = {}
+        for layer in np.unique(layers[mine], axis=0):
+            hidden, topk, experts, gate = layer.tolist()
+            variants = fmt.variants(
+                dict.fromkeys((m.source, *STACKS)), layer=(hidden, topk, experts), gated=bool(gate),
+                blackwell="fp4" in device.peak_flops_per_s,
+            )  # fmt: skip
+            rows = mine & (layers == layer).all(axis=1)
+            by_kernel[variants] = by_kernel.get(variants, np.zeros(len(m), bool)) | rows
+        for variants, rows in by_kernel.items():
+            yield _table_part(m, device, rows, fmt, variants)
 
-        def shape(c: Columns, dtype: str = dtype, width: float = precision(weights).weight_bytes) -> Shape:
-            # Nemotron's experts have two matrices (squared ReLU), all others of the tables three.
-            nemotron = (c["topk"] == 22) | ((c["hidden_size"] == 2688) & (c["inter_size"] == 1856))
-            return {
-                "tokens": c["num_tokens"], "hidden_size": c["hidden_size"], "inter_size": c["inter_size"],
-                "topk": c["topk"], "experts": c["num_experts"], "tp": c["moe_tp_size"], "ep": c["moe_ep_size"],
-                "distribution": c["distribution"], "gated": ~nemotron, "dtype": dtype, "weight_bytes": width,
-            }  # fmt: skip
 
-        yield Part(
-            form=MOE, sheet=device, rows=rows, columns=columns, shape=shape, groups=_SHAPE, starts=(MoeParams(),),
-            variants=(
-                *((f"{weights}/{m.source}",) if weights != dtype else ()),
-                *(f"{wide}/{name}" for wide in _FALL_BACK[dtype] for name in (m.source, "vllm")),
-            ),
-        )  # fmt: skip
+def _nemotron(c: Columns) -> np.ndarray:
+    """Nemotron's experts have two matrices (squared ReLU), all others of the tables three."""
+    return (c["topk"] == 22) | ((c["hidden_size"] == 2688) & (c["inter_size"] == 1856))
+
+
+def _table_part(
+    m: Measurement, device: Datasheet, mask: np.ndarray, fmt: ExpertFormat, variants: tuple[str, ...]
+) -> Part:
+    rows, columns = pick(m, mask, {c: c for c in (*_SHAPE, "num_tokens", "distribution")})
+
+    def shape(c: Columns) -> Shape:
+        return {
+            "tokens": c["num_tokens"], "hidden_size": c["hidden_size"], "inter_size": c["inter_size"],
+            "topk": c["topk"], "experts": c["num_experts"], "tp": c["moe_tp_size"], "ep": c["moe_ep_size"],
+            "distribution": c["distribution"], "gated": ~_nemotron(c), "weight_copies": 1.0, **fmt.options,
+        }  # fmt: skip
+
+    models = {tuple(row) for row in np.column_stack([columns[c] for c in _SHAPE[:4]]).tolist()}
+    fixed = _FIXED_FOR_FEW_MODELS if len(models) < 4 else ()
+    # Kernels for narrow weights pad their rows.
+    if fmt.weight_bytes < 2.0 or not (columns["inter_size"] / columns["moe_tp_size"] % ALIGNED > 0).any():
+        fixed = tuple(dict.fromkeys((*fixed, "unaligned")))
+    return Part(
+        form=MOE, sheet=device, rows=rows, columns=columns, shape=shape, groups=_SHAPE, starts=MOE_STARTS,
+        variants=variants, fixed=fixed,
+    )  # fmt: skip
+
+
+# What the few shapes of one or two models cannot tell.
+_FIXED_FOR_FEW_MODELS = ("l2_intensity", "cache_gain", "expert_s", "inner_passes", "wave_softness")
+MOE_STARTS = (
+    MoeParams(),
+    MoeParams(launch_s=1.2e-5, block_bandwidth=2.0, tile_s=1e-6, unaligned=2.0, overlap_loss=1.0),
+    MoeParams(
+        launch_s=2e-5, compute_efficiency=0.5, bandwidth_efficiency=0.7, block_bandwidth=1.2, tile_s=2e-6, reread=0.5,
+        unaligned=2.0, slot_passes=8.0, wave_softness=0.2,
+    ),
+)  # fmt: skip
 
 
 def unspread(m: Measurement) -> np.ndarray:
@@ -77,5 +109,6 @@ def moe_layer(m: Measurement, device: Datasheet) -> Iterator[Part]:
     rows, columns = pick(m, every(m), {"tokens": "tokens", "active": "activated_experts"})
     yield Part(
         form=MOE, sheet=device, variants=(f"bf16/{m.source}", "bf16/vllm"), rows=rows, columns=columns, shape=shape,
-        groups=("tokens", "active"), starts=(MoeParams(),), fixed=("rank_skew", "expert_s", "fill_k", "inner_passes"),
+        groups=("tokens", "active"), starts=(MoeParams(),),
+        fixed=("remote_share", "expert_s", "tile_s", "inner_passes", "unaligned", "cache_gain", "l2_intensity"),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hwmodels.measured.kinds import COUNTS, FLAGS, MAY_BE_BLANK, SAME_FORMAT, TEXT
+from hwmodels.measured.kinds import COUNTS, FLAGS, MAY_BE_BLANK, SAME_FORMAT, SEVERAL, TEXT
 from hwmodels.measured.names import card_of, recognise
 
 
@@ -44,26 +44,8 @@ class Measurement:
         return len(next(iter(self.columns.values())))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """A folder of measurements: the files that were understood, and the reason for each that was not."""
-
-    measurements: tuple[Measurement, ...]
-    not_understood: Mapping[str, str]
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """A sentence for each file that was not understood and each reason for refused rows; empty: all was read."""
-        rows = [
-            f"{m.path.name}: {count:,} of {len(m) + sum(m.refused.values()):,} rows refused: {reason}"
-            for m in self.measurements
-            for reason, count in m.refused.items()
-        ]
-        return (*(f"{name}: not understood: {reason}" for name, reason in self.not_understood.items()), *rows)
-
-    @property
-    def refused_rows(self) -> int:
-        return sum(sum(m.refused.values()) for m in self.measurements)
+class NotRecognised(ValueError):
+    """A file whose columns and name are those of no kind."""
 
 
 def read(path: str | Path, *, strict: bool = True) -> Measurement:
@@ -72,10 +54,10 @@ def read(path: str | Path, *, strict: bool = True) -> Measurement:
     Without *strict* rows that do not fit are left out and counted in `refused`; ValueError when no row is left.
     """
     path = Path(path)
-    header, rows, lines = _read_csv(path)
+    header, rows, lines = read_csv(path)
     kind, labels = recognise(path.stem, header)
     if kind is None:
-        raise ValueError(f"{path.name}: {labels['reason']}")
+        raise NotRecognised(f"{path.name}: {labels['reason']}")
     refused: dict[str, int] = {}
     bad = np.zeros(len(rows), bool)
 
@@ -100,15 +82,18 @@ def read(path: str | Path, *, strict: bool = True) -> Measurement:
     columns: dict[str, np.ndarray] = {}
     for name, cells in zip(header, zip(*rows, strict=True) if rows else [()] * width, strict=True):
         columns[name] = _column(kind, name, cells, refuse)
-    if "latency_us" in columns:
-        wrong = ~(columns["latency_us"] > 0)
-        refuse(
-            wrong, "latency_us must be positive", "latency_us must be positive; line {line} is not; remove or repair it"
-        )
+    for name in ("latency_us", *SEVERAL.get(kind, ())):
+        if name in columns:
+            wrong = ~(columns[name] > 0)
+            refuse(
+                wrong, f"{name} must be positive", f"{name} must be positive; line {{line}} is not; remove or repair it"
+            )
     if bad.any():
         columns = {name: column[~bad] for name, column in columns.items()}
     if not len(bad) or bad.all():
         raise ValueError(f"{path.name}: no row is left: {'; '.join(refused)}")
+    if kind in SEVERAL:
+        columns = _unfolded(columns, SEVERAL[kind])
     word = (labels.get("dtype") or "bf16").replace("_", "")
     dtype = SAME_FORMAT.get(word, word)
     return Measurement(
@@ -126,27 +111,15 @@ def read(path: str | Path, *, strict: bool = True) -> Measurement:
     )
 
 
-def read_folder(folder: str | Path) -> list[Measurement]:
-    """Every CSV of a folder, sorted by name; a file or row that is not understood is an error, not a gap."""
-    return list(survey(folder, strict=True).measurements)
-
-
-def survey(folder: str | Path, *, strict: bool = False) -> Survey:
-    """Every CSV of a folder, sorted by name; what is not understood is in `Survey.left_out`, or, with *strict*, an error."""
-    folder = Path(folder)
-    paths = sorted(path for path in folder.glob("*") if path.suffix.lower() == ".csv")
-    if not paths:
-        raise ValueError(f"{folder} holds no CSV files; expected names such as gemm_h100_bf16_vllm0.24.csv")
-    found, reasons = [], {}
-    for path in paths:
-        try:
-            found.append(read(path, strict=strict))
-        except (ValueError, OSError) as error:
-            if strict:
-                raise
-            text = f"{error.strerror}" if isinstance(error, OSError) else str(error)
-            reasons[path.name] = text.removeprefix(f"{path.name}: ")
-    return Survey(measurements=tuple(found), not_understood=reasons)
+def _unfolded(columns: dict[str, np.ndarray], times: Sequence[str]) -> dict[str, np.ndarray]:
+    """A row for each of several times of a line: the time as latency_us, and its name, less the unit, as operation."""
+    rows = len(columns[times[0]])
+    shared = {name: np.tile(column, len(times)) for name, column in columns.items() if name not in times}
+    return {
+        **shared,
+        "operation": np.repeat([name.removesuffix("_us") for name in times], rows),
+        "latency_us": np.concatenate([columns[name] for name in times]),
+    }
 
 
 def is_kernel_level(measurement: Measurement) -> bool:
@@ -154,7 +127,7 @@ def is_kernel_level(measurement: Measurement) -> bool:
     return not measurement.kind.startswith(("iteration", "e2e_"))
 
 
-def _read_csv(path: Path) -> tuple[list[str], list[list[str]], np.ndarray]:
+def read_csv(path: Path) -> tuple[list[str], list[list[str]], np.ndarray]:
     """Header, rows as they stand and the line that each ends on; ValueError for what is no table."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _PREFILL = ("batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim", "latency_us")
 _DECODE = ("batch_size", "kv_len", "num_heads", "num_kv_heads", "head_dim", "latency_us")
+_WINDOW = ("window_size", "query_dtype", "kv_dtype")
 _PAGED = (
     "is_prefill", "batch_size", "prefill_chunk_size", "kv_cache_size", "latency_us", "heads_per_rank",
     "kv_heads_per_rank",
@@ -12,18 +13,19 @@ _SILICON = (
     "model_path", "system", "backend", "backend_version", "precision", "gemm_quant_mode", "moe_quant_mode", "mode",
     "isl", "osl", "concurrency",
 )  # fmt: skip
+_MODULE = ("gemm_dtype", "query_dtype", "kv_dtype", "num_heads", "batch_size")
 _NODE = r"(?P<device>[a-z0-9]+)"
 _SOFTWARE = r"(?P<source>[a-z]+)(?P<version>[0-9][0-9a-z.]*)?"
 SAME_FORMAT = {
-    "fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "float32": "fp32", "fp8block": "fp8", "fp8static": "fp8",
-    "nvfp4": "fp4",
+    "fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "float32": "fp32", "fp8block": "fp8_block",
+    "fp8static": "fp8", "fp4": "nvfp4",
 }  # fmt: skip
 # Back ends of `hwmodels.calibrate`, which add the spread of their repeats, and formats to more names.
 CALIBRATING = ("torch", "jax", "numpy", "fake")
 _SPREAD = ("min_us", "max_us", "repeats")
 # Any format's name, so that one without a model is counted by that name and not read as part of another word.
 DTYPE = (
-    r"(?:_(?P<dtype>(?:(?:bfloat|float|bf|tf|mxfp|nvfp|fp|int)\d+|w\d+a(?:fp)?\d+)"
+    r"(?:_(?P<dtype>(?:(?:bfloat|float|bf|tf|mxfp|nvfp|fp|int)\d+q?|w\d+a(?:fp)?\d+)"
     r"(?:_?(?:block|static|wo|ootb|mxfp\d|tensor))*))?"
 )
 
@@ -40,6 +42,12 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "attention_decode": (
         rf"attention_decode_{_NODE}{DTYPE}_{_SOFTWARE}", _DECODE, ("query_len", *_SPREAD)
+    ),
+    "attention_windowed_prefill": (
+        rf"attention_windowed_prefill_{_NODE}{DTYPE}_{_SOFTWARE}", (*_PREFILL, *_WINDOW), ("past_len", *_SPREAD)
+    ),
+    "attention_windowed_decode": (
+        rf"attention_windowed_decode_{_NODE}{DTYPE}_{_SOFTWARE}", (*_DECODE, *_WINDOW), ("query_len", *_SPREAD)
     ),
     "host": (rf"host_{_NODE}{DTYPE}_{_SOFTWARE}", ("op", "layers", "latency_us"), _SPREAD),
     "attention_mixed": (
@@ -63,6 +71,11 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("backend", "num_gpus", "message_bytes", "latency_us"),
         (),
     ),
+    "dispatch": (
+        rf"dispatch_{_NODE}_(?P<library>[a-z]+)_{_SOFTWARE}",
+        ("mode", "num_gpus", "sms", "hidden_size", "topk", "num_experts", "num_tokens", "dispatch_us", "combine_us"),
+        (),
+    ),
     "elementwise": (
         rf"elementwise_{_NODE}{DTYPE}_(?P<source>vidur|{'|'.join(CALIBRATING)})(?P<version>[0-9][0-9a-z.]*)?",
         ("model", "op", "tp", "m", "width", "gated", "latency_us"),
@@ -73,6 +86,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("op", "rows", "cols", "gelements_per_s", "latency_us"),
         (),
     ),
+    "quantize": (rf"quantize_{_NODE}{DTYPE}_{_SOFTWARE}", ("m", "k", "latency_us"), _SPREAD),
     "layers": (
         rf"layers_{_NODE}_(?P<model>[a-z0-9.-]+)_{_SOFTWARE}",
         ("model", "tp", "layer", "m", "n", "k", "latency_us"),
@@ -96,6 +110,15 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("batch_size", "isl", "step", "num_heads", "tp_size", "latency_us"),
         (),
     ),
+    "mla_module_prefill": (rf"mla_module_prefill_{_NODE}_{_SOFTWARE}", (*_MODULE, "seq_len", "latency_us"), ()),
+    "mla_module_decode": (rf"mla_module_decode_{_NODE}_{_SOFTWARE}", (*_MODULE, "kv_len", "latency_us"), ()),
+    "mla_bmm": (rf"mla_bmm_{_NODE}_{_SOFTWARE}", ("op", "dtype", "num_tokens", "num_heads", "latency_us"), ()),
+    "linear_attention": (
+        rf"linear_attention_{_NODE}_{_SOFTWARE}",
+        ("kernel", "phase", "batch_size", "seq_len", "num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim",
+         "d_conv", "latency_us"),
+        (),
+    ),
     "tpu_attention": (r"tpu_(?P<device>[a-z0-9]+)_attention_(?P<model>[a-z0-9.-]+)", _PAGED, ()),
     "tpu_layers": (
         r"tpu_(?P<device>[a-z0-9]+)_layers_(?P<model>[a-z0-9.-]+)",
@@ -115,6 +138,14 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         (*_SILICON, "batch_size", "tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "ttft_ms",
          "tpot_ms"),
         ("measured", "provenance", "speculation"),
+    ),
+    "e2e_settings": (
+        r"e2e_settings_agg",
+        ("model_path", "system", "backend", "backend_version", "precision", "isl", "osl", "concurrency", "tp_size",
+         "attention_dp_size", "moe_tp_size", "moe_ep_size", "measured", "provenance", "script", "token_budget",
+         "max_sequences", "kv_dtype"),
+        ("speculation", "warmup_per_client", "max_prefill_tokens", "cuda_graph_batch", "receive_interval",
+         "stream_interval", "wait_iterations", "wait_tokens_share", "prefix_cache", "memory_fraction"),
     ),
     "e2e_silicon_disagg": (
         r"e2e_silicon_disagg",
@@ -144,10 +175,17 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     ),
 }
 # fmt: on
+# Lines with several times: each becomes a row of its own.
+SEVERAL = {"dispatch": ("dispatch_us", "combine_us")}
 TEXT = {
     "model",
     "op",
     "layer",
+    "kernel",
+    "phase",
+    "gemm_dtype",
+    "query_dtype",
+    "kv_dtype",
     "collective",
     "dtype",
     "backend",
@@ -162,16 +200,20 @@ TEXT = {
     "gemm_quant_mode",
     "moe_quant_mode",
     "mode",
+    "operation",
     "request_id",
     "measured",
     "provenance",
     "speculation",
+    "script",
+    "prefix_cache",
 }  # fmt: skip
 FLAGS = {"is_prefill", "gated"}
 COUNTS = {
     "m", "n", "k", "batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim", "heads_per_rank",
     "kv_heads_per_rank", "num_gpus", "num_workers", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts",
-    "moe_tp_size", "moe_ep_size", "width", "rows", "cols",
+    "moe_tp_size", "moe_ep_size", "width", "rows", "cols", "window_size", "num_k_heads", "head_k_dim", "num_v_heads",
+    "head_v_dim", "d_conv",
 }  # fmt: skip
 # Blank cells that the conventions allow: operations that are no GEMM, one-dimensional operations, unknown settings.
 MAY_BE_BLANK = {
@@ -180,5 +222,6 @@ MAY_BE_BLANK = {
     "elementwise_rates": {"rows", "cols"},
     "e2e_silicon_agg": None,
     "e2e_silicon_disagg": None,
+    "e2e_settings": None,
     "iteration": {"prompt_std_ms", "e2e_time_ms", "prompt_time_ms"},
 }

@@ -1,4 +1,4 @@
-"""Collectives in a node and between nodes."""
+"""Collectives in a node and between nodes, and the exchange of tokens between experts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from hwmodels.kernels.collectives import NETWORK_BYTES_PER_S, CollectiveParams
-from hwmodels.kernels.families import COLLECTIVE
+from hwmodels.kernels.exchange import ExchangeParams
+from hwmodels.kernels.families import COLLECTIVE, EXCHANGE
 from hwmodels.kernels.parameters import Datasheet
 from hwmodels.measured.files import Measurement
 from hwmodels.measured.part import Columns, Part, Shape, pick
@@ -37,9 +38,9 @@ def _part(
 
     starts = (
         CollectiveParams(),
-        CollectiveParams(contention=1.0, bandwidth_high=0.5, bandwidth_mid=0.2),
-        CollectiveParams(start_s=3e-5),
-        CollectiveParams(host_s=2e-5),
+        CollectiveParams(widening=1.0, bandwidth_high=0.5, bandwidth_mid=0.2),
+        CollectiveParams(start_s=3e-5, host_s=2e-5),
+        CollectiveParams(widening=-0.2, bandwidth_high=0.7),
     )
     return Part(
         form=COLLECTIVE, sheet=device, variants=variants, rows=rows, columns=columns, shape=shape,
@@ -77,7 +78,30 @@ def nodes(m: Measurement, device: Datasheet) -> Iterator[Part]:
 
 def allreduce(m: Measurement, device: Datasheet) -> Iterator[Part]:
     for backend in np.unique(m.columns["backend"]):
+        # TensorRT-LLM's is only ever replayed from a graph, and its table says no more than the name.
+        own = str(backend).replace("_", "-") + ("" if "_" in str(backend) else "-graph")
         yield _part(
             m, device, m.columns["backend"] == backend, "all_reduce", {"bytes": "message_bytes", "devices": "num_gpus"},
-            (f"all_reduce/{str(backend).replace('_', '-')}", "all_reduce/nccl"), device.link_bytes_per_s,
+            (f"all_reduce/{own}", "all_reduce/nccl"), device.link_bytes_per_s,
         )  # fmt: skip
+
+
+_NUMBER_BYTES = {"dispatch": 1.0, "combine": 2.0}
+"""Rows travel to the experts in 8 bits and back in 16."""
+
+
+def exchange(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    names = {
+        "tokens": "num_tokens", "hidden": "hidden_size", "topk": "topk", "experts": "num_experts",
+        "devices": "num_gpus", "sms": "sms",
+    }  # fmt: skip
+    for operation, number_bytes in _NUMBER_BYTES.items():
+        for mode in np.unique(m.columns["mode"]):
+            rows, columns = pick(m, (m.columns["operation"] == operation) & (m.columns["mode"] == mode), names)
+            yield Part(
+                form=EXCHANGE, sheet=device, variants=(f"{operation}/deepep-{str(mode).replace('_', '-')}",), rows=rows,
+                columns=columns, shape=lambda c, number_bytes=number_bytes: {**c, "number_bytes": number_bytes},
+                groups=("hidden", "topk", "experts", "tokens"),
+                starts=(ExchangeParams(), ExchangeParams(overlap_loss=2.0, copy_s=0.0),
+                        ExchangeParams(start_s=4e-5, own_copies=5.0)),
+            )  # fmt: skip

@@ -32,6 +32,8 @@ class Part:
     """From the columns to what the form takes."""
     groups: tuple[str, ...]
     """Columns whose values make a shape: held back together."""
+    strata: tuple[str, ...] = ()
+    """Columns within whose values every other shape is held back; none: about half of all shapes is."""
     starts: tuple[Any, ...]
     fixed: tuple[str, ...] = ()
     calls: float = 1.0

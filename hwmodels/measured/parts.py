@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from hwmodels.kernels.parameters import Datasheet
-from hwmodels.measured import attention, experts, host, links, products, tpus
+from hwmodels.measured import attention, experts, host, latent_attention, linear_attention, links, products, tpus
 from hwmodels.measured.files import Measurement
 from hwmodels.measured.part import Part
 
@@ -13,18 +13,26 @@ _PARTS: dict[str, Callable[[Measurement, Datasheet], Iterator[Part]]] = {
     "gemm": products.gemm,
     "attention_prefill": attention.prefill,
     "attention_decode": attention.decode,
+    "attention_windowed_prefill": attention.prefill,
+    "attention_windowed_decode": attention.decode,
     "attention_mixed": attention.mixed,
     "host": host.host,
     "attention_paged": attention.paged,
     "collectives_nccl": links.nccl,
     "collectives_nodes": links.nodes,
     "allreduce": links.allreduce,
+    "dispatch": links.exchange,
     "elementwise": products.elementwise,
     "elementwise_rates": products.elementwise_rates,
+    "quantize": products.quantize,
     "layers": products.layers,
+    "linear_attention": linear_attention.linear,
     "moe": experts.moe,
     "moe_layer": experts.moe_layer,
-    "mla": attention.latent,
+    "mla": latent_attention.kernel,
+    "mla_bmm": latent_attention.products,
+    "mla_module_prefill": latent_attention.module,
+    "mla_module_decode": latent_attention.module,
     "tpu_attention": tpus.attention,
     "tpu_layers": tpus.layers,
 }

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hwmodels.measured.attention import WIDEST_HEAD
 from hwmodels.measured.experts import unspread
 from hwmodels.measured.files import Measurement, is_kernel_level
 from hwmodels.measured.parts import parts
@@ -61,9 +60,7 @@ def predict(measurement: Measurement, profile: Profile) -> Prediction:
 
 def _unmodelled(m: Measurement) -> Iterator[tuple[str, np.ndarray]]:
     """Reasons why rows have no model, with the rows each explains."""
-    if "head_dim" in m.columns:
-        yield "head_dim above 256 runs a fallback kernel", m.columns["head_dim"] > WIDEST_HEAD
-    if m.kind in ("gemm", "attention_prefill", "attention_decode", "mla"):
+    if m.kind in ("gemm", "quantize", "attention_prefill", "attention_decode", "mla"):
         yield f"format {m.dtype} has no kernel model", np.ones(len(m), bool)
     if m.kind == "tpu_layers":
         for flag in np.unique(m.columns["flag"]):

@@ -10,31 +10,44 @@ import numpy as np
 from hwmodels.kernels.cpu import CpuGemmParams
 from hwmodels.kernels.elementwise import OPS, ElementwiseParams
 from hwmodels.kernels.families import CPU_GEMM, ELEMENTWISE, GEMM
-from hwmodels.kernels.gemm import QUANTISE_FIELDS, GemmParams
+from hwmodels.kernels.gemm import QUANTISE_FIELDS, GemmParams, library_of
 from hwmodels.kernels.parameters import Datasheet
 from hwmodels.measured.files import Measurement
 from hwmodels.measured.kinds import CALIBRATING
 from hwmodels.measured.part import Columns, Part, Shape, every, pick
+from hwmodels.precision import precision
 
-_NARROW = ("fp8", "int8", "fp4")
+# Formats of operands below 16 bits whose products are timed, and the arithmetic of each.
+_NARROW = {"fp8": "fp8", "fp8_block": "fp8", "int8": "int8", "nvfp4": "fp4"}
+# Tables that may stand in for one of a narrow format, the best first.
+_STAND_IN = {"fp8_block": ("fp8_block", "fp8"), "fp8": ("fp8",), "int8": ("int8", "fp8"), "nvfp4": ("nvfp4", "fp8")}
+STACKS = ("vllm", "trtllm", "sglang")
+# vLLM's fp8_block products were timed as Python launches them, 55 to 360 us each, and only rows of 1 ms or more are
+# kept: the kernels that it calls (DeepGEMM) are known from SGLang's table.
+_TIMED_LAUNCHES = {("fp8_block", "vllm"): ("sglang", "trtllm")}
 
 
-def _gemm_options(dtype: str, source: str) -> dict[str, Any]:
+def _gemm_options(dtype: str, source: str, device: str) -> dict[str, Any]:
     """How a benchmark of this software and format ran its GEMMs."""
-    narrow = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}.get(dtype, 2.0)
-    options: dict[str, Any] = {"dtype": dtype, "weight_bytes": narrow, "activation_bytes": narrow}
+    number = precision(dtype)
+    options: dict[str, Any] = {
+        "dtype": _NARROW.get(dtype, dtype), "weight_bytes": number.weight_bytes, "activation_bytes": number.weight_bytes,
+    }  # fmt: skip
     if source in CALIBRATING:  # cuBLAS on operands that are in the format already, from buffers larger than the cache
         return options | {"weight_copies": np.inf}
     if dtype in _NARROW:
-        options |= {"quantise_activations": True, "library": "dispatch"}
-    # The serving-kernel collector cycles six weight tensors; the others repeat one layer.
-    return options | {"weight_copies": 6.0 if source in ("vllm", "trtllm", "sglang") else 1.0}
+        options |= {"quantise_activations": True, "library": library_of(dtype, source, device)}
+    # TensorRT-LLM's collector cycles as many weight tensors as exceed the cache, the others' six; the rest repeat one.
+    copies = {"trtllm": np.inf, "vllm": 6.0, "sglang": 6.0}
+    return options | {"weight_copies": copies.get(source, 1.0)}
 
 
 def _gemm_part(m: Measurement, device: Datasheet, mask: np.ndarray) -> Part:
     source, dtype = m.source, m.dtype
     rows, columns = pick(m, mask, {"m": "m", "n": "n", "k": "k"})
-    options = _gemm_options(dtype, source)
+    device.flops_per_s(_NARROW.get(dtype, dtype))  # ValueError where the device does not multiply the format
+    stands_in = _TIMED_LAUNCHES.get((dtype, source), ())
+    options = _gemm_options(dtype, next(iter(stands_in), source), device.name)
     fixed = () if options.get("quantise_activations") else QUANTISE_FIELDS
     start = GemmParams(launch_s=3e-5) if source == "llmcompass" else GemmParams()
     if dtype in _NARROW and source not in CALIBRATING:
@@ -46,14 +59,15 @@ def _gemm_part(m: Measurement, device: Datasheet, mask: np.ndarray) -> Part:
     return Part(
         form=GEMM,
         sheet=device,
-        variants=(
-            *(f"{dtype}/{name}" for name in dict.fromkeys((source, "vllm", "trtllm", "vidur"))),
-            *(() if dtype not in _NARROW or source in CALIBRATING else ("fp8/vllm",)),
+        variants=tuple(
+            f"{fmt}/{name}"
+            for fmt in (_STAND_IN.get(dtype, (dtype,)) if source not in CALIBRATING else (dtype,))
+            for name in stands_in or dict.fromkeys((source, *STACKS, "vidur"))
         ),
         rows=rows,
         columns=columns,
         shape=lambda c: {**c, **options},
-        groups=("n", "k"),
+        groups=() if stands_in else ("n", "k"),
         starts=(start,),
         fixed=fixed,
     )
@@ -87,6 +101,14 @@ def elementwise_part(
         form=ELEMENTWISE, sheet=device, variants=variants, rows=rows, columns=columns, shape=shape, groups=("rows",),
         starts=(ElementwiseParams(), ElementwiseParams(launch_s=2e-5)), fixed=fixed, calls=calls,
     )  # fmt: skip
+
+
+def quantize(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    """16-bit activations to 8 bits with a scale that is given."""
+    if m.dtype == "fp8":
+        rows, columns = pick(m, every(m), {"rows": "m", "width": "k"})
+        variants = tuple(f"quantise/{name}" for name in dict.fromkeys((m.source, *STACKS)))
+        yield elementwise_part(device, "quantise", variants, rows, columns)
 
 
 _VIDUR_OPS = {

@@ -3,12 +3,13 @@
 from hwmodels.model.catalogue import CATALOGUE, load_model, model_catalogue
 from hwmodels.model.config import spec_from_config
 from hwmodels.model.fields import FAMILIES
-from hwmodels.model.spec import Attention, Experts, LatentAttention, LinearAttention, ModelSpec
+from hwmodels.model.spec import Attention, AttentionKind, Experts, LatentAttention, LinearAttention, ModelSpec
 
 __all__ = [
     "CATALOGUE",
     "FAMILIES",
     "Attention",
+    "AttentionKind",
     "Experts",
     "LatentAttention",
     "LinearAttention",

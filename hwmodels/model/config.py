@@ -6,31 +6,79 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hwmodels.model.fields import DTYPES, HYBRID, LATENT, PLAIN, Config, refuse_what_is_not_modelled
+from hwmodels.model.fields import (
+    CLASS_DEFAULTS,
+    DTYPES,
+    GEMMA,
+    HYBRID,
+    LATENT,
+    PLAIN,
+    Config,
+    refuse_what_is_not_modelled,
+)
 from hwmodels.model.quantisation import quantisation
-from hwmodels.model.spec import Attention, Experts, LatentAttention, LinearAttention, ModelSpec
+from hwmodels.model.spec import Attention, AttentionKind, Experts, LatentAttention, LinearAttention, ModelSpec
+from hwmodels.precision import precision
+
+_KINDS: Mapping[str, AttentionKind] = {
+    "full_attention": "full",
+    "sliding_attention": "window",
+    "chunked_attention": "chunked",
+    "linear_attention": "linear",
+}
+"""`layer_types` of a config.json."""
 
 
-def _windows(c: Config, family: str, n_layers: int) -> tuple[int | None, tuple[bool, ...]]:
-    window = c.integer("sliding_window", 0)
-    none = (False,) * n_layers
-    if not window or family in PLAIN:
-        return None, none
+def _attention_kinds(c: Config, family: str, n_layers: int) -> tuple[AttentionKind, ...]:
+    """Layer by layer, from `layer_types` or from what stands for it in the configs of a family."""
     types = c.data.get("layer_types")
-    if types is not None:
+    if types is not None and family not in PLAIN:
         if len(types) != n_layers:
             raise ValueError(f"{c.where}: layer_types names {len(types)} layers, num_hidden_layers says {n_layers}")
-        windowed = tuple(t == "sliding_attention" for t in types)
-    elif family == "gpt_oss":
+        return tuple(_KINDS[each] for each in types)
+    if family in HYBRID:
+        step = c.integer("full_attention_interval", 4)
+        return tuple("linear" if (i + 1) % step else "full" for i in range(n_layers))
+    if family == "llama4_text":
+        return _rotary_kinds(c, n_layers)
+    if family in GEMMA:
+        step = 2 if family == "gemma2" else c.integer("sliding_window_pattern", 6)
+        return tuple("window" if (i + 1) % step else "full" for i in range(n_layers))
+    if family == "gpt_oss":
         raise ValueError(f"{c.where}: layer_types is missing; a gpt_oss config.json states it")
-    elif family in ("qwen2", "qwen3", "qwen3_moe"):
+    if family in PLAIN or not c.integer("sliding_window", 0):
+        return ("full",) * n_layers
+    if family in ("qwen2", "qwen3", "qwen3_moe"):
         if not c.flag("use_sliding_window", False):
-            return None, none
+            return ("full",) * n_layers
         first = c.integer("max_window_layers", n_layers, least=0)
-        windowed = tuple(i >= first for i in range(n_layers))
-    else:
-        windowed = (True,) * n_layers
-    return (window, windowed) if any(windowed) else (None, none)
+        return tuple("window" if i >= first else "full" for i in range(n_layers))
+    return ("window",) * n_layers
+
+
+def _rotary_kinds(c: Config, n_layers: int) -> tuple[AttentionKind, ...]:
+    """Of Llama 4: layers with rotary embeddings (a 1 in `no_rope_layers`) attend within chunks, those without to everything."""
+    rotary = c.data.get("no_rope_layers")
+    if not rotary:
+        step = c.integer("no_rope_layer_interval", 4)
+        rotary = [int((i + 1) % step != 0) for i in range(n_layers)]
+    if len(rotary) != n_layers:
+        raise ValueError(f"{c.where}: no_rope_layers names {len(rotary)} layers, num_hidden_layers says {n_layers}")
+    return tuple("chunked" if each else "full" for each in rotary)
+
+
+def _reach(c: Config, kinds: tuple[AttentionKind, ...]) -> tuple[int | None, tuple[AttentionKind, ...]]:
+    """Tokens of the window or chunk (None without), and the kinds: a null chunk size leaves full attention."""
+    if "window" in kinds:
+        if not c.has("sliding_window"):
+            raise ValueError(f"{c.where}: sliding_window is missing, and layers attend to a sliding window")
+        return c.integer("sliding_window"), kinds
+    if "chunked" in kinds:
+        # Llama4TextConfig's own default is 8,192; null switches chunks off.
+        if "attention_chunk_size" in c.data and c.data["attention_chunk_size"] is None:
+            return None, tuple("full" if kind == "chunked" else kind for kind in kinds)
+        return c.integer("attention_chunk_size", 8192), kinds
+    return None, kinds
 
 
 def _moe_layers(c: Config, n_layers: int, family: str) -> tuple[bool, ...]:
@@ -38,7 +86,12 @@ def _moe_layers(c: Config, n_layers: int, family: str) -> tuple[bool, ...]:
         first = c.integer("first_k_dense_replace", 0, least=0)
         step = c.integer("moe_layer_freq", 1)
         return tuple(i >= first and i % step == 0 for i in range(n_layers))
-    if family == "qwen3_moe":
+    if family == "llama4_text":
+        step = c.integer("interleave_moe_layer_step", 1)
+        listed = c.data.get("moe_layers")
+        chosen = set(range(step - 1, n_layers, step) if listed is None else listed)
+        return tuple(i in chosen for i in range(n_layers))
+    if family in ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text"):
         step = c.integer("decoder_sparse_step", 1)
         dense = set(c.data.get("mlp_only_layers") or ())
         return tuple((i + 1) % step == 0 and i not in dense for i in range(n_layers))
@@ -55,8 +108,11 @@ def _gated_attention(c: Config, family: str, hidden: int) -> Attention:
     if heads % kv_heads:
         raise ValueError(f"{c.where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     norm = 0
-    if family in ("qwen3", "qwen3_moe", "qwen3_5_moe_text"):
+    if family in ("qwen3", "qwen3_moe", "gemma3_text") or family in HYBRID:
         norm = 2 * head_dim
+    elif family == "llama4_text":
+        # Llama4TextL2Norm has no parameters.
+        norm = 0
     elif c.flag("use_qk_norm", False):
         norm = (heads + kv_heads) * head_dim if c.data.get("qk_norm_type") == "per_layer" else 2 * head_dim
     bias = c.flag("attention_bias", False)
@@ -68,7 +124,7 @@ def _gated_attention(c: Config, family: str, hidden: int) -> Attention:
         out_bias=bias,
         qk_norm_params=norm,
         sink_params=heads if family == "gpt_oss" else 0,
-        output_gate=c.flag("attn_output_gate", False),
+        output_gate=c.flag("attn_output_gate", family in HYBRID),
     )
 
 
@@ -87,13 +143,19 @@ def _latent_attention(c: Config) -> LatentAttention:
     )
 
 
-def _linear_attention(c: Config) -> LinearAttention:
+def _linear_attention(c: Config, base: str) -> LinearAttention:
+    # vLLM 0.32.0, model_executor/models/config.py: Qwen3.5's mamba_ssm_dtype, else the state is fp32 in its kernels.
+    state = c.data.get("mamba_ssm_dtype") or "float32"
+    if state not in DTYPES:
+        raise ValueError(f"{c.where}: mamba_ssm_dtype must be one of {', '.join(DTYPES)}, got {state!r}")
     return LinearAttention(
         n_key_heads=c.integer("linear_num_key_heads"),
         n_value_heads=c.integer("linear_num_value_heads"),
         key_dim=c.integer("linear_key_head_dim"),
         value_dim=c.integer("linear_value_head_dim"),
         conv_width=c.integer("linear_conv_kernel_dim"),
+        state_bytes=precision(DTYPES[state]).element_bytes,
+        conv_bytes=precision(base).element_bytes,
     )
 
 
@@ -102,7 +164,9 @@ _EXPERT_FIELDS = {
     "mixtral": ("num_local_experts", "intermediate_size"),
     "minimax_m2": ("num_local_experts", "intermediate_size"),
     "gpt_oss": ("num_local_experts", "intermediate_size"),
+    "llama4_text": ("num_local_experts", "intermediate_size"),
     "qwen3_moe": ("num_experts", "moe_intermediate_size"),
+    "qwen3_next": ("num_experts", "moe_intermediate_size"),
     "qwen3_5_moe_text": ("num_experts", "moe_intermediate_size"),
     **dict.fromkeys(LATENT, ("n_routed_experts", "moe_intermediate_size")),
 }
@@ -119,7 +183,9 @@ def _experts(c: Config, family: str) -> Experts | None:
         return replace(routed, router_bias=c.flag("use_routing_bias", False))
     if family == "gpt_oss":
         return replace(routed, bias=True, router_bias=True)
-    if family == "qwen3_5_moe_text":
+    if family == "llama4_text":
+        return replace(routed, n_shared=1, shared_ffn=routed.ffn)
+    if family in ("qwen3_next", "qwen3_5_moe_text"):
         shared_ffn = c.integer("shared_expert_intermediate_size")
         return replace(routed, n_shared=1, shared_ffn=shared_ffn, shared_gate=True)
     if family in LATENT:
@@ -143,12 +209,11 @@ def spec_from_config(
         data = {**{k: v for k, v in config.items() if k != "text_config"}, **config["text_config"]}
         if config.get("model_type") != data.get("model_type") or "vision_config" in config:
             notes.append("The text model only: image and video encoders are left out.")
-    if own.get("accept_linear_attention"):
-        data["_accept_linear_attention"] = True
     family = data.get("model_type")
     if not isinstance(family, str):
         raise ValueError(f"{where}: model_type is missing; a HuggingFace config.json states it")
     refuse_what_is_not_modelled(data, family, where)
+    data = {**CLASS_DEFAULTS.get(family, {}), **data}
     c = Config(data, where)
     dtype = data.get("torch_dtype") or data.get("dtype") or "bfloat16"
     if dtype not in DTYPES:
@@ -168,17 +233,22 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
     experts = _experts(c, family)
     is_moe = _moe_layers(c, n_layers, family) if experts else (False,) * n_layers
     # gpt-oss, Mixtral and MiniMax give the width of an expert in intermediate_size and have no dense layer.
-    ffn = c.integer("intermediate_size") if not all(is_moe) else 0
-    window, windowed = _windows(c, family, n_layers)
+    dense = "intermediate_size_mlp" if family == "llama4_text" else "intermediate_size"
+    ffn = c.integer(dense) if not all(is_moe) else 0
+    window, kinds = _reach(c, _attention_kinds(c, family, n_layers))
     attention = _latent_attention(c) if family in LATENT else _gated_attention(c, family, hidden)
-    hybrid = family in HYBRID
-    types = c.data["layer_types"] if hybrid else (None,) * n_layers
-    is_linear = tuple(kind == "linear_attention" for kind in types)
+    linear = _linear_attention(c, common["base_precision"]) if "linear" in kinds else None
     if isinstance(attention, LatentAttention) and attention.index_topk:
-        window, windowed = attention.index_topk, (True,) * n_layers
+        window = attention.index_topk
+        kinds = tuple[AttentionKind, ...]("window" for _ in kinds)
         notes += (
             f"Sparse attention: each query reads {attention.index_topk} chosen tokens, priced as a window of "
             "that size, plus an indexer over all tokens.",
+        )
+    if linear is not None:
+        notes += (
+            f"Linear attention in {kinds.count('linear')} of {n_layers} layers: a state of constant size for each sequence, "
+            "read and written once an iteration, in place of a cache.",
         )
     mtp = c.integer(
         "num_nextn_predict_layers",
@@ -194,13 +264,13 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
         attention=attention,
         ffn=ffn,
         layer_is_moe=is_moe,
-        layer_is_windowed=windowed,
-        layer_is_linear=is_linear,
+        layer_attention=kinds,
         experts=experts,
-        linear_attention=_linear_attention(c) if hybrid else None,
+        linear_attention=linear,
         mlp_bias=c.flag("mlp_bias", False),
         norm_params=hidden,
-        tied_embeddings=c.flag("tie_word_embeddings", False),
+        norms_per_layer=4 if family in GEMMA else 2,
+        tied_embeddings=c.flag("tie_word_embeddings", family in GEMMA),
         window_tokens=window,
         max_positions=c.integer("max_position_embeddings") if c.has("max_position_embeddings") else None,
         notes=notes,
@@ -239,8 +309,7 @@ def _plain_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[str
         attention=Attention(n_heads=heads, n_kv_heads=heads, head_dim=hidden // heads, qkv_bias=True, out_bias=True),
         ffn=ffn,
         layer_is_moe=(False,) * n_layers,
-        layer_is_windowed=(False,) * n_layers,
-        layer_is_linear=(False,) * n_layers,
+        layer_attention=("full",) * n_layers,
         gated_mlp=False,
         mlp_bias=True,
         norm_params=norm,

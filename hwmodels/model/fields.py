@@ -38,39 +38,55 @@ class Config:
 
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-GATED = {"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss", "minimax_m2"}
+GEMMA = {"gemma2", "gemma3_text"}
+GATED = {"llama", "llama4_text", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss", "minimax_m2"} | GEMMA
 LATENT = {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm_moe_dsa"}
 PLAIN = {"gpt2", "opt", "bloom", "bert"}
-HYBRID = {"qwen3_5_moe_text"}
+HYBRID = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+"""Gated delta nets between layers of full attention."""
 FAMILIES = tuple(sorted(GATED | LATENT | PLAIN | HYBRID))
+CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "gemma2": {"vocab_size": 256000, "head_dim": 256, "sliding_window": 4096},
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window": 4096,
+        "max_position_embeddings": 131072,
+    },
+}
+"""What a family's config.json leaves out on the hub: the defaults of its class in transformers 5.19."""
+_LAYER_KINDS = {
+    **{family: {"full_attention", "linear_attention"} for family in HYBRID},
+    "llama4_text": {"full_attention", "chunked_attention"},
+}
+"""`layer_types` that a family is modelled with, where they are other than full and sliding attention."""
 
 
 def refuse_what_is_not_modelled(data: Mapping[str, Any], family: str, where: str) -> None:
     def refuse(what: str) -> None:
         raise ValueError(f"{where}: {what} is not modelled; choose another model (see `rooftrace models`)")
 
-    if family.startswith("llama4"):
-        size = data.get("attention_chunk_size")
-        refuse(f"the chunked attention of Llama 4 (attention_chunk_size {size}, interleaved with full layers)")
     if family not in FAMILIES:
         near = difflib.get_close_matches(family, FAMILIES, n=2)
         hint = f"nearest: {', '.join(near)}" if near else f"modelled: {', '.join(FAMILIES)}"
         refuse(f"model_type {family!r} ({hint})")
     if data.get("is_encoder_decoder") or data.get("add_cross_attention"):
         refuse("an encoder-decoder with cross-attention")
-    if data.get("attention_chunk_size"):
+    if data.get("use_bidirectional_attention"):
+        refuse("attention in both directions (use_bidirectional_attention)")
+    if data.get("attention_chunk_size") and family != "llama4_text":
         refuse(f"chunked attention (attention_chunk_size {data['attention_chunk_size']})")
     for key in data:
         if any(word in key for word in ("mamba", "ssm_", "rwkv", "hyena")) and family not in HYBRID and data[key]:
             refuse(f"a state-space layer ({key})")
-    kinds = set(data.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
-    if "linear_attention" in kinds and data.get("_accept_linear_attention"):
-        kinds.discard("linear_attention")
+    kinds = set(data.get("layer_types") or ()) - _LAYER_KINDS.get(family, {"full_attention", "sliding_attention"})
     if kinds:
         refuse(f"a hybrid with {', '.join(sorted(k.replace('_', ' ') for k in kinds))} layers ({family})")
     if family not in LATENT and data.get("kv_lora_rank"):
         refuse(f"latent attention (kv_lora_rank) in a {family} model")
-    dense = PLAIN | {"llama", "mistral", "qwen2", "qwen3"}
+    dense = PLAIN | GEMMA | {"llama", "mistral", "qwen2", "qwen3", "qwen3_5_text"}
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
         if family in dense and data.get(key):
             refuse(f"a mixture of experts ({key}) in a {family} model")

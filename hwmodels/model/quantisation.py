@@ -47,6 +47,21 @@ def _of_side_file(table: Mapping[str, Any], base: str) -> dict[str, str]:
 def _of_config(quantised: Mapping[str, Any], base: str) -> dict[str, str]:
     if not quantised:
         return {}
+    return _of_weights(quantised, base) | _of_cache(quantised)
+
+
+def _of_cache(quantised: Mapping[str, Any]) -> dict[str, str]:
+    """`kv_cache_scheme` of compressed-tensors and of newer ModelOpt checkpoints; the weights' format says nothing of the cache."""
+    scheme = quantised.get("kv_cache_scheme")
+    if not scheme:
+        return {}
+    kind = (scheme.get("type"), scheme.get("num_bits"))
+    if kind != ("float", 8):
+        raise _NotModelled(f"of the KV cache in {kind[0]}{kind[1]}")
+    return {"kv_precision": "fp8"}
+
+
+def _of_weights(quantised: Mapping[str, Any], base: str) -> dict[str, str]:
     method = quantised.get("quant_method")
     if method == "fp8":
         return dict.fromkeys(_EVERYWHERE, "fp8_block" if quantised.get("weight_block_size") else "fp8")

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 from hwmodels.precision import precision
+
+AttentionKind = Literal["full", "window", "chunked", "linear"]
+"""What a layer's queries see: every token before them, the last `window_tokens`, those of their own chunk of `window_tokens`
+(Llama 4), or a state of constant size in place of tokens."""
+LOCAL: frozenset[AttentionKind] = frozenset(("window", "chunked"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +52,10 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearAttention:
-    """Gated delta-rule layer with a fixed state (Qwen3-Next and Qwen3.5): no KV cache, one state a sequence."""
+    """Gated delta-rule layer with a fixed state (Qwen3-Next and Qwen3.5): no KV cache, one state a sequence.
+
+    Beside the state of each head the layer keeps the last `conv_width - 1` inputs of its short convolution.
+    """
 
     n_key_heads: int
     n_value_heads: int
@@ -54,7 +63,24 @@ class LinearAttention:
     value_dim: int
     conv_width: int
     state_bytes: float = 4.0
-    """Of one element of the state (fp32)."""
+    """Of one element of the state (fp32 unless the config says otherwise)."""
+    conv_bytes: float = 2.0
+    """Of one kept input of the convolution: the model's own format."""
+
+    @property
+    def conv_channels(self) -> int:
+        """Queries, keys and values, which the convolution runs over."""
+        return 2 * self.n_key_heads * self.key_dim + self.n_value_heads * self.value_dim
+
+    @property
+    def cells(self) -> int:
+        """Elements of one sequence's state in one layer."""
+        return self.n_value_heads * self.key_dim * self.value_dim
+
+    @property
+    def sequence_bytes(self) -> float:
+        """Kept for one sequence in one layer: its state and the inputs of the convolution."""
+        return self.cells * self.state_bytes + self.conv_channels * (self.conv_width - 1) * self.conv_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +110,9 @@ class ModelSpec:
     ffn: int
     """Width of the dense MLP."""
     layer_is_moe: tuple[bool, ...]
-    layer_is_windowed: tuple[bool, ...]
-    layer_is_linear: tuple[bool, ...]
+    """Layer by layer: experts, or the dense MLP."""
+    layer_attention: tuple[AttentionKind, ...]
+    """Layer by layer: what its queries see."""
     experts: Experts | None = None
     linear_attention: LinearAttention | None = None
     gated_mlp: bool = True
@@ -104,6 +131,7 @@ class ModelSpec:
     is_encoder: bool = False
     """Every token sees every token; nothing is decoded."""
     window_tokens: int | None = None
+    """Of windowed layers: tokens that a query sees, itself included; of chunked ones, the tokens of a chunk."""
     max_positions: int | None = None
     attention_precision: str = "bf16"
     mlp_precision: str = "bf16"
@@ -120,6 +148,21 @@ class ModelSpec:
     @property
     def n_layers(self) -> int:
         return len(self.layer_is_moe)
+
+    @property
+    def layer_is_windowed(self) -> tuple[bool, ...]:
+        """Layer by layer: softmax attention to no more than `window_tokens`, windowed or chunked."""
+        return tuple(kind in LOCAL for kind in self.layer_attention)
+
+    @property
+    def layer_is_linear(self) -> tuple[bool, ...]:
+        """Layer by layer: linear attention."""
+        return tuple(kind == "linear" for kind in self.layer_attention)
+
+    @property
+    def is_chunked(self) -> bool:
+        """Local layers attend within chunks of fixed places, not within a window that moves along."""
+        return "chunked" in self.layer_attention
 
     @property
     def attention_params(self) -> int:
@@ -219,11 +262,11 @@ class ModelSpec:
 
     @property
     def state_bytes_per_sequence(self) -> float:
-        """Recurrent state of one sequence over all linear-attention layers (0 without)."""
+        """Recurrent state of one sequence over all linear-attention layers, with the inputs of their convolutions (0 without)."""
         a = self.linear_attention
         if a is None:
             return 0.0
-        return sum(self.layer_is_linear) * a.n_value_heads * a.key_dim * a.value_dim * a.state_bytes
+        return sum(self.layer_is_linear) * a.sequence_bytes
 
     def weight_bytes(self) -> float:
         """All weights with their block scales, nothing replicated."""

@@ -34,6 +34,7 @@ def compare_profiles(first: Profile, second: Profile) -> list[Difference]:
         if a != b:
             found.append(Difference(kernel=kernel, name=name, first=a, second=b, remark=remark))
 
+    first, second = first.whole(), second.whole()
     sheets = [asdict(profile.datasheet) for profile in (first, second)]
     for name in sheets[0]:
         if name == "peak_flops_per_s":

@@ -1,92 +1,282 @@
-"""Whose measurements stand in for what was not measured on a device."""
+"""What was not measured on a device, made from the measured devices that are the most like it.
+
+A parameter says what it is a share of, or which numbers of the datasheet it follows (`scales_with`); a borrowed one is the
+donors' mean after that, each donor counting the more the nearer its datasheet is. Nothing borrowed is written down: it is
+made when it is asked for, so that a new measurement is lent as soon as its profile is there.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hwmodels.device import Device, load_device
-from hwmodels.kernels.parameters import Datasheet
-from hwmodels.profiles.files import FOLDER, calibrated_devices, read_profile
-from hwmodels.profiles.profile import Kernel, Profile, datasheet_of
+from hwmodels.kernels.families import FAMILIES
+from hwmodels.kernels.parameters import Datasheet, blended, of_server
+from hwmodels.profiles.files import FOLDER, calibrated_devices, read_kernel, read_profile
+from hwmodels.profiles.profile import Kernel, Profile, Provenance, datasheet_of
+from hwmodels.tables import read_toml
 
-# Calibrated device -> file. For any other, the relative whose library kernels are the most alike; a device of the same
-# architecture before one of the same size.
-_RELATIVES = {
-    "h100-pcie": "h100-sxm",
-    "h20": "h200",
-    "b200": "h200",
-    "gb200": "h200",
-    "a100-40gb-sxm": "a100-80gb-sxm",
-    "a100-80gb-pcie": "a100-80gb-sxm",
-    "a6000": "a100-80gb-sxm",
-    "a40": "a100-80gb-sxm",
-    "a10": "a100-80gb-sxm",
-    "v100-32": "a100-80gb-sxm",
-    "v100-16": "a100-80gb-sxm",
-    "l4": "l40s",
-    "rtx-4090": "l40s",
-    "mi300x": "h100-sxm",
-    "tpu-v3": "tpu-v6e",
-    "tpu-v4": "tpu-v6e",
-    "tpu-v5e": "tpu-v6e",
-    "tpu-v5p": "tpu-v6e",
-}
-_BORROWERS_BY_VENDOR = {"NVIDIA": "h100-sxm", "Google": "tpu-v6e"}
+LOANS = FOLDER.with_name("loans.toml")
+"""How far off what is lent was on measured devices that were left out: see `hwmodels.left_out`."""
+_KIND = {"NVIDIA": "gpu", "AMD": "gpu", "Google": "tpu"}
+"""What a maker's devices are: one kind lends to the other nothing."""
+_LINKS = ("collective", "exchange")
+"""Families that run over the links between devices."""
+_BY_FORMAT = ("gemm", "moe")
+"""Families whose variants are format/software."""
+_ARITHMETIC = {
+    "fp16": "bf16", "fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "bf16", "mxfp4_mxfp8": "fp8", "int4": "bf16",
+    "int4_fp8": "fp8",
+}  # fmt: skip
+"""Of formats that bear another name than their arithmetic."""
+_ONE_LAYER = "bf16/lss"
+"""Tables of one measured layer, which say nothing of another device."""
+_FACTORS = {
+    "gemm": "GEMM", "prefill": "prompts", "decode": "decodes", "moe": "experts", "mla_decode": "latent attention",
+    "collective": "collectives", "tpu_gemm": "GEMM", "tpu_prefill": "prompts", "tpu_decode": "decodes",
+}  # fmt: skip
+"""Families whose factor a note states."""
+_USUAL_CLOCK_HZ = 1.9e9
+_NEAR = 0.15
+"""Distance below which donors no longer differ: about the spread between two servers with the same device."""
 
 
 @functools.cache
 def load_profile(name_or_path: str) -> Profile:
-    """A calibrated profile, a file's (a path ending in .toml), or a borrowed one for another catalogue device."""
+    """A calibrated profile, a file's (a path ending in .toml), or a borrowed one for another catalogue device.
+
+    What a catalogue device was not measured for is lent by others as it is asked for.
+    """
     if name_or_path.endswith(".toml"):
         return read_profile(name_or_path)
     device = load_device(name_or_path)
-    if device.name in calibrated_devices():
-        return read_profile(FOLDER / f"{device.name}.toml")
-    relative = _RELATIVES.get(device.name) or _BORROWERS_BY_VENDOR.get(device.vendor)
-    if relative is None:
+    if device.name not in calibrated_devices():
+        return borrow_for(device)
+    profile = read_profile(FOLDER / f"{device.name}.toml")
+    own = _own(profile.kernels)
+    kept = tuple(sorted({_format(kernel.family, kernel.variant) for kernel in own}))
+    return replace(profile, kernels=own, lender=Loans(device=device, without=(device.name,), kept=kept))
+
+
+def borrow_for(device: Device, *, without: Sequence[str] = ()) -> Profile:
+    """A profile of what measured devices other than *without* lend to *device*, on its own datasheet numbers."""
+    lender = Loans(device=device, without=(device.name, *without))
+    if not lender.donors:
         raise ValueError(
-            f"{device.name} has no calibrated profile and no calibrated relative; fit one with rooftrace fit, or name "
-            f"the profile file of one of {', '.join(calibrated_devices())}"
+            f"{device.name} has no calibrated profile and no calibrated device is of a kind with those from "
+            f"{device.vendor}; fit one with rooftrace fit, or price it by its datasheet (cost_model: roofline)"
         )
-    return _lend(relative, device)
+    return Profile(name=device.name, datasheet=datasheet_of(device), kernels=(), note=lender.note, lender=lender)
 
 
-def borrow_for(device: Device) -> Profile:
-    """The profile of the nearest calibrated device of the same vendor, on the datasheet numbers of *device*."""
-    relative = _BORROWERS_BY_VENDOR.get(device.vendor)
-    if relative is None:
-        raise ValueError(
-            f"{device.name} has no calibrated profile and no calibrated device is from {device.vendor}; fit one with "
-            "rooftrace fit, or price it by its datasheet (cost_model: roofline)"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loans:
+    """Makes what *device* borrows from the calibrated devices, but those of *without*; a `Lender`."""
+
+    device: Device
+    without: tuple[str, ...] = ()
+    kept: tuple[tuple[str, str], ...] = ()
+    """Families and formats of products and experts that the device has been measured for with some software, which serves
+    the others better than another device's."""
+
+    @property
+    def donors(self) -> tuple[str, ...]:
+        """Calibrated devices of the same kind, the nearest first."""
+        kind = _KIND.get(self.device.vendor)
+        alike = [
+            name
+            for name in calibrated_devices()
+            if kind is not None and name not in self.without and _KIND.get(load_device(name).vendor) == kind
+        ]
+        return tuple(sorted(alike, key=lambda name: _distance(self.device, load_device(name), "gemm")))
+
+    @property
+    def note(self) -> str:
+        near = ", ".join(self.donors[:2])
+        within = [
+            f"{what} {_factor(family, _distance(self.device, load_device(self.donors[0]), family)):.2g}"
+            for family, what in _FACTORS.items()
+            if self.variants(family)
+        ]
+        return (
+            f"efficiencies and latencies borrowed from {near}{' and others' if len(self.donors) > 2 else ''}, with the "
+            f"datasheet numbers of {self.device.name}; nine times in ten a kernel's time is within a factor of what is "
+            f"priced: {', '.join(within)}"
         )
-    return _lend(relative, device)
+
+    def distance(self, family: str, variant: str) -> float:
+        """Mean distance of who lends a parameter set."""
+        return _shares(self.device, _owners(self.device, self.without, family, variant), family)[1]
+
+    def variants(self, family: str) -> Sequence[str]:
+        found = _lendable(self.donors, family)
+        if family not in _BY_FORMAT:
+            return found
+        peaks = datasheet_of(self.device).peak_flops_per_s
+        return tuple(
+            variant
+            for variant in found
+            if _format(family, variant) not in self.kept and arithmetic_of(family, variant) in peaks
+        )
+
+    def kernel(self, family: str, variant: str) -> Kernel:
+        return _lent(self.device, self.without, family, variant)
 
 
-def _lend(relative: str, device: Device) -> Profile:
-    """What *device* borrows: kernels from *relative*, and in-node collectives from whichever has links like its own."""
-    donor = read_profile(FOLDER / f"{relative}.toml")
-    borrowed = borrow(donor, datasheet_of(device))
-    if _alike_links(donor, borrowed):
-        return borrowed
-    others = [read_profile(FOLDER / f"{name}.toml") for name in calibrated_devices()]
-    own = borrowed.datasheet.link_bytes_per_s
-    by_distance = sorted(others, key=lambda other: abs(math.log(other.datasheet.link_bytes_per_s / own)))
-    kernels = tuple(kernel for kernel in borrowed.kernels if not _within_node(kernel))
-    return complete(
-        replace(borrowed, kernels=kernels), [other for other in by_distance if _alike_links(other, borrowed)]
+def _format(family: str, variant: str) -> tuple[str, str]:
+    """Family and number format of a kernel whose variants are format/software."""
+    return family, variant.partition("/")[0]
+
+
+def arithmetic_of(family: str, variant: str) -> str:
+    """The key of a datasheet's peaks that products or experts of a variant are multiplied at."""
+    name = variant.partition("/")[0]
+    return _ARITHMETIC.get(name.partition("-")[0], name.partition("-")[0])
+
+
+def distance(device: Device, other: Device, family: str) -> float:
+    """How unlike two devices are for a kernel: 0 where their datasheets agree, about 1 at a factor e in all that counts."""
+    return _distance(device, other, family)
+
+
+def _distance(device: Device, other: Device, family: str) -> float:
+    if family in _LINKS:
+        apart = abs(math.log(device.link.bytes_per_s / other.link.bytes_per_s))
+        return apart + (1.0 if _switched(device) != _switched(other) else 0.0)
+    first, second = datasheet_of(device), datasheet_of(other)
+    logs = [
+        math.log(of(first) / of(second))
+        for of in (
+            lambda sheet: sheet.sm_count,
+            lambda sheet: sheet.peak_flops_per_s["bf16"] / sheet.sm_count,
+            lambda sheet: sheet.hbm_bytes_per_s / sheet.sm_count,
+            lambda sheet: sheet.l2_bytes / sheet.sm_count,
+        )
+    ]
+    return math.sqrt(sum(value * value for value in logs) / len(logs))
+
+
+def _quantities(device: Device) -> dict[str, float]:
+    """What parameters may scale with; a device without a stated clock scales as if all clocks were alike."""
+    sheet = datasheet_of(device)
+    return {
+        "sms": sheet.sm_count,
+        "clock": device.clock_hz or _USUAL_CLOCK_HZ,
+        "peak": sheet.peak_flops_per_s["bf16"],
+        "hbm": sheet.hbm_bytes_per_s,
+        "l2": sheet.l2_bytes,
+        "link": sheet.link_bytes_per_s,
+    }
+
+
+def _switched(device: Device) -> bool:
+    return device.link.kind not in ("PCIe", "memory")
+
+
+@functools.cache
+def _shelf(name: str) -> tuple[Mapping[tuple[str, str], str], Mapping[str, list[str]]]:
+    """The text of each parameter set that a shipped profile has of its own, few of which are ever read, and its columns."""
+    head, *blocks = re.split(r"(?m)^(?=\[\[kernel\]\])", (FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    found: dict[tuple[str, str], str] = {}
+    for block in blocks:
+        keys = dict(re.findall(r'(?m)^(family|variant|borrowed_from) = "(.*)"$', block))
+        if not keys.get("borrowed_from"):
+            found[keys["family"], keys["variant"]] = block
+    return found, tomllib.loads(head).get("columns", {})
+
+
+@functools.cache
+def _lendable(donors: tuple[str, ...], family: str) -> tuple[str, ...]:
+    found = {variant: None for name in donors for own, variant in _shelf(name)[0] if own == family}
+    return tuple(variant for variant in sorted(found) if variant != _ONE_LAYER)
+
+
+@functools.cache
+def _entry(name: str, family: str, variant: str) -> Kernel:
+    texts, columns = _shelf(name)
+    return read_kernel(f"{name}.toml", texts[family, variant], columns)
+
+
+def _owners(device: Device, without: tuple[str, ...], family: str, variant: str) -> tuple[str, ...]:
+    """Who has a parameter set to lend, the nearest first."""
+    owners = [name for name in Loans(device=device, without=without).donors if (family, variant) in _shelf(name)[0]]
+    if not owners or variant == _ONE_LAYER:
+        raise ValueError(f"nobody lends {family} {variant} to {device.name}; ask `variants` first")
+    if family in _LINKS and _switched(device):
+        # Behind a switch no two devices share a path: servers without one say nothing of that.
+        owners = [name for name in owners if _switched(load_device(name))] or owners
+    return tuple(sorted(owners, key=lambda name: _distance(device, load_device(name), family)))
+
+
+def _shares(device: Device, owners: Sequence[str], family: str) -> tuple[tuple[float, ...], float]:
+    """What each donor counts, in shares of 1, and their mean distance."""
+    apart = [_distance(device, load_device(name), family) for name in owners]
+    weights = [1.0 / (_NEAR + far) ** 2 for far in apart]
+    whole = sum(weights)
+    return tuple(weight / whole for weight in weights), sum(
+        w * far for w, far in zip(weights, apart, strict=True)
+    ) / whole
+
+
+@functools.lru_cache(maxsize=4096)
+def _lent(device: Device, without: tuple[str, ...], family: str, variant: str) -> Kernel:
+    owners = _owners(device, without, family, variant)
+    shares, apart = _shares(device, owners, family)
+    kernels = [_entry(name, family, variant) for name in owners]
+    kind, numbers = FAMILIES[family].parameters, _quantities(device)
+    theirs = [_quantities(load_device(name)) for name in owners]
+    params = blended(
+        kind, [(share, k.params, own) for share, k, own in zip(shares, kernels, theirs, strict=True)], numbers
+    )
+    if family in _LINKS and not _switched(device):
+        # How many devices share a path is the server's doing, of which no datasheet says a word: any server counts alike.
+        even = blended(
+            kind, [(1 / len(owners), k.params, own) for k, own in zip(kernels, theirs, strict=True)], numbers
+        )
+        params = replace(params, **{name: getattr(even, name) for name in of_server(kind)})
+    return Kernel(family=family, variant=variant, params=params, provenance=_origin(family, owners, kernels, apart))
+
+
+def _origin(family: str, owners: Sequence[str], kernels: Sequence[Kernel], apart: float) -> Provenance:
+    """Where a loan comes from; its interval is that of devices left out, which grows with the distance *apart*."""
+    origins = [kernel.provenance for kernel in kernels]
+    low, high = _loan_errors().get(family, _loan_errors()["other"])
+    worst = max(origins, key=lambda origin: origin.held_p90_pct)
+    return replace(
+        worst,
+        files=tuple(sorted({file for origin in origins for file in origin.files})),
+        software=", ".join(sorted({origin.software for origin in origins})),
+        points=sum(origin.points for origin in origins),
+        borrowed_from=", ".join(owners),
+        held_low_pct=100.0 * math.expm1(low * (1.0 + apart)),
+        held_high_pct=100.0 * math.expm1(high * (1.0 + apart)),
+        held_coverage_pct=None,
+        shortest_us=None,
+        longest_us=None,
     )
 
 
-def _alike_links(first: Profile, second: Profile) -> bool:
-    """Whether the links within a node are of one kind: switched and PCIe links are more than a factor three apart."""
-    return 1 / 3 <= first.datasheet.link_bytes_per_s / second.datasheet.link_bytes_per_s <= 3
+def _factor(family: str, apart: float) -> float:
+    """The wider side of a loan's interval."""
+    low, high = _loan_errors().get(family, _loan_errors()["other"])
+    return math.exp(max(-low, high) * (1.0 + apart))
 
 
-def _within_node(kernel: Kernel) -> bool:
-    return kernel.family == "collective" and not kernel.variant.endswith("-network")
+@functools.cache
+def _loan_errors() -> Mapping[str, tuple[float, float]]:
+    """Family -> ends of an interval of ln(measured / lent), divided by 1 + distance (`hwmodels.left_out.widths`)."""
+    if not LOANS.is_file():
+        return {"other": (-0.5, 0.5)}
+    return {family: (float(row["low"]), float(row["high"])) for family, row in read_toml(LOANS)["family"].items()}
+
+
+def _own(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    return tuple(kernel for kernel in kernels if not kernel.provenance.borrowed_from)
 
 
 def borrow(profile: Profile, datasheet: Datasheet) -> Profile:
@@ -102,18 +292,22 @@ def borrow(profile: Profile, datasheet: Datasheet) -> Profile:
 
 
 def complete(profile: Profile, donors: Sequence[Profile]) -> Profile:
-    """The profile with what it lacks taken from the donors, in their order; every origin says so.
+    """The profile with what it lacks taken from the donors, in their order, for a file of its own; every origin says so.
 
-    Tables of one measured layer stay where they were measured, and in-node collectives do not cross between switched
-    and PCIe links (more than a factor three apart).
+    Products and experts are lent by format: where a device has a format from one stack, that serves the others, and formats
+    that it cannot multiply are of no use to it.
     """
     kernels = list(profile.kernels)
+    own_formats = {_format(kernel.family, kernel.variant) for kernel in profile.kernels}
     have = {(kernel.family, kernel.variant) for kernel in kernels}
     for donor in donors:
-        alike = _alike_links(donor, profile)
-        for kernel in donor.kernels:
-            other_links = _within_node(kernel) and not alike
-            if (kernel.family, kernel.variant) in have or other_links or kernel.variant == "bf16/lss":
+        for kernel in donor.whole().kernels:
+            if (kernel.family, kernel.variant) in have or kernel.variant == _ONE_LAYER:
+                continue
+            if kernel.family in _BY_FORMAT and (
+                _format(kernel.family, kernel.variant) in own_formats
+                or arithmetic_of(kernel.family, kernel.variant) not in profile.datasheet.peak_flops_per_s
+            ):
                 continue
             have.add((kernel.family, kernel.variant))
             origin = replace(kernel.provenance, borrowed_from=kernel.provenance.borrowed_from or donor.name)

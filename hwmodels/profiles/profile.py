@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from hwmodels.device import Device, Interconnect, load_device
 from hwmodels.kernels.families import FAMILIES
+from hwmodels.kernels.intervals import Estimate, Spread
 from hwmodels.kernels.parameters import Datasheet
 
 
@@ -26,7 +28,27 @@ class Provenance:
     held_median_pct: float
     held_p90_pct: float
     borrowed_from: str = ""
-    """The device whose measurements these are, when it is not this one."""
+    """The devices whose measurements these are, when they are not this one's."""
+    held_low_pct: float | None = None
+    """5th percentile of measured / predicted - 1 on unseen shapes, in percent (lent: on devices left out of the loan)."""
+    held_high_pct: float | None = None
+    """95th percentile of it."""
+    held_coverage_pct: float | None = None
+    """Unseen rows inside the interval that the other half of the unseen rows gives."""
+    shortest_us: float | None = None
+    """Least time that was measured."""
+    longest_us: float | None = None
+
+    @property
+    def spread(self) -> Spread:
+        """The 90 % interval of a prediction; profiles that do not state its ends have the 90th percentile of the errors."""
+        p90 = min(self.held_p90_pct, 1e4)
+        return Spread(
+            low_pct=-100.0 * p90 / (100.0 + p90) if self.held_low_pct is None else self.held_low_pct,
+            high_pct=p90 if self.held_high_pct is None else self.held_high_pct,
+            shortest_s=(self.shortest_us or 0.0) * 1e-6,
+            longest_s=math.inf if self.longest_us is None else self.longest_us * 1e-6,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +61,25 @@ class Kernel:
     provenance: Provenance
     interval: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
     """95 % interval of each fitted parameter; empty where the fit that gave it kept none."""
+
+
+class Lender(Protocol):
+    """Makes the parameter sets that a device was not measured for, one at a time: most are never asked for."""
+
+    @property
+    def note(self) -> str:
+        """Who lends, and how far off what is lent may be."""
+        ...
+
+    def variants(self, family: str) -> Sequence[str]:
+        """Those that can be lent."""
+        ...
+
+    def kernel(self, family: str, variant: str) -> Kernel: ...
+
+    def distance(self, family: str, variant: str) -> float:
+        """How unlike the devices are that lend a parameter set."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +115,39 @@ class Profile:
     note: str = ""
     calibration: Calibration | None = None
 
+    lender: Lender | None = field(default=None, repr=False, compare=False)
+    """What stands in for kernels that were not measured."""
+
     @property
     def kind(self) -> str:
         """The kind of device whose kernels these are: gpu, tpu or cpu."""
-        families = {kernel.family for kernel in self.kernels}
-        return "cpu" if "cpu_gemm" in families else "tpu" if "tpu_gemm" in families else "gpu"
+        return "cpu" if self.has("cpu_gemm") else "tpu" if self.has("tpu_gemm") else "gpu"
 
     @property
     def links_measured(self) -> bool:
         """Whether there are collectives, the device's own or borrowed."""
-        return any(kernel.family == "collective" for kernel in self.kernels)
+        return self.has("collective")
+
+    def variants(self, family: str) -> tuple[str, ...]:
+        """Of the kernels of a family, the device's own first and then what it can borrow."""
+        own = [kernel.variant for kernel in self.kernels if kernel.family == family]
+        lent = self.lender.variants(family) if self.lender is not None else ()
+        return tuple(dict.fromkeys((*own, *lent)))
+
+    def has(self, family: str) -> bool:
+        """Whether there are kernels of a family, the device's own or borrowed."""
+        return any(kernel.family == family for kernel in self.kernels) or bool(self.variants(family))
+
+    def whole(self) -> Profile:
+        """The profile with everything that it can borrow among its kernels."""
+        have = {(kernel.family, kernel.variant) for kernel in self.kernels}
+        lent = [] if self.lender is None else [
+            self.lender.kernel(family, variant)
+            for family in FAMILIES
+            for variant in self.lender.variants(family)
+            if (family, variant) not in have
+        ]  # fmt: skip
+        return replace(self, kernels=(*self.kernels, *lent), lender=None)
 
     def find(self, family: str, variants: Sequence[str]) -> Any | None:
         """Parameters of the first of `variants` that the profile has, or None."""
@@ -95,13 +159,32 @@ class Profile:
         if family not in FAMILIES:
             raise ValueError(f"family must be one of {', '.join(FAMILIES)}; got {family!r}")
         have = {kernel.variant: kernel for kernel in self.kernels if kernel.family == family}
-        return next((have[variant] for variant in variants if variant in have), None)
+        lent = set() if self.lender is None else set(self.lender.variants(family))
+        for variant in variants:
+            if variant in have:
+                return have[variant]
+            if self.lender is not None and variant in lent:
+                return self.lender.kernel(family, variant)
+        return None
+
+    def estimate(self, family: str, variants: Sequence[str], **shape: Any) -> Estimate:
+        """Seconds of a kernel on this device, with the ends of their 90 % interval; ValueError as `get`.
+
+        `shape` is what the family's equation takes (`FAMILIES[family].equation`), numbers or columns. The interval comes
+        from rows that the fit did not see, or, for what is borrowed, from measured devices predicted as this one is; it
+        widens outside the range of times that was measured.
+        """
+        self.get(family, variants)
+        kernel = self.kernel(family, variants)
+        assert kernel is not None
+        seconds = FAMILIES[family].seconds(kernel.params, self.datasheet, shape)
+        return kernel.provenance.spread.around(seconds)
 
     def get(self, family: str, variants: Sequence[str]) -> Any:
         """As `find`, but ValueError says what the profile has when it has none of them."""
         params = self.find(family, variants)
         if params is None:
-            have = ", ".join(kernel.variant for kernel in self.kernels if kernel.family == family) or "none"
+            have = ", ".join(self.variants(family)) or "none"
             raise ValueError(
                 f"profile {self.name} has no {family} parameters for {' or '.join(variants)}; it has {have}"
             )

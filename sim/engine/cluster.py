@@ -16,6 +16,7 @@ from sim.engine.content import Contents, contents_of
 from sim.engine.errors import PolicyError
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment
+from sim.engine.followers import Followers
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.requests import RequestState
@@ -61,20 +62,20 @@ class _Cluster:
         self._n = n = len(workload)
         self._contents: dict[int, Contents] = {}
         self._prompt = _as_array(workload.prompt_tokens)
-        model = priority = max_tokens = None
+        model = priority = None
         deadline = None if workload.deadline_ns is None else _as_array(workload.deadline_ns)
+        # Where nothing says what clients allow, it is what they get: the best that a scheduler could be told.
+        max_tokens = None if workload.max_tokens is None else _as_array(workload.max_tokens)
         if isinstance(workload, Trace):
             arrival = _as_array(workload.arrival_ns)
             if workload.model_index is not None:
                 model = _as_array(workload.model_index)
             if workload.priority is not None:
                 priority = _as_array(workload.priority)
-            if workload.max_tokens is not None:
-                max_tokens = _as_array(workload.max_tokens)
+            if workload.follows is not None:
+                arrival = _as_array(np.where(workload.follows.counts > 0, -1, workload.arrival_ns))
         else:
             arrival = array("q", [-1]) * n
-        if experiment.max_tokens is not None:
-            max_tokens = array("q", [experiment.max_tokens]) * n
         specs = experiment.machines
         pipelined = any(
             len(spec.tenants) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1
@@ -103,9 +104,13 @@ class _Cluster:
         self._luck = None if self._only else np.random.default_rng([experiment.seed, _ROUTING_STREAM]).random((n, 2))
         self._reasons: dict[str, int] = {}
         self._sent = 0
+        self._desk_ns = round(experiment.admission_serial_s * 1e9)
+        self._desk_free_ns = 0
         self._think = None
         if isinstance(workload, ClosedLoop):
             self._think = workload.think_ns.tolist() if workload.think_ns is not None else [0] * n
+        follows = workload.follows if isinstance(workload, Trace) else None
+        self._followers = None if follows is None else Followers(follows)
 
     def _contents_in(self, block_tokens: int) -> Contents:
         """What the workload says of contents, in blocks of *block_tokens* tokens."""
@@ -144,16 +149,15 @@ class _Cluster:
         """Replay the workload to its end or the horizon."""
         workload, clock = self._experiment.workload, self._clock
         if isinstance(workload, ClosedLoop):
-            for _ in range(min(workload.concurrency, self._n)):
-                self._send_next(None)
+            if workload.start_ns is None:
+                for _ in range(min(workload.concurrency, self._n)):
+                    self._send_next(None)
+            else:
+                # Who starts late may find that others have sent all there is to send.
+                for start_ns in workload.start_ns.tolist():
+                    Alarm(clock, ARRIVALS, lambda _event: self._send_next(None)).set(start_ns)
         elif self._n:
-            visible = workload.arrival_ns + self._admission_ns(workload.prompt_tokens)
-            order = np.argsort(visible, kind="stable")
-            self._visible, self._order = _as_array(visible[order]), _as_array(order)
-            self._next = 0
-            self._arrivals = Alarm(clock, ARRIVALS, self._on_trace)
-            self._arrivals.set(self._visible[0])
-            self._expect_aborts(workload)
+            self._expect(workload)
         horizon_ns = self._experiment.horizon_ns
         if self._watch is not None:
             self._watch.run(horizon_ns)
@@ -162,6 +166,23 @@ class _Cluster:
         for machine in self._machines:
             machine.abort(clock.now_ns)
         return self._columns()
+
+    def _expect(self, workload: Trace) -> None:
+        """Set the clock for the requests of a trace that wait for no answer."""
+        follows = workload.follows
+        first = np.arange(self._n) if follows is None else np.flatnonzero(follows.counts == 0)
+        if self._desk_ns and follows is not None:
+            # Requests that follow an answer come to the desk among these, and nobody knows yet when.
+            for id_ in first.tolist():
+                self._send(id_, int(workload.arrival_ns[id_]), None)
+        else:
+            visible = self._after_desk(workload.arrival_ns) + self._admission_ns(workload.prompt_tokens)
+            order = first[np.argsort(visible[first], kind="stable")]
+            self._visible, self._order = _as_array(visible[order]), _as_array(order)
+            self._next = 0
+            self._arrivals = Alarm(self._clock, ARRIVALS, self._on_trace)
+            self._arrivals.set(self._visible[0])
+        self._expect_aborts(workload)
 
     def _expect_aborts(self, workload: Trace) -> None:
         """Set the clock for the requests that their clients give up."""
@@ -189,6 +210,13 @@ class _Cluster:
         if aborts:
             self._giving_up.set(aborts[0][0])
 
+    def _after_desk(self, arrival_ns: IntArray) -> IntArray:
+        """When the front end is through with what it does for one request at a time, for requests in order of arrival."""
+        if not self._desk_ns:
+            return arrival_ns
+        place = np.arange(len(arrival_ns), dtype=np.int64) * self._desk_ns
+        return np.maximum.accumulate(arrival_ns - place) + place + self._desk_ns
+
     def _admission_ns(self, prompt_tokens: IntArray | int) -> IntArray:
         """How much later than it arrives a request is seen, of the shape of *prompt_tokens*."""
         experiment = self._experiment
@@ -197,7 +225,7 @@ class _Cluster:
 
     def _on_trace(self, _event: object) -> None:
         visible, order = self._visible, self._order
-        now, i, n = visible[self._next], self._next, self._n
+        now, i, n = visible[self._next], self._next, len(visible)
         while i < n and visible[i] == now:
             self._route(order[i])
             i += 1
@@ -240,20 +268,32 @@ class _Cluster:
         machines[answer].deliver(id_)
 
     def _send_next(self, ended_ns: int | None) -> None:
-        """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time.
-
-        It is felt 1 ns after the end at the earliest: nothing that one machine does is felt by another in the same instant.
-        """
+        """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time."""
         id_ = self._sent
         if id_ >= self._n:
             return
         self._sent += 1
         assert self._think is not None
-        sent_ns = 0 if ended_ns is None else ended_ns + self._think[id_]
+        self._send(id_, self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_], ended_ns)
+
+    def _send(self, id_: int, sent_ns: int, ended_ns: int | None) -> None:
+        """A client sends a request, after the end of another at *ended_ns* where it waited for one.
+
+        It is felt 1 ns after the end at the earliest: nothing that one machine does is felt by another in the same instant.
+        """
         self._state.arrival[id_] = sent_ns
-        seen_ns = sent_ns + int(self._admission_ns(self._prompt[id_]))
-        if ended_ns is not None:
-            seen_ns = max(seen_ns, ended_ns + FELT_AFTER_NS)
+        felt_ns = 0 if ended_ns is None else ended_ns + FELT_AFTER_NS
+        if self._desk_ns and sent_ns > self._clock.now_ns:
+            # Who thinks longer comes later to the desk, whoever ended first.
+            Alarm(self._clock, ARRIVALS, lambda _event: self._admit(id_, sent_ns, felt_ns)).set(sent_ns)
+        else:
+            self._admit(id_, sent_ns, felt_ns)
+
+    def _admit(self, id_: int, sent_ns: int, felt_ns: int) -> None:
+        """Take a request that was sent, at the present instant if there is a desk, through the front end."""
+        if self._desk_ns:
+            sent_ns = self._desk_free_ns = max(sent_ns, self._desk_free_ns) + self._desk_ns
+        seen_ns = max(sent_ns + int(self._admission_ns(self._prompt[id_])), felt_ns)
         Alarm(self._clock, ARRIVALS, lambda _event: self._route(id_)).set(seen_ns)
 
     # What machines tell.
@@ -261,13 +301,15 @@ class _Cluster:
     def finished(self, id_: int, now_ns: int) -> None:
         if self._think is not None:
             self._send_next(now_ns)
+        elif self._followers is not None:
+            for follower, sent_ns in self._followers.ended(id_, now_ns):
+                self._send(follower, sent_ns, now_ns)
 
     def rejected(self, id_: int, reason: str) -> None:
         state = self._state
         state.status[id_] = REJECTED
         state.reason[id_] = self._reasons.setdefault(reason, len(self._reasons))
-        if self._think is not None:
-            self._send_next(self._clock.now_ns)
+        self.finished(id_, self._clock.now_ns)
 
     def _columns(self) -> Columns:
         state = self._state

@@ -12,6 +12,8 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads import chained
+
 IntArray = NDArray[np.int64]
 
 
@@ -55,18 +57,18 @@ def contents_of(
         )
     start, parent, chain, named = array("q"), array("q"), array("q"), array("q")
     ends = array("q")
-    """Of each chain the place behind its last id."""
-    nodes, known_ids = _nodes(ids, offsets)
-    chain_of = array("q", bytes(8 * (int(nodes.max(initial=-1)) + 1)))
-    """Of each node; a node is an id with all that come before it."""
+    """Of each chain: the place behind its last id, counted in ids from the beginning of the prompt."""
+    nodes = chained(ids, offsets)
+    chain_of = np.full(int(nodes.max()) + 1 if len(nodes) else 0, -1, dtype=np.int64)
+    """Of each id behind those before it; -1: nobody has had it."""
     bounds = offsets.tolist()
-    columns = zip(
-        prompt_tokens.tolist(), output_tokens.tolist(), np.diff(offsets).tolist(), known_ids.tolist(), strict=True
-    )
-    for row, (prompt, output, n, known) in enumerate(columns):
-        first = bounds[row]
-        number = chain_of[nodes[first + known - 1]] if known else -1
-        if known < n:
+    for row, (prompt, output) in enumerate(zip(prompt_tokens.tolist(), output_tokens.tolist(), strict=True)):
+        path = nodes[bounds[row] : bounds[row + 1]]
+        count = len(path)
+        on = chain_of[path]
+        known = count if count == 0 or on[-1] >= 0 else int(np.argmax(on < 0))
+        if known < count:
+            number = int(on[known - 1]) if known else -1
             if number < 0 or ends[number] != known:
                 # A fork: whoever was here before went on differently.
                 begin = known * id_tokens // block_tokens
@@ -77,39 +79,14 @@ def contents_of(
                 start.append(begin)
                 parent.append(before)
                 ends.append(known)
-            at = int(nodes[first + known])
-            chain_of[at : at + n - known] = array("q", [number]) * (n - known)
-            ends[number] = n
-        blocks = min(n * id_tokens, prompt + output if n > -(-prompt // id_tokens) else prompt) // block_tokens
+            chain_of[path[known:]] = number
+            ends[number] = count
+        else:
+            number = int(on[-1]) if count else -1
+        of_the_prompt = -(-prompt // id_tokens)
+        blocks = min(count * id_tokens, prompt + output if count > of_the_prompt else prompt) // block_tokens
         while number >= 0 and start[number] >= blocks:
             number = parent[number]
         chain.append(number)
         named.append(blocks if number >= 0 else 0)
     return Contents(block_tokens, start, parent, chain, named)
-
-
-def _nodes(ids: IntArray, offsets: IntArray) -> tuple[IntArray, IntArray]:
-    """The node of every id, numbered as they are first met, and of each request how many ids lead through nodes met before."""
-    n = len(ids)
-    if not n:
-        return ids, np.zeros(len(offsets) - 1, np.int64)
-    before = np.concatenate(([-1], ids[:-1]))
-    starts = offsets[:-1][offsets[:-1] < offsets[1:]]
-    before[starts] = -1
-    _, first, which = np.unique(ids, return_index=True, return_inverse=True)
-    if (before == before[first][which]).all():
-        # As in traces whose ids are hashes of all that comes before: each stands behind the same one wherever it is.
-        order = np.empty(len(first), np.int64)
-        order[np.argsort(first, kind="stable")] = np.arange(len(first))
-        nodes = order[which]
-    else:
-        nodes = np.empty(n, np.int64)
-        after: dict[tuple[int, int], int] = {}
-        listed, bounds = ids.tolist(), offsets.tolist()
-        for row in range(len(bounds) - 1):
-            node = -1
-            for at in range(bounds[row], bounds[row + 1]):
-                node = nodes[at] = after.setdefault((node, listed[at]), len(after))
-    new = np.zeros(n + 1, np.int64)
-    new[1:] = np.cumsum(np.concatenate(([True], nodes[1:] > np.maximum.accumulate(nodes)[:-1])))
-    return nodes, np.diff(offsets) - (new[offsets[1:]] - new[offsets[:-1]])

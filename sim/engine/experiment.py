@@ -56,7 +56,7 @@ class ReplicaSpec:
         if self.micro_batches is not None and self.micro_batches < 1:
             raise ValueError(f"micro_batches is at least 1; got {self.micro_batches}")
         if isinstance(self.cost, StageTable) and self.decoding is not None:
-            raise ValueError("a table of one-shot latencies has no decode steps, and so no decoding method")
+            raise ValueError("a table of single-pass latencies has no decode steps, and so no decoding method")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,19 +94,16 @@ class Experiment:
     """From arrival until the router sees a request (tokenisation and the rest of the front end), and the same ..."""
     admission_s_per_token: float = 0.0
     """... for each prompt token."""
-    max_tokens: int | None = None
-    """Output tokens that clients allow each request, which schedulers see; None: what the workload says or, where it does not, as
-    many as it emits, the best that they could be told."""
+    admission_serial_s: float = 0.0
+    """The front end's work on a request that it does for one request at a time, before the rest: in a burst each waits for those
+    before it. All machines share the front end."""
     stream: Stream = Stream()  # noqa: RUF009 (frozen, so that all may share one)
     """Which tokens reach a client together; it changes what clients measure, not what machines do."""
 
     def __post_init__(self) -> None:
         if not self.replicas:
             raise ValueError("replicas needs at least one ReplicaSpec; got none")
-        longest = int(self.workload.output_tokens.max(initial=0))
-        if self.max_tokens is not None and self.max_tokens < longest:
-            raise ValueError(f"max_tokens is at least the longest output, {longest} tokens; got {self.max_tokens}")
-        for name in ("admission_s", "admission_s_per_token"):
+        for name in ("admission_s", "admission_s_per_token", "admission_serial_s"):
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is a finite time of at least 0; got {value!r}")

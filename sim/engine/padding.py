@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hwmodels.totals import Totals
+from hwmodels.totals import Totals, pairs_within, seen
 
 
 def padded(
@@ -39,12 +39,6 @@ def padded(
             decode_seqs=n,
             decode_kv_tokens=max(n * longest, totals.decode_kv_tokens),
             logit_rows=totals.logit_rows + more,
-            decode_kv_window=0 if window is None else max(n * min(longest, window), totals.decode_kv_window),
+            decode_kv_window=0 if window is None else max(n * seen(longest, window), totals.decode_kv_window),
         )
     return totals
-
-
-def pairs_within(past: int, tokens: int, window: int) -> int:
-    """Query-key pairs of a chunk after *past* tokens whose queries see *window* keys at most, themselves included."""
-    growing = max(0, min(tokens, window - past))
-    return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * window

@@ -12,7 +12,7 @@ from sim.engine.pricing import LineAt, Prices, Pricing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTable:
-    """Latencies of a one-shot model by batch size: whole nanoseconds of every stage, with no hand-over between them.
+    """Latencies of a single-pass model by batch size: whole nanoseconds of every stage, with no hand-over between them.
 
     Stands where a cost model does, for requests that generate nothing. An iteration with n prompts costs the row of n.
     """
@@ -54,7 +54,9 @@ class TablePrices(Prices):
         self._table = table
 
     def decode_lines(self, n: int, query_tokens: int, draft_steps: int, /) -> LineAt:
-        raise ValueError("a table of one-shot latencies has no decode steps; give requests that generate a cost model")
+        raise ValueError(
+            "a table of single-pass latencies has no decode steps; give requests that generate a cost model"
+        )
 
     def iteration(self, totals: Totals, draft_steps: int, /) -> int:
         return sum(self.stages(totals, draft_steps)[0])

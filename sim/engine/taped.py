@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hwmodels.totals import Chunk, seen
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS
 from sim.engine.columns import IntArray, RoundCounts
 from sim.engine.pricing import Prices
@@ -63,6 +64,7 @@ class TapedSet(RunningSet):
         self._seed = seed
         self._block_tokens = block_tokens
         self._window = window_tokens
+        self._chunked = type(window_tokens) is Chunk
         self._seqs: dict[int, _Taped] = {}
         self._finishes: list[tuple[int, int, int]] = []
         self._joined = 0
@@ -132,7 +134,7 @@ class TapedSet(RunningSet):
         self._blocks[here : here + n] += sign * (held[1:] - held[:-1])
         if self._window is not None:
             reads = cached + tape.cumsum() - tape + self.query_tokens
-            self._windowed[here : here + n] += sign * np.minimum(reads, self._window)
+            self._windowed[here : here + n] += sign * seen(reads, self._window)
 
     def join(self, id_: int, cached: int, remaining: int, token_ns: int, blocks: int, /) -> None:
         rounds_before = self._rounds[id_]
@@ -272,6 +274,9 @@ class TapedSet(RunningSet):
             to = int(kv.searchsorted(line.kv_end))
             if windows is not None:
                 beyond = windows[done:to] >= line.kv_window_end
+                if self._chunked:
+                    # A chunk that begins takes the totals below where the line holds.
+                    beyond[1:] |= windows[done + 1 : to] < windows[done : to - 1]
                 if beyond.any():
                     to = done + int(beyond.argmax())
             np.multiply(kv[done:to], line.slope, out=durations[done:to])

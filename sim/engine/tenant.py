@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from hwmodels.totals import Totals
+from hwmodels.totals import Totals, pairs_within, seen
 from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, pads_to, plan_of
 from sim.engine.ahead import as_known
 from sim.engine.clock import TICK_BITS
@@ -20,7 +20,7 @@ from sim.engine.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.lane import Elsewhere, Ended, HeldPlan, Lane, LanePrice, QueueView, RunningView
-from sim.engine.padding import padded, pairs_within
+from sim.engine.padding import padded
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
 from sim.engine.running import RunningSet
@@ -279,7 +279,7 @@ class Tenant:
             kv_read = gone.cached + query
             decode_rows += query
             decode_kv += kv_read
-            decode_window += 0 if window is None else min(kv_read, window)
+            decode_window += 0 if window is None else seen(kv_read, window)
         output_left = self.state.left
         for id_ in completing:
             emitted += output_left[id_] > 0

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
+from hwmodels.totals import Chunk, seen
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
 from sim.engine.columns import Piece, RoundCounts
 from sim.engine.pricing import Prices
@@ -27,15 +28,16 @@ class UniformSet(RunningSet):
         self.window_sum = 0
         """The same with each sequence limited to the window, counting the token its next round adds."""
         self.window_growth = 0
-        """Sequences whose windowed context still grows."""
+        """Sequences whose windowed context still grows: with chunks, all of them."""
         self.round = 0
         self._block_tokens = block_tokens
         self._window = window_tokens
+        self._chunked = type(window_tokens) is Chunk
         # Keyed by (cached - round) mod block: constant for as long as a sequence runs.
         self._residues = [0] * block_tokens
         self._seqs: dict[int, tuple[int, int, int, int]] = {}
         self._finishes: list[tuple[int, int, int]] = []
-        self._saturations: list[tuple[int, int, int]] = []
+        self._bends: list[tuple[int, int, int]] = []
         self._joined = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -53,10 +55,11 @@ class UniformSet(RunningSet):
         self._seqs[id_] = (round_, cached, order, token_ns)
         heappush(self._finishes, (round_ + remaining, order, id_))
         if self._window is not None:
-            self.window_sum += min(cached + 1, self._window)
-            if cached + 1 < self._window:
+            reads = seen(cached + 1, self._window)
+            self.window_sum += reads
+            if self._chunked or reads < self._window:
                 self.window_growth += 1
-                heappush(self._saturations, (round_ + self._window - cached - 1, order, id_))
+                heappush(self._bends, (round_ + int(self._window) - reads + self._chunked, order, id_))
 
     def leave(self, id_: int, /) -> Departure:
         since, cached, _, token_ns = self._seqs.pop(id_)
@@ -70,8 +73,9 @@ class UniformSet(RunningSet):
         self.cached -= cached
         self._residues[residue % self._block_tokens] -= 1
         if self._window is not None:
-            self.window_sum -= min(cached + 1, self._window)
-            if cached + 1 < self._window:
+            reads = seen(cached + 1, self._window)
+            self.window_sum -= reads
+            if self._chunked or reads < self._window:
                 self.window_growth -= 1
 
     @property
@@ -160,14 +164,14 @@ class UniformSet(RunningSet):
             heappop(finishes)
 
     def until_bend(self) -> int:
-        """Rounds until a windowed context stops growing, after which the totals grow differently."""
-        saturations = self._saturations
-        while saturations:
-            at, order, id_ = saturations[0]
+        """Rounds until a windowed context stops growing or a chunk begins, after which the totals grow differently."""
+        bends = self._bends
+        while bends:
+            at, order, id_ = bends[0]
             seq = self._seqs.get(id_)
             if seq is not None and seq[2] == order:
                 return at - self.round
-            heappop(saturations)
+            heappop(bends)
         return 1 << 62
 
     def blocks_for(self, rounds: int, /) -> int:
@@ -206,12 +210,16 @@ class UniformSet(RunningSet):
         self.cached += rounds * self.n
         if self._window is not None:
             self.window_sum += rounds * self.window_growth
-            saturations = self._saturations
-            while saturations and saturations[0][0] <= round_:
-                _, order, id_ = heappop(saturations)
+            bends = self._bends
+            while bends and bends[0][0] <= round_:
+                at, order, id_ = heappop(bends)
                 seq = self._seqs.get(id_)
                 if seq is not None and seq[2] == order:
-                    self.window_growth -= 1
+                    if self._chunked:
+                        self.window_sum -= self._window
+                        heappush(bends, (at + int(self._window), order, id_))
+                    else:
+                        self.window_growth -= 1
         finishes = self._finishes
         if finishes[0][0] > round_:
             return _NOBODY

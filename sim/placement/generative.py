@@ -24,7 +24,7 @@ from policies.view import Scheduler
 from policies.wrappers import EvictNewest
 from sim.engine import Experiment, MachineSpec, ReplicaSpec, run
 from sim.placement.groups import GroupColumns
-from sim.placement.serving import NS_PER_S, Outcome, Serving
+from sim.placement.serving import NS_PER_S, Outcome, ScreenedBy, Serving
 from workloads import Trace
 
 BLOCK_TOKENS = 16
@@ -140,6 +140,10 @@ class GenerativeServing(Serving):
             columns["start_ns"][rows] = requests["scheduled_ns"]
             columns["group"][rows] = np.array(group_of, np.int64)[requests["replica"]]
         return Outcome(workload=workload, columns=GroupColumns(**columns), n_groups=len(placement.groups))
+
+    @property
+    def screened_by(self) -> ScreenedBy:
+        return "events"
 
     def _tenants(self, models: tuple[int, ...], shape: tuple[int, int]) -> tuple[ReplicaSpec, ...]:
         deployments = [self.models[self.names[m]].deployment(*shape) for m in models]  # type: ignore[attr-defined]

@@ -9,14 +9,15 @@ The rules are those of AlpaServe's simulator (Li et al., OSDI 2023; artifact alp
   next: heads that would miss their deadline even alone are dropped, then the largest batch that is there and keeps the
   oldest one's deadline is taken. Nothing waits for a batch to fill.
 
-These rules are `policies.oneshot`; groups are machines, and hosted models their tenants. `run_groups` is the one entry. The event
-loop is the reference; without batching what becomes of a request is known when it arrives, and one compiled loop over the
-requests gives the same columns.
+These rules are `policies.single_pass`; groups are machines, and hosted models their tenants. `run_groups` is the one entry. The
+event loop is the reference; without batching what becomes of a request is known when it arrives, and one loop over the requests
+gives the same columns. numba compiles it where it is installed (the extra `fast`); Python runs the same lines where it is not.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,11 +25,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.oneshot import DeadlineBatches, InOrder, LeastBacklog
+from policies.single_pass import DeadlineBatches, InOrder, LeastBacklog
 from sim.engine import FINISHED, REJECTED, Experiment, MachineSpec, ReplicaSpec, StageTable, run
 from workloads import Trace
 
 IntArray = NDArray[np.int64]
+
+_NEVER_NS = np.int64(2**63 - 1)
 
 _ENOUGH = 1 << 40
 """KV blocks, and micro-batches in flight: single-pass models are limited by neither."""
@@ -105,14 +108,15 @@ class GroupColumns:
         return np.where(self.finish_ns >= 0, FINISHED, REJECTED).astype(np.int8)
 
 
-Engine = Literal["auto", "events", "loop"]
+Engine = Literal["auto", "events", "loop", "plain"]
 
 
 def run_groups(experiment: GroupExperiment, *, engine: Engine = "auto") -> GroupColumns:
     """Serve the workload to its end.
 
-    *engine* is for tests and measurements: `events` is the SimPy reference, `loop` does without events and cannot batch,
-    `auto` takes the loop wherever it can. Both give the same columns. ValueError for batches without events.
+    *engine* is for tests and measurements: `events` is the SimPy reference; `loop` does without events and cannot batch,
+    compiled where numba is installed; `plain` is that loop as Python runs it; `auto` takes the loop wherever it can. All give
+    the same columns. ValueError for batches without events.
     """
     if engine == "auto":
         engine = "events" if len(experiment.batch_sizes) > 1 else "loop"
@@ -121,7 +125,13 @@ def run_groups(experiment: GroupExperiment, *, engine: Engine = "auto") -> Group
     if len(experiment.batch_sizes) > 1:
         raise ValueError(f"engine {engine!r} cannot form batches; use 'auto' or 'events', or batch_sizes=(1,)")
     tables = GroupTables(experiment.groups, max(len(experiment.workload.models), 1))
-    return replay(experiment.workload, tables, experiment.overhead_ns)
+    return replay(experiment.workload, tables, experiment.overhead_ns, compiled=engine == "loop" and can_compile())
+
+
+@functools.cache
+def can_compile() -> bool:
+    """Whether the loop without events is compiled here: numba, of the extra `fast`, is installed."""
+    return importlib.util.find_spec("numba") is not None
 
 
 class GroupTables:
@@ -147,23 +157,27 @@ class GroupTables:
         self.times = np.array(times or [0], np.int64)
 
 
-def replay(trace: Trace, tables: GroupTables, overhead_ns: int) -> GroupColumns:
-    """The columns of a workload without batching, in one pass over its requests."""
+def replay(trace: Trace, tables: GroupTables, overhead_ns: int, *, compiled: bool) -> GroupColumns:
+    """The columns of a workload without batching, in one pass over its requests; *compiled* needs numba."""
     n = len(trace)
     model = np.zeros(n, np.int64) if trace.model_index is None else trace.model_index
-    deadline = np.full(n, -1, np.int64) if trace.deadline_ns is None else trace.deadline_ns
-    start, finish, group = (np.full(n, -1, np.int64) for _ in range(3))
-    work = (
-        np.zeros(max(tables.n_clocks, 1), np.int64),
-        np.zeros_like(tables.stages),
-        np.zeros(max(tables.stages), np.int64),
-    )
-    _compiled()(
-        *(trace.arrival_ns, model, deadline),
+    latest = np.full(n, _NEVER_NS)
+    if trace.deadline_ns is not None:
+        latest = np.where(trace.deadline_ns < 0, latest, trace.arrival_ns + trace.deadline_ns - overhead_ns)
+    told = (
+        *(trace.arrival_ns, model, latest),
         *(tables.host_start, tables.host_group, tables.host_times, tables.times, tables.stages, tables.first_clock),
-        *work,
-        *(overhead_ns, start, finish, group),
     )
+    work = tuple(np.zeros(size, np.int64) for size in (max(tables.n_clocks, 1), len(tables.stages), max(tables.stages)))
+    start, finish, group = (np.full(n, -1, np.int64) for _ in range(3))
+    loop: Callable[..., None] = _compiled() if compiled else _replay
+    if compiled:
+        loop(*told, *work, overhead_ns, start, finish, group)
+    else:
+        # Python reads and writes lists several times as fast as arrays.
+        lists = [column.tolist() for column in (start, finish, group)]
+        loop(*(column.tolist() for column in (*told, *work)), overhead_ns, *lists)
+        start, finish, group = (np.array(column, np.int64) for column in lists)
     return GroupColumns(start_ns=start, finish_ns=finish, group=group, batch=np.where(finish >= 0, 1, -1))
 
 
@@ -181,7 +195,7 @@ def _compiled() -> Callable[..., None]:
 def _replay(
     arrival: Any,
     model: Any,
-    deadline: Any,
+    latest: Any,
     host_start: Any,
     host_group: Any,
     host_times: Any,
@@ -196,35 +210,41 @@ def _replay(
     finish: Any,
     group: Any,
 ) -> None:
-    """Every request in order of arrival.
+    """Every request in order of arrival; columns are arrays where it is compiled and lists where Python runs it.
 
-    *clocks* hold when each stage of each group is free, *ready* the last of them, *through* the stages of one request.
+    *latest* is when the last stage may end, *clocks* hold when each stage of each group is free, *ready* the last of them,
+    *through* when one request is through its stages. Conditions stand for `max`, whose call takes Python as long as a stage.
     """
     for i in range(len(arrival)):
         m = model[i]
-        low, high = host_start[m], host_start[m + 1]
-        if low == high:
+        chosen, end = host_start[m], host_start[m + 1]
+        if chosen == end:
             continue
-        chosen = low
-        least = ready[host_group[low]]
-        for host in range(low + 1, high):
+        least = ready[host_group[chosen]]
+        for host in range(chosen + 1, end):
             backlog = ready[host_group[host]]
             if backlog < least:
                 least, chosen = backlog, host
         g, at = host_group[chosen], host_times[chosen]
         base, n = first_clock[g], stages[g]
         group[i] = g
-        now = arrival[i]
-        t = now
-        for k in range(n):
-            t = max(t, clocks[base + k]) + times[at + k]
-            through[k] = t
-        if deadline[i] >= 0 and t + overhead_ns > now + deadline[i]:
+        begin = arrival[i]
+        if clocks[base] > begin:
+            begin = clocks[base]
+        t = begin + times[at]
+        for k in range(1, n):
+            through[k - 1] = t
+            free = clocks[base + k]
+            if free > t:
+                t = free
+            t += times[at + k]
+        if t > latest[i]:
             continue
-        start[i] = max(now, clocks[base])
+        start[i] = begin
         finish[i] = t + overhead_ns
-        for k in range(n):
+        for k in range(n - 1):
             clocks[base + k] = through[k]
+        clocks[base + n - 1] = t
         ready[g] = t
 
 

@@ -16,8 +16,11 @@ from policies.placement import (
     Score,
     check,
 )
-from sim.placement.serving import NS_PER_S, Outcome, Serving, evaluate, evaluate_windows
+from sim.placement.serving import NS_PER_S, Outcome, ScreenedBy, Serving, evaluate, evaluate_windows
 from workloads import Trace
+
+_LONG_S = 5.0
+"""A search that took longer is told what would make it shorter."""
 
 Progress = Callable[[int, float], None]
 """Told the number of placements scored so far and the best attainment among them."""
@@ -26,8 +29,8 @@ Progress = Callable[[int, float], None]
 class Scoring:
     """A scorer for searches: simulates each placement on one workload, and each only once.
 
-    *jobs* simulations run at a time, in threads: the compiled loop lets go of the interpreter. *budget_s* seconds after
-    the first call it raises `BudgetSpent`.
+    *jobs* simulations run at a time, in threads: the compiled loop lets go of the interpreter, and what is not compiled gains
+    nothing by them. *budget_s* seconds after the first call it raises `BudgetSpent`.
     """
 
     def __init__(
@@ -105,6 +108,8 @@ class Plan:
     processor_s: float
     cut_short: bool
     """Whether the budget was spent before the search was done, in any window."""
+    screened_by: ScreenedBy
+    """What the simulations of the search ran on; all give the same scores."""
     train: Outcome = field(repr=False)
     """The traffic that was planned for, served with the answer."""
 
@@ -112,6 +117,16 @@ class Plan:
     def placement(self) -> Placement:
         """The placement, or that of the first window."""
         return self.placements[0]
+
+    @property
+    def note(self) -> str | None:
+        """What would have made the search shorter, where it took long enough to matter."""
+        if self.screened_by != "python loop" or self.planning_s < _LONG_S:
+            return None
+        return (
+            f"numba, which is not installed, would take most of these {self.planning_s:.0f} s away: "
+            "pip install 'rooftrace[fast]' compiles the loop that screens placements"
+        )
 
 
 def find(
@@ -157,6 +172,7 @@ def find(
         planning_s=planning_s,
         processor_s=processor_s,
         cut_short=cut_short,
+        screened_by=serving.screened_by,
         train=serve(serving, placements, trace, window_s),
     )
 

@@ -13,9 +13,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from sim.errors import ScenarioError
 from sim.scenario import explain, named
-from sim.scenario.settings import Policy, Process, Section
+from sim.scenario.keys import Policy, Process
+from sim.scenario.section import Section
 from sim.scenario.yaml import parse_yaml
-from sim.text import shown
 
 if TYPE_CHECKING:
     from hwmodels.single_pass import SinglePass
@@ -170,11 +170,7 @@ class PlaceScenario:
     @classmethod
     def from_mapping(cls, found: Any, *, source: str = "scenario", folder: Path | None = None) -> PlaceScenario:
         """The scenario that *found* describes; ScenarioError in one sentence for what does not fit."""
-        if not isinstance(found, Mapping):
-            raise ScenarioError(
-                f"{source}: a placement scenario is a mapping of settings ({', '.join(PlaceSettings.model_fields)}); "
-                f"got {shown(found)}"
-            )
+        explain.check_mapping(found, PlaceSettings, source, "a placement scenario")
         try:
             # YAML has lists and no tuples, and strict validation does not take one for the other.
             settings = PlaceSettings.model_validate(_tuples(found))

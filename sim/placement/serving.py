@@ -1,4 +1,4 @@
-"""One-shot models on a cluster: from a placement to an experiment, its columns and its score."""
+"""Single-pass models on a cluster: from a placement to an experiment, its columns and its score."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.single_pass import SinglePass
 from policies.placement import Cluster, Group, ModelView, Placement, Score, check
-from sim.placement.groups import GroupColumns, GroupExperiment, GroupSpec, run_groups
+from sim.placement.groups import GroupColumns, GroupExperiment, GroupSpec, can_compile, run_groups
 from workloads import Trace
+
+ScreenedBy = Literal["events", "compiled loop", "python loop"]
 
 NS_PER_S = 1_000_000_000
 
@@ -157,6 +159,13 @@ class Serving:
         experiment = self.experiment(placement, workload)
         columns = run_groups(experiment, engine="auto" if screening else "events")
         return Outcome(workload=workload, columns=columns, n_groups=len(placement.groups))
+
+    @property
+    def screened_by(self) -> ScreenedBy:
+        """What serves the workload while screening: the event loop, or the loop without events, compiled or not."""
+        if len(self.batch_sizes) > 1:
+            return "events"
+        return "compiled loop" if can_compile() else "python loop"
 
     def groups(self, placement: Placement) -> tuple[GroupSpec, ...]:
         """The placement's groups with the times of their stages."""

@@ -1,7 +1,8 @@
 """Published numbers beside simulated ones. Each module or package here but `rows` reproduces one group of documents.
 
 A group `sim.reproduce.NAME` has `TITLE`, `rows(quick: bool) -> list[Row]` and `plots(folder: Path) -> list[Path]`; it is
-found by being there. It may have `PARTS`, the pieces that `rows` puts together, so that a long run can say how far it is.
+found by being there. It may have `PARTS`, the pieces that `rows` puts together, so that a long run can say how far it is, and
+`note() -> str | None`, what a person should know before it runs.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ from sim.results.words import LATENCY_HEADS, fact_rows, latency_rows
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sim.protocols import Figures
+
 FORMAT = "rooftrace-results-1"
 _BLOCKS_TO_KEEP = 8
 
@@ -44,6 +46,32 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """Every metric, nested as in summary.json, over the scenario's `window`; see `sim.metrics.summary`."""
         return metrics.summary(self.columns, slo=self.slo, window=self._window, models=self.manifest.get("models", ()))
+
+    @property
+    def intervals(self) -> dict[str, dict[str, Any]]:
+        """For `tpot_s` and `ttft_s` the mean of the summary, and `low` and `high` of the 90 % interval in which it would be
+        measured, by how far off deployments were that the serving stack's fit had not seen (`basis`). Empty where none were held
+        back: pools, speculation, the datasheet, a stack that nothing was fitted to."""
+        factors = self.manifest.get("interval")
+        if factors is None:
+            return {}
+        found = {}
+        for name in ("tpot_s", "ttft_s"):
+            mean = self.summary[name]["mean"]
+            if mean is not None:
+                low, high = factors[name]
+                found[name] = {"mean": mean, "low": mean * low, "high": mean * high, "basis": factors["basis"]}
+        return found
+
+    @property
+    def figures(self) -> Figures | None:
+        """What the scenario's protocol reports: its statistic over the requests that it counts; None without a protocol."""
+        from sim.protocols import protocol
+
+        asked = self.manifest.get("scenario", {}).get("workload", {})
+        if asked.get("protocol") is None:
+            return None
+        return protocol(asked["protocol"]).figures(self.columns, asked["concurrency"])
 
     @property
     def _window(self) -> Mapping[str, Any]:

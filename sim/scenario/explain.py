@@ -35,6 +35,14 @@ _LIMITS = {
 }
 
 
+def check_mapping(found: object, model: type[BaseModel], source: str, what: str) -> None:
+    """ScenarioError where *found* is no mapping, and so not *what*, a thing of *model*'s settings."""
+    if not isinstance(found, Mapping):
+        raise ScenarioError(
+            f"{source}: {what} is a mapping of settings ({', '.join(model.model_fields)}); got {shown(found)}"
+        )
+
+
 def sentence(error: ValidationError, model: type[BaseModel], source: str) -> str:
     """The first thing wrong with a scenario, in words; unknown keys come first, being the likelier slip."""
     found = sorted(error.errors(include_url=False), key=lambda details: details["type"] != "extra_forbidden")

@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ SCHEDULERS: Mapping[str, str] = {
 }
 RENAMED: Mapping[str, str] = {"padded": "fastertransformer", "vllm-v1": "vllm", "vllm_v0": "vllm-v0"}
 """Names that policies had before, or that one may look for."""
+MOVED: Mapping[str, str] = {"policies.oneshot": "policies.single_pass"}
+"""Modules of policies that had another name before."""
 INNER = "inner"
 """The setting of a wrapper that is a policy itself."""
 AUTO = ("token_budget", "chunk", "max_num_batched_tokens")
@@ -129,6 +131,9 @@ def policy(name: str, settings: Mapping[str, Any], table: Mapping[str, str], *, 
 
 
 def _imported(name: str, *, key: str, method: str) -> Any:
+    module, _, within = name.partition(":")
+    if module in MOVED:
+        raise ScenarioError(f"{key}: the module {module} is called {MOVED[module]}; write {MOVED[module]}:{within}")
     try:
         found = load(name)
     except AttributeError:
@@ -168,6 +173,13 @@ def chain(settings: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str,
         key = f"{key}.{INNER}"
         found.append((key, settings))
     return found
+
+
+def layers(policy: Any) -> Iterator[Any]:
+    """A policy that is made and those that it wraps, outermost first."""
+    while policy is not None:
+        yield policy
+        policy = getattr(policy, INNER, None)
 
 
 def shown_policy(policy: Any) -> str:

@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from sim.scenario import decoding, named, settings
-from sim.scenario.settings import Settings
+from sim.scenario import decoding, keys, named
+from sim.scenario.keys import Settings
 
 
 def json_schema() -> dict[str, Any]:
@@ -43,7 +43,7 @@ def _describe(schema: dict[str, Any]) -> None:
     """
     sections = {
         node.name: node
-        for module in (settings, decoding)
+        for module in (keys, decoding)
         for node in ast.parse(inspect.getsource(module)).body
         if isinstance(node, ast.ClassDef)
     }

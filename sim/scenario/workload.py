@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.explain import told_by
-from sim.scenario.settings import Scenario, Workload
+from sim.scenario.keys import Process, Workload
+from sim.scenario.settings import Scenario
 from sim.text import unknown
 
 if TYPE_CHECKING:
@@ -22,8 +25,13 @@ def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
     """The requests that *scenario* replays or generates, its limit and rate scale applied."""
     with told_by(scenario, "workload"):
         settings = scenario.workload
-        source = _read(scenario, settings) if settings.trace is not None else None
-        made = source if settings.arrivals is None else _generate(settings, source, scenario.seed)
+        if settings.sessions is not None:
+            made: Trace | ClosedLoop | None = _sessions(scenario, settings)
+        elif settings.protocol is not None:
+            made = _by_protocol(settings, scenario.seed)
+        else:
+            source = _read(scenario, settings) if settings.trace is not None else None
+            made = source if settings.arrivals is None else _generate(settings, source, scenario.seed)
         assert made is not None
         if settings.limit is not None:
             made = _first(made, settings.limit)
@@ -40,7 +48,65 @@ def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
             if not hasattr(made, "arrival_ns"):
                 raise ScenarioError("workload.models is for arrivals in time; closed-loop clients ask for one model")
             made = assign_models(made, tuple(settings.models), list(settings.models.values()), scenario.seed)  # type: ignore[arg-type]
-        return made
+        return made if settings.max_tokens is None else _allowing(made, settings.max_tokens)
+
+
+def _allowing(workload: Trace | ClosedLoop, max_tokens: int) -> Trace | ClosedLoop:
+    """The same requests, each allowed *max_tokens* by its client."""
+    if workload.max_tokens is not None:
+        raise ScenarioError("workload.max_tokens: the trace has a column max_tokens; leave out one of them")
+    longest = int(workload.output_tokens.max(initial=0))
+    if max_tokens < longest:
+        raise ScenarioError(f"workload.max_tokens is at least the longest output, {longest} tokens; got {max_tokens}")
+    return replace(workload, max_tokens=np.full(len(workload), max_tokens, np.int64))
+
+
+def mean_context(workload: Trace | ClosedLoop) -> int:
+    """Tokens that a decode step of this workload attends to on average: steps weigh requests by their outputs. The mean prompt
+    of a workload without outputs."""
+    outputs = workload.output_tokens
+    total = float(outputs.sum())
+    if not total:
+        return max(1, round(float(workload.prompt_tokens.mean()))) if len(outputs) else 1
+    return max(1, round(float(((workload.prompt_tokens + 0.5 * outputs) * outputs).sum()) / total))
+
+
+def _sessions(scenario: Scenario, settings: Workload) -> Trace:
+    assert settings.sessions is not None
+    assert settings.arrivals is not None
+    file = scenario.find(settings.sessions)
+    if file is None:
+        raise ScenarioError(
+            f"workload.sessions: {settings.sessions} does not exist, neither beside the scenario nor in this folder"
+        )
+    starts = _process(settings.arrivals)
+    if isinstance(starts, named.Clients):
+        raise ScenarioError(
+            "workload.arrivals says when sessions start, and each waits for its answers by itself; give arrivals in time"
+        )
+    from workloads import read_sessions
+
+    return read_sessions(file, starts=starts, seed=scenario.seed, block_tokens=settings.block_tokens)
+
+
+def _by_protocol(settings: Workload, seed: int) -> Trace | ClosedLoop:
+    from sim.protocols import protocol
+
+    assert settings.protocol is not None
+    assert settings.concurrency is not None
+    lengths = {}
+    for name in ("prompt_tokens", "output_tokens"):
+        given = getattr(settings, name)
+        lengths[name] = named.choice(
+            given.distribution, given.settings, named.DISTRIBUTIONS, key=f"workload.{name}", what="a distribution"
+        ).tokens
+    return protocol(settings.protocol).workload(concurrency=settings.concurrency, seed=seed, **lengths)
+
+
+def _process(arrivals: Process) -> Any:
+    return named.choice(
+        arrivals.process, arrivals.settings, named.PROCESSES, key="workload.arrivals", what="an arrival process"
+    )
 
 
 def _read(scenario: Scenario, settings: Workload) -> Trace:
@@ -72,13 +138,7 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
     import workloads
 
     assert settings.arrivals is not None
-    process = named.choice(
-        settings.arrivals.process,
-        settings.arrivals.settings,
-        named.PROCESSES,
-        key="workload.arrivals",
-        what="an arrival process",
-    )
+    process = _process(settings.arrivals)
     if lengths is not None:
         if settings.requests is not None and settings.requests > len(lengths):
             raise ScenarioError(f"workload.requests is {settings.requests}, but the trace has only {len(lengths)}")
@@ -117,7 +177,7 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
 def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> ClosedLoop:
     import workloads
 
-    for name in ("priority", "max_tokens", "abort_ns"):
+    for name in ("priority", "abort_ns"):
         if getattr(lengths, name) is not None:
             column = name.replace("_ns", "_s")
             raise ScenarioError(
@@ -142,12 +202,14 @@ def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> Closed
         concurrency=clients.concurrency,
         think_ns=think_ns,
         deadline_ns=lengths.deadline_ns,
+        max_tokens=lengths.max_tokens,
         left_out=tuple(
             what
             for what, said in (
                 ("which model a request asks for", len(lengths.models) > 1),
                 ("which requests belong to one conversation", lengths.session is not None),
                 ("which prompts share a beginning", lengths.prefix_blocks is not None),
+                ("which requests wait for others", lengths.follows is not None),
             )
             if said
         ),
@@ -160,11 +222,6 @@ def _first(workload: Trace | ClosedLoop, n: int) -> Trace | ClosedLoop:
         return workload.limit(n)  # type: ignore[union-attr]
     if n >= len(workload):
         return workload
-    think_ns, deadline_ns = workload.think_ns, workload.deadline_ns  # type: ignore[union-attr]
-    return replace(
-        workload,
-        prompt_tokens=workload.prompt_tokens[:n],
-        output_tokens=workload.output_tokens[:n],
-        think_ns=None if think_ns is None else think_ns[:n],
-        deadline_ns=None if deadline_ns is None else deadline_ns[:n],
-    )
+    columns = ("prompt_tokens", "output_tokens", "think_ns", "deadline_ns", "max_tokens")
+    told = {name: column for name in columns if (column := getattr(workload, name)) is not None}
+    return replace(workload, **{name: column[:n] for name, column in told.items()})

@@ -20,7 +20,8 @@ from sim.errors import RooftraceError
 from sim.packages import home
 from sim.scenario import Scenario, named
 from sim.scenario.explain import entries_in
-from sim.scenario.settings import Section, Settings
+from sim.scenario.keys import Settings
+from sim.scenario.section import Section
 from sim.scenario.yaml import parse_yaml
 from sim.text import shown, unknown
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hwmodels.cost import CostModel, Work
 from hwmodels.latency_models import LinearTime, StepTime
-from hwmodels.totals import Totals
+from hwmodels.totals import Totals, seen
 from policies.acceptance import Acceptance, Iid, MeanLength
 from policies.decoding import DraftStatistics, Speculative, statistics_of_counts
 from policies.published import OrcaPaged
@@ -103,33 +103,17 @@ def alone(
     )
 
 
-def at_batch(
-    server: LinearServer,
-    acceptance: Acceptance,
-    k: int,
-    batch: int,
-    context: int,
-    *,
-    rounds: int = 128,
-    least_rounds: int = 40_000,
-    seed: int = 0,
-) -> float:
-    """Speed-up in tokens per second of *batch* sequences that all decode, their context *context* tokens on average.
-
-    The server's time for a whole proposal is spread over the k passes. Runs are repeated on other luck until
-    *least_rounds* rounds of sequences have been seen; prompts are not timed.
-    """
+def costs_of(server: LinearServer, k: int) -> tuple[LinearTime, LinearTime]:
+    """Cost models of *server*'s target and of one pass of its draft, whose time for a proposal is spread over the *k* passes."""
     target = LinearTime(
         fixed_s=server.base_s + server.overhead_s, row_s=server.per_token_s, kv_token_s=server.per_kv_token_s
     )
     passes = max(k, 1)
     draft = LinearTime(fixed_s=server.draft_base_s / passes, kv_token_s=server.draft_per_kv_token_s / passes)
-    return at_batch_of(
-        target, draft, acceptance, k, batch, context, rounds=rounds, least_rounds=least_rounds, seed=seed
-    )
+    return target, draft
 
 
-def at_batch_of(
+def at_batch(
     target: Any,
     draft: Any,
     acceptance: Acceptance,
@@ -141,7 +125,11 @@ def at_batch_of(
     least_rounds: int = 40_000,
     seed: int = 0,
 ) -> float:
-    """`at_batch` with any cost model of the target and of one pass of the draft."""
+    """Speed-up in tokens per second of *batch* sequences that all decode, their context *context* tokens on average.
+
+    *target* is the target's cost model, *draft* that of one pass of the draft (`costs_of` a linear server). Runs are repeated on
+    other luck until *least_rounds* rounds of sequences have been seen; prompts are not timed.
+    """
     decoding = Speculative(method="eagle", num_speculative_tokens=k, acceptance=acceptance)
     length = acceptance.mean_length(k)
     plain = _rate_per_s(target, None, None, batch, context, round(rounds * length), 1.0, 0)
@@ -183,13 +171,23 @@ def _rate_per_s(
     return float(iterations["emitted_tokens"][decodes].sum()) / seconds
 
 
-class VerifyForFree:
-    """*cost* with decode steps at the cost of one query token per sequence: the premise of the paper's speed-up."""
+class _BesideIterations:
+    """All of *cost* but the time of an iteration."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
         self.n_stages, self.window_tokens = cost.n_stages, cost.window_tokens
         self.peak_flops_per_s, self.peak_bytes_per_s = cost.peak_flops_per_s, cost.peak_bytes_per_s
+
+    def handover_s(self, rows: Any, /) -> Any:
+        return self._cost.handover_s(rows)
+
+    def work(self, totals: Totals, /) -> Work:
+        return self._cost.work(totals)
+
+
+class VerifyForFree(_BesideIterations):
+    """*cost* with decode steps at the cost of one query token per sequence: the premise of the paper's speed-up."""
 
     def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
         seqs = totals.decode_seqs
@@ -203,20 +201,9 @@ class VerifyForFree:
             stage,
         )
 
-    def handover_s(self, rows: Any, /) -> Any:
-        return self._cost.handover_s(rows)
 
-    def work(self, totals: Totals, /) -> Work:
-        return self._cost.work(totals)
-
-
-class PromptsForFree:
+class PromptsForFree(_BesideIterations):
     """*cost* of the decodes only: an iteration without any takes no time."""
-
-    def __init__(self, cost: CostModel) -> None:
-        self._cost = cost
-        self.n_stages, self.window_tokens = cost.n_stages, cost.window_tokens
-        self.peak_flops_per_s, self.peak_bytes_per_s = cost.peak_flops_per_s, cost.peak_bytes_per_s
 
     def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
         queries = totals.rows - totals.prefill_rows
@@ -226,12 +213,6 @@ class PromptsForFree:
         )  # fmt: skip
         seconds = self._cost.iteration_s(alone, stage)
         return seconds * (totals.decode_seqs > 0)
-
-    def handover_s(self, rows: Any, /) -> Any:
-        return self._cost.handover_s(rows)
-
-    def work(self, totals: Totals, /) -> Work:
-        return self._cost.work(totals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +251,7 @@ def explain_gap(experiment: Experiment, *, alone_requests: int = 150) -> Gap:
     total = float(outputs.sum())
     context = round(float(((prompts + outputs / 2) * outputs).sum()) / total)
     cost = cast(CostModel, spec.cost)
-    one = Totals(1, 0, 0, 0, 0, 1, context, 1, 0, min(context, cost.window_tokens or 0))
+    one = Totals(1, 0, 0, 0, 0, 1, context, 1, 0, seen(context, cost.window_tokens) if cost.window_tokens else 0)
     target_s = sum(float(cost.iteration_s(one, stage)) for stage in range(cost.n_stages))
     c = 0.0 if draft is None else float(draft.iteration_s(one)) / target_s
     k = decoding.k(1)
@@ -313,7 +294,7 @@ def plain_step_s(cost: CostModel, *, output_tokens: int = 129) -> float:
 
 def specdecode_speedup(batch: int, *, k: int = 5, mean_length: float = 3.0, context: int = 500) -> float:
     """Simulated speed-up of Llama-3.1-8B with EAGLE on an H100, from SpecDecode-Bench's constants."""
-    return at_batch(SPECDECODE_BENCH, MeanLength(mean=mean_length, at_k=k), k, batch, context)
+    return at_batch(*costs_of(SPECDECODE_BENCH, k), MeanLength(mean=mean_length, at_k=k), k, batch, context)
 
 
 def _one_by_one(

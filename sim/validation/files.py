@@ -13,15 +13,13 @@ from sim.errors import RooftraceError
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
-    from hwmodels.measured import Measurement
+    from hwmodels.measured import Measurement, Said
 
 LEFT_OUT = 3
 """Exit code of commands that left out a file or row which they did not understand, and did the rest."""
-WITHOUT = " without speculation"
-"""Ends the name of a quantity over the rows that did not run with multi-token prediction, where some did."""
 _NO_DEVICE = (
-    "neither its columns nor its name say the device; let the name say it, as in gemm_h100_bf16_vllm0.24.csv "
-    "(validate --hardware prices it all the same)"
+    "neither its columns nor its name say the device; give it a column device, or let the name say it, as in "
+    "gemm_h100_bf16_vllm0.24.csv (validate --hardware prices it all the same)"
 )
 _ONE_TOKEN = "one output token: there is no time per further token"
 
@@ -38,6 +36,8 @@ class Comparison:
     unmodelled: Mapping[str, int] = field(default_factory=dict)
     """Reason -> rows that it leaves without a prediction."""
     notes: tuple[str, ...] = ()
+    groups: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Of serving rows: what each is of, by `family`, `stack`, `model`, `device`, `precision` and `load` (requests in flight)."""
 
     @property
     def line(self) -> ErrorLine:
@@ -97,15 +97,17 @@ class Folder:
         return f"{counted} left out (exit code {LEFT_OUT}); --strict refuses the folder instead"
 
 
-def read_measured(folder: str | Path, *, hardware: str | None = None, strict: bool = False) -> Folder:
+def read_measured(
+    folder: str | Path, *, hardware: str | None = None, strict: bool = False, said: Said | None = None
+) -> Folder:
     """The files of *folder*; RooftraceError if there are none, or, with *strict*, for any that is not understood.
 
-    A kernel file that does not say its device is left out too, unless *hardware* prices every file.
+    A kernel file that does not say its device is left out too, unless *hardware* prices every file or *said* says it.
     """
     from hwmodels.measured import is_kernel_level, survey
 
     try:
-        found = survey(folder, strict=strict)
+        found = survey(folder, strict=strict, said=said)
     except (ValueError, OSError) as error:
         raise RooftraceError(str(error)) from None
     nowhere = [m for m in found.measurements if hardware is None and is_kernel_level(m) and not m.device]
@@ -114,6 +116,8 @@ def read_measured(folder: str | Path, *, hardware: str | None = None, strict: bo
         raise RooftraceError(sentences[0])
     kept = tuple(m for m in found.measurements if not any(m is other for other in nowhere))
     left_out = (*found.left_out, *sentences)
+    if not kept and Path(folder).is_file():
+        raise RooftraceError(left_out[0].replace(": not understood: ", ": ", 1))
     if not kept:
         raise RooftraceError(f"{folder}: no file is understood; {'; '.join(left_out[:3])}")
     return Folder(
@@ -259,7 +263,7 @@ def _own_profile(measurement: Measurement, hardware: _Hardware | None) -> str | 
 def _silicon(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.validation.runs import ServedRun, closed_loop_s, rows_of, served_run, speculates
+    from sim.validation.runs import ServedRun, family_of, rows_of, served_run, served_s
 
     rows = rows_of(measurement)
     got = _Collected(len(measurement))
@@ -267,33 +271,45 @@ def _silicon(
     systems: set[str] = set()
 
     def price(row: Mapping[str, Any]) -> tuple[float, float]:
-        run = served_run(row)
+        run = served_run(row, measurement.path.parent)
         systems.add(run.device)
         if run not in done:
             own = hardware is not None and hardware.name == run.device
-            done[run] = closed_loop_s(run, profile=hardware.profile if own and hardware else None)
+            done[run] = served_s(run, profile=hardware.profile if own and hardware else None)
         return done[run]
 
     for index, row in enumerate(rows):
         got.put(index, lambda row=row: price(row))
-    plain = np.array([not speculates(row) for row in rows])
+    groups = {
+        "family": np.array([family_of(row) for row in rows]),
+        "stack": measurement.columns["backend"],
+        "model": measurement.columns["model_path"],
+        "device": measurement.columns["system"],
+        "precision": measurement.columns["precision"],
+        "load": measurement.columns["concurrency"],
+    }
     single = int((np.isfinite(got.values[0]) & np.isnan(got.values[1])).sum())
-    for keep, note in ((np.ones(len(rows), bool), ""), (plain, WITHOUT)):
-        if note and (plain.all() or not plain.any()):
-            continue
-        for predicted, what in zip(got.values, ("ttft", "tpot"), strict=True):
-            reasons = {} if note else dict(got.reasons)
-            if what == "tpot" and single and not note:
-                reasons[_ONE_TOKEN] = single
-            missing = int(np.isnan(predicted[keep]).sum())
-            yield Comparison(
-                file=measurement.path.name,
-                device="+".join(sorted(systems)),
-                quantity=what + note,
-                predicted=predicted[keep],
-                measured=measurement.columns[f"{what}_ms"][keep] * 1e-3,
-                unmodelled={"as above": missing} if note and missing else reasons,
-            )
+    for predicted, what in zip(got.values, ("ttft", "tpot"), strict=True):
+        reasons = dict(got.reasons)
+        if what == "tpot" and single:
+            reasons[_ONE_TOKEN] = single
+        yield Comparison(
+            file=measurement.path.name,
+            device="+".join(sorted(systems)),
+            quantity=what,
+            predicted=predicted,
+            measured=measurement.columns[f"{what}_ms"] * 1e-3,
+            unmodelled=reasons,
+            groups=groups,
+            notes=measurement.notes,
+        )
+
+
+def _settings(
+    _measurement: Measurement, _hardware: _Hardware | None, _others: Sequence[Measurement]
+) -> Iterator[Comparison]:
+    """What servers were started with: no measurement, read where the rows beside it are."""
+    yield from ()
 
 
 def _disaggregated(
@@ -400,6 +416,7 @@ _HANDLERS: Mapping[str, Callable[..., Iterator[Comparison]]] = {
     "iteration": _iterations,
     "e2e_silicon_agg": _silicon,
     "e2e_silicon_disagg": _disaggregated,
+    "e2e_settings": _settings,
     "e2e_requests": _requests,
     "e2e_timeseries": _timeseries,
 }

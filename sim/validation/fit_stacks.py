@@ -1,15 +1,18 @@
-"""Fit serving stacks' overheads to measured serving runs and iterations, part of the deployments held back.
+"""Fit serving stacks' overheads to measured serving runs and iterations, deployments and models held back.
 
 `python -m sim.validation.fit_stacks MEASURED [STACK ...]` prints, for each stack, the terms of a fit on all deployments as they
-stand in hwmodels/overheads.toml, and the errors on deployments that a fit did not see. A term that the data put on zero
-is left out and the others fitted again; one that moves nothing where the fit ends, a floor below every layer say, is left
-out too; one that ends on its upper bound is an error.
+stand in hwmodels/overheads.toml, and the errors on rows whose deployment, and on rows whose model, no fit of theirs saw; --out
+writes those errors row by row, and --intervals the widths of `hwmodels.serving_intervals`. Terms are of a stack; those of
+`RELEASED` are of each release that is listed, for releases differ in what asynchronous scheduling hides and in the front end. A
+term that the data put on zero is left out and the others fitted again; one that moves nothing is left out too; one that ends on
+its upper bound is an error.
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 import hashlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,91 +21,155 @@ from typing import Any
 
 import numpy as np
 
+from hwmodels.device import load_device
 from hwmodels.kernels.parameters import bounds
 from hwmodels.measured import Measurement, read
-from hwmodels.overheads import Overheads, ServingStack, serving_stack
+from hwmodels.overheads import Overheads, ServingStack, serving_stack, stack_releases
+from sim.validation.frozen import frozen
 from sim.validation.runs import (
     Unmodelled,
-    closed_loop_s,
+    deployed,
+    family_of,
     iteration_s,
     latencies_s,
+    release_of,
     replayed,
     rows_of,
+    served,
     served_run,
+    served_s,
     speculates,
 )
+from sim.validation.servers import GAP_ANALYSIS
 
-SERVED = ("step_s", "sequence_s", "row_s", "layer_host_s", "expert_host_s", "launch_overlap", "sustained_loss", "narrow_loss",
-          "expand_loss", "admission_s", "admission_s_per_token")  # fmt: skip
+SERVED = ("step_s", "sequence_s", "row_s", "expert_host_s", "launch_overlap", "sustained_loss", "narrow_loss", "admission_s",
+          "admission_s_per_token", "admission_serial_s")  # fmt: skip
+RELEASED = ("step_s", "sequence_s", "admission_s", "admission_s_per_token")
+"""Terms that each listed release has of its own."""
 EAGER = ("step_s", "sequence_s", "row_s", "layer_host_s", "sustained_loss")
-TAKEN_OVER = {"trtllm": ("layer_host_s",), "sglang": ("layer_host_s", "sustained_loss")}
-"""Terms that a stack takes from vLLM's fit: only vLLM has runs of models without experts, which tell them from
-expert_host_s, and a recorded run in 16 bits, which tells sustained_loss from narrow_loss."""
+TAKEN_OVER = {"sglang": ("sustained_loss",)}
+"""Terms taken from vLLM's fit: only vLLM has a recorded run in 16 bits, which tells sustained_loss from narrow_loss."""
 NOT_OFFERED = {"trtllm": ("narrow_loss",)}
 """TensorRT-LLM's rows cannot tell two losses apart, and vLLM's fit is of other kernels: one loss stands for both."""
-DERIVED = {"trtllm": ("expand_loss",), "sglang": ("expand_loss",)}
-"""Terms that kernels of the stack itself say (`expansion_loss`): its serving runs hold one such deployment, or none."""
 RECORDED = "e2e_requests_*.csv"
 START = {"step_s": 2e-4, "sequence_s": 1e-5, "row_s": 2e-6, "layer_host_s": 3e-4, "expert_host_s": 3e-4, "launch_overlap": 0.1,
-         "sustained_loss": 0.3, "narrow_loss": 0.4, "expand_loss": 1.5, "admission_s": 2e-2,
-         "admission_s_per_token": 4e-6}  # fmt: skip
+         "sustained_loss": 0.3, "narrow_loss": 0.4, "admission_s": 2e-2, "admission_s_per_token": 4e-6,
+         "admission_serial_s": 2e-3}  # fmt: skip
 EAGER_START = {"step_s": 2e-3, "sequence_s": 1e-4, "row_s": 2e-5, "layer_host_s": 4e-4, "sustained_loss": 0.2}
 # Tighter than what `Overheads` accepts of anyone: more is no compiled stack's host work.
-_HIGH = {"step_s": 5e-3, "sequence_s": 2e-4, "row_s": 5e-5}
+_HIGH = {"step_s": 1e-2, "sequence_s": 2e-4, "row_s": 5e-5}
 MARGIN = 0.01
 """A fitted value this share of the range from a bound, or nearer, lies on it."""
-_DEPLOYMENT = ("model_path", "system", "backend_version", "gemm_quant_mode", "tp_size", "attention_dp_size",
-               "moe_tp_size", "moe_ep_size")  # fmt: skip
+DEPLOYMENT = ("model_path", "system", "backend", "backend_version", "gemm_quant_mode", "moe_quant_mode", "tp_size",
+              "attention_dp_size", "moe_tp_size", "moe_ep_size")  # fmt: skip
+"""Columns that make a deployment, which is held back as a whole."""
+_SAME_MODEL = {
+    "deepseek-ai/DeepSeek-R1": "deepseek-ai/DeepSeek-V3",
+    "nvidia/DeepSeek-R1-NVFP4": "deepseek-ai/DeepSeek-V3",
+}
+"""Names of one model; it is held back under all of them."""
 _WEIGHTS = np.array([1.0, 0.5])  # a run's TTFT varies several times as much between repeats as its TPOT
 _RECORDED_WEIGHT = 30.0
 """Rows that the recorded run counts for: those of a deployment."""
-_MOST_CLIENTS = 16
-"""Runs of more clients are scored and not fitted: simulating them takes most of the time."""
-_ROWS = 96
-"""Rows of a stack that are fitted at most, chosen by a hash; all are scored."""
+_ROWS = {"sglang": 48}
+"""Rows of a stack that are fitted at most, chosen by a hash (80 where it is not said); all are scored."""
+_MOST_CLIENTS = {"sglang": 32}
+"""Runs of more clients are not fitted: SGLang's scheduler looks at every running request, one by one."""
+_MOST_HELD_BACK = {"sglang": 64}
+"""Runs of more clients are predicted by the fit of all alone, and not again with their deployment or model held back."""
+FOLDS = 5
+"""Parts of the deployments, by a hash of their names, that are held back in turn."""
+_SCATTER = 0.08
+"""Log ratios up to this size count by their square, larger ones less and less (Cauchy)."""
+
+Versions = Mapping[str, ServingStack]
+"""A stack's releases that have terms of their own, the newest first."""
+Price = Callable[[Sequence["Point"], Versions, Mapping[str, float]], np.ndarray]
+"""Predicted TPOT and TTFT of each point in seconds (NaN where it cannot be priced), and how their logarithms move with each term by
+the step given for it: shape [points, 1 + terms, 2]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Point:
+class Point:
     """A row, its measured seconds of two quantities, and what must be held back together with it."""
 
     row: Mapping[str, Any]
     measured_s: tuple[float, float]
+    """TPOT and TTFT."""
     group: str
+    """The deployment."""
+    model: str = ""
+    device: str = ""
+    """Of the catalogue."""
+    release: str = ""
+    """Whose terms price it."""
+    folder: Path | None = None
+    """Of the servers' settings."""
     recorded: Measurement | None = None
     """A run replayed request by request; its prediction is the median ratio times the measured median."""
     weight: float = 1.0
 
+    @property
+    def family(self) -> str:
+        """Which benchmark it is of."""
+        return family_of(self.row)
+
+
+STRANGE = (("Qwen/Qwen3-235B-A22B-FP8", "vllm"), ("nvidia/DeepSeek-R1-NVFP4", "trtllm"))
+"""Models and stacks of internal-gap-analysis whose token times are two to four times what kernels take, at every load, as those who
+gathered the rows say (README of the measurements, on the protocol of these rows)."""
+
 
 def left_out(row: Mapping[str, Any]) -> str:
-    """Why a serving row informs no fit; empty where it does. The rule looks at how the row was run alone."""
-    return "ran with multi-token prediction" if speculates(row) else ""
+    """Why a serving row informs no fit; empty where it does. It is scored all the same. No prediction of ours enters the rule."""
+    if speculates(row):
+        return "ran with multi-token prediction"
+    if family_of(row) == GAP_ANALYSIS and (str(row["model_path"]), str(row["backend"])) in STRANGE:
+        return "its source says that it takes two to four times what kernels take"
+    return ""
 
 
-def _served_points(folder: Path, stack: str, *, out: bool = False) -> list[_Point]:
-    """The rows of *stack* that a fit may see, or with *out* those that `left_out` keeps from it."""
+def served_points(folder: Path, stack: str) -> list[Point]:
+    """The rows of *stack* without speculation, those that no fit sees included."""
     points = []
     for row in rows_of(read(folder / "e2e_silicon_agg.csv")):
-        if row["backend"] != stack or bool(left_out(row)) != out:
+        if row["backend"] != stack or speculates(row):
             continue
-        group = "|".join(str(row[name]) for name in _DEPLOYMENT)
-        points.append(_Point(row=row, measured_s=(row["tpot_ms"] * 1e-3, row["ttft_ms"] * 1e-3), group=group))
+        points.append(
+            Point(
+                row=row,
+                measured_s=(row["tpot_ms"] * 1e-3, row["ttft_ms"] * 1e-3),
+                group="|".join(str(row[name]) for name in DEPLOYMENT),
+                model=_SAME_MODEL.get(row["model_path"], row["model_path"]),
+                device=load_device(str(row["system"])).name,
+                release=serving_stack(stack, release_of(row)).release,
+                folder=folder,
+            )
+        )
     return points
 
 
-def _recorded_points(folder: Path, stack: str) -> list[_Point]:
+def _recorded_points(folder: Path, stack: str) -> list[Point]:
     points = []
     for path in sorted(folder.glob(RECORDED)):
         run = read(path)
         if run.source == stack:
-            tpot, ttft = (float(np.nanmedian(values)) for values in _recorded_s(run))
+            tpot, ttft = (float(np.nanmedian(values)) for values in recorded_s(run))
             points.append(
-                _Point(row={}, measured_s=(tpot, ttft), group=path.stem, recorded=run, weight=_RECORDED_WEIGHT)
+                Point(
+                    row={},
+                    measured_s=(tpot, ttft),
+                    group=path.stem,
+                    model=path.stem,
+                    release=serving_stack(stack).release,
+                    recorded=run,
+                    weight=_RECORDED_WEIGHT,
+                )
             )
     return points
 
 
-def _recorded_s(run: Measurement) -> tuple[np.ndarray, np.ndarray]:
+def recorded_s(run: Measurement) -> tuple[np.ndarray, np.ndarray]:
     """Measured TPOT (NaN for one output token) and TTFT of each request."""
     first, last, arrival, tokens = (
         run.columns[name] for name in ("first_token_s", "last_token_s", "arrival_s", "output_toks")
@@ -110,176 +177,289 @@ def _recorded_s(run: Measurement) -> tuple[np.ndarray, np.ndarray]:
     return np.where(tokens > 1, (last - first) / np.maximum(tokens - 1, 1), np.nan), first - arrival
 
 
-def _eager_points(folder: Path) -> list[_Point]:
+def _eager_points(folder: Path) -> list[Point]:
     points = []
     for path in sorted(folder.glob("iteration_*.csv")):
         for row in rows_of(read(path)):
             if row["flag"] == "ok":
                 group = f"{row['model']}|{row['tensor_parallel']:g}"
                 seconds = (row["token_time_ms"] * 1e-3, row["prompt_time_ms"] * 1e-3)
-                points.append(_Point(row=row, measured_s=seconds, group=group))
+                points.append(Point(row=row, measured_s=seconds, group=group, model=str(row["model"])))
     return points
 
 
-def _predict(point: _Point, stack: ServingStack) -> tuple[float, float]:
+def predict(point: Point, stack: ServingStack) -> tuple[float, float]:
+    """TPOT and TTFT of *point* in seconds under *stack*; NaN where it cannot be priced."""
     try:
         if point.recorded is not None:
             run, order = replayed(point.recorded, stack=stack)
             ttft, tpot = latencies_s(run)
             ratios = [
                 float(np.exp(np.nanmedian(np.log(mine / theirs[order]))))
-                for mine, theirs in zip((tpot, ttft), _recorded_s(point.recorded), strict=True)
+                for mine, theirs in zip((tpot, ttft), recorded_s(point.recorded), strict=True)
             ]
             return point.measured_s[0] * ratios[0], point.measured_s[1] * ratios[1]
         if "prompt_size" in point.row:
             prompt_s, token_s = iteration_s(point.row, stack=stack)
             return token_s, prompt_s
-        ttft_s, tpot_s = closed_loop_s(served_run(point.row), stack=stack)
-        return tpot_s, ttft_s
+        found = served_s(served_run(point.row, point.folder), stack=stack)
+        return found.tpot_s, found.ttft_s
     except Unmodelled:
         return np.nan, np.nan
 
 
+_STEPS = {"admission_s": 1e-2, "admission_s_per_token": 4e-6, "admission_serial_s": 1e-3}
+_ADMISSION = ("admission_s", "admission_s_per_token", "admission_serial_s")
+
+
+def predict_and_slopes(point: Point, stack: ServingStack, steps: Mapping[str, float]) -> np.ndarray:
+    """TPOT and TTFT of *point* in seconds, and in further rows how the logarithm of each moves where the terms of *steps* do, by
+    the schedule of this one replay (`sim.validation.frozen`), or by another replay where the front end's terms move it."""
+    found = np.full((1 + len(steps), 2), np.nan)
+
+    def moved(term: str) -> ServingStack:
+        own = stack.overheads
+        return replace(stack, overheads=replace(own, **{term: getattr(own, term) + steps[term]}))
+
+    if point.recorded is not None or "prompt_size" in point.row:
+        found[0] = predict(point, stack)
+        for i, term in enumerate(steps):
+            found[1 + i] = np.log(np.array(predict(point, moved(term))) / found[0])
+        return found
+    try:
+        run = served_run(point.row, point.folder)
+        deployment, columns = served(run, stack=stack)
+        counted = run.protocol.counted(columns.requests["arrival_ns"], run.concurrency)
+        figures = run.protocol.figures(columns, run.concurrency)
+        schedule = frozen(columns, counted)
+        found[0] = figures.tpot_s, figures.ttft_s
+        for i, term in enumerate(steps):
+            if term in _ADMISSION:
+                # It changes whom a request finds running, so that the schedule is another.
+                found[1 + i] = np.log(np.array(predict(point, moved(term))) / found[0])
+                continue
+            ttft_s, tpot_s = schedule.moved_s(deployment.cost, deployed(run, moved(term)).cost)
+            found[1 + i] = np.log1p(tpot_s / figures.tpot_s), np.log1p(ttft_s / figures.ttft_s)
+    except Unmodelled:
+        pass
+    return found
+
+
+def _names_of(versions: Versions, terms: Sequence[str]) -> list[str]:
+    """What is fitted: *terms*, and `release/term` for those that older releases have of their own."""
+    older = list(versions)[1:]
+    return [*terms, *(f"{release}/{term}" for release in older for term in terms if term in RELEASED)]
+
+
+def with_terms(versions: Versions, values: Mapping[str, float]) -> dict[str, ServingStack]:
+    """*versions* with *values* by name; a term without a release is of all releases that have none of their own."""
+    found = {}
+    for i, (release, stack) in enumerate(versions.items()):
+        own = {}
+        for name, value in values.items():
+            of, _, term = name.rpartition("/")
+            if of == release or (not of and (i == 0 or term not in RELEASED)):
+                own[term] = value
+        found[release] = replace(stack, overheads=replace(stack.overheads, **own))
+    return found
+
+
+def value_of(versions: Versions, name: str) -> float:
+    of, _, term = name.rpartition("/")
+    return getattr(versions[of or next(iter(versions))].overheads, term)
+
+
 def limits(names: Sequence[str]) -> dict[str, tuple[float, float]]:
     """Lowest and highest value that a fit of *names* may give each."""
-    high = {} if tuple(names) == EAGER else _HIGH
     known = bounds(Overheads)
-    return {name: (known[name][1], high.get(name, known[name][2])) for name in names}
+    found = {}
+    for name in names:
+        term = name.rpartition("/")[2]
+        high = known[term][2] if tuple(names) == EAGER else _HIGH.get(term, known[term][2])
+        found[name] = (known[term][1], high)
+    return found
 
 
 def on_bound(name: str, value: float, low: float, high: float) -> str:
     """Which bound *value* lies on, `low` or `high`; empty: neither."""
     margin = MARGIN * (high - low)
+    if name.rpartition("/")[2] in (
+        "step_s",
+        "sequence_s",
+        "row_s",
+        "admission_s_per_token",
+        "layer_host_s",
+        "expert_host_s",
+    ):
+        margin = min(margin, 1e-3 * START[name.rpartition("/")[2]]) if value < high / 2 else margin
     return "low" if value - low <= margin else "high" if high - value <= margin else ""
 
 
-def residuals(points: Sequence[_Point], predicted: np.ndarray) -> np.ndarray:
+def residuals(points: Sequence[Point], predicted: np.ndarray) -> np.ndarray:
     """What the fit makes small: weighted log ratios, two a point; nothing for what cannot be priced."""
     measured = np.log([p.measured_s for p in points])
     weight = np.sqrt([p.weight for p in points])[:, None] * _WEIGHTS
     return np.nan_to_num((np.log(predicted) - measured) * weight, nan=0.0).ravel()
 
 
-def undetermined(
-    points: Sequence[_Point],
-    stack: ServingStack,
-    names: Sequence[str],
-    price: Callable[[Sequence[_Point], ServingStack], np.ndarray],
-) -> list[str]:
-    """Terms of *names* that do not move the fit: a tenth more or less changes no residual by 1e-4."""
-    here = residuals(points, price(points, stack))
-    found = []
-    for name in names:
-        value = getattr(stack.overheads, name)
-        moved = replace(stack, overheads=replace(stack.overheads, **{name: 1.1 * value}))
-        if not np.abs(residuals(points, price(points, moved)) - here).max() > 1e-4:
-            found.append(name)
-    return found
+def by_differences(predict: Callable[[Point, ServingStack], tuple[float, float]]) -> Price:
+    """Slopes of *predict* by pricing each point again."""
+
+    def price(points: Sequence[Point], versions: Versions, steps: Mapping[str, float]) -> np.ndarray:
+        found = np.full((len(points), 1 + len(steps), 2), np.nan)
+        for i, point in enumerate(points):
+            stack = behind(point, versions)
+            found[i, 0] = predict(point, stack)
+            for k, (term, step) in enumerate(steps.items()):
+                own = stack.overheads
+                moved = replace(stack, overheads=replace(own, **{term: getattr(own, term) + step}))
+                found[i, 1 + k] = np.log(np.array(predict(point, moved)) / found[i, 0])
+        return found
+
+    return price
+
+
+def behind(point: Point, versions: Versions) -> ServingStack:
+    """Whose terms price *point*."""
+    return versions[point.release] if point.release in versions else next(iter(versions.values()))
+
+
+def _lines(
+    points: Sequence[Point], versions: Versions, names: Sequence[str], unit: np.ndarray, price: Price
+) -> tuple[np.ndarray, np.ndarray]:
+    """The residuals, and how they move with each term of *names* in units of *unit*."""
+    terms = list(dict.fromkeys(name.rpartition("/")[2] for name in names))
+    # Wide steps, for tiles and batches make times a staircase.
+    steps = {term: _STEPS.get(term, 0.1 * (EAGER_START if tuple(names) == EAGER else START)[term]) for term in terms}
+    found = price(points, versions, steps)
+    weight = np.sqrt([p.weight for p in points])[:, None] * _WEIGHTS
+    slope = np.zeros((len(points), 2, len(names)))
+    newest = next(iter(versions))
+    for j, name in enumerate(names):
+        of, _, term = name.rpartition("/")
+        mine = np.array([(p.release or newest) == (of or newest) or (not of and term not in RELEASED) for p in points])
+        slope[mine, :, j] = (found[:, 1 + terms.index(term)] * weight)[mine] * (unit[j] / steps[term])
+    return residuals(points, found[:, 0]), np.nan_to_num(slope).reshape(2 * len(points), len(names))
+
+
+def _solved(here: np.ndarray, slope: np.ndarray, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Terms (in units) at which the linearised residuals are least, by robust least squares between *low* and *high*."""
+    from scipy.optimize import least_squares
+
+    span = np.maximum(high - low, 1e-9)
+    begin = np.clip(x, low + 1e-6 * span, high - 1e-6 * span)
+    best = least_squares(
+        lambda u: here + slope @ (u - x), begin, bounds=(low, low + span), loss="cauchy", f_scale=_SCATTER, x_scale=1.0
+    )
+    return best.x
+
+
+def _cost(residual: np.ndarray) -> float:
+    return float(np.log1p((residual / _SCATTER) ** 2).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """Where a fit ended, and how its residuals move there."""
+
+    versions: dict[str, ServingStack]
+    names: tuple[str, ...]
+    unit: np.ndarray
+    here: np.ndarray
+    slope: np.ndarray
+
+    def refit(self, keep: np.ndarray) -> dict[str, ServingStack]:
+        """The fit to part of the points, a mask, on the straight lines of the whole one.
+
+        Whole fits of each part would take as many simulations again; what a part leaves out has no say but in the point around
+        which the model is linear.
+        """
+        rows = np.repeat(keep, 2)
+        x = np.array([value_of(self.versions, name) for name in self.names]) / self.unit
+        high = np.array([limits(self.names)[name][1] for name in self.names]) / self.unit
+        moved = np.abs(self.slope[rows]).max(axis=0, initial=0.0) > 1e-6
+        best = x.copy()
+        if moved.any():
+            best[moved] = _solved(
+                self.here[rows],
+                self.slope[rows][:, moved],
+                x[moved],
+                np.zeros(moved.sum()),
+                np.minimum(high, 4 * x + 1)[moved],
+            )
+        values = dict(zip(self.names, (best * self.unit).tolist(), strict=True))
+        for name, some in zip(self.names, moved, strict=True):
+            of, _, term = name.rpartition("/")
+            if of and not some:
+                # A release of which nothing is left is taken for the newest.
+                values[name] = values.get(term, 0.0)
+        return with_terms(self.versions, values)
 
 
 def fit_stack(
-    points: Sequence[_Point],
-    stack: ServingStack,
-    names: Sequence[str],
-    price: Callable[[Sequence[_Point], ServingStack], np.ndarray],
-    *,
-    steps: int,
-    go_on: bool = False,
-) -> ServingStack:
-    """*stack* with the terms *names* fitted to *points* within their limits, by robust least squares on log ratios.
+    points: Sequence[Point], versions: Versions, names: Sequence[str], price: Price, *, rounds: int, go_on: bool = False
+) -> Fitted:
+    """*versions* with the terms *names* fitted to *points* within their limits, by robust least squares on log ratios.
 
-    Starts at `START`, or with *go_on* at the stack's own values.
+    Each round works out how the residuals move with every term, and goes to where these straight lines are least, or half as far
+    and half again where that is no better. Starts at `START`, or with *go_on*
+    at the stacks' own values.
     """
-    from scipy.optimize import least_squares
-
     begin = EAGER_START if tuple(names) == EAGER else START
-    if go_on:
-        begin = {name: getattr(stack.overheads, name) for name in names}
-    scale = np.array([begin[name] for name in names])
-    high = np.array([limits(names)[name][1] for name in names]) / scale
+    unit = np.array([begin[name.rpartition("/")[2]] for name in names])
+    x = np.array([value_of(versions, name) for name in names]) / unit if go_on else np.ones(len(names))
+    high = np.array([limits(names)[name][1] for name in names]) / unit
 
-    def built(x: np.ndarray) -> ServingStack:
-        terms = {name: float(value) for name, value in zip(names, x * scale, strict=True)}
-        return replace(stack, overheads=replace(stack.overheads, **terms))
+    def built(u: np.ndarray) -> dict[str, ServingStack]:
+        return with_terms(versions, dict(zip(names, (u * unit).tolist(), strict=True)))
 
-    # Wide steps: tiles and batches make the simulated time a staircase.
-    best = least_squares(
-        lambda x: residuals(points, price(points, built(x))),
-        np.ones(len(names)),
-        bounds=(0.0, high),
-        loss="cauchy",
-        f_scale=0.08,
-        diff_step=0.05,
-        max_nfev=steps,
-    )
-    return built(best.x)
-
-
-def refits(
-    points: Sequence[_Point],
-    fitted: ServingStack,
-    names: Sequence[str],
-    price: Callable[[Sequence[_Point], ServingStack], np.ndarray],
-    keep: Sequence[np.ndarray],
-) -> list[ServingStack]:
-    """*fitted* fitted again to part of its *points*, once for each mask of *keep*, the model linearised around *fitted*.
-
-    Whole fits of each part would take as many simulations again; what a part leaves out has no say but in the point
-    around which the model is linear.
-    """
-    from scipy.optimize import least_squares
-
-    value = np.array([getattr(fitted.overheads, name) for name in names])
-    high = np.array([limits(names)[name][1] for name in names])
-    here = residuals(points, price(points, fitted))
-    columns = []
-    for name, x in zip(names, value, strict=True):
-        moved = replace(fitted, overheads=replace(fitted.overheads, **{name: 1.05 * x}))
-        columns.append((residuals(points, price(points, moved)) - here) / 0.05)
-    slope = np.stack(columns, axis=1)
-    found = []
-    for mask in keep:
-        rows = np.repeat(mask, 2)
-        best = least_squares(
-            lambda u, rows=rows: here[rows] + slope[rows] @ (u - 1.0),
-            np.ones(len(names)),
-            bounds=(0.0, high / value),
-            loss="cauchy",
-            f_scale=0.08,
-        )
-        terms = {name: float(v) for name, v in zip(names, best.x * value, strict=True)}
-        found.append(replace(fitted, overheads=replace(fitted.overheads, **terms)))
-    return found
+    here, slope = _lines(points, built(x), names, unit, price)
+    for _ in range(rounds):
+        goal, cost, step = _solved(here, slope, x, np.zeros(len(x)), np.minimum(high, 3 * x + 2)), _cost(here), 1.0
+        goal[goal < 2e-3] = 0.0
+        better = False
+        while not better and step > 0.2:
+            moved = step * (goal - x)
+            there = residuals(points, price(points, built(x + moved), {})[:, 0])
+            better = _cost(there) < cost
+            if not better:
+                # Broyden's update: the lines learn what the step has shown.
+                slope = slope + np.outer(there - here - slope @ moved, moved) / max(float(moved @ moved), 1e-12)
+            step /= 2
+        if not better:
+            break
+        x = x + moved
+        here, slope = _lines(points, built(x), names, unit, price)
+        print(f"{next(iter(versions.values())).name}: {cost:.1f} -> {_cost(here):.1f}", flush=True)
+        if cost - _cost(here) < 3e-3 * cost:
+            break
+    return Fitted(versions=built(x), names=tuple(names), unit=unit, here=here, slope=slope)
 
 
 def fit_what_matters(
-    points: Sequence[_Point],
-    stack: ServingStack,
-    names: Sequence[str],
-    price: Callable[[Sequence[_Point], ServingStack], np.ndarray],
-    *,
-    steps: int,
-) -> tuple[ServingStack, tuple[str, ...]]:
-    """The fit of those of *names* that it does not put on zero, and their names; ValueError for one on its upper bound."""
-    begun = False
-    while names:
-        fitted = fit_stack(points, stack, names, price, steps=steps, go_on=begun)
-        side = {name: on_bound(name, getattr(fitted.overheads, name), *limits(names)[name]) for name in names}
+    points: Sequence[Point], versions: Versions, names: Sequence[str], price: Price, *, rounds: int
+) -> Fitted:
+    """The fit of those of *names* that it does not put on zero and that move it; ValueError for one on its upper bound."""
+    begun, name_of_stack = False, next(iter(versions.values())).name
+    while True:
+        fitted = fit_stack(points, versions, names, price, rounds=rounds, go_on=begun)
+        side = {name: on_bound(name, value_of(fitted.versions, name), *limits(names)[name]) for name in names}
         if high := [name for name in names if side[name] == "high"]:
-            raise ValueError(f"{stack.name}: {high[0]} ends on its upper bound, {limits(names)[high[0]][1]:g}")
+            raise ValueError(f"{name_of_stack}: {high[0]} ends on its upper bound, {limits(names)[high[0]][1]:g}")
         zero = {name for name in names if side[name] == "low"}
-        if not zero:
-            idle = undetermined(points, fitted, names, price)
-            if not idle:
-                return fitted, tuple(names)
-            # What moves nothing is left out without another fit: the others are where they would be.
-            print(f"{stack.name}: the fit does not move {', '.join(idle)}: left out", flush=True)
-            kept = tuple(name for name in names if name not in idle)
-            return replace(fitted, overheads=replace(fitted.overheads, **dict.fromkeys(idle, 0.0))), kept
-        print(f"{stack.name}: the data put {', '.join(sorted(zero))} on zero: left out", flush=True)
-        stack = replace(fitted, overheads=replace(fitted.overheads, **dict.fromkeys(zero, 0.0)))
-        names, begun = [name for name in names if name not in zero], True
-    return stack, ()
+        values = np.array([value_of(fitted.versions, name) for name in names]) / fitted.unit
+        # A tenth more or less changes no residual by 1e-4.
+        moves = np.abs(fitted.slope * values).max(axis=0, initial=0.0) * 0.1 > 1e-4
+        idle = {name for name, some in zip(names, moves, strict=True) if not some} - zero
+        if not zero | idle:
+            return fitted
+        for gone, why in ((zero, "the data put {} on zero"), (idle, "the fit does not move {}")):
+            if gone:
+                print(f"{name_of_stack}: {why.format(', '.join(sorted(gone)))}: left out", flush=True)
+        versions = with_terms(fitted.versions, dict.fromkeys(zero | idle, 0.0))
+        names, begun = [name for name in names if name not in zero | idle], True
+        if not names:
+            return replace(fitted, versions=versions, names=(), unit=np.ones(0), slope=np.zeros((len(fitted.here), 0)))
 
 
 def _hash(text: str) -> bytes:
@@ -287,125 +467,263 @@ def _hash(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
-def _held(group: str, part: int) -> bool:
-    return _hash(group)[0] % 2 == part
+def fold_of(group: str) -> int:
+    """The part of the deployments that *group* is held back with."""
+    return _hash(group)[0] % FOLDS
 
 
-def _scores(points: Sequence[_Point], predicted: np.ndarray) -> str:
+def chosen(points: Sequence[Point]) -> list[Point]:
+    """Those of *points* that are fitted: by a hash of the row, whatever it measured."""
+    points = [
+        p for p in points if not (left_out(p.row) or p.row["concurrency"] > _MOST_CLIENTS.get(p.row["backend"], np.inf))
+    ]
+
+    def what(point: Point) -> str:
+        return "|".join(f"{k}={v}" for k, v in sorted(point.row.items()) if k not in ("ttft_ms", "tpot_ms"))
+
+    rows = _ROWS.get(points[0].row["backend"], 80) if points else 0
+    return sorted(points, key=lambda point: _hash(what(point)))[:rows]
+
+
+def scores(points: Sequence[Point], predicted: np.ndarray) -> str:
     measured = np.array([p.measured_s for p in points])
     off = 100.0 * np.abs(predicted / measured - 1.0)
+    if not np.isfinite(off).any(axis=0).all():
+        return "none predicted"
     found = np.nanmedian(off, axis=0)
     mean = np.nanmean(off, axis=0)
-    return f"median {found[0]:.1f} % and {found[1]:.1f} %, mean {mean[0]:.1f} % and {mean[1]:.1f} %"
+    return f"TPOT median {found[0]:.1f} % (mean {mean[0]:.1f} %), TTFT {found[1]:.1f} % ({mean[1]:.1f} %)"
 
 
-def main(folder: Path, stacks: Sequence[str]) -> None:
-    with ProcessPoolExecutor(2) as pool:
+def by_family(points: Sequence[Point], predicted: np.ndarray) -> str:
+    lines = []
+    for family in sorted({p.family for p in points}):
+        mine = np.array([p.family == family for p in points])
+        lines.append(
+            f"{family}, {mine.sum()} rows: {scores([p for p in points if p.family == family], predicted[mine])}"
+        )
+    return "; ".join(lines)
 
-        def price(points: Sequence[_Point], stack: ServingStack) -> np.ndarray:
-            return np.array(list(pool.map(_predict, points, [stack] * len(points), chunksize=8)))
+
+def _too_many(point: Point) -> bool:
+    return point.row.get("concurrency", 0) > _MOST_HELD_BACK.get(str(point.row.get("backend", "")), np.inf)
+
+
+def _held_back(points: Sequence[Point], used: Sequence[Point], fitted: Fitted, price: Price, by: str) -> np.ndarray:
+    """Predictions of *points* by fits that saw nothing of their deployment (*by* group), or of their model."""
+
+    def part(point: Point) -> str:
+        return point.model if by == "model" else str(fold_of(point.group))
+
+    predicted = np.full((len(points), 2), np.nan)
+    for each in sorted({part(p) for p in points}):
+        # The recorded run is in all, for it is scored in none of them.
+        keep = np.array([p.recorded is not None or part(p) != each for p in used])
+        mine = [i for i, p in enumerate(points) if part(p) == each and not _too_many(p)]
+        if not mine:
+            continue
+        predicted[mine] = price([points[i] for i in mine], fitted.refit(keep), {})[:, 0]
+    return predicted
+
+
+def _on_lines(used: Sequence[Point], fitted: Fitted) -> np.ndarray:
+    """Log of measured over predicted, TPOT and TTFT of each of *used*, by fits without its device, on straight lines."""
+    x = np.array([value_of(fitted.versions, name) for name in fitted.names]) / fitted.unit
+    off = fitted.here.copy()
+    for device in sorted({p.device for p in used} - {""}):
+        mine = np.array([p.device == device for p in used])
+        found = fitted.refit(~mine)
+        u = np.array([value_of(found, name) for name in fitted.names]) / fitted.unit
+        rows = np.repeat(mine, 2)
+        off[rows] += fitted.slope[rows] @ (u - x)
+    weight = np.sqrt([p.weight for p in used])[:, None] * _WEIGHTS
+    return -off.reshape(-1, 2) / weight
+
+
+def _factors(log_ratios: np.ndarray) -> list[float]:
+    """5th and 95th percentile of measured over predicted."""
+    known = log_ratios[np.isfinite(log_ratios)]
+    return [round(float(np.exp(q)), 3) for q in np.percentile(known, (5.0, 95.0))]
+
+
+def held_without(groups: Sequence[str], log_ratios: np.ndarray) -> float:
+    """Share of the ratios that lie within the interval which all *other* deployments give."""
+    names, known = np.array(groups), np.isfinite(log_ratios)
+    inside = np.zeros(len(names), bool)
+    for each in set(groups):
+        mine = names == each
+        others = log_ratios[~mine & known]
+        low, high = np.percentile(others, (5.0, 95.0)) if len(others) else (-np.inf, np.inf)
+        inside |= mine & (log_ratios >= low) & (log_ratios <= high)
+    return float(inside[known].mean())
+
+
+def _intervals(
+    points: Sequence[Point], used: Sequence[Point], fitted: Fitted, held: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """The table of a stack in serving_intervals.toml."""
+    measured = np.array([p.measured_s for p in points])
+    by_device = _on_lines(used, fitted)[[p.recorded is None for p in used]]
+    entry: dict[str, Any] = {
+        "rows": len(points),
+        "models": sorted({served_run(p.row, p.folder).model.name for p in points if _predictable(p)}),
+        "devices": sorted({p.device for p in points}),
+    }
+    for i, quantity in enumerate(("tpot_s", "ttft_s")):
+        ratios = {by: np.log(measured[:, i] / predicted[:, i]) for by, predicted in held.items()}
+        entry[quantity] = {
+            "deployment": _factors(ratios["group"]),
+            "model": _factors(ratios["model"]),
+            "device": _factors(by_device[:, i]),
+            "held": round(held_without([p.group for p in points], ratios["group"]), 3),
+        }
+    return entry
+
+
+def _predictable(point: Point) -> bool:
+    try:
+        served_run(point.row, point.folder)
+    except Unmodelled:
+        return False
+    return True
+
+
+def write_intervals(entries: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """The widths as a TOML file; a stack that is not among *entries* keeps what the file has."""
+    import json
+
+    from hwmodels.tables import read_toml
+
+    kept = {**(read_toml(path) if path.is_file() else {}), **entries}
+    parts = [_INTERVALS_HEAD]
+    for stack, entry in kept.items():
+        parts.append(f"[{stack}]")
+        parts += [f"{key} = {json.dumps(entry[key])}" for key in ("rows", "models", "devices")]
+        for quantity in ("tpot_s", "ttft_s"):
+            parts.append(f"[{stack}.{quantity}]")
+            parts += [f"{key} = {json.dumps(value)}" for key, value in entry[quantity].items()]
+        parts.append("")
+    path.write_text("\n".join(parts), encoding="utf-8")
+
+
+_INTERVALS_HEAD = """\
+# Written by `python -m sim.validation.fit_stacks MEASURED --intervals FILE`; `hwmodels.serving_intervals` says what they are: the
+# 5th and 95th percentile of measured over predicted, on rows of which the fit had not seen the deployment, the model, the device
+# (the last on the straight lines of the fit). held: share of the rows within the interval that all other deployments give.
+"""
+
+
+def main(
+    folder: Path, stacks: Sequence[str], out: Path | None = None, intervals: Path | None = None, *, jobs: int = 2
+) -> None:
+    lines: list[dict[str, Any]] = []
+    entries: dict[str, dict[str, Any]] = {}
+    with ProcessPoolExecutor(jobs) as pool:
+
+        def price(points: Sequence[Point], versions: Versions, steps: Mapping[str, float]) -> np.ndarray:
+            # The longest first, or one of them is waited for at the end.
+            order = sorted(range(len(points)), key=lambda i: -float(points[i].row.get("concurrency") or 0))
+            some = [points[i] for i in order]
+            stacks = [behind(p, versions) for p in some]
+            found = pool.map(predict_and_slopes, some, stacks, [steps] * len(some), chunksize=4)
+            result = np.full((len(points), 1 + len(steps), 2), np.nan)
+            result[order] = list(found)
+            return result
 
         taken: dict[str, float] = {}
         for name in stacks:
-            stack = serving_stack(name)
+            versions: dict[str, ServingStack] = dict(stack_releases()[name])
             eager = name == "eager"
-            points = _eager_points(folder) if eager else _served_points(folder, name)
-            outside = [] if eager else _served_points(folder, name, out=True)
+            points = _eager_points(folder) if eager else served_points(folder, name)
             recorded = [] if eager else _recorded_points(folder, name)
-            terms: Sequence[str] = EAGER if eager else [t for t in SERVED if t not in _given(name)]
+            terms = EAGER if eager else [t for t in SERVED if t not in given(name)]
             if name in TAKEN_OVER:
                 values = {t: taken.get(t, getattr(serving_stack("vllm").overheads, t)) for t in TAKEN_OVER[name]}
-                stack = replace(stack, overheads=replace(stack.overheads, **values))
-            outside_fit = {t: 0.0 for t in NOT_OFFERED.get(name, ())}
-            stack = replace(stack, overheads=replace(stack.overheads, **outside_fit))
-            light = [p for p in points if not p.row.get("concurrency", 0) > _MOST_CLIENTS]
-            light = sorted(light, key=lambda p: _hash(str(sorted(p.row.items()))))[:_ROWS]
-            used = [*light, *recorded]
-            final, terms = fit_what_matters(used, stack, terms, price, steps=30 if eager else 6)
-            taken |= {t: getattr(final.overheads, t) for t in ("layer_host_s", "sustained_loss") if name == "vllm"}
-            print(f"{name}: all {len(points)} rows: {_scores(points, price(points, final))}")
-            for term in terms:
-                print(f"{term} = {getattr(final.overheads, term):.4g}")
-            sys.stdout.flush()
-            # The recorded run is in both halves, for it is scored in neither; the last fit is that of all but the run.
-            parts = [np.array([p.recorded is not None or not _held(p.group, part) for p in used]) for part in (0, 1)]
-            parts.append(np.array([p.recorded is None for p in used]))
-            *halves, blind = refits(used, final, terms, price, parts)
-            seen_by = {half: [p for p in points if _held(p.group, half)] for half in (0, 1)}
-            beside = {half: [p for p in outside if _held(p.group, half)] for half in (0, 1)}
-            scored = [p for half in (0, 1) for p in seen_by[half]]
-            predicted = [price(seen_by[half], halves[half]) for half in (0, 1) if seen_by[half]]
-            print(f"{name}: held back, second quantity after the first, {len(scored)} rows: ", end="")
-            print(_scores(scored, np.concatenate(predicted)), flush=True)
-            if outside:
-                predicted += [price(beside[half], halves[half]) for half in (0, 1) if beside[half]]
-                scored += [p for half in (0, 1) for p in beside[half]]
-                print(f"{name}: and with the {len(outside)} rows left out: ", end="")
-                print(_scores(scored, np.concatenate(predicted)), flush=True)
-            for said, fitted in (("fitted to it", final), ("fitted without it", blind)):
+                versions = with_terms(versions, values)
+            versions = with_terms(versions, dict.fromkeys(NOT_OFFERED.get(name, ()), 0.0))
+            names = list(terms) if eager else _names_of(versions, terms)
+            used = [*(points if eager else chosen(points)), *recorded]
+            fitted = fit_what_matters(used, versions, names, price, rounds=8 if eager else 5)
+            newest = next(iter(fitted.versions.values())).overheads
+            taken |= {t: getattr(newest, t) for t in ("sustained_loss",) if name == "vllm"}
+            for each in fitted.names:
+                print(f"{name}: {each} = {value_of(fitted.versions, each):.4g}")
+            seen = price(points, fitted.versions, {})[:, 0]
+            print(
+                f"{name}: all {len(points)} rows, fitted: {scores(points, seen)}; {by_family(points, seen)}", flush=True
+            )
+            held = {
+                by: _held_back(points, used, fitted, price, by) for by in (("group",) if eager else ("group", "model"))
+            }
+            for by, predicted in held.items():
+                what = "deployments" if by == "group" else "models"
+                print(
+                    f"{name}: {what} held back: {scores(points, predicted)}; {by_family(points, predicted)}", flush=True
+                )
+            # The last fit is that of all but the recorded run.
+            blind = fitted.refit(np.array([p.recorded is None for p in used])) if recorded else fitted.versions
+            for said, found in (("fitted to it", fitted.versions), ("fitted without it", blind)):
                 for point in recorded:
-                    print(f"{name}: recorded run, {said}: {_recorded_errors(point, fitted)}", flush=True)
+                    print(f"{name}: recorded run, {said}: {_recorded_errors(point, found[point.release])}", flush=True)
+            if not eager:
+                lines += _errors(name, points, seen, held)
+                entries[name] = _intervals(points, used, fitted, held)
+                print(f"{name}: 90 % intervals: {entries[name]}", flush=True)
+    if intervals is not None and entries:
+        write_intervals(entries, intervals)
+    if out is not None and lines:
+        with out.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, fieldnames=list(lines[0]))
+            writer.writeheader()
+            writer.writerows(lines)
 
 
-def _given(stack: str) -> tuple[str, ...]:
-    return (*TAKEN_OVER.get(stack, ()), *DERIVED.get(stack, ()), *NOT_OFFERED.get(stack, ()))
+def _errors(
+    stack: str, points: Sequence[Point], seen: np.ndarray, held: Mapping[str, np.ndarray]
+) -> list[dict[str, Any]]:
+    """A line for each row: what it is, and predicted over measured of each fit."""
+    lines = []
+    for i, point in enumerate(points):
+        row = point.row
+        line: dict[str, Any] = {
+            "stack": stack,
+            "family": point.family,
+            **{
+                name: row[name]
+                for name in ("model_path", "system", "precision", "isl", "osl", "concurrency", "tp_size")
+            },
+        }
+        for what, predicted in (("fitted", seen), ("deployment", held["group"]), ("model", held["model"])):
+            for quantity, mine, theirs in zip(("tpot", "ttft"), predicted[i], point.measured_s, strict=True):
+                line[f"{quantity}_{what}"] = f"{mine / theirs:.4f}"
+        lines.append(line)
+    return lines
 
 
-_LONG_TOKENS = 4096
-_NODE = 8
+def given(stack: str) -> tuple[str, ...]:
+    """Terms that are not fitted to the runs of *stack*."""
+    return (*TAKEN_OVER.get(stack, ()), *NOT_OFFERED.get(stack, ()))
 
 
-def expansion_loss(folder: Path, source: str) -> float:
-    """`expand_loss` from grouped GEMMs of *source* whose weights are expanded to 16 bits, in the moe files of *folder*.
-
-    The median over experts of whole models (gpt-oss, Kimi) on at most a node and at least 4096 tokens of (measured -
-    predicted) / (time at the peak), the prediction being that of narrow weights without any loss. Devices that multiply
-    the format themselves are left out.
-    """
-    from hwmodels.device import load_device
-    from hwmodels.measured import catalogue_name, predict
-    from hwmodels.profiles import load_profile
-
-    losses = []
-    for path in sorted(folder.glob("moe_*.csv")):
-        table = read(path)
-        if table.source != source or table.kind != "moe":
-            continue
-        device = load_device(catalogue_name(table.device))
-        sheet = load_profile(device.name).datasheet
-        c = table.columns
-        mine = np.isin(c["moe_dtype"], ("w4a16_mxfp4", "int4_wo")) & ("fp4" not in sheet.peak_flops_per_s)
-        mine &= np.isin(c["topk"] * 1000 + c["num_experts"], (4128, 8384)) & (c["num_tokens"] >= _LONG_TOKENS)
-        mine &= (c["moe_tp_size"] * c["moe_ep_size"] <= _NODE) & (c["distribution"] == "power_law_1.01")
-        if not mine.any():
-            continue
-        assert table.measured_s is not None
-        gap_s = table.measured_s - predict(table, load_profile(device.name)).seconds
-        flops = (
-            6.0 * c["num_tokens"] * c["topk"] / c["moe_ep_size"] * c["hidden_size"] * c["inter_size"] / c["moe_tp_size"]
-        )
-        losses += (gap_s / (flops / sheet.flops_per_s("bf16")))[mine].tolist()
-    if not losses:
-        raise ValueError(f"{folder} holds no grouped GEMMs of {source} with weights of four bits in 16-bit arithmetic")
-    return max(0.0, float(np.median(losses)))
-
-
-def _recorded_errors(point: _Point, stack: ServingStack) -> str:
+def _recorded_errors(point: Point, stack: ServingStack) -> str:
     assert point.recorded is not None
     run, order = replayed(point.recorded, stack=stack)
     ttft, tpot = latencies_s(run)
     texts = []
-    for what, mine, theirs in zip(("TPOT", "TTFT"), (tpot, ttft), _recorded_s(point.recorded), strict=True):
+    for what, mine, theirs in zip(("TPOT", "TTFT"), (tpot, ttft), recorded_s(point.recorded), strict=True):
         off = 100.0 * np.abs(mine / theirs[order] - 1.0)
         texts.append(f"{what} median {np.nanmedian(off):.1f} % (mean {np.nanmean(off):.1f} %)")
     return ", ".join(texts)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit("usage: python -m sim.validation.fit_stacks [--expansion] MEASURED_DIR [STACK ...]")
-    if sys.argv[1] == "--expansion":
-        for source in sys.argv[3:] or DERIVED:
-            print(f"{source}: expand_loss = {expansion_loss(Path(sys.argv[2]), source):.4g}")
-        sys.exit()
-    main(Path(sys.argv[1]), sys.argv[2:] or ["vllm", "trtllm", "sglang", "eager"])
+    parser = argparse.ArgumentParser(prog="python -m sim.validation.fit_stacks")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("stacks", nargs="*", default=["vllm", "trtllm", "sglang", "eager"])
+    parser.add_argument("--out", type=Path, help="write the error of every row, of each fit, as CSV")
+    parser.add_argument(
+        "--intervals", type=Path, help="write the widths of intervals, as hwmodels/serving_intervals.toml"
+    )
+    parser.add_argument("--jobs", type=int, default=2)
+    told = parser.parse_args()
+    main(told.folder, told.stacks, told.out, told.intervals, jobs=told.jobs)

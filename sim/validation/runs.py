@@ -1,19 +1,13 @@
 """Measured serving runs and iterations, predicted: deployments from the rows of a file, simulated in the engine.
 
-What a row does not say is taken from how such benchmarks are run, one rule for all rows:
-
-* A closed loop sends ten requests a client, all clients starting at once, and every request counts. Lengths vary evenly
-  between 80 and 100 % of the nominal ones (InferenceX's `--random-range-ratio 0.8`), except in runs that a provenance
-  column traces to a gap analysis with fixed lengths.
-* Attention caches in 8 bits where the weights are in 8 bits or fewer.
-* Degrees of parallelism whose product exceeds a node although its square root does not were written down twice, once
-  for attention and once for the experts: the root is the number of devices.
+A row is run by the protocol of its family (`protocol_of`) on a server with the settings of its launch script
+(`sim.validation.servers`), under its stack's own scheduler and account of memory. What a row does not say is taken from how such
+benchmarks are run, one rule for all rows. Degrees of parallelism whose product exceeds a node although its square root does not
+were written down twice, once for attention and once for the experts: the root is the number of devices.
 """
 
 from __future__ import annotations
 
-import csv
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,28 +24,26 @@ from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.totals import Totals
 from sim.errors import RooftraceError
+from sim.protocols import Figures, Protocol, protocol
+from sim.validation.servers import GAP_ANALYSIS, ServerSettings, settings_of, warmed_up
 
 if TYPE_CHECKING:
     from hwmodels.measured import Measurement
-    from policies.view import Scheduler
+    from hwmodels.memory import MemoryPlan
     from sim.engine.columns import Columns
     from workloads import ClosedLoop, Trace
 
-REQUESTS_PER_CLIENT = 10
-SHORTEST_SHARE = 0.8
-FIXED_LENGTHS = ("internal-gap-analysis",)
-"""Provenances of runs whose requests all have the nominal lengths."""
-_NARROW = ("fp8", "fp8_block", "fp8_static", "nvfp4", "fp4", "w4a16_mxfp4", "mxfp4", "int4_wo", "int8_wo", "w4afp8")
-_FORMATS = {"fp8": "fp8", "fp8_block": "fp8", "fp8_static": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "bfloat16": "bf16",
+_FORMATS = {"fp8": "fp8", "fp8_block": "fp8_block", "fp8_static": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "bfloat16": "bf16",
             "bf16": "bf16", "float16": "fp16", "int4_wo": "int4", "int8_wo": "int8", "mxfp4": "mxfp4",
             "w4a16_mxfp4": "mxfp4"}  # fmt: skip
 _MODES = {"fp8": "fp8", "fp4": "nvfp4", "int4": "int4_wo", "bf16": "bf16", "fp16": "float16"}
 """Formats of rows that name a precision and no mode."""
 RECORDED_SEQUENCES = 128
 """Most running sequences (max_num_seqs) of recorded runs: where the public one's time series levels off."""
+RECORDED_SERVER = ServerSettings(known_from="defaults")
+MEASURED_VLLM = "0.19"
+"""The release whose account of memory stands for those of measured runs (0.11 to 0.20)."""
 _SEED = 0
-_SPECULATIVE = ("model_path", "system", "backend", "backend_version", "gemm_quant_mode", "isl", "osl", "concurrency",
-                "measured", "provenance", "ttft_ms", "tpot_ms")  # fmt: skip
 
 
 class Unmodelled(RooftraceError, ValueError):
@@ -60,7 +52,7 @@ class Unmodelled(RooftraceError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """One closed-loop benchmark."""
+    """One benchmark: a server, and the clients that ask it."""
 
     model: ModelSpec
     device: str
@@ -68,9 +60,13 @@ class ServedRun:
     kv_precision: str
     stack: str
     prompt_tokens: int
+    """Nominal, as are those of the output."""
     output_tokens: int
     concurrency: int
-    shortest_share: float = SHORTEST_SHARE
+    protocol: Protocol
+    settings: ServerSettings
+    release: str | None = None
+    """Of the stack; None: the row does not say, and the terms are those of the newest."""
 
 
 def model_of(label: str) -> ModelSpec:
@@ -83,46 +79,49 @@ def model_of(label: str) -> ModelSpec:
         raise Unmodelled(str(error).partition(";")[0]) from None
 
 
+SPECULATES = "ran with multi-token prediction, and no column says how many of its drafts were accepted"
+
+
 def speculates(row: Mapping[str, Any]) -> bool:
-    """Whether a serving row ran with multi-token prediction: by its speculation column, else by the list beside this file.
+    """Whether a serving row ran with multi-token prediction, or may have, by its speculation column."""
+    return str(row.get("speculation", "")) not in ("", "nan", "none")
 
-    `sim/validation/speculative_runs.csv` names rows of aiconfigurator's silicon sample, which has no such column, by what the
-    launch recipes of the day ordered (InferenceX, `.github/configs/nvidia-master.yaml`: image, lengths, concurrency).
-    Where a recipe orders a point both with and without, the faster row of the pair is the one with. The list was not
-    made here and no prediction enters it.
+
+def family_of(row: Mapping[str, Any]) -> str:
+    """Which benchmark a serving row is of; a table of one's own says its protocol."""
+    if own := _own_protocol(row):
+        return f"own, {own}"
+    return GAP_ANALYSIS if str(row.get("provenance")) == GAP_ANALYSIS else "InferenceX"
+
+
+def _own_protocol(row: Mapping[str, Any]) -> str:
+    return str(row.get("protocol", ""))
+
+
+def protocol_of(row: Mapping[str, Any], folder: Path | None = None) -> Protocol:
+    """How the clients of a serving row's family behave; one for each family, whatever the row.
+
+    Families are benchmarks: InferenceX, before and since it warms its servers up, and the one behind internal-gap-analysis
+    (fixed lengths, a generator's servers). A row that names its protocol has that one.
     """
-    if "speculation" in row:
-        return str(row["speculation"]) not in ("", "nan", "none", "unknown")
-    return _identity(row) in _speculative_runs()
-
-
-SPECULATIVE_RUNS = Path(__file__).with_name("speculative_runs.csv")
-
-
-@functools.cache
-def speculative_rows() -> tuple[dict[str, str], ...]:
-    """The rows of the list, in its order."""
-    with SPECULATIVE_RUNS.open(newline="", encoding="utf-8") as file:
-        return tuple(csv.DictReader(file))
-
-
-@functools.cache
-def _speculative_runs() -> frozenset[tuple[str, ...]]:
-    return frozenset(_identity(row) for row in speculative_rows())
-
-
-def _identity(row: Mapping[str, Any]) -> tuple[str, ...]:
-    def text(value: Any) -> str:
+    if own := _own_protocol(row):
         try:
-            return f"{float(value):.6g}"
-        except ValueError:
-            return str(value)
+            return protocol(own)
+        except ValueError as error:
+            raise Unmodelled(f"protocol {error}") from None
+    if family_of(row) == GAP_ANALYSIS:
+        return protocol("genai-perf")
+    return protocol("inferencex" if warmed_up(row, folder) else "inferencex-2025")
 
-    return tuple(text(row.get(name, "")) for name in _SPECULATIVE)
 
+def served_run(row: Mapping[str, Any], folder: Path | None = None) -> ServedRun:
+    """The benchmark that a row of an e2e_silicon_agg file describes; `Unmodelled` names what is missing.
 
-def served_run(row: Mapping[str, Any]) -> ServedRun:
-    """The benchmark that a row of an e2e_silicon_agg file describes; `Unmodelled` names what is missing."""
+    *folder* holds the settings that servers were started with (`sim.validation.servers.SETTINGS`); without them they are the
+    stacks' defaults.
+    """
+    if speculates(row):
+        raise Unmodelled(SPECULATES)
     gemm, moe = (str(row[name]) for name in ("gemm_quant_mode", "moe_quant_mode"))
     if gemm in ("", "nan"):
         gemm = _MODES.get(str(row["precision"]), "")
@@ -141,18 +140,26 @@ def served_run(row: Mapping[str, Any]) -> ServedRun:
     concurrency = _whole(row, "concurrency", 0) or _whole(row, "batch_size", 0) * groups
     if not concurrency:
         raise Unmodelled("neither concurrency nor batch size is known")
-    narrow = gemm in _NARROW or str(row["precision"]) in ("fp8", "fp4", "int4")
+    settings = settings_of(row, folder)
     return ServedRun(
         model=model,
         device=device.name,
         parallel=_parallel(row, model, device.devices_per_node),
-        kv_precision="fp8" if narrow else "bf16",
+        kv_precision=settings.kv_precision or model.kv_precision or model.base_precision,
         stack=str(row["backend"]),
         prompt_tokens=_whole(row, "isl", 0),
         output_tokens=_whole(row, "osl", 0),
         concurrency=concurrency,
-        shortest_share=1.0 if str(row.get("provenance")) in FIXED_LENGTHS else SHORTEST_SHARE,
+        protocol=protocol_of(row, folder),
+        settings=settings,
+        release=release_of(row),
     )
+
+
+def release_of(row: Mapping[str, Any]) -> str | None:
+    """The release of the stack behind a serving row; None where it is not said by numbers (a nightly build)."""
+    text = str(row.get("backend_version", ""))
+    return text if text[:1].isdigit() else None
 
 
 def _whole(row: Mapping[str, Any], name: str, default: int) -> int:
@@ -181,8 +188,9 @@ def _in_format(model: ModelSpec, gemm: str, moe: str) -> ModelSpec:
     own = model.expert_precision
     if own == "mxfp4" or (own.startswith("int4") and moe_format != "nvfp4"):
         return model
-    if gemm_format == "fp8":
-        return model.with_precision("fp8")
+    if gemm_format in ("fp8", "fp8_block"):
+        # Experts with scales a block are of releases whose dense layers have them too.
+        return model.with_precision("fp8_block" if "fp8_block" in (gemm_format, moe_format) else "fp8")
     if gemm_format == "nvfp4":
         # NVIDIA's releases convert the MLPs and leave attention in the checkpoint's format.
         return replace(model, mlp_precision="nvfp4", expert_precision="nvfp4")
@@ -215,36 +223,60 @@ def _parallel(row: Mapping[str, Any], model: ModelSpec, node: int) -> ParallelCo
     return parallel
 
 
-def scheduler_of(stack: ServingStack, sequences: int) -> Scheduler:
-    """How *stack* batches with its defaults, for at most *sequences* at a time."""
-    from policies.schedulers import Sarathi
-    from policies.vllm import VllmV0
-    from policies.wrappers import EvictNewest
+def serve(
+    deployment: Deployment,
+    stack: ServingStack,
+    workload: Trace | ClosedLoop,
+    *,
+    settings: ServerSettings,
+    concurrency: int,
+    release: str | None = None,
+) -> Columns:
+    """Run *workload* on one replica of *deployment* behind *stack*; `Unmodelled` where it does not fit in memory.
 
-    if stack.prefill_first:
-        inner: Scheduler = VllmV0(max_num_batched_tokens=stack.token_budget, max_num_seqs=sequences)
-    else:
-        inner = Sarathi(token_budget=stack.token_budget, max_sequences=sequences)
-    return EvictNewest(inner=inner)
-
-
-def serve(deployment: Deployment, stack: ServingStack, workload: Trace | ClosedLoop, sequences: int) -> Columns:
-    """Run *workload* on one replica of *deployment* behind *stack*; `Unmodelled` where it does not fit in memory."""
+    At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM.
+    """
     from policies.routers import RoundRobin
     from sim.engine import Experiment, ReplicaSpec, run
+    from sim.engine.streaming import Stream
 
+    device, tensor = deployment.device, deployment.parallel.tensor
+    scheduler = settings.scheduler(stack.name, device, tensor=tensor, concurrency=concurrency)
     try:
-        blocks = deployment.kv_pool_blocks()
+        plan = deployment.fitted(_memory(deployment, stack, settings, concurrency, release))
     except ValueError as error:
         raise Unmodelled(f"does not fit: {str(error).partition(':')[0]}") from None
     experiment = Experiment(
         workload=workload,
-        replicas=(ReplicaSpec(cost=deployment.cost, scheduler=scheduler_of(stack, sequences), kv_blocks=blocks),),
+        replicas=(
+            ReplicaSpec(
+                cost=deployment.cost,
+                scheduler=scheduler,
+                kv_blocks=plan.kv_blocks,
+                block_tokens=plan.block_tokens,
+            ),
+        ),
         router=RoundRobin(),
-        admission_s=stack.overheads.admission_s,
-        admission_s_per_token=stack.overheads.admission_s_per_token,
+        **deployment.front_end._asdict(),
+        stream=Stream(settings.stream_interval, "iterations" if stack.name == "trtllm" else "tokens"),
     )
     return run(experiment)
+
+
+def _memory(
+    deployment: Deployment, stack: ServingStack, settings: ServerSettings, concurrency: int, release: str | None
+) -> MemoryPlan:
+    from hwmodels.memory import engine_defaults, memory_plan, stack_memory
+
+    defaults = engine_defaults(stack.name, deployment.device, tensor=deployment.parallel.tensor)
+    sequences = settings.max_sequences or min(defaults.max_num_seqs, max(concurrency, 256))
+    return memory_plan(
+        deployment,
+        stack_memory(stack.name, release if stack.name == "vllm" else None),
+        tokens=settings.token_budget or min(8192, defaults.max_num_batched_tokens),
+        sequences=sequences,
+        share=settings.memory_share,
+    )
 
 
 def latencies_s(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
@@ -257,15 +289,32 @@ def latencies_s(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
     return ttft, tpot
 
 
-def closed_loop_s(
-    run: ServedRun, *, stack: ServingStack | None = None, profile: str | None = None
-) -> tuple[float, float]:
-    """Mean TTFT and TPOT of *run* in seconds; `Unmodelled` where it cannot be priced or does not fit."""
-    from workloads import Fixed, Uniform, closed_loop
+def served_s(run: ServedRun, *, stack: ServingStack | None = None, profile: str | None = None) -> Figures:
+    """TTFT and TPOT of *run* in seconds, as its protocol reports them; `Unmodelled` where it cannot be priced or does not fit."""
+    return run.protocol.figures(served(run, stack=stack, profile=profile)[1], run.concurrency)
 
-    stack = stack or serving_stack(run.stack)
+
+def served(
+    run: ServedRun, *, stack: ServingStack | None = None, profile: str | None = None
+) -> tuple[Deployment, Columns]:
+    """What *run* ran on, and its simulated run; `Unmodelled` where it cannot be priced, does not fit or answers nobody."""
+    stack = stack or serving_stack(run.stack, run.release)
+    deployment = deployed(run, stack, profile)
+    workload = run.protocol.workload(
+        prompt_tokens=run.prompt_tokens, output_tokens=run.output_tokens, concurrency=run.concurrency, seed=_SEED
+    )
+    columns = serve(
+        deployment, stack, workload, settings=run.settings, concurrency=run.concurrency, release=MEASURED_VLLM
+    )
+    if not (columns.requests["finish_ns"] >= 0).any():
+        raise Unmodelled("no request finishes: its KV cache does not fit")
+    return deployment, columns
+
+
+def deployed(run: ServedRun, stack: ServingStack, profile: str | None = None) -> Deployment:
+    """What *run* ran on, priced under *stack*; `Unmodelled` where it cannot be."""
     try:
-        deployment = deploy(
+        return deploy(
             model=run.model,
             hardware=run.device,
             parallel=run.parallel,
@@ -274,22 +323,6 @@ def closed_loop_s(
         )
     except ValueError as error:
         raise Unmodelled(str(error).partition(";")[0]) from None
-
-    def lengths(nominal: int) -> Fixed | Uniform:
-        least = max(1, int(run.shortest_share * nominal))
-        return Uniform(min_tokens=least, max_tokens=nominal) if least < nominal else Fixed(tokens=nominal)
-
-    workload = closed_loop(
-        n_requests=REQUESTS_PER_CLIENT * run.concurrency,
-        concurrency=run.concurrency,
-        prompt=lengths(run.prompt_tokens),
-        output=lengths(run.output_tokens),
-        seed=_SEED,
-    )
-    ttft, tpot = latencies_s(serve(deployment, stack, workload, max(256, run.concurrency)))
-    if np.isnan(ttft).all():
-        raise Unmodelled("no request finishes: its KV cache does not fit")
-    return float(np.nanmean(ttft)), float("nan") if np.isnan(tpot).all() else float(np.nanmean(tpot))
 
 
 def rows_of(measurement: Measurement) -> list[dict[str, Any]]:
@@ -350,4 +383,5 @@ def replayed(
         prompt_tokens=columns["input_toks"][order].astype(np.int64),
         output_tokens=columns["output_toks"][order].astype(np.int64),
     )
-    return serve(deployment, found, trace, sequences), order
+    settings = replace(RECORDED_SERVER, max_sequences=sequences)
+    return serve(deployment, found, trace, settings=settings, concurrency=sequences, release=MEASURED_VLLM), order

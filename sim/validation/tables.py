@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sim.errors import OutputError
-from sim.validation.files import ErrorLine
+from sim.validation.files import Comparison, ErrorLine
+from sim.validation.served import served_markdown
 
 COLUMNS = ("file", "device", "rows", "unmodelled", "mape_pct", "median_pct", "p90_pct", "bias_pct", "quantity")
 
@@ -25,8 +26,17 @@ def write_csv(lines: Sequence[ErrorLine], path: str | Path) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
 
 
-def to_markdown(lines: Sequence[ErrorLine], left_out: Sequence[str] = ()) -> str:
-    """The page docs/validation.md: a table of the lines, then what is not modelled or was *left_out* and why."""
+def to_markdown(
+    lines: Sequence[ErrorLine],
+    left_out: Sequence[str] = (),
+    sections: Sequence[str] = (),
+    served: Sequence[Comparison] = (),
+) -> str:
+    """The page docs/validation.md: a table of the lines, what is not modelled or was *left_out* and why, and what comparisons of
+    *served* runs say by family, stack, model and load.
+
+    Further *sections* follow the errors on data that was not fitted.
+    """
     from hwmodels import memory_logs
 
     parts = [_HEAD]
@@ -46,10 +56,11 @@ def to_markdown(lines: Sequence[ErrorLine], left_out: Sequence[str] = ()) -> str
         parts += [f"* {sentence}" for sentence in left_out]
     parts.append("\n## Errors on data that was not fitted\n")
     parts.append(_held_back())
+    parts += [f"\n{section}" for section in sections]
     parts.append("\n## KV blocks of engines' logs\n")
     parts.append(memory_logs.markdown())
-    parts.append("\n## Serving rows left out of the fit\n")
-    parts.append(_speculative())
+    parts.append("\n## Serving\n")
+    parts.append(served_markdown(served))
     return "\n".join(parts) + "\n"
 
 
@@ -59,8 +70,7 @@ _HEAD = """\
 Written by `rooftrace validate --measured DIR --markdown docs/validation.md`. Errors are relative, in percent; bias is the
 mean of predicted / measured - 1. The first table compares the shipped profiles with all rows of the public measurements,
 which include those that the profiles were fitted to; the next holds the errors on shapes that the scored fit did not see,
-as the profiles state them, and the one after it the KV blocks of engines' logs. Quantities that end in "without
-speculation" are over the rows that are not in the list at the end of the page.
+as the profiles state them, and the one after it the KV blocks of engines' logs. The last part takes serving runs apart.
 """
 
 
@@ -81,36 +91,3 @@ def _held_back() -> str:
     rows.append("\nServing stacks, on deployments that the fit did not see:\n")
     rows += [f"* {stack.name}: {stack.held_back}" for stack in serving_stacks().values() if stack.held_back]
     return "\n".join(rows)
-
-
-def _speculative() -> str:
-    """The rule that keeps serving rows from the fit, and the rows that it names."""
-    from sim.validation.runs import SPECULATIVE_RUNS, speculative_rows
-
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for row in speculative_rows():
-        where = (row["model_path"], row["backend"], row["backend_version"], row["system"], row["gemm_quant_mode"])
-        what = f"{row['isl']} / {row['osl']}", row["measured"], row["provenance"]
-        groups.setdefault((*where, *what), []).append(row["concurrency"])
-    rows = [_SPECULATIVE_HEAD.format(n=len(speculative_rows()), file=SPECULATIVE_RUNS.name)]
-    rows.append(
-        "| model | stack | device | GEMM format | prompt / output tokens | measured | dump | concurrency | rows |"
-    )
-    rows.append("| --- | --- | --- | --- | --- | --- | --- | --- | --: |")
-    for (model, stack, version, system, gemm, lengths, day, dump), clients in sorted(groups.items()):
-        several = ", ".join(sorted(clients, key=int))
-        name = f"{stack} {version}".strip()
-        rows.append(
-            f"| {model} | {name} | {system} | {gemm} | {lengths} | {day} | {dump} | {several} | {len(clients)} |"
-        )
-    return "\n".join(rows)
-
-
-_SPECULATIVE_HEAD = """\
-The rule: a row is left out if it ran with multi-token prediction, as the launch recipes of its day say (InferenceX,
-`.github/configs/nvidia-master.yaml`: image, lengths, concurrency); where a recipe orders a point with and without, the
-faster row of the pair is the one with. Such a run decodes several tokens a step by a head that the row does not describe, so
-its times are not those of the step that is priced. No prediction and no error enters the rule. It names {n} rows, which
-`sim/validation/{file}` holds; every other row is offered to the fits, those among them that look as if they had run without
-CUDA graphs. Runs of more than 16 clients are scored and not fitted, for time alone.
-"""

@@ -34,6 +34,12 @@ def test_one_entry_is_shown_in_full(command, name, shown):
     assert shown in rooftrace(command, "show", name).stdout
 
 
+def test_a_hybrid_model_is_shown_with_the_kinds_of_its_layers():
+    shown = rooftrace("models", "show", "qwen3.5-397b-a17b").stdout
+    assert "45 linear, 15 full" in shown
+    assert "40 window, 8 full" in rooftrace("models", "show", "gemma-3-12b").stdout
+
+
 @pytest.mark.parametrize("command", ["models", "hardware"])
 def test_an_unknown_entry_is_refused_with_the_nearest(command):
     result = rooftrace(command, "show", "h100-sxn" if command == "hardware" else "llama-3.1-8c")
@@ -82,6 +88,29 @@ def test_trace_convert_replaces_a_file_only_when_told(tmp_path):
     assert out.read_text() == "mine"
     assert rooftrace("trace", "convert", source, out, "--limit", "5", "--overwrite").exit_code == 0
     assert len(out.read_text().splitlines()) == 6
+
+
+def test_trace_reuse_gives_hit_rates_by_size_and_a_picture(tmp_path):
+    trace = tmp_path / "shared.csv"
+    rows = ["0,8,1,1 2", "1,8,1,3 4", "2,12,1,1 2 5", "3,8,1,6 7"]
+    trace.write_text("arrival_s,prompt_tokens,output_tokens,prefix_blocks_4\n" + "\n".join(rows) + "\n")
+    found = json.loads(rooftrace("trace", "reuse", trace, "--json", "--model", "llama-2-7b").stdout)
+    assert found["best_hit_rate"] == pytest.approx(8 / 36)
+    assert found["never_hit"] == pytest.approx(28 / 36)
+    # 1 and 2 come back after 3 and 4, beside 5: five blocks.
+    assert {size["blocks"]: size["hit_rate"] for size in found["sizes"]} == pytest.approx({1: 0, 3: 0, 5: 8 / 36})
+    assert found["sizes"][-1]["gb"] == pytest.approx(20 * 2 * 32 * 4096 * 2 / 1e9)
+    picture = tmp_path / "deep" / "reuse.png"
+    shown = rooftrace("trace", "reuse", trace, "--out", picture)
+    assert "77.8 %" in shown.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_trace_reuse_needs_block_ids(tmp_path):
+    result = rooftrace("trace", "reuse", ROOT / "examples" / "tiny-trace.csv", "--out", tmp_path / "x.png")
+    assert result.exit_code == 2
+    assert "does not say which prompts share blocks" in result.stderr
+    assert not (tmp_path / "x.png").exists()
 
 
 @pytest.mark.parametrize("command", ["describe", "convert"])

@@ -66,6 +66,14 @@ def test_ok_in_the_file_is_a_boolean_and_empty_where_nothing_is_judged(reproduce
     assert pd.read_csv(tmp_path / "reproduce.csv", dtype={"ok": "boolean"}).ok.sum() == 2
 
 
+def test_what_would_make_a_group_shorter_is_said_before_it_runs(monkeypatch):
+    group = load_group("alpaserve")
+    assert group.note() is None
+    monkeypatch.setattr(group, "can_compile", lambda: False)
+    monkeypatch.setattr(command, "_computed", lambda names, quick, jobs: iter([(name, []) for name in names]))
+    assert "pip install 'rooftrace[fast]'" in CliRunner().invoke(build_app(), ["reproduce", "alpaserve"]).stderr
+
+
 def test_a_long_run_says_how_far_it_is_and_what_is_left(reproduce):
     assert "0 of 2 parts, about 2 min left" in reproduce("queues").stderr
 

@@ -120,7 +120,7 @@ def test_a_request_that_can_never_fit_is_rejected_and_the_rest_goes_on():
     assert "context of 131072" in loaded.requests["reason"][1]
 
 
-def test_only_one_shot_requests_leave_token_latencies_empty():
+def test_only_single_pass_requests_leave_token_latencies_empty():
     trace("arrival_s,prompt_tokens,output_tokens\n0,10,1\n1,20,1\n")
     assert rooftrace("run", "--set", "workload.trace=trace.csv", "--out", "out").exit_code == 0
     summary = json.loads(Path("out/summary.json").read_text())

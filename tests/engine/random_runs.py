@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hwmodels.totals import Chunk
 from policies.acceptance import BetaAlpha, Iid, PerPosition
 from policies.decoding import Speculative
 from policies.published import FasterTransformer, Orca, OrcaPaged, Static
@@ -20,7 +21,7 @@ from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
 from tests.engine.costs import Linear
-from workloads import ClosedLoop, Trace
+from workloads import ClosedLoop, Follows, Trace
 
 DECODINGS = (
     Speculative(method="draft_model", num_speculative_tokens=3, acceptance=Iid(alpha=0.6)),
@@ -151,7 +152,7 @@ def a_tenant(rng: random.Random, *, speculative: bool, n_stages: int, model: int
         row_s=rng.choice([0.0, 1e-5, 1e-4]),
         kv_s=rng.choice([0.0, 4e-8, 1e-6]),
         window_s=1e-8,
-        window_tokens=rng.choice([None, None, 40]),
+        window_tokens=rng.choice([None, Chunk(25), 40]),
         n_stages=n_stages,
         transfer_s=rng.choice([0.0, 1e-4]) if n_stages > 1 else 0.0,
     )
@@ -211,12 +212,14 @@ def an_experiment(seed: int, *, speculative: bool) -> Experiment:
             }
         if rng.random() < 0.4:
             columns["deadline_ns"] = [rng.choice([-1, 10**6, 10**8, rng.randrange(1, 10**9)]) for _ in range(n)]
+        columns |= clients_who_go(random.Random(f"clients of {seed}"), output)
+        if "abort_ns" not in columns:
+            columns |= clients_who_wait(random.Random(f"sessions of {seed}"), n)
         workload = Trace(
             arrival_ns=sorted(rng.randrange(0, last + 1) // grid * grid for _ in range(n)),
             prompt_tokens=prompt,
             output_tokens=output,
             **columns,
-            **clients_who_go(random.Random(f"clients of {seed}"), output),
             **beginnings(random.Random(f"contents of {seed}"), prompt, output),
         )
     machine = a_machine(rng, speculative=speculative, n_models=n_models)
@@ -243,6 +246,21 @@ def clients_who_go(rng: random.Random, output: Any) -> dict[str, Any]:
     if rng.random() < 0.4:
         found["max_tokens"] = np.asarray(output) + np.array([rng.choice([0, 1, 2, 50]) for _ in range(n)])
     return found
+
+
+def clients_who_wait(rng: random.Random, n: int) -> dict[str, Any]:
+    """For some workloads: requests that are sent when up to three others have ended."""
+    if rng.random() < 0.6:
+        return {}
+    rows = [rng.sample(range(row), min(row, rng.choice([0, 0, 1, 1, 1, 2, 3]))) for row in range(n)]
+    flat = [row for each in rows for row in each]
+    return {
+        "follows": Follows(
+            offsets=np.cumsum([0, *(len(each) for each in rows)]),
+            rows=np.array(flat, dtype=np.int64),
+            delay_ns=np.array([rng.choice([0, 0, 1, 10**6, rng.randrange(1, 10**8)]) for _ in flat], dtype=np.int64),
+        )
+    }
 
 
 def beginnings(rng: random.Random, prompt: Any, output: Any) -> dict[str, Any]:

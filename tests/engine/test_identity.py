@@ -13,21 +13,23 @@ from tests.engine.random_runs import HoldsTooLong, OpensAt, an_experiment, asser
 from workloads import ClosedLoop, Trace
 
 
+def assert_spans_equal_stepping(cases: range, speculative: bool) -> None:
+    for case in cases:
+        experiment = an_experiment(case, speculative=speculative)
+        assert_same(run(experiment), run(experiment, fast_forward=False))
+
+
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 @pytest.mark.parametrize("seed", range(0, 200, 50))
 def test_spans_equal_stepping(seed: int, speculative: bool) -> None:
-    for case in range(seed, seed + 50):
-        experiment = an_experiment(case, speculative=speculative)
-        assert_same(run(experiment), run(experiment, fast_forward=False))
+    assert_spans_equal_stepping(range(seed, seed + 50), speculative)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 @pytest.mark.parametrize("seed", range(1000, 4000, 500))
 def test_spans_equal_stepping_over_six_thousand_runs(seed: int, speculative: bool) -> None:
-    for case in range(seed, seed + 500):
-        experiment = an_experiment(case, speculative=speculative)
-        assert_same(run(experiment), run(experiment, fast_forward=False))
+    assert_spans_equal_stepping(range(seed, seed + 500), speculative)
 
 
 def test_the_random_runs_cover_what_they_should() -> None:
@@ -44,6 +46,7 @@ def test_the_random_runs_cover_what_they_should() -> None:
     assert {tenant.micro_batches for tenant in tenants} == {None, 1, 2, 3}
     assert {len(spec.tenants) for experiment in experiments for spec in experiment.machines} == {1, 2, 3}
     assert sum(isinstance(experiment.workload, ClosedLoop) for experiment in experiments) > 10
+    assert sum(getattr(experiment.workload, "follows", None) is not None for experiment in experiments) > 20
     kinds = {type(getattr(tenant.scheduler, "inner", tenant.scheduler)).__name__ for tenant in tenants}
     assert {"OnTheHour", "Impatient", "FasterTransformer", "FewestFirst", "Sarathi", "ChunkedOnly", "Vllm"} <= kinds
     alone = [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hwmodels.totals import Totals
+from hwmodels.totals import Chunk, Totals, pairs_within, seen
 from policies.acceptance import Iid
 from policies.decoding import Speculative
 from policies.published import OrcaPaged
@@ -140,6 +140,23 @@ def test_windows_limit_what_chunks_and_decodes_attend_to() -> None:
 def test_a_window_grows_until_it_is_full() -> None:
     columns = replay(trace((0, 5, 6)), OrcaPaged(), cost=Windowed(window_tokens=8))
     assert columns.iterations()["duration_ns"].tolist() == [1000 * each for each in (15, 6, 7, 8, 8, 8)]
+
+
+def test_queries_see_the_tokens_of_their_own_chunk() -> None:
+    columns = replay(trace((0, 20, 15)), Sarathi(token_budget=12), cost=Windowed(window_tokens=Chunk(8)))
+    # Of chunk 0: 1 to 8, of chunk 1: 1 to 4, then 5 to 8; of chunk 2: 1 to 4. Decodes read 5 tokens of it and more, then 1 of
+    # the next, and 1 again of the one after it.
+    prompts, decodes = [36 + 10, 26 + 10], [5, 6, 7, 8, *range(1, 9), 1, 2]
+    assert columns.iterations()["duration_ns"].tolist() == [1000 * each for each in (*prompts, *decodes)]
+
+
+def test_what_is_seen_of_chunks_is_counted_token_by_token() -> None:
+    for past, tokens, chunk in [(0, 1, 8), (0, 8, 8), (7, 2, 8), (8, 30, 8), (3, 4, 8), (5, 9, 1)]:
+        places = range(past, past + tokens)
+        assert pairs_within(past, tokens, Chunk(chunk)) == sum(place % chunk + 1 for place in places)
+        assert [seen(place + 1, Chunk(chunk)) for place in places] == [place % chunk + 1 for place in places]
+        assert pairs_within(past, tokens, chunk) == sum(min(place + 1, chunk) for place in places)
+        assert [seen(place + 1, chunk) for place in places] == [min(place + 1, chunk) for place in places]
 
 
 @dataclass(frozen=True, kw_only=True)

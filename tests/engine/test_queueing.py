@@ -19,7 +19,7 @@ CONFIDENCE = 0.999
 
 
 def mean_wait_s(load: float, seed: int) -> float:
-    """Mean time in the queue of one-shot requests served one at a time."""
+    """Mean time in the queue of single-pass requests served one at a time."""
     workload = synthesize(
         arrivals=Poisson(rate_per_s=load / SERVICE_S),
         prompt=Fixed(tokens=8),
@@ -34,7 +34,7 @@ def mean_wait_s(load: float, seed: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
-def test_one_shot_requests_wait_as_in_an_m_d_1_queue(load: float) -> None:
+def test_single_pass_requests_wait_as_in_an_m_d_1_queue(load: float) -> None:
     """The closed form lies within the 99.9 % Student interval of 20 independent runs: a false alarm in 1,000 per load."""
     waits = np.array([mean_wait_s(load, seed) for seed in range(REPLICATIONS)])
     half = stats.t.ppf(0.5 + CONFIDENCE / 2, REPLICATIONS - 1) * waits.std(ddof=1) / np.sqrt(REPLICATIONS)

@@ -170,7 +170,7 @@ def test_a_request_of_one_output_token_ends_with_its_prompt() -> None:
     assert columns.requests["finish_ns"].tolist() == columns.requests["first_token_ns"].tolist() == [MS]
 
 
-def test_a_one_shot_request_ends_without_a_token() -> None:
+def test_a_request_to_a_single_pass_model_ends_without_a_token() -> None:
     columns = replay(trace((0, 10, 0)), Sarathi())
     assert columns.requests["finish_ns"].tolist() == [MS]
     assert columns.requests["first_token_ns"].tolist() == [-1]

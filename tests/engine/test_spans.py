@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hwmodels.totals import Chunk
 from policies.acceptance import Iid
 from policies.decoding import Speculative
 from policies.routers import RoundRobin
@@ -23,13 +24,14 @@ from workloads import Trace
 
 START = 12_345
 PRICING = Pricing(Linear(fixed_s=1.2345e-3, kv_s=3.3e-7, window_s=1.7e-8, window_tokens=300), None, 0.0)
+REACHES = [300, Chunk(300)]
 SPECULATIVE = Speculative(method="ngram", num_speculative_tokens=3, acceptance=Iid(alpha=0.5))
 
 
-def a_set(*, speculative: bool) -> Any:
-    decodes: Any = UniformSet(16, 300)
+def a_set(*, speculative: bool, window: int = 300) -> Any:
+    decodes: Any = UniformSet(16, window)
     if speculative:
-        decodes = TapedSet(16, 300, SPECULATIVE, 1, array("i", bytes(4 * 3)))
+        decodes = TapedSet(16, window, SPECULATIVE, 1, array("i", bytes(4 * 3)))
     for id_, (cached, remaining) in enumerate([(3, 2000), (250, 1500), (600, 1400)]):
         decodes.join(id_, cached, remaining, 0, -(-cached // 16))
     return decodes
@@ -39,9 +41,11 @@ def span_of(decodes: Any, at: int, hold: int, until_ns: int = ALWAYS_NS) -> Any:
     return decodes.span(at, hold, until_ns, 10**6, decodes.growth_blocks, PRICING)
 
 
+@pytest.mark.parametrize("window", REACHES, ids=["window", "chunks"])
 @pytest.mark.parametrize("speculative", [False, True])
-def test_iterations_of_a_span_end_where_they_end_alone(speculative: bool) -> None:
-    whole, one_by_one, at, spans = a_set(speculative=speculative), a_set(speculative=speculative), START, []
+def test_iterations_of_a_span_end_where_they_end_alone(speculative: bool, window: int) -> None:
+    whole, one_by_one = (a_set(speculative=speculative, window=window) for _ in range(2))
+    at, spans = START, []
     while not spans or spans[-1].n > 1:
         span = span_of(whole, at, 1 << 40)
         spans.append(span)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from hwmodels.calibrated import Calibrated
+from hwmodels.deployment import deploy
 from hwmodels.device import Interconnect, device_catalogue, load_device, read_devices
 
 # Dense FLOPs of one SM (or CU) in one clock in bf16 (fp16 on V100), and the tensor-core boost clock in Hz, from the
@@ -111,14 +113,20 @@ def test_narrower_formats_double_the_dense_rate(device):
     peaks = device.peak_flops_per_s
     if "fp16" in peaks and "bf16" in peaks:
         assert peaks["fp16"] == peaks["bf16"]
-    for wide, narrow in (("tf32", "bf16"), ("bf16", "fp8"), ("fp8", "fp4")):
+    ultra = device.name in ("b300", "gb300")
+    for wide, narrow in (("tf32", "bf16"), ("bf16", "fp8"), *(() if ultra else [("fp8", "fp4")])):
         if wide in peaks and narrow in peaks:
             assert peaks[narrow] / peaks[wide] == pytest.approx(2.0, rel=0.025)
-    if "bf16" in peaks and "int8" in peaks and device.name not in ("tpu-v4", "rtx-4090"):
+    if "bf16" in peaks and "int8" in peaks and device.name not in ("tpu-v4", "rtx-3090", "rtx-4090") and not ultra:
         assert peaks["int8"] / peaks["bf16"] == pytest.approx(2.0, rel=0.025)
 
 
 def test_exceptions_to_the_doubling_are_the_documented_ones():
+    # Blackwell Ultra trades units for int8 against half as many more for fp4.
+    for name in ("b300", "gb300"):
+        assert load_device(name).peak("fp4") == 3 * load_device(name).peak("fp8")
+        assert load_device(name).peak("int8") < 0.1 * load_device(name).peak("bf16")
+    assert load_device("rtx-3090").peak("int8") == 4 * load_device("rtx-3090").peak("bf16")
     tpu, rtx = load_device("tpu-v4"), load_device("rtx-4090")
     assert tpu.peak("int8") == tpu.peak("bf16")
     # fp16 with fp32 accumulation runs at half rate on GeForce, int8 does not.
@@ -130,7 +138,9 @@ def test_every_number_has_a_source(device):
     fields = {f"peak.{a}" for a in device.peak_flops_per_s}
     fields |= {"memory_bytes", "hbm_bytes_per_s", "n_cores", "devices_per_node", "tdp_w"}
     fields |= {"link.bytes_per_s", "link.latency_s", "network.bytes_per_s", "network.latency_s"}
-    fields |= {f for f in ("l2_bytes", "price_usd_per_hour") if getattr(device, f) is not None}
+    if device.host is not None and device.host != device.link:
+        fields |= {"host.bytes_per_s", "host.latency_s"}
+    fields |= {f for f in ("l2_bytes", "clock_hz", "price_usd_per_hour") if getattr(device, f) is not None}
     assert fields == set(device.sources)
     assert all(len(source) > 15 for source in device.sources.values())
 
@@ -222,3 +232,25 @@ def test_ring_all_reduce_by_hand():
     assert link.ring_all_reduce_s(4e6, 4) == pytest.approx(6 * (1e-6 + 1e6 / 100e9), rel=1e-12)
     assert link.ring_all_reduce_s(4e6, 1) == 0.0
     assert link.send_s(1e6) == pytest.approx(11e-6)
+
+
+def test_a_grace_is_nearer_than_a_pcie_host_and_a_card_reaches_its_host_by_its_slot():
+    grace, board = load_device("gb200"), load_device("b200")
+    assert grace.host is not None
+    assert board.host is not None
+    assert grace.host.bytes_per_s > 3 * board.host.bytes_per_s
+    assert load_device("l40s").host == load_device("l40s").link
+    assert load_device("tpu-v7").host is None
+
+
+@pytest.mark.parametrize("name", ["gb200", "gb300"])
+def test_sixteen_devices_of_a_rack_stay_on_nvlink_and_those_of_boards_do_not(name):
+    rack, board = (
+        deploy(
+            model="llama-3.1-405b", hardware=of, parallel={"tensor": 16}, cost=Calibrated.for_stack("vllm")
+        ).cost.kernels  # type: ignore[attr-defined]
+        for of in (name, "b200")
+    )
+    within, across = (kernels.collective_s("all_reduce", 64e6, 16) for kernels in (rack, board))
+    assert within < 0.5 * across
+    assert within > 64e6 * 2 * 15 / 16 / (2 * 900e9)

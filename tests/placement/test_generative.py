@@ -121,7 +121,7 @@ def test_requests_of_a_model_that_is_not_hosted_are_unserved():
     assert outcome.unserved.tolist() == [int((workload.model_index == 0).sum()), 0]
 
 
-def test_one_shot_table_model_is_refused_by_name():
+def test_single_pass_model_is_refused_by_name():
     with pytest.raises(ValueError, match="bert has measured single-pass latencies only"):
         GenerativeServing(
             cluster=Cluster(n_devices=1, memory_bytes=1e10), models={"bert": load_single_pass("bert-1.3b")}

@@ -149,7 +149,8 @@ def test_loop_without_events_equals_the_event_loop_request_by_request():
     for seed in range(150):
         experiment = random_experiment(seed)
         events = run_groups(experiment, engine="events")
-        assert differences(events, run_groups(experiment, engine="loop")) == 0, f"seed {seed}"
+        for engine in ("loop", "plain"):
+            assert differences(events, run_groups(experiment, engine=engine)) == 0, f"seed {seed}, {engine}"
         rejected += int(np.count_nonzero(events.finish_ns < 0))
     assert rejected > 1000  # the comparison has met both outcomes
 

@@ -88,6 +88,23 @@ def test_a_search_says_that_its_budget_was_spent(tmp_path, monkeypatch, budget_s
     assert ("cut short by budget_s" in words(run(scenario).output)) is spent
 
 
+def test_without_numba_a_search_finds_the_same_and_says_what_would_make_it_shorter(tmp_path, monkeypatch):
+    scenario = write(tmp_path, SMALL)
+    compiled = json.loads(run(scenario, "--json").stdout)
+    monkeypatch.setattr("sim.placement.serving.can_compile", lambda: False)
+    monkeypatch.setattr("sim.placement.groups.can_compile", lambda: False)
+    quick = run(scenario, "--json")
+    assert "numba" not in quick.stderr
+    monkeypatch.setattr("sim.placement.planning._LONG_S", 0.0)
+    plain = run(scenario, "--json")
+    assert "Note: numba, which is not installed" in plain.stderr
+    assert "pip install 'rooftrace[fast]'" in plain.stderr
+    found = json.loads(plain.stdout)
+    assert (compiled["planning"]["screened_by"], found["planning"]["screened_by"]) == ("compiled loop", "python loop")
+    assert all(found[part] == compiled[part] for part in ("train", "groups", "replicas"))
+    assert found["planning"]["simulations"] == compiled["planning"]["simulations"]
+
+
 def test_a_file_without_groups_is_no_placement(tmp_path):
     (tmp_path / "bad.json").write_text('{"format": "rooftrace-placement-1"}')
     result = run(write(tmp_path, SMALL), "--replay", str(tmp_path / "bad.json"))

@@ -1,4 +1,4 @@
-"""One-shot models and the automatic split of layers over stages."""
+"""Single-pass models and the automatic split of layers over stages."""
 
 from __future__ import annotations
 

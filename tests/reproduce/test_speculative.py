@@ -10,8 +10,8 @@ from sim.metrics import e2el_s
 from sim.reproduce import load_group, summary
 from sim.reproduce import speculative as reproduce
 from sim.reproduce.speculative import cache, sampling, servers, systems, tables
-from sim.scenario.build import build
-from sim.study.speedup import Gap, alone, at_batch, explain_gap, grid, plain_step_s, specdecode_speedup
+from sim.scenario.assembly import build
+from sim.study.speedup import Gap, alone, at_batch, costs_of, explain_gap, grid, plain_step_s, specdecode_speedup
 from sim.theory import speculative as theory
 from sim.theory.published import published
 from tests.reproduce import counted, stated
@@ -88,8 +88,8 @@ def test_specdecode_bench_under_load(batch, printed):
 
 
 def test_verification_stops_being_free():
-    server, process = theory.SPECDECODE_BENCH, MeanLength(mean=3.0, at_k=5)
-    speeds = [at_batch(server, process, 5, batch, 500, least_rounds=8000) for batch in (16, 128, 1024)]
+    costs, process = costs_of(theory.SPECDECODE_BENCH, 5), MeanLength(mean=3.0, at_k=5)
+    speeds = [at_batch(*costs, process, 5, batch, 500, least_rounds=8000) for batch in (16, 128, 1024)]
     assert speeds[0] > speeds[1] > 1.0 > speeds[2]
 
 

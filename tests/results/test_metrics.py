@@ -153,7 +153,7 @@ def test_an_empty_weighted_quantile_is_refused():
     assert math.isnan(metrics.tpot_s(requests([0], output_tokens=0))[0])
 
 
-def test_a_one_shot_request_meets_a_first_token_limit_only_with_its_answer():
+def test_a_single_pass_request_meets_a_first_token_limit_only_with_its_answer():
     two = requests([0, 0], first_token_ns=-1, finish_ns=[SECOND, 3 * SECOND], output_tokens=0, emitted_tokens=0)
     assert metrics.slo_met(two, ttft_limit_s=2.0).tolist() == [True, False]
 

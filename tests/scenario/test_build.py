@@ -13,7 +13,7 @@ from sim import simulate
 from sim.errors import ScenarioError
 from sim.run import work_done
 from sim.scenario import Scenario
-from sim.scenario.build import build, resolve
+from sim.scenario.assembly import build, resolve
 from sim.scenario.workload import workload_of
 from workloads import ClosedLoop
 
@@ -201,6 +201,11 @@ def test_a_policy_that_breaks_the_rules_is_an_error_and_not_a_hang():
         ("{serving_stack: eager, memory: {release: '0.19'}}", "eager has no account of memory"),
         ("memory: {kv_blocks: 1}", "my.yaml: kv_blocks 1 leaves no block for a sequence; give at least 2"),
         ("scheduler: sarthi", "my.yaml: scheduler: 'sarthi' is not a policy; did you mean sarathi?"),
+        (
+            "scheduler: policies.oneshot:InOrder",
+            "my.yaml: scheduler: the module policies.oneshot is called policies.single_pass; "
+            "write policies.single_pass:InOrder",
+        ),
         ("scheduler: {policy: sarathi, token_bugdet: 1}", "token_bugdet is not a setting of sarathi; did you mean"),
         ("scheduler: {policy: sarathi, token_budget: 0}", "token_budget is a whole number of at least 1; got 0"),
         ("scheduler: {policy: sarathi, token_budget: '9'}", "scheduler.token_budget is a whole number; got '9'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from policies.published import FasterTransformer, Orca, OrcaPaged
 from policies.trtllm import TrtLlm
 from policies.wrappers import EvictNewest
 from sim import Scenario, simulate
+from sim.engine import Experiment
 from sim.engine.streaming import Stream
 from sim.errors import ScenarioError
-from sim.scenario.build import build, memory_plan_of, resolve
+from sim.scenario.assembly import build, resolve
+from sim.scenario.assembly.memory import memory_plan_of
 
 SHORT = "workload={trace: conversation, limit: 60, rate_scale: 8}"
 
@@ -69,6 +72,21 @@ def test_a_scheduler_that_is_told_nothing_of_limits_says_so() -> None:
 def test_a_limit_below_an_output_is_refused() -> None:
     with pytest.raises(ScenarioError, match=r"workload.max_tokens is at least the longest output, \d+ tokens; got 3"):
         build(scenario("workload.max_tokens=3"))
+
+
+def test_the_workload_alone_says_what_clients_allow(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(
+        "arrival_s,prompt_tokens,output_tokens,max_tokens\n0,10,3,8\n1,10,3,5\n2,10,3,4\n"
+    )
+    column = f"workload={{trace: {tmp_path / 'trace.csv'}}}"
+    clients = "workload.arrivals={process: closed_loop, concurrency: 1}"
+    for arrivals in ([], [clients]):
+        assert build(scenario(column, *arrivals)).workload.max_tokens.tolist() == [8, 5, 4]
+        assert build(scenario(column, *arrivals, "workload.limit=2")).workload.max_tokens.tolist() == [8, 5]
+        with pytest.raises(ScenarioError, match="the trace has a column max_tokens; leave out one of them"):
+            build(scenario(column, *arrivals, "workload.max_tokens=9"))
+    with pytest.raises(TypeError, match="max_tokens"):
+        Experiment(workload=build(scenario(column)).workload, replicas=(), max_tokens=9)  # type: ignore[call-arg]
 
 
 def test_tokens_are_grouped_by_the_rule_of_the_serving_stack() -> None:

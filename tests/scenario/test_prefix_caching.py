@@ -9,7 +9,7 @@ import pytest
 from sim.errors import ScenarioError
 from sim.run import simulate
 from sim.scenario import Scenario
-from sim.scenario.build import resolve
+from sim.scenario.assembly import resolve
 from workloads import read_trace
 
 ROWS = "\n".join(f"{i},120,3,1 2 3 4 {100 + 4 * i} {101 + 4 * i} {102 + 4 * i} {103 + 4 * i}" for i in range(6))
@@ -77,9 +77,7 @@ def test_blocks_that_fit_no_ids_are_refused_in_a_sentence(trace: Path) -> None:
 def test_ids_that_do_not_cover_the_prompt_are_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "short.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0]}\n')
-    with pytest.raises(
-        ValueError, match="line 1, column hash_ids: 1 ids of 512 tokens do not cover the prompt of 1100"
-    ):
+    with pytest.raises(ValueError, match="row 0: prefix_blocks has 1 blocks of 512 tokens for a prompt of 1100; they cover"):
         read_trace(path)
 
 

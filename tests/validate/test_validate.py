@@ -15,8 +15,11 @@ from hwmodels.parallel import ParallelConfig
 from hwmodels.profiles import load_profile
 from sim.cli import build_app
 from sim.errors import OutputError, RooftraceError
-from sim.validation.files import compare, validate
-from sim.validation.runs import Unmodelled, closed_loop_s, latencies_s, rows_of, served_run
+from sim.plots.served import draw_served
+from sim.protocols import Protocol
+from sim.validation.files import Comparison, compare, validate
+from sim.validation.runs import SPECULATES, Unmodelled, latencies_s, rows_of, served_run, served_s
+from sim.validation.served import errors_by, served_markdown, served_pair, unexplained
 from sim.validation.tables import COLUMNS, to_markdown, write_csv
 
 SILICON = (
@@ -60,10 +63,10 @@ def test_errors_are_those_of_the_predictions(tmp_path):
 
 
 def test_a_device_without_measurements_is_priced_by_its_relative_and_said_so(tmp_path):
-    write(tmp_path, "gemm_b200_bf16_vllm0.24.csv", gemm_rows("b200", SHAPES))
+    write(tmp_path, "gemm_gb200_bf16_vllm0.24.csv", gemm_rows("gb200", SHAPES))
     (one,) = validate(tmp_path)
     assert one.line.mape_pct == pytest.approx(0.0, abs=1e-9)
-    assert "borrowed from h200" in one.notes[0]
+    assert "borrowed from b200" in one.notes[0]
 
 
 def test_hardware_prices_every_file(tmp_path):
@@ -146,7 +149,8 @@ def test_a_row_says_its_deployment():
     assert (run.device, run.stack, run.concurrency) == ("b200", "vllm", 4)
     assert run.parallel == ParallelConfig(tensor=2)
     assert run.model.mlp_precision == "fp8"
-    assert run.kv_precision == "fp8"
+    # 8-bit weights do not imply an 8-bit cache.
+    assert run.kv_precision == "bf16"
 
 
 @pytest.mark.parametrize(
@@ -171,33 +175,33 @@ def test_degrees_of_parallelism_are_those_of_the_devices(degrees, expected):
 def test_a_model_that_does_not_fit_is_unmodelled():
     run = served_run(row_of(DENSE) | {"gemm_quant_mode": "bfloat16", "precision": "bf16", "system": "l40s"})
     with pytest.raises(Unmodelled, match=r"does not fit: llama-3.1-70b"):
-        closed_loop_s(run)
+        served_s(run)
 
 
 def test_tokenisation_reaches_the_first_token_and_no_other():
-    run = replace(served_run(row_of(DENSE)), output_tokens=8, concurrency=1, shortest_share=1.0)
+    run = replace(served_run(row_of(DENSE)), output_tokens=8, concurrency=1, protocol=Protocol(requests_per_client=3))
     ideal = serving_stack("ideal")
     slow = replace(ideal, overheads=replace(ideal.overheads, admission_s=0.5, admission_s_per_token=1e-4))
-    before, after = closed_loop_s(run, stack=ideal), closed_loop_s(run, stack=slow)
+    before, after = served_s(run, stack=ideal), served_s(run, stack=slow)
     assert after[0] - before[0] == pytest.approx(0.5 + 1e-4 * 1024, rel=1e-6)
     assert after[1] == pytest.approx(before[1], rel=1e-6)
 
 
 def test_more_clients_wait_longer():
     run = served_run(row_of(DENSE))
-    few, many = closed_loop_s(run), closed_loop_s(replace(run, concurrency=32))
+    few, many = served_s(run), served_s(replace(run, concurrency=32))
     assert few[0] < many[0]
     assert few[1] < many[1]
 
 
 def test_disaggregated_runs_are_named_as_what_they_are(shared):
-    one, _ = compare(read(shared / "measured" / "e2e_silicon_disagg.csv"))
+    one, _ = compare(read(shared / "measured2" / "e2e_silicon_disagg.csv"))
     assert one.line.unmodelled == one.line.rows
     assert "separate pools" in next(iter(one.unmodelled))
 
 
 def test_iterations_of_the_public_measurements(shared):
-    prompt, token = compare(read(shared / "measured" / "iteration_splitwise_a100_llama2-70b.csv"))
+    prompt, token = compare(read(shared / "measured2" / "iteration_splitwise_a100_llama2-70b.csv"))
     assert prompt.unmodelled == {"flagged suspect_prompt_time": 1}
     assert prompt.line.mape_pct < 20
     assert token.line.mape_pct < 20
@@ -205,8 +209,8 @@ def test_iterations_of_the_public_measurements(shared):
 
 def test_a_recorded_run_is_replayed_request_by_request(shared):
     name = "rtxpro6000_llama3.1-8b_tp1_vllm0.19.csv"
-    requests = read(shared / "measured" / f"e2e_requests_{name}")
-    series = read(shared / "measured" / f"e2e_timeseries_{name}")
+    requests = read(shared / "measured2" / f"e2e_requests_{name}")
+    series = read(shared / "measured2" / f"e2e_timeseries_{name}")
     ttft, tpot = compare(requests, others=[requests, series])
     assert ttft.line.rows == 300
     assert tpot.line.median_pct < 25
@@ -219,7 +223,7 @@ def test_a_recorded_run_is_replayed_request_by_request(shared):
 @pytest.mark.slow
 def test_figures_of_the_public_measurements(shared):
     limits = {"gemm_": 13, "attention_prefill": 14, "attention_decode": 15, "allreduce": 15, "moe_": 30, "mla_": 20}
-    for one in validate(shared / "measured"):
+    for one in validate(shared / "measured2"):
         for prefix, limit in limits.items():
             if one.file.startswith(prefix):
                 assert one.line.mape_pct < limit, one.file
@@ -231,9 +235,9 @@ def test_figures_of_the_public_measurements(shared):
 
 @pytest.mark.slow
 def test_dense_runs_of_the_public_measurements(shared):
-    rows = rows_of(read(shared / "measured" / "e2e_silicon_agg.csv"))
+    rows = rows_of(read(shared / "measured2" / "e2e_silicon_agg.csv"))
     rows = [row for row in rows if "Llama" in row["model_path"]]
-    off = np.array([np.array(closed_loop_s(served_run(row))) * 1e3 / (row["ttft_ms"], row["tpot_ms"]) for row in rows])
+    off = np.array([np.array(served_s(served_run(row))) * 1e3 / (row["ttft_ms"], row["tpot_ms"]) for row in rows])
     ttft, tpot = np.median(np.abs(off - 1.0), axis=0)
     assert tpot < 0.10
     assert ttft < 0.20
@@ -329,12 +333,64 @@ def test_no_experts_of_a_dense_model_count_as_one(tmp_path):
     assert ttft.unmodelled == {"moe_tp_size or moe_ep_size is 0 for a model with experts": 1}
 
 
-def test_rows_with_speculation_are_counted_and_errors_given_without_them_too(tmp_path):
+def test_rows_with_speculation_are_refused_by_name(tmp_path):
     header = SILICON.strip() + ",speculation\n"
-    rows = [DENSE.strip() + ending for ending in (",\n", ",mtp\n")]
-    write(tmp_path, "e2e_silicon_agg.csv", header + "".join(rows))
-    quantities = {one.quantity: one.line.rows for one in validate(tmp_path)}
-    assert quantities == {"ttft": 2, "tpot": 2, "ttft without speculation": 1, "tpot without speculation": 1}
+    rows = [DENSE.strip() + ending for ending in (",none\n", ",mtp\n", ",unknown\n")]
+    write(tmp_path, "e2e_silicon_speculative_agg.csv", header + "".join(rows))
+    ttft, tpot = validate(tmp_path)
+    assert ttft.unmodelled == tpot.unmodelled == {SPECULATES: 2}
+    assert np.isfinite(ttft.predicted).tolist() == [True, False, False]
+
+
+def test_settings_of_servers_are_no_measurement_and_no_stranger(tmp_path, shared):
+    table = (shared / "measured2" / "e2e_settings_agg.csv").read_text().splitlines(keepends=True)
+    write(tmp_path, "e2e_settings_agg.csv", "".join(table[:3]))
+    write(tmp_path, "e2e_silicon_agg.csv", SILICON + DENSE)
+    assert [one.file for one in validate(tmp_path)] == ["e2e_silicon_agg.csv"] * 2
+
+
+def served(labels, ratios):
+    """A comparison of TPOT and of TTFT: (stack, model, concurrency) of each row, and predicted over measured."""
+    columns = dict(zip(("stack", "model", "load"), map(np.array, zip(*labels, strict=True)), strict=True))
+    groups = {"family": np.array(["InferenceX"] * len(labels)), "device": np.array(["b200"] * len(labels)), **columns}
+    groups |= {"precision": np.array(["fp8"] * len(labels)), "load": columns["load"].astype(float)}
+    measured = np.ones(len(labels))
+    return tuple(
+        Comparison(file="x", device="b200", quantity=q, predicted=np.array(ratios), measured=measured, groups=groups)
+        for q in ("tpot", "ttft")
+    )
+
+
+def test_serving_errors_are_told_by_group():
+    pair = served([("vllm", "a", 4), ("vllm", "a", 16), ("trtllm", "b", 5)], [1.1, 0.8, np.nan])
+    by_stack = {group.name: group for group in errors_by(pair, "stack")}
+    assert by_stack["vllm"].tpot_median_pct == pytest.approx(15.0)
+    assert by_stack["vllm"].tpot_bias_pct == pytest.approx(-5.0)
+    assert by_stack["trtllm"].unmodelled == 1
+    assert [group.name for group in errors_by(pair, "stack", "load")] == [
+        "trtllm, 5 to 16",
+        "vllm, 1 to 4",
+        "vllm, 5 to 16",
+    ]
+    assert served_pair(pair) == pair
+    assert served_pair([]) is None
+
+
+def test_what_remains_unexplained_is_beyond_the_aims_and_the_largest_first():
+    labels = [("vllm", "good", 4)] * 3 + [("vllm", "bad", 4)] * 3 + [("vllm", "worse", 4)]
+    groups = unexplained(served(labels, [1.01] * 3 + [1.6] * 3 + [1.7]))
+    assert [group.name.split(",")[0] for group in groups] == ["bad", "worse"]
+
+
+def test_served_runs_are_drawn_and_listed(tmp_path):
+    pair = served([("vllm", "a", 4), ("sglang", "b", 64)] * 6, [1.1, 0.7] * 6)
+    (path,) = draw_served(pair, tmp_path)
+    assert path.name == "served.png"
+    assert path.stat().st_size > 10_000
+    page = served_markdown(pair)
+    assert "| sglang | 6 |" not in page
+    assert "| InferenceX, sglang | 6 | 0 | 30.0 | -30.0 | 30.0 | -30.0 |" in page
+    assert "What remains unexplained" in page
 
 
 def test_fit_writes_a_profile_that_validate_reads(tmp_path):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from sim.cli.options import Json, ScenarioFile
 from sim.errors import RooftraceError
 
 
@@ -16,9 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def capacity(
-    scenario: Annotated[
-        Path | None, typer.Argument(help="Scenario file (YAML); without one, the built-in default.", show_default=False)
-    ] = None,
+    scenario: ScenarioFile = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as in rooftrace run.")
     ] = None,
@@ -58,7 +56,7 @@ def capacity(
     published: Annotated[
         bool, typer.Option("--published", help="Explain the batch sizes that the SARATHI paper states.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say how many sequences fit in memory, or with --slo how many requests a second are served within limits."""
     planning = {"--tokens": tokens, "--reserve-gb": reserve_gb}
@@ -102,7 +100,8 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 def _plan(scenario: Any, lengths: list[int], reserve_gb: float | None, as_json: bool) -> None:
     from hwmodels.memory import cache_text, parts_text
-    from sim.scenario.build import deployment_of, memory_plan_of
+    from sim.scenario.assembly import deployment_of
+    from sim.scenario.assembly.memory import memory_plan_of
     from sim.study.memory import batch_plan, deployment_plan
 
     memory = None

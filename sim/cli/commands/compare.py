@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from sim.cli.options import Json
+
 
 def register(app: typer.Typer) -> None:
     app.command()(compare)
@@ -28,7 +30,7 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Processes for scenarios; all cores by default.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say by how much B differs from A, over pairs that share their random numbers."""
     from sim.errors import RooftraceError

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sim.errors import OutputError, RooftraceError
+
+if TYPE_CHECKING:
+    from hwmodels.device import Device
+    from hwmodels.profiles import Profile
 
 
 def register(app: typer.Typer) -> None:
@@ -15,9 +19,17 @@ def register(app: typer.Typer) -> None:
 
 
 def fit(
-    measured: Annotated[Path, typer.Option(help="Folder of measured CSV files.", show_default=False)],
-    device: Annotated[str, typer.Option(help="Catalogue name, or path to a device's datasheet (.toml).")],
+    measured: Annotated[
+        Path, typer.Option(help="Folder of measured tables (CSV, Parquet), or one table.", show_default=False)
+    ],
+    device: Annotated[
+        str,
+        typer.Option(help="Catalogue name, or path to a datasheet (.toml); tables that say no device are of this one."),
+    ],
     out: Annotated[Path, typer.Option(help="Profile to write (.toml).", show_default=False)],
+    dtype: Annotated[
+        str | None, typer.Option(help="Number format of tables that do not say theirs; bf16 without.")
+    ] = None,
     max_points: Annotated[int, typer.Option(min=50, help="Rows of a kernel that a fit uses at most.")] = 1500,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse a folder with a file or row that is not understood.")
@@ -26,7 +38,8 @@ def fit(
 ) -> None:
     """Fit a device's kernels to measurements, hold part of the shapes back, report the errors on them.
 
-    Files are recognised by their columns, and belong to the device that their names say. Kernels that the folder does
+    Tables are recognised by their columns, which carry their units (docs/calibration.md), and belong to the device that a column
+    or their name says. Kernels that the folder does
     not hold are taken from the shipped profiles of the device and its relatives, and say so in the profile. Exit code 3
     when a file or row that is not understood was left out.
     """
@@ -34,20 +47,22 @@ def fit(
 
     from hwmodels.device import load_device
     from hwmodels.fit import fit_profile
-    from hwmodels.profiles import complete, datasheet_of, load_profile, write_profile
+    from hwmodels.measured import Said, format_of
+    from hwmodels.profiles import complete, datasheet_of, write_profile
     from sim.validation.files import LEFT_OUT, read_measured
 
     if out.suffix != ".toml":
         raise RooftraceError(f"--out {out}: a profile is a TOML file; end its name in .toml")
-    folder = read_measured(measured, strict=strict)
     try:
         target = load_device(device)
+        said = Said(device=target.name, dtype=format_of(dtype) if dtype else "")
+        folder = read_measured(measured, strict=strict, said=said)
         files = [m for m in folder.measurements if _is_of(m, target)]
         if not files:
             for sentence in folder.left_out:
                 typer.echo(f"Left out: {sentence}", err=True)
             raise RooftraceError(
-                f"{measured} holds no kernel measurements of {target.name}; their names say the device, as in "
+                f"{measured} holds no kernel measurements of {target.name}; a column device says it, or the name, as in "
                 f"gemm_{target.name.split('-')[0]}_bf16_vllm0.24.csv"
             )
         today = datetime.date.today().isoformat()
@@ -63,8 +78,15 @@ def fit(
         )
     if borrow:
         own = {(kernel.family, kernel.variant) for kernel in profile.kernels}
-        profile = complete(profile, [load_profile(name) for name in _donors(target.name)])
-        lent = sorted({k.provenance.borrowed_from for k in profile.kernels if (k.family, k.variant) not in own})
+        profile = complete(profile, _donors(target))
+        lent = sorted(
+            {
+                name
+                for kernel in profile.kernels
+                if (kernel.family, kernel.variant) not in own
+                for name in kernel.provenance.borrowed_from.split(", ")
+            }
+        )
         if lent:
             typer.echo(f"Not measured here, borrowed from {', '.join(lent)}: {len(profile.kernels) - len(own)} kernels")
     try:
@@ -96,14 +118,13 @@ def _is_of(measurement: object, target: object) -> bool:
         return False
 
 
-def _donors(name: str) -> list[str]:
-    """Shipped profiles to borrow from, the nearest first: the device's own or its relative's, then the others'."""
-    from hwmodels.profiles import calibrated_devices, load_profile
+def _donors(target: Device) -> list[Profile]:
+    """Whose kernels stand for those that were not measured: the device's shipped profile, or what others lend it."""
+    from hwmodels.profiles import borrow_for, calibrated_devices, load_profile
 
+    if target.name in calibrated_devices():
+        return [load_profile(target.name)]
     try:
-        nearest = load_profile(name)
+        return [borrow_for(target)]
     except ValueError:
         return []
-    first = name if name in calibrated_devices() else nearest.kernels[0].provenance.borrowed_from
-    tpu = first.startswith("tpu")
-    return [first, *(other for other in calibrated_devices() if other != first and other.startswith("tpu") == tpu)]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sim.cli.options import Json
 from sim.errors import RooftraceError
 
 
@@ -20,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 def hardware(
     ctx: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the devices of the catalogue with the source of their peaks (dense, not sparse)."""
     if ctx.invoked_subcommand is not None:
@@ -105,12 +106,14 @@ def _facts(device: Any) -> dict[str, Any]:
         "devices_per_node",
         "tdp_w",
         "l2_bytes",
+        "clock_hz",
         "price_usd_per_hour",
     ):
         numbers[key] = getattr(device, key)
-    for head in ("link", "network"):
-        numbers[f"{head}.latency_s"] = getattr(device, head).latency_s
-        numbers[f"{head}.bytes_per_s"] = getattr(device, head).bytes_per_s
+    for head in ("link", "network", "host"):
+        link = getattr(device, head)
+        numbers[f"{head}.latency_s"] = None if link is None else link.latency_s
+        numbers[f"{head}.bytes_per_s"] = None if link is None else link.bytes_per_s
     return {"name": device.name, "title": device.title, "numbers": numbers, "sources": dict(device.sources)}
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Annotated, Any
 
 import typer
 
+from sim.cli.options import Json
 from sim.errors import RooftraceError
 
 
@@ -19,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 def models(
     ctx: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the models of the catalogue with their sources."""
     if ctx.invoked_subcommand is not None:
@@ -72,12 +74,15 @@ def _facts(spec: Any) -> dict[str, Any]:
         "name": spec.name,
         "family": spec.family,
         "layers": spec.n_layers,
+        "attention_layers": ", ".join(f"{n} {kind}" for kind, n in Counter(spec.layer_attention).items()),
+        "expert_layers": sum(spec.layer_is_moe),
         "hidden": spec.hidden,
         "vocab": spec.vocab,
         "params": spec.params,
         "active_params": spec.active_params,
         "weight_bytes": spec.weight_bytes(),
         "kv_bytes_per_token": spec.kv_bytes_per_token(),
+        "state_bytes_per_sequence": spec.state_bytes_per_sequence,
         "window_tokens": spec.window_tokens,
         "source": spec.source,
     }

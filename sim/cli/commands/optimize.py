@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.cli.options import Json
+
 if TYPE_CHECKING:
     from sim.scenario import Scenario
     from sim.study.optimize import Choice
@@ -51,7 +53,7 @@ def optimize(
             min=1, help="Processes for candidates, not for --goal rate; all cores by default.", show_default=False
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Find the highest rate within the SLO, or the candidate that keeps it at least cost. Exit code 1 if there is none."""
     from sim.errors import RooftraceError

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.cli.options import SummaryJson
+
 if TYPE_CHECKING:
     from sim.placement import Outcome, Plan
 
@@ -28,7 +30,7 @@ def place(
     replay: Annotated[
         Path | None, typer.Option(help="Serve with this saved placement; nothing is searched.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
+    as_json: SummaryJson = False,
 ) -> None:
     """Search a placement of many models on one cluster by simulation, and say what share it serves in time."""
     from sim.errors import RooftraceError, ScenarioError
@@ -57,6 +59,8 @@ def place(
     summary = _summary(chosen, plan, placements, trained, tested)
     if out is not None:
         _write(out, placements[0], serving, summary)
+    if plan is not None and plan.note is not None:
+        typer.echo(f"Note: {plan.note}", err=True)
     if as_json:
         typer.echo(json.dumps(summary, indent=2, allow_nan=False))
     else:
@@ -126,6 +130,7 @@ def _summary(chosen: Any, plan: Any, placements: list[Any], trained: Any, tested
             "processor_s": plan.processor_s,
             "windows": len(plan.placements),
             "cut_short": plan.cut_short,
+            "screened_by": plan.screened_by,
         }
     return summary
 

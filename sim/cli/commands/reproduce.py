@@ -50,6 +50,10 @@ def reproduce(
         except OSError as error:
             raise OutputError(f"cannot make the folder {out}: {error.strerror}") from error
 
+    for name in names:
+        note = getattr(load_group(name), "note", None)
+        if note is not None and (said := note()) is not None:
+            typer.echo(f"Note: {said}", err=True)
     rows: list[Row] = []
     for name, found in _computed(names, quick, jobs or _processors()):
         rows += found

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from sim.cli.options import ScenarioFile, SummaryJson
+
 REPORT = "report.html"
 
 
@@ -18,9 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    scenario: Annotated[
-        Path | None, typer.Argument(help="Scenario file (YAML); without one, the built-in default.", show_default=False)
-    ] = None,
+    scenario: ScenarioFile = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set replicas=2; VALUE is YAML."),
@@ -28,7 +28,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; default results/NAME-HASH.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
+    as_json: SummaryJson = False,
     plots: Annotated[bool, typer.Option(help="Draw latency.png and timeline.png.")] = True,
     timeline: Annotated[
         Path | None,
@@ -42,7 +42,7 @@ def run(
     from sim.results import FILES, staging
     from sim.run import run_built
     from sim.scenario import Scenario
-    from sim.scenario.build import resolve
+    from sim.scenario.assembly import resolve
 
     chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
     chosen = chosen.with_set(*(set_ or ()))
@@ -105,7 +105,25 @@ def _print(result: Any, folder: Path) -> None:
         more = len(rejections) - 1
         others = f", and {more} more reason{'s' if more > 1 else ''} in requests.parquet" if more else ""
         facts.append(("Rejected", f"{count:,} x {reason}{others}"))
-    print_facts([*facts, *_memory(result.manifest), ("Results", f"{folder}/")])
+    print_facts([*facts, *_expected(result), *_memory(result.manifest), ("Results", f"{folder}/")])
+
+
+def _expected(result: Any) -> list[tuple[str, str]]:
+    """What the protocol reports, and within what the means would be measured."""
+    from sim.text import seconds_text
+
+    rows = []
+    if result.figures is not None:
+        ttft, tpot = (seconds_text(each) if each == each else "-" for each in result.figures)
+        rows.append(("As the protocol reports", f"TTFT {ttft}, TPOT {tpot}"))
+    if result.intervals:
+        texts = [
+            f"{name.removesuffix('_s').upper()} {seconds_text(each['low'])} to {seconds_text(each['high'])}"
+            for name, each in result.intervals.items()
+        ]
+        basis = next(iter(result.intervals.values()))["basis"]
+        rows.append(("Mean, 90 % interval", f"{', '.join(texts)}, from {basis}"))
+    return rows
 
 
 def _memory(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sim.cli.options import Json
 from sim.errors import RooftraceError
 
 
@@ -24,7 +25,7 @@ def theory(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the closed forms, describe one, or evaluate it: rooftrace theory speedup alpha=0.8 k=1:8 c=0.05."""
     from sim.theory import THEORIES

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sim.cli.options import Json
 from sim.errors import OutputError, RooftraceError
 
 _File = Annotated[Path, typer.Argument(help="Trace file; its format is recognised by its content.")]
@@ -22,6 +23,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Look at request traces and convert them.", no_args_is_help=True)
     group.command()(describe)
     group.command()(convert)
+    group.command()(reuse)
     app.add_typer(group, name="trace")
 
 
@@ -30,7 +32,7 @@ def describe(
     format_: _Format = "auto",
     sort: _Sort = False,
     drop_empty: _DropEmpty = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print how many requests a trace holds, how they arrive and how long they are."""
     found = _read(file, format_, sort, drop_empty).describe()
@@ -63,6 +65,116 @@ def convert(
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error.strerror}") from None
     typer.echo(f"{len(trace) if limit is None else min(limit, len(trace)):,} requests written to {out}", err=True)
+
+
+def reuse(
+    file: _File,
+    format_: _Format = "auto",
+    model: Annotated[
+        str, typer.Option(help="Catalogue model, or path to a config.json, whose KV cache gives sizes in GB.")
+    ] = "llama-3.1-8b",
+    kv_precision: Annotated[
+        str | None, typer.Option(help="Number format of the KV cache; the model's own by default.", show_default=False)
+    ] = None,
+    sort: _Sort = False,
+    drop_empty: _DropEmpty = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Picture to write (.png).  [default: results/reuse-NAME.png; none with --json]", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Print and draw how much of the prompts an ideal prefix cache finds again, by its size."""
+    import numpy as np
+
+    from hwmodels.model import load_model
+    from workloads.reuse import reuse as reuse_of
+
+    trace = _read(file, format_, sort, drop_empty)
+    with _user_errors(file):
+        curve = reuse_of(trace)
+        per_token = load_model(model).kv_bytes_per_token(kv_precision)
+    last = int(curve.capacity_blocks[-1]) if len(curve.capacity_blocks) else 1
+    marks = sorted(
+        {int(mark) for power in range(len(str(last))) for mark in (10**power, 3 * 10**power) if mark < last} | {last}
+    )
+    blocks = np.array(marks, dtype=np.int64)
+    tokens = blocks * curve.block_tokens
+    rates, block_rates = curve.hit_rate(tokens), curve.block_hit_rate(blocks)
+    picture = out if out is not None or as_json else Path("results") / f"reuse-{file.stem}.png"
+    if picture is not None:
+        _draw_reuse(picture, curve, trace.source, per_token, model)
+    first_seen = 1.0 - curve.best_hit_rate
+    if as_json:
+        sizes = [
+            {
+                "blocks": int(b),
+                "tokens": int(t),
+                "gb": float(t * per_token / 1e9),
+                "hit_rate": float(r),
+                "block_hit_rate": float(s),
+            }
+            for b, t, r, s in zip(blocks, tokens, rates, block_rates, strict=True)
+        ]
+        found = {
+            "source": trace.source,
+            "requests": len(trace),
+            "model": model,
+            "kv_bytes_per_token": per_token,
+            "block_tokens": curve.block_tokens,
+            "prompt_tokens": curve.prompt_tokens,
+            "blocks": curve.blocks,
+            "distinct_blocks": curve.distinct_blocks,
+            "best_hit_rate": curve.best_hit_rate,
+            "never_hit": first_seen,
+            "sizes": sizes,
+        }
+        typer.echo(json.dumps(found, indent=2, allow_nan=False))
+        return
+    from sim.cli.tables import print_table
+
+    print_table(
+        ("Cache, tokens", f"GB of {model}", "prompt tokens found, %", "of what a cache without limit finds, %"),
+        [
+            (
+                f"{t:,}",
+                f"{t * per_token / 1e9:,.1f}",
+                f"{100 * r:.1f}",
+                f"{100 * r / curve.best_hit_rate:.0f}" if curve.best_hit_rate else "-",
+            )
+            for t, r in zip(tokens.tolist(), rates.tolist(), strict=True)
+        ],
+        title=f"Ideal prefix cache, {trace.source}: {len(trace):,} requests, {curve.prompt_tokens:,} prompt tokens",
+        left=0,
+    )
+    typer.echo(
+        f"{100 * first_seen:.1f} % of the prompt tokens are named for the first time or in no block: no cache finds them."
+    )
+    if curve.best_hit_rate:
+        near = curve.tokens_for(0.9)
+        typer.echo(
+            f"Nine tenths of what can be found need {near:,} tokens ({near * per_token / 1e9:,.1f} GB of {model})."
+        )
+    typer.echo(f"Picture: {picture}", err=True)
+
+
+def _draw_reuse(path: Path, curve: Any, source: str, per_token: float, model: str) -> None:
+    from sim.plots.reuse import plot_reuse
+    from sim.plots.style import save, sheet
+
+    figure = sheet(
+        7.2,
+        4.4,
+        title=f"{source}: an ideal cache finds at most {100 * curve.best_hit_rate:.0f} % of the prompt tokens again",
+    )
+    plot_reuse(figure.subplots(), curve, bytes_per_token=per_token, model=model)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(figure, path, svg=False)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _read(file: Path, format_: str, sort: bool, drop_empty: bool) -> Any:

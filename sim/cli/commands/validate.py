@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from hwmodels.measured import Said
+    from hwmodels.profiles import Profile
 
 
 def register(app: typer.Typer) -> None:
@@ -13,10 +18,15 @@ def register(app: typer.Typer) -> None:
 
 
 def validate(
-    measured: Annotated[Path | None, typer.Option(help="Folder of measured CSV files.", show_default=False)] = None,
+    measured: Annotated[
+        Path | None, typer.Option(help="Folder of measured tables (CSV, Parquet), or one table.", show_default=False)
+    ] = None,
     hardware: Annotated[
         str | None,
         typer.Option(help="Device or profile (.toml) to price every file with; default: the device in its name."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Number format of tables that do not say theirs; bf16 without.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the table as CSV.", show_default=False)] = None,
     markdown: Annotated[
@@ -42,7 +52,8 @@ def validate(
 ) -> None:
     """Predict every row of a folder of measurements and say how far off the models are, file by file.
 
-    Files are recognised by their columns. Exit code 3 when a file or row that is not understood was left out.
+    Tables are recognised by their columns, which carry their units (docs/calibration.md). Exit code 3 when a file or row that
+    is not understood was left out.
     """
     from sim.errors import OutputError, RooftraceError
 
@@ -61,17 +72,23 @@ def validate(
     for path in (out, markdown):  # before the minutes that the simulations take
         if path is not None and not path.parent.is_dir():
             raise OutputError(f"cannot write {path}: its folder does not exist; create it first")
+    from hwmodels.left_out import loans
     from sim.validation.files import LEFT_OUT, comparisons, read_measured
+    from sim.validation.intervals import coverage, coverage_markdown, loans_markdown
+    from sim.validation.served import served_pair, text_tables
     from sim.validation.tables import to_markdown, write_csv
 
-    folder = read_measured(measured, hardware=hardware, strict=strict)
+    folder = read_measured(measured, hardware=hardware, strict=strict, said=_said(hardware, dtype))
     found = list(comparisons(folder, hardware=hardware))
     lines = [comparison.line for comparison in found]
+    covered = coverage(folder.measurements, _profile_of(hardware))
     if out is not None:
         write_csv(lines, out)
     if markdown is not None:
         try:
-            markdown.write_text(to_markdown(lines, folder.left_out), encoding="utf-8")
+            sections = (coverage_markdown(covered), loans_markdown(loans(folder.measurements)))
+            page = to_markdown(lines, folder.left_out, sections, served=found)
+            markdown.write_text(page, encoding="utf-8")
         except OSError as error:
             raise OutputError(f"cannot write {markdown}: {error.strerror}") from None
     typer.echo(f"{'file, quantity':<66}{'rows':>8}{'unmod.':>8}{'MAPE %':>8}{'median':>8}{'p90':>8}{'bias':>8}")
@@ -80,6 +97,12 @@ def validate(
         cells = "".join(f"{'-':>8}" if value is None else f"{value:>8.1f}" for value in errors)
         name = line.file.removesuffix(".csv") + ("" if line.quantity == "latency" else f", {line.quantity}")
         typer.echo(f"{name:<66}{line.rows:>8,}{line.unmodelled:>8,}{cells}")
+    if covered:
+        typer.echo(f"\n{'90 % intervals of':<66}{'rows':>8}{'held-back rows in %':>24}{'all rows in %':>16}")
+    for line in covered:
+        cells = (f"{'-' if math.isnan(value) else format(value, '.1f'):>{width}}"
+                 for value, width in ((line.held_pct, 24), (line.inside_pct, 16)))  # fmt: skip
+        typer.echo(f"{line.family:<66}{line.rows:>8,}{''.join(cells)}")
     seen: set[tuple[str, str]] = set()
     for line in lines:
         for reason, count in line.reasons.items():
@@ -88,6 +111,14 @@ def validate(
                 typer.echo(f"{line.file}: {count:,} rows without a prediction: {reason}")
         for note in line.notes:
             typer.echo(f"{line.file}: {note}")
+    pair = served_pair(found)
+    for text in text_tables(pair) if pair is not None else ():
+        typer.echo(text)
+    if plots is not None and pair is not None:
+        from sim.plots.served import draw_served
+
+        for path in draw_served(pair, plots):
+            typer.echo(f"Plot: {path}")
     if plots is not None:
         from sim.plots.validation import draw_validation
 
@@ -98,3 +129,26 @@ def validate(
     if folder.left_out:
         typer.echo(folder.verdict, err=True)
         raise typer.Exit(LEFT_OUT)
+
+
+def _profile_of(hardware: str | None) -> Profile | None:
+    """The one that `--hardware` prices every file with; None where each file names its device."""
+    from hwmodels.profiles import load_profile
+
+    return None if hardware is None else load_profile(hardware)
+
+
+def _said(hardware: str | None, dtype: str | None) -> Said:
+    """What is said for tables that do not say their device or format themselves."""
+    from hwmodels.device import load_device
+    from hwmodels.measured import Said, format_of
+    from hwmodels.profiles import load_profile
+    from sim.errors import RooftraceError
+
+    try:
+        device = (
+            "" if hardware is None else (load_profile if hardware.endswith(".toml") else load_device)(hardware).name
+        )
+        return Said(device=device, dtype=format_of(dtype) if dtype else "")
+    except (ValueError, OSError) as error:
+        raise RooftraceError(str(error)) from None

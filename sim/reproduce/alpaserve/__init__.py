@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from sim.reproduce.alpaserve import queueing, recorded, stages, statements
+from sim.placement.groups import can_compile
+from sim.reproduce.alpaserve import policies, queueing, recorded, sharing, stages, very_large
 from sim.reproduce.rows import Part, Row, with_reasons
 
 TITLE = "AlpaServe, OSDI 2023"
@@ -32,15 +33,25 @@ PARTS = (
     _recorded("ablation, rates", recorded.ablation(lambda _, rate: rate != 64.0), 25),
     _recorded("ablation, CV and SLO", recorded.ablation_points, 5),
     Part("Azure Functions", recorded.azure, 0),
-    Part("104B models", statements.very_large, 2),
-    Part("when model parallelism helps", statements.when_it_helps, 7),
-    Part("policies", statements.policies, 15),
+    Part("104B models", very_large.very_large, 2),
+    Part("when model parallelism helps", sharing.when_it_helps, 7),
+    Part("policies", policies.policies, 15),
 )
 
 
 def rows(quick: bool = False) -> list[Row]:
     """Published numbers beside simulated ones; *quick* takes fewer seeds and a part of the ablation."""
     return list(itertools.chain.from_iterable(part.run(quick) for part in PARTS))
+
+
+def note() -> str | None:
+    """What would make the experiments shorter, where it is not there."""
+    if can_compile():
+        return None
+    return (
+        "numba is not installed, without which searches of placements take 20 to 25 times as long: "
+        "pip install 'rooftrace[fast]', or take --quick"
+    )
 
 
 def plots(folder: Path) -> list[Path]:

@@ -46,7 +46,7 @@ def table(name: str) -> list[dict[str, str]]:
 def traffic(
     rates: Sequence[float], cv: float, seed: int, *, n: int | None = None, span_s: float | None = None
 ) -> Trace:
-    """One-shot requests to models m0, m1, ... by Gamma arrivals."""
+    """Requests to single-pass models m0, m1, ... by Gamma arrivals."""
     arrivals = {f"m{i}": Gamma(rate_per_s=rate, cv=cv) for i, rate in enumerate(rates)}
     return multi_model(arrivals, prompt=TOKENS, n_requests=n, duration_s=span_s, seed=seed)
 

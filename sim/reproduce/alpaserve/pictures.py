@@ -13,7 +13,7 @@ from sim.placement.groups import GroupExperiment, stage_record
 from sim.plots.style import save, sheet
 from sim.reproduce.alpaserve.cases import SEARCHES, attainment, latencies_s, pair_groups, single, table, traffic
 from sim.reproduce.alpaserve.queueing import PAIRS
-from sim.reproduce.alpaserve.statements import very_large_point
+from sim.reproduce.alpaserve.very_large import very_large_point
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

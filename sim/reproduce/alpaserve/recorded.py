@@ -7,7 +7,7 @@ seeds. A draw moves attainment by 1 to 2 points.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -69,29 +69,15 @@ def cluster(quick: bool) -> Iterator[Row]:
                     simulated=simulated,
                 )
             )
-    for found in measured:
-        yield Row(
-            experiment=found.experiment,
-            case=f"{found.case}, {found.policy}",
-            quantity=_points(found),
-            published=found.published,
-            simulated=found.simulated,
-            kind="emulated",
-            evidence="event loop against measurement",
-            within_abs=_POINTS,
-        )
-    yield _better_is_better(measured, "event loop against measurement")
-    for found in theirs:
-        yield Row(
-            experiment=found.experiment,
-            case=f"{found.case}, {found.policy}",
-            quantity=_points(found),
-            published=found.published,
-            simulated=found.simulated,
-            kind="emulated",
-            evidence="event loop against theory",
-            within_abs=_POINTS,
-        )
+    against: tuple[tuple[list[Recorded], Evidence], ...] = (
+        (measured, "event loop against measurement"),
+        (theirs, "event loop against theory"),
+    )
+    for recorded, evidence in against:
+        for found in recorded:
+            yield _judged(found, evidence)
+        if recorded is measured:
+            yield _better_is_better(measured, evidence)
     for found in measured:
         if found.policy == "sr-greedy" and found.published == 0.0:
             yield Row(
@@ -104,6 +90,19 @@ def cluster(quick: bool) -> Iterator[Row]:
                 evidence="event loop against theory",
                 within_abs=0.0,
             )
+
+
+def _judged(found: Recorded, evidence: Evidence) -> Row:
+    return Row(
+        experiment=found.experiment,
+        case=f"{found.case}, {found.policy}",
+        quantity=_points(found),
+        published=found.published,
+        simulated=found.simulated,
+        kind="emulated",
+        evidence=evidence,
+        within_abs=_POINTS,
+    )
 
 
 def _served_by_events(search: PlacementSearch, case: tuple[Serving, Trace]) -> float:
@@ -144,21 +143,10 @@ def ablation_points(quick: bool) -> Iterator[Row]:
 
 def _ablation_rows(part: Sequence[Recorded]) -> Iterator[Row]:
     for found in part:
+        row = _judged(found, "event loop against theory")
+        note = "where dealing stops is not published; the rule here was read off these recorded results"
         dealt = found.policy == _ROUND_ROBIN
-        yield Row(
-            experiment=found.experiment,
-            case=f"{found.case}, {found.policy}",
-            quantity=_points(found),
-            published=found.published,
-            simulated=found.simulated,
-            kind="emulated",
-            evidence="shown only" if dealt else "event loop against theory",
-            within_abs=None if dealt else _POINTS,
-            informational=dealt,
-            note="where dealing stops is not published; the rule here was read off these recorded results"
-            if dealt
-            else "",
-        )
+        yield replace(row, evidence="shown only", within_abs=None, informational=True, note=note) if dealt else row
     judged = [found for found in part if found.policy != _ROUND_ROBIN]
     if ordering(judged)[0]:
         yield _better_is_better(judged, "event loop against theory")

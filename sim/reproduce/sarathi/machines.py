@@ -107,7 +107,6 @@ def paired_a100_node() -> Device:
 def falcon_180b() -> ModelSpec:
     """Falcon-180B: 80 layers, attention and MLP side by side. Almazrouei et al., arXiv 2311.16867, table 1."""
     layers, hidden = 80, 14848
-    none = (False,) * layers
     return ModelSpec(
         name="falcon-180b",
         family="falcon",
@@ -115,9 +114,8 @@ def falcon_180b() -> ModelSpec:
         vocab=65024,
         attention=Attention(n_heads=232, n_kv_heads=8, head_dim=64),
         ffn=4 * hidden,
-        layer_is_moe=none,
-        layer_is_windowed=none,
-        layer_is_linear=none,
+        layer_is_moe=(False,) * layers,
+        layer_attention=("full",) * layers,
         gated_mlp=False,
         norm_params=2 * hidden,
         tied_embeddings=True,

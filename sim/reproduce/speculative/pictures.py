@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from policies.acceptance import Iid
 from sim.plots.style import save
 from sim.reproduce.speculative.runs import iid_run
-from sim.study.speedup import alone, at_batch, specdecode_speedup
+from sim.study.speedup import alone, at_batch, costs_of, specdecode_speedup
 from sim.theory import speculative as theory
 
 if TYPE_CHECKING:
@@ -147,8 +147,9 @@ def _draw_crossover() -> Figure:
     for ax, k in zip(axes, ks, strict=True):
         lengths = np.asarray(theory.expected_tokens(alphas, k))
         values = np.asarray(theory.server_speedup(lengths[:, None], k, batches, 500))
+        costs = costs_of(theory.SPECDECODE_BENCH, k)
         points = [
-            (batch, alpha, at_batch(theory.SPECDECODE_BENCH, Iid(alpha=alpha), k, batch, 500, least_rounds=4000))
+            (batch, alpha, at_batch(*costs, Iid(alpha=alpha), k, batch, 500, least_rounds=4000))
             for alpha in (0.4, 0.6, 0.75, 0.9)
             for batch in (2, 16, 128, 768)
         ]
@@ -162,7 +163,7 @@ def _draw_crossover() -> Figure:
 
 def _draw_gap() -> Figure:
     from sim.plots import speculation as draw
-    from sim.scenario.build import build
+    from sim.scenario.assembly import build
     from sim.study.speedup import explain_gap
 
     gap = explain_gap(build(gap_scenario()))

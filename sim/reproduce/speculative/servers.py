@@ -11,7 +11,7 @@ import numpy as np
 from policies.acceptance import Iid, PerPosition, Tree
 from sim.reproduce.rows import Evidence, Row
 from sim.reproduce.speculative.runs import alone_run, iid_run, shown, size, statement, three_sigma
-from sim.study.speedup import alone, at_batch_of, specdecode_speedup
+from sim.study.speedup import alone, at_batch, specdecode_speedup
 from sim.theory import speculative as theory
 from sim.theory.published import published
 
@@ -210,7 +210,7 @@ def draft_model_crossing() -> float:
     """The batch, to a power of two, from which a 1B draft slows Llama-3.1-70B on four H100 down (K 4, alpha 0.8)."""
     target, draft = _roofline("llama-3.1-70b", "h100-sxm", 4), _roofline("llama-3.2-1b", "h100-sxm", 1)
     for power in range(11):
-        if at_batch_of(target, draft, Iid(alpha=0.8), 4, 1 << power, 500, rounds=32, least_rounds=1000) < 1.0:
+        if at_batch(target, draft, Iid(alpha=0.8), 4, 1 << power, 500, rounds=32, least_rounds=1000) < 1.0:
             return float(1 << power)
     return float("inf")
 
@@ -270,7 +270,7 @@ def ridge(_quick: bool) -> Iterator[Row]:
         crossing = float("inf")
         for step in range(-8, 17):
             batch = round(near * 2.0 ** (step / 8))
-            if at_batch_of(target, draft, Iid(alpha=alpha), k, batch, 128, rounds=32, least_rounds=4000) < 1.0:
+            if at_batch(target, draft, Iid(alpha=alpha), k, batch, 128, rounds=32, least_rounds=4000) < 1.0:
                 crossing = batch
                 break
         yield statement(

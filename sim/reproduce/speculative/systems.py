@@ -21,6 +21,7 @@ from sim.reproduce.speculative.runs import (
     spread,
     statement,
     three_sigma,
+    twice,
 )
 from sim.study.speedup import AloneRun, alone
 from sim.theory import speculative as theory
@@ -32,26 +33,8 @@ def chinchilla(quick: bool) -> Iterator[Row]:
     for r_prime, printed in ((0.62, 2.05), (0.8, 2.65)):
         case = f"r' {r_prime:g}, K 4"
         run = measured_rate_run(r_prime, 4, quick)
-        yield Row(
-            experiment="Chinchilla 70B with 4B, theory",
-            case=case,
-            quantity="speed-up, closed form",
-            published=printed,
-            simulated=float(theory.measured_rate_speedup(r_prime, 4, draft_s, target_s)),
-            kind="theory",
-            evidence="closed form against print",
-            within_abs=0.01,
-        )
-        yield Row(
-            experiment="Chinchilla 70B with 4B, theory",
-            case=case,
-            quantity="speed-up, event loop",
-            published=printed,
-            simulated=run.speedup.mean,
-            kind="theory",
-            evidence="event loop against theory",
-            within_abs=0.01 + three_sigma(run.speedup.half_width),
-        )
+        closed = float(theory.measured_rate_speedup(r_prime, 4, draft_s, target_s))
+        yield from twice("Chinchilla 70B with 4B, theory", case, "speed-up", printed, closed, run.speedup, 0.01)
     for row in published("spec_chinchilla"):
         if not row["r_prime"]:
             continue

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from sim.reproduce.rows import Row
-from sim.reproduce.speculative.runs import iid_run, shown, speedup_rows, statement, three_sigma
-from sim.study.speedup import grid
+from sim.reproduce.speculative.runs import iid_run, shown, speedup_rows, statement, three_sigma, twice
+from sim.study.speedup import Measured, grid
 from sim.theory import speculative as theory
 from sim.theory.published import published
 
@@ -20,28 +20,10 @@ GRID_CS = (0.0, 0.01, 0.05, 0.1, 0.2)
 def notes_tokens(quick: bool) -> Iterator[Row]:
     for row in published("spec_notes_expected_tokens"):
         alpha, k, printed = float(row["alpha"]), int(row["k"]), float(row["expected_tokens"])
-        case = f"alpha {alpha:g}, K {k}"
+        closed, run = float(theory.expected_tokens(alpha, k)), iid_run(alpha, k, 0.0, quick)
         # The table is truncated to three decimals.
-        yield Row(
-            experiment="notes: tokens per round",
-            case=case,
-            quantity="closed form",
-            published=printed,
-            simulated=float(theory.expected_tokens(alpha, k)),
-            kind="theory",
-            evidence="closed form against print",
-            within_abs=0.001 + 1e-9,
-        )
-        run = iid_run(alpha, k, 0.0, quick)
-        yield Row(
-            experiment="notes: tokens per round",
-            case=case,
-            quantity="event loop",
-            published=printed,
-            simulated=run.tokens_per_round.mean,
-            kind="theory",
-            evidence="event loop against theory",
-            within_abs=0.001 + three_sigma(run.tokens_per_round.half_width),
+        yield from twice(
+            "notes: tokens per round", f"alpha {alpha:g}, K {k}", "", printed, closed, run.tokens_per_round, 0.001
         )
 
 
@@ -55,29 +37,11 @@ def leviathan_table_1(quick: bool) -> Iterator[Row]:
     for row in published("spec_leviathan_ops_speed"):
         alpha, k = float(row["alpha"]), int(row["k"])
         case = f"alpha {alpha:g}, K {k}"
-        operations = float(row["operations_factor"])
         run = iid_run(alpha, k, 0.0, quick)
         relative = run.speedup.half_width / run.speedup.mean
-        yield Row(
-            experiment="Leviathan table 1",
-            case=case,
-            quantity="operations, closed form",
-            published=operations,
-            simulated=float(theory.operations_factor(alpha, k)),
-            kind="theory",
-            evidence="closed form against print",
-            within_abs=0.005,
-        )
-        yield Row(
-            experiment="Leviathan table 1",
-            case=case,
-            quantity="operations, event loop",
-            published=operations,
-            simulated=run.query_tokens_per_token,
-            kind="theory",
-            evidence="event loop against theory",
-            within_abs=0.005 + three_sigma(relative * run.query_tokens_per_token),
-        )
+        submitted = Measured(mean=run.query_tokens_per_token, half_width=relative * run.query_tokens_per_token)
+        closed, printed = float(theory.operations_factor(alpha, k)), float(row["operations_factor"])
+        yield from twice("Leviathan table 1", case, "operations", printed, closed, submitted, 0.005)
         yield from speedup_rows("Leviathan table 1", alpha, k, 0.0, float(row["speedup"]), 0.005, quick)
 
 

@@ -17,7 +17,8 @@ from hwmodels.kernels.attention import (
 from hwmodels.kernels.collectives import KINDS, CollectiveParams, collective_s, moved_share
 from hwmodels.kernels.elementwise import ElementwiseParams, elementwise_s
 from hwmodels.kernels.gemm import LIBRARIES, GemmParams, gemm_s
-from hwmodels.kernels.mla import MlaParams, mla_decode_s, mla_prefill_s
+from hwmodels.kernels.linear_attention import LinearParams, linear_decode_s, linear_prefill_s
+from hwmodels.kernels.mla import MlaDecodeParams, mla_decode_s, mla_prefill_s
 from hwmodels.kernels.moe import MoeParams, active_experts, moe_s
 from hwmodels.kernels.parameters import Datasheet, check_bounds, smooth_max, with_values
 from hwmodels.kernels.tpu import TpuAttentionParams, TpuGemmParams, tpu_decode_s, tpu_gemm_s, tpu_prefill_s
@@ -54,11 +55,13 @@ def mixed(chunks, rows, pairs, kv_tokens, seqs, decode_kv_tokens):
 
 
 def mla_decode(seqs, kv_tokens):
-    return mla_decode_s(MlaParams(), DEVICE, seqs=seqs, kv_tokens=kv_tokens, heads=128)
+    return mla_decode_s(MlaDecodeParams(), DEVICE, seqs=seqs, kv_tokens=kv_tokens, heads=128)
 
 
-def mla_prefill(chunks, rows, pairs, kv_tokens):
-    return mla_prefill_s(MlaParams(), DEVICE, chunks=chunks, rows=rows, pairs=pairs, kv_tokens=kv_tokens, heads=16)
+def mla_prefill(chunks, rows, pairs, past):
+    # A row that were counted as one of the past would no longer be expanded from there.
+    sums = {"chunks": chunks, "rows": rows, "pairs": pairs, "kv_tokens": past + rows}
+    return mla_prefill_s(PrefillParams(), DEVICE, **sums, heads=16)
 
 
 def tpu_decode(seqs, kv_tokens):
@@ -152,7 +155,7 @@ def test_half_the_weight_bytes_halve_a_memory_bound_gemm():
 
 
 def test_gemm_refuses_an_unknown_library_and_a_format_the_device_lacks():
-    with pytest.raises(ValueError, match="library must be one of search, dispatch"):
+    with pytest.raises(ValueError, match="library must be one of search, unsplit, narrow, one, dispatch"):
         gemm_s(GemmParams(), DEVICE, 1, 64, 64, library="fastest")
     with pytest.raises(ValueError, match="no fp4 tensor cores; it has bf16, fp8"):
         gemm_s(GemmParams(), DEVICE, 1, 64, 64, dtype="fp4")
@@ -202,7 +205,7 @@ def test_smooth_max_runs_from_the_larger_to_the_sum():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_device_needs_no_collective_and_a_large_one_runs_at_link_speed(kind):
-    params = CollectiveParams(contention=0.0)
+    params = CollectiveParams(widening=0.0)
     assert collective_s(params, kind, 1e6, 1, 450e9) == 0.0
     seconds = collective_s(params, kind, 1e12, 8, 450e9)
     assert seconds == pytest.approx(1e12 * moved_share(kind, 8) / (450e9 * params.bandwidth_high), rel=1e-3)
@@ -210,9 +213,7 @@ def test_one_device_needs_no_collective_and_a_large_one_runs_at_link_speed(kind)
 
 def test_small_messages_take_the_low_latency_protocol():
     params = CollectiveParams()
-    assert collective_s(params, "all_reduce", 8, 8, 450e9) == pytest.approx(
-        params.start_s + 6 * params.hop_low_s, rel=1e-3
-    )
+    assert collective_s(params, "all_reduce", 8, 8, 450e9) == pytest.approx(params.start_s + 6 * params.hop_s, rel=1e-3)
 
 
 def test_expected_active_experts_by_hand():
@@ -285,3 +286,121 @@ def test_half_empty_query_tiles_are_paid_against_their_keys():
     # 64 rows of a tile for each of 8 KV heads, four times over, at 512 FLOPs a pair and 75 % of the peak.
     extra = 4.0 * 64 * 8 * 30_016 * 512 / (1000e12 * 0.75)
     assert half - none == pytest.approx(extra, rel=1e-6)
+
+
+WINDOWED = PrefillParams(window_tiles=0.5)
+CUT = DecodeParams(window_tokens_more=100.0, beyond_ramp=0.5)
+
+
+def windowed_prefill(window, params=WINDOWED, *, past=0, length=4096):
+    rising = max(0, min(length, window - past))
+    pairs = rising * past + rising * (rising + 1) // 2 + (length - rising) * min(window, past + length)
+    sums = {"chunks": 4, "rows": 4 * length, "pairs": 4 * pairs, "kv_tokens": 4 * (past + length)}
+    return attention_prefill_s(params, DEVICE, window_tokens=window, longest_kv=past + length, **sums, **HEADS)
+
+
+def windowed_decode(window, params=CUT, kv=4096):
+    seen = min(kv, window)
+    sums = {"seqs": 16, "kv_tokens": 16 * seen, "beyond_tokens": 16 * (kv - seen), "longest_kv": seen}
+    return attention_decode_s(params, DEVICE, **sums, **HEADS)
+
+
+@pytest.mark.parametrize("past", [0, 1000])
+def test_a_window_longer_than_the_context_is_full_attention(past):
+    sums = {
+        "chunks": 4,
+        "rows": 4 * 4096,
+        "pairs": 4 * (4096 * past + 4096 * 4097 // 2),
+        "kv_tokens": 4 * (past + 4096),
+    }
+    full = attention_prefill_s(PrefillParams(), DEVICE, **sums, longest_kv=past + 4096, **HEADS)
+    assert windowed_prefill(past + 4096, past=past) == pytest.approx(full, rel=1e-12)
+    assert windowed_prefill(10**7, past=past) == pytest.approx(full, rel=1e-12)
+    alone = attention_decode_s(DecodeParams(), DEVICE, seqs=16, kv_tokens=16 * 4096, longest_kv=4096, **HEADS)
+    assert windowed_decode(4096) == alone
+    assert windowed_decode(10**7) == alone
+
+
+def test_a_window_bounds_what_a_long_context_costs():
+    assert windowed_prefill(128) < windowed_prefill(1024) < windowed_prefill(4096)
+    assert windowed_prefill(128, length=16384) < 4.5 * windowed_prefill(128)
+    cut = DecodeParams(window_tokens_more=100.0)
+    assert windowed_decode(128, cut, kv=4096) == windowed_decode(128, cut, kv=100_000)
+    assert windowed_decode(128, kv=4096) < windowed_decode(128, kv=100_000) < windowed_decode(100_000, kv=100_000)
+
+
+def test_tiles_that_a_window_cuts_cost_time():
+    assert windowed_prefill(128, PrefillParams(window_tiles=1.0)) > windowed_prefill(128, PrefillParams())
+
+
+@pytest.mark.parametrize(("width", "name"), [(192, "192"), (256, "256"), (512, "512")])
+def test_wide_heads_have_a_kernel_of_their_own(width, name):
+    heads = {"heads": 8, "kv_heads": 1, "head_dim": width}
+    slow = DecodeParams(**{f"speed_{name}": 0.5, f"start_{name}_s": 1e-5})
+    plain, own = (
+        attention_decode_s(params, DEVICE, seqs=64, kv_tokens=64 * 65536, **heads) for params in (DecodeParams(), slow)
+    )
+    assert own == pytest.approx(1e-5 + 2 * plain, rel=0.1)
+    narrow = {"seqs": 64, "kv_tokens": 64 * 65536, **HEADS}
+    assert attention_decode_s(slow, DEVICE, **narrow) == attention_decode_s(DecodeParams(), DEVICE, **narrow)
+
+
+def test_optional_parameters_may_be_left_out():
+    names = {name: getattr(CUT, name) for name in DecodeParams.__dataclass_fields__ if name != "beyond_ramp"}
+    assert with_values(DecodeParams, names) == DecodeParams(window_tokens_more=100.0)
+    with pytest.raises(ValueError, match="DecodeParams needs launch_s"):
+        with_values(DecodeParams, {name: value for name, value in names.items() if name != "launch_s"})
+
+
+def test_absorbed_prompts_multiply_the_latent_and_expanded_ones_the_heads():
+    rows = 16384
+    sums = {"chunks": 1, "rows": rows, "pairs": rows * (rows + 1) / 2, "kv_tokens": rows, "heads": 128}
+    params = PrefillParams(softmax_flops=0.0, throttle=0.0)
+    expanded, absorbed = (mla_prefill_s(params, DEVICE, **sums, absorbed=how) for how in (False, True))
+    assert absorbed / expanded == pytest.approx((2 * 512 + 64) / (192 + 128), rel=0.05)
+
+
+def test_a_long_latent_decode_reads_its_cache_or_multiplies_its_heads():
+    params = MlaDecodeParams(ramp_s=0.0, row_passes=0.0, overlap_loss=0.0)
+    few = mla_decode_s(params, DEVICE, seqs=64, kv_tokens=64 * 65536, heads=16) - params.launch_s
+    assert few == pytest.approx(64 * 65536 * 576 * 2 / (4e12 * params.bandwidth_efficiency), rel=1e-9)
+    many = mla_decode_s(params, DEVICE, seqs=64, kv_tokens=64 * 65536, heads=512) - params.launch_s
+    blocks_s = (64 * 512 / 64 / 128 - 1) * params.block_s
+    flops = 64 * 65536 * 512 * 2 * (2 * 512 + 64)
+    assert many == pytest.approx(blocks_s + flops / (1000e12 * params.compute_efficiency), rel=1e-9)
+
+
+NET = {"key_heads": 16, "key_dim": 128, "value_heads": 32, "value_dim": 128}
+
+
+@pytest.mark.parametrize("kernel", ["conv", "delta"])
+def test_linear_attention_prices_scalars_and_arrays_alike_and_more_rows_never_less(kernel):
+    rows, chunks = np.array([1, 64, 65, 4096, 10_000, 65_536]), np.array([1, 1, 1, 2, 7, 8])
+    together = linear_prefill_s(LinearParams(), DEVICE, rows=rows, chunks=chunks, kernel=kernel, **NET)
+    alone = [
+        linear_prefill_s(LinearParams(), DEVICE, rows=int(r), chunks=int(c), kernel=kernel, **NET)
+        for r, c in zip(rows, chunks, strict=True)
+    ]
+    assert together.tolist() == alone
+    longer = linear_prefill_s(LinearParams(), DEVICE, rows=np.arange(1, 4000), chunks=1, kernel=kernel, **NET)
+    assert (np.diff(longer) >= -EXACT).all()
+    batch = linear_decode_s(LinearParams(), DEVICE, seqs=np.arange(0, 600), kernel=kernel, **NET)
+    assert batch[0] == 0
+    assert (np.diff(batch) >= -EXACT).all()
+
+
+def test_a_large_step_of_linear_attention_reads_and_writes_its_states():
+    params = LinearParams(block_s=0.0, step_s=0.0, overlap_loss=0.0)
+    seconds = linear_decode_s(params, DEVICE, seqs=2048, kernel="delta", **NET) - params.launch_s
+    state, rows = 2 * 4 * 32 * 128 * 128, 4 * (16 * 128 + 32 * 128)
+    assert seconds == pytest.approx(2048 * (state + rows) / (4e12 * params.bandwidth_efficiency), rel=1e-9)
+
+
+def test_a_prompt_of_linear_attention_walks_its_chunks_and_grows_with_them_alone():
+    params = LinearParams(tile=1.0, bandwidth_efficiency=1.0, launch_s=1e-6, overlap_loss=0.0)
+    once, twice = (
+        linear_prefill_s(params, DEVICE, rows=n, chunks=1, kernel="delta", **NET) - 1e-6 - params.block_s
+        for n in (8192, 16384)
+    )
+    assert once == pytest.approx(8192 / 64 * params.step_s, rel=1e-9)
+    assert twice == pytest.approx(2 * once, rel=1e-9)

@@ -1,0 +1,59 @@
+"""Gated delta nets: the convolution and the delta rule of prompts and decodes, each kernel a part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hwmodels.kernels.families import LINEAR_DECODE, LINEAR_PREFILL
+from hwmodels.kernels.linear_attention import LinearParams
+from hwmodels.kernels.parameters import Datasheet
+from hwmodels.measured.files import Measurement
+from hwmodels.measured.part import Columns, Part, Shape, pick
+
+_COLUMNS = {
+    "batch": "batch_size", "query": "seq_len", "key_heads": "num_k_heads", "key_dim": "head_k_dim",
+    "value_heads": "num_v_heads", "value_dim": "head_v_dim", "conv_width": "d_conv",
+}  # fmt: skip
+_SHAPE = ("key_heads", "key_dim", "value_heads", "value_dim", "conv_width")
+
+
+def _starts(kernel: str, prompts: bool) -> tuple[LinearParams, ...]:
+    if kernel == "conv":
+        usual = LinearParams(launch_s=2e-6, block_s=1e-7, step_s=1.5e-7)
+        return usual, LinearParams(launch_s=4e-6, sequence_s=2e-6, block_s=1e-7, step_s=1e-8, value_share=0.5)
+    if prompts:
+        usual = LinearParams(launch_s=1e-5, tile=1.0, step_s=3e-6, whole_waves=0.9)
+        return usual, LinearParams(launch_s=2e-5, tile=2.0, step_s=1e-6, row_passes=6.0, overlap_loss=3.0)
+    return LinearParams(tile=4.0, block_s=5e-7, step_s=1e-7), LinearParams(tile=8.0, block_s=1e-6, step_s=1e-8)
+
+
+def linear(m: Measurement, device: Datasheet) -> Iterator[Part]:
+    names, phases = m.columns["kernel"], m.columns["phase"]
+    for kernel, of_kernel in (("conv", "causal_conv1d"), ("delta", "delta_rule")):
+        for prompts, form in ((True, LINEAR_PREFILL), (False, LINEAR_DECODE)):
+            mask = (np.char.find(names, of_kernel) >= 0) & (phases == ("prefill" if prompts else "decode"))
+            rows, columns = pick(m, mask, _COLUMNS)
+            if not len(rows):
+                continue
+
+            def shape(c: Columns, kernel: str = kernel, prompts: bool = prompts) -> Shape:
+                sums = {"rows": c["batch"] * c["query"], "chunks": c["batch"]} if prompts else {"seqs": c["batch"]}
+                return {"kernel": kernel, "resident": True, **sums, **{name: c[name] for name in _SHAPE}}
+
+            # SGLang runs vLLM's convolution and its packed decode: one parameter set for both.
+            source = "vllm" if m.source == "sglang" and (kernel == "conv" or not prompts) else m.source
+            several = len(np.unique(columns["value_heads"] / columns["key_heads"])) > 1
+            # A decode is one token: blocks and steps are one; convolutions and decodes move their rows once.
+            fixed = {
+                *(("sequence_s", "value_share") if kernel == "delta" else ("row_passes",)),
+                *(() if prompts else ("sequence_s", "row_passes", "step_s", "tile", "whole_waves")),
+                *(() if several else ("value_share",)),
+            }
+            shapes = len(np.unique(np.stack([columns[name] for name in _SHAPE]), axis=1).T)
+            yield Part(
+                form=form, sheet=device, variants=(f"{kernel}/{source}", f"{kernel}/vllm"), rows=rows,
+                columns=columns, shape=shape, groups=_SHAPE if shapes > 4 else (*_SHAPE, "batch"),
+                starts=_starts(kernel, prompts), fixed=tuple(sorted(fixed)),
+            )  # fmt: skip

@@ -1,0 +1,75 @@
+"""How far off served runs were whose deployment, model or device no fit had seen: 90 % intervals for TPOT and TTFT.
+
+The widths are in serving_intervals.toml, which `python -m sim.validation.fit_stacks --intervals` writes: for each stack the 5th and
+95th percentile of measured over predicted, on rows of which the fit had seen nothing of the deployment, of the model, or of the
+device. A prediction is multiplied by them. They are of means over closed-loop benchmarks, the kind of figure that was held back.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hwmodels.tables import ROOM, read_toml
+
+FILE = ROOM / "serving_intervals.toml"
+QUANTITIES = ("tpot_s", "ttft_s")
+
+
+class Factors(NamedTuple):
+    """What a prediction is multiplied by for the ends of its 90 % interval."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingInterval:
+    """90 % intervals of the mean TPOT and TTFT of a deployment."""
+
+    tpot: Factors
+    ttft: Factors
+    basis: str
+    """Whose errors they are from, in words."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For manifests."""
+        return {"tpot_s": list(self.tpot), "ttft_s": list(self.ttft), "basis": self.basis}
+
+
+@functools.cache
+def _table() -> Mapping[str, Mapping[str, Any]]:
+    return read_toml(FILE)
+
+
+def serving_interval(stack: str, model: str, device: str) -> ServingInterval | None:
+    """The interval of *model* on *device* (catalogue names) behind *stack*; None for a stack that no runs were held back of.
+
+    It widens where the model, or the device, is not among those that the stack's terms were fitted to; where neither is, both
+    widenings count.
+    """
+    entry = _table().get(stack)
+    if entry is None:
+        return None
+    strange = [
+        what
+        for what, name, known in (("model", model, "models"), ("device", device, "devices"))
+        if name not in entry[known]
+    ]
+    found = {}
+    for quantity in QUANTITIES:
+        widths = entry[quantity]
+        low, high = widths["deployment"]
+        for what in strange:
+            # Never narrower than that of a deployment alone, and one widening on top of the other.
+            low *= min(1.0, widths[what][0] / widths["deployment"][0])
+            high *= max(1.0, widths[what][1] / widths["deployment"][1])
+        found[quantity] = Factors(low, high)
+    held = {"": "deployment", "model": "model", "device": "device", "model device": "model and device"}[
+        " ".join(strange)
+    ]
+    basis = f"{entry['rows']:,} rows of {stack} whose {held} no fit had seen"
+    return ServingInterval(tpot=found["tpot_s"], ttft=found["ttft_s"], basis=basis)

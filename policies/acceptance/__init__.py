@@ -1,0 +1,41 @@
+"""How many drafted tokens a round of speculative decoding accepts: random processes with addressable draws.
+
+The luck of a round is one number that depends on (seed, request, round) alone: neither the batch, nor the schedule, nor
+k moves it. A round that accepts n of 8 drafted tokens accepts min(n, k) of k, so that two values of k, two schedulers
+and two machines are compared on the same draws.
+
+Each process is a frozen value with
+
+* ``accepted(request_id, round_start, n_rounds, k, seed)``: drafted tokens accepted in rounds round_start,
+  round_start + 1, ... as int64, each in [0, k];
+* ``per_position(k)``: unconditional probability that position 1, ..., k is accepted, averaged over requests and rounds;
+* ``mean_length(k)``: mean acceptance length, 1 + their sum;
+* ``width(k)``: query tokens that the target verifies per sequence, k + 1 for a chain, nodes + 1 for a tree.
+"""
+
+from policies.acceptance.chains import BetaAlpha, Iid, MeanLength, PerPosition
+from policies.acceptance.distributions import RULES, FromDistributions, Rule, check_rule
+from policies.acceptance.process import Acceptance
+from policies.acceptance.recorded import Recorded, read_recorded
+from policies.acceptance.states import TwoState
+from policies.acceptance.trees import Tree, check_accuracies, dense_tree, greedy_tree, path_products
+
+__all__ = [
+    "RULES",
+    "Acceptance",
+    "BetaAlpha",
+    "FromDistributions",
+    "Iid",
+    "MeanLength",
+    "PerPosition",
+    "Recorded",
+    "Rule",
+    "Tree",
+    "TwoState",
+    "check_accuracies",
+    "check_rule",
+    "dense_tree",
+    "greedy_tree",
+    "path_products",
+    "read_recorded",
+]

@@ -1,0 +1,46 @@
+"""What a decoding method asks of acceptance, and what all processes share that draft a chain."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.acceptance.checks import drafted
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+
+
+class Acceptance(Protocol):
+    """What a decoding method asks of an acceptance process; see the text of the package."""
+
+    finite: ClassVar[bool]
+    """Whether only so many rounds exist, so that none may be asked for in advance."""
+
+    def accepted(self, request_id: int, round_start: int, n_rounds: int, k: int, seed: int) -> IntArray: ...
+
+    def per_position(self, k: int) -> FloatArray: ...
+
+    def mean_length(self, k: int) -> float: ...
+
+    def width(self, k: int) -> int: ...
+
+
+class Chain:
+    """What processes that draft one token after another share."""
+
+    __slots__ = ()
+    finite: ClassVar[bool] = False
+
+    def per_position(self, k: int) -> FloatArray:
+        raise TypeError(f"{type(self).__name__} does not say per_position")
+
+    def mean_length(self, k: int) -> float:
+        """Mean acceptance length at *k*, the target's own token counted: in [1, k + 1]."""
+        return 1.0 + float(self.per_position(k).sum())
+
+    def width(self, k: int) -> int:
+        """Query tokens verified per sequence: k drafts and the token before them."""
+        return drafted(k) + 1

@@ -1,0 +1,150 @@
+"""Which models groups of given shapes should host: AlpaServe's Algorithm 1 and its fast heuristic, many of them in step."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+
+from policies.placement.groups import Cluster, Group, ModelView, Placement, Score, Scorer, group_bytes
+
+
+class Room:
+    """Which models still fit where, kept up to date as a placement grows."""
+
+    def __init__(self, placement: Placement, cluster: Cluster, models: Sequence[ModelView]) -> None:
+        self._cluster, self._models = cluster, models
+        self.placement = placement
+        self._free = [cluster.memory_bytes - group_bytes(group, models) for group in placement.groups]
+
+    def groups(self, model: int) -> list[int]:
+        """Groups that do not host *model* and have memory for it."""
+        sizes = self._models[model].device_bytes
+        return [
+            index
+            for index, group in enumerate(self.placement.groups)
+            if model not in group.models and sizes.get(group.shape, float("inf")) <= self._free[index]
+        ]
+
+    def put(self, model: int, group: int) -> None:
+        self.placement = self.placement.adding(model, group)
+        # Summed afresh rather than subtracted, so that `check` finds the same bytes later.
+        self._free[group] = self._cluster.memory_bytes - group_bytes(self.placement.groups[group], self._models)
+
+
+Run = Generator[list[Placement], Sequence[Score], None]
+"""Yields placements to be scored and is sent their scores; many runs go in step, so that theirs are scored at once."""
+
+
+class Best:
+    """The best placement that a run has seen; none where the budget was spent before its first score."""
+
+    def __init__(self) -> None:
+        self.value = float("-inf")
+        self.placement: Placement | None = None
+
+    def see(self, placement: Placement, value: float) -> None:
+        if value > self.value:
+            self.value, self.placement = value, placement
+
+    def found(self, otherwise: Placement) -> Placement:
+        return otherwise if self.placement is None else self.placement
+
+
+def drive(runs: Iterable[tuple[Run, Best]], score: Scorer) -> None:
+    """Run all to their ends, in step; the best placement of each is in its `Best`, also when the budget is spent."""
+    active: list[tuple[Run, Best, list[Placement]]] = []
+    for run, best in runs:
+        asked = next(run, None)
+        if asked:
+            active.append((run, best, asked))
+    while active:
+        scores = score([placement for _, _, asked in active for placement in asked])
+        following: list[tuple[Run, Best, list[Placement]]] = []
+        at = 0
+        for run, best, asked in active:
+            mine = scores[at : at + len(asked)]
+            at += len(asked)
+            for placement, found in zip(asked, mine, strict=True):
+                best.see(placement, found.value)
+            try:
+                following.append((run, best, run.send(mine)))
+            except StopIteration:
+                continue
+        active = following
+
+
+def selection(
+    empty: Placement, cluster: Cluster, models: Sequence[ModelView], among: Sequence[int], beam: int | None
+) -> Run:
+    return _heuristic(empty, cluster, models, among) if beam is None else _beam(empty, cluster, models, among, beam)
+
+
+def _heuristic(empty: Placement, cluster: Cluster, models: Sequence[ModelView], among: Sequence[int]) -> Run:
+    """Simulate once; put the model with most unserved requests on the least asked group with room; again."""
+    room = Room(empty, cluster, models)
+    replicas = dict.fromkeys(among, 0)
+    for model in among:
+        replicas[model] = sum(model in group.models for group in empty.groups)
+
+    def put(model: int, group: int) -> None:
+        room.put(model, group)
+        replicas[model] += 1
+
+    while True:
+        (found,) = yield [room.placement]
+        changed = False
+        for model in sorted(among, key=lambda m: -found.unserved[m]):
+            if not found.unserved[model]:
+                break
+            groups = room.groups(model)
+            if groups:
+                put(model, min(groups, key=lambda g: (found.requests[g], g)))
+                changed = True
+                break
+        if not changed:
+            break
+    # Memory that is left goes to further replicas, those first that have fewest for their load: they cost nothing, and
+    # help when the traffic is not that of the sample.
+    filled = False
+    requests = list(found.requests)
+    waiting = list(among)
+    while waiting:
+        model = max(waiting, key=lambda m: (models[m].rate_per_s * models[m].latency_s / (replicas[m] + 1), -m))
+        groups = room.groups(model)
+        if not groups:
+            waiting.remove(model)
+            continue
+        chosen = min(groups, key=lambda g: (requests[g], g))
+        put(model, chosen)
+        requests[chosen] += 1
+        filled = True
+    if filled:
+        yield [room.placement]
+
+
+def _beam(empty: Placement, cluster: Cluster, models: Sequence[ModelView], among: Sequence[int], width: int) -> Run:
+    """Algorithm 1: try every model on every group with room, keep the *width* best placements, again."""
+    yield [empty]
+    beams = [empty]
+    while beams:
+        candidates: dict[tuple[Group, ...], Placement] = {}
+        for beam in beams:
+            room = Room(beam, cluster, models)
+            for model in among:
+                # Groups that are alike in shape and models are alike to the score: one of each is enough.
+                alike: set[Group] = set()
+                for group in room.groups(model):
+                    if beam.groups[group] not in alike:
+                        alike.add(beam.groups[group])
+                        grown = beam.adding(model, group)
+                        candidates.setdefault(tuple(sorted(grown.groups)), grown)
+        if not candidates:
+            return
+        asked = list(candidates.values())
+        scores = yield asked
+        ranked = sorted(range(len(asked)), key=lambda i: (-scores[i].value, i))
+        beams = [asked[i] for i in ranked[:width]]
+
+
+def check_beam(beam: object) -> None:
+    if beam is not None and (isinstance(beam, bool) or not isinstance(beam, int) or beam < 1):
+        raise ValueError(f"beam is a whole number of at least 1, or nothing for the fast heuristic; got {beam!r}")

@@ -1,0 +1,231 @@
+"""The order of a step: prompts first, decodes where none joins, retraction where decodes cannot grow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.sglang.joining import GO_ON, NO_MEMORY, OUT_OF_ROOM, SPENT, Adder, Room
+from policies.sglang.past import Past, Running
+from policies.sglang.settings import PROMPT_STEP, Settings
+from policies.view import UNTIL_CHANGE, Plan, ReplicaView, RunningSeq, WaitingSeq
+
+RETRACT_DECODE_STEPS = 20
+"""Decode steps that a retraction leaves room for in the share: environ.py."""
+_new = tuple[object, ...].__new__
+"""Builds a NamedTuple without the detour through its constructor."""
+
+
+@dataclass(frozen=True)
+class Sglang(Settings):
+    """Prompts first, whole or in chunks, while the decodes wait; with *enable_mixed_chunk* the decodes share the iteration.
+
+    A request joins if the KV pool has room for its tokens, for all that it may still emit, for a page, and for a share of what
+    each running one may still emit. That share, the new-token ratio, starts at 0.7 times *schedule_conservativeness*, falls to a
+    seventh over 600 decode steps, starts anew after a pause, and is worked out from the batch after a retraction. Where decodes
+    cannot grow, those that have emitted least, of equals those with the longest prompt, give their KV back and wait at the
+    queue's end. What clients allow at most (`ReplicaView.max_tokens`) is cut to what the pool could hold. A page is a block.
+    """
+
+    by_chunk: ClassVar[bool] = True
+    evicts: ClassVar[bool] = True
+    reserves: ClassVar[bool] = True
+    preempted_last: ClassVar[bool] = True
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        past = self._recalled(view)
+        queue, known = self._queue(view, past)
+        past = past._replace(known=known)
+        if not (view.prefilling or (queue and not past.full)):
+            return self._decode(view, past, bool(queue))
+        seats = self.seats(view.total_blocks * view.block_tokens, view.max_model_len)
+        if not view.prefilling and view.n_decoding + view.n_leaving >= seats:
+            return self._decode(view, past._replace(full=True), True)
+        return self._prefill(view, past, queue, seats)
+
+    def _is_ahead(self, view: ReplicaView) -> bool:
+        """Whether the plan is made ahead: not in a pipeline, where prompts take all their blocks at once."""
+        return self.async_scheduling and view.by_chunk
+
+    def _recalled(self, view: ReplicaView) -> Past:
+        """What holds at this look: after a pause nothing does."""
+        past = view.memo
+        n_batch = view.n_decoding + view.n_leaving
+        if not isinstance(past, Past):
+            return Past(self.first_ratio, view.rounds)
+        idle = not (n_batch or view.prefilling or (self._is_ahead(view) and past.weight))
+        steps = view.rounds - past.rounds
+        polled = past.polled + past.weight * (steps if past.decays else 1)
+        # A poll that is due anyway comes before the scheduler finds that it has nothing to do.
+        idle = idle and polled < self.scheduler_recv_interval
+        if past.known is not None and idle and not self._heard(view, past.known):
+            return Past(self.first_ratio, view.rounds)
+        return past._replace(
+            ratio=self.ratio_after(past.ratio, steps) if past.decays else past.ratio,
+            rounds=view.rounds,
+            decays=False,
+            # Whoever leaves the decode batch reopens it, and an empty one is open.
+            full=past.full and 0 < n_batch >= past.n_running,
+            polled=polled,
+            weight=0,
+        )
+
+    def _heard(self, view: ReplicaView, known: tuple[int, ...]) -> list[int]:
+        waiting = {seq.id for seq in view.waiting}
+        return [id_ for id_ in known if id_ in waiting]
+
+    def _queue(self, view: ReplicaView, past: Past) -> tuple[Sequence[WaitingSeq], tuple[int, ...] | None]:
+        """Who waits as far as the scheduler knows, first to be served first; and in order of arrival, if that is to be kept."""
+        queue: Sequence[WaitingSeq] = view.waiting
+        known = None
+        if self.scheduler_recv_interval > 1:
+            known = tuple(self._heard(view, past.known or ()))
+            waiting = {seq.id: seq for seq in queue}
+            if past.known is None or past.polled >= self.scheduler_recv_interval:
+                heard = set(known)
+                known += tuple(id_ for id_ in waiting if id_ not in heard)
+            queue = [waiting[id_] for id_ in known]
+        if self.schedule_policy == "lof" and len(queue) > 1:
+            room = Room(view)
+            queue = sorted(queue, key=lambda seq: -room.max_new(seq.id))
+        return queue, known
+
+    def _running(self, view: ReplicaView, past: Past) -> list[Running]:
+        """The decode batch as SGLang lists it, with those that are leaving."""
+        if not view.n_decoding + view.n_leaving:
+            return []
+        listed: Sequence[RunningSeq] = view.running[:]
+        if view.prefilling:
+            partial = {seq.id for seq in view.prefilling}
+            listed = [seq for seq in listed if seq.id not in partial]
+        if past.order is not None:
+            by_id = {seq.id: seq for seq in listed}
+            listed = [by_id.pop(id_) for id_ in past.order if id_ in by_id]
+            listed += by_id.values()
+        late = past.late
+        of_all = late is True
+        some = () if late is True or not late else late
+        page, prompts, limits = view.block_tokens, view.prompt_tokens, view.max_tokens
+        context = view.max_model_len - 2
+        pool = view.total_blocks * page - page - 1
+        running: list[Running] = []
+        # As Room.max_new, which takes too long for each of a batch.
+        for seq in listed:
+            id_, cached, *_ = seq
+            prompt = prompts[id_] or 1
+            most = limits[id_]
+            if most > context - prompt:
+                most = context - prompt
+            room = pool + -prompt // page * page
+            if most > room:
+                most = room
+            # The latest token has no KV yet.
+            emitted = cached + 1 - prompt - (of_all or id_ in some)
+            running.append(_new(Running, (seq, prompt, emitted, most if most > 0 else 0)))
+        return running
+
+    def _polled(self, past: Past) -> int:
+        return 0 if past.polled >= self.scheduler_recv_interval else past.polled
+
+    def _prefill(self, view: ReplicaView, past: Past, queue: Sequence[WaitingSeq], seats: int) -> Plan:
+        """`_get_new_batch_prefill_raw`: the prompt that is cut goes on, then others from the head of the queue."""
+        n_leaving = view.n_leaving
+        n_batch = view.n_decoding + n_leaving
+        running = self._running(view, past)
+        adder = Adder(self, view, past, running)
+        goes_on = False
+        for partial in view.prefilling:
+            goes_on = adder.go_on(partial)
+        full = past.full
+        reject: list[tuple[int, str]] = []
+        for seq in queue:
+            if adder.verdict() == SPENT:
+                break
+            full = full or len(adder.chunks) >= seats - n_batch
+            if full:
+                break
+            if adder.never_fits(seq):
+                reject.append((seq.id, OUT_OF_ROOM))
+                continue
+            verdict = adder.add(seq)
+            if verdict != GO_ON:
+                if verdict == NO_MEMORY:
+                    full = bool(adder.chunks) or n_batch > 0
+                break
+        chunks = tuple(adder.chunks)
+        if not chunks:
+            return self._decode(view, past._replace(full=full), bool(queue), tuple(reject))
+        mixed = (
+            self.enable_mixed_chunk and view.n_decoding > 0 and adder.blocks + view.growth_blocks <= view.free_blocks
+        )
+        cut = adder.cut or goes_on
+        done = tuple(id_ for id_, _ in chunks)
+        if cut:
+            done = done[1:] if goes_on else done[:-1]
+        order = past.order if n_batch else None
+        if mixed:
+            # The whole iteration becomes the decode batch, prompts first: mix_with_running.
+            order = (*done, *(each.seq.id for each in running if not each.seq.leaving))
+        if self.enable_mixed_chunk:
+            n_batch -= n_leaving
+        # The batch of an iteration is not full; it stands in for an empty one, and loses the prompt that is cut.
+        stays_full = full and n_batch > 0 and not (cut or mixed or (self.enable_mixed_chunk and n_leaving))
+        late: bool | tuple[int, ...] = ()
+        if self._is_ahead(view):
+            late = mixed or done
+        memo = Past(
+            past.ratio,
+            view.rounds,
+            full=stays_full,
+            n_running=n_batch + len(done),
+            order=order,
+            late=late,
+            polled=self._polled(past),
+            weight=PROMPT_STEP,
+            known=past.known,
+        )
+        return Plan(decode=mixed, run=chunks, reject=tuple(reject), memo=memo)
+
+    def _decode(self, view: ReplicaView, past: Past, waits: bool, reject: tuple[tuple[int, str], ...] = ()) -> Plan:
+        """`update_running_batch`: a decode step of all, or of those who are left after a retraction."""
+        n, ahead = view.n_decoding, self._is_ahead(view)
+        polled = self._polled(past)
+        full = past.full and not view.n_leaving
+        memo = past._replace(full=full, n_running=n, polled=polled)
+        if view.growth_blocks > view.free_blocks and not view.n_leaving:
+            return self._retract(view, memo)._replace(reject=reject)
+        if not n or view.growth_blocks > view.free_blocks:
+            # Who ends in the iteration in flight will have given memory back.
+            return Plan(reject=reject, memo=memo._replace(late=(), polled=polled + 1))
+        memo = memo._replace(decays=True, late=ahead, weight=1)
+        hold = UNTIL_CHANGE if full or not waits else 1
+        through_arrivals = full
+        if self.scheduler_recv_interval > 1:
+            hold = min(hold, max(self.scheduler_recv_interval - polled, 1))
+            through_arrivals = True
+        return Plan(True, (), (), hold, through_arrivals, reject, memo=memo)
+
+    def _retract(self, view: ReplicaView, past: Past) -> Plan:
+        """`retract_decode`: fewest tokens emitted first, of equals the longest prompt, of those again the last of the batch."""
+        free, growth = view.free_blocks, view.growth_blocks
+        kept = self._running(view, past)
+        kept.sort(key=lambda each: (each.emitted, -each.prompt), reverse=True)
+        gone: list[int] = []
+        while kept and growth > free:
+            seq = kept.pop().seq
+            gone.append(seq.id)
+            free += seq.blocks - seq.shared_blocks
+            growth -= seq.growth_blocks
+        emitted = sum(each.emitted for each in kept)
+        ratio = (emitted + RETRACT_DECODE_STEPS * len(kept)) / (sum(each.max_new for each in kept) + 1)
+        memo = past._replace(
+            ratio=min(1.0, ratio),
+            full=False,
+            n_running=len(kept),
+            order=tuple(each.seq.id for each in kept),
+            late=self._is_ahead(view),
+            polled=past.polled + 1,
+            known=None if past.known is None else (*past.known, *gone),
+        )
+        return Plan(decode=bool(kept), preempt=tuple(gone), memo=memo)

@@ -1,0 +1,106 @@
+"""What may be set of SGLang's scheduler, under the release's names, and what follows from settings alone: seats and the ratio."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+from policies.schedulers import at_least
+
+INIT_NEW_TOKEN_RATIO = 0.7
+"""Share of what a request may still emit that is kept for it at first; this and the next two: environ.py."""
+MIN_NEW_TOKEN_RATIO_FACTOR = 0.14
+"""The share falls to this part of the first one ..."""
+NEW_TOKEN_RATIO_DECAY_STEPS = 600
+"""... in this many decode steps."""
+PROMPT_STEP = 1000
+"""What a step with prompt tokens counts towards `scheduler_recv_interval`; one of decodes counts 1: environ.py."""
+NEEDS_A_CACHE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of `Sglang`, refused where the release refuses them or where they cannot be had here."""
+
+    chunked_prefill_size: int = 8192
+    """Prompt tokens of an iteration at most, one prompt being cut at a time; -1: none is. Scenarios take that of their device."""
+    max_prefill_tokens: int = 16384
+    """No further prompt joins an iteration that has as many tokens."""
+    prefill_max_requests: int | None = None
+    """Prompts of an iteration at most."""
+    max_running_requests: int | None = None
+    """None: 2,048, or up to 4,096 where the pool holds more than four times the model's context (kv_cache_configurator.py)."""
+    schedule_policy: str = "fcfs"
+    """fcfs, or lof: those that may emit most first."""
+    schedule_conservativeness: float = 1.0
+    enable_mixed_chunk: bool = False
+    scheduler_recv_interval: int = 1
+    """Decode steps between two looks at who has come; a step with prompt tokens is always followed by one."""
+    disable_overlap_schedule: bool = False
+    """False: each iteration is planned while the one before it runs; see `policies.view.plans_ahead`."""
+    ignore_eos: bool = False
+    """Every request emits all that it may, and its client has said so, as benchmarks do: all of it is kept for it."""
+    disable_radix_cache: bool = False
+    """True: with *ignore_eos* a request joins as soon as the pool lasts at each of the ends to come. There is no prefix cache here
+    either way."""
+
+    def __post_init__(self) -> None:
+        if self.chunked_prefill_size != -1:
+            at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
+        at_least("max_prefill_tokens", self.max_prefill_tokens, 1)
+        at_least("scheduler_recv_interval", self.scheduler_recv_interval, 1)
+        for name in ("prefill_max_requests", "max_running_requests"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
+        if self.scheduler_recv_interval > PROMPT_STEP:
+            raise ValueError(f"scheduler_recv_interval is at most {PROMPT_STEP}; got {self.scheduler_recv_interval}")
+        if self.schedule_policy in NEEDS_A_CACHE:
+            raise ValueError(
+                f"schedule_policy {self.schedule_policy} orders requests by what a prefix cache holds, and there is none here; "
+                "SGLang takes fcfs in its place where its cache is disabled"
+            )
+        if self.schedule_policy not in ("fcfs", "lof"):
+            raise ValueError(f"schedule_policy is fcfs or lof; got {self.schedule_policy!r}")
+        if not (isfinite(self.schedule_conservativeness) and self.schedule_conservativeness >= 0):
+            raise ValueError(
+                f"schedule_conservativeness is a number of at least 0; got {self.schedule_conservativeness!r}"
+            )
+        if self.enable_mixed_chunk and self.chunked_prefill_size <= (self.max_running_requests or 4096):
+            raise ValueError(
+                f"enable_mixed_chunk leaves no prompt tokens in a chunk of {self.chunked_prefill_size} beside "
+                f"{self.max_running_requests or 'up to 4096'} decodes; give max_running_requests below chunked_prefill_size"
+            )
+
+    @property
+    def async_scheduling(self) -> bool:
+        return not self.disable_overlap_schedule
+
+    @property
+    def to_its_end(self) -> bool:
+        """Whether requests join by `add_one_req_ignore_eos`."""
+        return self.ignore_eos and self.disable_radix_cache
+
+    @property
+    def first_ratio(self) -> float:
+        return min(INIT_NEW_TOKEN_RATIO * self.schedule_conservativeness, 1.0)
+
+    @property
+    def last_ratio(self) -> float:
+        return min(self.first_ratio * MIN_NEW_TOKEN_RATIO_FACTOR, 1.0)
+
+    def ratio_after(self, ratio: float, steps: int) -> float:
+        """The new-token ratio *steps* decode steps after it was *ratio*; taken off step by step, for floats to round as there."""
+        least = self.last_ratio
+        decay = (self.first_ratio - least) / NEW_TOKEN_RATIO_DECAY_STEPS
+        for _ in range(steps):
+            before, ratio = ratio, max(ratio - decay, least)
+            if ratio == before:
+                break
+        return ratio
+
+    def seats(self, pool_tokens: int, context_tokens: int) -> int:
+        """Requests that run at once over a KV pool of so many tokens: `resolve_max_num_reqs`."""
+        seats = self.max_running_requests
+        if seats is None:
+            seats = max(min(int(pool_tokens / context_tokens * 512), 4096), 2048)
+        return max(min(seats, pool_tokens // 2), 1)

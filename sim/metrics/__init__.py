@@ -1,0 +1,34 @@
+"""Metrics as functions of a run's columns, under the names that vLLM's serving benchmark uses.
+
+`summary` puts them all into the nested mapping that `summary.json` holds. What cannot be said (no request
+finished, no SLO given) is None, never NaN.
+"""
+
+from sim.metrics.columns import STATUS_NAMES, Columns
+from sim.metrics.figures import summary
+from sim.metrics.iterations import kv_holdings, last_iteration_end_ns
+from sim.metrics.requests import e2el_s, queue_s, slo_met, tpot_s, ttft_s
+from sim.metrics.spread import STATISTICS, statistics, weighted_quantile, weighted_statistics
+from sim.metrics.trend import saturated
+from sim.metrics.windows import WHOLE, in_window, window_of
+
+__all__ = [
+    "STATISTICS",
+    "STATUS_NAMES",
+    "WHOLE",
+    "Columns",
+    "e2el_s",
+    "in_window",
+    "kv_holdings",
+    "last_iteration_end_ns",
+    "queue_s",
+    "saturated",
+    "slo_met",
+    "statistics",
+    "summary",
+    "tpot_s",
+    "ttft_s",
+    "weighted_quantile",
+    "weighted_statistics",
+    "window_of",
+]

@@ -1,0 +1,31 @@
+"""What a run leaves, as its metrics see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+FINISHED, REJECTED, UNFINISHED, ABORTED = 0, 1, 2, 3
+STATUS_NAMES = ("finished", "rejected", "unfinished", "aborted")
+
+
+class Columns(Protocol):
+    """What the engine returns; see `sim.engine.Columns`."""
+
+    @property
+    def requests(self) -> Mapping[str, NDArray[Any]]: ...
+
+    @property
+    def reasons(self) -> Sequence[str]: ...
+
+    @property
+    def meta(self) -> Mapping[str, Any]: ...
+
+    def iteration_blocks(self) -> Iterable[Mapping[str, NDArray[Any]]]: ...
+
+    def itl_blocks(self) -> Iterable[tuple[IntArray, IntArray]]: ...

@@ -1,0 +1,269 @@
+"""All metrics of a run or of a window of it, nested as in `summary.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.metrics.columns import STATUS_NAMES, Columns
+from sim.metrics.iterations import iteration_sums, sums_between
+from sim.metrics.requests import e2el_s, finished, queue_s, slo_met, tpot_s, ttft_s
+from sim.metrics.spread import Blocks, statistics, weighted_statistics
+from sim.metrics.trend import saturated
+from sim.metrics.windows import OVER_THE_WHOLE_RUN, WHOLE, window_of
+
+_GAPS_TO_KEEP = 4_000_000
+
+
+def summary(
+    columns: Columns,
+    *,
+    slo: Mapping[str, float | None] | None = None,
+    window: Mapping[str, Any] = WHOLE,
+    models: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Every metric of a run or, with a *window*, of a part of it (see `window_of`); nested as in `summary.json`.
+
+    `window` in it says which part that is: seconds after the first arrival, and the requests that arrive in it, whose
+    latencies, attainment and preemptions these are. Rates, shares of time and iterations are then those between its two
+    instants; the figures of OVER_THE_WHOLE_RUN, and with a pipeline `busy_fraction`, stay those of the run and are named
+    in `window.whole_run`.
+    """
+    if window["rule"] == "whole":
+        found = _whole_summary(columns, slo=slo, models=models)
+        part = {"rule": "whole", "from_s": 0.0, "to_s": found["makespan_s"], "requests": found["requests"]["total"]}
+        return {**found, "window": {**part, "whole_run": []}}
+    return _window_summary(columns, slo, window, models)
+
+
+def _window_summary(
+    columns: Columns, slo: Mapping[str, float | None] | None, window: Mapping[str, Any], models: Sequence[str]
+) -> dict[str, Any]:
+    requests, meta = columns.requests, columns.meta
+    begin, end = window_of(requests, window)
+    span_s = (end - begin) * 1e-9
+    arrived = (requests["arrival_ns"] >= begin) & (requests["arrival_ns"] <= end)
+    part = {name: values[arrived] for name, values in requests.items()}
+    done = finished(requests) & (requests["finish_ns"] > begin) & (requests["finish_ns"] <= end)
+    answered_ns = np.where(requests["first_token_ns"] >= 0, requests["first_token_ns"], requests["finish_ns"])
+    answered = (answered_ns > begin) & (answered_ns <= end)
+    inside = sums_between(columns, begin, end)
+    pools = meta["kv_blocks_total"]
+    whole = _whole_summary(columns, slo=slo)
+    stated = {key: value for key, value in (slo or {}).items() if value is not None}
+    whole_run: list[str] = [*OVER_THE_WHOLE_RUN]
+    one_stage_each = meta["n_stages"] == len(pools)
+    if not one_stage_each:
+        whole_run.append("busy_fraction")
+    if "prefix_cache" in whole:
+        whole_run.append("prefix_cache.evictions")
+    total = int(arrived.sum())
+    within = good = None
+    if whole["slo_attainment"] is not None:
+        limits = {f"{name.removesuffix('_s')}_limit_s": value for name, value in (slo or {}).items()}
+        met = slo_met(requests, **limits)
+        within, good = int((met & arrived).sum()), int((met & done).sum())
+    first = int(requests["arrival_ns"].min())
+    prompt = int(requests["prompt_tokens"][answered].sum())
+    return {
+        **whole,
+        "requests": {
+            "total": total,
+            **_counts(part["status"]),
+        },
+        "ttft_s": statistics(ttft_s(part)),
+        "tpot_s": statistics(tpot_s(part)),
+        "e2el_s": statistics(e2el_s(part)),
+        "queue_s": statistics(queue_s(part)),
+        "output_tokens_per_s": _per(inside.emitted, span_s),
+        "total_tokens_per_s": _per(prompt + inside.emitted, span_s),
+        "requests_per_s": _per(int(done.sum()), span_s),
+        "goodput_requests_per_s": None if good is None else _per(good, span_s),
+        "slo_attainment": None if within is None else within / total,
+        "makespan_s": span_s,
+        "iterations": inside.n,
+        "preemptions": int(part["preemptions"].sum()),
+        "busy_fraction": _per(inside.busy_ns * 1e-9, span_s * len(pools)) if one_stage_each else whole["busy_fraction"],
+        "kv_utilization": {
+            "mean": _per(inside.held_ns * 1e-9, span_s * len(pools)) if inside.n else None,
+            "max": inside.largest_share if inside.n else None,
+        },
+        **_prefix_cache(part, meta),
+        **({"models": _of_models(part, models, stated, span_s)} if len(models) > 1 else {}),
+        "window": {
+            "rule": window["rule"],
+            "from_s": (begin - first) * 1e-9,
+            "to_s": (end - first) * 1e-9,
+            "requests": total,
+            "whole_run": whole_run,
+        },
+    }
+
+
+def _whole_summary(
+    columns: Columns, *, slo: Mapping[str, float | None] | None = None, models: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Every metric of a run, nested as in `summary.json`; plain Python numbers, None where there is none to give.
+
+    Rates are over the makespan (first arrival to last finish). Output tokens are those emitted, prompt tokens those
+    of requests whose prompt was completed. `slo_attainment` is the share of all requests, rejected and unfinished
+    ones included, that met every limit of *slo* (keys `ttft_s`, `tpot_s`, `e2el_s`) and their own deadline where they
+    have one; `goodput_requests_per_s` is their rate; both are None without limits and deadlines. `busy_fraction` is
+    the time that pipeline stages spend on iterations over all stages (one a replica without a pipeline) and the
+    makespan; `mfu` and
+    `mbu` are arithmetic and memory traffic over what the replicas' GPUs could have done in the makespan.
+    `kv_utilization` is the share of KV blocks in use: mean over time (idle replicas hold none) and largest.
+    Of several *models*, names by `model_index`, there is an entry `models` with what can be said of each.
+    """
+    requests, meta = columns.requests, columns.meta
+    iterations = iteration_sums(columns)
+    status = requests["status"]
+    total = int(status.size)
+    counts = _counts(status)
+    span_s = makespan_s(requests, iterations.last_end_ns)
+    replicas_s = span_s * len(meta["kv_blocks_total"])
+    emitted = int(requests["emitted_tokens"].sum())
+    answered = (requests["first_token_ns"] >= 0) | finished(requests)
+    prompt = int(requests["prompt_tokens"][answered].sum())
+    limits = {key: value for key, value in (slo or {}).items() if value is not None}
+    within = _within(requests, limits)
+    return {
+        "requests": {"total": total, **counts},
+        "ttft_s": statistics(ttft_s(requests)),
+        "tpot_s": statistics(tpot_s(requests)),
+        "itl_s": weighted_statistics(_gap_blocks(columns)),
+        "e2el_s": statistics(e2el_s(requests)),
+        "queue_s": statistics(queue_s(requests)),
+        "output_tokens_per_s": _per(emitted, span_s),
+        "total_tokens_per_s": _per(prompt + emitted, span_s),
+        "requests_per_s": _per(counts["finished"], span_s),
+        "goodput_requests_per_s": None if within is None else _per(within, span_s),
+        "slo_attainment": None if within is None else within / total,
+        "makespan_s": span_s,
+        "iterations": iterations.n,
+        "preemptions": int(requests["preemptions"].sum()),
+        "mfu": _per(meta.get("flops"), span_s * (meta.get("peak_flops_per_s") or 0.0)),
+        "mbu": _per(meta.get("hbm_bytes"), span_s * (meta.get("peak_bytes_per_s") or 0.0)),
+        "busy_fraction": _per(meta["busy_ns"] * 1e-9, span_s * meta["n_stages"]),
+        "kv_utilization": {
+            "mean": _per(iterations.held_ns * 1e-9, replicas_s) if iterations.n else None,
+            "max": iterations.largest_share if iterations.n else None,
+        },
+        **_prefix_cache(requests, meta),
+        "saturated": saturated(requests),
+        "speculation": speculation(meta.get("speculation")),
+        **({"models": _of_models(requests, models, limits, span_s)} if len(models) > 1 else {}),
+        "wall_s": meta.get("wall_s"),
+    }
+
+
+def makespan_s(requests: Mapping[str, NDArray[Any]], last_iteration_end_ns: int = -1) -> float:
+    """Seconds from the first arrival to the last finish or end of an iteration; 0.0 where nothing ran."""
+    end_ns = max(last_iteration_end_ns, int(requests["finish_ns"].max()))
+    return max(0, end_ns - int(requests["arrival_ns"].min())) * 1e-9
+
+
+def _gap_blocks(columns: Columns) -> Blocks:
+    """The gaps of a run, kept where they are few and made again on each pass where they are many."""
+    kept, n = [], 0
+    for gaps, weights in columns.itl_blocks():
+        kept.append((gaps, weights))
+        n += gaps.size
+        if n > _GAPS_TO_KEEP:
+            return columns.itl_blocks
+    return lambda: kept
+
+
+def _prefix_cache(requests: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What prompts found in the prefix cache when they were first admitted, in tokens, under vLLM's names: `queries` are all prompt
+    tokens that were looked up, `hits` those that were found. `evictions` are KV blocks whose content gave way, in the whole run.
+    Empty without a cache."""
+    if "prefix_hit_tokens" not in requests:
+        return {}
+    looked_up = requests["scheduled_ns"] >= 0
+    queries = int(requests["prompt_tokens"][looked_up].sum())
+    hits = int(requests["prefix_hit_tokens"].sum())
+    return {
+        "prefix_cache": {
+            "hit_rate": hits / queries if queries else None,
+            "queries": queries,
+            "hits": hits,
+            "hits_after_preemption": int(requests["prefix_hit_again_tokens"].sum()),
+            "evictions": meta["prefix_evictions"],
+        }
+    }
+
+
+def _counts(status: NDArray[Any]) -> dict[str, int]:
+    """Requests by how they ended; those that their clients gave up only where there are any."""
+    counts = {name: int((status == code).sum()) for code, name in enumerate(STATUS_NAMES)}
+    return counts if counts["aborted"] else {name: n for name, n in counts.items() if name != "aborted"}
+
+
+def _within(requests: Mapping[str, NDArray[Any]], limits: Mapping[str, float]) -> int | None:
+    """Requests that met all limits and their deadline; None where there is neither."""
+    deadlines = requests.get("deadline_ns")
+    if not limits and (deadlines is None or not (deadlines >= 0).any()):
+        return None
+    met = slo_met(
+        requests,
+        ttft_limit_s=limits.get("ttft_s"),
+        tpot_limit_s=limits.get("tpot_s"),
+        e2el_limit_s=limits.get("e2el_s"),
+    )
+    return int(met.sum())
+
+
+def _of_models(
+    requests: Mapping[str, NDArray[Any]], models: Sequence[str], limits: Mapping[str, float], span_s: float
+) -> dict[str, Any]:
+    """What can be said of the requests for each model; rates are over the makespan of the whole run."""
+    found = {}
+    for row, name in enumerate(models):
+        mine = requests["model_index"] == row
+        part = {key: column[mine] for key, column in requests.items()}
+        total = int(mine.sum())
+        within = _within(part, limits)
+        counts = _counts(part["status"])
+        found[name] = {
+            "requests": {"total": total, **counts},
+            "ttft_s": statistics(ttft_s(part)),
+            "tpot_s": statistics(tpot_s(part)),
+            "e2el_s": statistics(e2el_s(part)),
+            "output_tokens_per_s": _per(int(part["emitted_tokens"].sum()), span_s),
+            "slo_attainment": None if within is None or not total else within / total,
+        }
+    return found
+
+
+def speculation(counts: Mapping[tuple[int, int], Sequence[int]] | None) -> dict[str, Any] | None:
+    """Counts and rates of speculative rounds under vLLM's names, alpha apart; None where nothing was speculated.
+
+    The four acceptance rates differ: alpha is of a drafted token given that those before it were accepted,
+    `acceptance_rate_per_pos` of each position among all rounds that drafted it, `draft_acceptance_rate` of all drafted
+    tokens, and `mean_acceptance_length` counts tokens per round with the target's own. The last round of a request
+    counts in full, though the output may end within it.
+    """
+    if counts is None:
+        return None
+    from policies.decoding import statistics_of_counts
+
+    found = statistics_of_counts(counts)
+    drafted = found.num_drafts > 0
+    return {
+        "num_drafts": found.num_drafts,
+        "num_draft_tokens": found.num_draft_tokens,
+        "num_accepted_tokens": found.num_accepted_tokens,
+        "num_accepted_tokens_per_pos": list(found.num_accepted_tokens_per_pos),
+        "mean_acceptance_length": found.mean_acceptance_length if drafted else None,
+        "draft_acceptance_rate": found.draft_acceptance_rate if drafted else None,
+        "acceptance_rate_per_pos": list(found.acceptance_rate_per_pos),
+        "alpha": found.alpha if drafted else None,
+    }
+
+
+def _per(amount: float | None, denominator: float) -> float | None:
+    return None if amount is None or denominator <= 0 else amount / denominator

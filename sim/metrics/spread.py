@@ -1,0 +1,97 @@
+"""Means and quantiles: of values, and of weighted values in pieces that are never held all at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from sim.metrics.columns import FloatArray, IntArray
+
+STATISTICS = ("mean", "median", "std", "p50", "p90", "p95", "p99", "max")
+_QUANTILES = (0.5, 0.9, 0.95, 0.99)
+Blocks = Callable[[], Iterable[tuple[IntArray, IntArray]]]
+"""Values and their weights in pieces, as often as one asks: a long run's gaps are never held all at once."""
+
+
+def statistics(values: FloatArray) -> dict[str, float | None]:
+    """Mean, median, population std, p50, p90, p95, p99 and max of what is not NaN; all None without any."""
+    values = values[~np.isnan(values)]
+    if not values.size:
+        return dict.fromkeys(STATISTICS)
+    p50, p90, p95, p99 = (float(q) for q in np.quantile(values, _QUANTILES))
+    return _as_named(float(values.mean()), float(values.std()), p50, p90, p95, p99, float(values.max()))
+
+
+def weighted_statistics(blocks: Blocks) -> dict[str, float | None]:
+    """`statistics` in seconds of gaps in nanoseconds of which each counts weight times; all None without any."""
+    count, total_ns, largest_ns = 0, 0, 0
+    for gaps_ns, weights in blocks():
+        count += int(weights.sum())
+        total_ns += int((gaps_ns * weights).sum())
+        largest_ns = max(largest_ns, int(gaps_ns.max(initial=0)))
+    if not count:
+        return dict.fromkeys(STATISTICS)
+    mean_ns = total_ns / count
+    squares = sum(float((np.square(gaps_ns - mean_ns) * weights).sum()) for gaps_ns, weights in blocks())
+    p50, p90, p95, p99 = (float(q) * 1e-9 for q in block_quantile(blocks, _QUANTILES))
+    return _as_named(mean_ns * 1e-9, math.sqrt(squares / count) * 1e-9, p50, p90, p95, p99, largest_ns * 1e-9)
+
+
+def weighted_quantile(values: IntArray, weights: IntArray, probabilities: Sequence[float]) -> FloatArray:
+    """Quantiles of *values* each repeated *weights* times, equal to `np.quantile(np.repeat(values, weights), ...)`."""
+    return block_quantile(lambda: ((values, weights),), probabilities)
+
+
+def block_quantile(blocks: Blocks, probabilities: Sequence[float]) -> FloatArray:
+    """`weighted_quantile` of values and weights in pieces.
+
+    Values are non-negative integers, weights at least 1. Nothing is expanded and nothing sorted as a whole: a
+    histogram finds the few narrow ranges that hold the ranks asked for, and only those are sorted.
+    """
+    largest = max((int(values.max(initial=0)) for values, _ in blocks()), default=0)
+    # 2^20 bins: the histogram stays in cache, and a bin holds few distinct values.
+    shift = max(0, largest.bit_length() - 20)
+    n_bins = (largest >> shift) + 1
+    counts = np.zeros(n_bins, np.int64)
+    for values, weights in blocks():
+        # Sums of integers below 2^53 in floats: exact.
+        counts += np.bincount(values >> shift, weights=weights, minlength=n_bins).astype(np.int64)
+    reached = np.cumsum(counts)
+    last = int(reached[-1]) - 1
+    if last < 0:
+        raise ValueError("weighted_quantile needs at least one value; got none")
+    positions = [last * probability for probability in probabilities]
+    ranks = sorted({min(math.floor(position) + more, last) for position in positions for more in (0, 1)})
+    wanted = np.unique(np.searchsorted(reached, ranks, side="right"))
+    found: list[IntArray] = []
+    found_weights: list[IntArray] = []
+    for values, weights in blocks():
+        inside = np.isin(values >> shift, wanted)
+        found.append(values[inside])
+        found_weights.append(weights[inside])
+    members, member_weights = np.concatenate(found), np.concatenate(found_weights)
+    order = np.argsort(members, kind="stable")
+    members, cumulative = members[order], np.cumsum(member_weights[order])
+    # Ranks among the members: those of bins that nobody asked for lie in between.
+    skipped = np.cumsum(np.where(np.isin(np.arange(n_bins), wanted), 0, counts))
+
+    def at_rank(rank: int) -> float:
+        index = int(np.searchsorted(reached, rank, side="right"))
+        return float(members[np.searchsorted(cumulative, rank - int(skipped[index]), side="right")])
+
+    quantiles = []
+    for position in positions:
+        rank = math.floor(position)
+        t = position - rank
+        low, high = at_rank(rank), at_rank(min(rank + 1, last))
+        # numpy's own two-sided interpolation, so that the bits agree.
+        quantiles.append(low + (high - low) * t if t < 0.5 else high - (high - low) * (1 - t))
+    return np.array(quantiles)
+
+
+def _as_named(
+    mean: float, std: float, p50: float, p90: float, p95: float, p99: float, largest: float
+) -> dict[str, float | None]:
+    return {"mean": mean, "median": p50, "std": std, "p50": p50, "p90": p90, "p95": p95, "p99": p99, "max": largest}

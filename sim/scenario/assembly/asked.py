@@ -1,0 +1,65 @@
+"""Which of the hosted models each request asks for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sim.errors import ScenarioError
+from sim.scenario.assembly.pools import PoolOf
+from sim.scenario.settings import Scenario
+from sim.text import unknown
+
+if TYPE_CHECKING:
+    from workloads import ClosedLoop, Trace
+
+
+def asked_for(
+    scenario: Scenario, workload: Trace | ClosedLoop, pools: list[PoolOf]
+) -> tuple[Trace | ClosedLoop, dict[str, int]]:
+    """The workload with the pools' models among its own, and the row of each; no rows where all pools host one model.
+
+    ScenarioError where requests ask for a model that no pool hosts.
+    """
+    names = list(dict.fromkeys(name for pool in pools for name in pool.serves))
+    if len(names) == 1 and not getattr(workload, "models", ()):
+        return workload, {}
+    if not hasattr(workload, "models"):
+        raise ScenarioError(
+            f"{scenario.source}: closed-loop clients do not say which of the pools' models ({', '.join(names)}) they ask for; "
+            "give other workload.arrivals"
+        )
+    trace: Trace = workload  # type: ignore[assignment]
+    if not trace.models:
+        shares = ", ".join(f"{name}: 1" for name in names)
+        raise ScenarioError(
+            f"{scenario.source}: the pools host {', '.join(names)}, and the workload does not say which of them a request asks "
+            f"for; give workload.models, such as {{{shares}}}, or a trace with a column model"
+        )
+    catalogue = [
+        (deployment.model.name, name)
+        for pool in pools
+        for name, deployment in zip(pool.serves, pool.deployments, strict=True)
+    ]
+    # A model given as a file is asked for by the name in it as well, and copies are told apart.
+    hosted_as = {model: {name for each, name in catalogue if each == model} for model, _ in catalogue}
+    aliases = {model: next(iter(served)) for model, served in hosted_as.items() if len(served) == 1}
+    index = np.zeros(len(trace), np.int64) if trace.model_index is None else trace.model_index
+    counts = np.bincount(index, minlength=len(trace.models)).tolist()
+    asked = [name if name in names else aliases.get(name, name) for name in trace.models]
+    for name, count in zip(asked, counts, strict=True):
+        if count and name not in names:
+            what = f"{scenario.source}: {count:,} requests ask for {name}, which no pool hosts"
+            raise ScenarioError(unknown(what, name, names))
+    rows = {name: row for row, name in enumerate(names)}
+    moved = np.array([rows.get(name, 0) for name in asked], np.int64)
+    return trace.with_models(names, moved[index]), rows
+
+
+def of_model(workload: Trace | ClosedLoop, row: int | None) -> Trace | ClosedLoop:
+    """The requests of one model; all where nobody asks for it."""
+    if row is None:
+        return workload
+    chosen = np.flatnonzero(workload.model_index == row)  # type: ignore[union-attr]
+    return workload.take(chosen) if len(chosen) else workload  # type: ignore[union-attr]

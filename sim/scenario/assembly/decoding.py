@@ -1,0 +1,166 @@
+"""The decoding method of a scenario beside its target: how many tokens a round drafts, what that takes, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sim.scenario import named
+from sim.scenario.assembly.acceptance import acceptance_of, check_recording, largest_k
+from sim.scenario.assembly.draft import drafting_of
+from sim.scenario.decoding import WITHOUT_DRAFT, DecodingSettings
+from sim.scenario.settings import Scenario
+from sim.scenario.workload import mean_context
+
+if TYPE_CHECKING:
+    from hwmodels.cost import CostModel
+    from hwmodels.deployment import Deployment
+    from hwmodels.memory import MemoryPlan
+    from policies.acceptance import Acceptance
+    from policies.decoding import Speculative
+    from policies.view import Scheduler
+    from workloads import ClosedLoop, Trace
+
+
+DRAFT_HAS_KV = ("draft_model", "eagle", "mtp")
+"""Methods whose drafter writes KV for the tokens that it drafts (`VllmConfig.num_lookahead_tokens` of vLLM 0.32.0); also those that
+vLLM schedules asynchronously (`VllmConfig.__post_init__`), and none else that are modelled here."""
+_ADAPTIVE_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltDecoding:
+    """What a replica needs to speculate, and what its results should say about it."""
+
+    decoding: Speculative
+    draft_cost: CostModel | None
+    overhead_s: float
+    plan: MemoryPlan
+    manifest: dict[str, Any]
+
+
+def build_decoding(
+    settings: DecodingSettings,
+    *,
+    target: Deployment,
+    plan: MemoryPlan,
+    beside: Callable[[Deployment], MemoryPlan],
+    scheduler: Scheduler,
+    workload: Trace | ClosedLoop,
+    find: Callable[[str], Path | None],
+) -> BuiltDecoding | None:
+    """The decoding method that *settings* describe beside the *target*; None for autoregressive decoding.
+
+    *plan* is the memory without a draft, *beside* gives it with one.
+    ValueError, in one sentence, for what does not fit together.
+    """
+    if settings.method == "autoregressive":
+        return None
+    if target.model.is_encoder:
+        raise ValueError(f"decoding: {target.model.name} is an encoder and emits no tokens; leave decoding out")
+    from policies.decoding import Speculative
+
+    manifest: dict[str, Any] = {"method": settings.method, "overhead_s": settings.overhead_s}
+    draft_cost: CostModel | None = None
+    if settings.draft is not None:
+        drafting = drafting_of(settings.draft, target=target, plan=plan, beside=beside, find=find)
+        draft_cost, plan, manifest["draft"] = drafting.cost, drafting.plan, drafting.manifest
+    most = _most_running(scheduler, workload)
+    acceptance = acceptance_of(settings, find)
+    k = settings.num_speculative_tokens
+    if k is None:
+        k = acceptance.depth  # type: ignore[attr-defined]
+    elif k == "adaptive":
+        k = _adaptive(settings, acceptance, target, draft_cost, workload, most)
+        manifest["adaptive"] = {"context_tokens": mean_context(workload), "rows": [list(row) for row in k]}
+    assert not isinstance(k, str)
+    try:
+        decoding = Speculative(method=settings.method, num_speculative_tokens=k, acceptance=acceptance)
+    except ValueError as error:
+        raise ValueError(f"decoding: {error}") from None
+    last = decoding.table[-1][1]
+    if last is not None and last < most:
+        raise ValueError(
+            f"decoding.num_speculative_tokens ends at a batch of {last}, but up to {most} sequences may run; "
+            "raise its last bound or make it null"
+        )
+    if settings.acceptance is not None and settings.acceptance.recorded is not None:
+        check_recording(decoding, workload)
+    manifest["num_speculative_tokens"] = [list(row) for row in decoding.table]
+    manifest["acceptance"] = _named(acceptance)
+    manifest["mean_length"] = {
+        str(k): acceptance.mean_length(k) for k in sorted({k for _, _, k in decoding.table if k})
+    }
+    return BuiltDecoding(
+        decoding=decoding,
+        draft_cost=draft_cost,
+        overhead_s=settings.overhead_s,
+        plan=plan,
+        manifest=manifest,
+    )
+
+
+def _most_running(scheduler: Scheduler, workload: Trace | ClosedLoop) -> int:
+    """The largest batch there can be: the scheduler's own limit where it has one, and all requests otherwise."""
+    limit = len(workload)
+    for each in named.layers(scheduler):
+        for name in ("max_sequences", "batch_size"):
+            limit = min(limit, getattr(each, name, None) or limit)
+    return max(limit, 1)
+
+
+def _adaptive(
+    settings: DecodingSettings,
+    acceptance: Acceptance,
+    target: Deployment,
+    draft_cost: CostModel | None,
+    workload: Trace | ClosedLoop,
+    most: int,
+) -> Sequence[tuple[int, int | None, int]]:
+    """Rows with the k that gives the most tokens per second at each batch, by the two cost models at a mean context."""
+    from hwmodels.totals import Totals, seen
+    from policies.decoding import best_table
+
+    context = mean_context(workload)
+    cost = target.cost
+    window = cost.window_tokens
+
+    def totals(width: int, batch: int) -> Totals:
+        kv = batch * (context + width)
+        within = 0 if window is None else batch * seen(context + width, window)
+        return Totals(batch * width, 0, 0, 0, 0, batch, kv, batch * width, 0, within)
+
+    def step_s(width: int, batch: int) -> float:
+        work = totals(width, batch)
+        return sum(float(cost.iteration_s(work, stage)) for stage in range(cost.n_stages))
+
+    def draft_s(batch: int) -> float:
+        passes = draft_cost is not None and settings.method not in WITHOUT_DRAFT
+        return float(draft_cost.iteration_s(totals(1, batch))) if passes else 0.0  # type: ignore[union-attr]
+
+    k_max = largest_k(settings)
+    for limit in ("depth", "recorded_k"):
+        k_max = min(k_max, getattr(acceptance, limit, k_max))
+    rates = getattr(acceptance, "rates", None)
+    if rates is not None and (
+        settings.acceptance is None or settings.acceptance.distributions is None or len(rates) > 1
+    ):
+        k_max = min(k_max, len(rates))
+    batches = [batch for batch in _ADAPTIVE_BATCHES if batch <= most]
+    return best_table(step_s, draft_s, acceptance, k_max, batches, settings.overhead_s)
+
+
+def _named(acceptance: Acceptance) -> str:
+    text = repr(acceptance)
+    return text if len(text) <= 400 else f"{type(acceptance).__name__}({len(text)} characters)"
+
+
+def slots_of_drafts(scenario: Scenario, decoding: BuiltDecoding | None) -> dict[str, Any]:
+    """What drafting takes beside the tokens that are verified: KV slots of each sequence, and tokens of the budget."""
+    method = scenario.decoding.method if scenario.decoding is not None else "autoregressive"
+    if decoding is None or method not in DRAFT_HAS_KV:
+        return {}
+    # `SpeculativeConfig.max_num_new_slots_for_drafting` of vLLM 0.32.0.
+    return {"lookahead_tokens": decoding.decoding.max_query_tokens - 1, "draft_slots": int(method == "draft_model")}

@@ -1,0 +1,67 @@
+"""A model on devices, its memory not yet looked at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.errors import ScenarioError
+from sim.scenario.explain import told_by
+from sim.scenario.settings import Scenario
+
+if TYPE_CHECKING:
+    from hwmodels.deployment import Deployment
+    from hwmodels.device import Device
+
+
+SAME_FOR_KV = ("bf16", "fp16", "fp32")
+"""Weight formats that the KV cache takes over: those of the whole model. Narrower weights leave it in the checkpoint's own, or
+in the 16 bits of the model: engines narrow the cache only where they are told to."""
+
+
+def deployment_of(scenario: Scenario) -> Deployment:
+    """The replica that *scenario* describes, its memory not yet looked at; ScenarioError where it has pools."""
+    from hwmodels.calibrated import Calibrated
+    from hwmodels.deployment import deploy
+    from hwmodels.model import load_model
+    from hwmodels.roofline import Roofline
+
+    if scenario.pools is not None or scenario.placement is not None:
+        what = "pools" if scenario.pools is not None else "placement"
+        raise ScenarioError(
+            f"{scenario.source}: {what}: this is about one deployment; leave {what} out (--set {what}=null)"
+        )
+    with told_by(scenario, "model"):
+        model = load_model(scenario.find(scenario.model) or scenario.model)
+    with told_by(scenario, "hardware"):
+        hardware, profile = _hardware(scenario)
+    with told_by(scenario, "serving_release"):
+        calibrated = Calibrated.for_stack(scenario.serving_stack, profile, scenario.serving_release)
+    factory = Roofline if scenario.cost_model == "roofline" else calibrated
+    precision, kv_precision = scenario.precision, scenario.kv_precision
+    if kv_precision is None and precision in SAME_FOR_KV:
+        kv_precision = precision
+    with told_by(scenario):
+        return deploy(
+            model=model,
+            hardware=hardware,
+            parallel=scenario.parallel.model_dump(),
+            precision=precision,
+            kv_precision=kv_precision,
+            cost=factory,
+        )
+
+
+def _hardware(scenario: Scenario) -> tuple[Device, str | None]:
+    """The device, and the path of the calibrated profile that the scenario names in its place."""
+    from hwmodels.hardware import load_hardware
+    from hwmodels.tables import is_profile
+
+    file = scenario.find(scenario.hardware)
+    if file is not None and is_profile(file):
+        if scenario.cost_model == "roofline":
+            raise ScenarioError(
+                f"{file} is a calibrated profile and cost_model asks for the datasheet; name the device, or leave "
+                "cost_model out"
+            )
+        return load_hardware(file), str(file)
+    return load_hardware(file or scenario.hardware), None

@@ -1,0 +1,116 @@
+"""What drafts for a target: a model of its own on its GPUs, a share of its step, or a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from sim.scenario.decoding import Draft
+
+if TYPE_CHECKING:
+    from hwmodels.cost import CostModel
+    from hwmodels.deployment import Deployment
+    from hwmodels.memory import MemoryPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """The cost of a draft pass, the memory beside the draft, and what results say of it."""
+
+    cost: CostModel
+    plan: MemoryPlan
+    manifest: dict[str, Any]
+
+
+def drafting_of(
+    settings: Draft,
+    *,
+    target: Deployment,
+    plan: MemoryPlan,
+    beside: Callable[[Deployment], MemoryPlan],
+    find: Callable[[str], Path | None],
+) -> Drafting:
+    """What *settings* say that drafts for *target*; *plan* is the memory without a draft, *beside* gives it with one.
+
+    ValueError where a draft model does not go with the target or does not fit.
+    """
+    from hwmodels.latency_models import ShareOfTarget, StepTime
+
+    if settings.model is not None:
+        draft = _draft_deployment(settings, target, find)
+        return Drafting(
+            cost=draft.cost,
+            plan=_beside(draft, target, plan, beside(draft)),
+            manifest={
+                "model": draft.model.name,
+                "source": draft.model.source,
+                "tensor": draft.parallel.tensor,
+                "weight_bytes_per_device": draft.weight_bytes_per_device,
+                "kv_bytes_per_token_per_device": draft.kv_bytes_per_token_per_device,
+            },
+        )
+    if settings.cost_ratio is not None:
+        share = ShareOfTarget(target.cost, settings.cost_ratio)
+        return Drafting(cost=share, plan=plan, manifest={"cost_ratio": settings.cost_ratio})
+    assert settings.step_s is not None
+    time = cast("CostModel", StepTime(step_s=settings.step_s))
+    return Drafting(cost=time, plan=plan, manifest={"step_s": settings.step_s})
+
+
+def _draft_deployment(settings: Draft, target: Deployment, find: Callable[[str], Path | None]) -> Deployment:
+    from hwmodels.deployment import deploy
+    from hwmodels.model import load_model
+
+    assert settings.model is not None
+    try:
+        model = load_model(find(settings.model) or settings.model)
+    except ValueError as error:
+        raise ValueError(f"decoding.draft.model: {error}") from None
+    if model.vocab != target.model.vocab and not settings.allow_vocabulary_mismatch:
+        raise ValueError(
+            f"decoding.draft.model: {model.name} has a vocabulary of {model.vocab:,} tokens and "
+            f"{target.model.name} one of {target.model.vocab:,}, so its tokens mean other words; take a "
+            "draft of the same family, or set decoding.draft.allow_vocabulary_mismatch: true if only padding differs"
+        )
+    tensor = target.parallel.tensor if settings.tensor is None else settings.tensor
+    if tensor > target.parallel.tensor:
+        raise ValueError(
+            f"decoding.draft.tensor is {tensor}, but the target's first stage has {target.parallel.tensor} GPUs; "
+            "lower it or raise parallel.tensor"
+        )
+    if target.parallel.n_devices != target.parallel.tensor * target.parallel.pipeline:
+        raise ValueError(
+            "decoding.draft.model: the memory of a draft model beside expert- or data-parallel layers is not modelled; "
+            "use draft: {cost_ratio: ...} or {step_s: ...}"
+        )
+    try:
+        draft = deploy(
+            model=model,
+            hardware=target.device,
+            parallel={"tensor": tensor},
+            kv_precision=target.kv_precision,
+            cost=target.made_by,
+        )
+    except ValueError as error:
+        raise ValueError(f"decoding.draft: {error}") from None
+    window, of_target = draft.cost.window_tokens, target.cost.window_tokens
+    # Chunks of so many tokens are no window of as many.
+    if window is not None and (window != of_target or type(window) is not type(of_target)):
+        raise ValueError(
+            f"decoding.draft.model: {model.name} attends to a window of {window} tokens and the target does not, which "
+            "is not modelled; use draft: {cost_ratio: ...} or {step_s: ...}"
+        )
+    return draft
+
+
+def _beside(draft: Deployment, target: Deployment, plan: MemoryPlan, both: MemoryPlan) -> MemoryPlan:
+    """*both*, where the draft's weights and cache fit on the GPUs of the target's first stage; *plan* is without it."""
+    if both.device_blocks - both.null_blocks < 1:
+        raise ValueError(
+            f"decoding.draft.model: {draft.model.name} takes {draft.weight_bytes_per_device / 1e9:.1f} GB on each of "
+            f"its {draft.parallel.tensor} GPUs, but only {max(plan.stages[0].kv_bytes, 0.0) / 1e9:.1f} GB is left beside "
+            f"{target.model.name}; take a smaller draft, raise decoding.draft.tensor or parallel.tensor, or a larger device"
+        )
+    return both

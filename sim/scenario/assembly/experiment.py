@@ -1,0 +1,110 @@
+"""Everything of a scenario resolved to one `Experiment`, with what its results say of where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from sim.errors import ScenarioError
+from sim.scenario import named
+from sim.scenario.assembly.asked import asked_for
+from sim.scenario.assembly.deployment import deployment_of
+from sim.scenario.assembly.manifest import manifest_of
+from sim.scenario.assembly.pools import PoolOf, pools_of
+from sim.scenario.assembly.replica import build_pool
+from sim.scenario.assembly.scheduler import policy_of
+from sim.scenario.settings import Scenario
+from sim.scenario.workload import workload_of
+
+if TYPE_CHECKING:
+    from sim.engine import Experiment
+    from sim.engine.streaming import Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """An experiment, and what its results should say about where it came from."""
+
+    experiment: Experiment
+    manifest: dict[str, Any]
+    slo: dict[str, float | None]
+
+
+def build(scenario: Scenario) -> Experiment:
+    """Everything resolved to objects: files read, workload generated, model placed in memory.
+
+    ScenarioError for what cannot be found, read or fitted.
+    """
+    return resolve(scenario).experiment
+
+
+def resolve(scenario: Scenario) -> Built:
+    """The experiment that *scenario* describes, with its provenance.
+
+    Raises ScenarioError, naming the scenario and the key, where something cannot be found, read or fitted.
+    """
+    from sim.engine import Experiment, MachineSpec
+
+    pools = [_deployed(pool) for pool in pools_of(scenario)]
+    workload = workload_of(scenario)
+    if scenario.pools is not None or scenario.placement is not None:
+        workload, rows = asked_for(scenario, workload, pools)
+    else:
+        rows = {}
+    router = policy_of(scenario, "router", named.ROUTERS, "route")
+    built = [build_pool(pool, workload, rows) for pool in pools]
+    experiment = Experiment(
+        workload=workload,
+        replicas=tuple(
+            machine
+            for pool, hosted in zip(pools, built, strict=True)
+            for machine in (
+                (hosted[0].spec if len(hosted) == 1 else MachineSpec(tenants=tuple(each.spec for each in hosted))),
+            )
+            * pool.replicas
+        ),
+        router=router,
+        seed=scenario.seed,
+        stream=_stream(scenario, pools),
+        **_front_end(scenario, pools),
+    )
+    return Built(
+        experiment=experiment,
+        manifest=manifest_of(scenario, pools, built, experiment),
+        slo=scenario.slo.model_dump(),
+    )
+
+
+def _deployed(pool: PoolOf) -> PoolOf:
+    return replace(pool, deployments=tuple(deployment_of(scenario) for scenario in pool.scenarios))
+
+
+def _stream(scenario: Scenario, pools: Sequence[PoolOf]) -> Stream:
+    """Which tokens reach a client together, by the rule of the serving stack."""
+    from sim.engine.streaming import Stream
+
+    stacks = dict.fromkeys(each.serving_stack for pool in pools for each in pool.scenarios)
+    rules: list[Literal["tokens", "iterations"]] = ["iterations" if stack == "trtllm" else "tokens" for stack in stacks]
+    if scenario.stream_interval > 1 and len(set(rules)) > 1:
+        raise ScenarioError(
+            f"{scenario.source}: stream_interval: {' and '.join(stacks)} group tokens by different rules; give all pools one "
+            "serving_stack"
+        )
+    return Stream(scenario.stream_interval, rules[0])
+
+
+def _front_end(scenario: Scenario, pools: list[PoolOf]) -> dict[str, Any]:
+    """The delays before the router, which stands in front of all pools."""
+    found = {deployment.front_end for pool in pools for deployment in pool.deployments}
+    if len(found) > 1:
+        delays = ", ".join(
+            f"{each.admission_s * 1e3:g} ms and {each.admission_s_per_token * 1e6:g} us a token"
+            for each in sorted(found)
+        )
+        raise ScenarioError(
+            f"{scenario.source}: pools: the serving stacks' front ends take different times ({delays}), and one router with "
+            "several front ends is not modelled; give all pools one serving_stack and cost_model"
+        )
+    (front_end,) = found
+    return front_end._asdict()

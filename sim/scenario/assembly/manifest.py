@@ -1,0 +1,158 @@
+"""What the results of an experiment say of where it came from."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING, Any
+
+from sim.scenario import named
+from sim.scenario.assembly.notes import notes_of
+from sim.scenario.assembly.pools import PoolOf
+from sim.scenario.assembly.replica import Hosted
+from sim.scenario.settings import Scenario
+
+if TYPE_CHECKING:
+    from hwmodels.deployment import Deployment
+    from sim.engine import Experiment
+
+
+def manifest_of(
+    scenario: Scenario, pools: list[PoolOf], built: list[list[Hosted]], experiment: Experiment
+) -> dict[str, Any]:
+    """The manifest of a run, without what only the run itself can say."""
+    workload = experiment.workload
+    plain = scenario.pools is None and scenario.placement is None
+    router = named.shown_policy(experiment.router)
+    if plain:
+        facts = _facts(pools[0], built[0], 0)
+        decoding = facts.pop("decoding")
+        facts |= {"router": router, "decoding": decoding}
+    else:
+        names = dict.fromkeys(deployment.model.name for pool in pools for deployment in pool.deployments)
+        models = list(getattr(workload, "models", ()) or names)
+        facts = {"models": models, "pools": _pool_facts(pools, built), "router": router}
+    chosen = {
+        f"{pool.prefix(i)}{key}": {"tokens": tokens, "why": why}
+        for pool, hosted in zip(pools, built, strict=True)
+        for i, each in enumerate(hosted)
+        for key, (tokens, why) in each.chosen.items()
+    }
+    return {
+        "label": _label(pools, built, plain),
+        "hash": scenario.hash,
+        "seed": scenario.seed,
+        "scenario": scenario.resolved(),
+        **facts,
+        "workload": {"source": workload.source, "requests": len(workload)},
+        "notes": notes_of(
+            scenario,
+            pools,
+            [hosted.spec.scheduler for pool in built for hosted in pool],
+            [hosted.plan for pool in built for hosted in pool],
+            workload,
+        ),
+        "versions": versions(),
+        **({"auto": chosen} if chosen else {}),
+    }
+
+
+def _label(pools: list[PoolOf], built: list[list[Hosted]], plain: bool) -> str:
+    """Models, devices, schedulers and decoding methods in one line."""
+    parts = [
+        f"{' and '.join(_name(pool, i, plain) for i in range(len(pool.serves)))} on {pool.gpus} x {pool.deployments[0].device.name}"
+        for pool in pools
+    ]
+    schedulers = dict.fromkeys(pool.scenarios[0].scheduler.policy for pool in pools)
+    methods = dict.fromkeys(
+        pool.scenarios[0].decoding.method
+        for pool, hosted in zip(pools, built, strict=True)
+        if any(each.decoding is not None for each in hosted)
+    )
+    return " + ".join(parts) + f", {'/'.join(schedulers)}" + (f", {'/'.join(methods)}" if methods else "")
+
+
+def _name(pool: PoolOf, i: int, plain: bool) -> str:
+    name = pool.deployments[i].model.name
+    tag = "" if plain else pool.serves[i].partition("#")[2]
+    return f"{name}#{tag}" if tag else name
+
+
+def _pool_facts(pools: list[PoolOf], built: list[list[Hosted]]) -> dict[str, Any]:
+    """What the manifest says of each pool; `rows` are the values of the column `replica` that are its own."""
+    found, first = {}, 0
+    for pool, hosted in zip(pools, built, strict=True):
+        facts = [_facts(pool, hosted, i) for i in range(len(hosted))]
+        last = first + pool.replicas * len(hosted) - 1
+        found[pool.name] = {
+            "role": "both",
+            "replicas": pool.replicas,
+            "gpus": pool.gpus,
+            "rows": [first, last],
+            "hardware": facts[0]["hardware"],
+            "models": [
+                {
+                    "serves": name,
+                    **each["model"],
+                    "memory": each["memory"],
+                    "scheduler": each["scheduler"],
+                    "decoding": each["decoding"],
+                }
+                for name, each in zip(pool.serves, facts, strict=True)
+            ],
+        }
+        first = last + 1
+    return found
+
+
+def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
+    """What the manifest says of a model on its machines."""
+    deployment, decoding = pool.deployments[i], hosted[i].decoding
+    model, device = deployment.model, deployment.device
+    return {
+        "model": {
+            "name": model.name,
+            "source": model.source,
+            "params": model.params,
+            "weight_bytes_per_device": deployment.weight_bytes_per_device,
+            "kv_precision": deployment.kv_precision,
+        },
+        "hardware": {
+            "name": device.name,
+            "title": device.title,
+            **deployment.provenance,
+            "memory_bytes": device.memory_bytes,
+            "hbm_bytes_per_s": device.hbm_bytes_per_s,
+            "peak_flops_per_s": dict(device.peak_flops_per_s),
+            "tdp_w": device.tdp_w,
+            "price_usd_per_hour": device.price_usd_per_hour,
+            "sources": dict(device.sources),
+        },
+        **_interval(deployment, hosted[i]),
+        "memory": hosted[i].plan.facts,
+        "scheduler": named.shown_policy(hosted[i].spec.scheduler),
+        "decoding": {"method": "autoregressive"} if decoding is None else decoding.manifest,
+    }
+
+
+def _interval(deployment: Deployment, hosted: Hosted) -> dict[str, Any]:
+    """Factors of a 90 % interval for TPOT and TTFT, where deployments were held back of the stack's fit."""
+    from hwmodels.calibrated import Calibrated
+    from hwmodels.serving_intervals import serving_interval
+
+    if not isinstance(deployment.made_by, Calibrated) or hosted.decoding is not None:
+        return {}
+    found = serving_interval(deployment.made_by.stack.name, deployment.model.name, deployment.device.name)
+    return {} if found is None else {"interval": found.facts}
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, Rooftrace and the libraries whose numbers a result depends on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for name in ("rooftrace", "numpy", "simpy", "pyarrow"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

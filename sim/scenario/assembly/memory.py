@@ -1,0 +1,108 @@
+"""How the devices of a replica divide their memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.errors import ScenarioError
+from sim.scenario import named
+from sim.scenario.assembly.auto import chosen_by_auto, left_to_choose
+from sim.scenario.assembly.deployment import deployment_of
+from sim.scenario.assembly.pools import PoolOf
+from sim.scenario.assembly.scheduler import scheduler_of
+from sim.scenario.explain import told_by
+from sim.scenario.settings import Scenario
+from sim.scenario.workload import mean_context, workload_of
+
+if TYPE_CHECKING:
+    from hwmodels.deployment import Deployment
+    from hwmodels.memory import MemoryPlan
+    from workloads import ClosedLoop, Trace
+
+
+ITERATION_TOKENS = ("token_budget", "max_num_batched_tokens", "max_num_tokens", "chunked_prefill_size", "chunk")
+"""What schedulers call the most tokens of an iteration, for the batch of the profile run."""
+SEQUENCES = ("max_sequences", "max_num_seqs", "max_running_requests", "max_batch_size", "batch_size")
+"""What they call the most sequences."""
+
+
+def memory_plan_of(scenario: Scenario) -> tuple[Deployment, MemoryPlan]:
+    """The replica that *scenario* describes and how its memory is divided, without a draft model; ScenarioError where it does
+    not fit."""
+    from hwmodels.cache import keeps_every_token
+
+    deployment = deployment_of(scenario)
+    chosen = chosen_by_auto(scenario, deployment, workload_of(scenario)) if left_to_choose(scenario) else {}
+    scheduler = scheduler_of(scenario, deployment, chosen)
+    with told_by(scenario):
+        # Only where layers do not keep every token does the workload matter.
+        workload = None if keeps_every_token(deployment.model) else workload_of(scenario)
+        return deployment, deployment.fitted(memory_of(scenario, deployment, scheduler, workload=workload))
+
+
+def memory_of(
+    scenario: Scenario,
+    deployment: Deployment,
+    scheduler: Any = None,
+    *,
+    workload: Trace | ClosedLoop | None = None,
+    draft: Deployment | None = None,
+) -> MemoryPlan:
+    """How the memory of *scenario*'s devices is divided; its *scheduler*'s limits, or else the stack's, are those of the profile
+    run. Layers that do not keep every token are counted at the mean context of *workload*, or else at the longest.
+    ValueError for a share by another stack's name, or a release that is not known."""
+    from hwmodels.memory import engine_defaults, memory_plan, stack_memory
+
+    memory, stack = scenario.memory, scenario.serving_stack
+    if scenario.cost_model == "roofline":
+        stack = "ideal"
+    rules = stack_memory(stack, memory.release)
+    setting = "gpu_memory_utilization" if rules is None else rules.setting
+    strange = next((name for name in memory.shares if name != setting), None)
+    if strange is not None:
+        who = "cost_model roofline" if scenario.cost_model == "roofline" else f"serving_stack {stack}"
+        raise ValueError(f"memory.{strange} is another stack's name; with {who} it is memory.{setting}")
+    defaults = engine_defaults(stack, deployment.device, tensor=deployment.parallel.tensor)
+    tokens = _limit(scheduler, ITERATION_TOKENS)
+    sequences = _limit(scheduler, SEQUENCES)
+    return memory_plan(
+        deployment,
+        rules,
+        tokens=defaults.max_num_batched_tokens if tokens is None else tokens,
+        sequences=defaults.max_num_seqs if sequences is None else sequences,
+        share=memory.shares.get(setting),
+        reserve_bytes=memory.reserve_bytes,
+        block_tokens=memory.block_tokens,
+        draft=draft,
+        override=memory.kv_blocks,
+        context_tokens=None if workload is None else mean_context(workload),
+    )
+
+
+def _limit(scheduler: Any, names: tuple[str, ...]) -> int | None:
+    """The smallest that *scheduler*, or one that it wraps, sets of these; None where none does."""
+    found = [getattr(each, name, None) for each in named.layers(scheduler) for name in names]
+    return min((value for value in found if isinstance(value, int)), default=None)
+
+
+def shared_plan(pool: PoolOf, i: int, scheduler: Any, workload: Trace | ClosedLoop) -> MemoryPlan:
+    """Memory of a model among those that share a machine: an equal part of what all the others leave, stage by stage."""
+    from hwmodels.memory import share_machine
+
+    plans = [
+        memory_of(scenario, deployment, scheduler, workload=workload)
+        for scenario, deployment in zip(pool.scenarios, pool.deployments, strict=True)
+    ]
+    plan = share_machine(tuple(plans))[i]
+    if plan.device_blocks - plan.null_blocks < 1:
+        used = max(
+            sum(stage.used_bytes - stage.reserve_bytes for stage in stages)
+            for stages in zip(*(each.stages for each in plans), strict=True)
+        )
+        raise ScenarioError(
+            f"{', '.join(pool.serves)} do not fit beside each other: their weights and what their stack sets aside take "
+            f"{used / 1e9:.1f} GB of the {plans[i].stages[0].budget_bytes / 1e9:.1f} GB that a "
+            f"{pool.deployments[i].device.name} offers, and a KV cache of each has to fit as well; share less or spread them "
+            "over more devices (parallel)"
+        )
+    return plan

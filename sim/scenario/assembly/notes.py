@@ -1,0 +1,151 @@
+"""What a run leaves out, borrows or does not use, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sim.scenario import named
+from sim.scenario.assembly.pools import PoolOf
+from sim.scenario.assembly.prefix_cache import without_cache
+from sim.scenario.settings import Scenario
+
+if TYPE_CHECKING:
+    from hwmodels.deployment import Deployment
+    from hwmodels.memory import MemoryPlan
+    from workloads import ClosedLoop, Trace
+
+
+def notes_of(
+    scenario: Scenario,
+    pools: Sequence[PoolOf],
+    schedulers: Sequence[Any],
+    plans: Sequence[MemoryPlan],
+    workload: Trace | ClosedLoop,
+) -> list[str]:
+    """All notes of an experiment, each once; *schedulers* and *plans* are those that were made."""
+    names = list(dict.fromkeys(deployment.model.name for pool in pools for deployment in pool.deployments))
+    deployments = [deployment for pool in pools for deployment in pool.deployments]
+    notes = _left_out(workload, names[0] if len(names) == 1 else "")
+    notes += dict.fromkeys(note for each in deployments for note in (*each.notes, *_borrowed(each)))
+    notes += dict.fromkeys(note for plan in plans for note in plan.notes)
+    notes += _unused(scenario)
+    if getattr(workload, "prefix_blocks", None) is not None:
+        notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in without_cache(each))
+    notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
+    notes += _priorities(schedulers, workload)
+    notes += _allowances(schedulers, workload)
+    return notes
+
+
+def _left_out(workload: Trace | ClosedLoop, model: str) -> list[str]:
+    """What of the workload the run leaves out; *model* serves everything, unless it is empty."""
+    notes = []
+    models = getattr(workload, "models", ())
+    if len(models) > 1 and model:
+        notes.append(f"The trace asks for {len(models)} models ({', '.join(models[:4])}); all requests go to {model}.")
+    left_out = getattr(workload, "left_out", ())
+    if left_out:
+        notes.append(f"Closed-loop clients leave out what the trace says of {', '.join(left_out)}.")
+    return notes
+
+
+def _unused(scenario: Scenario) -> list[str]:
+    """Says which settings of the top level no pool takes, each having its own."""
+    if scenario.placement is not None:
+        own = [{"model", "replicas", "parallel"}]
+        whose = "the placement says its own"
+    elif scenario.pools is not None:
+        own = [
+            {
+                "model" if key == "models" else key
+                for key, value in pool.model_dump(exclude_unset=True).items()
+                if value is not None
+            }
+            for pool in scenario.pools.values()
+        ]
+        whose = "every pool has its own"
+    else:
+        return []
+    # Of `parallel` and `memory` a pool may take some keys from the top.
+    unused = set.intersection(*own) & set(scenario.settings()) - {"memory", "parallel"}
+    return (
+        [f"The top level's {' and '.join(sorted(unused))} {'is' if len(unused) == 1 else 'are'} not used: {whose}."]
+        if unused
+        else []
+    )
+
+
+def _borrowed(deployment: Deployment) -> Iterator[str]:
+    """Says so where another device's measurements stand in."""
+    profile = deployment.profile
+    if profile is None:
+        return
+    if deployment.parallel.n_devices > 1 and not profile.links_measured:
+        yield (
+            f"{deployment.device.name}'s links have not been measured: what crosses them is priced as rings at the "
+            "datasheet's bandwidth."
+        )
+    if profile.note.startswith("efficiencies"):
+        yield f"{deployment.device.name} has not been calibrated: {profile.note}."
+    else:
+        yield from deployment.stand_ins
+
+
+_STACK_OF = {"vllm": "vllm", "vllm-v0": "vllm", "sglang": "sglang", "trtllm": "trtllm"}
+"""The serving stack of a scheduler that has an engine's name."""
+
+
+def _of_two_engines(scenario: Scenario) -> Iterator[str]:
+    """A note where the scheduler is one engine's and the serving stack another's."""
+    stack = scenario.serving_stack
+    for _, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
+        policy = settings.get("policy")
+        engine = _STACK_OF.get(policy, stack) if isinstance(policy, str) else stack
+        if engine != stack and stack in _STACK_OF.values():
+            yield (
+                f"The scheduler {policy} plans here for the serving stack {stack}, whose host work, memory and pages the run has; "
+                f"serving_stack: {engine} has those of the same engine."
+            )
+
+
+def _priorities(schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> Iterator[str]:
+    """Says so where priorities are given and not asked for, or asked for and not given."""
+    given = getattr(workload, "priority", None) is not None
+    if given and not any(map(_asks_for_priority, schedulers)):
+        yield (
+            "The trace gives priorities and no scheduler asks for them; take {policy: vllm, scheduling_policy: priority}, or wrap "
+            "one in {policy: order, by: priority}."
+        )
+    if not given and any(map(_orders_by_priority, schedulers)):
+        yield (
+            "The scheduler orders by priority and no request has one, so that all stay in the order of the queue; give the trace a "
+            "column priority or order by something else."
+        )
+
+
+def _asks_for_priority(scheduler: Any) -> bool:
+    """Whether *scheduler* orders by priority, or may do so, not being one of ours."""
+    return _orders_by_priority(scheduler) or any(
+        not (getattr(each, "__module__", None) or type(each).__module__).startswith("policies.")
+        for each in named.layers(scheduler)
+    )
+
+
+def _orders_by_priority(scheduler: Any) -> bool:
+    """Whether *scheduler*, or one that it wraps, is a policy of ours that orders by priority."""
+    return any(
+        "priority" in (getattr(each, "by", None), getattr(each, "scheduling_policy", None))
+        for each in named.layers(scheduler)
+    )
+
+
+def _allowances(schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> Iterator[str]:
+    """Says so where memory is kept for what clients allow, and nothing says what that is."""
+    from policies.view import reserves
+
+    if workload.max_tokens is None and any(map(reserves, schedulers)) and workload.output_tokens.any():
+        yield (
+            "The scheduler keeps memory for what clients allow, and nothing says what that is: each request is taken to be allowed "
+            "what it emits, which no server knows. workload.max_tokens says it, or a column max_tokens of a plain trace."
+        )

@@ -1,0 +1,359 @@
+"""Every key that a scenario file may hold, with its bounds and its default."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from sim.scenario.decoding import DecodingSettings
+from sim.scenario.section import Section
+
+# Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
+TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain"]
+# Names of `hwmodels.precision.PRECISIONS`; a test compares.
+WeightPrecision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "int8", "int4", "int4_g32", "mxfp4", "nvfp4"]
+KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
+# Known to `hwmodels.overheads.serving_stacks` as well; a test compares.
+ServingStack = Literal["vllm", "trtllm", "sglang", "eager", "ideal"]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class _Named(Section):
+    """Something by name; every other key is a setting of it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Policy(_Named):
+    """A policy by name; every other key is a setting of that policy, checked when it is made."""
+
+    policy: Annotated[str, Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"policy": value} if isinstance(value, str) else value
+
+
+class Process(_Named):
+    """An arrival process by name; every other key is a setting of it."""
+
+    process: Annotated[str, Field(min_length=1)]
+
+
+class Distribution(_Named):
+    """A distribution of lengths by name; every other key is a setting of it. A number alone is a fixed length."""
+
+    distribution: Annotated[str, Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        number = isinstance(value, int) and not isinstance(value, bool)
+        return {"distribution": "fixed", "tokens": value} if number else value
+
+
+class Parallel(Section):
+    """How one replica is spread over GPUs."""
+
+    tensor: Annotated[int, Field(ge=1)] = 1
+    """GPUs that share every layer."""
+    pipeline: Annotated[int, Field(ge=1)] = 1
+    """Stages of consecutive layers."""
+
+
+class Memory(Section):
+    """What of the GPUs' memory holds the KV cache, and what happens when it runs out."""
+
+    gpu_memory_utilization: Share | None = None
+    """vLLM: share of each GPU's memory that the server may take, everything included. Where it is left out, the stack's default;
+    `eager`, `ideal` and `cost_model: roofline` share it between weights and KV cache alone, 0.9 by default."""
+    mem_fraction_static: Share | None = None
+    """SGLang: share of what is free before loading that weights and KV cache take; where it is left out, from the device."""
+    free_gpu_memory_fraction: Share | None = None
+    """TensorRT-LLM: share of what weights, activations and buffers leave free that the KV cache takes."""
+    release: Annotated[str, Field(min_length=1)] | None = None
+    """Of the serving stack, for its account of memory ("0.11", "0.19" or "0.32" of vLLM); where it is left out, the newest."""
+    reserve_bytes: Annotated[float, Field(ge=0)] = 0.0
+    """Bytes on each GPU kept out of that share beyond what the stack sets aside: other programs, an encoder."""
+    kv_blocks: Annotated[int, Field(ge=1)] | None = None
+    """Blocks of the KV cache, null block included, in place of what the memory has room for (vLLM's num_gpu_blocks_override)."""
+    block_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Where it is left out, the stack's: 16 for vLLM, 1 for SGLang, 32 for TensorRT-LLM."""
+    prefix_caching: bool | None = None
+    """Whether KV blocks are found again by prompts that begin alike, where the trace says which do; where it is left out, as the
+    stack has it: on for vLLM, SGLang and TensorRT-LLM, off for `eager` and `ideal`."""
+    preemption: Literal["recompute", "none"] = "recompute"
+    """`recompute`: the newest sequences give their KV back and are computed again; `none`: running out is an error."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and "gpu_fraction" in value:
+            raise ValueError(
+                "gpu_fraction is called as the stack calls it: gpu_memory_utilization (vLLM, eager, ideal), "
+                "mem_fraction_static (SGLang) or free_gpu_memory_fraction (TensorRT-LLM)"
+            )
+        return value
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The shares that are given, by their stacks' names."""
+        names = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
+        return {name: given for name in names if (given := getattr(self, name)) is not None}
+
+
+class Workload(Section):
+    """What arrives: a trace, a generator, or the lengths of a trace under generated arrivals."""
+
+    trace: Annotated[str, Field(min_length=1)] | None = None
+    """A file, or the name of a built-in workload (conversation)."""
+    sessions: Annotated[str, Field(min_length=1)] | None = None
+    """A file of sessions, of which each request is sent when the answers before it have come and its delay is over; `arrivals` says
+    when sessions start."""
+    block_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Prompt tokens that one of a session's block ids stands for; where it is left out, what the lengths say."""
+    format: TraceFormat = "auto"
+    sort: bool = False
+    """Accept a file whose arrivals are out of order."""
+    drop_empty: bool = False
+    """Leave out rows with neither prompt nor output tokens."""
+    arrivals: Process | None = None
+    prompt_tokens: Distribution | None = None
+    output_tokens: Distribution | None = None
+    requests: Annotated[int, Field(ge=1)] | None = None
+    """How many to generate."""
+    protocol: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = None
+    """How the clients of a benchmark behave (inferencex, genai-perf, ...), by name or by its keys, in place of `arrivals` and
+    `requests`; the lengths are then the nominal ones, two numbers."""
+    concurrency: Annotated[int, Field(ge=1)] | None = None
+    """Clients of the protocol."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Output tokens that clients allow each request, for schedulers that keep memory for them; where it is left out, what the
+    trace's column of that name says or, without one, as many as it emits, which no server knows."""
+    rate_scale: Annotated[float, Field(gt=0)] = 1.0
+    """Arrivals come this many times as fast."""
+    limit: Annotated[int, Field(ge=1)] | None = None
+    """Keep the first requests only."""
+    models: dict[str, Annotated[float, Field(ge=0)]] | None = None
+    """Models that the requests ask for, drawn at random in proportion to these shares; in place of what a trace asks for."""
+
+    @field_validator("models")
+    @classmethod
+    def _some_share(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if value is not None and (not all(value) or sum(value.values()) <= 0):
+            raise ValueError(f"give models by name with shares that are not all 0; got {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        lengths = {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
+        if self.sessions is not None:
+            others = {"trace": self.trace, **lengths, "requests": self.requests, "sort": self.sort or None}
+            others |= {"format": None if self.format == "auto" else self.format, "drop_empty": self.drop_empty or None}
+            if misplaced := [name for name, value in others.items() if value is not None]:
+                raise ValueError(
+                    f"sessions already say what is sent, so {' and '.join(misplaced)} cannot be given too; leave out one"
+                )
+            if self.arrivals is None:
+                raise ValueError(
+                    "sessions have no common clock; say in arrivals when they start (poisson, deterministic, ...)"
+                )
+            return self
+        if self.protocol is not None:
+            return self._asked_by_protocol()
+        if self.concurrency is not None:
+            raise ValueError(
+                "concurrency is the clients of a protocol; give protocol, or arrivals: {process: closed_loop, concurrency: ...}"
+            )
+        if self.block_tokens is not None:
+            raise ValueError("block_tokens is about the blocks of sessions; give sessions or leave it out")
+        if self.trace is not None:
+            given = [name for name, value in lengths.items() if value is not None]
+            if given:
+                raise ValueError(
+                    f"trace already says the lengths, so {' and '.join(given)} cannot be given too; "
+                    "leave out one or replace the whole section (--set 'workload={...}')"
+                )
+            return self
+        needed = {"arrivals": self.arrivals, **lengths, "requests": self.requests}
+        missing = [name for name, value in needed.items() if value is None]
+        if missing == list(needed):
+            raise ValueError(
+                "give a trace, sessions, or a generator: arrivals, prompt_tokens, output_tokens and requests"
+            )
+        if missing:
+            raise ValueError(f"a generated workload also needs {', '.join(missing)}")
+        files_only = {"format": self.format != "auto", "sort": self.sort, "drop_empty": self.drop_empty}
+        misplaced = [name for name, value in files_only.items() if value]
+        if misplaced:
+            raise ValueError(f"{', '.join(misplaced)} is about reading a trace, and this workload is generated")
+        return self
+
+    def _asked_by_protocol(self) -> Self:
+        given = {"trace": self.trace, "arrivals": self.arrivals, "requests": self.requests, "limit": self.limit}
+        given |= {"sort": self.sort or None, "drop_empty": self.drop_empty or None}
+        if misplaced := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"a protocol says who sends what when, so {' and '.join(misplaced)} cannot be given too")
+        needed = {
+            "concurrency": self.concurrency,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+        }
+        if missing := [name for name, value in needed.items() if value is None]:
+            raise ValueError(f"a protocol also needs {', '.join(missing)}")
+        for name in ("prompt_tokens", "output_tokens"):
+            if getattr(self, name).distribution != "fixed":
+                raise ValueError(
+                    f"{name} of a protocol is a number, the nominal length; how it varies is the protocol's"
+                )
+        return self
+
+
+class Slo(Section):
+    """Limits that a request must keep to count as goodput."""
+
+    ttft_s: Seconds | None = None
+    tpot_s: Seconds | None = None
+    e2el_s: Seconds | None = None
+
+
+class Window(Section):
+    """The part of a run that its figures are over: requests by arrival, rates from the first of them to the last."""
+
+    rule: Literal["whole", "after_warmup", "arrivals"] = "whole"
+    """`whole`: first arrival to last finish; `after_warmup`: what MSER-5 leaves of the end-to-end latencies, up to the last
+    arrival; `arrivals`: from `from_s` to `to_s`. A word alone stands for the rule, the bounds alone for `arrivals`."""
+    from_s: Annotated[float, Field(ge=0)] | None = None
+    """Seconds after the first arrival; where it is left out, 0."""
+    to_s: Seconds | None = None
+    """Seconds after the first arrival, the last arrival at most; where it is left out, the last arrival."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"rule": value}
+        if isinstance(value, Mapping) and "rule" not in value and {"from_s", "to_s"} & set(value):
+            return {"rule": "arrivals", **value}
+        return value
+
+    @model_validator(mode="after")
+    def _bounds_belong_to_arrivals(self) -> Self:
+        given = [name for name in ("from_s", "to_s") if getattr(self, name) is not None]
+        if self.rule != "arrivals" and given:
+            raise ValueError(f"rule {self.rule} takes no {' or '.join(given)}; leave out the rule or the bounds")
+        if self.rule == "arrivals" and not given:
+            raise ValueError("rule arrivals needs from_s or to_s, in seconds after the first arrival")
+        if self.to_s is not None and self.to_s <= (self.from_s or 0.0):
+            raise ValueError(f"to_s lies after from_s; got {self.from_s or 0:g} to {self.to_s:g}")
+        return self
+
+
+class Pool(Section):
+    """Machines of one kind. What is left out is as at the top level; `parallel` and `memory` key by key."""
+
+    role: Literal["both", "prefill", "decode"] = "both"
+    """What its machines do with a request: `both` is all of it."""
+    model: Annotated[str, Field(min_length=1)] | None = None
+    models: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    """Several models that share each machine, in place of `model`: they take turns on its stages, and each has an equal part of
+    the memory that all leave beside their caches. NAME#TAG is another copy of NAME, with requests of its own."""
+    hardware: Annotated[str, Field(min_length=1)] | None = None
+    precision: WeightPrecision | None = None
+    kv_precision: KvPrecision | None = None
+    serving_stack: ServingStack | None = None
+    serving_release: Annotated[str, Field(min_length=1)] | None = None
+    cost_model: Literal["calibrated", "roofline"] | None = None
+    parallel: Parallel | None = None
+    micro_batches: Annotated[int, Field(ge=1)] | None = None
+    replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Machines in the pool."""
+    scheduler: Policy | None = None
+    decoding: DecodingSettings | None = None
+    memory: Memory | None = None
+
+    @field_validator("role")
+    @classmethod
+    def _both(cls, value: str) -> str:
+        if value != "both":
+            raise ValueError(f"only role both is there yet; pools that {value} alone are not modelled")
+        return value
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> Self:
+        if self.models is not None:
+            if self.model is not None:
+                raise ValueError("give model, or models that share each machine, one of the two")
+            if len(set(self.models)) < len(self.models):
+                raise ValueError(
+                    f"models that share a machine differ; got {self.models!r}, and NAME#TAG makes a copy of NAME"
+                )
+        return self
+
+
+class Settings(Section):
+    """Every key of a scenario file."""
+
+    model: Annotated[str, Field(min_length=1)] = "llama-3.1-8b"
+    """Catalogue name (`rooftrace models`), or a path to a HuggingFace config.json."""
+    hardware: Annotated[str, Field(min_length=1)] = "h100-sxm"
+    """Catalogue name (`rooftrace hardware`), or a path to a hardware or calibrated profile (.toml)."""
+    precision: WeightPrecision | None = None
+    """Of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
+    kv_precision: KvPrecision | None = None
+    """Of the KV cache; where it is left out, that of floating-point weights, or the checkpoint's."""
+    serving_stack: ServingStack = "vllm"
+    """Whose kernels and overheads: host work of a step, sampling, launches, tokenisation. `ideal` has none."""
+    serving_release: Annotated[str, Field(min_length=1)] | None = None
+    """Of the serving stack ("0.12"): its overheads are those fitted to the newest release that is not after it; where it is left
+    out, the newest there are."""
+    cost_model: Literal["calibrated", "roofline"] = "calibrated"
+    """`calibrated`: kernels as measured, or borrowed from the nearest relative; `roofline`: peaks of the datasheet."""
+    parallel: Parallel = Parallel()
+    micro_batches: Annotated[int, Field(ge=1)] | None = None
+    """In flight at once; where it is left out, one for each pipeline stage. One more hides the hand-over between stages."""
+    replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
+    router: Policy = Policy(policy="round_robin")
+    scheduler: Policy = Policy(policy="sarathi")
+    decoding: DecodingSettings = DecodingSettings()
+    stream_interval: Annotated[int, Field(ge=1)] = 1
+    """Clients get the first token at once, then this many together, and the last: every so many tokens, or for serving_stack trtllm
+    every so many iterations. Gaps between tokens (ITL) are then those between groups."""
+    memory: Memory = Memory()
+    pools: dict[str, Pool] | None = None
+    """Machines of different kinds behind one router, by a name of your choice: each with settings of its own over those of the
+    top level. A request goes to a machine that hosts its model."""
+    placement: Annotated[str, Field(min_length=1)] | None = None
+    """A file that `rooftrace place --out` wrote: its groups are the pools, a machine of `hardware` devices each."""
+    workload: Workload = Workload(trace="conversation")
+    slo: Slo = Slo()
+    window: Window = Window()
+    """Which part of the run the figures are over."""
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _one_fleet(self) -> Self:
+        if self.pools is not None and self.placement is not None:
+            raise ValueError("give pools or placement, one of the two")
+        if self.pools is not None and not self.pools:
+            raise ValueError("pools needs at least one pool, such as pools: {a: {replicas: 2}}; leave it out for none")
+        strange = next((name for name in self.pools or () if not re.fullmatch(r"[A-Za-z0-9_-]+", name)), None)
+        if strange is not None:
+            raise ValueError(f"pools: a name is of letters, digits, - and _; got {strange!r}")
+        return self
+
+    @field_validator("model", "hardware")
+    @classmethod
+    def _no_blank(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError(f"expected a name or a path; got {value!r}")
+        return value

@@ -1,0 +1,101 @@
+"""Which requests of a workload are sent only when others have ended: turns of a conversation, steps of an agent."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from workloads.columns import IntArray, first_row, int_column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Follows:
+    """For each of n requests those that it waits for: i is sent when each of `rows[offsets[i]:offsets[i + 1]]` has ended and its
+    delay is over; one that waits for none arrives by itself.
+
+    Raises ValueError for rows that do not exist, negative delays, and a request that waits for itself, through others or not.
+    """
+
+    offsets: IntArray
+    """n + 1 offsets into `rows` and `delay_ns`."""
+    rows: IntArray
+    """Requests waited for."""
+    delay_ns: IntArray
+    """From the end of each until it no longer holds the request up: a tool's or a person's time."""
+
+    def __post_init__(self) -> None:
+        for name in ("offsets", "rows", "delay_ns"):
+            object.__setattr__(self, name, int_column(getattr(self, name), name))
+        n, offsets, rows = len(self), self.offsets, self.rows
+        if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(rows) or np.any(np.diff(offsets) < 0):
+            raise ValueError(f"offsets are non-decreasing numbers from 0 to the {len(rows)} of rows; got {offsets!r}")
+        if len(self.delay_ns) != len(rows):
+            raise ValueError(f"delay_ns needs one value for each of the {len(rows)} rows; got {len(self.delay_ns)}")
+        if (place := first_row(rows >= n)) is not None:
+            raise ValueError(f"rows are requests from 0 to {n - 1}; got {rows[place]}")
+        if (rows >= self._waiting()).any():
+            self._check_order()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Follows):
+            return NotImplemented
+        return all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in ("offsets", "rows", "delay_ns")
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.rows.tobytes(), self.delay_ns.tobytes()))
+
+    @property
+    def counts(self) -> IntArray:
+        """How many others each request waits for."""
+        return np.diff(self.offsets)
+
+    def followers(self) -> tuple[IntArray, IntArray, IntArray]:
+        """The same the other way round: offsets by request waited for, who waits, and the delay."""
+        order = np.argsort(self.rows, kind="stable")
+        counts = np.bincount(self.rows, minlength=len(self))
+        return np.concatenate(([0], np.cumsum(counts))), self._waiting()[order], self.delay_ns[order]
+
+    def take(self, index: ArrayLike) -> Follows | None:
+        """For the requests of the given rows; who waited for one left out no longer does. None where nobody waits."""
+        index = np.asarray(index, dtype=np.int64)
+        place = np.full(len(self), -1, dtype=np.int64)
+        place[index] = np.arange(len(index))
+        counts = self.counts[index]
+        first = np.repeat(self.offsets[:-1][index], counts)
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows, delay_ns = place[self.rows[first + within]], self.delay_ns[first + within]
+        kept = rows >= 0
+        if not kept.any():
+            return None
+        remaining = np.bincount(np.repeat(np.arange(len(index)), counts)[kept], minlength=len(index))
+        return Follows(offsets=np.concatenate(([0], np.cumsum(remaining))), rows=rows[kept], delay_ns=delay_ns[kept])
+
+    def _waiting(self) -> IntArray:
+        return np.repeat(np.arange(len(self)), self.counts)
+
+    def _check_order(self) -> None:
+        """Some order in which each comes after all that it waits for, or ValueError."""
+        offsets, followers, _ = (column.tolist() for column in self.followers())
+        left = self.counts.tolist()
+        free = deque(row for row, count in enumerate(left) if count == 0)
+        done = 0
+        while free:
+            row = free.popleft()
+            done += 1
+            for follower in followers[offsets[row] : offsets[row + 1]]:
+                left[follower] -= 1
+                if left[follower] == 0:
+                    free.append(follower)
+        if done < len(self):
+            stuck = next(row for row, count in enumerate(left) if count)
+            raise ValueError(
+                f"row {stuck}: a request cannot wait for itself, nor for one that waits for it; mend whom it follows"
+            )

@@ -1,0 +1,52 @@
+"""The plain format: requests as the text of a CSV file, which `read_trace` reads back."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from workloads.columns import NS_PER_S
+from workloads.requests import Requests
+
+
+def plain_csv(requests: Requests) -> str:
+    """The text of the file; `Trace.to_csv` says which columns it has."""
+    header = ["arrival_s", "prompt_tokens", "output_tokens"]
+    columns: list[list[Any]] = [
+        [_decimal_s(ns) for ns in requests.arrival_ns.tolist()],
+        requests.prompt_tokens.tolist(),
+        requests.output_tokens.tolist(),
+    ]
+    if requests.models:
+        index = [0] * len(requests) if requests.model_index is None else requests.model_index.tolist()
+        header.append("model")
+        columns.append([requests.models[i] for i in index])
+    if requests.deadline_ns is not None:
+        header.append("deadline_s")
+        columns.append(["" if ns < 0 else _decimal_s(ns) for ns in requests.deadline_ns.tolist()])
+    if requests.session is not None:
+        header.append("session")
+        columns.append(["" if s < 0 else s for s in requests.session.tolist()])
+    if requests.priority is not None:
+        header.append("priority")
+        columns.append(requests.priority.tolist())
+    if requests.max_tokens is not None:
+        header.append("max_tokens")
+        columns.append(requests.max_tokens.tolist())
+    if requests.abort_ns is not None:
+        header.append("abort_s")
+        columns.append(["" if ns < 0 else _decimal_s(ns) for ns in requests.abort_ns.tolist()])
+    if requests.prefix_blocks is not None and requests.prefix_offsets is not None:
+        header.append(f"prefix_blocks_{requests.prefix_block_tokens}")
+        ids, offsets = requests.prefix_blocks.tolist(), requests.prefix_offsets.tolist()
+        columns.append([" ".join(map(str, ids[offsets[i] : offsets[i + 1]])) for i in range(len(requests))])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(zip(*columns, strict=True))
+    return text.getvalue()
+
+
+def _decimal_s(ns: int) -> str:
+    return f"{ns // NS_PER_S}.{ns % NS_PER_S:09d}"
