@@ -1,6 +1,7 @@
 """What arrives: request traces, the files they come from, and generators of synthetic ones."""
 
 from workloads.arrivals import ArrivalProcess, Deterministic, Gamma, Mmpp, Pareto, Poisson, arrivals_ns
+from workloads.conversations import Conversations
 from workloads.follows import Follows
 from workloads.functions import FunctionCounts, FunctionInvocations, read_function_counts, read_function_invocations
 from workloads.gamma_windows import GammaWindows, fit_gamma_windows, gamma_windows_from_counts
@@ -11,6 +12,7 @@ from workloads.popularity import assign_models, multi_model, power_law_rates
 from workloads.readers import FORMATS, read_trace
 from workloads.reuse import ReuseCurve, reuse
 from workloads.sessions import read_sessions
+from workloads.shared_prefix import LoadStage, SharedPrefix
 from workloads.streams import Stream, stream
 from workloads.trace import Trace
 
@@ -18,6 +20,7 @@ __all__ = [
     "FORMATS",
     "ArrivalProcess",
     "ClosedLoop",
+    "Conversations",
     "Deterministic",
     "Empirical",
     "Fixed",
@@ -27,12 +30,14 @@ __all__ = [
     "Gamma",
     "GammaWindows",
     "LengthDistribution",
+    "LoadStage",
     "LogNormal",
     "Mmpp",
     "Pareto",
     "Poisson",
     "Resampled",
     "ReuseCurve",
+    "SharedPrefix",
     "Stream",
     "Trace",
     "Uniform",
