@@ -83,7 +83,7 @@ class KvPool:
         """Nobody holds anything."""
         self.free = self.total
 
-    # What a pool whose blocks can be found again answers (`caches`), one of `sim.engine.prefix` or `sim.engine.radix`.
+    # What a pool whose blocks can be found again answers (`caches`): `sim.engine.prefix`.
 
     @property
     def writes(self) -> bool:
