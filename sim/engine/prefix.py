@@ -20,7 +20,7 @@ from sim.engine.content import Contents
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.kv import KvPool
 from sim.engine.requests import RequestState
-from sim.engine.runs import Chain, Held, Run, RunPool, fault_of, parts_of
+from sim.engine.runs import Chain, Held, Run, RunPool, parts_of
 
 
 class BlockCache(RunPool):
@@ -245,9 +245,6 @@ class BlockCache(RunPool):
         self._own.clear()
         self._head.before = self._head.after = self._head
         self._writes = 0
-
-    def fault(self) -> str | None:
-        return fault_of(self)
 
 
 def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool:

@@ -305,43 +305,42 @@ class RunPool(KvPool):
             else:
                 del self._held[entry[1]]
 
-
-def fault_of(pool: RunPool) -> str | None:
-    """What of the books does not hold, in words; None where all does. For `sim.engine.invariants`."""
-    holders: dict[Run, int] = {}
-    for id_, held in pool._held.items():
-        blocks = 0
-        for first, hi in held.entries:
-            for run in parts_of(first, hi):
-                holders[run] = holders.get(run, 0) + 1
-                blocks += run.hi - run.lo
-        if blocks != held.full:
-            return f"request {id_} has {held.full} blocks with content, and its runs {blocks}"
-    queued: dict[Run, None] = {}
-    run = pool._head.after
-    while run is not pool._head:
-        assert run is not None
-        queued[run] = None
-        run = run.after
-    seen = 0
-    for chain in (*pool._chains.values(), *pool._own.values()):
-        at = chain.start
-        for run in chain.runs:
-            if run.lo > at or run.hi <= run.lo:
-                return f"blocks {at} to {run.lo} of a chain are missing before others of it"
-            at = max(at, run.hi)
-            if run.refs != holders.get(run, 0):
-                return f"a run is counted {run.refs} times and held by {holders.get(run, 0)}"
-            if (run in queued) != (not run.refs):
-                return f"a run that {run.refs} hold is {'' if run in queued else 'not '}among those that may be evicted"
-            seen += 1
-        if at != chain.end:
-            return f"a chain is said to be cached up to block {chain.end}, and is up to {at}"
-        if chain.end > chain.start and chain.parent is not None and chain.parent.end < chain.start:
-            return f"a chain is cached from block {chain.start} on, and the one before it up to {chain.parent.end}"
-        if chain.overlaps != sum(run.again for run in chain.runs):
-            return "a chain does not know how many of its runs came again"
-    if seen < len(holders.keys() | queued.keys()):
-        return "somebody holds blocks that cannot be found"
-    free = pool._blank + sum(run.hi - run.lo for run in queued)
-    return None if free == pool.free else f"{free} blocks are free and {pool.free} are said to be"
+    def fault(self) -> str | None:
+        """What of the books does not hold, in words; None where all does. For `sim.engine.invariants`."""
+        holders: dict[Run, int] = {}
+        for id_, held in self._held.items():
+            blocks = 0
+            for first, hi in held.entries:
+                for run in parts_of(first, hi):
+                    holders[run] = holders.get(run, 0) + 1
+                    blocks += run.hi - run.lo
+            if blocks != held.full:
+                return f"request {id_} has {held.full} blocks with content, and its runs {blocks}"
+        queued: dict[Run, None] = {}
+        run = self._head.after
+        while run is not self._head:
+            assert run is not None
+            queued[run] = None
+            run = run.after
+        seen = 0
+        for chain in (*self._chains.values(), *self._own.values()):
+            at = chain.start
+            for run in chain.runs:
+                if run.lo > at or run.hi <= run.lo:
+                    return f"blocks {at} to {run.lo} of a chain are missing before others of it"
+                at = max(at, run.hi)
+                if run.refs != holders.get(run, 0):
+                    return f"a run is counted {run.refs} times and held by {holders.get(run, 0)}"
+                if (run in queued) != (not run.refs):
+                    return f"a run that {run.refs} hold is {'' if run in queued else 'not '}among those that may be evicted"
+                seen += 1
+            if at != chain.end:
+                return f"a chain is said to be cached up to block {chain.end}, and is up to {at}"
+            if chain.end > chain.start and chain.parent is not None and chain.parent.end < chain.start:
+                return f"a chain is cached from block {chain.start} on, and the one before it up to {chain.parent.end}"
+            if chain.overlaps != sum(run.again for run in chain.runs):
+                return "a chain does not know how many of its runs came again"
+        if seen < len(holders.keys() | queued.keys()):
+            return "somebody holds blocks that cannot be found"
+        free = self._blank + sum(run.hi - run.lo for run in queued)
+        return None if free == self.free else f"{free} blocks are free and {self.free} are said to be"

@@ -430,7 +430,7 @@ def give_way_in_turn(
     kv, decoding = sequences.kv, lane.decoding
     chunks, gone, taken = dict(run), set[int](), dict[int, int]()
     left = list(preempt)
-    steps = set(preempt) | (set() if isinstance(decode, bool) else set(decode))
+    steps = {*preempt, *(() if isinstance(decode, bool) else decode)}
     for id_ in list(lane.admitted):
         if id_ in gone:
             continue

@@ -54,8 +54,8 @@ class Tenant:
         self.sequences = sequences = Sequences(spec, state, outside, self.recorder, alone=alone)
         self.n_in_flight = 0
         self.prices: Prices = prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
-        self._state = state
-        self._stages = stages
+        self.state = state
+        self.stages = stages
         self._alone = alone
         self._fast_forward = fast_forward
         self._seed = seed
@@ -72,7 +72,7 @@ class Tenant:
         self._in_turn = sequences.finding.in_turn
         shown = sequences.finding.described if self._caches and not sequences.finding.in_turn else None
         self._queue_view = QueueView(sequences.queue, shown)
-        self._n_sent = 0
+        self.n_sent = 0
         self._speculates = spec.decoding is not None
         self._max_lanes = spec.micro_batches or len(stages)
         self.lanes: list[Lane] = []
@@ -88,7 +88,7 @@ class Tenant:
             UniformSet(spec.block_tokens, self._window)
             if spec.decoding is None
             else TapedSet(
-                spec.block_tokens, self._window, spec.decoding, self._seed, self._state.rounds,
+                spec.block_tokens, self._window, spec.decoding, self._seed, self.state.rounds,
                 lookahead_tokens=self._kv.lookahead_tokens, max_model_len=spec.max_model_len,
                 ahead=self._ahead is not None,
             )
@@ -98,10 +98,10 @@ class Tenant:
             block_tokens=spec.block_tokens,
             total_blocks=self._kv.total,
             running=RunningView(lane, self.sequences.running_seq),
-            price=LanePrice(lane, self.prices, self._stages, self._window, self._pads_to),
+            price=LanePrice(lane, self.prices, self.stages, self._window, self._pads_to),
             elsewhere=Elsewhere(self.lanes, lane),
-            prompt_tokens=self._state.prompt,
-            max_tokens=self._state.max_tokens,
+            prompt_tokens=self.state.prompt,
+            max_tokens=self.state.max_tokens,
             by_chunk=self._by_chunk,
             lookahead_tokens=self._kv.lookahead_tokens,
             draft_slots=spec.draft_slots,
@@ -280,7 +280,7 @@ class Tenant:
             decode_rows += query
             decode_kv += kv_read
             decode_window += 0 if window is None else seen(kv_read, window)
-        output_left = self._state.left
+        output_left = self.state.left
         for id_ in completing:
             emitted += output_left[id_] > 0
         n_completing = len(completing)
@@ -357,7 +357,7 @@ class Tenant:
     def drop_in_flight(self) -> None:
         """Forget the micro-batches that have not left the last stage."""
         self.recorder.spans.drop_last(self.n_in_flight)
-        self.recorder.stages.drop_last(self.n_in_flight * len(self._stages))
+        self.recorder.stages.drop_last(self.n_in_flight * len(self.stages))
         for lane in self.lanes:
             lane.span = None
             lane.held = lane.view.memo = None
@@ -372,23 +372,23 @@ def _still_holds(tenant: Tenant, held: HeldPlan, decoding: RunningSet, ticks: in
         and held.changes == tenant.sequences.n_changes
         and held.arrivals in (-1, tenant.sequences.n_arrivals)
         and ticks >> TICK_BITS < held.until_ns
-        and decoding.growth_blocks <= tenant._kv.free
+        and decoding.growth_blocks <= tenant.sequences.kv.free
     )
 
 
 def _through_stages(tenant: Tenant, lane: Lane, totals: Totals, draft_steps: int, ticks: int) -> tuple[int, int]:
     """Send a micro-batch through the machine's stages; ticks until it has left the last, and its bubbles in ns."""
     durations, handover = tenant.prices.stages(totals, draft_steps)
-    end, bubbles = tenant._stages.send(
-        ticks, durations, handover, bool(lane.run), tenant._n_sent, tenant.recorder.stages.add
+    end, bubbles = tenant.stages.send(
+        ticks, durations, handover, bool(lane.run), tenant.n_sent, tenant.recorder.stages.add
     )
-    tenant._n_sent += 1
+    tenant.n_sent += 1
     for kind, bubble_ns in enumerate(bubbles):
         if bubble_ns:
             if lane.decodes:
                 lane.bubbles[kind] += bubble_ns
             for id_, _ in lane.run:
-                tenant._state.bubbles[kind][id_] += bubble_ns
+                tenant.state.bubbles[kind][id_] += bubble_ns
     return end - ticks, sum(bubbles)
 
 
@@ -397,14 +397,14 @@ def columns_of(tenant: Tenant) -> ReplicaColumns:
     recorder = tenant.recorder
     speculates = tenant.spec.decoding is not None
     return ReplicaColumns(
-        spans=recorder.all_spans(tenant._kv.block_tokens),
+        spans=recorder.all_spans(tenant.sequences.kv.block_tokens),
         joins=recorder.joins.array(),
         queued_ns=np.array(recorder.queued_ns, np.int64),
         resumed_gaps_ns=np.array(recorder.resumed_gaps_ns, np.int64),
         stages=recorder.stages.array(),
-        kv_blocks_total=tenant._kv.total,
-        block_tokens=tenant._kv.block_tokens,
-        n_stages=len(tenant._stages),
+        kv_blocks_total=tenant.sequences.kv.total,
+        block_tokens=tenant.sequences.kv.block_tokens,
+        n_stages=len(tenant.stages),
         emitted=_emitted(tenant.lanes) if speculates else None,
         speculation=sum_rounds(lane.decoding.speculation() for lane in tenant.lanes) if speculates else None,
     )

@@ -20,7 +20,7 @@ _CACHES: dict[str, PrefixCacheKind] = {"vllm": "blocks", "sglang": "blocks", "tr
 """Serving stacks that find KV blocks again unless they are told not to, and how. The rules are vLLM's for all of them: SGLang's
 tree and TensorRT-LLM's order of eviction are not modelled, which a note says."""
 
-_OTHER_RULES = {"sglang": "SGLang evicts leaves of its tree", "trtllm": "TensorRT-LLM evicts by priority"}
+_EVICTS = {"sglang": "SGLang evicts leaves of its tree", "trtllm": "TensorRT-LLM evicts by priority"}
 
 
 def cache_of(scenario: Scenario, workload: Trace | ClosedLoop, block_tokens: int) -> dict[str, Any]:
@@ -37,11 +37,12 @@ def cache_of(scenario: Scenario, workload: Trace | ClosedLoop, block_tokens: int
 
 
 def without_cache(scenario: Scenario) -> Iterator[str]:
-    """A note for a trace that says which prompts share a beginning, where nobody asks or another engine's rules answer."""
-    other = _OTHER_RULES.get(scenario.serving_stack)
-    if _kind(scenario) is not None and other is not None:
+    """A note for a trace that says which prompts share a beginning, where nobody asks, or another engine's rules answer."""
+    stack = scenario.serving_stack
+    if _kind(scenario) is not None and stack in _EVICTS:
         yield (
-            f"KV blocks are found again and evicted by vLLM's rules; {other}, which changes what is found where memory is short."
+            f"KV blocks are found again and evicted by vLLM's rules; {_EVICTS[stack]}, which changes what is found where memory is "
+            "short."
         )
     if _kind(scenario) is None:
         asked = scenario.memory.prefix_caching is False
