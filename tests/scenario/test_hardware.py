@@ -100,7 +100,9 @@ def test_a_release_of_the_stack_has_overheads_of_its_own() -> None:
     manifest = resolve(scenario(serving_stack="vllm", serving_release="0.12")).manifest
     assert manifest["hardware"]["serving_stack"]["release"] == "0.12"
     assert resolve(scenario(serving_stack="vllm")).manifest["hardware"]["serving_stack"]["release"] == "0.14"
-    with pytest.raises(ScenarioError, match="serving_release: a release begins with numbers, such as 0.14 or 0.12; got 'new'"):
+    with pytest.raises(
+        ScenarioError, match=r"serving_release: a release begins with numbers, such as 0\.14 or 0\.12; got 'new'"
+    ):
         resolve(scenario(serving_stack="vllm", serving_release="new"))
     with pytest.raises(ScenarioError, match="ideal has no releases"):
         resolve(scenario(serving_stack="ideal", serving_release="1"))
