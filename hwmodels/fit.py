@@ -6,7 +6,7 @@ import datetime
 import math
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,16 +71,19 @@ def fit_profile(
     fitted_on: str,
     max_points: int = 1500,
     partial: bool = False,
+    only: Collection[str] = (),
 ) -> Profile:
     """A profile fitted to measurements of one device (from `measured.read`), with errors on held-back shapes.
 
     Each parameter set is fitted on all shapes, for the profile, and without some of them, which are then scored:
     without half, or, of few rows, without each quarter in turn. Files that feed one parameter set are pooled.
     `fitted_on` is the ISO date to record. Kernels with fewer points than parameters are an error, or, with `partial`,
-    left out and named in the profile's note.
+    left out and named in the profile's note. With *only*, families of `kernels.families`, no others are fitted.
     """
-    pools = pools_of(measurements, datasheet)
+    pools = {key: pool for key, pool in pools_of(measurements, datasheet).items() if not only or key[0] in only}
     if not pools:
+        if only:
+            raise ValueError(f"the measurements hold nothing of {' or '.join(sorted(only))}")
         raise ValueError(
             "no kernel-level measurement to fit; name files as gemm_DEVICE_DTYPE_SOFTWARE.csv and the like"
         )
@@ -156,6 +159,13 @@ def _reach(part: Part, columns: Columns, measured_s: np.ndarray, predicted_s: np
         if not math.isnan(coverage):
             found["held_coverage_pct"] = coverage
     return found
+
+
+def refitted(profile: Profile, fitted: Profile) -> Profile:
+    """*profile* with the kernels of *fitted* in the place of its own of their names; all others stay as they are."""
+    fresh = {(kernel.family, kernel.variant): kernel for kernel in fitted.kernels}
+    kept = [fresh.pop((kernel.family, kernel.variant), kernel) for kernel in profile.kernels]
+    return replace(profile, kernels=(*kept, *fresh.values()))
 
 
 def with_intervals(profile: Profile, measurements: Sequence[Measurement], *, max_points: int = 600) -> Profile:

@@ -1,10 +1,14 @@
-"""Which replica a request goes to. Each router is a frozen dataclass with one pure method."""
+"""Which replica a request goes to. Each router is a frozen dataclass with one pure method.
+
+What a router has to remember (what it sent where, who served a session) the engine keeps for it, as it says in `knows`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast
+from dataclasses import dataclass, replace
+from math import exp, isfinite
+from typing import Literal, NamedTuple, Protocol, cast
 
 
 class RoutedRequest(NamedTuple):
@@ -19,6 +23,10 @@ class RoutedRequest(NamedTuple):
     """From arrival; -1: none."""
     turn: int = 0
     """How many requests for the same model have a lower number; where every machine serves every model, how many have."""
+    session: int = -1
+    """The conversation that it belongs to; -1: none."""
+    served_by: int = -1
+    """Which of the replicas shown got the last request of its session; -1: none. For routers that ask (`Knowledge.sessions`)."""
 
 
 class Refused(NamedTuple):
@@ -47,6 +55,31 @@ class ReplicaLoad(Protocol):
     def kv_blocks_used(self) -> int: ...
 
     @property
+    def kv_use(self) -> float:
+        """The share of its KV blocks that sequences hold, 0 to 1; what is only kept for others to find counts as free."""
+        ...
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a KV block."""
+        ...
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens of prompts that it has still to compute, of those that wait and of those that run."""
+        ...
+
+    def found_tokens(self, request: RoutedRequest) -> int:
+        """Tokens from the beginning of the request's prompt that the machine is thought to have cached, in full blocks: by its own
+        events, or by the router's index (`Knowledge.sent`)."""
+        ...
+
+    @property
+    def no_hit_order(self) -> int:
+        """Which in order was the last request that it got of those of which no machine had anything; -1: it got none."""
+        ...
+
+    @property
     def promised_ns(self) -> int:
         """When the last stage will have done all that was accepted; of machines that serve single-pass models."""
         ...
@@ -59,16 +92,69 @@ class ReplicaLoad(Protocol):
 
 @dataclass(frozen=True)
 class Load:
-    """A `ReplicaLoad` in literals, for tests and examples. *service_ns*: of one request, for `done_ns`."""
+    """A `ReplicaLoad` in literals, for tests and examples. *service_ns*: of one request, for `done_ns`; *found*: tokens."""
 
     waiting: int = 0
     running: int = 0
     kv_blocks_used: int = 0
     promised_ns: int = 0
     service_ns: int = 0
+    kv_use: float = 0.0
+    block_tokens: int = 16
+    prefill_tokens: int = 0
+    found: int = 0
+    no_hit_order: int = -1
 
     def done_ns(self, model: int, *, waiting: bool) -> int:
         return self.promised_ns + self.service_ns
+
+    def found_tokens(self, request: RoutedRequest) -> int:
+        return self.found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentBlocks:
+    """An index that a router makes itself, of what it sent where: for each machine the blocks of prompts that it was last sent, the
+    least recently sent forgotten first. Within a prompt the first block is the older, and without it the others are not found.
+
+    As the approximate prefix scorer of llm-d's and Gateway API's endpoint picker keeps it
+    (gateway-api-inference-extension, pkg/epp/scheduling/framework/plugins/multi/prefix: indexer.go, plugin.go; from knowledge, to
+    be checked there).
+    """
+
+    block_tokens: int = 64
+    capacity_blocks: int = 31_250
+    """Of each machine."""
+    max_age_s: float | None = None
+    """Blocks sent longer ago are forgotten; None: never."""
+    max_blocks: int | None = 256
+    """Of a prompt this many blocks are looked at; None: all."""
+
+    def __post_init__(self) -> None:
+        for name in ("block_tokens", "capacity_blocks", "max_blocks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is at least 1; got {value}")
+        if self.max_age_s is not None and not (isfinite(self.max_age_s) and self.max_age_s > 0):
+            raise ValueError(f"max_age_s is a time above 0; got {self.max_age_s}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """What a router asks to be told beside the loads of a `ReplicaLoad`; its property `knows`."""
+
+    prefixes: bool = False
+    """`ReplicaLoad.found_tokens`: by the machines' own events, or ..."""
+    sent: SentBlocks | None = None
+    """... by an index of what was sent where."""
+    event_delay_s: float = 0.0
+    """What is known of the machines' blocks is this old."""
+    poll_s: float = 0.0
+    """Loads are read at whole multiples of it, and the same until the next; 0: they are what they are."""
+    sessions: bool = False
+    """`RoutedRequest.served_by`."""
+    no_hits: bool = False
+    """`ReplicaLoad.no_hit_order`."""
 
 
 class Router(Protocol):
@@ -141,3 +227,227 @@ class LeastKv:
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
         return min(range(len(replicas)), key=lambda i: (replicas[i].kv_blocks_used, _outstanding(replicas[i]), i))
+
+
+@dataclass(frozen=True)
+class LeastQueue:
+    """The replica with the fewest requests waiting; then the fewest running; then the lowest index."""
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+        return min(range(len(replicas)), key=lambda i: (replicas[i].waiting, replicas[i].running, i))
+
+
+@dataclass(frozen=True)
+class LeastKvUse:
+    """The replica with the smallest share of its KV blocks in use; then the fewest requests; then the lowest index. For machines
+    that have different memories; `LeastKv` counts blocks."""
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+        return min(range(len(replicas)), key=lambda i: (replicas[i].kv_use, _outstanding(replicas[i]), i))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionAffinity:
+    """A session stays with the replica that got its last request, unless more than *max_waiting* wait there (None: always); *inner*
+    routes who has no session, first requests, and those whose replica has too long a queue."""
+
+    inner: Router = LeastOutstanding()
+    max_waiting: int | None = None
+
+    @property
+    def knows(self) -> Knowledge:
+        return replace(knowledge_of(self.inner) or Knowledge(), sessions=True)
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int | Refused:
+        stay = request.served_by
+        if stay >= 0 and (self.max_waiting is None or replicas[stay].waiting <= self.max_waiting):
+            return stay
+        return route_of(self.inner)(request, replicas)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ByPrefix:
+    """How a router knows what machines have cached.
+
+    *index* `exact`: by the machines' events, *event_delay_s* late, in their own blocks; `approximate`: by what was sent where, with
+    the other settings (see `SentBlocks`), which are none of the exact index.
+    """
+
+    index: Literal["exact", "approximate"] = "exact"
+    event_delay_s: float = 0.0
+    block_tokens: int | None = None
+    """64 where it is left out."""
+    capacity_blocks: int | None = None
+    """Of each machine; 31,250 where it is left out."""
+    max_age_s: float | None = None
+    max_blocks: int | None = None
+    """Of a prompt; all where it is left out."""
+    poll_s: float = 0.0
+    """How often loads are read."""
+
+    def __post_init__(self) -> None:
+        if self.index not in ("exact", "approximate"):
+            raise ValueError(f"index is exact or approximate; got {self.index!r}")
+        for name in ("event_delay_s", "poll_s"):
+            if not (isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name} is a finite time of at least 0; got {getattr(self, name)}")
+        own = ("block_tokens", "capacity_blocks", "max_age_s", "max_blocks")
+        given = [name for name in own if getattr(self, name) is not None]
+        if self.index == "exact" and given:
+            raise ValueError(
+                f"{given[0]} is a setting of index: approximate; an exact index has the blocks of the machines"
+            )
+        if self.index == "approximate" and self.event_delay_s:
+            raise ValueError("event_delay_s is a setting of index: exact; an approximate index hears of no events")
+        self._sent()
+
+    def _sent(self) -> SentBlocks | None:
+        if self.index == "exact":
+            return None
+        return SentBlocks(
+            block_tokens=64 if self.block_tokens is None else self.block_tokens,
+            capacity_blocks=31_250 if self.capacity_blocks is None else self.capacity_blocks,
+            max_age_s=self.max_age_s,
+            max_blocks=self.max_blocks,
+        )
+
+    @property
+    def knows(self) -> Knowledge:
+        return Knowledge(prefixes=True, sent=self._sent(), event_delay_s=self.event_delay_s, poll_s=self.poll_s)
+
+    def shares(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> list[float]:
+        """Of the prompt's full blocks that are looked at, the share that each replica is thought to have."""
+        sent = self._sent()
+        shares: list[float] = []
+        for load in replicas:
+            size = load.block_tokens if sent is None else sent.block_tokens
+            blocks = request.prompt_tokens // size
+            if sent is not None and sent.max_blocks is not None:
+                blocks = min(blocks, sent.max_blocks)
+            shares.append(min(load.found_tokens(request) / (blocks * size), 1.0) if blocks else 0.0)
+        return shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefix(_ByPrefix):
+    """The replica that has most of the prompt; of equals the one with the fewest requests; then the lowest index."""
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+        shares = self.shares(request, replicas)
+        return min(range(len(replicas)), key=lambda i: (-shares[i], _outstanding(replicas[i]), i))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlmD(_ByPrefix):
+    """The replica with the highest weighted sum of scores from 0 to 1, of equals one drawn, as llm-d's endpoint picker has it:
+
+    * *queue*: (longest - own) / (longest - shortest) of the queues; 1 for all where they are equal;
+    * *kv*: 1 - share of KV blocks in use;
+    * *prefix*: share of the prompt's blocks that it is thought to have;
+    * *session*: 1 for who got the session's last request;
+    * *no_hit_lru*: where nobody has anything of the prompt, 1 for who has longest not got such a prompt, down to 0 for who got
+      the last; where somebody has, the same for all.
+
+    llm-d-inference-scheduler, pkg/plugins/scorer (no_hit_lru.go, session_affinity.go, precise_prefix_cache.go), and of
+    gateway-api-inference-extension queue-scorer, kv-cache-utilization-scorer, prefix-cache-scorer and max-score-picker; from
+    knowledge, to be checked there. The weights are those of its guides of 2026. What is read is *poll_s* old at most (50 ms there).
+    """
+
+    queue: float = 2.0
+    kv: float = 2.0
+    prefix: float = 3.0
+    session: float = 0.0
+    no_hit_lru: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        weights = {name: getattr(self, name) for name in ("queue", "kv", "prefix", "session", "no_hit_lru")}
+        for name, weight in weights.items():
+            if not (isfinite(weight) and weight >= 0):
+                raise ValueError(f"{name} is a weight of at least 0; got {weight}")
+        if not any(weights.values()):
+            raise ValueError("some weight has to be above 0; all are 0")
+
+    @property
+    def knows(self) -> Knowledge:
+        asks = self.prefix > 0 or self.no_hit_lru > 0
+        return replace(super().knows, prefixes=asks, sessions=self.session > 0, no_hits=self.no_hit_lru > 0)
+
+    def scores(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> list[float]:
+        """The weighted sum of each replica."""
+        queues = [load.waiting for load in replicas]
+        most, least = max(queues), min(queues)
+        shares = self.shares(request, replicas) if self.prefix or self.no_hit_lru else [0.0] * len(replicas)
+        unhit = [0.5] * len(replicas)
+        if self.no_hit_lru and not any(shares):
+            order = sorted(range(len(replicas)), key=lambda i: (replicas[i].no_hit_order, i))
+            for rank, i in enumerate(order):
+                unhit[i] = 1.0 - rank / (len(replicas) - 1) if len(replicas) > 1 else 1.0
+        return [
+            self.queue * (1.0 if most == least else (most - queues[i]) / (most - least))
+            + self.kv * (1.0 - load.kv_use)
+            + self.prefix * shares[i]
+            + self.session * (request.served_by == i)
+            + self.no_hit_lru * unhit[i]
+            for i, load in enumerate(replicas)
+        ]
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+        scores = self.scores(request, replicas)
+        best = max(scores)
+        return _drawn([i for i, score in enumerate(scores) if score == best], request.luck[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dynamo(_ByPrefix):
+    """The replica of the lowest cost, or one drawn the likelier the lower its cost, as Dynamo's KV router has it:
+
+    cost = *overlap_weight* x blocks of prompts that it would have to compute + blocks of KV that it would hold,
+
+    this request's among both: it would compute what it is not thought to have. With *temperature* 0 the lowest cost, of equals one
+    drawn; above 0 with probabilities exp(-cost / (highest - lowest) / temperature), scaled to 1.
+
+    ai-dynamo/dynamo, lib/llm/src/kv_router/scheduler.rs (DefaultWorkerSelector, softmax_sample; overlap_score_weight and
+    router_temperature with the same defaults); from knowledge, to be checked there. Dynamo counts these blocks itself, from what
+    it has sent; here they are what machines hold and what they have still to compute.
+    """
+
+    overlap_weight: float = 1.0
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("overlap_weight", "temperature"):
+            if not (isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name} is a finite number of at least 0; got {getattr(self, name)}")
+
+    def costs(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad]) -> list[float]:
+        """The cost of each replica, in its KV blocks."""
+        costs: list[float] = []
+        for load in replicas:
+            new = request.prompt_tokens - min(load.found_tokens(request), request.prompt_tokens)
+            prefill_blocks = (load.prefill_tokens + new) / load.block_tokens
+            costs.append(self.overlap_weight * prefill_blocks + load.kv_blocks_used + int(prefill_blocks))
+        return costs
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+        costs = self.costs(request, replicas)
+        lowest, highest = min(costs), max(costs)
+        if self.temperature == 0 or lowest == highest:
+            return _drawn([i for i, cost in enumerate(costs) if cost == lowest], request.luck[0])
+        weights = [exp(-(cost - lowest) / (highest - lowest) / self.temperature) for cost in costs]
+        left = request.luck[0] * sum(weights)
+        for i, weight in enumerate(weights):
+            left -= weight
+            if left < 0:
+                return i
+        return costs.index(lowest)
+
+
+def _drawn(among: Sequence[int], luck: float) -> int:
+    return among[int(luck * len(among))]
+
+
+def knowledge_of(router: object) -> Knowledge | None:
+    """What *router* asks to be told; None where it asks for nothing."""
+    return cast("Knowledge | None", getattr(router, "knows", None))

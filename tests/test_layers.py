@@ -53,6 +53,7 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
         ),
         *(f"hwmodels.totals.{name}" for name in ("Totals", "Chunk", "seen", "pairs_within")),
         *(f"policies.routers.{name}" for name in ("Router", "RoutedRequest", "ReplicaLoad", "Refused", "route_of")),
+        *(f"policies.routers.{name}" for name in ("Knowledge", "knowledge_of")),
     }
     for path in files("sim/engine"):
         ours = {name for name in imports(path) if name.split(".")[0] in GROUND}

@@ -2,6 +2,7 @@
 
 from workloads.arrivals import ArrivalProcess, Deterministic, Gamma, Mmpp, Pareto, Poisson, arrivals_ns
 from workloads.chains import chained
+from workloads.conversations import Conversations
 from workloads.follows import Follows
 from workloads.functions import FunctionCounts, FunctionInvocations, read_function_counts, read_function_invocations
 from workloads.gamma_windows import GammaWindows, fit_gamma_windows, gamma_windows_from_counts
@@ -12,6 +13,7 @@ from workloads.popularity import assign_models, multi_model, power_law_rates
 from workloads.readers import FORMATS, read_trace
 from workloads.reuse import ReuseCurve, reuse
 from workloads.sessions import read_sessions
+from workloads.shared_prefix import LoadStage, SharedPrefix
 from workloads.streams import Stream, stream
 from workloads.trace import Trace
 
@@ -19,6 +21,7 @@ __all__ = [
     "FORMATS",
     "ArrivalProcess",
     "ClosedLoop",
+    "Conversations",
     "Deterministic",
     "Empirical",
     "Fixed",
@@ -28,12 +31,14 @@ __all__ = [
     "Gamma",
     "GammaWindows",
     "LengthDistribution",
+    "LoadStage",
     "LogNormal",
     "Mmpp",
     "Pareto",
     "Poisson",
     "Resampled",
     "ReuseCurve",
+    "SharedPrefix",
     "Stream",
     "Trace",
     "Uniform",

@@ -22,6 +22,8 @@ class Stream(IntEnum):
     MODELS = 104
     THINK_TIMES = 105
     ARRIVAL_STATES = 106
+    PROMPTS = 107
+    TURNS = 108
 
 
 def stream(seed: int, name: Stream, *key: int) -> np.random.Generator:

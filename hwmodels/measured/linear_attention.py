@@ -20,6 +20,10 @@ _SHAPE = ("key_heads", "key_dim", "value_heads", "value_dim", "conv_width")
 
 
 def _starts(kernel: str, prompts: bool) -> tuple[LinearParams, ...]:
+    if kernel == "conv" and not prompts:
+        return LinearParams(launch_s=2e-6, block_s=1e-7, step_s=0.0), LinearParams(
+            launch_s=3e-6, block_s=1e-8, step_s=0.0, value_share=0.1, bandwidth_efficiency=0.6, cache_gain=1.0
+        )
     if kernel == "conv":
         usual = LinearParams(launch_s=2e-6, block_s=1e-7, step_s=1.5e-7)
         return usual, LinearParams(launch_s=4e-6, sequence_s=2e-6, block_s=1e-7, step_s=1e-8, value_share=0.5)

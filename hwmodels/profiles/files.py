@@ -90,7 +90,8 @@ def write_profile(profile: Profile, path: str | Path) -> None:
         lines += ["values = [" + ", ".join(f"{own[name]:.5g}" for name in columns[kernel.family]) + "]"]
         if kernel.interval:
             lines += ["[kernel.interval]"]
-            lines += [f"{name} = [{_digits(low)}, {_digits(high)}]" for name, (low, high) in kernel.interval.items()]
+            lines += [f"{name} = [{_digits(low)}, {_digits(high)}]" for name, (low, high) in kernel.interval.items()
+                      if name in columns[kernel.family]]  # fmt: skip
         lines += ["[kernel.provenance]", *_lines(_short(kernel.provenance))]
     Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -161,7 +161,7 @@ def _distance(device: Device, other: Device, family: str) -> float:
     return math.sqrt(sum(value * value for value in logs) / len(logs))
 
 
-def _quantities(device: Device) -> dict[str, float]:
+def quantities(device: Device) -> dict[str, float]:
     """What parameters may scale with; a device without a stated clock scales as if all clocks were alike."""
     sheet = datasheet_of(device)
     return {
@@ -228,8 +228,8 @@ def _lent(device: Device, without: tuple[str, ...], family: str, variant: str) -
     owners = _owners(device, without, family, variant)
     shares, apart = _shares(device, owners, family)
     kernels = [_entry(name, family, variant) for name in owners]
-    kind, numbers = FAMILIES[family].parameters, _quantities(device)
-    theirs = [_quantities(load_device(name)) for name in owners]
+    kind, numbers = FAMILIES[family].parameters, quantities(device)
+    theirs = [quantities(load_device(name)) for name in owners]
     params = blended(
         kind, [(share, k.params, own) for share, k, own in zip(shares, kernels, theirs, strict=True)], numbers
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.routers import Refused, RoutedRequest, route_of
+from policies.routers import Refused, RoutedRequest, knowledge_of, route_of
 from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, IntArray
 from sim.engine.content import Contents, contents_of
 from sim.engine.errors import PolicyError
@@ -20,6 +20,7 @@ from sim.engine.followers import Followers
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.requests import RequestState
+from sim.engine.routing import Routing
 from sim.engine.tenant import columns_of
 from workloads import ClosedLoop, Trace
 
@@ -102,6 +103,15 @@ class _Cluster:
         self._turn = self._turns()
         self._only = self._machines[0] if len(self._machines) == 1 and self._hosting is None else None
         self._luck = None if self._only else np.random.default_rng([experiment.seed, _ROUTING_STREAM]).random((n, 2))
+        session = workload.session if isinstance(workload, Trace) else None
+        self._session = None if session is None else _as_array(session)
+        knows = None if self._only else knowledge_of(experiment.router)
+        self._routing = None
+        if knows is not None:
+            named = isinstance(workload, Trace) and workload.prefix_blocks is not None
+            self._routing = Routing(
+                knows, self._machines, self._clock, self._prompt, self._contents_in if named else None
+            )
         self._reasons: dict[str, int] = {}
         self._sent = 0
         self._desk_ns = round(experiment.admission_serial_s * 1e9)
@@ -180,6 +190,8 @@ class _Cluster:
             order = first[np.argsort(visible[first], kind="stable")]
             self._visible, self._order = _as_array(visible[order]), _as_array(order)
             self._next = 0
+            if self._routing is not None:
+                self._routing.expect(self._order, self._visible)
             self._arrivals = Alarm(self._clock, ARRIVALS, self._on_trace)
             self._arrivals.set(self._visible[0])
         self._expect_aborts(workload)
@@ -254,8 +266,20 @@ class _Cluster:
             state.arrival[id_],
             -1 if state.deadline is None else state.deadline[id_],
             id_ if self._turn is None else self._turn[id_],
+            -1 if self._session is None else self._session[id_],
         )
-        answer = self._route_of(request, machines)
+        routing = self._routing
+        if routing is None:
+            answer = self._route_of(request, machines)
+        else:
+            routing.show(id_)
+            last = routing.served_by.get(request.session, -1)
+            shown = routing.seen if self._hosting is None else [routing.seen[machine.index] for machine in machines]
+            if last >= 0:
+                request = request._replace(
+                    served_by=next((i for i, seen in enumerate(shown) if seen.index == last), -1)
+                )
+            answer = self._route_of(request, shown)
         if isinstance(answer, Refused):
             if answer.at >= 0:
                 state.replica[id_] = machines[answer.at].tenant_of(model).number
@@ -265,6 +289,8 @@ class _Cluster:
             raise PolicyError(
                 f"{self._experiment.router!r} sent request {id_} to replica {answer!r}; expected 0 to {len(machines) - 1}"
             )
+        if routing is not None:
+            routing.sent(request, machines[answer])
         machines[answer].deliver(id_)
 
     def _send_next(self, ended_ns: int | None) -> None:
@@ -294,6 +320,8 @@ class _Cluster:
         if self._desk_ns:
             sent_ns = self._desk_free_ns = max(sent_ns, self._desk_free_ns) + self._desk_ns
         seen_ns = max(sent_ns + int(self._admission_ns(self._prompt[id_])), felt_ns)
+        if self._routing is not None:
+            self._routing.expect_one(id_, seen_ns)
         Alarm(self._clock, ARRIVALS, lambda _event: self._route(id_)).set(seen_ns)
 
     # What machines tell.

@@ -13,13 +13,14 @@ from workloads import Follows
 class Followers:
     """Who still waits for how many, and when each may be sent at the earliest."""
 
-    __slots__ = ("_delay_ns", "_due_ns", "_left", "_offsets", "_rows")
+    __slots__ = ("_delay_ns", "_due_ns", "_left", "_n", "_offsets", "_rows")
 
     def __init__(self, follows: Follows) -> None:
         offsets, rows, delay_ns = follows.followers()
         self._offsets, self._rows, self._delay_ns = (_plain(column) for column in (offsets, rows, delay_ns))
-        self._left = _plain(follows.counts)
-        self._due_ns = array("q", bytes(8 * len(follows)))
+        self._n = len(follows)
+        self._left = _plain(follows.all_counts)
+        self._due_ns = array("q", bytes(8 * len(self._left)))
 
     def ended(self, id_: int, now_ns: int) -> Iterator[tuple[int, int]]:
         """Requests that waited for *id_* last of all, and when each is sent."""
@@ -28,7 +29,11 @@ class Followers:
             self._left[row] -= 1
             self._due_ns[row] = max(self._due_ns[row], now_ns + self._delay_ns[place])
             if self._left[row] == 0:
-                yield row, self._due_ns[row]
+                if row < self._n:
+                    yield row, self._due_ns[row]
+                else:
+                    # A join: who waits for it need not wait for a request.
+                    yield from self.ended(row, self._due_ns[row])
 
 
 def _plain(column: np.ndarray) -> array[int]:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from typing import Any
 
+from policies.routers import RoutedRequest
 from policies.view import ALWAYS_NS
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.errors import PolicyError
@@ -36,6 +38,8 @@ class Machine:
         """*first_number*: of its first tenant, among all of the run."""
         self.index = index
         self.events = 0
+        self.no_hit_order = -1
+        """Of routers that do not ask for it."""
         self._clock = clock
         self._state = state
         self._outside = outside
@@ -89,11 +93,48 @@ class Machine:
 
     @property
     def kv_blocks_used(self) -> int:
-        used = sum(tenant.sequences.kv.used for tenant in self.tenants)
+        return sum(tenant.sequences.kv.used for tenant in self.tenants) + self._grown
+
+    @property
+    def _grown(self) -> int:
+        """Blocks that the span in flight has taken by now beyond those of its first iteration."""
         span = self._lane.span
         if self._alone and span is not None and span.n > 1:
-            used += self._lane.decoding.blocks_for(span.index_at(self._clock.now_ns << TICK_BITS)) - span.growth_first
-        return used
+            return self._lane.decoding.blocks_for(span.index_at(self._clock.now_ns << TICK_BITS)) - span.growth_first
+        return 0
+
+    @property
+    def kv_use(self) -> float:
+        return self.kv_blocks_used / sum(tenant.sequences.kv.total for tenant in self.tenants)
+
+    @property
+    def block_tokens(self) -> int:
+        return self.tenants[0].sequences.kv.block_tokens
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(
+            sum(seq.tokens for seq in tenant.sequences.queue)
+            + sum(partial.remaining_tokens for lane in tenant.lanes for partial in lane.partial.values())
+            for tenant in self.tenants
+        )
+
+    def found_tokens(self, request: RoutedRequest) -> int:
+        """Tokens of the prompt, in full blocks, that are cached here."""
+        kv = self.tenant_of(request.model).sequences.kv
+        if not kv.caches:
+            return 0
+        grown = self._grown if self._alone else 0
+        if grown > 0:
+            # As if the span had been taken step by step: what its growth evicts is gone.
+            cache: Any = kv
+            cache.try_out()
+            cache.take(grown)
+            found = cache.found_blocks(request.id, request.prompt_tokens + 1)
+            cache.undo()
+        else:
+            found = kv.found_blocks(request.id, request.prompt_tokens + 1)
+        return found * kv.block_tokens
 
     @property
     def promised_ns(self) -> int:

@@ -111,6 +111,53 @@ class Memory(Section):
         return {name: given for name in names if (given := getattr(self, name)) is not None}
 
 
+class LoadStage(Section):
+    """Part of a load: floor(rate x duration) requests."""
+
+    rate_per_s: Annotated[float, Field(gt=0)]
+    duration_s: Seconds
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if self.rate_per_s * self.duration_s < 1 - 1e-9:
+            raise ValueError(f"a stage sends at least one request; got {self.rate_per_s:g}/s for {self.duration_s:g} s")
+        return self
+
+
+class SharedPrefix(Section):
+    """Groups of prompts that begin with the same system prompt, sent in stages as inference-perf does it: a later stage asks for
+    the prompts of an earlier one again."""
+
+    groups: Annotated[int, Field(ge=1)]
+    prompts_per_group: Annotated[int, Field(ge=1)]
+    system_prompt_tokens: Annotated[int, Field(ge=1)]
+    question_tokens: Annotated[int, Field(ge=1)]
+    output_tokens: Annotated[int, Field(ge=0)]
+    stages: Annotated[list[LoadStage], Field(min_length=1)]
+    pause_s: Annotated[float, Field(ge=0)] = 1.0
+    """From the end of a stage's last request to the next stage."""
+    arrival: Literal["poisson", "constant"] = "poisson"
+    """`poisson`: a Poisson number each second; `constant`: exponential gaps scaled to the stage, as in inference-perf."""
+    block_tokens: Annotated[int, Field(ge=1)] = 16
+    """Tokens that one id of the generated prompts stands for."""
+
+
+class Conversations(Section):
+    """Conversations of several turns: a prompt is the system prompt, all that was said and answered before, and something new."""
+
+    sessions: Annotated[int, Field(ge=1)]
+    turns: Distribution
+    user_tokens: Distribution
+    """What a person adds with each turn."""
+    answer_tokens: Distribution
+    system_prompt_tokens: Annotated[int, Field(ge=0)] = 0
+    """The same for all sessions."""
+    mean_think_s: Annotated[float, Field(ge=0)] = 0.0
+    """From an answer to the next prompt, exponential."""
+    block_tokens: Annotated[int, Field(ge=1)] = 16
+    """Tokens that one id of the generated prompts and answers stands for."""
+
+
 class Workload(Section):
     """What arrives: a trace, a generator, or the lengths of a trace under generated arrivals."""
 
@@ -119,6 +166,10 @@ class Workload(Section):
     sessions: Annotated[str, Field(min_length=1)] | None = None
     """A file of sessions, of which each request is sent when the answers before it have come and its delay is over; `arrivals` says
     when sessions start."""
+    shared_prefix: SharedPrefix | None = None
+    """Groups that share a system prompt, in stages of load with rates of their own."""
+    conversations: Conversations | None = None
+    """Conversations whose next prompt contains the last answer; `arrivals` says when they start."""
     block_tokens: Annotated[int, Field(ge=1)] | None = None
     """Prompt tokens that one of a session's block ids stands for; where it is left out, what the lengths say."""
     format: TraceFormat = "auto"
@@ -156,6 +207,9 @@ class Workload(Section):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         lengths = {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
+        made = [name for name in ("shared_prefix", "conversations") if getattr(self, name) is not None]
+        if made:
+            return self._made_by(made)
         if self.sessions is not None:
             others = {"trace": self.trace, **lengths, "requests": self.requests, "sort": self.sort or None}
             others |= {"format": None if self.format == "auto" else self.format, "drop_empty": self.drop_empty or None}
@@ -188,7 +242,8 @@ class Workload(Section):
         missing = [name for name, value in needed.items() if value is None]
         if missing == list(needed):
             raise ValueError(
-                "give a trace, sessions, or a generator: arrivals, prompt_tokens, output_tokens and requests"
+                "give a trace, sessions, shared_prefix, conversations, or a generator: arrivals, prompt_tokens, output_tokens "
+                "and requests"
             )
         if missing:
             raise ValueError(f"a generated workload also needs {', '.join(missing)}")
@@ -196,6 +251,25 @@ class Workload(Section):
         misplaced = [name for name, value in files_only.items() if value]
         if misplaced:
             raise ValueError(f"{', '.join(misplaced)} is about reading a trace, and this workload is generated")
+        return self
+
+    def _made_by(self, generators: list[str]) -> Self:
+        """One of the generators whose prompts share their beginnings."""
+        name = generators[0]
+        others = {
+            key: getattr(self, key) for key in ("trace", "sessions", "block_tokens", "prompt_tokens", "output_tokens")
+        }
+        others |= {key: getattr(self, key) for key in ("requests", "protocol", "concurrency")}
+        others |= {"sort": self.sort or None, "drop_empty": self.drop_empty or None}
+        others |= {"format": None if self.format == "auto" else self.format, **dict.fromkeys(generators[1:], True)}
+        if name == "shared_prefix":
+            others["arrivals"] = self.arrivals
+        if misplaced := [key for key, value in others.items() if value is not None]:
+            raise ValueError(f"{name} already says what is sent, so {' and '.join(misplaced)} cannot be given too")
+        if name == "conversations" and self.arrivals is None:
+            raise ValueError("say in arrivals when conversations start (poisson, deterministic, ...)")
+        if self.shared_prefix is not None and len(self.shared_prefix.stages) > 1 and self.rate_scale != 1.0:
+            raise ValueError("rate_scale does not reach stages, which begin when others have ended; change their rates")
         return self
 
     def _asked_by_protocol(self) -> Self:

@@ -53,6 +53,12 @@ ROUTERS: Mapping[str, str] = {
     "least_outstanding": "policies.routers:LeastOutstanding",
     "power_of_two": "policies.routers:PowerOfTwo",
     "least_kv": "policies.routers:LeastKv",
+    "least_queue": "policies.routers:LeastQueue",
+    "least_kv_use": "policies.routers:LeastKvUse",
+    "session": "policies.routers:SessionAffinity",
+    "prefix": "policies.routers:Prefix",
+    "llm_d": "policies.routers:LlmD",
+    "dynamo": "policies.routers:Dynamo",
 }
 
 
@@ -256,12 +262,15 @@ def parameters(factory: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
     }
 
 
-def schema(factory: Callable[..., Any]) -> dict[str, Any]:
-    """JSON Schema properties of the settings that *factory* takes, with their defaults."""
+def schema(factory: Callable[..., Any], inner: str = "Scheduler") -> dict[str, Any]:
+    """JSON Schema properties of the settings that *factory* takes, with their defaults; *inner*: what a wrapper wraps."""
     signature = inspect.signature(factory)
     out = {}
     for name, (hint, required) in parameters(factory).items():
-        properties = {"$ref": "#/$defs/Scheduler"} if name == INNER else TypeAdapter(hint).json_schema()
+        if name == INNER:
+            out[name] = {"$ref": f"#/$defs/{inner}"}
+            continue
+        properties = TypeAdapter(hint).json_schema()
         if name in AUTO:
             properties = {"anyOf": [properties, {"const": AUTO_VALUE}]}
         if not required:

@@ -18,7 +18,7 @@ def json_schema() -> dict[str, Any]:
     _describe(schema)
     definitions = schema["$defs"]
     definitions["Scheduler"] = _policy("policy", named.SCHEDULERS, short=True, foreign=True)
-    definitions["Router"] = _policy("policy", named.ROUTERS, short=True, foreign=True)
+    definitions["Router"] = _policy("policy", named.ROUTERS, short=True, foreign=True, inner="Router")
     definitions["Process"] = _policy("process", named.PROCESSES)
     definitions["Distribution"] = _policy("distribution", named.DISTRIBUTIONS, number=True)
     del definitions["Policy"]
@@ -57,7 +57,13 @@ def _describe(schema: dict[str, Any]) -> None:
 
 
 def _policy(
-    key: str, table: Mapping[str, str], *, short: bool = False, foreign: bool = False, number: bool = False
+    key: str,
+    table: Mapping[str, str],
+    *,
+    short: bool = False,
+    foreign: bool = False,
+    number: bool = False,
+    inner: str = "Scheduler",
 ) -> dict[str, Any]:
     options: list[dict[str, Any]] = []
     pattern = {"type": "string", "pattern": "^[A-Za-z_][\\w.]*:[A-Za-z_][\\w.]*$"}
@@ -75,7 +81,7 @@ def _policy(
                 {
                     "type": "object",
                     **_description(cls),
-                    "properties": {key: {"const": name}, **named.schema(cls)},
+                    "properties": {key: {"const": name}, **named.schema(cls, inner)},
                     "required": [key, *required],
                     "additionalProperties": False,
                 }

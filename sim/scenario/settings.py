@@ -179,7 +179,11 @@ class Scenario(Settings):
         absent = [(content, "pools"), (content, "placement"), (content, "serving_release")]
         absent += [(pool, "serving_release") for pool in pools]
         absent += [
-            (content["workload"], key) for key in ("models", "sessions", "block_tokens", "protocol", "concurrency")
+            (content["workload"], key)
+            for key in (
+                *("models", "sessions", "block_tokens", "protocol", "concurrency"),
+                *("shared_prefix", "conversations"),
+            )
         ]
         for section, key in absent:
             if section[key] is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.errors import ScenarioError
-from sim.scenario import named
+from sim.scenario import keys, named
 from sim.scenario.explain import told_by
 from sim.scenario.keys import Process, Workload
 from sim.scenario.settings import Scenario
@@ -27,6 +27,10 @@ def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
         settings = scenario.workload
         if settings.sessions is not None:
             made: Trace | ClosedLoop | None = _sessions(scenario, settings)
+        elif settings.shared_prefix is not None:
+            made = _shared_prefix(settings.shared_prefix, scenario.seed)
+        elif settings.conversations is not None:
+            made = _conversations(settings, settings.conversations, scenario.seed)
         elif settings.protocol is not None:
             made = _by_protocol(settings, scenario.seed)
         else:
@@ -73,20 +77,45 @@ def mean_context(workload: Trace | ClosedLoop) -> int:
 
 def _sessions(scenario: Scenario, settings: Workload) -> Trace:
     assert settings.sessions is not None
-    assert settings.arrivals is not None
     file = scenario.find(settings.sessions)
     if file is None:
         raise ScenarioError(
             f"workload.sessions: {settings.sessions} does not exist, neither beside the scenario nor in this folder"
         )
+    from workloads import read_sessions
+
+    return read_sessions(file, starts=_starts(settings), seed=scenario.seed, block_tokens=settings.block_tokens)
+
+
+def _starts(settings: Workload) -> Any:
+    """When sessions start."""
+    assert settings.arrivals is not None
     starts = _process(settings.arrivals)
     if isinstance(starts, named.Clients):
         raise ScenarioError(
             "workload.arrivals says when sessions start, and each waits for its answers by itself; give arrivals in time"
         )
-    from workloads import read_sessions
+    return starts
 
-    return read_sessions(file, starts=starts, seed=scenario.seed, block_tokens=settings.block_tokens)
+
+def _shared_prefix(settings: keys.SharedPrefix, seed: int) -> Trace:
+    import workloads
+
+    given = {name: getattr(settings, name) for name in type(settings).model_fields if name != "stages"}
+    stages = tuple(workloads.LoadStage(**stage.model_dump()) for stage in settings.stages)
+    return workloads.SharedPrefix(**given, stages=stages).trace(seed)
+
+
+def _conversations(settings: Workload, asked: keys.Conversations, seed: int) -> Trace:
+    import workloads
+
+    given: dict[str, Any] = {name: getattr(asked, name) for name in type(asked).model_fields}
+    for name in ("turns", "user_tokens", "answer_tokens"):
+        given[name] = named.choice(
+            given[name].distribution, given[name].settings, named.DISTRIBUTIONS,
+            key=f"workload.conversations.{name}", what="a distribution",
+        )  # fmt: skip
+    return workloads.Conversations(**given).trace(_starts(settings), seed)
 
 
 def _by_protocol(settings: Workload, seed: int) -> Trace | ClosedLoop:

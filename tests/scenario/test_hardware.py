@@ -101,7 +101,7 @@ def test_a_release_of_the_stack_has_overheads_of_its_own() -> None:
     assert manifest["hardware"]["serving_stack"]["release"] == "0.12"
     assert resolve(scenario(serving_stack="vllm")).manifest["hardware"]["serving_stack"]["release"] == "0.14"
     with pytest.raises(
-        ScenarioError, match="serving_release: a release begins with numbers, such as 0.14 or 0.12; got 'new'"
+        ScenarioError, match=r"serving_release: a release begins with numbers, such as 0\.14 or 0\.12; got 'new'"
     ):
         resolve(scenario(serving_stack="vllm", serving_release="new"))
     with pytest.raises(ScenarioError, match="ideal has no releases"):

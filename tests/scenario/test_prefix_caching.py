@@ -77,7 +77,9 @@ def test_blocks_that_fit_no_ids_are_refused_in_a_sentence(trace: Path) -> None:
 def test_ids_that_do_not_cover_the_prompt_are_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "short.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0]}\n')
-    with pytest.raises(ValueError, match="row 0: prefix_blocks has 1 blocks of 512 tokens for a prompt of 1100; they cover"):
+    with pytest.raises(
+        ValueError, match="row 0: prefix_blocks has 1 blocks of 512 tokens for a prompt of 1100; they cover"
+    ):
         read_trace(path)
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from hwmodels.kernels.families import COLLECTIVE
 from hwmodels.kernels.gemm import gemm_s
 from hwmodels.measured import Measurement, Said, read_own, survey
-from hwmodels.profiles import load_profile
+from hwmodels.profiles import load_profile, write_profile
 from sim.cli import build_app
 from sim.validation.files import validate
 
@@ -251,3 +251,64 @@ def test_a_format_that_is_not_known_is_refused_beside_the_table_too(tmp_path):
     saved(gemms(), tmp_path / "mine.csv")
     result = run("validate", "--measured", tmp_path / "mine.csv", "--hardware", "h200", "--dtype", "bf17")
     assert (result.exit_code, "'bf17' is not a number format" in result.output) == (2, True)
+
+
+def links() -> pd.DataFrame:
+    """Times of a collective over three widths and thirteen sizes: a start, and bytes over a bandwidth."""
+    devices, size = (each.ravel() for each in np.meshgrid([2, 4, 8], 2.0 ** np.arange(-3, 10)))
+    time_us = 8.0 + devices + size * 2**20 * 2 * (devices - 1) / devices / 300e3
+    return pd.DataFrame({"collective": "AllReduce", "gpus": devices, "size_mib": size, "time_us": time_us})
+
+
+def entries(profile: Path) -> dict[str, str]:
+    """The text of each kernel of a profile, by family and variant."""
+    kernels = profile.read_text().split("\n[[kernel]]\n")[1:]
+    return {" ".join(line.split('"')[1] for line in text.splitlines()[:2]): text.rstrip("\n") for text in kernels}
+
+
+def test_only_refits_some_families_and_leaves_the_others_as_they_are(tmp_path):
+    profile, name = tmp_path / "mine.toml", "collective all_reduce/nccl"
+    write_profile(H200, profile)
+    before = entries(profile)
+    saved(links(), tmp_path / "links.csv")
+    fit = ("fit", "--device", "h200", "--out", profile, "--max-points", 50, "--only", "collective")
+    changed = run(*fit, "--measured", tmp_path / "links.csv")
+    assert changed.exit_code == 0, changed.output
+    after = entries(profile)
+    assert list(after) == list(before)
+    assert [each for each in after if after[each] != before[each]] == [name]
+    assert "links.csv" in after[name]
+
+
+@pytest.mark.parametrize(
+    ("only", "message"),
+    [
+        ("gem", "--only gem: there is no such family of kernels; did you mean gemm?"),
+        ("gemm", "the measurements hold nothing of gemm"),
+        (",", "--only names families of kernels; there are gemm"),
+    ],
+)
+def test_only_is_refused_in_a_sentence(tmp_path, only, message):
+    profile = tmp_path / "mine.toml"
+    write_profile(H200, profile)
+    text = profile.read_text()
+    saved(links(), tmp_path / "links.csv")
+    result = run("fit", "--device", "h200", "--out", profile, "--measured", tmp_path / "links.csv", "--only", only)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert profile.read_text() == text
+
+
+def test_only_needs_a_profile_of_the_device(tmp_path):
+    saved(links(), tmp_path / "links.csv")
+    fit = ("fit", "--measured", tmp_path / "links.csv", "--out", tmp_path / "mine.toml", "--only", "collective")
+    assert "does not exist; fit without --only first" in " ".join(run(*fit, "--device", "h200").output.split())
+    write_profile(H200, tmp_path / "mine.toml")
+    assert "is a profile of h200; got --device l40s" in " ".join(run(*fit, "--device", "l40s").output.split())
+
+
+def test_a_table_too_short_to_fit_says_so(tmp_path):
+    (tmp_path / "few.csv").write_text("m,n,k,time_us\n1,64,64,9\n2,64,64,9\n")
+    result = run("fit", "--measured", tmp_path / "few.csv", "--device", "h200", "--out", tmp_path / "mine.toml")
+    assert result.exit_code == 2
+    assert "nothing can be fitted: too few points for gemm bf16/vllm (2 points)" in " ".join(result.output.split())

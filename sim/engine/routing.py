@@ -1,0 +1,297 @@
+"""What a router is told: loads, what machines have cached, what was sent where, who served a session.
+
+Nothing of this is kept for routers that do not ask for it (`policies.routers.Knowledge`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.routers import Knowledge, RoutedRequest
+from sim.engine.content import Contents
+from sim.engine.events import ARRIVALS, Alarm, Clock
+from sim.engine.machine import Machine
+
+_NO_NODES: NDArray[np.int64] = np.empty(0, np.int64)
+
+
+class SentTo:
+    """Blocks that one machine was sent, the least recently sent forgotten first: a set of nodes (named blocks), and a count of
+    blocks that nobody else can ask for.
+
+    Each sending stamps its nodes in turn, and what is stamped below a mark has been forgotten: looking up and adding are a few
+    operations on arrays, however many blocks there are.
+    """
+
+    __slots__ = ("_capacity", "_count", "_mark", "_max_age_ns", "_next", "_sendings", "_stamps")
+
+    def __init__(self, capacity: int, max_age_ns: int | None, n_nodes: int) -> None:
+        self._capacity = capacity
+        self._max_age_ns = max_age_ns
+        self._stamps = np.zeros(n_nodes, np.int64)
+        self._mark = self._next = 1
+        self._count = 0
+        self._sendings: deque[tuple[int, NDArray[np.int64], int, int]] = deque()
+        """First stamp, nodes, further blocks, and when."""
+
+    def found(self, nodes: NDArray[np.int64], now_ns: int) -> int:
+        """How many of *nodes*, from the first on, are remembered."""
+        self._grow_old(now_ns)
+        missing = self._stamps[nodes] < self._mark
+        return int(missing.argmax()) if missing.any() else len(nodes)
+
+    def add(self, nodes: NDArray[np.int64], others: int, now_ns: int) -> None:
+        """A prompt of *nodes* and *others* blocks behind them is sent."""
+        self._grow_old(now_ns)
+        self._count += int(np.count_nonzero(self._stamps[nodes] < self._mark)) + others
+        self._stamps[nodes] = np.arange(self._next, self._next + len(nodes))
+        self._sendings.append((self._next, nodes, others, now_ns))
+        self._next += len(nodes) + others
+        while self._count > self._capacity:
+            self._forget(self._count - self._capacity)
+
+    def _grow_old(self, now_ns: int) -> None:
+        if self._max_age_ns is not None:
+            while self._sendings and self._sendings[0][3] < now_ns - self._max_age_ns:
+                self._forget(self._count + 1)
+
+    def _forget(self, blocks: int) -> None:
+        """Forget up to *blocks* blocks of the first sending."""
+        first, nodes, others, at_ns = self._sendings.popleft()
+        mine = np.flatnonzero(self._stamps[nodes] == np.arange(first, first + len(nodes)))
+        if blocks >= len(mine) + others:
+            self._count -= len(mine) + others
+            self._mark = first + len(nodes) + others
+            return
+        self._count -= blocks
+        if blocks < len(mine):
+            cut = int(mine[blocks - 1]) + 1
+        else:
+            cut = len(nodes)
+            others -= blocks - len(mine)
+        self._mark = first + cut
+        self._sendings.appendleft((self._mark, nodes[cut:], others, at_ns))
+
+
+class _Nodes:
+    """The blocks of a workload's prompts, numbered so that equal blocks after equal blocks have one number."""
+
+    __slots__ = ("_base", "_contents", "n")
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        ends = list(contents.start)
+        for chain, named in zip(contents.chain, contents.named, strict=True):
+            if chain >= 0:
+                ends[chain] = max(ends[chain], named)
+        for start, parent in zip(contents.start, contents.parent, strict=True):
+            if parent >= 0:
+                ends[parent] = max(ends[parent], start)
+        self.n = 0
+        self._base: list[int] = []
+        for start, end in zip(contents.start, ends, strict=True):
+            self._base.append(self.n - start)
+            self.n += end - start
+
+    def of(self, id_: int, blocks: int) -> NDArray[np.int64]:
+        """Of the first *blocks* blocks of a request those that the workload names."""
+        contents = self._contents
+        chain, hi = contents.chain[id_], min(contents.named[id_], blocks)
+        pieces: list[NDArray[np.int64]] = []
+        while chain >= 0 and hi > 0:
+            start = contents.start[chain]
+            if hi > start:
+                pieces.append(np.arange(self._base[chain] + start, self._base[chain] + hi))
+                hi = start
+            chain = contents.parent[chain]
+        return np.concatenate(pieces[::-1]) if pieces else _NO_NODES
+
+
+class Seen:
+    """A machine as a router sees it that asks for more than loads: a `policies.routers.ReplicaLoad`."""
+
+    __slots__ = ("_of", "index", "loads", "machine", "no_hit_order")
+
+    def __init__(self, machine: Machine, of: Routing) -> None:
+        self.index = machine.index
+        self.no_hit_order = -1
+        self.loads: tuple[int, int, int, float, int] | None = None
+        """As they were read; None: they are what they are."""
+        self.machine = machine
+        self._of = of
+
+    def read(self) -> tuple[int, int, int, float, int]:
+        """Waiting, running, KV blocks, the share of these, tokens to compute."""
+        machine = self.machine
+        return machine.waiting, machine.running, machine.kv_blocks_used, machine.kv_use, machine.prefill_tokens
+
+    @property
+    def waiting(self) -> int:
+        return self.machine.waiting if self.loads is None else self.loads[0]
+
+    @property
+    def running(self) -> int:
+        return self.machine.running if self.loads is None else self.loads[1]
+
+    @property
+    def kv_blocks_used(self) -> int:
+        return self.machine.kv_blocks_used if self.loads is None else self.loads[2]
+
+    @property
+    def kv_use(self) -> float:
+        return self.machine.kv_use if self.loads is None else self.loads[3]
+
+    @property
+    def prefill_tokens(self) -> int:
+        return self.machine.prefill_tokens if self.loads is None else self.loads[4]
+
+    @property
+    def block_tokens(self) -> int:
+        return self.machine.block_tokens
+
+    @property
+    def promised_ns(self) -> int:
+        return self.machine.promised_ns
+
+    def done_ns(self, model: int, *, waiting: bool) -> int:
+        return self.machine.done_ns(model, waiting=waiting)
+
+    def found_tokens(self, request: RoutedRequest) -> int:
+        return self._of.found_tokens(request, self.machine)
+
+
+class Routing:
+    """Keeps what a router asks to be told."""
+
+    def __init__(
+        self, knows: Knowledge, machines: Sequence[Machine], clock: Clock, prompt: Sequence[int],
+        contents_in: Callable[[int], Contents] | None,
+    ) -> None:  # fmt: skip
+        """*contents_in*: the workload's contents in blocks of so many tokens; None: it names none."""
+        self.seen = [Seen(machine, self) for machine in machines]
+        self.served_by: dict[int, int] = {}
+        """Of each session, the machine that got its last request."""
+        self._knows = knows
+        self._clock = clock
+        self._prompt = prompt
+        self._delay_ns = round(knows.event_delay_s * 1e9) if knows.sent is None and knows.prefixes else 0
+        self._poll_ns = round(knows.poll_s * 1e9)
+        self._blocks_then: dict[int, list[int]] = {}
+        """Of requests to come, what each machine had of them when it was last heard of."""
+        self._loads_then: dict[int, list[tuple[int, int, int, float, int]]] = {}
+        self._latest: tuple[int, list[tuple[int, int, int, float, int]]] = (-1, [])
+        self._found: dict[int, int] = {}
+        """Of the present request, by machine."""
+        self._present = -1
+        self._n_unhit = 0
+        self._sent: list[SentTo] = []
+        self._nodes: _Nodes | None = None
+        self._of_it: tuple[int, NDArray[np.int64], int] = (-1, _NO_NODES, 0)
+        if knows.sent is not None and contents_in is not None:
+            sent = knows.sent
+            self._nodes = _Nodes(contents_in(sent.block_tokens))
+            age_ns = None if sent.max_age_s is None else round(sent.max_age_s * 1e9)
+            self._sent = [SentTo(sent.capacity_blocks, age_ns, self._nodes.n) for _ in machines]
+
+    # What was known a while ago.
+
+    def expect(self, ids: Sequence[int], seen_ns: Sequence[int]) -> None:
+        """Requests will come to the router at *seen_ns*, in this order."""
+        if self._delay_ns:
+            self._walk(ids, [max(at - self._delay_ns, 0) for at in seen_ns], self._look)
+        if self._poll_ns:
+            self._walk(ids, [at - at % self._poll_ns for at in seen_ns], self._poll)
+
+    def expect_one(self, id_: int, seen_ns: int) -> None:
+        """A request of which nobody knew before will come at *seen_ns*. What should have been looked up before now is now."""
+        now_ns = self._clock.now_ns
+        for age_ns, look in ((self._delay_ns, self._look), (self._poll_ns and seen_ns % self._poll_ns, self._poll)):
+            if age_ns:
+                at_ns = max(seen_ns - age_ns, now_ns)
+                Alarm(self._clock, ARRIVALS, lambda _event, look=look: look(id_)).set(at_ns)
+
+    def _walk(self, ids: Sequence[int], at_ns: list[int], look: Callable[[int], None]) -> None:
+        place = 0
+
+        def ring(_event: object) -> None:
+            nonlocal place
+            now_ns = at_ns[place]
+            while place < len(at_ns) and at_ns[place] == now_ns:
+                look(ids[place])
+                place += 1
+            if place < len(at_ns):
+                alarm.set(at_ns[place])
+
+        alarm = Alarm(self._clock, ARRIVALS, ring)
+        if at_ns:
+            alarm.set(at_ns[0])
+
+    def _look(self, id_: int) -> None:
+        request = RoutedRequest(id_, self._prompt[id_])
+        self._blocks_then[id_] = [seen.machine.found_tokens(request) for seen in self.seen]
+
+    def _poll(self, id_: int) -> None:
+        now_ns = self._clock.now_ns
+        if self._latest[0] != now_ns:
+            self._latest = (now_ns, [seen.read() for seen in self.seen])
+        self._loads_then[id_] = self._latest[1]
+
+    # One request.
+
+    def show(self, id_: int) -> None:
+        """A request is at the router."""
+        self._present = id_
+        self._found.clear()
+        if self._poll_ns:
+            loads = self._loads_then.pop(id_, None)
+            for seen in self.seen:
+                seen.loads = None if loads is None else loads[seen.index]
+
+    def found_tokens(self, request: RoutedRequest, machine: Machine) -> int:
+        """Tokens of the present request that *machine* is thought to have."""
+        index = machine.index
+        found = self._found.get(index)
+        if found is None:
+            if self._knows.sent is not None:
+                found = self._found_sent(request.id, index) if self._sent else 0
+            elif self._delay_ns and request.id in self._blocks_then:
+                found = self._blocks_then[request.id][index]
+            else:
+                found = machine.found_tokens(request)
+            self._found[index] = found
+        return found
+
+    def _blocks_of(self, id_: int) -> tuple[NDArray[np.int64], int]:
+        """The named blocks of a prompt, of those that are looked at, and how many come after them."""
+        if self._of_it[0] != id_:
+            sent = self._knows.sent
+            assert sent is not None
+            assert self._nodes is not None
+            blocks = self._prompt[id_] // sent.block_tokens
+            if sent.max_blocks is not None:
+                blocks = min(blocks, sent.max_blocks)
+            nodes = self._nodes.of(id_, blocks)
+            self._of_it = (id_, nodes, blocks - len(nodes))
+        return self._of_it[1], self._of_it[2]
+
+    def _found_sent(self, id_: int, index: int) -> int:
+        assert self._knows.sent is not None
+        nodes, _ = self._blocks_of(id_)
+        return self._sent[index].found(nodes, self._clock.now_ns) * self._knows.sent.block_tokens
+
+    def sent(self, request: RoutedRequest, machine: Machine) -> None:
+        """The present request goes to *machine*."""
+        index = machine.index
+        if request.session >= 0 and self._knows.sessions:
+            self.served_by[request.session] = index
+        if self._knows.no_hits and not any(self._found.values()):
+            self.seen[index].no_hit_order = self._n_unhit
+            self._n_unhit += 1
+        if self._sent:
+            nodes, others = self._blocks_of(request.id)
+            self._sent[index].add(nodes, others, self._clock.now_ns)
+        self._blocks_then.pop(request.id, None)

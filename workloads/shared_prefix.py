@@ -1,0 +1,146 @@
+"""Groups of prompts that begin alike, sent in stages: the shared-prefix load of inference-perf."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.columns import NS_PER_S, IntArray
+from workloads.follows import Follows
+from workloads.streams import Stream, check_count, check_from_zero, check_positive, stream
+from workloads.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadStage:
+    """*rate_per_s* for *duration_s*: floor(rate x duration) requests."""
+
+    rate_per_s: float
+    duration_s: float
+
+    def __post_init__(self) -> None:
+        check_positive(self.rate_per_s, "rate_per_s")
+        check_positive(self.duration_s, "duration_s")
+        if self.requests < 1:
+            raise ValueError(f"a stage sends at least one request; got {self.rate_per_s}/s for {self.duration_s} s")
+
+    @property
+    def requests(self) -> int:
+        # A product that is a hair below a whole number is that number: 0.1 x 30.
+        return int(np.floor(self.rate_per_s * self.duration_s + 1e-9))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPrefix:
+    """*groups* system prompts, and for each *prompts_per_group* texts of it and a question of their own, shuffled once.
+
+    Request n of a stage is text n modulo their number, so that a later stage asks for whole prompts of an earlier one. A stage
+    begins *pause_s* after the last request of the one before has ended. *arrival* `poisson`: second by second a Poisson number,
+    spread by exponential gaps scaled to the second; `constant`: exponential gaps scaled so that the stage's number fits into it,
+    despite its name in inference-perf. After kubernetes-sigs/inference-perf (shared_prefix_datagen.py, load_timer.py,
+    load_generator.py). Not kept: its limit on requests in flight. *block_tokens*: of the trace's block ids.
+    """
+
+    groups: int
+    prompts_per_group: int
+    system_prompt_tokens: int
+    question_tokens: int
+    output_tokens: int
+    stages: tuple[LoadStage, ...]
+    pause_s: float = 1.0
+    arrival: Literal["poisson", "constant"] = "poisson"
+    block_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("groups", "prompts_per_group", "system_prompt_tokens", "question_tokens", "block_tokens"):
+            check_count(getattr(self, name), name)
+        check_count(self.output_tokens, "output_tokens", minimum=0)
+        check_from_zero(self.pause_s, "pause_s")
+        if not self.stages:
+            raise ValueError("stages needs at least one, such as {rate_per_s: 5, duration_s: 60}")
+        if self.arrival not in ("poisson", "constant"):
+            raise ValueError(f"arrival is poisson or constant; got {self.arrival!r}")
+
+    def trace(self, seed: int) -> Trace:
+        """The requests, stage after stage; `stage_of` says which one a row belongs to."""
+        texts = self.groups * self.prompts_per_group
+        order = stream(seed, Stream.PROMPTS).permutation(texts)
+        counts = [stage.requests for stage in self.stages]
+        n = sum(counts)
+        text = np.concatenate([order[np.arange(count) % texts] for count in counts])
+        prompt = self.system_prompt_tokens + self.question_tokens
+        per_text = -(-prompt // self.block_tokens)
+        arrival_ns, follows = self._arrivals(seed, counts)
+        return Trace(
+            arrival_ns=arrival_ns,
+            prompt_tokens=np.full(n, prompt, np.int64),
+            output_tokens=np.full(n, self.output_tokens, np.int64),
+            prefix_blocks=self._ids(texts, per_text)[text].reshape(-1),
+            prefix_offsets=np.arange(n + 1, dtype=np.int64) * per_text,
+            prefix_block_tokens=self.block_tokens,
+            follows=follows,
+            source=f"{self!r}, seed {seed}",
+        )
+
+    def stage_of(self) -> IntArray:
+        """Of each request, its stage from 0."""
+        return np.repeat(np.arange(len(self.stages)), [stage.requests for stage in self.stages])
+
+    def _ids(self, texts: int, per_text: int) -> IntArray:
+        """Of each text (rows) the ids of its blocks: those of the system prompt are its group's, those after it its own."""
+        shared = self.system_prompt_tokens // self.block_tokens
+        groups = np.arange(texts, dtype=np.int64)[:, None] // self.prompts_per_group
+        at = np.arange(per_text, dtype=np.int64)[None, :]
+        own = self.groups * shared + np.arange(texts, dtype=np.int64)[:, None] * (per_text - shared) + at - shared
+        return np.where(at < shared, groups * shared + at, own)
+
+    def _arrivals(self, seed: int, counts: Sequence[int]) -> tuple[IntArray, Follows | None]:
+        """Arrivals of the first stage, and of the others how long after the end of the one before; `arrival_ns` of these is a place
+        in the order."""
+        draw = _poisson if self.arrival == "poisson" else _constant
+        rng = stream(seed, Stream.ARRIVALS)
+        pause_ns = round(self.pause_s * NS_PER_S)
+        offsets_ns: list[IntArray] = []
+        arrival_ns: list[IntArray] = []
+        begin_ns = 0
+        for stage, count in zip(self.stages, counts, strict=True):
+            ns = np.rint(draw(rng, stage, count) * NS_PER_S).astype(np.int64)
+            offsets_ns.append(ns)
+            arrival_ns.append(begin_ns + ns)
+            begin_ns += max(int(ns[-1]), round(stage.duration_s * NS_PER_S)) + pause_ns
+        if len(counts) == 1:
+            return arrival_ns[0], None
+        n, joins = sum(counts), len(counts) - 1
+        # A request of stage s > 0 waits for join s - 1, which waits for all of stage s - 1.
+        stage_of = np.repeat(np.arange(len(counts)), counts)
+        waits = stage_of > 0
+        edges = np.concatenate((waits.astype(np.int64), np.asarray(counts[:-1], np.int64)))
+        rows = np.concatenate((n + stage_of[waits] - 1, np.arange(n - counts[-1])))
+        delays = np.concatenate((np.concatenate(offsets_ns[1:]) + pause_ns, np.zeros(n - counts[-1], np.int64)))
+        follows = Follows(
+            offsets=np.concatenate(([0], np.cumsum(edges))), rows=rows.astype(np.int64), delay_ns=delays, joins=joins
+        )
+        return np.concatenate(arrival_ns), follows
+
+
+def _poisson(rng: np.random.Generator, stage: LoadStage, count: int) -> NDArray[np.float64]:
+    """Seconds from the start of the stage, in order."""
+    times: list[NDArray[np.float64]] = []
+    found, second = 0, 0
+    while found < count:
+        in_second = int(rng.poisson(stage.rate_per_s))
+        gaps = rng.standard_exponential(in_second + 1)
+        times.append(second + np.cumsum(gaps)[:in_second] / gaps.sum())
+        found += in_second
+        second += 1
+    return np.concatenate(times)[:count]
+
+
+def _constant(rng: np.random.Generator, stage: LoadStage, count: int) -> NDArray[np.float64]:
+    """Seconds from the start of the stage, in order."""
+    gaps = rng.standard_exponential(count)
+    return np.cumsum(gaps) / gaps.sum() * stage.duration_s
