@@ -25,8 +25,7 @@ def collectives(folder, *, off=1.0, name="collectives_nccl_h100.csv"):
     bare.write_text(head + "".join(f"all_reduce,half,{n},{size},1.0\n" for n, size in rows))
     seconds = predict(measured.read(bare), load_profile("h100-sxm")).seconds * off
     bare.write_text(
-        head
-        + "".join(f"all_reduce,half,{n},{size},{1e6 * s}\n" for (n, size), s in zip(rows, seconds, strict=True))
+        head + "".join(f"all_reduce,half,{n},{size},{1e6 * s}\n" for (n, size), s in zip(rows, seconds, strict=True))
     )
     return measured.read(bare)
 
