@@ -464,28 +464,28 @@ MUTATIONS = [
         ),
         ("decodes do not read their own token", "kv = self.cached + n\n", "kv = self.cached\n"),
         (
-            "sim/engine/front_end.py",
-            ENGINE,
-            (
-                "long prompts pass the front end as fast as short ones",
-                "self._admission_s + self._admission_s_per_token * prompt_tokens",
-                "self._admission_s + 0.0 * prompt_tokens",
-            ),
-            (
-                "nobody waits at the desk of a closed loop",
-                "max(sent_ns, self._free_ns) + self.serial_ns",
-                "sent_ns + self.serial_ns",
-            ),
-            (
-                "nobody waits at the desk of an open loop",
-                "np.maximum.accumulate(arrival_ns - place) + place + self.serial_ns",
-                "arrival_ns + self.serial_ns",
-            ),
-        ),
-        (
             "a span runs on past the instant until which its plan holds",
             "until_ticks = min((until_ns << TICK_BITS) - start_ticks, LONGEST_TICKS)",
             "until_ticks = LONGEST_TICKS",
+        ),
+    ),
+    *_of(
+        "sim/engine/front_end.py",
+        ENGINE,
+        (
+            "long prompts pass the front end as fast as short ones",
+            "self._admission_s + self._admission_s_per_token * prompt_tokens",
+            "self._admission_s + 0.0 * prompt_tokens",
+        ),
+        (
+            "nobody waits at the desk of a closed loop",
+            "max(sent_ns, self._free_ns) + self.serial_ns",
+            "sent_ns + self.serial_ns",
+        ),
+        (
+            "nobody waits at the desk of an open loop",
+            "np.maximum.accumulate(arrival_ns - place) + place + self.serial_ns",
+            "arrival_ns + self.serial_ns",
         ),
     ),
     *_of(

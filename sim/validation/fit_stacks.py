@@ -50,8 +50,8 @@ EAGER = ("step_s", "sequence_s", "row_s", "layer_host_s", "sustained_loss")
 TAKEN_OVER = {"sglang": ("sustained_loss",)}
 """Terms taken from vLLM's fit: only vLLM has a recorded run in 16 bits, which tells sustained_loss from narrow_loss."""
 NOT_OFFERED = {"trtllm": ("narrow_loss",), "sglang": ("row_s", "admission_s_per_token", "admission_serial_s")}
-"""TensorRT-LLM's rows cannot tell two losses apart, and vLLM's fit is of other kernels: one loss stands for both. SGLang's put these
-of its newest release on zero, and its older one's on a bound."""
+"""TensorRT-LLM's rows cannot tell two losses apart, and vLLM's fit is of other kernels: one loss stands for both. SGLang's put
+these of its newest release on zero, and of its older one on a bound."""
 RECORDED = "e2e_requests_*.csv"
 START = {"step_s": 2e-4, "sequence_s": 1e-5, "row_s": 2e-6, "layer_host_s": 3e-4, "expert_host_s": 3e-4, "launch_overlap": 0.1,
          "sustained_loss": 0.3, "narrow_loss": 0.4, "admission_s": 2e-2, "admission_s_per_token": 4e-6,
