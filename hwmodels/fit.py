@@ -112,8 +112,8 @@ def fit_profile(
             held_mape_pct=held.mape_pct,
             held_median_pct=held.median_pct,
             held_p90_pct=held.p90_pct,
-            **_reach(part, columns, measured_s, predicted_s),
         )
+        origin = replace(origin, **_reach(part, columns, measured_s, predicted_s))
         kernels.append(
             Kernel(family=family, variant=variant, params=whole.params, provenance=origin, interval=whole.interval)
         )
@@ -169,7 +169,7 @@ def refitted(profile: Profile, fitted: Profile) -> Profile:
 
 
 def with_intervals(profile: Profile, measurements: Sequence[Measurement], *, max_points: int = 600) -> Profile:
-    """The profile with the intervals of its own kernels stated anew from fits that leave shapes out; nothing else changes.
+    """The profile with intervals for those of its own kernels that state none, from fits that leave shapes out.
 
     Those fits start from the kernel's parameters. Kernels that *measurements* do not hold stay as they are.
     """
@@ -177,7 +177,7 @@ def with_intervals(profile: Profile, measurements: Sequence[Measurement], *, max
     kernels: list[Kernel] = []
     for kernel in profile.kernels:
         pool = pools.get((kernel.family, kernel.variant))
-        if pool is None or kernel.provenance.borrowed_from:
+        if pool is None or kernel.provenance.borrowed_from or kernel.provenance.held_low_pct is not None:
             kernels.append(kernel)
             continue
         part = replace(pool.part, starts=(kernel.params,))
@@ -189,8 +189,8 @@ def with_intervals(profile: Profile, measurements: Sequence[Measurement], *, max
     return replace(profile, kernels=tuple(kernels))
 
 
-def restate_intervals(folder: str | Path) -> None:
-    """State the intervals of the shipped profiles anew from a folder of measurements, and write them."""
+def complete_intervals(folder: str | Path) -> None:
+    """Add the intervals that kernels of the shipped profiles do not state, from a folder of measurements, and write them."""
     files = [m for m in measured.survey(folder).measurements if measured.is_kernel_level(m)]
     for name in calibrated_devices():
         device = load_device(name)
@@ -215,7 +215,7 @@ def fit_folder(folder: str | Path, out: str | Path, *, fitted_on: str) -> list[P
 
 if __name__ == "__main__":
     if len(sys.argv) == 3 and sys.argv[1] == "--intervals":
-        restate_intervals(sys.argv[2])
+        complete_intervals(sys.argv[2])
         sys.exit()
     if len(sys.argv) != 3:
         sys.exit(

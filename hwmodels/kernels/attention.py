@@ -152,6 +152,7 @@ def prefill_form(
     head_dim: Any,
     token_bytes: Any,
     v_dim: Any = None,
+    past_s: Any = None,
     dtype: str = "bf16",
     run: Running = ALONE,
     longest_kv: Any = None,
@@ -159,7 +160,8 @@ def prefill_form(
 ) -> PrefillForm:
     """Causal attention of prompt chunks: heads per device, `token_bytes` cached for a token in one layer.
 
-    Values are `v_dim` wide where not as wide as keys. `longest_kv` and `resident` as in `attention_prefill_s`.
+    Values are `v_dim` wide where not as wide as keys. What a cached token of the past costs before it can be met takes
+    `past_s`. `longest_kv` and `resident` as in `attention_prefill_s`.
     """
     tile_heads = kv_heads + params.unpacked * (heads - kv_heads)
     more_s, speed, block = _kernel_of(params, head_dim)
@@ -204,6 +206,8 @@ def prefill_form(
         compute = compute + ops.maximum(0.0, rows * row_blocks + chunks * chunk_blocks - block_s)
         gap = compute - memory
         both = 0.5 * (compute + memory + ops.sqrt(gap * gap + loss * (compute * memory)))
+        if past_s is not None:
+            both = both + ops.maximum(kv - rows, 0.0) * past_s
         return layers * (launch + both + kv * before_s + pairs * lost_s)
 
     return form
@@ -269,12 +273,16 @@ def decode_form(
         )
 
     known: dict[tuple[float, float], tuple[Any, Any, Any]] = {}
-
     cut_tokens, beyond_ramp = params.window_tokens_more, params.beyond_ramp
 
     def form(ops: Ops, seqs: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
         if beyond is not None:
+            beyond = ops.maximum(0.0, beyond)
+            split_over = kv + beyond_ramp * beyond
             kv = kv + ops.minimum(beyond, seqs * cut_tokens)
+            split_over = ops.maximum(kv, split_over)
+        else:
+            split_over = kv
         if ops is SCALARS:
             batch = known.get((seqs, queries))
             if batch is None:
@@ -289,8 +297,7 @@ def decode_form(
             memory = kv * by_token
         gap = memory - blocks
         both = 0.5 * (memory + blocks + ops.sqrt(gap * gap + loss * (memory * blocks)))
-        spread = kv if beyond is None else kv + beyond_ramp * beyond
-        return layers * (launch + ramp * (spread / (spread + ramp_tokens)) + more + both)
+        return layers * (launch + ramp * (split_over / (split_over + ramp_tokens)) + more + both)
 
     return form
 
