@@ -12,6 +12,7 @@ from sim.scenario.build.asked import asked_for
 from sim.scenario.build.deployment import deployment_of
 from sim.scenario.build.manifest import manifest_of
 from sim.scenario.build.pools import PoolOf, pools_of
+from sim.scenario.build.prefix_cache import check_router
 from sim.scenario.build.replica import build_pool
 from sim.scenario.build.scheduler import policy_of
 from sim.scenario.settings import Scenario
@@ -53,6 +54,7 @@ def resolve(scenario: Scenario) -> Built:
     else:
         rows = {}
     router = policy_of(scenario, "router", named.ROUTERS, "route")
+    check_router(scenario, router, workload)
     built = [build_pool(pool, workload, rows) for pool in pools]
     experiment = Experiment(
         workload=workload,
