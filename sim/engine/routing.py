@@ -129,16 +129,20 @@ class Seen:
     def read(self) -> tuple[int, int, int, float, int]:
         """Waiting, running, KV blocks, the share of these, tokens to compute.
 
-        An engine publishes its loads when it has planned an iteration: who came since is not among those who wait.
+        An engine publishes its loads when it has planned an iteration: who came since, or while it was planned ahead, is not among
+        those who wait.
         """
         machine = self.machine
-        came, planned_ns = self.came_ns, machine.planned_ns
-        while came and came[0] <= planned_ns:
-            came.popleft()
-        if planned_ns < 0:
-            came.clear()
+        ahead = machine.tenants[0].sequences.ahead
+        if ahead is not None:
+            unknown = ahead.n_unknown
+        else:
+            came, planned_ns = self.came_ns, machine.planned_ns
+            while came and (came[0] <= planned_ns or planned_ns < 0):
+                came.popleft()
+            unknown = len(came)
         return (
-            max(machine.waiting - len(came), 0),
+            max(machine.waiting - unknown, 0),
             machine.running,
             machine.kv_blocks_used,
             machine.kv_use,
@@ -314,7 +318,7 @@ class Routing:
         if self._sent:
             nodes, others = self._blocks_of(request.id)
             self._sent[index].add(nodes, others, self._clock.now_ns)
-        if self._poll_ns:
+        if self._poll_ns and machine.tenants[0].sequences.ahead is None:
             self.seen[index].came_ns.append(self._clock.now_ns)
         self._blocks_then.pop(request.id, None)
 
