@@ -92,7 +92,8 @@ def test_blocks_of_an_index_that_fit_no_id_are_refused() -> None:
 def test_a_session_router_wraps_another_by_name() -> None:
     made = resolve(
         scenario(
-            "replicas: 2\nrouter: {policy: session, max_waiting: 3, inner: {policy: llm_d, queue: 1}}\nworkload: {trace: conversation, limit: 9}"
+            "replicas: 2\nrouter: {policy: session, max_waiting: 3, inner: {policy: llm_d, queue: 1}}\n"
+            "workload: {trace: conversation, limit: 9}"
         )
     )
     router = made.experiment.router
