@@ -18,7 +18,8 @@ COMPILED = (
     *(
         f"sim/engine/{name}.py"
         for name in (
-            "ahead", "clock", "cluster", "columns", "kv", "lane", "machine", "padding", "prices", "pricing", "requests",
+            "ahead", "clock", "cluster", "columns", "content", "finding", "kv", "lane", "machine", "padding", "prefix", "prices",
+            "pricing", "requests", "runs",
             "running", "sequences", "span", "stages", "taped", "tenant", "uniform",
         )
     ),

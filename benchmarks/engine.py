@@ -127,7 +127,7 @@ def _save(result: Any, folder: Path) -> None:
 
 def _experiment(case: Case) -> Any:
     from sim.scenario import Scenario
-    from sim.scenario.build import build
+    from sim.scenario.assembly import build
     from workloads import Fixed, LogNormal, Poisson, synthesize
 
     scenario = Scenario.default()

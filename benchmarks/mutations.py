@@ -55,6 +55,7 @@ ENGINE = (
 )
 SPECULATION = ("tests/engine/test_meanings.py", "tests/policies/test_decoding.py", "tests/policies/test_acceptance.py")
 POLICIES = ("tests/policies/test_schedulers.py", "tests/policies/test_sarathi.py")
+PREFIXES = ("tests/engine/test_prefix.py", "tests/oracle/test_vllm.py")
 SGLANG = ("tests/policies/test_sglang.py",)
 INTERVALS = ("tests/study/test_paired.py", "tests/study/test_statistics.py", "tests/study/test_compare.py")
 COSTS = ("tests/hwmodels/test_roofline.py", "tests/hwmodels/test_work.py", "tests/hwmodels/test_calibrated.py")
@@ -76,6 +77,50 @@ def _of(file: str, tests: tuple[str, ...], *changes: tuple[str, str, str]) -> li
 
 
 MUTATIONS = [
+    *_of(
+        "sim/engine/prefix.py",
+        PREFIXES,
+        ("all of a prompt is found", "upto = (tokens - 1) // self.block_tokens", "upto = tokens // self.block_tokens"),
+        ("the first block of a sequence goes first", "in reversed(held.entries):", "in held.entries:"),
+        (
+            "decoded blocks are blank",
+            "        self.cached(id_, tokens)\n        held = self._held.pop(id_)",
+            "        held = self._held.pop(id_)",
+        ),
+    ),
+    *_of(
+        "sim/engine/runs.py",
+        PREFIXES,
+        ("the copy that came last is found", "key=lambda run: run.rank)", "key=lambda run: -run.rank)"),
+        (
+            "cached blocks go before blank ones",
+            "        if blocks <= self._blank:",
+            "        if blocks <= self._blank - self.total:",
+        ),
+    ),
+    *_of(
+        "sim/engine/finding.py",
+        PREFIXES,
+        (
+            "a plan that is made ahead knows what is in flight",
+            "return cached - emitted + scheduled if emitted else cached",
+            "return cached + scheduled",
+        ),
+    ),
+    *_of(
+        "sim/engine/sequences.py",
+        PREFIXES,
+        ("who gives way does so before anybody takes blocks", "while blocks > kv.free and left:", "while left:"),
+    ),
+    *_of(
+        "sim/engine/tenant.py",
+        PREFIXES,
+        (
+            "a span goes on though who waits may find more",
+            "if hold > 1 and queue and self._kv.writes:",
+            "if hold > 1 and queue and False:",
+        ),
+    ),
     *_of(
         "policies/sglang/scheduler.py",
         SGLANG,
@@ -474,18 +519,28 @@ MUTATIONS = [
         ENGINE,
         (
             "the front end is skipped in an open loop",
-            "visible = workload.arrival_ns + self._admission_ns(workload.prompt_tokens)",
-            "visible = workload.arrival_ns",
+            "visible = self._after_desk(workload.arrival_ns) + self._admission_ns(workload.prompt_tokens)",
+            "visible = self._after_desk(workload.arrival_ns)",
         ),
         (
             "the front end is skipped in a closed loop",
-            "seen_ns = sent_ns + int(self._admission_ns(self._prompt[id_]))",
-            "seen_ns = sent_ns",
+            "seen_ns = max(sent_ns + int(self._admission_ns(self._prompt[id_])), felt_ns)",
+            "seen_ns = max(sent_ns, felt_ns)",
+        ),
+        (
+            "nobody waits at the desk",
+            "sent_ns = self._desk_free_ns = max(sent_ns, self._desk_free_ns) + self._desk_ns",
+            "sent_ns = sent_ns + self._desk_ns",
+        ),
+        (
+            "clients come to the desk in the order in which others ended",
+            "if self._desk_ns and sent_ns > self._clock.now_ns:",
+            "if False:",
         ),
         (
             "clients do not think",
-            "0 if ended_ns is None else ended_ns + self._think[id_]",
-            "0 if ended_ns is None else ended_ns",
+            "self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_]",
+            "self._clock.now_ns if ended_ns is None else ended_ns",
         ),
         (
             "clients think before their first request",

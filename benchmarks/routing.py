@@ -19,7 +19,7 @@ import numpy as np
 
 from sim.engine.cluster import run
 from sim.scenario import Scenario
-from sim.scenario.build import build
+from sim.scenario.assembly import build
 
 WARM_UP = (15.0, 50.0)
 """Rate and seconds of the stage before the first that is reported."""

@@ -23,7 +23,7 @@ from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import run
 from sim.scenario import Scenario
-from sim.scenario.build import build
+from sim.scenario.assembly import build
 
 BUDGET, SEQUENCES = 8192, 1024
 
@@ -75,6 +75,10 @@ def main() -> None:
     delay_ns = np.rint((experiment.admission_s + experiment.admission_s_per_token * trace.prompt_tokens) * 1e9).astype(
         int
     )
+    if experiment.admission_serial_s:
+        place = np.arange(len(trace)) * round(experiment.admission_serial_s * 1e9)
+        through = np.maximum.accumulate(trace.arrival_ns - place) + place + round(experiment.admission_serial_s * 1e9)
+        delay_ns = delay_ns + through - trace.arrival_ns
     for ahead in (False, True):
         case = {
             "cost": spec.cost, "max_model_len": spec.max_model_len,

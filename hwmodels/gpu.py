@@ -50,14 +50,19 @@ class GpuKernels(StackKernels):
 
     def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
         def table(dtype: str, weight_bytes: float) -> Table:
-            return _moe_table(self.profile, self.sources, experts, dtype)
+            return _moe_table(self.profile, self._expert_sources(experts.precision), experts, dtype)
 
-        fmt = expert_format(experts.precision, self.arithmetic(experts.precision)[0])
-        kernel = self.profile.kernel("moe", _layer_variants(self.profile, self.sources, fmt, experts))
-        # Tables of 4-bit weights in 16-bit arithmetic hold the cost of expanding them.
-        own = kernel is not None and kernel.variant.partition("/")[0].partition("-")[0] in ("int4", "mxfp4")
-        flops = experts.flops(rows) / experts.layers
-        return self.tabulated_s(rows, flops, experts.precision, table, expansion_measured=own)
+        return self.tabulated_s(rows, experts.flops(rows) / experts.layers, experts.precision, table)
+
+    def _expert_sources(self, precision: str) -> tuple[str, ...]:
+        """Whose measured experts stand for the stack's, the best first.
+
+        TensorRT-LLM's NVFP4 table is of its CUTLASS experts alone. Its servers run the generated kernels of its TRTLLM back end,
+        which FlashInfer hands to SGLang, under whose name they were measured.
+        """
+        if precision == "nvfp4" and self.sources[0] == "trtllm" and self.arithmetic(precision)[0] == "fp4":
+            return ("sglang", *self.sources)
+        return self.sources
 
     def stand_ins(
         self, products: Iterable[str], experts: str | None, hidden: int, topk: int, count: int
@@ -76,7 +81,7 @@ class GpuKernels(StackKernels):
             asked.append((f"{precision} matrix products", "gemm", [*wanted, *variants]))
         if experts is not None:
             own = expert_format(experts, self.arithmetic(experts)[0])
-            variants = _expert_variants(self.profile, self.sources, own, hidden, topk, count)
+            variants = _expert_variants(self.profile, self._expert_sources(experts), own, hidden, topk, count)
             asked.append((f"{experts} experts", "moe", variants))
         for what, family, variants in asked:
             kernel = self.profile.kernel(family, variants)

@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from hwmodels.kernels.parameters import check_bounds, parameter
 from hwmodels.tables import ROOM, read_toml
@@ -41,9 +42,6 @@ class Overheads:
     narrow_loss: float = parameter(
         0.0, 0.0, 2.0, "the same, more, with weights in 8 bits or fewer: casts, scales and layouts around the product"
     )
-    expand_loss: float = parameter(
-        0.0, 0.0, 4.0, "the same, more, with weights in fewer bits than the arithmetic: they are expanded on the way"
-    )
     admission_s: float = parameter(0.0, 0.0, 1.0, "from arrival until the scheduler sees a request: front end, queues")
     admission_s_per_token: float = parameter(0.0, 0.0, 1e-4, "tokenisation, for each prompt token")
     admission_serial_s: float = parameter(
@@ -63,7 +61,7 @@ class ServingStack:
     """The releases whose runs the terms were fitted to; empty where nothing was fitted."""
     overheads: Overheads
     kernels: str
-    """Whose kernel parameters stand for the stack's: vllm or trtllm; empty: the datasheet roofline."""
+    """Whose kernel parameters stand for the stack's: vllm, sglang or trtllm; empty: the datasheet roofline."""
     graph: bool
     """Decode steps replay a CUDA graph rather than launch kernel by kernel."""
     held_back: str
@@ -80,10 +78,18 @@ def stack_releases() -> Mapping[str, Mapping[str, ServingStack]]:
         older = entry.pop("releases", {})
         newest = _stack(name, entry)
         found[name] = {newest.release: newest} | {
-            release: _stack(name, {**entry, **other, "release": release, "terms": {**entry["terms"], **other["terms"]}})
+            release: _stack(name, _older(entry, release, other))
             for release, other in sorted(older.items(), key=lambda item: _numbers(item[0]), reverse=True)
         }
     return found
+
+
+def _older(newest: Mapping[str, Any], release: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of an older *release*: that of the newest but for what it says itself, without the terms that it leaves out."""
+    terms = {
+        term: pair for term, pair in {**newest["terms"], **own["terms"]}.items() if term not in own.get("without", ())
+    }
+    return {**newest, "held_back": "", **own, "release": release, "terms": terms}
 
 
 def serving_stacks() -> Mapping[str, ServingStack]:

@@ -124,10 +124,9 @@ class StackKernels:
         dtype = next((name for name in names if name in peaks), "bf16")
         return dtype, number.weight_bytes, number.weight_bytes < 0.75 * WIDTH[dtype]
 
-    def _loss_s(self, flops: Any, dtype: str, weight_bytes: float = 2.0, expanded: bool = False) -> Any:
+    def _loss_s(self, flops: Any, dtype: str, weight_bytes: float = 2.0) -> Any:
         own = self._own
         loss = own.sustained_loss + (own.narrow_loss if weight_bytes < 1.5 else 0.0)
-        loss += own.expand_loss if expanded else 0.0
         return flops * (loss / self.profile.datasheet.flops_per_s(dtype))
 
     def tabulated_s(
@@ -136,23 +135,14 @@ class StackKernels:
         flops: Any,
         precision: str,
         table_of: Callable[[str, float], Table],
-        *,
-        expansion_measured: bool = False,
     ) -> Any:
-        """Seconds at *rows* of what `table_of(arithmetic, weight_bytes)` holds, with what the stack hides and loses.
-
-        `expansion_measured` says that the table is of kernels that expand such weights themselves.
-        """
-        dtype, weight_bytes, expanded = self.arithmetic(precision)
+        """Seconds at *rows* of what `table_of(arithmetic, weight_bytes)` holds, with what the stack hides and loses."""
+        dtype, weight_bytes, _ = self.arithmetic(precision)
         nodes, seconds, start_s = table_of(dtype, weight_bytes)
         seconds = seconds - (start_s - start_s * (1.0 - self._own.launch_overlap))
         # Past the last node time grows with the rows.
         beyond = np.maximum(0.0, rows - nodes[-1]) * (seconds[-1] / nodes[-1])
-        return (
-            np.interp(rows, nodes, seconds)
-            + beyond
-            + self._loss_s(flops, dtype, weight_bytes, expanded and not expansion_measured)
-        )
+        return np.interp(rows, nodes, seconds) + beyond + self._loss_s(flops, dtype, weight_bytes)
 
     def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
         """Kernels that only stream: their start, and their bytes at the share of the bandwidth a stream reaches."""

@@ -22,7 +22,7 @@
 # %matplotlib inline
 from hwmodels.budget import saturating_tokens
 from sim import Scenario, plots, sweep
-from sim.scenario.build import build
+from sim.scenario.assembly import build
 from sim.study.compare import compare
 
 base = Scenario.default().with_set("workload.requests=500", "scheduler={policy: sarathi}")

@@ -183,8 +183,8 @@ class ReplicaView:
     rounds: int = 0
     """Decode steps done here so far, those beside prompts included: how many a plan has been held for is their difference."""
     cache: PrefixCache | None = None
-    """None where no blocks are found again. What each of those who wait would find is among its `cached_tokens`, but for a scheduler
-    that `admits_in_turn`, which asks here."""
+    """None where no blocks are found again. What each of those who wait would find is among its `cached_tokens`, but for a
+    scheduler that `admits_in_turn`, which asks here."""
 
     @property
     def n_running(self) -> int:

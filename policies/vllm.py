@@ -173,12 +173,19 @@ class Vllm:
         occupied = view.n_running > 0
         cache, block_tokens = view.cache, view.block_tokens
         found = unheld = 0
+        latest: tuple[int, int, int, int] | None = None
+        """Who has been admitted, what it found and takes, and its tokens then: noted in the cache when another one looks."""
         for seq in self._queue(view):
             if left <= 0 or left_input <= draft_slots or seats <= 0:
                 return True
             budget = min(left, left_input - draft_slots)
             cached, to_compute = seq.cached_tokens, seq.tokens
             if cache is not None:
+                if latest is not None:
+                    id_, had, took, reaches = latest
+                    cache.admit(id_, had)
+                    cache.take(took)
+                    cache.cached(id_, reaches)
                 found = 0 if cached or not to_compute else cache.found_blocks(seq.id, to_compute)
                 unheld = cache.unheld_blocks(seq.id, found) if found else 0
                 cached += found * block_tokens
@@ -199,10 +206,7 @@ class Vllm:
             needed = new + unheld
             if needed + reserve > free:
                 return True
-            if cache is not None:
-                cache.admit(seq.id, found)
-                cache.take(new)
-                cache.cached(seq.id, cached + (tokens if to_compute else 0))
+            latest = (seq.id, found, new, cached + (tokens if to_compute else 0))
             free -= needed
             left -= tokens
             left_input -= tokens + draft_slots

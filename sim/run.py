@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sim.engine import Columns, Experiment
     from sim.engine.columns import ReplicaColumns
     from sim.scenario import Scenario
-    from sim.scenario.build import Built
+    from sim.scenario.assembly import Built
 
 
 _SPAN_FIELDS = (
@@ -40,13 +40,13 @@ def simulate(what: Scenario | Experiment, *, fast_forward: bool = True) -> Resul
 
     if not isinstance(what, Scenario):
         raise TypeError(f"simulate takes a Scenario or an Experiment; got {type(what).__name__}")
-    from sim.scenario.build import resolve
+    from sim.scenario.assembly import resolve
 
     return run_built(resolve(what), fast_forward=fast_forward)
 
 
 def run_built(built: Built, *, fast_forward: bool = True) -> Result:
-    """Run what `sim.scenario.build.resolve` made of a scenario."""
+    """Run what `sim.scenario.assembly.resolve` made of a scenario."""
     columns = _run(built.experiment, fast_forward)
     return Result(columns, manifest=built.manifest, slo=built.slo)
 

@@ -49,6 +49,7 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
             "workloads.ClosedLoop",
             "workloads.Follows",
             "workloads.Trace",
+            "workloads.chained",
         ),
         *(f"hwmodels.totals.{name}" for name in ("Totals", "Chunk", "seen", "pairs_within")),
         *(f"policies.routers.{name}" for name in ("Router", "RoutedRequest", "ReplicaLoad", "Refused", "route_of")),

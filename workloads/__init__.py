@@ -1,6 +1,7 @@
 """What arrives: request traces, the files they come from, and generators of synthetic ones."""
 
 from workloads.arrivals import ArrivalProcess, Deterministic, Gamma, Mmpp, Pareto, Poisson, arrivals_ns
+from workloads.chains import chained
 from workloads.conversations import Conversations
 from workloads.follows import Follows
 from workloads.functions import FunctionCounts, FunctionInvocations, read_function_counts, read_function_invocations
@@ -45,6 +46,7 @@ __all__ = [
     "arrivals_ns",
     "assign_models",
     "azure_conversation_like",
+    "chained",
     "closed_loop",
     "concat",
     "fit_gamma_windows",

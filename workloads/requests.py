@@ -50,8 +50,9 @@ class Requests:
     abort_ns: IntArray | None = None
     """Nanoseconds after its arrival at which the client gives a request up; -1 where it waits for the end."""
     prefix_blocks: IntArray | None = None
-    """Block ids of all prompts end to end; equal ids after equal ids are equal tokens. Row i owns `prefix_of(i)`, which may go on
-    behind the prompt: those ids name what the request emits."""
+    """Block ids of all requests end to end; equal ids after equal ids are equal tokens, as far as two requests have them. Where a
+    request has more of them than its prompt needs, they name the tokens that it emits as well, which a later prompt may contain;
+    what comes after the last is its own. Row i owns `prefix_of(i)`."""
     prefix_offsets: IntArray | None = None
     """n + 1 offsets into `prefix_blocks`."""
     prefix_block_tokens: int | None = None
@@ -143,11 +144,6 @@ class Requests:
             )
         counts = np.diff(offsets)
         too_many = counts > -(-(self.prompt_tokens + self.output_tokens) // int(tokens))
-        if (row := first_row((counts > 0) & (counts < self.prompt_tokens // int(tokens)))) is not None:
-            raise ValueError(
-                f"row {row}: prefix_blocks has {counts[row]} blocks of {tokens} tokens for a prompt of {self.prompt_tokens[row]}; "
-                "they cover the prompt, whole blocks at least, or the request has none"
-            )
         if (row := first_row(too_many)) is not None:
             raise ValueError(
                 f"row {row}: prefix_blocks has {offsets[row + 1] - offsets[row]} blocks of {tokens} tokens "

@@ -18,6 +18,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from workloads.chains import chained
 from workloads.columns import IntArray
 from workloads.trace import Trace
 
@@ -83,8 +84,7 @@ def reuse(trace: Trace) -> ReuseCurve:
             f"{trace.source or 'the trace'} does not say which prompts share blocks; "
             "give a trace with hash_ids (mooncake) or a column prefix_blocks_N (plain)"
         )
-    model_index = np.zeros(len(trace), dtype=np.int64) if trace.model_index is None else trace.model_index
-    nodes = _chained(ids, offsets, model_index)
+    nodes = chained(ids, offsets, trace.model_index)
     last_use = np.full(int(nodes.max()) + 1 if len(nodes) else 0, -1, dtype=np.int64)
     uses = _Counts(len(trace))
     tokens_at: Counter[int] = Counter()
@@ -122,30 +122,6 @@ def reuse(trace: Trace) -> ReuseCurve:
         hit_tokens=np.cumsum([tokens_at[size] for size in sizes.tolist()], dtype=np.int64),
         hit_blocks=np.cumsum([blocks_at[size] for size in sizes.tolist()], dtype=np.int64),
     )
-
-
-def _chained(ids: IntArray, offsets: IntArray, model_index: IntArray) -> IntArray:
-    """Ids numbered from 0 such that each has one predecessor; the first of a prompt has its model."""
-    # Ids that are numbers from 0 with few gaps serve as they are.
-    compact = len(ids) == 0 or int(ids.max()) < 2 * len(ids)
-    dense = ids if compact else np.unique(ids, return_inverse=True)[1].astype(np.int64)
-    before = np.empty_like(dense)
-    before[1:] = dense[:-1]
-    filled = np.diff(offsets) > 0
-    before[offsets[:-1][filled]] = -1 - model_index[filled]
-    count = int(dense.max()) + 1 if len(dense) else 0
-    # Some predecessor of each id; whoever has another one shows that the ids are not chained.
-    some = np.zeros(count, dtype=np.int64)
-    some[dense] = before
-    if np.array_equal(some[dense], before):
-        return dense
-    numbers: dict[tuple[int, int], int] = {}
-    chained = np.empty_like(dense)
-    node = 0
-    for place, (block, previous) in enumerate(zip(dense.tolist(), before.tolist(), strict=True)):
-        node = numbers.setdefault((previous if previous < 0 else node, block), len(numbers))
-        chained[place] = node
-    return chained
 
 
 class _Counts:

@@ -19,6 +19,7 @@ from hwmodels.kernels.parameters import Datasheet, parameter, smooth_max
 
 _TILE = 128.0  # query rows of one thread block in FlashAttention's forward kernels
 _CACHE_EDGE = 3.0  # residence in L2 falls from 1 to 0 between two thirds of its capacity and all of it
+_TURNS = 512.0  # sequences up to which vLLM's fallback for heads above 256 takes them in turn
 _SPLIT_FROM = 128.0  # cached tokens from which a decode splits the context over blocks and combines
 # A verify step of w query tokens re-uses each cached key w times; FlashAttention's decode tiles reach about half of the
 # tensor-core peak there (Dao et al., Flash-Decoding). No measurement at w > 1 backs a finer number.
@@ -45,6 +46,7 @@ class PrefillParams:
     overlap_loss: float = parameter(2.0, 0.0, 4.0, "0: memory and arithmetic overlap fully; 4: they add up")
     throttle: float = parameter(0.1, 0.0, 0.45, "share of the clock lost to the power limit in long kernels")
     throttle_after_s: float = parameter(1e-3, 2e-5, 2e-2, "kernel length at which half of that loss applies")
+    cache_reach: float = parameter(1.0, 0.6, 2.0, "L2 capacities at which nothing stays there", optional=True)
     kv_passes: float = parameter(
         0.0, 0.0, 40.0, "times keys and values cross memory in 16 bits beforehand", optional=True
     )
@@ -81,8 +83,9 @@ class DecodeParams:
     single_blocks: float = parameter(8.0, 0.2, 256.0, "SM shares of bandwidth one ungrouped (sequence, head) can draw")
     group_blocks: float = parameter(32.0, 0.2, 256.0, "SM shares of bandwidth one grouped (sequence, KV head) can draw")
     overlap_loss: float = parameter(0.5, 0.0, 4.0, "0: memory and blocks overlap fully; 4: they add up")
+    cache_reach: float = parameter(1.0, 0.6, 2.0, "L2 capacities at which nothing stays there", optional=True)
     window_tokens_more: float = parameter(0.0, 0.0, 512.0, "keys read before a window begins: tiles", optional=True)
-    beyond_s: float = parameter(0.0, 0.0, 1e-8, "a KV token outside the window, on one SM", optional=True)
+    beyond_ramp: float = parameter(0.0, 0.0, 1.0, "0: splits follow the window; 1: the whole context", optional=True)
     start_192_s: float = parameter(
         0.0, -1e-5, 4e-5, "more of the start in the kernel for 192 wide heads", optional=True
     )
@@ -149,6 +152,7 @@ def prefill_form(
     head_dim: Any,
     token_bytes: Any,
     v_dim: Any = None,
+    past_s: Any = None,
     dtype: str = "bf16",
     run: Running = ALONE,
     longest_kv: Any = None,
@@ -156,7 +160,8 @@ def prefill_form(
 ) -> PrefillForm:
     """Causal attention of prompt chunks: heads per device, `token_bytes` cached for a token in one layer.
 
-    Values are `v_dim` wide where not as wide as keys. `longest_kv` and `resident` as in `attention_prefill_s`.
+    Values are `v_dim` wide where not as wide as keys. What a cached token of the past costs before it can be met takes
+    `past_s`. `longest_kv` and `resident` as in `attention_prefill_s`.
     """
     tile_heads = kv_heads + params.unpacked * (heads - kv_heads)
     more_s, speed, block = _kernel_of(params, head_dim)
@@ -201,6 +206,8 @@ def prefill_form(
         compute = compute + ops.maximum(0.0, rows * row_blocks + chunks * chunk_blocks - block_s)
         gap = compute - memory
         both = 0.5 * (compute + memory + ops.sqrt(gap * gap + loss * (compute * memory)))
+        if past_s is not None:
+            both = both + ops.maximum(kv - rows, 0.0) * past_s
         return layers * (launch + both + kv * before_s + pairs * lost_s)
 
     return form
@@ -255,19 +262,27 @@ def decode_form(
     def of_batch(ops: Ops, seqs: Any, queries: Any) -> tuple[Any, Any, Any]:
         """What does not depend on the KV tokens: seconds of each of them, of blocks, and of having several sequences."""
         each = queries / seqs
+        turns = ops.minimum(_TURNS - 1.0, ops.maximum(0.0, seqs - 1.0))
+        if resident:
+            # Larger batches run another kernel and are faster; times that are priced may not fall as a batch grows.
+            turns = np.where(seqs > _TURNS, 0.0, turns)
         return (
             ops.maximum(by_kv, each * by_pair),
             ops.maximum(0.0, seqs * per_seq - 1.0) * ops.maximum(0.0, block + each * row_block),
-            several * ops.minimum(1.0, ops.maximum(0.0, seqs - 1.0)) + in_turn * ops.maximum(0.0, seqs - 1.0),
+            several * ops.minimum(1.0, ops.maximum(0.0, seqs - 1.0)) + in_turn * turns,
         )
 
     known: dict[tuple[float, float], tuple[Any, Any, Any]] = {}
-
-    cut_tokens, beyond_s = params.window_tokens_more, params.beyond_s * (readers / sheet.sm_count)
+    cut_tokens, beyond_ramp = params.window_tokens_more, params.beyond_ramp
 
     def form(ops: Ops, seqs: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
         if beyond is not None:
+            beyond = ops.maximum(0.0, beyond)
+            split_over = kv + beyond_ramp * beyond
             kv = kv + ops.minimum(beyond, seqs * cut_tokens)
+            split_over = ops.maximum(kv, split_over)
+        else:
+            split_over = kv
         if ops is SCALARS:
             batch = known.get((seqs, queries))
             if batch is None:
@@ -282,9 +297,7 @@ def decode_form(
             memory = kv * by_token
         gap = memory - blocks
         both = 0.5 * (memory + blocks + ops.sqrt(gap * gap + loss * (memory * blocks)))
-        if beyond is not None:
-            both = both + beyond * beyond_s
-        return layers * (launch + ramp * (kv / (kv + ramp_tokens)) + more + both)
+        return layers * (launch + ramp * (split_over / (split_over + ramp_tokens)) + more + both)
 
     return form
 
@@ -402,5 +415,5 @@ def attention_mixed_s(
 def _cache_speed(params: PrefillParams | DecodeParams, sheet: Datasheet, footprint_bytes: Any, resident: bool) -> Any:
     if not resident:
         return 1.0
-    share = np.minimum(1.0, np.maximum(0.0, _CACHE_EDGE * (1.0 - footprint_bytes * (1.0 / sheet.l2_bytes))))
-    return 1.0 + params.cache_gain * share
+    full = footprint_bytes * (1.0 / (params.cache_reach * sheet.l2_bytes))
+    return 1.0 + params.cache_gain * np.minimum(1.0, np.maximum(0.0, _CACHE_EDGE * (1.0 - full)))

@@ -58,6 +58,8 @@ def moved_share(kind: str, devices: Any) -> Any:
 
 def _widened(devices: np.ndarray, power: float) -> Any:
     """(n / 2)^power, number by number: numpy's power of an array may differ from that of a number in the last bit."""
+    if devices.ndim == 0:
+        return (min(max(float(devices), 2.0), float(WIDEST_MEASURED)) / 2.0) ** power
     n, where = np.unique(np.clip(devices, 2.0, WIDEST_MEASURED), return_inverse=True)
     return np.array([(float(value) / 2.0) ** power for value in n])[where].reshape(devices.shape)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,6 +25,9 @@ class ExchangeParams:
     sm_bytes_per_s: float = parameter(2.5e10, 1e9, 2e11, "bytes in flight from one SM over the latency of the link")
     bandwidth: float = parameter(0.7, 0.02, 1.2, "share of one link direction")
     overlap_loss: float = parameter(0.3, 0.0, 4.0, "0: SMs and link overlap fully; 4: they add up")
+
+
+_where = cast("Callable[..., Any]", np.where)
 
 
 def distinct_devices(devices: Any, topk: Any, experts: Any) -> Any:
@@ -57,12 +61,12 @@ def exchange_s(
     """
     sms = np.asarray(sms, float)
     direct = sms == 0
-    copies: Any = np.where(direct, topk, distinct_devices(devices, topk, experts))
-    workers: Any = np.where(direct, np.minimum(experts, sheet.sm_count), sms)
+    copies = _where(direct, topk, distinct_devices(devices, topk, experts))
+    workers = _where(direct, np.minimum(experts, sheet.sm_count), sms)
     row_bytes = np.asarray(hidden, float) * number_bytes
-    each: Any = params.token_s + params.copy_s * copies
-    by_sms: Any = tokens / workers * (each + (params.own_copies + copies) * (row_bytes / params.sm_bytes_per_s))
+    each = params.token_s + params.copy_s * copies
+    by_sms = tokens / workers * (each + (params.own_copies + copies) * (row_bytes / params.sm_bytes_per_s))
     away = 1.0 - 1.0 / np.asarray(devices, float)
-    by_link: Any = tokens * copies * away * row_bytes / (sheet.link_bytes_per_s * params.bandwidth)
+    by_link = tokens * copies * away * row_bytes / (sheet.link_bytes_per_s * params.bandwidth)
     start = params.start_s + params.byte_start_s * row_bytes + params.expert_s * experts
     return none_is_free(start + smooth_max(by_sms, by_link, params.overlap_loss), tokens)

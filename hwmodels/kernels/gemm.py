@@ -23,12 +23,21 @@ _DISPATCHED_TILES = (
     (-1.0, 16.0, 16, 64), (-1.0, 64.0, 64, 64), (64.0, 128.0, 64, 128), (128.0, np.inf, 128, 128),
     (128.0, np.inf, 256, 128),
 )  # fmt: skip
-LIBRARIES = ("search", "unsplit", "dispatch")
+# CUTLASS's and DeepGEMM's kernels for narrow operands on data-centre parts take 64 rows and more, those for FP4 on
+# workstation parts one tile.
+_UNSPLIT_TILES = ((64, 64), (64, 128), (128, 32), (128, 64), (128, 128), (128, 256), (256, 128))
+_ONE_TILE = ((128, 128),)
+LIBRARIES = ("search", "unsplit", "narrow", "one", "dispatch")
 # Whose kernels choose otherwise than by trying all: (format, software) -> how. DeepGEMM and the block-scaled kernels of
 # CUTLASS do not split k; vLLM and SGLang compile one CUTLASS kernel for each range of rows for FP8 on Hopper (sm90).
 _LIBRARY_OF = {
     ("fp8", "vllm"): "unsplit", ("fp8", "sglang"): "unsplit",
     **{(fmt, software): "unsplit" for fmt in ("fp8_block", "nvfp4") for software in ("vllm", "sglang", "trtllm")},
+}  # fmt: skip
+# By device: on workstation parts kernels with few rows exist in FP8 and one tile serves FP4.
+_LIBRARY_ON = {
+    ("fp8", "vllm", "rtx-pro-6000"): "narrow", ("nvfp4", "vllm", "rtx-pro-6000"): "one",
+    ("fp8_block", "trtllm", "l40s"): "narrow",
 }  # fmt: skip
 _DISPATCHED_ON = ("h100-sxm", "h100-pcie", "h200", "h20", "gh200")
 _ROWS_AT_ONCE = 512  # so that the candidates of as many shapes stay in cache
@@ -38,6 +47,8 @@ _SHORT_ROW = 512  # elements of k up to which the fp8 quantisation pass runs one
 
 def library_of(fmt: str, software: str, device: str) -> str:
     """How the GEMMs of a format choose their tiles, in a piece of software on a device; one of `LIBRARIES`."""
+    if (fmt, software, device) in _LIBRARY_ON:
+        return _LIBRARY_ON[fmt, software, device]
     library = _LIBRARY_OF.get((fmt, software), "search")
     return "dispatch" if fmt == "fp8" and library == "unsplit" and device in _DISPATCHED_ON else library
 
@@ -51,14 +62,18 @@ class GemmParams:
     )
     compute_efficiency: float = parameter(0.92, 0.4, 1.0, "share of the dense peak with full tiles")
     bandwidth_efficiency: float = parameter(0.88, 0.4, 1.0, "share of the datasheet bandwidth a stream reaches")
-    fill_k: float = parameter(150.0, 0.0, 1500.0, "pipeline prologue and epilogue, as elements of k")
+    # A number of cycles, in which a faster tensor core passes more elements.
+    fill_k: float = parameter(
+        150.0, 0.0, 3000.0, "pipeline prologue and epilogue, as elements of k",
+        scales_with={"peak": 1, "sms": -1, "clock": -1},
+    )  # fmt: skip
     tile_edge: float = parameter(10.0, 0.0, 80.0, "a tile of r x c costs r c + edge^2: what small tiles waste")
-    l2_intensity: float = parameter(50.0, 5.0, 200.0, "peak FLOP/s over L2 bytes/s: limits tiles with little reuse")
-    block_bandwidth: float = parameter(0.8, 0.1, 4.0, "share of the memory bandwidth one 64 x 64 block per SM can draw")
+    l2_intensity: float = parameter(50.0, 5.0, 300.0, "peak FLOP/s over L2 bytes/s: limits tiles with little reuse")
+    block_bandwidth: float = parameter(0.8, 0.1, 8.0, "share of the memory bandwidth one 64 x 64 block per SM can draw")
     overlap_loss: float = parameter(0.15, 0.0, 4.0, "0: memory and arithmetic overlap fully; 4: they add up")
     split_s: float = parameter(2e-6, 0.0, 1e-5, "synchronisation of a split along k")
     cache_gain: float = parameter(0.5, 0.0, 6.0, "extra bandwidth for what stays in L2")
-    throttle: float = parameter(0.1, 0.0, 0.45, "share of the clock lost to the power limit in long kernels")
+    throttle: float = parameter(0.1, 0.0, 0.7, "share of the clock lost to the power limit in long kernels")
     throttle_after_s: float = parameter(4e-4, 2e-5, 5e-3, "kernel length at which half of that loss applies")
     wave_softness: float = parameter(0.2, 0.0, 1.0, "0: a part wave costs a whole one; 1: its share only (persistent)")
     quantise_efficiency: float = parameter(
@@ -88,10 +103,11 @@ def gemm_s(
     """Seconds of C[m, n] = A[m, k] B[k, n] on one device; shapes broadcast, zero rows cost nothing.
 
     `library` is how tiles are chosen: "search" takes the fastest tile and split of k (cuBLAS), "unsplit" the fastest
-    tile (DeepGEMM), "dispatch" picks by the number of rows and does not split (CUTLASS fp8). `dtype` names the
-    tensor-core rate, the `*_bytes` are per element (weights may be narrower than the arithmetic). `weight_copies` is
-    how many weight tensors the caller cycles through: a benchmark with six keeps small ones in L2, a served model never
-    does. `quantise_activations` adds the pass that turns 16-bit activations into the format.
+    tile of 64 rows and more (DeepGEMM), "narrow" the fastest of all, "one" has 128 x 128 alone, and "dispatch" picks by
+    the number of rows (CUTLASS fp8); none but the first splits. `dtype` names the tensor-core rate, the `*_bytes` are
+    per element (weights may be narrower than the arithmetic). `weight_copies` is how many weight tensors the caller
+    cycles through: a benchmark with six keeps small ones in L2, a served model never does. `quantise_activations` adds
+    the pass that turns 16-bit activations into the format.
 
     Not promised: equal bits for arrays and scalars, nor that a row more never takes less time. Where a row more opens
     another row of tiles, more blocks draw on the memory and libraries do become faster; callers that need a
@@ -151,12 +167,15 @@ def _fastest_s(
     return np.where(allowed, total, np.inf).min(axis=0)
 
 
+_TILES = {"search": _SEARCHED_TILES, "unsplit": _UNSPLIT_TILES, "narrow": _SEARCHED_TILES, "one": _ONE_TILE}
+
+
 @functools.cache
 def _candidates(library: str) -> tuple[np.ndarray, ...]:
     """Split of k, tile rows and columns, and the rows above and up to which each is taken: columns, one candidate a row."""
-    if library in ("search", "unsplit"):
+    if library in _TILES:
         splits = _SPLITS if library == "search" else (1,)
-        found = [(split, rows, columns, -1.0, np.inf) for split in splits for rows, columns in _SEARCHED_TILES]
+        found = [(split, rows, columns, -1.0, np.inf) for split in splits for rows, columns in _TILES[library]]
     elif library == "dispatch":
         found = [(1, rows, columns, above, up_to) for above, up_to, rows, columns in _DISPATCHED_TILES]
     else:

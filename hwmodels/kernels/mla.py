@@ -58,22 +58,17 @@ def prefill_form(
     Expanded, every head has keys and values of its own in 16 bits, and `expand_flops` expand a cached token of the past;
     absorbed, all heads share the latent, of `latent_bytes` a number, and meet it in its full width.
     """
-    shape = {"heads": heads, "dtype": dtype, "run": run, "longest_kv": longest_kv, "resident": resident}
+    shape: dict[str, Any] = {"heads": heads, "dtype": dtype, "run": run, "longest_kv": longest_kv, "resident": resident}
     if absorbed:
         width = kv_rank + rope_dim
         return attention.prefill_form(
             params, sheet, kv_heads=1.0, head_dim=width, v_dim=kv_rank, token_bytes=width * latent_bytes, **shape
         )
     token_bytes = 2.0 * heads * (qk_dim + v_dim)
-    form = attention.prefill_form(
-        params, sheet, kv_heads=heads, head_dim=qk_dim, v_dim=v_dim, token_bytes=token_bytes, **shape
+    past_s = expand_flops / (sheet.flops_per_s(dtype) * params.compute_efficiency)
+    return attention.prefill_form(
+        params, sheet, kv_heads=heads, head_dim=qk_dim, v_dim=v_dim, token_bytes=token_bytes, past_s=past_s, **shape
     )
-    by_past = run.layers * expand_flops / (sheet.flops_per_s(dtype) * params.compute_efficiency)
-
-    def with_past(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
-        return form(ops, rows, chunks, pairs, kv) + ops.maximum(kv - rows, 0.0) * by_past
-
-    return with_past
 
 
 def decode_form(
@@ -99,6 +94,7 @@ def decode_form(
     by_pair = 2.0 * numbers * tiles * _HEAD_TILE / (sheet.flops_per_s(dtype) * params.compute_efficiency)
     stream = sheet.hbm_bytes_per_s * params.bandwidth_efficiency
     token_bytes = (kv_rank + rope_dim) * latent_bytes
+    by_kv = token_bytes / stream
     by_row = 2.0 * heads * numbers * params.row_passes / stream
     per_seq = tiles / sheet.sm_count
     launch = params.launch_s * run.start_share
@@ -106,8 +102,13 @@ def decode_form(
     loss, layers, gain = params.overlap_loss, run.layers, params.cache_gain
 
     def form(ops: Ops, seqs: Any, queries: Any, kv: Any, beyond: Any = None) -> Any:
-        compute = kv * (queries / seqs) * by_pair + ops.maximum(0.0, queries * per_seq - 1.0) * block
-        memory = kv * token_bytes / stream
+        compute = kv * (queries / seqs) * by_pair
+        blocks = queries * per_seq
+        if ops is ARRAYS:
+            compute = compute + ops.maximum(0.0, blocks - 1.0) * block
+        elif blocks > 1.0:
+            compute += (blocks - 1.0) * block
+        memory = kv * by_kv
         if resident:
             fits = _CACHE_EDGE * (1.0 - kv * token_bytes * (1.0 / sheet.l2_bytes))
             memory = memory / (1.0 + gain * ops.minimum(1.0, ops.maximum(0.0, fits)))

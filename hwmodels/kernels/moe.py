@@ -34,11 +34,14 @@ class ExpertFormat(NamedTuple):
     activation_bytes: float
     stand_in: tuple[str, ...]
     """Formats whose fitted parameters may serve, the best first, itself included."""
+    largest_tile: int = 256
+    """Token rows of the largest tile: 64 in Marlin and in FlashInfer's kernels for weights that are expanded."""
 
     @property
     def options(self) -> dict[str, Any]:
         """Arguments of `moe_s`."""
-        return {"dtype": self.dtype, "weight_bytes": self.weight_bytes, "activation_bytes": self.activation_bytes}
+        return {"dtype": self.dtype, "weight_bytes": self.weight_bytes, "activation_bytes": self.activation_bytes,
+                "largest_tile": self.largest_tile}  # fmt: skip
 
     def variants(
         self, software: Iterable[str], *, layer: tuple[int, int, int], gated: bool = True, blackwell: bool = False
@@ -66,9 +69,9 @@ EXPERT_FORMATS = {
     "fp8_block": ExpertFormat("fp8", 1.0, 1.0, ("fp8_block", "fp8", "bf16")),
     "int8": ExpertFormat("int8", 1.0, 1.0, ("int8", "fp8", "fp8_block", "bf16")),
     "nvfp4": ExpertFormat("fp4", 0.5625, 0.5625, ("nvfp4", "mxfp4_mxfp8", "fp8_block", "fp8", "bf16")),
-    "mxfp4": ExpertFormat("bf16", 0.53125, 2.0, ("mxfp4", "int4", "bf16")),
+    "mxfp4": ExpertFormat("bf16", 0.53125, 2.0, ("mxfp4", "int4", "bf16"), 64),
     "mxfp4_mxfp8": ExpertFormat("fp8", 0.53125, 1.03125, ("mxfp4_mxfp8", "mxfp4", "fp8_block", "fp8", "bf16")),
-    "int4": ExpertFormat("bf16", 0.5625, 2.0, ("int4", "mxfp4", "bf16")),
+    "int4": ExpertFormat("bf16", 0.5625, 2.0, ("int4", "mxfp4", "bf16"), 64),
     "int4_fp8": ExpertFormat("fp8", 0.5625, 1.0, ("int4_fp8", "mxfp4_mxfp8", "fp8_block", "fp8", "bf16")),
 }
 
@@ -86,7 +89,7 @@ class MoeParams:
     """A fused mixture-of-experts kernel chain on a device (times in seconds)."""
 
     launch_s: float = parameter(2.5e-5, 2e-6, 4e-4, "alignment, two GEMMs, activation and reduction starts")
-    sort_s: float = parameter(3e-6, 0.0, 4e-5, "sorting many slots by expert takes more and longer kernels than few")
+    sort_s: float = parameter(3e-6, 0.0, 2e-4, "sorting many slots by expert takes more and longer kernels than few")
     compute_efficiency: float = parameter(0.7, 0.1, 1.0, "share of the dense peak with full tiles")
     bandwidth_efficiency: float = parameter(0.85, 0.3, 1.0, "share of the datasheet bandwidth on expert weights")
     tile_s: float = parameter(5e-7, 0.0, 6e-6, "prologue and epilogue of a tile")
@@ -131,15 +134,17 @@ def moe_s(
     dtype: str = "bf16",
     weight_bytes: float = 2.0,
     activation_bytes: float = 2.0,
+    largest_tile: int = 256,
     experts_active: Any = None,
     weight_copies: float = np.inf,
 ) -> Any:
     """Seconds of the routed experts of one layer on the busiest device of its group; the router comes apart.
 
-    `tokens` of the whole expert-parallel group reach E / ep experts here, whose inner size is divided by `tp`.
-    `experts_active` overrides the expected number of experts awake on this device. `weight_copies` is how many layers
-    the caller cycles through: a benchmark of one keeps few and small experts in L2, a served model never does. Zero
-    tokens cost nothing. What describes the layer is one value, or a column beside a column of tokens.
+    `tokens` of the whole expert-parallel group reach E / ep experts here, whose inner size is divided by `tp`. No tile
+    has more than `largest_tile` rows. `experts_active` overrides the expected number of experts awake on this device.
+    `weight_copies` is how many layers the caller cycles through: a benchmark of one keeps few and small experts in L2, a
+    served model never does. Zero tokens cost nothing. What describes the layer is one value, or a column beside a
+    column of tokens.
     """
     tokens = np.asarray(tokens, float)
     shape, flat = tokens.shape, np.atleast_1d(tokens)
@@ -175,7 +180,8 @@ def moe_s(
         drawn = np.minimum(1.0, np.minimum(1.0, per_sm) * (params.block_bandwidth * staged))
         again = 1.0 + params.reread * np.maximum(0.0, tiles.T[_ROW_OF] / np.maximum(awake, 1e-9) - 1.0)
         memory_s = weights_s * again / np.maximum(drawn, 1e-9)
-        total = total + smooth_max(compute_s, memory_s, params.overlap_loss).min(axis=0)
+        candidates_s = smooth_max(compute_s, memory_s, params.overlap_loss)
+        total = total + candidates_s[_ROWS[:, 0] <= largest_tile].min(axis=0)
     total = total * (1.0 + params.unaligned * (inner % ALIGNED > 0))
     moved = slots + params.remote_share * np.maximum(0.0, every - slots)
     row_bytes = 2.0 * (params.slot_passes * hidden + params.inner_passes * inner)

@@ -13,6 +13,7 @@ import numpy as np
 P = TypeVar("P")
 CYCLES: Mapping[str, float] = {"clock": -1.0}
 """How a time scales that is a number of cycles."""
+_SHARE: Mapping[str, float] = {}
 
 
 def parameter(
@@ -142,9 +143,9 @@ def blended(kind: type[P], donors: Sequence[tuple[float, P, Mapping[str, float]]
     found: dict[str, float] = {}
     for f in _fields(kind):
         low, high = f.metadata["low"], f.metadata["high"]
-        powers = f.metadata["scales_with"]
+        powers = cast("Mapping[str, float] | None", f.metadata["scales_with"])
         if powers is None:
-            powers = CYCLES if f.name.endswith("_s") else {}
+            powers = CYCLES if f.name.endswith("_s") else _SHARE
         values = [(share, getattr(params, f.name) * _scale(powers, theirs, own)) for share, params, theirs in donors]
         if low > 0:
             value = math.exp(sum(share * math.log(max(value, low)) for share, value in values))

@@ -58,6 +58,8 @@ def power_law_counts(tokens: np.ndarray, *, topk: int, experts: int, alpha: floa
     most = 1.0 / topk
     for _ in range(8):
         over = np.maximum(0.0, share - most)
+        if not over.any():
+            break
         room = np.where(over > 0, 0.0, share)
         share = np.minimum(share, most) + over.sum(axis=-1, keepdims=True) * room / np.maximum(
             room.sum(axis=-1, keepdims=True), 1e-12

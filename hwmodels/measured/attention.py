@@ -21,7 +21,7 @@ from hwmodels.model import Attention
 CACHE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "fp8q": 1.0}
 _HEAD_COLUMNS = {"batch": "batch_size", "heads": "num_heads", "kv_heads": "num_kv_heads", "head_dim": "head_dim"}
 _SHAPE = ("heads", "kv_heads", "head_dim")
-_STRATA = ("head_dim", "window")
+_STRATA = ("head_dim", "window", "alone")
 _FEWEST_ROWS = 30  # that determine the parameters of a kernel of its own
 
 
@@ -75,6 +75,7 @@ def _prefill_part(
 ) -> Part:
     fmt = fmt or m.dtype
     columns.setdefault("window", np.full(len(rows), np.inf))
+    columns["alone"] = columns["heads"] == columns["kv_heads"]
 
     def shape(c: Columns) -> Shape:
         b, q, past, window = c["batch"], c["query"], c["past"], c["window"]
@@ -100,6 +101,7 @@ def _decode_part(
     widest = WIDEST_GROUP.get(m.source, np.inf)
     columns.setdefault("window", np.full(len(rows), np.inf))
     columns.setdefault("width", np.ones(len(rows)))
+    columns["alone"] = columns["heads"] == columns["kv_heads"]
 
     def shape(c: Columns) -> Shape:
         b, kv = c["batch"], np.minimum(c["kv"], c["window"])

@@ -63,7 +63,8 @@ def _table_part(
 
     models = {tuple(row) for row in np.column_stack([columns[c] for c in _SHAPE[:4]]).tolist()}
     fixed = _FIXED_FOR_FEW_MODELS if len(models) < 4 else ()
-    if not (columns["inter_size"] / columns["moe_tp_size"] % ALIGNED > 0).any():
+    # Kernels for narrow weights pad their rows.
+    if fmt.weight_bytes < 2.0 or not (columns["inter_size"] / columns["moe_tp_size"] % ALIGNED > 0).any():
         fixed = tuple(dict.fromkeys((*fixed, "unaligned")))
     return Part(
         form=MOE, sheet=device, rows=rows, columns=columns, shape=shape, groups=_SHAPE, starts=MOE_STARTS,

@@ -44,26 +44,8 @@ class Measurement:
         return len(next(iter(self.columns.values())))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """A folder of measurements: the files that were understood, and the reason for each that was not."""
-
-    measurements: tuple[Measurement, ...]
-    not_understood: Mapping[str, str]
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """A sentence for each file that was not understood and each reason for refused rows; empty: all was read."""
-        rows = [
-            f"{m.path.name}: {count:,} of {len(m) + sum(m.refused.values()):,} rows refused: {reason}"
-            for m in self.measurements
-            for reason, count in m.refused.items()
-        ]
-        return (*(f"{name}: not understood: {reason}" for name, reason in self.not_understood.items()), *rows)
-
-    @property
-    def refused_rows(self) -> int:
-        return sum(sum(m.refused.values()) for m in self.measurements)
+class NotRecognised(ValueError):
+    """A file whose columns and name are those of no kind."""
 
 
 def read(path: str | Path, *, strict: bool = True) -> Measurement:
@@ -72,10 +54,10 @@ def read(path: str | Path, *, strict: bool = True) -> Measurement:
     Without *strict* rows that do not fit are left out and counted in `refused`; ValueError when no row is left.
     """
     path = Path(path)
-    header, rows, lines = _read_csv(path)
+    header, rows, lines = read_csv(path)
     kind, labels = recognise(path.stem, header)
     if kind is None:
-        raise ValueError(f"{path.name}: {labels['reason']}")
+        raise NotRecognised(f"{path.name}: {labels['reason']}")
     refused: dict[str, int] = {}
     bad = np.zeros(len(rows), bool)
 
@@ -140,35 +122,12 @@ def _unfolded(columns: dict[str, np.ndarray], times: Sequence[str]) -> dict[str,
     }
 
 
-def read_folder(folder: str | Path) -> list[Measurement]:
-    """Every CSV of a folder, sorted by name; a file or row that is not understood is an error, not a gap."""
-    return list(survey(folder, strict=True).measurements)
-
-
-def survey(folder: str | Path, *, strict: bool = False) -> Survey:
-    """Every CSV of a folder, sorted by name; what is not understood is in `Survey.left_out`, or, with *strict*, an error."""
-    folder = Path(folder)
-    paths = sorted(path for path in folder.glob("*") if path.suffix.lower() == ".csv")
-    if not paths:
-        raise ValueError(f"{folder} holds no CSV files; expected names such as gemm_h100_bf16_vllm0.24.csv")
-    found, reasons = [], {}
-    for path in paths:
-        try:
-            found.append(read(path, strict=strict))
-        except (ValueError, OSError) as error:
-            if strict:
-                raise
-            text = f"{error.strerror}" if isinstance(error, OSError) else str(error)
-            reasons[path.name] = text.removeprefix(f"{path.name}: ")
-    return Survey(measurements=tuple(found), not_understood=reasons)
-
-
 def is_kernel_level(measurement: Measurement) -> bool:
     """Whether `predict` covers the file; iteration and end-to-end files need a whole model or a simulation."""
     return not measurement.kind.startswith(("iteration", "e2e_"))
 
 
-def _read_csv(path: Path) -> tuple[list[str], list[list[str]], np.ndarray]:
+def read_csv(path: Path) -> tuple[list[str], list[list[str]], np.ndarray]:
     """Header, rows as they stand and the line that each ends on; ValueError for what is no table."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:

@@ -68,11 +68,14 @@ def products(m: Measurement, device: Datasheet) -> Iterator[Part]:
         columns["n"] = np.where(before, _RANK, _VALUE)
         columns["k"] = np.where(before, _NOPE, _RANK)
 
+        # In 16 bits every stack calls cuBLAS.
+        source = "cublas" if dtype == "bf16" else m.source
+
         def shape(c: Columns, dtype: str = dtype) -> Shape:
             return {**c, "dtype": dtype, "weight_bytes": CACHE_BYTES[dtype]}
 
         yield Part(
-            form=MLA_BMM, sheet=device, variants=(f"{dtype}/{m.source}", f"{dtype}/vllm", f"{dtype}/trtllm"), rows=rows,
+            form=MLA_BMM, sheet=device, variants=(f"{dtype}/{source}", f"{dtype}/trtllm"), rows=rows,
             columns=columns, shape=shape, groups=("heads", "n", "tokens"),
             starts=(MlaBmmParams(), MlaBmmParams(row_passes=3.0)),
         )  # fmt: skip

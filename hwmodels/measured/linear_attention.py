@@ -20,6 +20,10 @@ _SHAPE = ("key_heads", "key_dim", "value_heads", "value_dim", "conv_width")
 
 
 def _starts(kernel: str, prompts: bool) -> tuple[LinearParams, ...]:
+    if kernel == "conv" and not prompts:
+        return LinearParams(launch_s=2e-6, block_s=1e-7, step_s=0.0), LinearParams(
+            launch_s=3e-6, block_s=1e-8, step_s=0.0, value_share=0.1, bandwidth_efficiency=0.6, cache_gain=1.0
+        )
     if kernel == "conv":
         usual = LinearParams(launch_s=2e-6, block_s=1e-7, step_s=1.5e-7)
         return usual, LinearParams(launch_s=4e-6, sequence_s=2e-6, block_s=1e-7, step_s=1e-8, value_share=0.5)
@@ -42,6 +46,8 @@ def linear(m: Measurement, device: Datasheet) -> Iterator[Part]:
                 sums = {"rows": c["batch"] * c["query"], "chunks": c["batch"]} if prompts else {"seqs": c["batch"]}
                 return {"kernel": kernel, "resident": True, **sums, **{name: c[name] for name in _SHAPE}}
 
+            # SGLang runs vLLM's convolution and its packed decode: one parameter set for both.
+            source = "vllm" if m.source == "sglang" and (kernel == "conv" or not prompts) else m.source
             several = len(np.unique(columns["value_heads"] / columns["key_heads"])) > 1
             # A decode is one token: blocks and steps are one; convolutions and decodes move their rows once.
             fixed = {
@@ -51,7 +57,7 @@ def linear(m: Measurement, device: Datasheet) -> Iterator[Part]:
             }
             shapes = len(np.unique(np.stack([columns[name] for name in _SHAPE]), axis=1).T)
             yield Part(
-                form=form, sheet=device, variants=(f"{kernel}/{m.source}", f"{kernel}/vllm"), rows=rows,
+                form=form, sheet=device, variants=(f"{kernel}/{source}", f"{kernel}/vllm"), rows=rows,
                 columns=columns, shape=shape, groups=_SHAPE if shapes > 4 else (*_SHAPE, "batch"),
                 starts=_starts(kernel, prompts), fixed=tuple(sorted(fixed)),
             )  # fmt: skip

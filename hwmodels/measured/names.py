@@ -64,7 +64,7 @@ _EXAMPLES = {
     "phase": "prefill or decode",
     "source": "the serving stack, as in vllm0.19",
 }
-_STACKS = "vllm|trtllm|sglang|llmcompass|vidur|lssv|lss|nccl|splitwise|" + "|".join(CALIBRATING)
+SOFTWARE = "vllm|trtllm|sglang|llmcompass|vidur|lssv|lss|nccl|splitwise|" + "|".join(CALIBRATING)
 
 
 def recognise(stem: str, header: Sequence[str]) -> tuple[str | None, dict[str, str]]:
@@ -83,9 +83,9 @@ def recognise(stem: str, header: Sequence[str]) -> tuple[str | None, dict[str, s
         if match := re.fullmatch(KINDS[kind][0], stem):
             labels = {name: value or "" for name, value in match.groupdict().items()}
             # A word of another order may stand where the usual pattern expects the device.
-            if "device" not in labels or _is_device(labels["device"]) or not _hints(stem).get("device"):
+            if "device" not in labels or _is_device(labels["device"]) or not hints(stem).get("device"):
                 return kind, labels
-    labels = _hints(stem)
+    labels = hints(stem)
     tpu = bool(re.fullmatch(r"v\d+[a-z]*", labels.get("device", ""))) and labels.get("device") != "v100"
     by_columns = [kind for kind in by_columns if tpu or not kind.startswith("tpu_") or len(by_columns) == 1]
     # Of kinds whose columns all fit, the one that asks for the most: a layers file is a gemm file with more in it.
@@ -129,12 +129,17 @@ def _nearest(stem: str, header: Sequence[str]) -> str:
     return f"{article} {kind} file has the columns {', '.join(required)}; this one {what}"
 
 
-def _hints(stem: str) -> dict[str, str]:
+def named(stem: str) -> bool:
+    """Whether a name follows the pattern of a kind."""
+    return any(re.fullmatch(pattern, stem) for pattern, _, _ in KINDS.values())
+
+
+def hints(stem: str) -> dict[str, str]:
     """Device, format, software, model, parallelism and phase where a name holds them, in any order."""
     found: dict[str, str] = {}
     words = [word for word in re.split(r"[_\s]+", stem.lower()) if word]
     for at, word in enumerate(words):
-        if match := re.fullmatch(rf"(?P<source>{_STACKS})(?P<version>[0-9][0-9a-z.]*)?", word):
+        if match := re.fullmatch(rf"(?P<source>{SOFTWARE})(?P<version>[0-9][0-9a-z.]*)?", word):
             found |= {name: value for name, value in match.groupdict().items() if value}
         elif match := re.fullmatch(r"tp(\d+)", word):
             found["tp"] = match[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,14 @@ def read_profile(path: str | Path) -> Profile:
         raise ValueError(f"{where}: format is missing; expected format = {FORMAT}")
     if version > FORMAT:
         raise ValueError(f"{where}: written in format {version}, this release reads up to {FORMAT}; update rooftrace")
-    known = {"format", "device", "note", "kernel_count", "datasheet", "calibration", "kernel"}
-    _only(where, table, known, {"note", "calibration"})
+    known = {"format", "device", "note", "kernel_count", "datasheet", "calibration", "columns", "kernel"}
+    _only(where, table, known, {"note", "calibration", "columns"})
     datasheet = _datasheet(f"{where}: datasheet", table["device"], table["datasheet"])
     rows = table["kernel"]
     if len(rows) != table["kernel_count"]:
         raise ValueError(f"{where}: holds {len(rows)} of {table['kernel_count']} kernels; the file is truncated")
-    kernels = tuple(_kernel(f"{where}: kernel {index + 1}", row) for index, row in enumerate(rows))
+    columns = table.get("columns", {})
+    kernels = tuple(_kernel(f"{where}: kernel {index + 1}", row, columns) for index, row in enumerate(rows))
     keys = [(kernel.family, kernel.variant) for kernel in kernels]
     if doubled := next((key for key in keys if keys.count(key) > 1), None):
         raise ValueError(f"{where}: {' '.join(doubled)} appears twice; keep one")
@@ -64,7 +65,7 @@ def _datasheet(where: str, name: str, sheet: Any) -> Datasheet:
 
 
 def write_profile(profile: Profile, path: str | Path) -> None:
-    """Write a profile as TOML that `read_profile` gives back; fitted numbers keep six significant digits."""
+    """Write a profile as TOML that `read_profile` gives back; fitted numbers keep five significant digits."""
     lines = [
         f"format = {FORMAT}",
         f"device = {_text(profile.name)}",
@@ -80,26 +81,77 @@ def write_profile(profile: Profile, path: str | Path) -> None:
             lines.append(f"{name} = {value if isinstance(value, int) else _digits(value, 15)}")
     if profile.calibration is not None:
         lines += ["", "[calibration]", *_lines(asdict(profile.calibration), 15)]
+    columns = _columns(profile.kernels)
+    lines += ["", "[columns]"]
+    lines += [f"{family} = [" + ", ".join(map(_text, names)) + "]" for family, names in columns.items()]
     for kernel in profile.kernels:
         lines += ["", "[[kernel]]", f"family = {_text(kernel.family)}", f"variant = {_text(kernel.variant)}"]
-        lines += ["[kernel.parameters]"]
-        absent = optional_defaults(type(kernel.params))
-        own = {name: value for name, value in asdict(kernel.params).items() if value != absent.get(name)}
-        lines += [f"{name} = {_digits(value)}" for name, value in own.items()]
+        own = asdict(kernel.params)
+        lines += ["values = [" + ", ".join(f"{own[name]:.5g}" for name in columns[kernel.family]) + "]"]
         if kernel.interval:
             lines += ["[kernel.interval]"]
-            lines += [f"{name} = [{_digits(low)}, {_digits(high)}]" for name, (low, high) in kernel.interval.items()]
-        lines += ["[kernel.provenance]", *_lines(asdict(kernel.provenance))]
+            lines += [f"{name} = [{_digits(low)}, {_digits(high)}]" for name, (low, high) in kernel.interval.items()
+                      if name in columns[kernel.family]]  # fmt: skip
+        lines += ["[kernel.provenance]", *_lines(_short(kernel.provenance))]
     Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _columns(kernels: Sequence[Kernel]) -> dict[str, list[str]]:
+    """Names of the parameters of each family, said once a file; without optional ones that no kernel of it needs."""
+    found: dict[str, dict[str, bool]] = {}
+    for kernel in kernels:
+        absent = optional_defaults(type(kernel.params))
+        needed = found.setdefault(kernel.family, {})
+        for name, value in asdict(kernel.params).items():
+            needed[name] = needed.get(name, False) or name not in absent or value != absent[name]
+    return {family: [name for name, needed in names.items() if needed] for family, names in found.items()}
+
+
+# Several numbers of an origin on one line, in this order; a file may also give each by its name.
+_TOGETHER = {
+    "errors_pct": ("fit_mape_pct", "fit_median_pct", "held_mape_pct", "held_median_pct", "held_p90_pct"),
+    "interval_pct": ("held_low_pct", "held_high_pct", "held_coverage_pct"),
+    "measured_us": ("shortest_us", "longest_us"),
+}
+
+
+def _short(origin: Provenance) -> dict[str, Any]:
+    """An origin with the numbers of `_TOGETHER` in lists, without what is absent."""
+    values = asdict(origin)
+    if not origin.borrowed_from:
+        del values["borrowed_from"]
+    for name, members in _TOGETHER.items():
+        if all(values[member] is not None for member in members):
+            values[name] = [values.pop(member) for member in members]
+    return values
+
+
+def _long(where: str, row: Any) -> Any:
+    """The reverse of `_short`; what is no table is left for the caller to refuse."""
+    if not isinstance(row, Mapping):
+        return row
+    values: dict[str, Any] = dict(row)
+    values.setdefault("borrowed_from", "")
+    for name, members in _TOGETHER.items():
+        if name in values:
+            numbers = values.pop(name)
+            if not isinstance(numbers, list) or len(numbers) != len(members):
+                raise ValueError(
+                    f"{where}.{name} must be the {len(members)} numbers {', '.join(members)}; got {numbers!r}"
+                )
+            values |= dict(zip(members, numbers, strict=True))
+    return values
 
 
 def _lines(values: Mapping[str, Any], significant: int = 0) -> list[str]:
     """Settings as TOML; floats with two decimals, or with so many significant digits."""
     lines = []
     for name, value in values.items():
-        if value is None:
+        if value is None or (name == "borrowed_from" and not value):
             continue
-        if isinstance(value, tuple):
+        if isinstance(value, list):
+            text = "[" + ", ".join(f"{number:.4g}" for number in value) + "]"
+        elif isinstance(value, tuple):
             text = "[" + ", ".join(_text(item) for item in value) + "]"
         elif isinstance(value, str):
             text = _text(value)
@@ -120,12 +172,25 @@ def _calibration(where: str, table: Any) -> Calibration | None:
     return Calibration(**{**table, "kernels": tuple(table["kernels"])})
 
 
-def read_kernel(where: str, text: str) -> Kernel:
-    """One parameter set from its part of a profile file, from [[kernel]] on."""
-    return _kernel(where, tomllib.loads(text)["kernel"][0])
+def read_kernel(where: str, text: str, columns: Mapping[str, Sequence[str]]) -> Kernel:
+    """One parameter set from its part of a profile file, from [[kernel]] on, under the file's [columns]."""
+    return _kernel(where, tomllib.loads(text)["kernel"][0], columns)
 
 
-def _kernel(where: str, row: Any) -> Kernel:
+def _named(where: str, row: Any, columns: Any) -> Any:
+    """The row with its parameters by name, where it gives values under the names of [columns]."""
+    if not isinstance(row, Mapping) or "values" not in row:
+        return row
+    names = columns.get(row.get("family"))
+    values = row["values"]
+    if names is None or not isinstance(values, list) or len(values) != len(names):
+        raise ValueError(f"{where}: values must be as many numbers as [columns] has names for {row.get('family')!r}")
+    return {**{key: value for key, value in row.items() if key != "values"},
+            "parameters": dict(zip(names, values, strict=True))}  # fmt: skip
+
+
+def _kernel(where: str, row: Any, columns: Any) -> Kernel:
+    row = _named(where, row, columns)
     if not isinstance(row, Mapping):
         raise ValueError(f"{where}: expected a table; got {row!r}")
     _only(where, row, {"family", "variant", "parameters", "interval", "provenance"}, {"interval"})
@@ -141,9 +206,9 @@ def _kernel(where: str, row: Any) -> Kernel:
         )
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    origin = row["provenance"]
+    origin = _long(f"{where}: provenance", row["provenance"])
     optional = {f.name for f in fields(Provenance) if f.default is None}
-    _only(f"{where}: provenance", origin, {f.name for f in fields(Provenance)}, optional)
+    _only(f"{where}: provenance", origin, {f.name for f in fields(Provenance)}, {*optional, "borrowed_from"})
     for name in ("fit_mape_pct", "fit_median_pct", "held_mape_pct", "held_median_pct", "held_p90_pct", *optional):
         if name in origin:
             _number(f"{where}: provenance.{name}", origin[name])
@@ -181,7 +246,7 @@ def _number(where: str, value: Any) -> None:
         raise ValueError(f"{where} must be a finite number; got {value!r}")
 
 
-def _digits(value: float, significant: int = 6) -> str:
+def _digits(value: float, significant: int = 5) -> str:
     text = f"{value:.{significant}g}"
     return text if any(mark in text for mark in ".e") else f"{text}.0"
 

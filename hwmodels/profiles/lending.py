@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -160,7 +161,7 @@ def _distance(device: Device, other: Device, family: str) -> float:
     return math.sqrt(sum(value * value for value in logs) / len(logs))
 
 
-def _quantities(device: Device) -> dict[str, float]:
+def quantities(device: Device) -> dict[str, float]:
     """What parameters may scale with; a device without a stated clock scales as if all clocks were alike."""
     sheet = datasheet_of(device)
     return {
@@ -178,31 +179,32 @@ def _switched(device: Device) -> bool:
 
 
 @functools.cache
-def _shelf(name: str) -> Mapping[tuple[str, str], str]:
-    """The text of each parameter set that a shipped profile has of its own: few of them are ever read."""
-    _, *blocks = re.split(r"(?m)^(?=\[\[kernel\]\])", (FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+def _shelf(name: str) -> tuple[Mapping[tuple[str, str], str], Mapping[str, list[str]]]:
+    """The text of each parameter set that a shipped profile has of its own, few of which are ever read, and its columns."""
+    head, *blocks = re.split(r"(?m)^(?=\[\[kernel\]\])", (FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     found: dict[tuple[str, str], str] = {}
     for block in blocks:
         keys = dict(re.findall(r'(?m)^(family|variant|borrowed_from) = "(.*)"$', block))
         if not keys.get("borrowed_from"):
             found[keys["family"], keys["variant"]] = block
-    return found
+    return found, tomllib.loads(head).get("columns", {})
 
 
 @functools.cache
 def _lendable(donors: tuple[str, ...], family: str) -> tuple[str, ...]:
-    found = {variant: None for name in donors for own, variant in _shelf(name) if own == family}
+    found = {variant: None for name in donors for own, variant in _shelf(name)[0] if own == family}
     return tuple(variant for variant in sorted(found) if variant != _ONE_LAYER)
 
 
 @functools.cache
 def _entry(name: str, family: str, variant: str) -> Kernel:
-    return read_kernel(f"{name}.toml", _shelf(name)[family, variant])
+    texts, columns = _shelf(name)
+    return read_kernel(f"{name}.toml", texts[family, variant], columns)
 
 
 def _owners(device: Device, without: tuple[str, ...], family: str, variant: str) -> tuple[str, ...]:
     """Who has a parameter set to lend, the nearest first."""
-    owners = [name for name in Loans(device=device, without=without).donors if (family, variant) in _shelf(name)]
+    owners = [name for name in Loans(device=device, without=without).donors if (family, variant) in _shelf(name)[0]]
     if not owners or variant == _ONE_LAYER:
         raise ValueError(f"nobody lends {family} {variant} to {device.name}; ask `variants` first")
     if family in _LINKS and _switched(device):
@@ -226,8 +228,8 @@ def _lent(device: Device, without: tuple[str, ...], family: str, variant: str) -
     owners = _owners(device, without, family, variant)
     shares, apart = _shares(device, owners, family)
     kernels = [_entry(name, family, variant) for name in owners]
-    kind, numbers = FAMILIES[family].parameters, _quantities(device)
-    theirs = [_quantities(load_device(name)) for name in owners]
+    kind, numbers = FAMILIES[family].parameters, quantities(device)
+    theirs = [quantities(load_device(name)) for name in owners]
     params = blended(
         kind, [(share, k.params, own) for share, k, own in zip(shares, kernels, theirs, strict=True)], numbers
     )
@@ -267,7 +269,7 @@ def _factor(family: str, apart: float) -> float:
 
 @functools.cache
 def _loan_errors() -> Mapping[str, tuple[float, float]]:
-    """Family -> ends of the middle 90 % of ln(measured / lent), divided by 1 + distance."""
+    """Family -> ends of an interval of ln(measured / lent), divided by 1 + distance (`hwmodels.left_out.widths`)."""
     if not LOANS.is_file():
         return {"other": (-0.5, 0.5)}
     return {family: (float(row["low"]), float(row["high"])) for family, row in read_toml(LOANS)["family"].items()}

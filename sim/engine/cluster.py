@@ -21,6 +21,7 @@ from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.requests import RequestState
 from sim.engine.routing import routing_of
+from sim.engine.tenant import columns_of
 from workloads import ClosedLoop, Trace
 
 _ROUTING_STREAM = 0x726F7574
@@ -144,7 +145,9 @@ class _Cluster:
         if found is None:
             trace = self._experiment.workload
             assert isinstance(trace, Trace)
-            assert trace.prefix_blocks is not None and trace.prefix_offsets is not None and trace.prefix_block_tokens
+            assert trace.prefix_blocks is not None
+            assert trace.prefix_offsets is not None
+            assert trace.prefix_block_tokens is not None
             found = self._contents[block_tokens] = contents_of(
                 trace.prefix_blocks, trace.prefix_offsets, trace.prefix_block_tokens, trace.prompt_tokens,
                 trace.output_tokens, block_tokens,
@@ -332,7 +335,7 @@ class _Cluster:
     def _columns(self) -> Columns:
         state = self._state
         finish, output, left = (_as_column(column) for column in (state.finish, state.output, state.left))
-        replicas = tuple(tenant.columns() for machine in self._machines for tenant in machine.tenants)
+        replicas = tuple(columns_of(tenant) for machine in self._machines for tenant in machine.tenants)
         makespan_ns = int(finish.max(initial=0))
         if self._experiment.horizon_ns is not None:
             makespan_ns = min(max(makespan_ns, self._clock.now_ns), self._experiment.horizon_ns)

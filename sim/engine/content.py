@@ -8,10 +8,11 @@ blocks below it, on this chain and on those that it left, are named; what comes 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from workloads import chained
 
 IntArray = NDArray[np.int64]
 
@@ -55,25 +56,20 @@ def contents_of(
             "equal where ids are"
         )
     start, parent, chain, named = array("q"), array("q"), array("q"), array("q")
-    first_id, ends = array("q"), array("q")
-    """Of each chain: its first id, by place in a prompt, and the place behind its last."""
-    after: dict[tuple[int, int], int] = {}
-    """(node, id) to the node behind it; nodes are numbered as they are found, the root is -1."""
-    chain_of, place_of = array("q"), array("q")
-    """Of each node."""
-    listed, bounds = ids.tolist(), offsets.tolist()
+    ends = array("q")
+    """Of each chain: the place behind its last id, counted in ids from the beginning of the prompt."""
+    nodes = chained(ids, offsets)
+    chain_of = np.full(int(nodes.max()) + 1 if len(nodes) else 0, -1, dtype=np.int64)
+    """Of each id behind those before it; -1: nobody has had it."""
+    bounds = offsets.tolist()
     for row, (prompt, output) in enumerate(zip(prompt_tokens.tolist(), output_tokens.tolist(), strict=True)):
-        mine: Sequence[int] = listed[bounds[row] : bounds[row + 1]]
-        node, known = -1, 0
-        for id_ in mine:
-            found = after.get((node, id_))
-            if found is None:
-                break
-            node = found
-            known += 1
-        if known < len(mine):
-            number = chain_of[node] if node >= 0 else -1
-            if number < 0 or ends[number] != place_of[node] + 1:
+        path = nodes[bounds[row] : bounds[row + 1]]
+        count = len(path)
+        on = chain_of[path]
+        known = count if count == 0 or on[-1] >= 0 else int(np.argmax(on < 0))
+        if known < count:
+            number = int(on[known - 1]) if known else -1
+            if number < 0 or ends[number] != known:
                 # A fork: whoever was here before went on differently.
                 begin = known * id_tokens // block_tokens
                 before = number
@@ -82,18 +78,13 @@ def contents_of(
                 number = len(start)
                 start.append(begin)
                 parent.append(before)
-                first_id.append(known)
                 ends.append(known)
-            for place in range(known, len(mine)):
-                new = len(chain_of)
-                after[node, mine[place]] = new
-                chain_of.append(number)
-                place_of.append(place)
-                node = new
-            ends[number] = len(mine)
+            chain_of[path[known:]] = number
+            ends[number] = count
+        else:
+            number = int(on[-1]) if count else -1
         of_the_prompt = -(-prompt // id_tokens)
-        blocks = min(len(mine) * id_tokens, prompt + output if len(mine) > of_the_prompt else prompt) // block_tokens
-        number = chain_of[node] if node >= 0 else -1
+        blocks = min(count * id_tokens, prompt + output if count > of_the_prompt else prompt) // block_tokens
         while number >= 0 and start[number] >= blocks:
             number = parent[number]
         chain.append(number)

@@ -83,7 +83,7 @@ class Watch:
             if fault is not None:
                 self._fail("INV-1", f"machine {machine.index}: {fault}")
             # Those who have ended and not given their blocks back yet are in no lane any more.
-            held += sum(blocks for _, _, blocks, _ in tenant.sequences.ended) - kv.held_again
+            held += sum(blocks for _, _, blocks, _ in tenant.sequences.finding.ended) - kv.held_again
         if held != tenant.sequences.kv.used:
             self._fail(
                 "INV-1",

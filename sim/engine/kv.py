@@ -83,7 +83,7 @@ class KvPool:
         """Nobody holds anything."""
         self.free = self.total
 
-    # What a pool whose blocks can be found again answers (`caches`), one of `sim.engine.prefix` or `sim.engine.radix`.
+    # What a pool whose blocks can be found again answers (`caches`): `sim.engine.prefix`.
 
     @property
     def writes(self) -> bool:
@@ -133,3 +133,17 @@ class KvPool:
 
     def cached(self, id_: int, tokens: int) -> None:
         """The first *tokens* tokens of an admitted request are computed, or about to be."""
+
+    def freed_by(self, id_: int, gone: dict[object, int]) -> int:
+        """Blocks with content that come free when a request gives way after others; *gone* keeps count of these."""
+        return 0
+
+    def full_blocks(self, id_: int) -> int:
+        """Blocks of an admitted request whose content is cached."""
+        return 0
+
+    def try_out(self) -> None:
+        """From here on moves are noted, for `undo`."""
+
+    def undo(self) -> None:
+        """Take back all moves since `try_out`, the last first."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import Any
 
 from policies.routers import RoutedRequest
 from policies.view import ALWAYS_NS
@@ -37,11 +36,10 @@ def found_tokens(kv: KvPool, request: RoutedRequest, grown: int) -> int:
     if grown <= 0:
         return kv.found_blocks(request.id, request.prompt_tokens + 1) * kv.block_tokens
     # As if the span had been taken step by step: what its growth evicts is gone.
-    cache: Any = kv
-    cache.try_out()
-    cache.take(grown)
-    found = cache.found_blocks(request.id, request.prompt_tokens + 1)
-    cache.undo()
+    kv.try_out()
+    kv.take(grown)
+    found = kv.found_blocks(request.id, request.prompt_tokens + 1)
+    kv.undo()
     return found * kv.block_tokens
 
 

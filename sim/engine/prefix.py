@@ -9,93 +9,24 @@ The rules are those of `vllm/v1/core/block_pool.py`, `kv_cache_manager.py` and `
 * freed blocks stay until their room is needed: those without content go first, then the least recently freed, of one sequence the
   last block first.
 
-vLLM keeps a record for each block. Here a *run* is one record for blocks behind each other that have the same holders and were freed
-together, so that work follows how often prompts fork, and not how long they are or how many blocks the cache has.
+vLLM keeps a record for each block. Here a *run* (`sim.engine.runs`) is one record for blocks behind each other that have the same
+holders and were freed together, so that work follows how often prompts fork, and not how long they are or how many blocks the cache
+has.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from sim.engine.content import Contents
 from sim.engine.experiment import ReplicaSpec
-from sim.engine.kv import KvPool, OutOfBlocks
+from sim.engine.kv import KvPool
 from sim.engine.requests import RequestState
+from sim.engine.runs import Chain, Held, Run, RunPool, parts_of
 
 
-class Chain:
-    """Cached blocks of one chain of contents; see `sim.engine.content`."""
-
-    __slots__ = ("end", "overlaps", "owner", "parent", "runs", "start", "writers")
-
-    def __init__(self, start: int, parent: Chain | None, owner: int) -> None:
-        self.start = start
-        self.parent = parent
-        self.owner = owner
-        """The request whose content this is and nobody else's; -1: a chain that the workload names."""
-        self.end = start
-        """Blocks below it are cached: those of a request that is found ends here."""
-        self.runs: list[Run] = []
-        """In order of their first blocks, of equals the one that was there first."""
-        self.overlaps = 0
-        """Runs that came while their blocks were cached already: as long as there are any, a block may be in several."""
-        self.writers: dict[int, None] = {}
-        """Admitted requests that emit what this chain names."""
-
-
-class Run:
-    """Blocks *lo* to *hi* of a chain, held by the same sequences or by nobody."""
-
-    __slots__ = ("after", "again", "before", "chain", "hi", "lo", "rank", "refs", "rest")
-
-    def __init__(self, chain: Chain | None, lo: int, hi: int, rank: int, again: bool) -> None:
-        self.chain = chain
-        self.lo = lo
-        self.hi = hi
-        self.rank = rank
-        """Of blocks with the same content that of the lowest rank is found."""
-        self.again = again
-        """Whether its blocks were cached already when it came."""
-        self.refs = 0
-        self.rest: Run | None = None
-        """The part that was split off it last: who holds more than this run goes on there."""
-        self.before: Run | None = None
-        """In the queue of those that nobody holds, first to be evicted first; the last block of each goes first."""
-        self.after: Run | None = None
-
-
-class Held:
-    """What a sequence holds of the cache."""
-
-    __slots__ = ("entries", "found", "full", "order")
-
-    def __init__(self, order: int, found: int) -> None:
-        self.order = order
-        """Of admission."""
-        self.found = found
-        """Blocks that were cached when it was admitted."""
-        self.full = 0
-        """Full blocks whose content is cached; others that it holds have none yet."""
-        self.entries: list[tuple[Run, int]] = []
-        """Runs, and up to which block they and what was split off them are its own."""
-
-
-def parts_of(run: Run, hi: int) -> list[Run]:
-    """The runs that *run* has become, up to block *hi*."""
-    found = [run]
-    while run.hi < hi:
-        assert run.rest is not None
-        run = run.rest
-        found.append(run)
-    return found
-
-
-class BlockCache(KvPool):
+class BlockCache(RunPool):
     """A pool whose blocks are found again by their content."""
 
-    __slots__ = (
-        "_blank", "_chains", "_contents", "_head", "_held", "_log", "_n_admitted", "_own", "_prepaid", "_rank", "_writes", "drops_last",
-    )  # fmt: skip
+    __slots__ = ("_contents", "_n_admitted", "_rank", "_writes", "drops_last")
 
     def __init__(
         self, total: int, block_tokens: int, contents: Contents, *, by_chunk: bool = False, lookahead_tokens: int = 0,
@@ -103,24 +34,17 @@ class BlockCache(KvPool):
     ) -> None:  # fmt: skip
         """*drops_last*: of what is found the last block is computed again, for a drafter that needs the target's states there."""
         super().__init__(total, block_tokens, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit)
-        self.caches = True
         self.drops_last = drops_last
         self._contents = contents
-        self._blank = total
-        """Free blocks without content: the first to be taken."""
-        self._held: dict[int, Held] = {}
-        self._chains: dict[int, Chain] = {}
-        self._own: dict[int, Chain] = {}
-        self._head = head = Run(None, 0, 0, 0, False)
-        head.before = head.after = head
-        self._rank = self._n_admitted = 0
-        self._writes = self._prepaid = 0
-        self._log: list[tuple[Any, ...]] | None = None
+        self._rank = self._n_admitted = self._writes = 0
 
     # Contents.
 
     def _chain(self, number: int) -> Chain | None:
         chains, contents = self._chains, self._contents
+        known = chains.get(number)
+        if known is not None or number < 0:
+            return known
         missing: list[int] = []
         while number >= 0 and number not in chains:
             missing.append(number)
@@ -161,33 +85,6 @@ class BlockCache(KvPool):
     def unheld_blocks(self, id_: int, blocks: int) -> int:
         """Of the first *blocks* cached blocks of a request those that nobody holds: they count as free until it takes them."""
         return sum(hi - lo for run, lo, hi in self._copies(self._last_chain(id_), blocks) if not run.refs)
-
-    def _copies(self, chain: Chain | None, upto: int) -> list[tuple[Run, int, int]]:
-        """The cached blocks below *upto* that end on *chain*, each where it is found first: runs, and which blocks of them."""
-        pieces: list[tuple[Chain, int]] = []
-        while chain is not None and upto > 0:
-            if upto > chain.start:
-                pieces.append((chain, upto))
-                upto = chain.start
-            chain = chain.parent
-        found: list[tuple[Run, int, int]] = []
-        for piece, hi in reversed(pieces):
-            if not piece.overlaps:
-                for run in piece.runs:
-                    if run.lo >= hi:
-                        break
-                    found.append((run, run.lo, min(run.hi, hi)))
-                continue
-            at = piece.start
-            while at < hi:
-                first = min((run for run in piece.runs if run.lo <= at < run.hi), key=lambda run: run.rank)
-                to = min(first.hi, hi)
-                for run in piece.runs:
-                    if at < run.lo < to and run.rank < first.rank:
-                        to = run.lo
-                found.append((first, at, to))
-                at = to
-        return found
 
     def _catch_up(self, chain: Chain | None) -> None:
         """What has been emitted by now of what *chain* and those before it name is cached."""
@@ -240,8 +137,8 @@ class BlockCache(KvPool):
             return 0
         return sum(run.hi - run.lo for first, hi in held.entries for run in parts_of(first, hi) if run.refs > 1)
 
-    def freed_by(self, id_: int, gone: dict[Any, int]) -> int:
-        """Blocks with content that come free when a request gives way, others having given way before; *gone* keeps count of these."""
+    def freed_by(self, id_: int, gone: dict[object, int]) -> int:
+        """Blocks with content that come free when a request gives way after others; *gone* keeps count of these."""
         held, freed = self._held[id_], 0
         for first, hi in held.entries:
             for run in parts_of(first, hi):
@@ -252,61 +149,6 @@ class BlockCache(KvPool):
     def full_blocks(self, id_: int) -> int:
         """Blocks of an admitted request whose content is cached."""
         return self._held[id_].full
-
-    def prepay(self, blocks: int) -> None:
-        """Take blocks now that `take` will be asked for."""
-        before, self._prepaid = self._prepaid, 0
-        self.take(blocks)
-        self._prepaid = before + blocks
-
-    def hand_over(self, blocks: int) -> None:
-        """Blocks that were taken ahead are those of a sequence that gives way after all."""
-        self._prepaid -= blocks
-
-    def take(self, blocks: int) -> None:
-        if self._prepaid:
-            prepaid = min(blocks, self._prepaid)
-            blocks -= prepaid
-            self._prepaid -= prepaid
-        if blocks > self.free:
-            raise OutOfBlocks
-        if self._log is not None:
-            self._log.append(("take", self.free, self._blank, self.evicted))
-        self.free -= blocks
-        if blocks <= self._blank:
-            self._blank -= blocks
-            return
-        blocks -= self._blank
-        self._blank = 0
-        self.evicted += blocks
-        while blocks:
-            run = self._head.after
-            assert run is not None and run.chain is not None
-            chain, size = run.chain, run.hi - run.lo
-            alone = not chain.overlaps
-            if self._log is not None:
-                self._log.append(("evict", run, run.hi, chain.end, chain.overlaps))
-            if size > blocks:
-                run.hi -= blocks
-                top = run.hi
-                blocks = 0
-            else:
-                blocks -= size
-                top = run.lo
-                self._unlink(run)
-                self._drop(chain, run)
-            chain.end = top if alone else max((run.hi for run in chain.runs), default=chain.start)
-
-    def _drop(self, chain: Chain, run: Run) -> None:
-        """A run has no blocks any more."""
-        chain.runs.remove(run)
-        chain.overlaps -= run.again
-        if self._log is not None:
-            self._log.append(("drop", chain, run))
-        if chain.owner >= 0 and not chain.runs:
-            if self._log is not None:
-                self._log.append(("own", chain))
-            del self._own[chain.owner]
 
     def give(self, blocks: int) -> None:
         """Blocks without content come back."""
@@ -369,15 +211,8 @@ class BlockCache(KvPool):
         chain.end = max(chain.end, to)
         held.entries.append((run, to))
 
-    def _insert(self, chain: Chain, run: Run) -> None:
-        runs = chain.runs
-        at = len(runs)
-        while at and (runs[at - 1].lo, runs[at - 1].rank) > (run.lo, run.rank):
-            at -= 1
-        runs.insert(at, run)
-
     def release(self, id_: int, blocks: int, tokens: int) -> None:
-        """A request gives back all of its *blocks*; *tokens* of its tokens are cached. The last block is the first to be evicted."""
+        """A request gives back all of its *blocks*; *tokens* of its tokens are cached. Its last block is the first to go."""
         self.cached(id_, tokens)
         held = self._held.pop(id_)
         if self._writes:
@@ -410,156 +245,6 @@ class BlockCache(KvPool):
         self._own.clear()
         self._head.before = self._head.after = self._head
         self._writes = 0
-
-    def _touch(self, run: Run, lo: int, hi: int) -> Run:
-        """Somebody more holds blocks *lo* to *hi* of *run*: the run of these alone."""
-        if run.refs == 0:
-            if self._log is not None:
-                self._log.append(("free", self.free))
-            self.free -= hi - lo
-        if lo > run.lo:
-            run = self._split(run, lo)
-        if hi < run.hi:
-            self._split(run, hi)
-        if run.refs == 0:
-            self._unlink(run)
-        run.refs += 1
-        if self._log is not None:
-            self._log.append(("refs", run))
-        return run
-
-    def _split(self, run: Run, at: int) -> Run:
-        """Two runs of one, the second from *at* on; nobody's order of eviction changes."""
-        chain = run.chain
-        assert chain is not None
-        rest = Run(chain, at, run.hi, run.rank, run.again)
-        rest.refs = run.refs
-        rest.rest = run.rest
-        run.hi = at
-        run.rest = rest
-        self._insert(chain, rest)
-        chain.overlaps += run.again
-        if not run.refs:
-            before = run.before
-            assert before is not None
-            rest.before, rest.after = before, run
-            before.after = run.before = rest
-        if self._log is not None:
-            self._log.append(("split", run, rest))
-        return rest
-
-    def _unlink(self, run: Run) -> None:
-        assert run.before is not None and run.after is not None
-        run.before.after = run.after
-        run.after.before = run.before
-        if self._log is not None:
-            self._log.append(("unlink", run))
-
-    def _append(self, run: Run) -> None:
-        head = self._head
-        last = head.before
-        assert last is not None
-        run.before, run.after = last, head
-        last.after = head.before = run
-
-    @property
-    def held_again(self) -> int:
-        runs = (run for chain in (*self._chains.values(), *self._own.values()) for run in chain.runs)
-        return sum((run.hi - run.lo) * (run.refs - 1) for run in runs if run.refs > 1)
-
-    def fault(self) -> str | None:
-        """What of the books does not hold, in words; None where all does. For `sim.engine.invariants`."""
-        holders: dict[Run, int] = {}
-        for id_, held in self._held.items():
-            blocks = 0
-            for first, hi in held.entries:
-                for run in parts_of(first, hi):
-                    holders[run] = holders.get(run, 0) + 1
-                    blocks += run.hi - run.lo
-            if blocks != held.full:
-                return f"request {id_} has {held.full} blocks with content, and its runs {blocks}"
-        queued: dict[Run, None] = {}
-        run = self._head.after
-        while run is not self._head:
-            assert run is not None
-            queued[run] = None
-            run = run.after
-        seen = 0
-        for chain in (*self._chains.values(), *self._own.values()):
-            at = chain.start
-            for run in chain.runs:
-                if run.lo > at or run.hi <= run.lo:
-                    return f"blocks {at} to {run.lo} of a chain are missing before others of it"
-                at = max(at, run.hi)
-                if run.refs != holders.get(run, 0):
-                    return f"a run is counted {run.refs} times and held by {holders.get(run, 0)}"
-                if (run in queued) != (not run.refs):
-                    return f"a run that {run.refs} hold is {'' if run in queued else 'not '}among those that may be evicted"
-                seen += 1
-            if at != chain.end:
-                return f"a chain is said to be cached up to block {chain.end}, and is up to {at}"
-            if chain.end > chain.start and chain.parent is not None and chain.parent.end < chain.start:
-                return f"a chain is cached from block {chain.start} on, and the one before it up to {chain.parent.end}"
-            if chain.overlaps != sum(run.again for run in chain.runs):
-                return "a chain does not know how many of its runs came again"
-        if seen < len(holders.keys() | queued.keys()):
-            return "somebody holds blocks that cannot be found"
-        free = self._blank + sum(run.hi - run.lo for run in queued)
-        return None if free == self.free else f"{free} blocks are free and {self.free} are said to be"
-
-    # What a plan would do.
-
-    def try_out(self) -> None:
-        """From here on moves are noted, for `undo`."""
-        self._log = []
-
-    def undo(self) -> None:
-        """Take back all moves since `try_out`, the last first."""
-        log = self._log
-        assert log is not None
-        self._log = None
-        for entry in reversed(log):
-            kind = entry[0]
-            if kind == "take":
-                _, self.free, self._blank, self.evicted = entry
-            elif kind == "evict":
-                _, run, hi, end, overlaps = entry
-                run.hi = hi
-                run.chain.end, run.chain.overlaps = end, overlaps
-            elif kind == "drop":
-                self._insert(entry[1], entry[2])
-            elif kind == "own":
-                self._own[entry[1].owner] = entry[1]
-            elif kind == "owned":
-                del self._own[entry[1]]
-            elif kind == "unlink":
-                run = entry[1]
-                run.before.after = run.after.before = run
-            elif kind == "refs":
-                entry[1].refs -= 1
-            elif kind == "free":
-                self.free = entry[1]
-            elif kind == "split":
-                _, run, rest = entry
-                run.hi, run.rest = rest.hi, rest.rest
-                run.chain.runs.remove(rest)
-                run.chain.overlaps -= run.again
-                if not run.refs:
-                    rest.before.after = run
-                    run.before = rest.before
-            elif kind == "new":
-                _, run, chain, end, overlaps = entry
-                chain.runs.remove(run)
-                chain.end, chain.overlaps = end, overlaps
-            elif kind == "longer":
-                _, run, hi, chain, end = entry
-                run.hi = hi
-                chain.end = end
-            elif kind == "full":
-                _, held, full, entries = entry
-                held.full, held.entries = full, entries
-            else:
-                del self._held[entry[1]]
 
 
 def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool:

@@ -24,6 +24,7 @@ from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.columns import ABORTED, FINISHED, UNFINISHED, Recorder
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
+from sim.engine.finding import Finding
 from sim.engine.kv import OutOfBlocks
 from sim.engine.lane import Ended, Lane, Paused
 from sim.engine.prefix import pool_of
@@ -57,7 +58,6 @@ class Sequences:
         # Not by chunk where several micro-batches share a pool: each may hold part of a prompt that can only go on if another gives
         # way, and a scheduler sees its own alone.
         self.kv = pool_of(spec, state, by_chunk=alone and takes_by_chunk(spec.scheduler))
-        self.kv.progress = self._progress
         self.state = state
         self.n_admitted = 0
         self.n_changes = self.n_arrivals = 0
@@ -80,13 +80,7 @@ class Sequences:
         self.ahead = Ahead() if alone and plans_ahead(spec.scheduler) else None
         self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
         self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
-        self.lanes: Sequence[Lane] = ()
-        """Of the tenant."""
-        self.in_turn = admits_in_turn(spec.scheduler)
-        """Whether who is admitted finds what is cached when its turn comes, and not all at once before anybody takes blocks."""
-        self.ended: list[tuple[int, int, int, int]] = []
-        """Those who have ended and whose blocks are still theirs, where there is a prefix cache: order of admission, id, blocks, and
-        tokens that are cached."""
+        self.finding = Finding(self.kv, state, self.ahead, in_turn=admits_in_turn(spec.scheduler))
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
@@ -210,45 +204,6 @@ class Sequences:
         _, _, _, _, since, cached_before, token_ns, _ = departure
         self._recorder.joins.add(lane.index, since, lane.decoding.round, cached_before, token_ns, departure.id)
 
-    def give_way_in_turn(
-        self, lane: Lane, decode: bool | tuple[int, ...], run: tuple[tuple[int, int], ...], preempt: tuple[int, ...]
-    ) -> None:
-        """Preempt as vLLM does, which matters to what is evicted: those who run take their blocks in order of admission, and whoever
-        lacks some has the next of *preempt* give way. One that gives way later may have taken its own before."""
-        kv, decoding = self.kv, lane.decoding
-        chunks, gone, taken = dict(run), set[int](), dict[int, int]()
-        left = list(preempt)
-        steps = set(preempt) | (set() if isinstance(decode, bool) else set(decode))
-        for id_ in list(lane.admitted):
-            if id_ in gone:
-                continue
-            if id_ in lane.partial:
-                cached, tokens = lane.partial[id_].cached_tokens, chunks.get(id_, 0)
-                blocks = kv.held(cached + tokens) - kv.held(cached) if kv.by_chunk else 0
-            elif id_ in lane.leaving:
-                ended = lane.leaving[id_]
-                blocks = ended.growth_blocks if ended.steps_on and (decode is True or id_ in steps) else 0
-            else:
-                blocks = decoding.growth_of(id_) if decode is True or id_ in steps else 0
-            while blocks > kv.free and left:
-                victim = left.pop(0)
-                gone.add(victim)
-                self._give_way(lane, victim, taken.get(victim, -1), chunks)
-            if id_ in gone:
-                break
-            if blocks <= kv.free:
-                kv.prepay(blocks)
-                taken[id_] = blocks
-        for victim in left:
-            self._give_way(lane, victim, taken.get(victim, -1), chunks)
-
-    def _give_way(self, lane: Lane, id_: int, taken: int, chunks: dict[int, int]) -> None:
-        """One is preempted that had taken *taken* blocks for its next step; -1: it had not been planned yet."""
-        if taken >= 0 and id_ in lane.partial and id_ in chunks:
-            self.kv.cached(id_, lane.partial[id_].cached_tokens + chunks[id_])
-        self.kv.hand_over(max(taken, 0))
-        self.preempt(lane, id_, scheduled=taken >= 0, beside=max(taken, 0))
-
     def preempt(self, lane: Lane, id_: int, *, scheduled: bool = False, beside: int = 0) -> None:
         """Give back a sequence's blocks; it returns to the queue, to its head unless asked otherwise, to be computed again.
 
@@ -257,14 +212,9 @@ class Sequences:
         state = self.state
         if id_ in lane.leaving:
             state.preemptions[id_] += 1
-            entry = next((entry for entry in self.ended if entry[1] == id_), None)
-            if entry is not None:
-                self.ended.remove(entry)
-                _, _, blocks, known = entry
-                self.kv.release(id_, blocks + beside, known - lane.leaving[id_].emitted_last + scheduled)
+            self.finding.free_one(id_, beside, lane.leaving[id_].emitted_last - scheduled)
             return
-        made_ahead = self.ahead is not None and self.ahead.made
-        known = self.known(lane, id_, made_ahead=made_ahead, scheduled=scheduled)
+        known = self.finding.known(lane, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
         cached, blocks, token_ns = self.take_out(lane, id_)
         if token_ns >= 0:
             state.token_ns[id_] = token_ns
@@ -282,89 +232,6 @@ class Sequences:
         # At the end: ahead of those who came after the plan was made.
         unknown = 0 if self.ahead is None else self.ahead.n_unknown
         self.queue.insert(max(len(self.queue) - unknown, 0) if self._preempted_last else 0, seq)
-
-    def known(self, lane: Lane, id_: int, *, made_ahead: bool, scheduled: bool = False) -> int:
-        """Tokens of an admitted sequence that are in the prefix cache when it is planned for.
-
-        vLLM caches a block when it schedules its last token, or, where it plans ahead, when it has seen what came out: of the
-        iteration in flight it has not. *scheduled*: its next step has been planned.
-        """
-        if not self.kv.caches or id_ in lane.partial:
-            return 0
-        if id_ not in lane.decoding:
-            return lane.paused[id_].cached if id_ in lane.paused else 0
-        cached, emitted = lane.decoding.state_of(id_)[0], lane.decoding.last_emitted(id_)
-        if self.ahead is None and not scheduled:
-            return cached - emitted + 1 if emitted else cached
-        if made_ahead:
-            # What its prompt's last chunk makes it emit is not known yet.
-            return cached - emitted + scheduled if emitted else cached
-        return cached + scheduled
-
-    def _progress(self, id_: int) -> int:
-        """The same of one that takes a step in the coming iteration."""
-        made_ahead = self.ahead is not None and self.ahead.made
-        for lane in self.lanes:
-            if id_ in lane.leaving:
-                ended = lane.leaving[id_]
-                return ended.cached - ended.emitted_last + ended.steps_on if made_ahead else ended.cached
-            if id_ in lane.decoding:
-                return self.known(lane, id_, made_ahead=made_ahead, scheduled=True)
-        return 0
-
-    def note_what_the_leaving_emitted(self, lane: Lane) -> None:
-        """What was known of them when the coming iteration was planned can be found by those whom it admits."""
-        for _, id_, _, _ in self.ended:
-            if id_ in lane.leaving:
-                self.kv.cached(id_, self._progress(id_))
-
-    def described(self, seq: WaitingSeq) -> WaitingSeq:
-        """One who waits with what it would find in the prefix cache now."""
-        kv = self.kv
-        found = self._to_find(seq, 1)
-        if not found:
-            return seq
-        tokens = found * kv.block_tokens
-        return seq._replace(
-            tokens=seq.tokens - tokens, cached_tokens=tokens, shared_blocks=found - kv.unheld_blocks(seq.id, found)
-        )
-
-    def _to_find(self, seq: WaitingSeq, tokens: int) -> int:
-        """Blocks that a sequence finds which computes at least *tokens* tokens; none where it brings its KV."""
-        if seq.cached_tokens or not seq.tokens:
-            return 0
-        return min(self.kv.found_blocks(seq.id, seq.tokens), (seq.tokens - tokens) // self.kv.block_tokens)
-
-    def keep_what_is_found(self, lane: Lane, run: tuple[tuple[int, int], ...]) -> None:
-        """Those whom *run* admits hold what they find, before anybody takes blocks for which it would be evicted."""
-        for id_, tokens in run:
-            if tokens and id_ not in lane.partial:
-                seq = next((seq for seq in self.queue if seq.id == id_), None)
-                if seq is not None:
-                    self.kv.admit(id_, self._to_find(seq, tokens))
-
-    def _found(self, seq: WaitingSeq, tokens: int) -> WaitingSeq:
-        """A sequence that is being admitted to compute *tokens* tokens, with what it finds in the prefix cache."""
-        kv, state = self.kv, self.state
-        id_ = seq.id
-        if self.in_turn or not tokens:
-            kv.admit(id_, self._to_find(seq, tokens))
-        kv.writes_on(id_, state.prompt[id_])
-        found = kv.found(id_) * kv.block_tokens
-        if not found:
-            return seq
-        if seq.preempted:
-            state.prefix_hits_again[id_] += found
-        else:
-            state.prefix_hits[id_] += found
-        return seq._replace(tokens=seq.tokens - found, cached_tokens=found)
-
-    def free_the_ended(self) -> None:
-        """Those who have ended give their blocks back, in the order in which they were admitted."""
-        self.ended.sort()
-        for _, id_, blocks, known in self.ended:
-            self.kv.release(id_, blocks, known)
-        self.ended.clear()
 
     def admit(self, lane: Lane, id_: int, now_ns: int, tokens: int) -> WaitingSeq:
         """Take a request from the queue into the lane, to compute *tokens* tokens; its KV blocks are the caller's to take, but for
@@ -386,7 +253,7 @@ class Sequences:
         self.n_changes += 1
         if self.state.scheduled[id_] < 0:
             self.state.scheduled[id_] = now_ns
-        return self._found(seq, tokens) if self.kv.caches else seq
+        return self.finding.find(seq, tokens) if self.kv.caches else seq
 
     def join_the_decodes(self, lane: Lane, run: tuple[tuple[int, int], ...], ticks: int) -> tuple[tuple[int, int], ...]:
         """Admit those of *run* that have nothing to compute; what is left of *run*."""
@@ -430,15 +297,8 @@ class Sequences:
             self._log_departure(lane, departure)
             id_, cached, blocks, emitted, _, _, _, emitted_last = departure
             state.left[id_] -= emitted
-            self._end(
-                lane,
-                id_,
-                blocks,
-                end_ns,
-                cached,
-                emitted_last,
-                slots_before=cached - emitted_last + decoding.query_tokens,
-            )
+            slots_before = cached - emitted_last + decoding.query_tokens
+            self._end(lane, id_, blocks, end_ns, cached, emitted_last, slots_before)
 
     def complete_prompts(self, lane: Lane, end_ns: int) -> None:
         """The prompts that the iteration completed emit a token, and decode from there or have ended."""
@@ -463,16 +323,13 @@ class Sequences:
     ) -> None:
         """*slots_before*: KV slots that it would have used if all that its last iteration submitted had been accepted."""
         if self.kv.caches:
-            known = cached if self.ahead is not None or not emitted_last else cached - emitted_last + 1
-            self.ended.append((self.kv.order(id_), id_, blocks, known))
+            self.finding.end(id_, blocks, cached, emitted_last)
         else:
             self.kv.give(blocks)
-        given_up_ns = self.given_up.pop(id_, None) if self.given_up else None
+        given_up_ns = self.given_up.pop(id_, None)
         if given_up_ns is not None and self.ahead is not None and given_up_ns <= self.ahead.seen_ns:
             # Its last iteration had been planned before its client went.
-            if self.kv.caches:
-                self.ended.pop()
-                self.kv.release(id_, blocks, cached - emitted_last)
+            self.finding.free_one(id_, 0, emitted_last)
             del lane.admitted[id_]
             self.n_admitted -= 1
             self.promises.end(id_)
@@ -514,7 +371,7 @@ class Sequences:
         self.given_up.clear()
         self.n_admitted = self.n_computed = 0
         self.promises.reset()
-        self.ended.clear()
+        self.finding.ended.clear()
         self.kv.reset()
         return ids
 
@@ -557,5 +414,50 @@ def let_go(sequences: Sequences, lane: Lane) -> None:
             sequences.n_computed -= not waiting.tokens
             continue
         ahead = sequences.ahead
-        known = sequences.known(lane, id_, made_ahead=ahead is not None and ahead.seen_ns != ALWAYS_NS)
+        known = sequences.finding.known(lane, id_, ahead is not None and ahead.seen_ns != ALWAYS_NS)
         sequences.kv.release(id_, sequences.take_out(lane, id_)[1], known)
+
+
+def give_way_in_turn(
+    sequences: Sequences,
+    lane: Lane,
+    decode: bool | tuple[int, ...],
+    run: tuple[tuple[int, int], ...],
+    preempt: tuple[int, ...],
+) -> None:
+    """Preempt as vLLM does, which matters to what is evicted: those who run take their blocks in order of admission, and
+    whoever lacks some has the next of *preempt* give way. One that gives way later may have taken its own before."""
+    kv, decoding = sequences.kv, lane.decoding
+    chunks, gone, taken = dict(run), set[int](), dict[int, int]()
+    left = list(preempt)
+    steps = {*preempt, *(() if isinstance(decode, bool) else decode)}
+    for id_ in list(lane.admitted):
+        if id_ in gone:
+            continue
+        if id_ in lane.partial:
+            cached, tokens = lane.partial[id_].cached_tokens, chunks.get(id_, 0)
+            blocks = kv.held(cached + tokens) - kv.held(cached) if kv.by_chunk else 0
+        elif id_ in lane.leaving:
+            ended = lane.leaving[id_]
+            blocks = ended.growth_blocks if ended.steps_on and (decode is True or id_ in steps) else 0
+        else:
+            blocks = decoding.growth_of(id_) if decode is True or id_ in steps else 0
+        while blocks > kv.free and left:
+            victim = left.pop(0)
+            gone.add(victim)
+            _give_way(sequences, lane, victim, taken.get(victim, -1), chunks)
+        if id_ in gone:
+            break
+        if blocks <= kv.free:
+            kv.prepay(blocks)
+            taken[id_] = blocks
+    for victim in left:
+        _give_way(sequences, lane, victim, taken.get(victim, -1), chunks)
+
+
+def _give_way(sequences: Sequences, lane: Lane, id_: int, taken: int, chunks: dict[int, int]) -> None:
+    """One is preempted that had taken *taken* blocks for its next step; -1: it had not been planned yet."""
+    if taken >= 0 and id_ in lane.partial and id_ in chunks:
+        sequences.kv.cached(id_, lane.partial[id_].cached_tokens + chunks[id_])
+    sequences.kv.hand_over(max(taken, 0))
+    sequences.preempt(lane, id_, scheduled=taken >= 0, beside=max(taken, 0))

@@ -24,7 +24,7 @@ from sim.engine.padding import padded
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
 from sim.engine.running import RunningSet
-from sim.engine.sequences import Outside, Sequences, let_go
+from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go
 from sim.engine.span import Step
 from sim.engine.stages import Stages
 from sim.engine.taped import TapedSet
@@ -54,8 +54,8 @@ class Tenant:
         self.sequences = sequences = Sequences(spec, state, outside, self.recorder, alone=alone)
         self.n_in_flight = 0
         self.prices: Prices = prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
-        self._state = state
-        self._stages = stages
+        self.state = state
+        self.stages = stages
         self._alone = alone
         self._fast_forward = fast_forward
         self._seed = seed
@@ -68,14 +68,15 @@ class Tenant:
         self._ahead = sequences.ahead
         self._by_chunk = sequences.kv.by_chunk
         self._caches = sequences.kv.caches
-        self._in_turn = sequences.in_turn
-        shown = sequences.described if self._caches and not sequences.in_turn else None
+        self._finding = sequences.finding
+        self._in_turn = sequences.finding.in_turn
+        shown = sequences.finding.described if self._caches and not sequences.finding.in_turn else None
         self._queue_view = QueueView(sequences.queue, shown)
-        self._n_sent = 0
+        self.n_sent = 0
         self._speculates = spec.decoding is not None
         self._max_lanes = spec.micro_batches or len(stages)
         self.lanes: list[Lane] = []
-        sequences.lanes = self.lanes
+        sequences.finding.lanes = self.lanes
         self.ready: deque[Lane] = deque()
         """Lanes that are not in flight, the longest idle first."""
         for _ in range(self._max_lanes if self._max_lanes <= _LANES_AT_ONCE else 1):
@@ -87,7 +88,7 @@ class Tenant:
             UniformSet(spec.block_tokens, self._window)
             if spec.decoding is None
             else TapedSet(
-                spec.block_tokens, self._window, spec.decoding, self._seed, self._state.rounds,
+                spec.block_tokens, self._window, spec.decoding, self._seed, self.state.rounds,
                 lookahead_tokens=self._kv.lookahead_tokens, max_model_len=spec.max_model_len,
                 ahead=self._ahead is not None,
             )
@@ -97,10 +98,10 @@ class Tenant:
             block_tokens=spec.block_tokens,
             total_blocks=self._kv.total,
             running=RunningView(lane, self.sequences.running_seq),
-            price=LanePrice(lane, self.prices, self._stages, self._window, self._pads_to),
+            price=LanePrice(lane, self.prices, self.stages, self._window, self._pads_to),
             elsewhere=Elsewhere(self.lanes, lane),
-            prompt_tokens=self._state.prompt,
-            max_tokens=self._state.max_tokens,
+            prompt_tokens=self.state.prompt,
+            max_tokens=self.state.max_tokens,
             by_chunk=self._by_chunk,
             lookahead_tokens=self._kv.lookahead_tokens,
             draft_slots=spec.draft_slots,
@@ -124,11 +125,11 @@ class Tenant:
         decoding, sequences = lane.decoding, self.sequences
         if sequences.given_up:
             let_go(sequences, lane)
-        if sequences.ended and self._ahead is not None and self._ahead.seen_ns == ALWAYS_NS:
-            sequences.free_the_ended()
+        if self._finding.ended and self._ahead is not None and self._ahead.seen_ns == ALWAYS_NS:
+            self._finding.free_the_ended()
         held = lane.held
         if held is not None:
-            if self._still_holds(held, decoding, ticks):
+            if _still_holds(self, held, decoding, ticks):
                 held.left -= 1
                 return self._start_iteration(lane, (), decoding.n, decoding.growth_blocks, ticks)
             lane.held = None
@@ -175,7 +176,7 @@ class Tenant:
             sequences.reject(reject)
         if preempt or decode is not True or lane.paused or sequences.n_computed:
             if preempt and self._caches and self._in_turn:
-                sequences.give_way_in_turn(lane, decode, run + undone, preempt)
+                give_way_in_turn(sequences, lane, decode, run + undone, preempt)
             else:
                 for id_ in preempt:
                     sequences.preempt(lane, id_)
@@ -187,7 +188,7 @@ class Tenant:
             growth = decoding.growth_blocks if n else 0
         if unknown:
             if self._caches and self._kv.writes:
-                sequences.note_what_the_leaving_emitted(lane)
+                self._finding.note_the_leaving(lane)
             lane.forget_the_leaving()
         if stepping_on:
             return self._start_iteration(lane, run, n, growth, ticks, stepping_on)
@@ -206,17 +207,6 @@ class Tenant:
         lane.wake_ns = plan.until_ns
         return NOTHING
 
-    def _still_holds(self, held: HeldPlan, decoding: RunningSet, ticks: int) -> bool:
-        """Whether the plan that a lane holds in a pipeline would be made again: nobody has ended, joined, left or come that
-        matters, memory lasts, and it is not too late. What spans are to a machine that is alone."""
-        return (
-            held.left > 0
-            and held.changes == self.sequences.n_changes
-            and held.arrivals in (-1, self.sequences.n_arrivals)
-            and ticks >> TICK_BITS < held.until_ns
-            and decoding.growth_blocks <= self._kv.free
-        )
-
     # Starting.
 
     def _start_iteration(
@@ -233,7 +223,7 @@ class Tenant:
             # Those who have ended take the blocks of a step that comes to nothing, and give them back.
             in_vain = sum(gone.growth_blocks for gone in ended)
             if not self._in_turn:
-                sequences.keep_what_is_found(lane, run)
+                self._finding.keep(self._queue, lane, run)
             sequences.take(growth + in_vain, ticks)
             blocks = 0
         rows = pairs = pairs_window = prompt_kv = 0
@@ -277,8 +267,8 @@ class Tenant:
             sequences.take(blocks, ticks)
         if caches:
             kv.give(in_vain)
-            if sequences.ended:
-                sequences.free_the_ended()
+            if self._finding.ended:
+                self._finding.free_the_ended()
         query, draft_steps = decoding.query_tokens, decoding.draft_steps
         decode_rows = decode_kv = decode_window = emitted = 0
         if n:
@@ -290,7 +280,7 @@ class Tenant:
             decode_rows += query
             decode_kv += kv_read
             decode_window += 0 if window is None else seen(kv_read, window)
-        output_left = self._state.left
+        output_left = self.state.left
         for id_ in completing:
             emitted += output_left[id_] > 0
         n_completing = len(completing)
@@ -313,7 +303,7 @@ class Tenant:
         if self._alone:
             duration = self.prices.iteration(priced, draft_steps)
         else:
-            duration, bubble_ns = self._through_stages(lane, priced, draft_steps, ticks)
+            duration, bubble_ns = _through_stages(self, lane, priced, draft_steps, ticks)
         end = ticks + duration
         lane.span = Step(ticks, end, growth)
         self.recorder.add_iteration(
@@ -328,8 +318,8 @@ class Tenant:
         free = kv.free
         if growth:
             sequences.take(growth, ticks)
-        if sequences.ended:
-            sequences.free_the_ended()
+        if self._finding.ended:
+            self._finding.free_the_ended()
         lane.run = ()
         lane.completing = ()
         lane.decodes = True
@@ -340,21 +330,6 @@ class Tenant:
         used = kv.total - kv.free
         span.open(self.recorder, lane.index, sequences.n_admitted, len(self._queue), used, decoding.round)
         return span.end(span.n)
-
-    def _through_stages(self, lane: Lane, totals: Totals, draft_steps: int, ticks: int) -> tuple[int, int]:
-        """Send a micro-batch through the machine's stages; ticks until it has left the last, and its bubbles in ns."""
-        durations, handover = self.prices.stages(totals, draft_steps)
-        end, bubbles = self._stages.send(
-            ticks, durations, handover, bool(lane.run), self._n_sent, self.recorder.stages.add
-        )
-        self._n_sent += 1
-        for kind, bubble_ns in enumerate(bubbles):
-            if bubble_ns:
-                if lane.decodes:
-                    lane.bubbles[kind] += bubble_ns
-                for id_, _ in lane.run:
-                    self._state.bubbles[kind][id_] += bubble_ns
-        return end - ticks, sum(bubbles)
 
     # Ending.
 
@@ -376,35 +351,63 @@ class Tenant:
             sequences.end_rounds(lane, done, span.growth_first, end_ticks >> TICK_BITS)
         if lane.completing:
             sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
-        if sequences.ended and self._ahead is None:
-            sequences.free_the_ended()
+        if self._finding.ended and self._ahead is None:
+            self._finding.free_the_ended()
 
     def drop_in_flight(self) -> None:
         """Forget the micro-batches that have not left the last stage."""
         self.recorder.spans.drop_last(self.n_in_flight)
-        self.recorder.stages.drop_last(self.n_in_flight * len(self._stages))
+        self.recorder.stages.drop_last(self.n_in_flight * len(self.stages))
         for lane in self.lanes:
             lane.span = None
             lane.held = lane.view.memo = None
         self.n_in_flight = 0
 
-    # What it leaves behind.
 
-    def columns(self) -> ReplicaColumns:
-        recorder = self.recorder
-        speculates = self.spec.decoding is not None
-        return ReplicaColumns(
-            spans=recorder.all_spans(self._kv.block_tokens),
-            joins=recorder.joins.array(),
-            queued_ns=np.array(recorder.queued_ns, np.int64),
-            resumed_gaps_ns=np.array(recorder.resumed_gaps_ns, np.int64),
-            stages=recorder.stages.array(),
-            kv_blocks_total=self._kv.total,
-            block_tokens=self._kv.block_tokens,
-            n_stages=len(self._stages),
-            emitted=_emitted(self.lanes) if speculates else None,
-            speculation=sum_rounds(lane.decoding.speculation() for lane in self.lanes) if speculates else None,
-        )
+def _still_holds(tenant: Tenant, held: HeldPlan, decoding: RunningSet, ticks: int) -> bool:
+    """Whether the plan that a lane holds in a pipeline would be made again: nobody has ended, joined, left or come that
+    matters, memory lasts, and it is not too late. What spans are to a machine that is alone."""
+    return (
+        held.left > 0
+        and held.changes == tenant.sequences.n_changes
+        and held.arrivals in (-1, tenant.sequences.n_arrivals)
+        and ticks >> TICK_BITS < held.until_ns
+        and decoding.growth_blocks <= tenant.sequences.kv.free
+    )
+
+
+def _through_stages(tenant: Tenant, lane: Lane, totals: Totals, draft_steps: int, ticks: int) -> tuple[int, int]:
+    """Send a micro-batch through the machine's stages; ticks until it has left the last, and its bubbles in ns."""
+    durations, handover = tenant.prices.stages(totals, draft_steps)
+    end, bubbles = tenant.stages.send(
+        ticks, durations, handover, bool(lane.run), tenant.n_sent, tenant.recorder.stages.add
+    )
+    tenant.n_sent += 1
+    for kind, bubble_ns in enumerate(bubbles):
+        if bubble_ns:
+            if lane.decodes:
+                lane.bubbles[kind] += bubble_ns
+            for id_, _ in lane.run:
+                tenant.state.bubbles[kind][id_] += bubble_ns
+    return end - ticks, sum(bubbles)
+
+
+def columns_of(tenant: Tenant) -> ReplicaColumns:
+    """What it leaves behind."""
+    recorder = tenant.recorder
+    speculates = tenant.spec.decoding is not None
+    return ReplicaColumns(
+        spans=recorder.all_spans(tenant.sequences.kv.block_tokens),
+        joins=recorder.joins.array(),
+        queued_ns=np.array(recorder.queued_ns, np.int64),
+        resumed_gaps_ns=np.array(recorder.resumed_gaps_ns, np.int64),
+        stages=recorder.stages.array(),
+        kv_blocks_total=tenant.sequences.kv.total,
+        block_tokens=tenant.sequences.kv.block_tokens,
+        n_stages=len(tenant.stages),
+        emitted=_emitted(tenant.lanes) if speculates else None,
+        speculation=sum_rounds(lane.decoding.speculation() for lane in tenant.lanes) if speculates else None,
+    )
 
 
 def _emitted(lanes: list[Lane]) -> dict[int, IntArray]:

@@ -226,7 +226,7 @@ class Workload(Section):
             return self._asked_by_protocol()
         if self.concurrency is not None:
             raise ValueError(
-                "concurrency is the clients of a protocol; give protocol, or arrivals: {process: clients, concurrency: ...}"
+                "concurrency is the clients of a protocol; give protocol, or arrivals: {process: closed_loop, concurrency: ...}"
             )
         if self.block_tokens is not None:
             raise ValueError("block_tokens is about the blocks of sessions; give sessions or leave it out")

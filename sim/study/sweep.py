@@ -323,7 +323,7 @@ def _format_of(folder: Path) -> str | None:
 
 
 def _provenance(sweep: Sweep) -> dict[str, Any]:
-    from sim.scenario.build.manifest import versions
+    from sim.scenario.assembly.manifest import versions
 
     columns = list(dict.fromkeys([*sweep.columns(), *sweep.axes]))
     return {**sweep.describe(), "columns": columns, "level": LEVEL, "code": code_digest(), "versions": versions()}

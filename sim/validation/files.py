@@ -13,13 +13,13 @@ from sim.errors import RooftraceError
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
-    from hwmodels.measured import Measurement
+    from hwmodels.measured import Measurement, Said
 
 LEFT_OUT = 3
 """Exit code of commands that left out a file or row which they did not understand, and did the rest."""
 _NO_DEVICE = (
-    "neither its columns nor its name say the device; let the name say it, as in gemm_h100_bf16_vllm0.24.csv "
-    "(validate --hardware prices it all the same)"
+    "neither its columns nor its name say the device; give it a column device, or let the name say it, as in "
+    "gemm_h100_bf16_vllm0.24.csv (validate --hardware prices it all the same)"
 )
 _ONE_TOKEN = "one output token: there is no time per further token"
 
@@ -97,15 +97,17 @@ class Folder:
         return f"{counted} left out (exit code {LEFT_OUT}); --strict refuses the folder instead"
 
 
-def read_measured(folder: str | Path, *, hardware: str | None = None, strict: bool = False) -> Folder:
+def read_measured(
+    folder: str | Path, *, hardware: str | None = None, strict: bool = False, said: Said | None = None
+) -> Folder:
     """The files of *folder*; RooftraceError if there are none, or, with *strict*, for any that is not understood.
 
-    A kernel file that does not say its device is left out too, unless *hardware* prices every file.
+    A kernel file that does not say its device is left out too, unless *hardware* prices every file or *said* says it.
     """
     from hwmodels.measured import is_kernel_level, survey
 
     try:
-        found = survey(folder, strict=strict)
+        found = survey(folder, strict=strict, said=said)
     except (ValueError, OSError) as error:
         raise RooftraceError(str(error)) from None
     nowhere = [m for m in found.measurements if hardware is None and is_kernel_level(m) and not m.device]
@@ -114,6 +116,8 @@ def read_measured(folder: str | Path, *, hardware: str | None = None, strict: bo
         raise RooftraceError(sentences[0])
     kept = tuple(m for m in found.measurements if not any(m is other for other in nowhere))
     left_out = (*found.left_out, *sentences)
+    if not kept and Path(folder).is_file():
+        raise RooftraceError(left_out[0].replace(": not understood: ", ": ", 1))
     if not kept:
         raise RooftraceError(f"{folder}: no file is understood; {'; '.join(left_out[:3])}")
     return Folder(
@@ -297,6 +301,7 @@ def _silicon(
             measured=measurement.columns[f"{what}_ms"] * 1e-3,
             unmodelled=reasons,
             groups=groups,
+            notes=measurement.notes,
         )
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -41,22 +40,20 @@ from sim.validation.runs import (
     served_s,
     speculates,
 )
+from sim.validation.servers import GAP_ANALYSIS
 
-SERVED = ("step_s", "sequence_s", "row_s", "layer_host_s", "expert_host_s", "launch_overlap", "sustained_loss", "narrow_loss",
-          "expand_loss", "admission_s", "admission_s_per_token", "admission_serial_s")  # fmt: skip
+SERVED = ("step_s", "sequence_s", "row_s", "expert_host_s", "launch_overlap", "sustained_loss", "narrow_loss", "admission_s",
+          "admission_s_per_token", "admission_serial_s")  # fmt: skip
 RELEASED = ("step_s", "sequence_s", "admission_s", "admission_s_per_token")
 """Terms that each listed release has of its own."""
 EAGER = ("step_s", "sequence_s", "row_s", "layer_host_s", "sustained_loss")
-TAKEN_OVER = {"trtllm": ("layer_host_s",), "sglang": ("layer_host_s", "sustained_loss")}
-"""Terms that a stack takes from vLLM's fit: only vLLM has runs of models without experts, which tell them from
-expert_host_s, and a recorded run in 16 bits, which tells sustained_loss from narrow_loss."""
+TAKEN_OVER = {"sglang": ("sustained_loss",)}
+"""Terms taken from vLLM's fit: only vLLM has a recorded run in 16 bits, which tells sustained_loss from narrow_loss."""
 NOT_OFFERED = {"trtllm": ("narrow_loss",)}
 """TensorRT-LLM's rows cannot tell two losses apart, and vLLM's fit is of other kernels: one loss stands for both."""
-DERIVED = {"trtllm": ("expand_loss",), "sglang": ("expand_loss",)}
-"""Terms that kernels of the stack itself say (`expansion_loss`): its serving runs hold one such deployment, or none."""
 RECORDED = "e2e_requests_*.csv"
 START = {"step_s": 2e-4, "sequence_s": 1e-5, "row_s": 2e-6, "layer_host_s": 3e-4, "expert_host_s": 3e-4, "launch_overlap": 0.1,
-         "sustained_loss": 0.3, "narrow_loss": 0.4, "expand_loss": 1.5, "admission_s": 2e-2, "admission_s_per_token": 4e-6,
+         "sustained_loss": 0.3, "narrow_loss": 0.4, "admission_s": 2e-2, "admission_s_per_token": 4e-6,
          "admission_serial_s": 2e-3}  # fmt: skip
 EAGER_START = {"step_s": 2e-3, "sequence_s": 1e-4, "row_s": 2e-5, "layer_host_s": 4e-4, "sustained_loss": 0.2}
 # Tighter than what `Overheads` accepts of anyone: more is no compiled stack's host work.
@@ -74,10 +71,12 @@ _SAME_MODEL = {
 _WEIGHTS = np.array([1.0, 0.5])  # a run's TTFT varies several times as much between repeats as its TPOT
 _RECORDED_WEIGHT = 30.0
 """Rows that the recorded run counts for: those of a deployment."""
-_ROWS = 80
-"""Rows of a stack that are fitted at most, chosen by a hash; all are scored."""
+_ROWS = {"sglang": 48}
+"""Rows of a stack that are fitted at most, chosen by a hash (80 where it is not said); all are scored."""
 _MOST_CLIENTS = {"sglang": 32}
-"""Runs of more clients are scored and not fitted: SGLang's scheduler looks at every running request, one by one."""
+"""Runs of more clients are not fitted: SGLang's scheduler looks at every running request, one by one."""
+_MOST_HELD_BACK = {"sglang": 64}
+"""Runs of more clients are predicted by the fit of all alone, and not again with their deployment or model held back."""
 FOLDS = 5
 """Parts of the deployments, by a hash of their names, that are held back in turn."""
 _SCATTER = 0.08
@@ -116,16 +115,25 @@ class Point:
         return family_of(self.row)
 
 
+STRANGE = (("Qwen/Qwen3-235B-A22B-FP8", "vllm"), ("nvidia/DeepSeek-R1-NVFP4", "trtllm"))
+"""Models and stacks of internal-gap-analysis whose token times are two to four times what kernels take, at every load, as those who
+gathered the rows say (README of the measurements, on the protocol of these rows)."""
+
+
 def left_out(row: Mapping[str, Any]) -> str:
-    """Why a serving row informs no fit; empty where it does. The rule looks at how the row was run alone."""
-    return "ran with multi-token prediction" if speculates(row) else ""
+    """Why a serving row informs no fit; empty where it does. It is scored all the same. No prediction of ours enters the rule."""
+    if speculates(row):
+        return "ran with multi-token prediction"
+    if family_of(row) == GAP_ANALYSIS and (str(row["model_path"]), str(row["backend"])) in STRANGE:
+        return "its source says that it takes two to four times what kernels take"
+    return ""
 
 
 def served_points(folder: Path, stack: str) -> list[Point]:
-    """The rows of *stack* that a fit may see."""
+    """The rows of *stack* without speculation, those that no fit sees included."""
     points = []
     for row in rows_of(read(folder / "e2e_silicon_agg.csv")):
-        if row["backend"] != stack or left_out(row):
+        if row["backend"] != stack or speculates(row):
             continue
         points.append(
             Point(
@@ -379,7 +387,13 @@ class Fitted:
                 np.zeros(moved.sum()),
                 np.minimum(high, 4 * x + 1)[moved],
             )
-        return with_terms(self.versions, dict(zip(self.names, (best * self.unit).tolist(), strict=True)))
+        values = dict(zip(self.names, (best * self.unit).tolist(), strict=True))
+        for name, some in zip(self.names, moved, strict=True):
+            of, _, term = name.rpartition("/")
+            if of and not some:
+                # A release of which nothing is left is taken for the newest.
+                values[name] = values.get(term, 0.0)
+        return with_terms(self.versions, values)
 
 
 def fit_stack(
@@ -458,19 +472,24 @@ def fold_of(group: str) -> int:
     return _hash(group)[0] % FOLDS
 
 
-def chosen(points: Sequence[Point], rows: int = _ROWS) -> list[Point]:
+def chosen(points: Sequence[Point]) -> list[Point]:
     """Those of *points* that are fitted: by a hash of the row, whatever it measured."""
-    points = [p for p in points if not p.row["concurrency"] > _MOST_CLIENTS.get(p.row["backend"], np.inf)]
+    points = [
+        p for p in points if not (left_out(p.row) or p.row["concurrency"] > _MOST_CLIENTS.get(p.row["backend"], np.inf))
+    ]
 
     def what(point: Point) -> str:
         return "|".join(f"{k}={v}" for k, v in sorted(point.row.items()) if k not in ("ttft_ms", "tpot_ms"))
 
+    rows = _ROWS.get(points[0].row["backend"], 80) if points else 0
     return sorted(points, key=lambda point: _hash(what(point)))[:rows]
 
 
 def scores(points: Sequence[Point], predicted: np.ndarray) -> str:
     measured = np.array([p.measured_s for p in points])
     off = 100.0 * np.abs(predicted / measured - 1.0)
+    if not np.isfinite(off).any(axis=0).all():
+        return "none predicted"
     found = np.nanmedian(off, axis=0)
     mean = np.nanmean(off, axis=0)
     return f"TPOT median {found[0]:.1f} % (mean {mean[0]:.1f} %), TTFT {found[1]:.1f} % ({mean[1]:.1f} %)"
@@ -486,6 +505,10 @@ def by_family(points: Sequence[Point], predicted: np.ndarray) -> str:
     return "; ".join(lines)
 
 
+def _too_many(point: Point) -> bool:
+    return point.row.get("concurrency", 0) > _MOST_HELD_BACK.get(str(point.row.get("backend", "")), np.inf)
+
+
 def _held_back(points: Sequence[Point], used: Sequence[Point], fitted: Fitted, price: Price, by: str) -> np.ndarray:
     """Predictions of *points* by fits that saw nothing of their deployment (*by* group), or of their model."""
 
@@ -496,7 +519,9 @@ def _held_back(points: Sequence[Point], used: Sequence[Point], fitted: Fitted, p
     for each in sorted({part(p) for p in points}):
         # The recorded run is in all, for it is scored in none of them.
         keep = np.array([p.recorded is not None or part(p) != each for p in used])
-        mine = [i for i, p in enumerate(points) if part(p) == each]
+        mine = [i for i, p in enumerate(points) if part(p) == each and not _too_many(p)]
+        if not mine:
+            continue
         predicted[mine] = price([points[i] for i in mine], fitted.refit(keep), {})[:, 0]
     return predicted
 
@@ -521,15 +546,16 @@ def _factors(log_ratios: np.ndarray) -> list[float]:
     return [round(float(np.exp(q)), 3) for q in np.percentile(known, (5.0, 95.0))]
 
 
-def held_by_halves(groups: Sequence[str], log_ratios: np.ndarray) -> float:
-    """Share of the ratios that lie within the interval which the *other* half of the deployments gives."""
-    half = np.array([_hash(f"half {group}")[0] % 2 for group in groups])
-    inside = np.zeros(len(groups), bool)
-    for part in (0, 1):
-        known = log_ratios[(half != part) & np.isfinite(log_ratios)]
-        low, high = np.percentile(known, (5.0, 95.0)) if len(known) else (-np.inf, np.inf)
-        inside |= (half == part) & (log_ratios >= low) & (log_ratios <= high)
-    return float(inside[np.isfinite(log_ratios)].mean())
+def held_without(groups: Sequence[str], log_ratios: np.ndarray) -> float:
+    """Share of the ratios that lie within the interval which all *other* deployments give."""
+    names, known = np.array(groups), np.isfinite(log_ratios)
+    inside = np.zeros(len(names), bool)
+    for each in set(groups):
+        mine = names == each
+        others = log_ratios[~mine & known]
+        low, high = np.percentile(others, (5.0, 95.0)) if len(others) else (-np.inf, np.inf)
+        inside |= mine & (log_ratios >= low) & (log_ratios <= high)
+    return float(inside[known].mean())
 
 
 def _intervals(
@@ -549,7 +575,7 @@ def _intervals(
             "deployment": _factors(ratios["group"]),
             "model": _factors(ratios["model"]),
             "device": _factors(by_device[:, i]),
-            "held": round(held_by_halves([p.group for p in points], ratios["group"]), 3),
+            "held": round(held_without([p.group for p in points], ratios["group"]), 3),
         }
     return entry
 
@@ -583,8 +609,7 @@ def write_intervals(entries: Mapping[str, Mapping[str, Any]], path: Path) -> Non
 _INTERVALS_HEAD = """\
 # Written by `python -m sim.validation.fit_stacks MEASURED --intervals FILE`; `hwmodels.serving_intervals` says what they are: the
 # 5th and 95th percentile of measured over predicted, on rows of which the fit had not seen the deployment, the model, the device
-# (the last on the straight lines of the fit). held: share of the rows within the interval of deployments when it is taken from
-# the other half of them.
+# (the last on the straight lines of the fit). held: share of the rows within the interval that all other deployments give.
 """
 
 
@@ -620,7 +645,7 @@ def main(
             used = [*(points if eager else chosen(points)), *recorded]
             fitted = fit_what_matters(used, versions, names, price, rounds=8 if eager else 5)
             newest = next(iter(fitted.versions.values())).overheads
-            taken |= {t: getattr(newest, t) for t in ("layer_host_s", "sustained_loss") if name == "vllm"}
+            taken |= {t: getattr(newest, t) for t in ("sustained_loss",) if name == "vllm"}
             for each in fitted.names:
                 print(f"{name}: {each} = {value_of(fitted.versions, each):.4g}")
             seen = price(points, fitted.versions, {})[:, 0]
@@ -677,46 +702,7 @@ def _errors(
 
 def given(stack: str) -> tuple[str, ...]:
     """Terms that are not fitted to the runs of *stack*."""
-    return (*TAKEN_OVER.get(stack, ()), *DERIVED.get(stack, ()), *NOT_OFFERED.get(stack, ()))
-
-
-_LONG_TOKENS = 4096
-_NODE = 8
-
-
-def expansion_loss(folder: Path, source: str) -> float:
-    """`expand_loss` from grouped GEMMs of *source* whose weights are expanded to 16 bits, in the moe files of *folder*.
-
-    The median over experts of whole models (gpt-oss, Kimi) on at most a node and at least 4096 tokens of (measured -
-    predicted) / (time at the peak), the prediction being that of narrow weights without any loss. Devices that multiply
-    the format themselves are left out.
-    """
-    from hwmodels.measured import catalogue_name
-    from hwmodels.measured import predict as predict_kernels
-    from hwmodels.profiles import load_profile
-
-    losses = []
-    for path in sorted(folder.glob("moe_*.csv")):
-        table = read(path)
-        if table.source != source or table.kind != "moe":
-            continue
-        device = load_device(catalogue_name(table.device))
-        sheet = load_profile(device.name).datasheet
-        c = table.columns
-        mine = np.isin(c["moe_dtype"], ("w4a16_mxfp4", "int4_wo")) & ("fp4" not in sheet.peak_flops_per_s)
-        mine &= np.isin(c["topk"] * 1000 + c["num_experts"], (4128, 8384)) & (c["num_tokens"] >= _LONG_TOKENS)
-        mine &= (c["moe_tp_size"] * c["moe_ep_size"] <= _NODE) & (c["distribution"] == "power_law_1.01")
-        if not mine.any():
-            continue
-        assert table.measured_s is not None
-        gap_s = table.measured_s - predict_kernels(table, load_profile(device.name)).seconds
-        flops = (
-            6.0 * c["num_tokens"] * c["topk"] / c["moe_ep_size"] * c["hidden_size"] * c["inter_size"] / c["moe_tp_size"]
-        )
-        losses += (gap_s / (flops / sheet.flops_per_s("bf16")))[mine].tolist()
-    if not losses:
-        raise ValueError(f"{folder} holds no grouped GEMMs of {source} with weights of four bits in 16-bit arithmetic")
-    return max(0.0, float(np.median(losses)))
+    return (*TAKEN_OVER.get(stack, ()), *NOT_OFFERED.get(stack, ()))
 
 
 def _recorded_errors(point: Point, stack: ServingStack) -> str:
@@ -734,15 +720,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m sim.validation.fit_stacks")
     parser.add_argument("folder", type=Path)
     parser.add_argument("stacks", nargs="*", default=["vllm", "trtllm", "sglang", "eager"])
-    parser.add_argument("--expansion", action="store_true", help="print what kernels say of weights that are expanded")
     parser.add_argument("--out", type=Path, help="write the error of every row, of each fit, as CSV")
     parser.add_argument(
         "--intervals", type=Path, help="write the widths of intervals, as hwmodels/serving_intervals.toml"
     )
     parser.add_argument("--jobs", type=int, default=2)
     told = parser.parse_args()
-    if told.expansion:
-        for source in told.stacks if told.stacks != parser.get_default("stacks") else DERIVED:
-            print(f"{source}: expand_loss = {expansion_loss(told.folder, source):.4g}")
-        sys.exit()
     main(told.folder, told.stacks, told.out, told.intervals, jobs=told.jobs)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sim.engine.columns import Columns
     from workloads import ClosedLoop, Trace
 
-_FORMATS = {"fp8": "fp8", "fp8_block": "fp8", "fp8_static": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "bfloat16": "bf16",
+_FORMATS = {"fp8": "fp8", "fp8_block": "fp8_block", "fp8_static": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "bfloat16": "bf16",
             "bf16": "bf16", "float16": "fp16", "int4_wo": "int4", "int8_wo": "int8", "mxfp4": "mxfp4",
             "w4a16_mxfp4": "mxfp4"}  # fmt: skip
 _MODES = {"fp8": "fp8", "fp4": "nvfp4", "int4": "int4_wo", "bf16": "bf16", "fp16": "float16"}
@@ -88,16 +88,27 @@ def speculates(row: Mapping[str, Any]) -> bool:
 
 
 def family_of(row: Mapping[str, Any]) -> str:
-    """Which benchmark a serving row is of."""
+    """Which benchmark a serving row is of; a table of one's own says its protocol."""
+    if own := _own_protocol(row):
+        return f"own, {own}"
     return GAP_ANALYSIS if str(row.get("provenance")) == GAP_ANALYSIS else "InferenceX"
+
+
+def _own_protocol(row: Mapping[str, Any]) -> str:
+    return str(row.get("protocol", ""))
 
 
 def protocol_of(row: Mapping[str, Any], folder: Path | None = None) -> Protocol:
     """How the clients of a serving row's family behave; one for each family, whatever the row.
 
     Families are benchmarks: InferenceX, before and since it warms its servers up, and the one behind internal-gap-analysis
-    (fixed lengths, a generator's servers).
+    (fixed lengths, a generator's servers). A row that names its protocol has that one.
     """
+    if own := _own_protocol(row):
+        try:
+            return protocol(own)
+        except ValueError as error:
+            raise Unmodelled(f"protocol {error}") from None
     if family_of(row) == GAP_ANALYSIS:
         return protocol("genai-perf")
     return protocol("inferencex" if warmed_up(row, folder) else "inferencex-2025")
@@ -177,8 +188,9 @@ def _in_format(model: ModelSpec, gemm: str, moe: str) -> ModelSpec:
     own = model.expert_precision
     if own == "mxfp4" or (own.startswith("int4") and moe_format != "nvfp4"):
         return model
-    if gemm_format == "fp8":
-        return model.with_precision("fp8")
+    if gemm_format in ("fp8", "fp8_block"):
+        # Experts with scales a block are of releases whose dense layers have them too.
+        return model.with_precision("fp8_block" if "fp8_block" in (gemm_format, moe_format) else "fp8")
     if gemm_format == "nvfp4":
         # NVIDIA's releases convert the MLPs and leave attention in the checkpoint's format.
         return replace(model, mlp_precision="nvfp4", expert_precision="nvfp4")

@@ -49,7 +49,7 @@ def test_a_calibrated_profile_reads_back_with_intervals_and_origin(profile: Path
     ("old", "new", "message"),
     [
         ("format = 1", "format = 2", "written in format 2, this release reads up to 1"),
-        ("launch_s = ", "launch_s = nan #", "must be a finite number; got nan"),
+        ("values = [", "values = [nan, ", "values must be as many numbers as"),
         ("memory_bytes = ", "memory_bytes = inf #", "calibration.memory_bytes must be a finite number"),
         ("taken_on = ", "#", "taken_on is missing; is the file truncated"),
         ("[kernel.interval]", "[kernel.intervals]", "intervals is not a setting"),

@@ -12,7 +12,7 @@ from hwmodels.totals import Totals
 from sim.cli import build_app
 from sim.errors import RooftraceError, ScenarioError
 from sim.scenario import Scenario
-from sim.scenario.build import resolve
+from sim.scenario.assembly import resolve
 from sim.study.memory import batch_plan, reserve_range
 from sim.study.optimize import cheapest
 from sim.study.rates import Target, bisect

@@ -10,8 +10,8 @@ from workloads import Trace
 def found_blocks(trace: Trace, capacity: int | None) -> list[int]:
     """Blocks that each request finds in a cache that holds *capacity* blocks, None: any number. A block is one of the trace's.
 
-    Whole blocks are kept and found, one token at least of each prompt is computed, and while a request is served it has room for its
-    last block, which is not whole. Of a request's blocks the last is forgotten first.
+    Whole blocks are kept and found, one token at least of each prompt is computed, and while a request is served it has room for
+    its last block, which is not whole. Of a request's blocks the last is forgotten first.
     """
     tokens = trace.prefix_block_tokens
     assert tokens is not None

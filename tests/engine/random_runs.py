@@ -234,6 +234,7 @@ def an_experiment(seed: int, *, speculative: bool) -> Experiment:
         horizon_ns=rng.choice([None, None, None, rng.randrange(1, 10**9)]),
         admission_s=rng.choice([0.0, 0.0, 1e-3]),
         admission_s_per_token=rng.choice([0.0, 1e-5]),
+        admission_serial_s=rng.choice([0.0, 0.0, 2e-3]),
     )
 
 

@@ -29,14 +29,18 @@ def test_requests_tokens_blocks_and_times_balance(seed: int, speculative: bool) 
         assert not requests["emitted_tokens"][rejected & ~again].any()
         assert iterations["emitted_tokens"].sum() == requests["emitted_tokens"].sum()
         if experiment.horizon_ns is None and not (rejected & again).any() and not aborted.any():
-            # KV: prompts and decode steps computed what was asked for and what was given up; the last token is never cached.
+            # KV: prompts and decode steps computed what was asked for and what was given up, but for what was found in the prefix
+            # cache; the last token is never cached.
             output = requests["output_tokens"]
             asked = np.maximum(requests["prompt_tokens"], 1) + np.maximum(output - 1, 0)
             completions = sum(int(replica.spans["completions"].sum()) for replica in columns.replicas)
             by_completion = completions - int((finished & (output == 0)).sum())
             decoded = requests["emitted_tokens"].sum() - by_completion
+            found = sum(
+                requests[name].sum() for name in ("prefix_hit_tokens", "prefix_hit_again_tokens") if name in requests
+            )
             assert (
-                iterations["prefill_tokens"].sum() + decoded
+                iterations["prefill_tokens"].sum() + decoded + found
                 == asked[finished].sum() + requests["recomputed_tokens"].sum()
             )
         gaps, weights = columns.itl()

@@ -15,7 +15,7 @@ from sim.engine import Columns, Experiment, pricing, run
 from sim.engine.clock import TICKS_PER_S, to_ticks
 from sim.engine.pricing import Line, LineAt, Pricing
 from sim.scenario import Scenario
-from sim.scenario.build import build
+from sim.scenario.assembly import build
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 

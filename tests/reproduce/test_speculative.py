@@ -10,7 +10,7 @@ from sim.metrics import e2el_s
 from sim.reproduce import load_group, summary
 from sim.reproduce import speculative as reproduce
 from sim.reproduce.speculative import cache, sampling, servers, systems, tables
-from sim.scenario.build import build
+from sim.scenario.assembly import build
 from sim.study.speedup import Gap, alone, at_batch, costs_of, explain_gap, grid, plain_step_s, specdecode_speedup
 from sim.theory import speculative as theory
 from sim.theory.published import published

@@ -13,7 +13,7 @@ from sim import simulate
 from sim.errors import ScenarioError
 from sim.run import work_done
 from sim.scenario import Scenario
-from sim.scenario.build import build, resolve
+from sim.scenario.assembly import build, resolve
 from sim.scenario.workload import workload_of
 from workloads import ClosedLoop
 

@@ -15,7 +15,7 @@ from sim import simulate
 from sim.cli import build_app
 from sim.errors import ScenarioError
 from sim.scenario import Scenario
-from sim.scenario.build import resolve
+from sim.scenario.assembly import resolve
 from sim.scenario.decoding import Method
 
 WORKLOAD = {

@@ -14,8 +14,8 @@ from sim import Scenario, simulate
 from sim.engine import Experiment
 from sim.engine.streaming import Stream
 from sim.errors import ScenarioError
-from sim.scenario.build import build, resolve
-from sim.scenario.build.memory import memory_plan_of
+from sim.scenario.assembly import build, resolve
+from sim.scenario.assembly.memory import memory_plan_of
 
 SHORT = "workload={trace: conversation, limit: 60, rate_scale: 8}"
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from sim import Scenario, ScenarioError, simulate
-from sim.scenario.build import resolve
+from sim.scenario.assembly import resolve
 
 FEW = {"trace": "conversation", "requests": 40}
 
@@ -80,3 +80,29 @@ def test_a_model_whose_kernels_nobody_measured_for_the_device_is_refused():
     with pytest.raises(ScenarioError, match=r"a mixture of experts, which nobody has measured .*cost_model: roofline"):
         resolve(scenario)
     assert resolve(scenario.with_set("cost_model=roofline")).experiment.replicas
+
+
+def test_a_run_gives_the_interval_of_its_means_where_deployments_were_held_back() -> None:
+    asked = {"protocol": "inferencex", "concurrency": 2, "prompt_tokens": 200, "output_tokens": 20}
+    result = simulate(scenario(serving_stack="vllm", workload=asked))
+    assert set(result.intervals) == {"tpot_s", "ttft_s"}
+    for name, found in result.intervals.items():
+        assert found["low"] < found["mean"] < found["high"]
+        assert found["mean"] == result.summary[name]["mean"]
+        assert "no fit had seen" in found["basis"]
+    # All requests of this protocol count, so that its figures are the means.
+    assert result.figures == (result.summary["ttft_s"]["mean"], result.summary["tpot_s"]["mean"])
+    assert simulate(scenario(serving_stack="ideal", workload=asked)).intervals == {}
+    assert simulate(scenario(serving_stack="vllm", cost_model="roofline", workload=asked)).intervals == {}
+
+
+def test_a_release_of_the_stack_has_overheads_of_its_own() -> None:
+    manifest = resolve(scenario(serving_stack="vllm", serving_release="0.12")).manifest
+    assert manifest["hardware"]["serving_stack"]["release"] == "0.12"
+    assert resolve(scenario(serving_stack="vllm")).manifest["hardware"]["serving_stack"]["release"] == "0.14"
+    with pytest.raises(
+        ScenarioError, match=r"serving_release: a release begins with numbers, such as 0\.14 or 0\.12; got 'new'"
+    ):
+        resolve(scenario(serving_stack="vllm", serving_release="new"))
+    with pytest.raises(ScenarioError, match="ideal has no releases"):
+        resolve(scenario(serving_stack="ideal", serving_release="1"))

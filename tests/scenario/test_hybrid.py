@@ -4,8 +4,8 @@ import pytest
 
 from sim import Scenario
 from sim.engine import run
-from sim.scenario.build import build, resolve
-from sim.scenario.build.memory import memory_plan_of
+from sim.scenario.assembly import build, resolve
+from sim.scenario.assembly.memory import memory_plan_of
 from tests.engine.random_runs import assert_same
 
 FEW = {"trace": "conversation", "requests": 20}

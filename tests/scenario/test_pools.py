@@ -21,7 +21,7 @@ from sim.placement import save_placement
 from sim.placement.scenario import PlaceScenario
 from sim.results import Result
 from sim.scenario import Scenario
-from sim.scenario.build import build, deployment_of, resolve
+from sim.scenario.assembly import build, deployment_of, resolve
 from sim.study.optimize import with_costs
 from sim.study.points import check_key
 from workloads import Trace

@@ -231,3 +231,45 @@ def test_yaml_numbers_are_those_that_people_read(text, value):
     found = parse_yaml(text, "here")
     assert found == value
     assert type(found) is type(value)
+
+
+def test_a_protocol_stands_in_the_place_of_arrivals_and_requests():
+    from sim.scenario.workload import workload_of
+
+    asked = {"protocol": "inferencex", "concurrency": 4, "prompt_tokens": 100, "output_tokens": 50}
+    made = workload_of(Scenario(workload=asked))
+    assert (made.concurrency, len(made)) == (4, 40)
+    assert made.prompt_tokens.min() >= 80
+    short = {**asked, "protocol": {"like": "inferencex", "requests_per_client": 2}}
+    assert len(workload_of(Scenario(workload=short))) == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"requests": 5}, "a protocol says who sends what when, so requests cannot be given too"),
+        ({"concurrency": None}, "a protocol also needs concurrency"),
+        (
+            {"prompt_tokens": {"distribution": "uniform", "min_tokens": 1, "max_tokens": 2}},
+            "is a number, the nominal length",
+        ),
+        ({"protocol": None}, "concurrency is the clients of a protocol"),
+    ],
+)
+def test_what_a_protocol_does_not_go_with_is_said(change, message):
+    asked = {"protocol": "inferencex", "concurrency": 4, "prompt_tokens": 100, "output_tokens": 50, **change}
+    with pytest.raises(ScenarioError, match=message):
+        Scenario(workload=asked)
+
+
+def test_an_unknown_protocol_is_answered_with_the_nearest():
+    from sim.scenario.workload import workload_of
+
+    asked = {"protocol": "inferencx", "concurrency": 4, "prompt_tokens": 100, "output_tokens": 50}
+    with pytest.raises(ScenarioError, match="did you mean inferencex"):
+        workload_of(Scenario(workload=asked))
+
+
+def test_scenarios_without_a_protocol_or_a_release_keep_their_names():
+    assert Scenario().hash == Scenario(serving_release=None).hash
+    assert Scenario(serving_release="0.12").hash != Scenario().hash

@@ -6,7 +6,7 @@ import pytest
 
 from sim.errors import ScenarioError
 from sim.scenario import Scenario
-from sim.scenario.build import resolve
+from sim.scenario.assembly import resolve
 from sim.scenario.workload import workload_of
 
 LOAD = (

@@ -171,8 +171,10 @@ def test_take_moves_prefix_blocks_with_their_requests():
     assert [part.prefix_of(i).tolist() for i in range(2)] == [[5, 6], [7]]
 
 
-def test_prefix_blocks_cannot_outnumber_the_prompt():
-    with pytest.raises(ValueError, match="row 0: prefix_blocks has 3 blocks of 8 tokens for a prompt of 10"):
+def test_prefix_blocks_cannot_outnumber_prompt_and_output():
+    with pytest.raises(
+        ValueError, match="row 0: prefix_blocks has 3 blocks of 8 tokens for a prompt of 10 and 1 output tokens"
+    ):
         replace(three(), prefix_blocks=[1, 2, 3], prefix_offsets=[0, 3, 3, 3], prefix_block_tokens=8)
 
 

@@ -100,8 +100,8 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 def _plan(scenario: Any, lengths: list[int], reserve_gb: float | None, as_json: bool) -> None:
     from hwmodels.memory import cache_text, parts_text
-    from sim.scenario.build import deployment_of
-    from sim.scenario.build.memory import memory_plan_of
+    from sim.scenario.assembly import deployment_of
+    from sim.scenario.assembly.memory import memory_plan_of
     from sim.study.memory import batch_plan, deployment_plan
 
     memory = None

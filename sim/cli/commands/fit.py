@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sim.errors import OutputError, RooftraceError
+from sim.text import unknown
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
@@ -19,43 +20,67 @@ def register(app: typer.Typer) -> None:
 
 
 def fit(
-    measured: Annotated[Path, typer.Option(help="Folder of measured CSV files.", show_default=False)],
-    device: Annotated[str, typer.Option(help="Catalogue name, or path to a device's datasheet (.toml).")],
+    measured: Annotated[
+        Path, typer.Option(help="Folder of measured tables (CSV, Parquet), or one table.", show_default=False)
+    ],
+    device: Annotated[
+        str,
+        typer.Option(help="Catalogue name, or path to a datasheet (.toml); tables that say no device are of this one."),
+    ],
     out: Annotated[Path, typer.Option(help="Profile to write (.toml).", show_default=False)],
+    dtype: Annotated[
+        str | None, typer.Option(help="Number format of tables that do not say theirs; bf16 without.")
+    ] = None,
     max_points: Annotated[int, typer.Option(min=50, help="Rows of a kernel that a fit uses at most.")] = 1500,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse a folder with a file or row that is not understood.")
     ] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FAMILY[,FAMILY]",
+            help="Fit these kernels alone, into the profile that --out is; all else in it stays.",
+        ),
+    ] = None,
     borrow: Annotated[bool, typer.Option(help="Take what was not measured from the shipped profiles.")] = True,
 ) -> None:
     """Fit a device's kernels to measurements, hold part of the shapes back, report the errors on them.
 
-    Files are recognised by their columns, and belong to the device that their names say. Kernels that the folder does
+    Tables are recognised by their columns, which carry their units (docs/calibration.md), and belong to the device that a column
+    or their name says. Kernels that the folder does
     not hold are taken from the shipped profiles of the device and its relatives, and say so in the profile. Exit code 3
     when a file or row that is not understood was left out.
     """
     import datetime
 
     from hwmodels.device import load_device
-    from hwmodels.fit import fit_profile
+    from hwmodels.fit import fit_profile, refitted
+    from hwmodels.measured import Said, format_of
     from hwmodels.profiles import complete, datasheet_of, write_profile
     from sim.validation.files import LEFT_OUT, read_measured
 
     if out.suffix != ".toml":
         raise RooftraceError(f"--out {out}: a profile is a TOML file; end its name in .toml")
-    folder = read_measured(measured, strict=strict)
     try:
         target = load_device(device)
+        families = _families(only)
+        before = _before(out, target.name) if families else None
+        said = Said(device=target.name, dtype=format_of(dtype) if dtype else "")
+        folder = read_measured(measured, strict=strict, said=said)
         files = [m for m in folder.measurements if _is_of(m, target)]
         if not files:
             for sentence in folder.left_out:
                 typer.echo(f"Left out: {sentence}", err=True)
             raise RooftraceError(
-                f"{measured} holds no kernel measurements of {target.name}; their names say the device, as in "
+                f"{measured} holds no kernel measurements of {target.name}; a column device says it, or the name, as in "
                 f"gemm_{target.name.split('-')[0]}_bf16_vllm0.24.csv"
             )
         today = datetime.date.today().isoformat()
-        profile = fit_profile(files, datasheet_of(target), fitted_on=today, max_points=max_points, partial=True)
+        sheet = datasheet_of(target) if before is None else before.datasheet
+        profile = fit_profile(files, sheet, fitted_on=today, max_points=max_points, partial=True, only=families)
+        too_few = profile.note.partition("; ")[2]
+        if not profile.kernels:
+            raise RooftraceError(f"{measured}: nothing can be fitted: {too_few}; give more rows")
     except (ValueError, OSError) as error:
         raise RooftraceError(str(error)) from None
     typer.echo(f"{'kernel':<40}{'points':>9}{'fit %':>9}{'held-back %':>13}{'median %':>10}{'p90 %':>9}")
@@ -65,7 +90,13 @@ def fit(
             f"{kernel.family + ' ' + kernel.variant:<40}{p.points:>9,}{p.fit_mape_pct:>9.1f}{p.held_mape_pct:>13.1f}"
             f"{p.held_median_pct:>10.1f}{p.held_p90_pct:>9.1f}"
         )
-    if borrow:
+    if too_few:
+        typer.echo(f"Not fitted: {too_few}", err=True)
+    if before is not None:
+        kept = len(before.kernels)
+        profile = refitted(before, profile)
+        typer.echo(f"Into {out}, whose other kernels stay as they are: {kept} before, {len(profile.kernels)} now")
+    elif borrow:
         own = {(kernel.family, kernel.variant) for kernel in profile.kernels}
         profile = complete(profile, _donors(target))
         lent = sorted(
@@ -90,6 +121,31 @@ def fit(
     if folder.left_out:
         typer.echo(folder.verdict, err=True)
         raise typer.Exit(LEFT_OUT)
+
+
+def _families(only: str | None) -> tuple[str, ...]:
+    """The families that --only names; RooftraceError for one that is none."""
+    from hwmodels.kernels.families import FAMILIES
+
+    asked = tuple(dict.fromkeys(word.strip() for word in (only or "").split(",") if word.strip()))
+    for name in asked:
+        if name not in FAMILIES:
+            raise RooftraceError(unknown(f"--only {name}: there is no such family of kernels", name, FAMILIES))
+    if only is not None and not asked:
+        raise RooftraceError(f"--only names families of kernels; there are {', '.join(FAMILIES)}")
+    return asked
+
+
+def _before(out: Path, device: str) -> Profile:
+    """The profile that --only changes."""
+    from hwmodels.profiles import read_profile
+
+    if not out.is_file():
+        raise RooftraceError(f"--only changes a profile, and --out {out} does not exist; fit without --only first")
+    found = read_profile(out)
+    if found.name != device:
+        raise RooftraceError(f"--out {out} is a profile of {found.name}; got --device {device}")
+    return found
 
 
 def _is_of(measurement: object, target: object) -> bool:

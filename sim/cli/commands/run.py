@@ -42,7 +42,7 @@ def run(
     from sim.results import FILES, staging
     from sim.run import run_built
     from sim.scenario import Scenario
-    from sim.scenario.build import resolve
+    from sim.scenario.assembly import resolve
 
     chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
     chosen = chosen.with_set(*(set_ or ()))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from hwmodels.measured import Said
     from hwmodels.profiles import Profile
 
 
@@ -17,10 +18,15 @@ def register(app: typer.Typer) -> None:
 
 
 def validate(
-    measured: Annotated[Path | None, typer.Option(help="Folder of measured CSV files.", show_default=False)] = None,
+    measured: Annotated[
+        Path | None, typer.Option(help="Folder of measured tables (CSV, Parquet), or one table.", show_default=False)
+    ] = None,
     hardware: Annotated[
         str | None,
         typer.Option(help="Device or profile (.toml) to price every file with; default: the device in its name."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Number format of tables that do not say theirs; bf16 without.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the table as CSV.", show_default=False)] = None,
     markdown: Annotated[
@@ -46,7 +52,8 @@ def validate(
 ) -> None:
     """Predict every row of a folder of measurements and say how far off the models are, file by file.
 
-    Files are recognised by their columns. Exit code 3 when a file or row that is not understood was left out.
+    Tables are recognised by their columns, which carry their units (docs/calibration.md). Exit code 3 when a file or row that
+    is not understood was left out.
     """
     from sim.errors import OutputError, RooftraceError
 
@@ -71,7 +78,7 @@ def validate(
     from sim.validation.served import served_pair, text_tables
     from sim.validation.tables import to_markdown, write_csv
 
-    folder = read_measured(measured, hardware=hardware, strict=strict)
+    folder = read_measured(measured, hardware=hardware, strict=strict, said=_said(hardware, dtype))
     found = list(comparisons(folder, hardware=hardware))
     lines = [comparison.line for comparison in found]
     covered = coverage(folder.measurements, _profile_of(hardware))
@@ -129,3 +136,19 @@ def _profile_of(hardware: str | None) -> Profile | None:
     from hwmodels.profiles import load_profile
 
     return None if hardware is None else load_profile(hardware)
+
+
+def _said(hardware: str | None, dtype: str | None) -> Said:
+    """What is said for tables that do not say their device or format themselves."""
+    from hwmodels.device import load_device
+    from hwmodels.measured import Said, format_of
+    from hwmodels.profiles import load_profile
+    from sim.errors import RooftraceError
+
+    try:
+        device = (
+            "" if hardware is None else (load_profile if hardware.endswith(".toml") else load_device)(hardware).name
+        )
+        return Said(device=device, dtype=format_of(dtype) if dtype else "")
+    except (ValueError, OSError) as error:
+        raise RooftraceError(str(error)) from None

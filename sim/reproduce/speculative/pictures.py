@@ -163,7 +163,7 @@ def _draw_crossover() -> Figure:
 
 def _draw_gap() -> Figure:
     from sim.plots import speculation as draw
-    from sim.scenario.build import build
+    from sim.scenario.assembly import build
     from sim.study.speedup import explain_gap
 
     gap = explain_gap(build(gap_scenario()))

@@ -155,7 +155,7 @@ def test_half_the_weight_bytes_halve_a_memory_bound_gemm():
 
 
 def test_gemm_refuses_an_unknown_library_and_a_format_the_device_lacks():
-    with pytest.raises(ValueError, match="library must be one of search, unsplit, dispatch"):
+    with pytest.raises(ValueError, match="library must be one of search, unsplit, narrow, one, dispatch"):
         gemm_s(GemmParams(), DEVICE, 1, 64, 64, library="fastest")
     with pytest.raises(ValueError, match="no fp4 tensor cores; it has bf16, fp8"):
         gemm_s(GemmParams(), DEVICE, 1, 64, 64, dtype="fp4")
@@ -289,7 +289,7 @@ def test_half_empty_query_tiles_are_paid_against_their_keys():
 
 
 WINDOWED = PrefillParams(window_tiles=0.5)
-CUT = DecodeParams(window_tokens_more=100.0, beyond_s=1e-10)
+CUT = DecodeParams(window_tokens_more=100.0, beyond_ramp=0.5)
 
 
 def windowed_prefill(window, params=WINDOWED, *, past=0, length=4096):
@@ -346,7 +346,7 @@ def test_wide_heads_have_a_kernel_of_their_own(width, name):
 
 
 def test_optional_parameters_may_be_left_out():
-    names = {name: getattr(CUT, name) for name in DecodeParams.__dataclass_fields__ if name != "beyond_s"}
+    names = {name: getattr(CUT, name) for name in DecodeParams.__dataclass_fields__ if name != "beyond_ramp"}
     assert with_values(DecodeParams, names) == DecodeParams(window_tokens_more=100.0)
     with pytest.raises(ValueError, match="DecodeParams needs launch_s"):
         with_values(DecodeParams, {name: value for name, value in names.items() if name != "launch_s"})

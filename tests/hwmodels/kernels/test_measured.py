@@ -257,7 +257,7 @@ def test_end_to_end_files_are_read_and_not_priced(tmp_path):
 
 @pytest.mark.slow
 def test_every_public_file_is_understood(shared):
-    kinds = {m.kind for m in read_folder(shared / "measured")}
+    kinds = {m.kind for m in read_folder(shared / "measured2")}
     assert {"gemm", "attention_mixed", "e2e_silicon_agg", "e2e_requests", "iteration", "tpu_layers"} <= kinds
 
 
@@ -293,7 +293,7 @@ def test_shipped_profiles_meet_their_figures_on_the_public_files(shared):
     ],
 )
 def test_gemm_transfers_to_another_device_by_its_datasheet(shared, source, target, file):
-    m = read(shared / "measured" / file)
+    m = read(shared / "measured2" / file)
     assert m.measured_s is not None
     profile = borrow(load_profile(source), load_profile(target).datasheet)
     # The figure to reach is 18; L40S to RTX PRO, across a generation, stays at 18.2.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -52,25 +53,25 @@ def test_a_written_profile_reads_back(tmp_path):
 def test_unknown_keys_are_refused_at_every_level(tmp_path, text):
     refuse(tmp_path, "colour = 1\n" + text, "colour is not a setting")
     refuse(tmp_path, text.replace("[datasheet]", "[datasheet]\nspeed = 1.0"), "datasheet: speed is not a setting")
-    refuse(
-        tmp_path, text.replace("[kernel.parameters]", "[kernel.parameters]\nspeed = 1.0"), "speed is not a parameter"
-    )
+    refuse(tmp_path, text.replace('"launch_s"', '"speed"', 1), "speed is not a parameter")
     refuse(tmp_path, text.replace("[kernel.provenance]", "[kernel.provenance]\nwho = 'me'"), "who is not a setting")
 
 
 def test_numbers_that_are_none_are_refused(tmp_path, text):
-    broken = text.replace("launch_s = ", "launch_s = nan\n#", 1)
+    broken = text.replace("values = [", "values = [nan]\n#", 1)
+    refuse(tmp_path, broken, "values must be as many numbers as \\[columns\\] has names for 'elementwise'")
+    broken = re.sub(r"values = \[[^,]*", "values = [nan", text, count=1)
     refuse(tmp_path, broken, "launch_s must be a finite number; got nan")
     refuse(tmp_path, text.replace("l2_bytes = ", "l2_bytes = inf\n#", 1), "l2_bytes must be a finite number")
 
 
 def test_parameters_out_of_bounds_are_refused(tmp_path, text):
-    refuse(tmp_path, text.replace("bandwidth_efficiency = ", "bandwidth_efficiency = 7.0\n#", 1), "must lie in")
+    refuse(tmp_path, re.sub(r"values = \[([^,]*), [^,]*", r"values = [\1, 7.0", text, count=1), "must lie in")
 
 
 def test_truncated_files_are_refused(tmp_path, text):
     refuse(tmp_path, text[: text.rindex("[[kernel]]")], "holds 1 of 2 kernels; the file is truncated")
-    refuse(tmp_path, text[: text.rindex("held_p90_pct")], "borrowed_from is missing; is the file truncated")
+    refuse(tmp_path, text[: text.rindex("errors_pct")], "fit_mape_pct is missing; is the file truncated")
     refuse(tmp_path, text[: len(text) // 2] + "\n[", "truncated")
 
 

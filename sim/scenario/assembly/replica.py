@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sim.errors import ScenarioError
-from sim.scenario.build.asked import of_model
-from sim.scenario.build.auto import chosen_by_auto
-from sim.scenario.build.decoding import BuiltDecoding, build_decoding, slots_of_drafts
-from sim.scenario.build.memory import memory_of, shared_plan
-from sim.scenario.build.pools import PoolOf
-from sim.scenario.build.prefix_cache import cache_of
-from sim.scenario.build.refusals import never_gets_on
-from sim.scenario.build.scheduler import preempting, scheduler_of
+from sim.scenario.assembly.asked import of_model
+from sim.scenario.assembly.auto import chosen_by_auto
+from sim.scenario.assembly.decoding import BuiltDecoding, build_decoding, slots_of_drafts
+from sim.scenario.assembly.memory import memory_of, shared_plan
+from sim.scenario.assembly.pools import PoolOf
+from sim.scenario.assembly.prefix_cache import cache_of
+from sim.scenario.assembly.refusals import never_gets_on
+from sim.scenario.assembly.scheduler import preempting, scheduler_of
 from sim.scenario.explain import told_by
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.errors import ScenarioError
-from sim.scenario.build.pools import PoolOf
+from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.settings import Scenario
 from sim.text import unknown
 

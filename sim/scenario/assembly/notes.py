@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.scenario import named
-from sim.scenario.build.pools import PoolOf
-from sim.scenario.build.prefix_cache import caches, without_cache
+from sim.scenario.assembly.pools import PoolOf
+from sim.scenario.assembly.prefix_cache import caches, without_cache
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from sim.scenario import named
-from sim.scenario.build.notes import notes_of
-from sim.scenario.build.pools import PoolOf
-from sim.scenario.build.replica import Hosted
+from sim.scenario.assembly.notes import notes_of
+from sim.scenario.assembly.pools import PoolOf
+from sim.scenario.assembly.replica import Hosted
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:

@@ -16,8 +16,11 @@ _READS_THE_TARGET = ("eagle", "mtp")
 """Methods whose drafter reads the target's states: what is found of a prompt lacks its last block, which is computed again
 (`SpeculativeConfig.use_eagle_block_drop` of vLLM 0.32.0)."""
 
-_CACHES: dict[str, PrefixCacheKind] = {"vllm": "blocks", "sglang": "radix", "trtllm": "blocks"}
-"""Serving stacks that find KV blocks again unless they are told not to, and how."""
+_CACHES: dict[str, PrefixCacheKind] = {"vllm": "blocks", "sglang": "blocks", "trtllm": "blocks"}
+"""Serving stacks that find KV blocks again unless they are told not to, and how. The rules are vLLM's for all of them: SGLang's
+tree and TensorRT-LLM's order of eviction are not modelled, which a note says."""
+
+_EVICTS = {"sglang": "SGLang evicts leaves of its tree", "trtllm": "TensorRT-LLM evicts by priority"}
 
 
 def cache_of(scenario: Scenario, workload: Trace | ClosedLoop, block_tokens: int) -> dict[str, Any]:
@@ -52,7 +55,13 @@ def check_router(scenario: Scenario, router: object, workload: Trace | ClosedLoo
 
 
 def without_cache(scenario: Scenario) -> Iterator[str]:
-    """A note for a trace that says which prompts share a beginning, where nobody asks."""
+    """A note for a trace that says which prompts share a beginning, where nobody asks, or another engine's rules answer."""
+    stack = scenario.serving_stack
+    if _kind(scenario) is not None and stack in _EVICTS:
+        yield (
+            f"KV blocks are found again and evicted by vLLM's rules; {_EVICTS[stack]}, which changes what is found where memory is "
+            "short."
+        )
     if _kind(scenario) is None:
         asked = scenario.memory.prefix_caching is False
         why = "memory.prefix_caching is off" if asked else f"serving_stack {scenario.serving_stack} has no prefix cache"

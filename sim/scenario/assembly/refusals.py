@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sim.scenario import named
-from sim.scenario.build.decoding import BuiltDecoding
+from sim.scenario.assembly.decoding import BuiltDecoding
 
 if TYPE_CHECKING:
     from policies.vllm import Vllm

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
 from sim.scenario import named
-from sim.scenario.build.engines import left_to_the_engine
+from sim.scenario.assembly.engines import left_to_the_engine
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
 from sim.scenario import named
-from sim.scenario.build.auto import chosen_by_auto, left_to_choose
-from sim.scenario.build.deployment import deployment_of
-from sim.scenario.build.pools import PoolOf
-from sim.scenario.build.scheduler import scheduler_of
+from sim.scenario.assembly.auto import chosen_by_auto, left_to_choose
+from sim.scenario.assembly.deployment import deployment_of
+from sim.scenario.assembly.pools import PoolOf
+from sim.scenario.assembly.scheduler import scheduler_of
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import mean_context, workload_of

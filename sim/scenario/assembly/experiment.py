@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sim.errors import ScenarioError
 from sim.scenario import named
-from sim.scenario.build.asked import asked_for
-from sim.scenario.build.deployment import deployment_of
-from sim.scenario.build.manifest import manifest_of
-from sim.scenario.build.pools import PoolOf, pools_of
-from sim.scenario.build.prefix_cache import check_router
-from sim.scenario.build.replica import build_pool
-from sim.scenario.build.scheduler import policy_of
+from sim.scenario.assembly.asked import asked_for
+from sim.scenario.assembly.deployment import deployment_of
+from sim.scenario.assembly.manifest import manifest_of
+from sim.scenario.assembly.pools import PoolOf, pools_of
+from sim.scenario.assembly.prefix_cache import check_router
+from sim.scenario.assembly.replica import build_pool
+from sim.scenario.assembly.scheduler import policy_of
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
 

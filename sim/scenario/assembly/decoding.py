@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.scenario import named
-from sim.scenario.build.acceptance import acceptance_of, check_recording, largest_k
-from sim.scenario.build.draft import drafting_of
+from sim.scenario.assembly.acceptance import acceptance_of, check_recording, largest_k
+from sim.scenario.assembly.draft import drafting_of
 from sim.scenario.decoding import WITHOUT_DRAFT, DecodingSettings
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import mean_context

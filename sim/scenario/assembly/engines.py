@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
 from sim.scenario import named
-from sim.scenario.build.decoding import DRAFT_HAS_KV
+from sim.scenario.assembly.decoding import DRAFT_HAS_KV
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:

@@ -1,0 +1,550 @@
+"""Tables of one's own: what they measured by their columns, under the names and units that people give them.
+
+A table says in each line a shape and a time. Columns may be called as in `kinds` or by the usual other words, times and bytes
+carry their unit in the name (`latency_ms`, `message_kib`), and device, format and software are columns, words of the file's
+name, or said beside it. What a table lacks is said in one sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from hwmodels.device import load_device
+from hwmodels.measured.files import Measurement, read_csv
+from hwmodels.measured.kinds import SAME_FORMAT
+from hwmodels.measured.names import SOFTWARE, catalogue_name, hints
+from hwmodels.precision import PRECISIONS
+
+_TIME_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6, "usec": 1.0, "msec": 1e3, "sec": 1e6, "seconds": 1e6}
+_BYTES = {
+    "bytes": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A quantity of a table, by its name in `kinds`."""
+
+    name: str
+    words: tuple[str, ...]
+    """What its column may be called, the unit left out where it has one."""
+    units: Mapping[str, float] | None = None
+    """Unit -> what one of it is in the unit of *name*; None: a count or a word."""
+    text: bool = False
+    least: float = 1.0
+    default: str | None = None
+    """What it is where the table does not say; None: a table must say."""
+
+    def factor(self, column: str) -> float | None:
+        """What numbers of *column* are multiplied by if it is this quantity's; None if it is not, NaN where it lacks its unit."""
+        if self.units is None:
+            return 1.0 if column in self.words else None
+        if column in self.words:
+            return float("nan")
+        stem, _, unit = column.rpartition("_")
+        return self.units.get(unit) if stem in self.words else None
+
+
+def _time(name: str, *words: str, per_us: float = 1.0) -> _Field:
+    return _Field(name, words, {unit: us * per_us for unit, us in _TIME_US.items()}, least=0.0)
+
+
+def _optional(name: str, *words: str, default: str, least: float = 1.0) -> _Field:
+    return _Field(name, (name, *words), least=least, default=default)
+
+
+_LATENCY = _time("latency_us", "latency", "time", "duration", "elapsed", "median", "mean")
+_BATCH = _Field("batch_size", ("batch_size", "batch", "bs", "num_seqs", "sequences"))
+_HEADS = (
+    _Field("num_heads", ("num_heads", "n_heads", "heads", "num_q_heads", "q_heads", "num_attention_heads")),
+    _Field("num_kv_heads", ("num_kv_heads", "n_kv_heads", "kv_heads", "num_key_value_heads")),
+    _Field("head_dim", ("head_dim", "head_size", "d_head")),
+)
+_DEVICE = _Field("device", ("device", "gpu", "hardware", "accelerator", "system"), text=True, default="")
+_DTYPE = _Field("dtype", ("dtype", "precision", "data_type", "format"), text=True, default="")
+_SOURCE = _Field("source", ("source", "backend", "framework", "stack", "engine", "software"), text=True, default="")
+_VERSION = _Field("version", ("version", "backend_version", "software_version"), text=True, default="")
+_LABELS = (_DEVICE, _DTYPE, _SOURCE, _VERSION)
+_PROTOCOL = "genai-perf"
+"""How the clients of a serving table behave where it does not say: lengths are equal, and a warm-up is answered first."""
+_PASSED_OVER = "meta."
+"""Begins the names of columns that a table keeps for itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of `kinds.KINDS` that a table of one's own may be."""
+
+    kind: str
+    fields: tuple[_Field, ...]
+
+    @property
+    def known(self) -> tuple[_Field, ...]:
+        return (*self.fields, *_LABELS)
+
+
+OWN: Mapping[str, _Kind] = {
+    "GEMM": _Kind("gemm", (*(_Field(name, (name,)) for name in "mnk"), _LATENCY)),
+    "prefill attention": _Kind(
+        "attention_prefill",
+        (
+            _BATCH,
+            _Field("seq_len", ("seq_len", "sequence_length", "prompt_len", "prompt_tokens", "query_len", "q_len")),
+            *_HEADS,
+            _optional("past_len", "past_kv_len", "cached_len", "cached_tokens", default="0", least=0.0),
+            _LATENCY,
+        ),
+    ),
+    "decode attention": _Kind(
+        "attention_decode",
+        (
+            _BATCH,
+            _Field("kv_len", ("kv_len", "context_len", "context", "cache_len", "kv_seq_len", "kv_tokens")),
+            *_HEADS,
+            _optional("query_len", "q_len", "query_tokens", default="1"),
+            _LATENCY,
+        ),
+    ),
+    "collective": _Kind(
+        "collectives_nccl",
+        (
+            _Field("collective", ("collective", "operation", "op", "primitive"), text=True),
+            _Field("num_gpus", ("num_gpus", "n_gpus", "gpus", "world_size", "num_devices", "devices", "ranks")),
+            _Field("message_bytes", ("message", "size", "message_size"), _BYTES),
+            _LATENCY,
+        ),
+    ),
+    "MoE": _Kind(
+        "moe",
+        (
+            _Field("num_tokens", ("num_tokens", "tokens", "n_tokens")),
+            _Field("hidden_size", ("hidden_size", "hidden")),
+            _Field("inter_size", ("inter_size", "intermediate_size", "moe_intermediate_size", "inner")),
+            _Field("topk", ("topk", "top_k", "experts_per_token", "num_experts_per_tok")),
+            _Field("num_experts", ("num_experts", "experts", "n_experts")),
+            _optional("moe_tp_size", "tp_size", "tp", "tensor_parallel", default="1"),
+            _optional("moe_ep_size", "ep_size", "ep", "expert_parallel", default="1"),
+            _Field("distribution", ("distribution", "routing"), text=True, default="balanced"),
+            _LATENCY,
+        ),
+    ),
+    "serving": _Kind(
+        "e2e_silicon_agg",
+        (
+            _Field("model_path", ("model_path", "model", "model_name", "model_id"), text=True),
+            _Field("isl", ("isl", "prompt_tokens", "input_tokens", "prompt_len", "input_len")),
+            _Field("osl", ("osl", "output_tokens", "output_len", "generated_tokens")),
+            _Field("concurrency", ("concurrency", "clients", "max_concurrency", "num_clients")),
+            _optional("tp_size", "tp", "tensor_parallel", default="1"),
+            _optional("pp_size", "pp", "pipeline_parallel", default="1"),
+            _optional("attention_dp_size", "dp_size", "dp", "data_parallel", default="1"),
+            _optional("moe_ep_size", "ep_size", "ep", "expert_parallel", default="1"),
+            _Field("protocol", ("protocol",), text=True, default=_PROTOCOL),
+            _time("ttft_ms", "ttft", "mean_ttft", "median_ttft", "time_to_first_token", per_us=1e-3),
+            _time("tpot_ms", "tpot", "mean_tpot", "median_tpot", "time_per_output_token", per_us=1e-3),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What is said beside the files, for those that do not say it."""
+
+    device: str = ""
+    dtype: str = ""
+
+    def of(self, m: Measurement) -> Measurement:
+        """*m* with what neither its columns nor its name say; it stays as it is where they say all."""
+        if m.kind.startswith(("e2e_", "iteration")):
+            return m
+        device = "" if m.device else self.device
+        dtype = "" if "dtype" in m.labels or m.kind.startswith("collective") else self.dtype
+        notes = self.notes(device, dtype)
+        return replace(
+            m,
+            device=device or m.device,
+            dtype=format_of(dtype) if dtype else m.dtype,
+            labels={**m.labels, **({"dtype": dtype} if dtype else {})},
+            notes=(*(_less(note, "bf16") if dtype else note for note in m.notes), *notes),
+        )
+
+    @staticmethod
+    def notes(device: str, dtype: str) -> tuple[str, ...]:
+        """What was taken from beside the file, in words."""
+        taken = (("device", device), ("number format", dtype))
+        return tuple(f"the file says no {what}: {value}, as given beside it" for what, value in taken if value)
+
+
+def _less(note: str, assumed: str) -> str:
+    """*note* of a file without one of the things that it says were assumed."""
+    return note.replace(f"{assumed} and ", "").replace(f": {assumed} assumed", "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """How the columns of a table go with a kind."""
+
+    kind: str
+    columns: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    """Field -> its column as normalised, and what its numbers are multiplied by."""
+    lacks: tuple[str, ...] = ()
+    unitless: tuple[str, ...] = ()
+    twice: tuple[tuple[str, str], ...] = ()
+    strange: tuple[str, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        return not (self.lacks or self.unitless or self.twice or self.strange)
+
+    @property
+    def needed(self) -> int:
+        """Needed quantities that are there."""
+        return sum(f.default is None and f.name in self.columns for f in OWN[self.kind].fields)
+
+    def sentence(self) -> str:
+        """What is wrong, after "for a table of this kind it"."""
+        parts = []
+        if self.lacks:
+            parts.append(f"lacks {' and '.join(self.lacks)}")
+        if self.unitless:
+            parts.append(f"has {self.unitless[0]} without a unit (name it {_with_units(self.unitless[0])})")
+        if self.twice:
+            parts.append(f"says the same with {self.twice[0][0]} and {self.twice[0][1]} (keep one)")
+        if self.strange:
+            which = "the unknown column" if len(self.strange) == 1 else "the unknown columns"
+            parts.append(f"has {which} {', '.join(self.strange[:3])} (meta.{self.strange[0]} would be passed over)")
+        return " and ".join(parts)
+
+
+def _with_units(column: str) -> str:
+    units = ("bytes", "kib", "mib") if column in ("message", "size", "message_size") else ("us", "ms", "s")
+    return f"{column}_{units[0]}, {column}_{units[1]} or {column}_{units[2]}"
+
+
+def _plain(name: str) -> str:
+    """A header's name as compared: 'Latency (ms)' is latency_ms."""
+    return re.sub(r"[\s\-()\[\]/]+", "_", name.strip().lower().replace("µ", "u").replace("μ", "u")).strip("_")
+
+
+def _fit(kind: str, names: Sequence[str]) -> _Fit:
+    columns: dict[str, tuple[str, float]] = {}
+    unitless, twice, strange = [], [], []
+    for name in names:
+        if name.startswith(_PASSED_OVER):
+            continue
+        for known in OWN[kind].known:
+            factor = known.factor(name)
+            if factor is None:
+                continue
+            if factor != factor:
+                unitless.append(name)
+            elif known.name in columns:
+                twice.append((columns[known.name][0], name))
+            columns.setdefault(known.name, (name, factor))
+            break
+        else:
+            strange.append(name)
+    lacks = [f.name for f in OWN[kind].fields if f.default is None and f.name not in columns]
+    return _Fit(kind, columns, tuple(lacks), tuple(unitless), tuple(twice), tuple(strange))
+
+
+def kind_of(header: Sequence[str]) -> _Fit:
+    """The kind that a table with these columns is; ValueError in a sentence that says which are near and what each lacks."""
+    names = [_plain(name) for name in header]
+    fits = sorted((_fit(kind, names) for kind in OWN), key=lambda fit: (not fit.good, -fit.needed))
+    if fits[0].good:
+        return fits[0]
+    near = [fit for fit in fits if 2 * fit.needed >= sum(f.default is None for f in OWN[fit.kind].fields)]
+    near.sort(key=lambda fit: len(fit.lacks) + len(fit.unitless) + len(fit.twice) + len(fit.strange))
+    if not near:
+        shown = ", ".join(header[:6]) + (", ..." if len(header) > 6 else "")
+        raise ValueError(
+            f"its columns ({shown}) are those of no kind of measurement; a table of one's own is "
+            + "; or ".join(f"{kind}: {', '.join(_needs(kind))}" for kind in OWN)
+        )
+    near = [fit for fit in near if len(fit.lacks) <= len(near[0].lacks) + 1][:3]
+    raise ValueError(
+        "its columns fit no kind of measurement: "
+        + "; ".join(f"for {_article(fit.kind)} table it {fit.sentence()}" for fit in near)
+    )
+
+
+def _needs(kind: str) -> list[str]:
+    return [f.name for f in OWN[kind].fields if f.default is None]
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiouM" else f"a {kind}"
+
+
+def format_of(word: str) -> str:
+    """The format called *word*, as `Measurement.dtype` has it; ValueError for one that is not known."""
+    plain = word.strip().lower().removeprefix("torch.").replace("float8_e4m3fn", "fp8").replace("e4m3", "fp8")
+    plain = {"half": "fp16", "float": "fp32", "fp8_fp8": "fp8"}.get(plain, plain)
+    short = plain.replace("_", "")
+    known = {name.replace("_", "") for name in PRECISIONS} | set(SAME_FORMAT) | {"fp4"}
+    if short not in known:
+        raise ValueError(f"{word!r} is not a number format; give one of {', '.join(PRECISIONS)}")
+    return SAME_FORMAT.get(short, short)
+
+
+def read_own(path: str | Path, *, said: Said | None = None, strict: bool = True) -> list[Measurement]:
+    """The measurements of one table, one for each device, format and software in it, from CSV or Parquet.
+
+    ValueError names the file, and in a sentence what its columns lack or which cells do not fit. Without *strict* rows that
+    do not fit are left out and counted in `Measurement.refused`.
+    """
+    path, said = Path(path), said or Said()
+    header, rows, lines = _read_parquet(path) if path.suffix.lower() == ".parquet" else read_csv(path)
+    try:
+        fit = kind_of(header)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
+    table = _Table(path, header, rows, lines, fit, strict)
+    columns = {f.name: table.column(f) for f in OWN[fit.kind].fields}
+    labels = {f.name: table.labels(f) for f in _LABELS}
+    named = hints(path.stem)
+    assumed: list[str] = []
+    device_of = table.checked("device", labels["device"], named.get("device", "") or said.device, _device)
+    formats = table.checked("dtype", labels["dtype"], named.get("dtype", "") or said.dtype, _format_word)
+    source = table.checked("source", labels["source"], named.get("source", ""), _software)
+    if fit.kind != "collective" and not source.all():
+        assumed.append("vLLM's kernels" if fit.kind != "serving" else "vLLM")
+        source = np.where(source == "", "vllm", source)
+    keep = table.kept()
+    beside = said.notes(
+        said.device if not named.get("device") and (labels["device"] == "").any() else "",
+        said.dtype if not named.get("dtype") and (labels["dtype"] == "").any() and fit.kind != "collective" else "",
+    )
+    columns = {name: values[keep] for name, values in columns.items()}
+    device, formats, source = device_of[keep], formats[keep], source[keep]
+    version = np.where(labels["version"] == "", named.get("version", ""), labels["version"])[keep]
+    if fit.kind == "serving":
+        if "protocol" not in fit.columns:
+            assumed.append(f"the protocol {_PROTOCOL}")
+        return [_serving(table, columns, device, formats, source, version, assumed, beside)]
+    if fit.kind != "collective" and not formats.all():
+        assumed.append("bf16")
+    found = []
+    keys = list(zip(device.tolist(), formats.tolist(), source.tolist(), version.tolist(), strict=True))
+    differ = [len(set(values)) > 1 for values in zip(*keys, strict=True)]
+    for key in sorted(set(keys)):
+        mask = np.array([each == key for each in keys])
+        made = _kernels(table, {n: c[mask] for n, c in columns.items()}, key, assumed, beside)
+        which = ", ".join(word or "unsaid" for word, several in zip(key, differ, strict=True) if several)
+        found.append(replace(made, path=path.with_name(f"{path.name} ({which})")) if which else made)
+    # What belongs to the whole table is said once.
+    return [found[0], *(replace(each, refused={}, notes=()) for each in found[1:])]
+
+
+def _kernels(
+    table: _Table,
+    columns: dict[str, np.ndarray],
+    key: tuple[str, str, str, str],
+    assumed: Sequence[str],
+    beside: Sequence[str],
+) -> Measurement:
+    device, word, source, version = key
+    kind = OWN[table.fit.kind].kind
+    n = len(columns["latency_us"])
+    if kind == "collectives_nccl":
+        columns["collective"] = np.array([_plain(str(each)).replace("_", "") for each in columns["collective"]])
+        columns["collective"] = np.array([_COLLECTIVES.get(each, each) for each in columns["collective"].tolist()])
+        columns, source = columns | {"dtype": np.full(n, word or "bf16")}, "nccl"
+    if kind == "moe":
+        columns["moe_dtype"] = np.full(n, _MOE_FORMATS.get(word or "bf16", word))
+    return Measurement(
+        path=table.path,
+        kind=kind,
+        device=device,
+        source=source,
+        version=version,
+        dtype=format_of(word or "bf16"),
+        labels={"device": device, "source": source, **({"dtype": word} if word else {})},
+        columns=columns,
+        measured_s=columns["latency_us"] * 1e-6,
+        refused=table.refused,
+        notes=(*table.notes(assumed), *beside),
+    )
+
+
+_COLLECTIVES = {
+    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "alltoall",
+    "sendrecv": "sendrecv",
+}  # fmt: skip
+_MOE_FORMATS = {"bf16": "bfloat16", "fp16": "float16", "fp4": "nvfp4", "int4": "int4_wo", "mxfp4": "w4a16_mxfp4"}
+_GEMM_MODES = {
+    "bf16": "bfloat16", "fp16": "float16", "fp4": "nvfp4", "int4": "int4_wo", "int8": "int8_wo", "fp8block": "fp8_block",
+}  # fmt: skip
+
+
+def _serving(
+    table: _Table,
+    columns: dict[str, np.ndarray],
+    device: np.ndarray,
+    formats: np.ndarray,
+    source: np.ndarray,
+    version: np.ndarray,
+    assumed: Sequence[str],
+    beside: Sequence[str],
+) -> Measurement:
+    if not device.all():
+        raise ValueError(
+            f"{table.path.name}: a serving table says the device, which neither a column nor its name does here"
+        )
+    n = len(device)
+    blank = np.full(n, "")
+    sizes = columns["tp_size"] * columns["attention_dp_size"]
+    made = columns | {
+        "system": device,
+        "backend": source,
+        "backend_version": version,
+        "precision": blank,
+        "gemm_quant_mode": np.array([_GEMM_MODES.get(word, word) for word in formats.tolist()]),
+        "moe_quant_mode": blank,
+        "mode": np.full(n, "agg"),
+        "batch_size": columns["concurrency"],
+        "moe_tp_size": np.maximum(sizes // columns["moe_ep_size"], 1.0),
+    }
+    return Measurement(
+        path=table.path,
+        kind=OWN["serving"].kind,
+        device="",
+        source="",
+        version="",
+        dtype="bf16",
+        labels={},
+        columns=made,
+        measured_s=None,
+        refused=table.refused,
+        notes=(*table.notes([*assumed, *([] if formats.all() else ["the model's own format"])]), *beside),
+    )
+
+
+class _Table:
+    """Cells of a table, and which rows of it are refused."""
+
+    def __init__(
+        self, path: Path, header: Sequence[str], rows: list[list[str]], lines: np.ndarray, fit: _Fit, strict: bool
+    ) -> None:
+        self.path, self.fit, self._strict = path, fit, strict
+        self._names = [_plain(name) for name in header]
+        self._shown = dict(zip(self._names, header, strict=True))
+        self._lines = lines
+        self.refused: dict[str, int] = {}
+        self._bad = np.zeros(len(rows), bool)
+        width = np.array([len(row) for row in rows])
+        self._refuse(width != len(header), f"a line has not the {len(header)} cells of the header; truncated file?")
+        padded = [[*row, *[""] * len(header)][: len(header)] for row in rows]
+        self._cells = dict(zip(self._names, zip(*padded, strict=True), strict=True))
+
+    def _refuse(self, mask: np.ndarray, reason: str) -> None:
+        fresh = mask & ~self._bad
+        if not fresh.any():
+            return
+        line = int(self._lines[np.flatnonzero(fresh)[0]])
+        if self._strict:
+            raise ValueError(f"{self.path.name}: {reason}; see line {line}, and repair or remove it")
+        self.refused[f"{reason} (line {line}{' and others' if fresh.sum() > 1 else ''})"] = int(fresh.sum())
+        self._bad |= fresh
+
+    def kept(self) -> np.ndarray:
+        if self._bad.all():
+            raise ValueError(f"{self.path.name}: no row is left: {'; '.join(self.refused)}")
+        return ~self._bad
+
+    def labels(self, known: _Field) -> np.ndarray:
+        """Words of a column as they stand; blank where the table has none."""
+        column = self.fit.columns.get(known.name)
+        cells = self._cells[column[0]] if column else [""] * len(self._bad)
+        return np.array([cell.strip() for cell in cells], dtype=object)
+
+    def column(self, known: _Field) -> np.ndarray:
+        """A column in the unit of its field; cells that do not fit refuse their rows."""
+        if known.name not in self.fit.columns:
+            assert known.default is not None
+            return np.full(len(self._bad), known.default if known.text else float(known.default))
+        name, factor = self.fit.columns[known.name]
+        cells = [cell.strip() for cell in self._cells[name]]
+        shown = self._shown[name]
+        if known.text:
+            values = np.array(cells, dtype=str)
+            self._refuse(values == "", f"{shown} is blank")
+            return values
+        numbers = np.array([_number(cell) for cell in cells])
+        wrong = np.isnan(numbers)
+        if wrong.any():
+            first = cells[int(np.flatnonzero(wrong & ~self._bad)[0])] if (wrong & ~self._bad).any() else ""
+            self._refuse(wrong, f"{shown} must be a number; got {first!r}")
+        self._refuse(np.isinf(numbers), f"{shown} must be finite")
+        if known.least == 0.0 and known.units is not None:
+            self._refuse(~(numbers > 0), f"{shown} must be positive")
+        else:
+            self._refuse(numbers * factor < known.least, f"{shown} must be at least {known.least:g}")
+        return numbers * factor
+
+    def checked(self, name: str, words: np.ndarray, otherwise: str, check: object) -> np.ndarray:
+        """*words*, with *otherwise* where they are blank, each as *check* spells it; rows of others are refused."""
+        spelt: dict[str, str] = {"": ""}
+        for word in dict.fromkeys(str(each) or otherwise for each in words):
+            try:
+                spelt[word] = check(word) if word else ""  # type: ignore[operator]
+            except ValueError as error:
+                self._refuse(np.array([(str(each) or otherwise) == word for each in words]), f"{name}: {error}")
+                spelt[word] = ""
+        return np.array([spelt[str(each) or otherwise] for each in words], dtype=str)
+
+    def notes(self, assumed: Sequence[str]) -> tuple[str, ...]:
+        said = f"read as {_article(self.fit.kind)} table by its columns"
+        return (f"{said}; nothing says other: {' and '.join(assumed)} assumed" if assumed else said,)
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return float("nan")
+
+
+def _device(word: str) -> str:
+    try:
+        return load_device(word).name
+    except ValueError as error:
+        try:
+            return load_device(catalogue_name(word.lower())).name
+        except ValueError:
+            raise error from None
+
+
+def _format_word(word: str) -> str:
+    format_of(word)
+    plain = word.strip().lower().removeprefix("torch.").replace("_", "")
+    return {"fp16": "fp16", "float16": "fp16", "fp8block": "fp8block"}.get(plain, format_of(word))
+
+
+def _software(word: str) -> str:
+    found = re.fullmatch(rf"({SOFTWARE})[0-9.a-z]*", word.strip().lower())
+    if not found:
+        raise ValueError(f"{word!r} is not software whose kernels are known; give one of {SOFTWARE.replace('|', ', ')}")
+    return found[1]
+
+
+def _read_parquet(path: Path) -> tuple[list[str], list[list[str]], np.ndarray]:
+    """Header, cells as text and row numbers; ValueError for what is no Parquet or has no rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueError(f"{path.name}: the file is no Parquet: {str(error).splitlines()[0]}") from None
+    if not table.num_rows or not table.num_columns:
+        raise ValueError(f"{path.name}: the table has no row")
+    columns = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
+    return table.column_names, [list(row) for row in zip(*columns, strict=True)], np.arange(1, table.num_rows + 1)

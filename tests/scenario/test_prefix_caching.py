@@ -1,0 +1,92 @@
+"""`memory.prefix_caching`: where it is on, what it changes, and what is said where a trace's ids are not used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.errors import ScenarioError
+from sim.run import simulate
+from sim.scenario import Scenario
+from sim.scenario.assembly import resolve
+from workloads import read_trace
+
+ROWS = "\n".join(f"{i},120,3,1 2 3 4 {100 + 4 * i} {101 + 4 * i} {102 + 4 * i} {103 + 4 * i}" for i in range(6))
+TRACE = f"arrival_s,prompt_tokens,output_tokens,prefix_blocks_16\n{ROWS}\n"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "shared.csv"
+    path.write_text(TRACE)
+    return path
+
+
+def scenario(trace: Path, **settings: str) -> Scenario:
+    found = Scenario.default().with_set(f"workload={{trace: {trace}}}")
+    for key, value in settings.items():
+        found = found.with_set(f"{key.replace('__', '.')}={value}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stack", "cache"),
+    [("vllm", "blocks"), ("trtllm", "blocks"), ("sglang", "blocks"), ("eager", None), ("ideal", None)],
+)
+def test_it_is_on_where_the_stack_has_it_on(trace: Path, stack: str, cache: str | None) -> None:
+    built = resolve(scenario(trace, serving_stack=stack))
+    assert built.experiment.tenants[0].prefix_cache == cache
+    others = [note for note in built.manifest["notes"] if "evicted by vLLM's rules" in note]
+    assert len(others) == (stack in ("sglang", "trtllm"))
+    said = [note for note in built.manifest["notes"] if "share a beginning" in note]
+    assert len(said) == (cache is None)
+    if said:
+        assert said[0].startswith(
+            f"The trace says which prompts share a beginning, and serving_stack {stack} has no prefix cache"
+        )
+
+
+def test_what_is_found_is_in_the_summary_and_the_requests(trace: Path) -> None:
+    built = resolve(scenario(trace))
+    result = simulate(built.experiment)
+    assert result.summary["prefix_cache"] == {
+        "hit_rate": 5 * 64 / 720, "queries": 720, "hits": 5 * 64, "hits_after_preemption": 0, "evictions": 0,
+    }  # fmt: skip
+    assert result.requests["prefix_hit_tokens"].tolist() == [0, 64, 64, 64, 64, 64]
+    assert result.requests["computed_prompt_tokens"].tolist() == [120, 56, 56, 56, 56, 56]
+
+
+def test_switched_off_the_run_is_that_of_a_trace_without_ids(trace: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare.csv"
+    bare.write_text("\n".join(line.rpartition(",")[0] for line in TRACE.splitlines()) + "\n")
+    off = resolve(scenario(trace, memory__prefix_caching="false"))
+    assert "memory.prefix_caching is off: every prompt is computed in full." in "".join(off.manifest["notes"])
+    without, with_ids = simulate(resolve(scenario(bare)).experiment), simulate(off.experiment)
+    assert "prefix_cache" not in with_ids.summary
+    for name, column in without.requests.items():
+        assert column.tolist() == with_ids.requests[name].tolist(), name
+
+
+def test_blocks_that_fit_no_ids_are_refused_in_a_sentence(trace: Path) -> None:
+    with pytest.raises(ScenarioError, match="the trace's ids stand for 16 tokens each and a KV block holds 24"):
+        resolve(scenario(trace, memory__block_tokens="24"))
+    assert resolve(scenario(trace, memory__block_tokens="24", memory__prefix_caching="false"))
+
+
+def test_ids_that_do_not_cover_the_prompt_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "short.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0]}\n')
+    with pytest.raises(
+        ValueError, match="row 0: prefix_blocks has 1 blocks of 512 tokens for a prompt of 1100; they cover"
+    ):
+        read_trace(path)
+
+
+def test_drafters_that_read_the_target_lose_a_block(trace: Path) -> None:
+    eagle = scenario(
+        trace,
+        decoding="{method: eagle, num_speculative_tokens: 3, acceptance: {alpha: 0.7}, draft: {cost_ratio: 0.05}}",
+    )
+    assert resolve(eagle).experiment.tenants[0].prefix_drops_last
+    assert not resolve(scenario(trace)).experiment.tenants[0].prefix_drops_last
