@@ -8,7 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from policies.routers import Knowledge, LeastOutstanding, LlmD, Prefix, RoundRobin, Router, SentBlocks, SessionAffinity
+from policies.routers import (
+    Dynamo,
+    Knowledge,
+    LeastOutstanding,
+    LlmD,
+    Prefix,
+    RoundRobin,
+    Router,
+    SentBlocks,
+    SessionAffinity,
+)
 from policies.vllm import Vllm
 from sim.engine import Columns, Experiment, ReplicaSpec, run
 from sim.engine.routing import SentTo
@@ -151,6 +161,27 @@ def test_spans_are_equal_to_stepping_whatever_a_router_asks(router: Router, seed
     )
     assert_same(fast, slow)
     assert fast.requests["prefix_hit_tokens"].sum() > 0
+    assert fast.meta["prefix_evictions"] > 0
+
+
+@pytest.mark.parametrize("router", [Prefix(), Dynamo(temperature=0.5)])
+@pytest.mark.parametrize("seed", range(4))
+def test_spans_are_equal_to_stepping_where_answers_are_found_too(router: Router, seed: int) -> None:
+    talk = Conversations(
+        sessions=12,
+        turns=Uniform(min_tokens=2, max_tokens=5),
+        user_tokens=Uniform(min_tokens=1, max_tokens=20),
+        answer_tokens=Uniform(min_tokens=1, max_tokens=40),
+        system_prompt_tokens=21,
+        mean_think_s=0.3,
+        block_tokens=4,
+    )
+    trace = talk.trace(Poisson(rate_per_s=5.0), seed)
+    fast, slow = (
+        served(trace, router, n=2, blocks=90, fixed_s=0.01, fast_forward=how, check_invariants=True)
+        for how in (True, False)
+    )
+    assert_same(fast, slow)
     assert fast.meta["prefix_evictions"] > 0
 
 
