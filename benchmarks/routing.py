@@ -25,7 +25,7 @@ WARM_UP = (15.0, 50.0)
 """Rate and seconds of the stage before the first that is reported."""
 
 _MACHINES = {
-    "model": "qwen3-32b", "hardware": "h100-sxm", "parallel": {"tensor": 2}, "replicas": 8, "scheduler": {"policy": "vllm"},
+    "model": "qwen3-32b", "hardware": "h100-sxm", "parallel": {"tensor": 2}, "replicas": 8,
 }  # fmt: skip
 _GUIDE = {"queue": 2.0, "kv": 2.0, "prefix": 3.0, "no_hit_lru": 2.0, "poll_s": 0.05}
 
@@ -36,6 +36,7 @@ class Case:
 
     table: str
     pause_s: float
+    engine: dict[str, Any]
     arms: dict[str, dict[str, Any]]
 
 
@@ -43,22 +44,25 @@ CASES = {
     "ladder": Case(
         "routing_ladder_qwen3-32b.csv",
         30.0,
+        {"serving_release": "0.19.1", "scheduler": {"policy": "vllm"}},
         {
             # A Kubernetes Service picks at random.
-            "k8s_round_robin": {"router": {"policy": "random"}, "memory": {"gpu_memory_utilization": 0.95}},
+            "k8s_round_robin": {"router": {"policy": "random"}, "memory": {"release": "0.19", "gpu_memory_utilization": 0.95}},
             "approximate": {
                 "router": {"policy": "llm_d", "index": "approximate", "block_tokens": 16, "capacity_blocks": 0, **_GUIDE},
-                "memory": {"gpu_memory_utilization": 0.95},
+                "memory": {"release": "0.19", "gpu_memory_utilization": 0.95},
             },
             "precise": {
                 "router": {"policy": "llm_d", "index": "exact", **_GUIDE},
-                "memory": {"gpu_memory_utilization": 0.95, "block_tokens": 64},
+                "memory": {"release": "0.19", "gpu_memory_utilization": 0.95, "block_tokens": 64},
             },
         },
     ),
     "capacity73": Case(
         "routing_capacity73.csv",
         1.0,
+        # Of September 2025, which was 0.10: it planned when an iteration had ended.
+        {"serving_release": "0.10", "scheduler": {"policy": "vllm", "async_scheduling": False}},
         {
             # 307,328 tokens in blocks of 16, and the null block.
             "load": {
@@ -86,7 +90,7 @@ def measured(path: Path) -> list[dict[str, str]]:
 
 def simulated(case: Case, arm: str, stages: list[tuple[float, float]], seed: int) -> Iterator[dict[str, float]]:
     """Of each stage what the table has, and the share of prompt tokens found."""
-    settings = {**_MACHINES, **case.arms[arm], "seed": seed}
+    settings = {**_MACHINES, **case.engine, **case.arms[arm], "seed": seed}
     settings["workload"] = {
         "shared_prefix": {
             "groups": 150, "prompts_per_group": 5, "system_prompt_tokens": 6000, "question_tokens": 1200,

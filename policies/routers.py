@@ -150,7 +150,8 @@ class Knowledge:
     event_delay_s: float = 0.0
     """What is known of the machines' blocks is this old."""
     poll_s: float = 0.0
-    """Loads are read at whole multiples of it, and the same until the next; 0: they are what they are."""
+    """Loads are read at whole multiples of it, as engines have published them, and are the same until the next: who waits are those
+    whom the latest plan left waiting. 0: they are what they are, and who has just come waits as well."""
     sessions: bool = False
     """`RoutedRequest.served_by`."""
     no_hits: bool = False

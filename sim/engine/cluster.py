@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.routers import Refused, RoutedRequest, knowledge_of, route_of
+from policies.routers import Refused, RoutedRequest, route_of
 from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, IntArray
 from sim.engine.content import Contents, contents_of
 from sim.engine.errors import PolicyError
@@ -21,7 +21,7 @@ from sim.engine.front_end import FrontEnd
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.requests import RequestState
-from sim.engine.routing import Routing
+from sim.engine.routing import routing_of
 from sim.engine.tenant import columns_of
 from workloads import ClosedLoop, Trace
 
@@ -55,6 +55,23 @@ def _as_column(values: array[int], dtype: type[np.signedinteger] = np.int64) -> 
     return np.frombuffer(values, dtype)
 
 
+def _eligible(machines: list[Machine], workload: Trace | ClosedLoop) -> list[list[Machine]] | None:
+    """For each model the machines that host it; None where every machine serves every request."""
+    if all(tenant.spec.model is None for machine in machines for tenant in machine.tenants):
+        return None
+    n_models = max(len(workload.models), 1) if isinstance(workload, Trace) else 1
+    return [[machine for machine in machines if machine.hosts(model)] for model in range(n_models)]
+
+
+def _turns(models: array[int], n_models: int) -> array[int]:
+    """Of each request, how many for the same model have a lower number."""
+    turns, seen = array("q"), [0] * n_models
+    for model in models:
+        turns.append(seen[model])
+        seen[model] += 1
+    return turns
+
+
 class _Cluster:
     """Arrivals, the router between machines, closed-loop clients, and the end of the run."""
 
@@ -84,9 +101,11 @@ class _Cluster:
             for spec in specs
             for tenant in spec.tenants
         )
+        shares = isinstance(workload, Trace) and workload.prefix_blocks is not None
+        contents_in = self._contents_in if shares else None
         self._state = RequestState(
             self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined, priority, max_tokens,
-            self._contents_in if isinstance(workload, Trace) and workload.prefix_blocks is not None else None,
+            contents_in,
         )  # fmt: skip
         self._clock = Clock()
         self._machines: list[Machine] = []
@@ -100,19 +119,17 @@ class _Cluster:
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
         self._watch = Watch(self._state, self._machines, self._clock) if check_invariants else None
         self._route_of = route_of(experiment.router)
-        self._hosting = self._eligible()
-        self._turn = self._turns()
+        self._hosting = _eligible(self._machines, workload)
+        """For each model the machines that host it; None where every machine serves every request."""
+        self._turn = _turns(model, len(self._hosting)) if self._hosting is not None and model is not None else None
+        """Of each request, how many for the same model have a lower number; None where that is its number."""
         self._only = self._machines[0] if len(self._machines) == 1 and self._hosting is None else None
         self._luck = None if self._only else np.random.default_rng([experiment.seed, _ROUTING_STREAM]).random((n, 2))
         session = workload.session if isinstance(workload, Trace) else None
         self._session = None if session is None else _as_array(session)
-        knows = None if self._only else knowledge_of(experiment.router)
         self._routing = None
-        if knows is not None:
-            named = isinstance(workload, Trace) and workload.prefix_blocks is not None
-            self._routing = Routing(
-                knows, self._machines, self._clock, self._prompt, self._contents_in if named else None
-            )
+        if self._only is None:
+            self._routing = routing_of(experiment.router, self._machines, self._clock, self._prompt, contents_in)
         self._reasons: dict[str, int] = {}
         self._sent = 0
         self._front_end = FrontEnd(experiment)
@@ -136,24 +153,6 @@ class _Cluster:
                 trace.output_tokens, block_tokens,
             )  # fmt: skip
         return found
-
-    def _eligible(self) -> list[list[Machine]] | None:
-        """For each model the machines that host it; None where every machine serves every request."""
-        if all(tenant.spec.model is None for machine in self._machines for tenant in machine.tenants):
-            return None
-        workload = self._experiment.workload
-        n_models = max(len(workload.models), 1) if isinstance(workload, Trace) else 1
-        return [[machine for machine in self._machines if machine.hosts(model)] for model in range(n_models)]
-
-    def _turns(self) -> array[int] | None:
-        """Of each request, how many for the same model have a lower number; None where that is its number."""
-        if self._hosting is None or self._state.model is None:
-            return None
-        turns, seen = array("q"), [0] * len(self._hosting)
-        for model in self._state.model:
-            turns.append(seen[model])
-            seen[model] += 1
-        return turns
 
     def run(self) -> Columns:
         """Replay the workload to its end or the horizon."""
@@ -259,13 +258,7 @@ class _Cluster:
         if routing is None:
             answer = self._route_of(request, machines)
         else:
-            routing.show(id_)
-            last = routing.served_by.get(request.session, -1)
-            shown = routing.seen if self._hosting is None else [routing.seen[machine.index] for machine in machines]
-            if last >= 0:
-                request = request._replace(
-                    served_by=next((i for i, seen in enumerate(shown) if seen.index == last), -1)
-                )
+            request, shown = routing.show(request, machines)
             answer = self._route_of(request, shown)
         if isinstance(answer, Refused):
             if answer.at >= 0:

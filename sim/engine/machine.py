@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import Any
 
 from policies.routers import RoutedRequest
 from policies.view import ALWAYS_NS
@@ -20,12 +19,39 @@ from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.errors import PolicyError
 from sim.engine.events import MACHINES, Alarm, Clock
 from sim.engine.experiment import MachineSpec
+from sim.engine.kv import KvPool
 from sim.engine.lane import Lane
 from sim.engine.prices import StageTable
 from sim.engine.requests import RequestState
 from sim.engine.sequences import Outside, refusal
+from sim.engine.span import Span
 from sim.engine.stages import Stages
 from sim.engine.tenant import NOTHING, Tenant
+
+
+def found_tokens(kv: KvPool, request: RoutedRequest, grown: int) -> int:
+    """Tokens of the prompt, in full blocks, that are cached in *kv* when *grown* blocks more than it knows have been taken."""
+    if not kv.caches:
+        return 0
+    if grown <= 0:
+        return kv.found_blocks(request.id, request.prompt_tokens + 1) * kv.block_tokens
+    # As if the span had been taken step by step: what its growth evicts is gone.
+    kv.try_out()
+    kv.take(grown)
+    found = kv.found_blocks(request.id, request.prompt_tokens + 1)
+    kv.undo()
+    return found * kv.block_tokens
+
+
+def _prefill_tokens(tenant: Tenant) -> int:
+    partial = (each.remaining_tokens for lane in tenant.lanes for each in lane.partial.values())
+    return sum(seq.tokens for seq in tenant.sequences.queue) + sum(partial)
+
+
+def _begun_ticks(span: Span, now_ticks: int) -> int:
+    """When the iteration in flight began."""
+    at = span.index_at(now_ticks)
+    return span.end(at - 1) if at > 1 else span.start_ticks
 
 
 class Machine:
@@ -113,28 +139,19 @@ class Machine:
 
     @property
     def prefill_tokens(self) -> int:
-        return sum(
-            sum(seq.tokens for seq in tenant.sequences.queue)
-            + sum(partial.remaining_tokens for lane in tenant.lanes for partial in lane.partial.values())
-            for tenant in self.tenants
-        )
+        return sum(map(_prefill_tokens, self.tenants))
 
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached here."""
-        kv = self.tenant_of(request.model).sequences.kv
-        if not kv.caches:
-            return 0
-        grown = self._grown if self._alone else 0
-        if grown > 0:
-            # As if the span had been taken step by step: what its growth evicts is gone.
-            cache: Any = kv
-            cache.try_out()
-            cache.take(grown)
-            found = cache.found_blocks(request.id, request.prompt_tokens + 1)
-            cache.undo()
-        else:
-            found = kv.found_blocks(request.id, request.prompt_tokens + 1)
-        return found * kv.block_tokens
+        return found_tokens(self.tenant_of(request.model).sequences.kv, request, self._grown)
+
+    @property
+    def planned_ns(self) -> int:
+        """When the iteration in flight began, the latest of those in flight; -1: none is."""
+        if not self._alone:
+            return self.stages.free[0] >> TICK_BITS if self.stages.in_flight else -1
+        span = self._lane.span
+        return -1 if span is None else _begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
 
     @property
     def promised_ns(self) -> int:

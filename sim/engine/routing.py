@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.routers import Knowledge, RoutedRequest
+from policies.routers import Knowledge, RoutedRequest, knowledge_of
 from sim.engine.content import Contents
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.machine import Machine
@@ -114,20 +114,40 @@ class _Nodes:
 class Seen:
     """A machine as a router sees it that asks for more than loads: a `policies.routers.ReplicaLoad`."""
 
-    __slots__ = ("_of", "index", "loads", "machine", "no_hit_order")
+    __slots__ = ("_of", "came_ns", "index", "loads", "machine", "no_hit_order")
 
     def __init__(self, machine: Machine, of: Routing) -> None:
         self.index = machine.index
         self.no_hit_order = -1
+        self.came_ns: deque[int] = deque()
+        """When requests came that the plan of the iteration in flight may not know of."""
         self.loads: tuple[int, int, int, float, int] | None = None
         """As they were read; None: they are what they are."""
         self.machine = machine
         self._of = of
 
     def read(self) -> tuple[int, int, int, float, int]:
-        """Waiting, running, KV blocks, the share of these, tokens to compute."""
+        """Waiting, running, KV blocks, the share of these, tokens to compute.
+
+        An engine publishes its loads when it has planned an iteration: who came since, or while it was planned ahead, is not among
+        those who wait.
+        """
         machine = self.machine
-        return machine.waiting, machine.running, machine.kv_blocks_used, machine.kv_use, machine.prefill_tokens
+        ahead = machine.tenants[0].sequences.ahead
+        if ahead is not None:
+            unknown = ahead.n_unknown
+        else:
+            came, planned_ns = self.came_ns, machine.planned_ns
+            while came and (came[0] <= planned_ns or planned_ns < 0):
+                came.popleft()
+            unknown = len(came)
+        return (
+            max(machine.waiting - unknown, 0),
+            machine.running,
+            machine.kv_blocks_used,
+            machine.kv_use,
+            machine.prefill_tokens,
+        )
 
     @property
     def waiting(self) -> int:
@@ -173,7 +193,7 @@ class Routing:
     ) -> None:  # fmt: skip
         """*contents_in*: the workload's contents in blocks of so many tokens; None: it names none."""
         self.seen = [Seen(machine, self) for machine in machines]
-        self.served_by: dict[int, int] = {}
+        self._served_by: dict[int, int] = {}
         """Of each session, the machine that got its last request."""
         self._knows = knows
         self._clock = clock
@@ -186,7 +206,6 @@ class Routing:
         self._latest: tuple[int, list[tuple[int, int, int, float, int]]] = (-1, [])
         self._found: dict[int, int] = {}
         """Of the present request, by machine."""
-        self._present = -1
         self._n_unhit = 0
         self._sent: list[SentTo] = []
         self._nodes: _Nodes | None = None
@@ -211,7 +230,8 @@ class Routing:
         now_ns = self._clock.now_ns
         for age_ns, look in ((self._delay_ns, self._look), (self._poll_ns and seen_ns % self._poll_ns, self._poll)):
             if age_ns:
-                at_ns = max(seen_ns - age_ns, now_ns)
+                # Heard of from another machine, a nanosecond later at the earliest.
+                at_ns = min(max(seen_ns - age_ns, now_ns + 1), seen_ns)
                 Alarm(self._clock, ARRIVALS, lambda _event, look=look: look(id_)).set(at_ns)
 
     def _walk(self, ids: Sequence[int], at_ns: list[int], look: Callable[[int], None]) -> None:
@@ -242,14 +262,18 @@ class Routing:
 
     # One request.
 
-    def show(self, id_: int) -> None:
-        """A request is at the router."""
-        self._present = id_
+    def show(self, request: RoutedRequest, machines: Sequence[Machine]) -> tuple[RoutedRequest, list[Seen]]:
+        """A request is at the router: what it is told of it, and of *machines*."""
         self._found.clear()
         if self._poll_ns:
-            loads = self._loads_then.pop(id_, None)
+            loads = self._loads_then.pop(request.id, None)
             for seen in self.seen:
                 seen.loads = None if loads is None else loads[seen.index]
+        shown = self.seen if len(machines) == len(self.seen) else [self.seen[machine.index] for machine in machines]
+        last = self._served_by.get(request.session, -1)
+        if last >= 0:
+            request = request._replace(served_by=next((i for i, seen in enumerate(shown) if seen.index == last), -1))
+        return request, shown
 
     def found_tokens(self, request: RoutedRequest, machine: Machine) -> int:
         """Tokens of the present request that *machine* is thought to have."""
@@ -287,11 +311,22 @@ class Routing:
         """The present request goes to *machine*."""
         index = machine.index
         if request.session >= 0 and self._knows.sessions:
-            self.served_by[request.session] = index
+            self._served_by[request.session] = index
         if self._knows.no_hits and not any(self._found.values()):
             self.seen[index].no_hit_order = self._n_unhit
             self._n_unhit += 1
         if self._sent:
             nodes, others = self._blocks_of(request.id)
             self._sent[index].add(nodes, others, self._clock.now_ns)
+        if self._poll_ns and machine.tenants[0].sequences.ahead is None:
+            self.seen[index].came_ns.append(self._clock.now_ns)
         self._blocks_then.pop(request.id, None)
+
+
+def routing_of(
+    router: object, machines: Sequence[Machine], clock: Clock, prompt: Sequence[int],
+    contents_in: Callable[[int], Contents] | None,
+) -> Routing | None:  # fmt: skip
+    """What *router* asks for, if it asks for anything."""
+    knows = knowledge_of(router)
+    return None if knows is None else Routing(knows, machines, clock, prompt, contents_in)

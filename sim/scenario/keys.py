@@ -242,7 +242,7 @@ class Workload(Section):
         missing = [name for name, value in needed.items() if value is None]
         if missing == list(needed):
             raise ValueError(
-                "give a trace, sessions, shared_prefix, conversations, or a generator: arrivals, prompt_tokens, output_tokens "
+                "give a trace, sessions, or a generator: shared_prefix, conversations, or arrivals, prompt_tokens, output_tokens "
                 "and requests"
             )
         if missing:

@@ -5,7 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.routers import LeastKv, LeastOutstanding, Load, PowerOfTwo, Random, RoundRobin, RoutedRequest
+from policies.routers import (
+    Dynamo,
+    LeastKv,
+    LeastKvUse,
+    LeastOutstanding,
+    LeastQueue,
+    LlmD,
+    Load,
+    PowerOfTwo,
+    Prefix,
+    Random,
+    RoundRobin,
+    RoutedRequest,
+    SessionAffinity,
+)
 
 BUSY, CALM, IDLE = Load(waiting=5, running=3), Load(running=2), Load()
 
@@ -45,3 +59,99 @@ def test_power_of_two_draws_every_pair_alike() -> None:
 def test_least_kv_looks_at_memory_first() -> None:
     loads = (Load(waiting=9, kv_blocks_used=10), Load(kv_blocks_used=20), Load(waiting=1, kv_blocks_used=10))
     assert LeastKv().route(RoutedRequest(0), loads) == 2
+
+
+def test_least_queue_counts_who_waits_before_who_runs():
+    assert LeastQueue().route(RoutedRequest(0), (Load(waiting=1), Load(running=9), Load(running=8))) == 2
+
+
+def test_least_kv_use_takes_shares_not_blocks():
+    assert (
+        LeastKvUse().route(RoutedRequest(0), (Load(kv_blocks_used=5, kv_use=0.9), Load(kv_blocks_used=50, kv_use=0.1)))
+        == 1
+    )
+
+
+def test_a_session_stays_where_it_was_unless_the_queue_there_is_long():
+    loads = (Load(waiting=3), IDLE, Load(waiting=1))
+    stay = SessionAffinity(inner=LeastOutstanding())
+    assert stay.route(RoutedRequest(0, session=7, served_by=0), loads) == 0
+    assert stay.route(RoutedRequest(0, session=7), loads) == 1
+    shy = SessionAffinity(inner=LeastOutstanding(), max_waiting=2)
+    assert [shy.route(RoutedRequest(0, session=7, served_by=at), loads) for at in (0, 2)] == [1, 2]
+
+
+def test_prefix_takes_the_longest_then_the_least_loaded():
+    loads = (Load(found=32), Load(found=64, running=2), Load(found=64, running=1))
+    assert Prefix().route(RoutedRequest(0, prompt_tokens=100), loads) == 2
+    assert Prefix().route(RoutedRequest(0, prompt_tokens=10), (BUSY, CALM, IDLE)) == 2
+
+
+def test_shares_are_of_the_blocks_that_the_index_looks_at():
+    loads = (Load(found=64), Load(found=0))
+    request = RoutedRequest(0, prompt_tokens=200)
+    assert Prefix().shares(request, loads) == [64 / 192, 0.0]
+    short = Prefix(index="approximate", block_tokens=32, max_blocks=4)
+    assert short.shares(request, loads) == [0.5, 0.0]
+
+
+def test_scores_of_llm_d_by_hand():
+    loads = (
+        Load(waiting=4, kv_use=0.5, found=160),
+        Load(waiting=0, kv_use=0.25),
+        Load(waiting=1, kv_use=0.0, found=80),
+    )
+    router = LlmD(queue=2.0, kv=1.0, prefix=3.0, session=1.0, no_hit_lru=2.0)
+    scores = router.scores(RoutedRequest(0, prompt_tokens=160, served_by=1), loads)
+    # The same half for all where somebody has something of the prompt.
+    assert scores == pytest.approx([0.5 + 3.0 + 1.0, 2.0 + 0.75 + 1.0 + 1.0, 1.5 + 1.0 + 1.5 + 1.0])
+    assert router.route(RoutedRequest(0, prompt_tokens=160, served_by=1), loads) == 2
+
+
+def test_llm_d_sends_what_nobody_has_to_who_got_such_last_longest_ago():
+    loads = tuple(Load(no_hit_order=order) for order in (4, -1, 2))
+    assert LlmD().scores(RoutedRequest(0, prompt_tokens=160), loads) == [4.0, 6.0, 5.0]
+
+
+def test_llm_d_draws_among_equals():
+    assert [LlmD(no_hit_lru=0.0).route(RoutedRequest(0, luck=(luck, 0.0)), (IDLE, IDLE)) for luck in (0.4, 0.6)] == [
+        0,
+        1,
+    ]
+
+
+def test_costs_of_dynamo_by_hand():
+    loads = (Load(kv_blocks_used=10, prefill_tokens=32, found=0), Load(kv_blocks_used=14, found=48))
+    request = RoutedRequest(0, prompt_tokens=64, luck=(0.0, 0.0))
+    # (32 + 64) / 16 = 6 blocks to compute on the first, (64 - 48) / 16 = 1 on the second; held: 10 + 6 and 14 + 1.
+    assert Dynamo(overlap_weight=2.0).costs(request, loads) == [2 * 6 + 16, 2 * 1 + 15]
+    assert Dynamo().route(request, loads) == 1
+
+
+def test_dynamo_at_a_temperature_draws_by_exp_of_the_scaled_cost():
+    loads = (Load(kv_blocks_used=10), Load(kv_blocks_used=20))
+    # Costs 10 and 20 are one range apart: the first has 1 / (1 + 1/e) of the draws.
+    warm = Dynamo(temperature=1.0)
+    assert [warm.route(RoutedRequest(0, luck=(luck, 0.0)), loads) for luck in (0.0, 0.73, 0.74)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"index": "exact", "capacity_blocks": 5}, "capacity_blocks is a setting of index: approximate"),
+        ({"index": "approximate", "event_delay_s": 1.0}, "event_delay_s is a setting of index: exact"),
+        ({"index": "approximate", "block_tokens": 0}, "block_tokens is at least 1; got 0"),
+        ({"event_delay_s": -1.0}, "event_delay_s is a finite time of at least 0"),
+        ({"index": "guess"}, "index is exact or approximate; got 'guess'"),
+    ],
+)
+def test_settings_of_an_index_that_do_not_fit_are_refused(settings, says):
+    with pytest.raises(ValueError, match=says):
+        Prefix(**settings)
+
+
+def test_weights_are_not_negative_nor_all_zero():
+    with pytest.raises(ValueError, match="prefix is a weight of at least 0; got -1"):
+        LlmD(prefix=-1.0)
+    with pytest.raises(ValueError, match="some weight has to be above 0"):
+        LlmD(queue=0.0, kv=0.0, prefix=0.0, no_hit_lru=0.0)

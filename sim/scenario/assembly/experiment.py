@@ -12,6 +12,7 @@ from sim.scenario.assembly.asked import asked_for
 from sim.scenario.assembly.deployment import deployment_of
 from sim.scenario.assembly.manifest import manifest_of
 from sim.scenario.assembly.pools import PoolOf, pools_of
+from sim.scenario.assembly.prefix_cache import check_router
 from sim.scenario.assembly.replica import build_pool
 from sim.scenario.assembly.scheduler import policy_of
 from sim.scenario.settings import Scenario
@@ -53,6 +54,7 @@ def resolve(scenario: Scenario) -> Built:
     else:
         rows = {}
     router = policy_of(scenario, "router", named.ROUTERS, "route")
+    check_router(scenario, router, workload)
     built = [build_pool(pool, workload, rows) for pool in pools]
     experiment = Experiment(
         workload=workload,

@@ -50,6 +50,7 @@ def manifest_of(
             [hosted.spec.scheduler for pool in built for hosted in pool],
             [hosted.plan for pool in built for hosted in pool],
             workload,
+            experiment.router,
         ),
         "versions": versions(),
         **({"auto": chosen} if chosen else {}),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.scenario import named
 from sim.scenario.assembly.pools import PoolOf
-from sim.scenario.assembly.prefix_cache import without_cache
+from sim.scenario.assembly.prefix_cache import caches, without_cache
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ def notes_of(
     schedulers: Sequence[Any],
     plans: Sequence[MemoryPlan],
     workload: Trace | ClosedLoop,
+    router: Any,
 ) -> list[str]:
-    """All notes of an experiment, each once; *schedulers* and *plans* are those that were made."""
+    """All notes of an experiment, each once; *schedulers*, *plans* and *router* are those that were made."""
     names = list(dict.fromkeys(deployment.model.name for pool in pools for deployment in pool.deployments))
     deployments = [deployment for pool in pools for deployment in pool.deployments]
     notes = _left_out(workload, names[0] if len(names) == 1 else "")
@@ -32,6 +33,7 @@ def notes_of(
     notes += _unused(scenario)
     if getattr(workload, "prefix_blocks", None) is not None:
         notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in without_cache(each))
+    notes += _router(scenario, router, pools, workload)
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     notes += _priorities(schedulers, workload)
     notes += _allowances(schedulers, workload)
@@ -48,6 +50,30 @@ def _left_out(workload: Trace | ClosedLoop, model: str) -> list[str]:
     if left_out:
         notes.append(f"Closed-loop clients leave out what the trace says of {', '.join(left_out)}.")
     return notes
+
+
+def _router(scenario: Scenario, router: Any, pools: Sequence[PoolOf], workload: Trace | ClosedLoop) -> Iterator[str]:
+    """Says so where a router asks for what nobody knows."""
+    from policies.routers import Knowledge, knowledge_of
+
+    knows, name = knowledge_of(router) or Knowledge(), scenario.router.policy
+    if sum(pool.replicas for pool in pools) == 1:
+        return
+    if knows.prefixes:
+        nothing = "it finds nothing anywhere, and goes by loads alone"
+        if getattr(workload, "prefix_blocks", None) is None:
+            yield (
+                f"The router {name} asks what machines have of a prompt, and the workload does not say which prompts begin alike: "
+                f"{nothing}."
+            )
+        elif not any(caches(each) for pool in pools for each in pool.scenarios):
+            what = nothing if knows.sent is None else "prompts go where their like went, and gain nothing there"
+            yield (
+                f"The router {name} asks what machines have of a prompt, and none has a prefix cache: {what}; "
+                "memory.prefix_caching: true has them keep prompts."
+            )
+    if knows.sessions and getattr(workload, "session", None) is None:
+        yield f"The router {name} asks who served a session before, and the workload has none: every request is taken for a first."
 
 
 def _unused(scenario: Scenario) -> list[str]:

@@ -36,6 +36,24 @@ def cache_of(scenario: Scenario, workload: Trace | ClosedLoop, block_tokens: int
     return {"prefix_cache": kind, "prefix_drops_last": scenario.decoding.method in _READS_THE_TARGET}
 
 
+def caches(scenario: Scenario) -> bool:
+    """Whether KV blocks are found again."""
+    return _kind(scenario) is not None
+
+
+def check_router(scenario: Scenario, router: object, workload: Trace | ClosedLoop) -> None:
+    """ScenarioError where a router's index has blocks that the workload's ids cannot be told in."""
+    from policies.routers import knowledge_of
+
+    knows, tokens = knowledge_of(router), getattr(workload, "prefix_block_tokens", None)
+    size = None if knows is None or knows.sent is None else knows.sent.block_tokens
+    if size is not None and tokens is not None and tokens % size and size % tokens:
+        raise ScenarioError(
+            f"{scenario.source}: router.block_tokens: the trace's ids stand for {tokens} tokens each and a block of the router's "
+            f"index for {size}, and one has to divide the other; give another block_tokens"
+        )
+
+
 def without_cache(scenario: Scenario) -> Iterator[str]:
     """A note for a trace that says which prompts share a beginning, where nobody asks, or another engine's rules answer."""
     stack = scenario.serving_stack

@@ -1,0 +1,221 @@
+"""What routers are told: by machines, a while later, by what was sent where, by sessions."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from policies.routers import (
+    Dynamo,
+    Knowledge,
+    LeastOutstanding,
+    LlmD,
+    Prefix,
+    RoundRobin,
+    Router,
+    SentBlocks,
+    SessionAffinity,
+)
+from policies.vllm import Vllm
+from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.engine.routing import SentTo
+from tests.engine.costs import Linear
+from tests.engine.random_runs import assert_same
+from workloads import Conversations, Deterministic, Fixed, LoadStage, Poisson, SharedPrefix, Trace, Uniform
+
+S = 10**9
+
+
+def a_trace(*requests: tuple[float, list[int]], output: int = 1) -> Trace:
+    """(arrival in seconds, ids of blocks of four tokens)."""
+    return Trace(
+        arrival_ns=[round(at * S) for at, _ in requests],
+        prompt_tokens=[4 * len(ids) for _, ids in requests],
+        output_tokens=[output] * len(requests),
+        prefix_blocks=np.array([id_ for _, ids in requests for id_ in ids], np.int64),
+        prefix_offsets=np.cumsum([0, *(len(ids) for _, ids in requests)]),
+        prefix_block_tokens=4,
+    )
+
+
+def served(
+    trace: Trace, router: Router, *, n: int = 2, blocks: int = 100, fixed_s: float = 1.0, **how: bool
+) -> Columns:
+    replica = ReplicaSpec(
+        cost=Linear(fixed_s=fixed_s, kv_s=1e-6),
+        scheduler=Vllm(max_num_batched_tokens=64, max_num_seqs=8, async_scheduling=False),
+        kv_blocks=blocks,
+        block_tokens=4,
+        prefix_cache="blocks",
+    )
+    return run(Experiment(workload=trace, replicas=(replica,) * n, router=router), **how)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Writes down what it is told, and sends requests in turn."""
+
+    knows: Knowledge
+    told: list[list[int]]
+
+    def route(self, request, replicas, /) -> int:
+        self.told.append([load.found_tokens(request) for load in replicas])
+        return request.id % len(replicas)
+
+
+def told(trace: Trace, **knows) -> list[list[int]]:
+    router = Asked(Knowledge(prefixes=True, **knows), [])
+    served(trace, router)
+    return router.told
+
+
+def test_an_exact_index_knows_what_each_machine_has() -> None:
+    same = [1, 2, 3]
+    trace = a_trace((0, same), (10, [1, 2, 4]), (20, same), (30, [1, 2, 4]), (40, [9, 2, 3]))
+    assert told(trace) == [[0, 0], [8, 0], [12, 8], [8, 12], [0, 0]]
+
+
+def test_events_are_late_by_the_delay() -> None:
+    # Blocks are cached when they are scheduled, at 0 s: heard of 15 s later.
+    trace = a_trace((0, [1]), (10, [1]), (14.9, [1]), (15.1, [1]))
+    assert told(trace) == [[0, 0], [4, 0], [4, 4], [4, 4]]
+    assert told(trace, event_delay_s=15.0) == [[0, 0], [0, 0], [0, 0], [4, 0]]
+
+
+def test_an_approximate_index_knows_what_was_sent_where_and_forgets() -> None:
+    trace = a_trace((0, [1, 2]), (10, [3, 4]), (20, [5]), (30, [1, 2]), (40, [1, 2]))
+    sent = SentBlocks(block_tokens=4, capacity_blocks=2)
+    # The third takes the place of the first's first block on machine 0, without which the second is not found.
+    assert told(trace, sent=sent) == [[0, 0], [0, 0], [0, 0], [0, 0], [0, 8]]
+    assert told(trace, sent=replace(sent, capacity_blocks=3))[3:] == [[8, 0], [8, 8]]
+    assert told(trace, sent=replace(sent, capacity_blocks=9, max_age_s=29.0))[3:] == [[0, 0], [0, 8]]
+    assert told(trace, sent=replace(sent, capacity_blocks=9, max_blocks=1))[3:] == [[4, 0], [4, 4]]
+
+
+def test_the_approximate_index_is_a_plain_lru_of_blocks() -> None:
+    rng = np.random.default_rng(5)
+    for capacity in (1, 3, 8, 20):
+        index, plain = SentTo(capacity, None, 40), OrderedDict[tuple[int, int], None]()
+        for step in range(300):
+            first, length, others = (int(x) for x in rng.integers((0, 0, 0), (32, 9, 3)))
+            nodes = np.arange(first, first + length)
+            expected = 0
+            while expected < length and (int(nodes[expected]), -1) in plain:
+                expected += 1
+            assert index.found(nodes, step) == expected
+            index.add(nodes, others, step)
+            for key in [*((int(node), -1) for node in nodes), *((step, other) for other in range(others))]:
+                plain.pop(key, None)
+                plain[key] = None
+            while len(plain) > capacity:
+                plain.popitem(last=False)
+
+
+def test_polled_loads_are_those_of_the_last_poll() -> None:
+    seen: list[list[int]] = []
+
+    @dataclass(frozen=True)
+    class Looks:
+        knows: Knowledge
+
+        def route(self, request, replicas, /) -> int:
+            seen.append([load.waiting + load.running for load in replicas])
+            return 0
+
+    trace = a_trace((1, [1]), (1.2, [2]), (1.4, [3]), (1.6, [4]), output=9)
+    served(trace, Looks(Knowledge(poll_s=0.5)))
+    # Looked at at 1.0 (before the first is there), and at 1.5: the iteration in flight was planned when the second had not come.
+    assert seen == [[0, 0], [0, 0], [0, 0], [1, 0]]
+
+
+def test_a_session_stays_on_its_machine() -> None:
+    talk = Conversations(sessions=6, turns=Uniform(min_tokens=2, max_tokens=5), user_tokens=Fixed(tokens=8),
+                         answer_tokens=Fixed(tokens=4), mean_think_s=2.0, block_tokens=4)  # fmt: skip
+    trace = talk.trace(Poisson(rate_per_s=1.0), seed=1)
+    columns = served(trace, SessionAffinity(inner=LeastOutstanding()), n=3, blocks=400)
+    assert trace.session is not None
+    machines = [set(columns.requests["replica"][trace.session == session].tolist()) for session in range(6)]
+    assert {len(each) for each in machines} == {1}
+    assert len(set.union(*machines)) > 1
+    # All but the last block of what was said before is found.
+    later = np.flatnonzero(trace.follows.counts > 0)  # type: ignore[union-attr]
+    found = columns.requests["prefix_hit_tokens"][later]
+    assert (found == (trace.prompt_tokens[later] - 8 - 1) // 4 * 4).all()
+
+
+@pytest.mark.parametrize(
+    "router", [Prefix(), LlmD(), LlmD(event_delay_s=0.4, poll_s=0.1), LlmD(index="approximate", block_tokens=4)]
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_spans_are_equal_to_stepping_whatever_a_router_asks(router: Router, seed: int) -> None:
+    load = SharedPrefix(groups=4, prompts_per_group=3, system_prompt_tokens=40, question_tokens=20, output_tokens=30,
+                        block_tokens=4, pause_s=0.1,
+                        stages=(LoadStage(rate_per_s=9, duration_s=4), LoadStage(rate_per_s=20, duration_s=2)))  # fmt: skip
+    trace = load.trace(seed)
+    fast, slow = (
+        served(trace, router, n=3, blocks=60, fixed_s=0.01, fast_forward=how, check_invariants=True)
+        for how in (True, False)
+    )
+    assert_same(fast, slow)
+    assert fast.requests["prefix_hit_tokens"].sum() > 0
+    assert fast.meta["prefix_evictions"] > 0
+
+
+@pytest.mark.parametrize("router", [Prefix(), Dynamo(temperature=0.5)])
+@pytest.mark.parametrize("seed", range(4))
+def test_spans_are_equal_to_stepping_where_answers_are_found_too(router: Router, seed: int) -> None:
+    talk = Conversations(
+        sessions=12,
+        turns=Uniform(min_tokens=2, max_tokens=5),
+        user_tokens=Uniform(min_tokens=1, max_tokens=20),
+        answer_tokens=Uniform(min_tokens=1, max_tokens=40),
+        system_prompt_tokens=21,
+        mean_think_s=0.3,
+        block_tokens=4,
+    )
+    trace = talk.trace(Poisson(rate_per_s=5.0), seed)
+    fast, slow = (
+        served(trace, router, n=2, blocks=90, fixed_s=0.01, fast_forward=how, check_invariants=True)
+        for how in (True, False)
+    )
+    assert_same(fast, slow)
+    assert fast.meta["prefix_evictions"] > 0
+
+
+def test_plain_routers_are_told_nothing_and_pay_nothing() -> None:
+    trace = a_trace((0, [1]), (1, [1]))
+    from sim.engine.cluster import _Cluster
+
+    replica = ReplicaSpec(
+        cost=Linear(), scheduler=Vllm(async_scheduling=False), kv_blocks=99, prefix_cache="blocks", block_tokens=4
+    )
+    experiment = Experiment(workload=trace, replicas=(replica, replica), router=RoundRobin())
+    assert _Cluster(experiment, True, False)._routing is None
+    assert _Cluster(replace(experiment, router=Prefix()), True, False)._routing is not None
+
+
+def test_a_stage_begins_when_the_one_before_has_ended() -> None:
+    load = SharedPrefix(groups=2, prompts_per_group=2, system_prompt_tokens=8, question_tokens=4, output_tokens=50,
+                        block_tokens=4, pause_s=3.0,
+                        stages=tuple(LoadStage(rate_per_s=5, duration_s=1) for _ in range(3)))  # fmt: skip
+    trace = load.trace(seed=0)
+    requests = served(trace, RoundRobin()).requests
+    stage = load.stage_of()
+    for before in (0, 1):
+        ended = requests["finish_ns"][stage == before].max()
+        mine = requests["arrival_ns"][stage == before + 1]
+        nominal = trace.arrival_ns[stage == before + 1]
+        assert mine.min() >= ended + 3 * S
+        assert (np.diff(mine) == np.diff(nominal)).all()
+
+
+def test_starts_are_those_of_the_arrival_process() -> None:
+    talk = Conversations(
+        sessions=3, turns=Fixed(tokens=1), user_tokens=Fixed(tokens=8), answer_tokens=Fixed(tokens=4), block_tokens=4
+    )
+    trace = talk.trace(Deterministic(rate_per_s=2.0), seed=0)
+    assert trace.follows is None
+    assert np.diff(trace.arrival_ns).tolist() == [S // 2, S // 2]
