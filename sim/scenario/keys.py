@@ -213,6 +213,7 @@ class Workload(Section):
         if self.sessions is not None:
             others = {"trace": self.trace, **lengths, "requests": self.requests, "sort": self.sort or None}
             others |= {"format": None if self.format == "auto" else self.format, "drop_empty": self.drop_empty or None}
+            others |= {"protocol": self.protocol, "concurrency": self.concurrency}
             if misplaced := [name for name, value in others.items() if value is not None]:
                 raise ValueError(
                     f"sessions already say what is sent, so {' and '.join(misplaced)} cannot be given too; leave out one"
