@@ -515,26 +515,40 @@ MUTATIONS = [
         ),
     ),
     *_of(
+        "sim/engine/front_end.py",
+        ENGINE,
+        (
+            "long prompts pass the front end as fast as short ones",
+            "self._admission_s + self._admission_s_per_token * prompt_tokens",
+            "self._admission_s + 0.0 * prompt_tokens",
+        ),
+        (
+            "nobody waits at the desk of a closed loop",
+            "max(sent_ns, self._free_ns) + self.serial_ns",
+            "sent_ns + self.serial_ns",
+        ),
+        (
+            "nobody waits at the desk of an open loop",
+            "np.maximum.accumulate(arrival_ns - place) + place + self.serial_ns",
+            "arrival_ns + self.serial_ns",
+        ),
+    ),
+    *_of(
         "sim/engine/cluster.py",
         ENGINE,
         (
             "the front end is skipped in an open loop",
-            "visible = self._after_desk(workload.arrival_ns) + self._admission_ns(workload.prompt_tokens)",
-            "visible = self._after_desk(workload.arrival_ns)",
+            "visible = self._front_end.visible_ns(workload.arrival_ns, workload.prompt_tokens)",
+            "visible = workload.arrival_ns",
         ),
         (
             "the front end is skipped in a closed loop",
-            "seen_ns = max(sent_ns + int(self._admission_ns(self._prompt[id_])), felt_ns)",
+            "seen_ns = max(self._front_end.seen_ns(sent_ns, self._prompt[id_]), felt_ns)",
             "seen_ns = max(sent_ns, felt_ns)",
         ),
         (
-            "nobody waits at the desk",
-            "sent_ns = self._desk_free_ns = max(sent_ns, self._desk_free_ns) + self._desk_ns",
-            "sent_ns = sent_ns + self._desk_ns",
-        ),
-        (
             "clients come to the desk in the order in which others ended",
-            "if self._desk_ns and sent_ns > self._clock.now_ns:",
+            "if self._front_end.serial_ns and sent_ns > self._clock.now_ns:",
             "if False:",
         ),
         (
@@ -546,11 +560,6 @@ MUTATIONS = [
             "clients think before their first request",
             "0 if ended_ns is None else ended_ns + self._think[id_]",
             "(ended_ns or 0) + self._think[id_]",
-        ),
-        (
-            "long prompts pass the front end as fast as short ones",
-            "experiment.admission_s + experiment.admission_s_per_token * prompt_tokens",
-            "experiment.admission_s + 0.0 * prompt_tokens",
         ),
         (
             "a rejected request ends its client",

@@ -265,6 +265,11 @@ def _mooncake(path: Any, data: bytes) -> tuple[dict[str, Any], IntArray]:
             raise ValueError(
                 f"{path}, line {line}, column hash_ids: expected a list of whole numbers from 0; got {str(blocks)[:60]}"
             )
+        if blocks and len(blocks) < prompt[-1] // MOONCAKE_BLOCK_TOKENS:
+            raise ValueError(
+                f"{path}, line {line}, column hash_ids: {len(blocks)} ids of {MOONCAKE_BLOCK_TOKENS} tokens do not cover the "
+                f"prompt of {prompt[-1]}; mend the row, or leave its ids out"
+            )
         ids.extend(blocks)
         counts.append(len(blocks))
         lines.append(line)

@@ -17,6 +17,7 @@ from sim.engine.errors import PolicyError
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment
 from sim.engine.followers import Followers
+from sim.engine.front_end import FrontEnd
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.requests import RequestState
@@ -131,8 +132,7 @@ class _Cluster:
             self._routing = routing_of(experiment.router, self._machines, self._clock, self._prompt, contents_in)
         self._reasons: dict[str, int] = {}
         self._sent = 0
-        self._desk_ns = round(experiment.admission_serial_s * 1e9)
-        self._desk_free_ns = 0
+        self._front_end = FrontEnd(experiment)
         self._think = None
         if isinstance(workload, ClosedLoop):
             self._think = workload.think_ns.tolist() if workload.think_ns is not None else [0] * n
@@ -180,12 +180,12 @@ class _Cluster:
         """Set the clock for the requests of a trace that wait for no answer."""
         follows = workload.follows
         first = np.arange(self._n) if follows is None else np.flatnonzero(follows.counts == 0)
-        if self._desk_ns and follows is not None:
+        if self._front_end.serial_ns and follows is not None:
             # Requests that follow an answer come to the desk among these, and nobody knows yet when.
             for id_ in first.tolist():
                 self._send(id_, int(workload.arrival_ns[id_]), None)
         else:
-            visible = self._after_desk(workload.arrival_ns) + self._admission_ns(workload.prompt_tokens)
+            visible = self._front_end.visible_ns(workload.arrival_ns, workload.prompt_tokens)
             order = first[np.argsort(visible[first], kind="stable")]
             self._visible, self._order = _as_array(visible[order]), _as_array(order)
             self._next = 0
@@ -220,19 +220,6 @@ class _Cluster:
             next(m for m in self._machines if m.tenants[0].number <= number <= m.tenants[-1].number).give_up(id_)
         if aborts:
             self._giving_up.set(aborts[0][0])
-
-    def _after_desk(self, arrival_ns: IntArray) -> IntArray:
-        """When the front end is through with what it does for one request at a time, for requests in order of arrival."""
-        if not self._desk_ns:
-            return arrival_ns
-        place = np.arange(len(arrival_ns), dtype=np.int64) * self._desk_ns
-        return np.maximum.accumulate(arrival_ns - place) + place + self._desk_ns
-
-    def _admission_ns(self, prompt_tokens: IntArray | int) -> IntArray:
-        """How much later than it arrives a request is seen, of the shape of *prompt_tokens*."""
-        experiment = self._experiment
-        seconds = experiment.admission_s + experiment.admission_s_per_token * prompt_tokens
-        return np.rint(np.asarray(seconds) * 1e9).astype(np.int64)
 
     def _on_trace(self, _event: object) -> None:
         visible, order = self._visible, self._order
@@ -296,23 +283,17 @@ class _Cluster:
         self._send(id_, self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_], ended_ns)
 
     def _send(self, id_: int, sent_ns: int, ended_ns: int | None) -> None:
-        """A client sends a request, after the end of another at *ended_ns* where it waited for one.
-
-        It is felt 1 ns after the end at the earliest: nothing that one machine does is felt by another in the same instant.
-        """
+        """A client sends a request: felt 1 ns after the end that it waited for, if any, at the earliest (see `FELT_AFTER_NS`)."""
         self._state.arrival[id_] = sent_ns
         felt_ns = 0 if ended_ns is None else ended_ns + FELT_AFTER_NS
-        if self._desk_ns and sent_ns > self._clock.now_ns:
+        if self._front_end.serial_ns and sent_ns > self._clock.now_ns:
             # Who thinks longer comes later to the desk, whoever ended first.
             Alarm(self._clock, ARRIVALS, lambda _event: self._admit(id_, sent_ns, felt_ns)).set(sent_ns)
         else:
             self._admit(id_, sent_ns, felt_ns)
 
     def _admit(self, id_: int, sent_ns: int, felt_ns: int) -> None:
-        """Take a request that was sent, at the present instant if there is a desk, through the front end."""
-        if self._desk_ns:
-            sent_ns = self._desk_free_ns = max(sent_ns, self._desk_free_ns) + self._desk_ns
-        seen_ns = max(sent_ns + int(self._admission_ns(self._prompt[id_])), felt_ns)
+        seen_ns = max(self._front_end.seen_ns(sent_ns, self._prompt[id_]), felt_ns)
         if self._routing is not None:
             self._routing.expect_one(id_, seen_ns)
         Alarm(self._clock, ARRIVALS, lambda _event: self._route(id_)).set(seen_ns)

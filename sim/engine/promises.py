@@ -7,7 +7,10 @@ from sim.engine.requests import RequestState
 
 
 class Promises:
-    """The sum, kept where a scheduler `reserves`; see `policies.view.ReplicaView.promised_blocks`."""
+    """The sum, kept where a scheduler `reserves`; see `policies.view.ReplicaView.promised_blocks`.
+
+    A block that several hold counts for each of them.
+    """
 
     __slots__ = ("_beyond", "_kv", "_limit", "_state", "blocks")
 

@@ -49,8 +49,9 @@ RELEASED = ("step_s", "sequence_s", "admission_s", "admission_s_per_token")
 EAGER = ("step_s", "sequence_s", "row_s", "layer_host_s", "sustained_loss")
 TAKEN_OVER = {"sglang": ("sustained_loss",)}
 """Terms taken from vLLM's fit: only vLLM has a recorded run in 16 bits, which tells sustained_loss from narrow_loss."""
-NOT_OFFERED = {"trtllm": ("narrow_loss",)}
-"""TensorRT-LLM's rows cannot tell two losses apart, and vLLM's fit is of other kernels: one loss stands for both."""
+NOT_OFFERED = {"trtllm": ("narrow_loss",), "sglang": ("row_s", "admission_s_per_token", "admission_serial_s")}
+"""TensorRT-LLM's rows cannot tell two losses apart, and vLLM's fit is of other kernels: one loss stands for both. SGLang's put
+these of its newest release on zero, and of its older one on a bound."""
 RECORDED = "e2e_requests_*.csv"
 START = {"step_s": 2e-4, "sequence_s": 1e-5, "row_s": 2e-6, "layer_host_s": 3e-4, "expert_host_s": 3e-4, "launch_overlap": 0.1,
          "sustained_loss": 0.3, "narrow_loss": 0.4, "admission_s": 2e-2, "admission_s_per_token": 4e-6,
@@ -71,12 +72,14 @@ _SAME_MODEL = {
 _WEIGHTS = np.array([1.0, 0.5])  # a run's TTFT varies several times as much between repeats as its TPOT
 _RECORDED_WEIGHT = 30.0
 """Rows that the recorded run counts for: those of a deployment."""
-_ROWS = {"sglang": 48}
+_ROWS = {"sglang": 32}
 """Rows of a stack that are fitted at most, chosen by a hash (80 where it is not said); all are scored."""
 _MOST_CLIENTS = {"sglang": 32}
 """Runs of more clients are not fitted: SGLang's scheduler looks at every running request, one by one."""
-_MOST_HELD_BACK = {"sglang": 64}
+_MOST_HELD_BACK = {"sglang": 32}
 """Runs of more clients are predicted by the fit of all alone, and not again with their deployment or model held back."""
+_ROUNDS = {"sglang": 2}
+"""Rounds of a fit at most, where they are not to be five."""
 FOLDS = 5
 """Parts of the deployments, by a hash of their names, that are held back in turn."""
 _SCATTER = 0.08
@@ -643,7 +646,7 @@ def main(
             versions = with_terms(versions, dict.fromkeys(NOT_OFFERED.get(name, ()), 0.0))
             names = list(terms) if eager else _names_of(versions, terms)
             used = [*(points if eager else chosen(points)), *recorded]
-            fitted = fit_what_matters(used, versions, names, price, rounds=8 if eager else 5)
+            fitted = fit_what_matters(used, versions, names, price, rounds=8 if eager else _ROUNDS.get(name, 5))
             newest = next(iter(fitted.versions.values())).overheads
             taken |= {t: getattr(newest, t) for t in ("sustained_loss",) if name == "vllm"}
             for each in fitted.names:

@@ -163,10 +163,20 @@ Each row of `e2e_silicon_agg.csv` is replayed by the protocol of its family, on 
 """
 
 _UNEXPLAINED = """
+![Errors of serving runs by model, device and stack, and by requests in flight](images/served.png)
+
 ### What remains unexplained
 
 Models on devices behind stacks whose median error is beyond 15 % of TPOT or 30 % of TTFT, the most rows and the farthest first. No
-correction of them is made anywhere:
+correction of them is made anywhere. What is known of the largest:
+
+* First tokens of TensorRT-LLM in InferenceX: one time of admission and one host time a layer stand for all models, and gpt-oss
+  answers sooner than that, DeepSeek later. DeepSeek with attention data parallelism waits longest: how its groups are balanced and
+  wait for each other's prompts is not modelled.
+* Qwen3-235B behind vLLM 0.12 and DeepSeek-R1-NVFP4 take two to four times what kernels take, as those who gathered the rows say.
+  They inform no fit.
+* Short outputs behind SGLang 0.5.6: its first tokens come sooner than one prompt an iteration allows.
+* Rows of no known concurrency are replayed at their batch size.
 """
 
 _OTHERS = """

@@ -144,7 +144,12 @@ def test_an_ideal_stack_adds_nothing():
     assert serving_stack("ideal").overheads == Overheads()
     assert Overheads() == Overheads(**dict.fromkeys((f.name for f in dataclasses.fields(Overheads)), 0.0))
     ideal = deploy(model="llama-3.1-8b", hardware="h100-sxm", cost=Calibrated.for_stack("ideal")).cost
-    assert ideal.iteration_s(DECODE) < COSTS["dense"].iteration_s(DECODE)
+    # vLLM's own may be less: its graphs hide part of the starts that kernels alone have.
+    step = dataclasses.replace(serving_stack("ideal"), overheads=Overheads(step_s=1e-3))
+    stepping = deploy(model="llama-3.1-8b", hardware="h100-sxm", cost=Calibrated(stack=step)).cost
+    assert stepping.iteration_s(DECODE) == pytest.approx(ideal.iteration_s(DECODE) + 1e-3)
+    eager = deploy(model="llama-3.1-8b", hardware="h100-sxm", cost=Calibrated.for_stack("eager")).cost
+    assert ideal.iteration_s(DECODE) < eager.iteration_s(DECODE)
 
 
 def test_each_term_of_a_stack_has_its_source_and_lengthens_what_it_names():

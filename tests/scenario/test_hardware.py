@@ -91,7 +91,8 @@ def test_a_run_gives_the_interval_of_its_means_where_deployments_were_held_back(
         assert found["mean"] == result.summary[name]["mean"]
         assert "no fit had seen" in found["basis"]
     # All requests of this protocol count, so that its figures are the means.
-    assert result.figures == (result.summary["ttft_s"]["mean"], result.summary["tpot_s"]["mean"])
+    means = (result.summary["ttft_s"]["mean"], result.summary["tpot_s"]["mean"])
+    assert result.figures == pytest.approx(means, rel=1e-9)
     assert simulate(scenario(serving_stack="ideal", workload=asked)).intervals == {}
     assert simulate(scenario(serving_stack="vllm", cost_model="roofline", workload=asked)).intervals == {}
 

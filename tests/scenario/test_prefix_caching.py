@@ -78,7 +78,7 @@ def test_ids_that_do_not_cover_the_prompt_are_refused_in_a_sentence(tmp_path: Pa
     path = tmp_path / "short.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0]}\n')
     with pytest.raises(
-        ValueError, match="row 0: prefix_blocks has 1 blocks of 512 tokens for a prompt of 1100; they cover"
+        ValueError, match="line 1, column hash_ids: 1 ids of 512 tokens do not cover the prompt of 1100"
     ):
         read_trace(path)
 
