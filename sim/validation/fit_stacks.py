@@ -143,7 +143,7 @@ def served_points(folder: Path, stack: str) -> list[Point]:
                 row=row,
                 measured_s=(row["tpot_ms"] * 1e-3, row["ttft_ms"] * 1e-3),
                 group="|".join(str(row[name]) for name in DEPLOYMENT),
-                model=_SAME_MODEL.get(row["model_path"], row["model_path"]),
+                model=str(_SAME_MODEL.get(row["model_path"], row["model_path"])),
                 device=load_device(str(row["system"])).name,
                 release=serving_stack(stack, release_of(row)).release,
                 folder=folder,
@@ -420,7 +420,7 @@ def fit_stack(
     for _ in range(rounds):
         goal, cost, step = _solved(here, slope, x, np.zeros(len(x)), np.minimum(high, 3 * x + 2)), _cost(here), 1.0
         goal[goal < 2e-3] = 0.0
-        better = False
+        better, moved = False, np.zeros(len(x))
         while not better and step > 0.2:
             moved = step * (goal - x)
             there = residuals(points, price(points, built(x + moved), {})[:, 0])
@@ -641,7 +641,7 @@ def main(
             recorded = [] if eager else _recorded_points(folder, name)
             terms = EAGER if eager else [t for t in SERVED if t not in given(name)]
             if name in TAKEN_OVER:
-                values = {t: taken.get(t, getattr(serving_stack("vllm").overheads, t)) for t in TAKEN_OVER[name]}
+                values = {t: float(taken.get(t, getattr(serving_stack("vllm").overheads, t))) for t in TAKEN_OVER[name]}
                 versions = with_terms(versions, values)
             versions = with_terms(versions, dict.fromkeys(NOT_OFFERED.get(name, ()), 0.0))
             names = list(terms) if eager else _names_of(versions, terms)

@@ -92,7 +92,10 @@ seed: 4
         ("1: 2", "my.yaml: 1 is not a setting; keys are words"),
         ("a: [", "my.yaml, line 2: not valid YAML"),
         ("seed: 1\nseed: 2", "my.yaml, line 2: not valid YAML: seed is given twice"),
-        ("workload: {}", "my.yaml: workload: give a trace, sessions, or a generator: shared_prefix, conversations, or arrivals"),
+        (
+            "workload: {}",
+            "my.yaml: workload: give a trace, sessions, or a generator: shared_prefix, conversations, or arrivals",
+        ),
         ("workload: {requests: 5}", "a generated workload also needs arrivals, prompt_tokens, output_tokens"),
         ("workload: {trace: x, prompt_tokens: 5}", "trace already says the lengths"),
         (
