@@ -641,7 +641,8 @@ def main(
             recorded = [] if eager else _recorded_points(folder, name)
             terms = EAGER if eager else [t for t in SERVED if t not in given(name)]
             if name in TAKEN_OVER:
-                values = {t: float(taken.get(t, getattr(serving_stack("vllm").overheads, t))) for t in TAKEN_OVER[name]}
+                ours = serving_stack("vllm").overheads
+                values = {t: taken[t] if t in taken else float(getattr(ours, t)) for t in TAKEN_OVER[name]}
                 versions = with_terms(versions, values)
             versions = with_terms(versions, dict.fromkeys(NOT_OFFERED.get(name, ()), 0.0))
             names = list(terms) if eager else _names_of(versions, terms)
