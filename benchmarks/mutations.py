@@ -358,7 +358,7 @@ MUTATIONS = [
         ("a preempted request is given its first token again", "if state.first_token[id_] < 0:", "if True:"),
         (
             "preemption keeps the blocks",
-            "        self.kv.give(blocks)\n        self.n_changes += 1\n        self._in_vain += 1",
+            "        self.kv.release(id_, blocks + beside, known)\n        self.n_changes += 1\n        self._in_vain += 1",
             "        self.n_changes += 1\n        self._in_vain += 1",
         ),
         ("what preemption gives up is not counted", "        state.recomputed[id_] += cached\n", ""),
@@ -374,7 +374,7 @@ MUTATIONS = [
         ("tests/engine/test_ahead.py",),
         (
             "a request that was given up keeps its memory",
-            "        sequences.kv.give(sequences.take_out(lane, id_)[1])",
+            "        sequences.kv.release(id_, sequences.take_out(lane, id_)[1], known)",
             "        sequences.take_out(lane, id_)",
         ),
         ("who was given up while it waited is served", "            sequences.queue.remove(waiting)\n", ""),
@@ -391,7 +391,7 @@ MUTATIONS = [
         ("who leaves keeps no seat", "                view.n_leaving += 1\n", ""),
         (
             "the memory of those who leave is seen at once",
-            "            view.free_blocks -= blocks\n            if steps_on:",
+            "            view.free_blocks -= blocks if given else 0\n            if steps_on:",
             "            if steps_on:",
         ),
         ("the step in vain is not taken", "if ended.steps_on and id_ in wanted]", "if False]"),
@@ -426,17 +426,17 @@ MUTATIONS = [
         ("chunks beyond what is left are accepted", "if remaining < 0 or tokens <= 0:", "if tokens <= 0:"),
         (
             "a plan held in a pipeline outlives a finish",
-            "            and held.changes == self.sequences.n_changes\n",
+            "        and held.changes == tenant.sequences.n_changes\n",
             "",
         ),
         (
             "a plan held in a pipeline outlives its instant",
-            "            and ticks >> TICK_BITS < held.until_ns\n",
+            "        and ticks >> TICK_BITS < held.until_ns\n",
             "",
         ),
         (
             "a plan held in a pipeline outlives arrivals",
-            "            and held.arrivals in (-1, self.sequences.n_arrivals)\n",
+            "        and held.arrivals in (-1, tenant.sequences.n_arrivals)\n",
             "",
         ),
     ),
@@ -558,13 +558,13 @@ MUTATIONS = [
         ),
         (
             "clients think before their first request",
-            "0 if ended_ns is None else ended_ns + self._think[id_]",
-            "(ended_ns or 0) + self._think[id_]",
+            "self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_]",
+            "(ended_ns or self._clock.now_ns) + self._think[id_]",
         ),
         (
             "a rejected request ends its client",
-            "        if self._think is not None:\n            self._send_next(self._clock.now_ns)",
-            "        if False:\n            self._send_next(self._clock.now_ns)",
+            "        self.finished(id_, self._clock.now_ns)\n",
+            "",
         ),
         (
             "machines that do not host the model are shown to routers",
@@ -678,7 +678,7 @@ MUTATIONS = [
             "                    left += had_tokens\n",
             "",
         ),
-        ("the whole prompt need not fit", "if view.blocks(whole) + reserve > free:", "if False:"),
+        ("the whole prompt need not fit", "if view.blocks(whole) - found + unheld + reserve > free:", "if False:"),
         ("who leaves takes a step", "            if seq.leaving:\n", "            if False:\n"),
     ),
     *_of(
@@ -808,7 +808,11 @@ MUTATIONS = [
             "    at, end = 0, len(running)\n",
             "    running = running[::-1]\n    at, end = 0, len(running)\n",
         ),
-        ("one who gives way gives nothing back", "            free += running[end].blocks\n", ""),
+        (
+            "one who gives way gives nothing back",
+            "            free += running[end].blocks - running[end].shared_blocks\n",
+            "",
+        ),
         ("chunks end within a block", "left // unit * unit", "left"),
         (
             "a prompt that fits in what a cut one leaves waits",
@@ -1024,9 +1028,9 @@ MUTATIONS = [
         "hwmodels/gpu.py",
         COSTS,
         (
-            "latent attention is launched call by call under a graph too",
-            '(*replayed, "vllm") if self.stack.graph else ("vllm", *replayed)',
-            '("vllm", *replayed)',
+            "latent attention of an 8-bit cache is priced as of 16 bits",
+            'formats = ("fp8/", "") if cache_bytes < 1.5 else ("",)\n        return self.profile.get(family, [fmt',
+            'formats = ("",)\n        return self.profile.get(family, [fmt',
         ),
     ),
     *_of(
@@ -1045,7 +1049,7 @@ MUTATIONS = [
         ),
         (
             "windowed layers read everything",
-            "seconds += decode(SCALARS, seqs_f, queries, kv_window if windowed else kv)",
+            "seconds += decode(SCALARS, seqs_f, queries, kv_window, kv - kv_window)",
             "seconds += decode(SCALARS, seqs_f, queries, kv)",
         ),
         (
