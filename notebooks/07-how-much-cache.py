@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -80,13 +82,16 @@ f"{enough:,} tokens hold nine tenths of what can be found"
 # ## What is found, by router
 #
 # An L40S has room for some 150,000 tokens beside the weights. With `round_robin` a conversation wanders over all machines and each
-# keeps its own copy of it; by session it stays where its blocks are.
+# keeps its own copy of it; by session it stays where its blocks are. A router that looks at blocks alone sends whoever shares the
+# system prompt to where it already is, until that machine is full; weighed against queues and memory in use, as llm-d does it,
+# blocks are a good guide.
 
 # %%
 routers = {
     "round robin": "round_robin",
     "session": {"policy": "session", "inner": "least_outstanding"},
-    "blocks (prefix)": {"policy": "prefix"},
+    "blocks alone": {"policy": "prefix"},
+    "blocks, queues and memory": {"policy": "llm_d"},
 }
 rows = {}
 for name, router in routers.items():
@@ -120,6 +125,13 @@ loads.table[[name for name in columns if name in loads.table]].round(3)
 # Fewer machines mean less memory and less arithmetic at once. The least number that keeps 99 % of the requests within both limits:
 
 # %%
-sizes = sweep(base, axes={"replicas": [1, 2, 3, 4]}, jobs=1)
-choice = cheapest(sizes.table, attainment=0.99)
+choice = cheapest(base, {"hardware": ["l40s", "h100-sxm"], "replicas": [1, 2, 3, 4]}, goal="cost", replications=2)
 choice
+
+# %%
+best = choice.best
+assert best is not None
+print(
+    f"{best['replicas']} x {best['hardware']}: {best['slo_attainment']:.1%} of requests within the limits, "
+    f"{best['usd_per_mtoken']:.2f} $ per million output tokens."
+)
