@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -69,6 +69,10 @@ class Lender(Protocol):
     @property
     def note(self) -> str:
         """Who lends, and how far off what is lent may be."""
+        ...
+
+    def note_of(self, families: Collection[str]) -> str:
+        """The note with the factors of *families* alone."""
         ...
 
     def variants(self, family: str) -> Sequence[str]:
