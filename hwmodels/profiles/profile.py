@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
+
 from hwmodels.device import Device, Interconnect, load_device
 from hwmodels.kernels.families import FAMILIES
 from hwmodels.kernels.intervals import Estimate, Spread
@@ -176,13 +178,19 @@ class Profile:
 
         `shape` is what the family's equation takes (`FAMILIES[family].equation`), numbers or columns. The interval comes
         from rows that the fit did not see, or, for what is borrowed, from measured devices predicted as this one is; it
-        widens outside the range of times that was measured.
+        widens outside the range of times that was measured. The low end of a product is no less than its weights over the
+        datasheet's bandwidth, where they do not fit the L2.
         """
         self.get(family, variants)
         kernel = self.kernel(family, variants)
         assert kernel is not None
         seconds = FAMILIES[family].seconds(kernel.params, self.datasheet, shape)
-        return kernel.provenance.spread.around(seconds)
+        found = kernel.provenance.spread.around(seconds)
+        if family != "gemm":
+            return found
+        floor_s = np.minimum(found.seconds, _weights_read_s(self.datasheet, **shape))
+        low = np.maximum(found.low, floor_s)
+        return found._replace(low=float(low) if low.ndim == 0 else low)
 
     def get(self, family: str, variants: Sequence[str]) -> Any:
         """As `find`, but ValueError says what the profile has when it has none of them."""
@@ -193,6 +201,12 @@ class Profile:
                 f"profile {self.name} has no {family} parameters for {' or '.join(variants)}; it has {have}"
             )
         return params
+
+
+def _weights_read_s(sheet: Datasheet, *, n: Any, k: Any, weight_bytes: Any = 2.0, **_: Any) -> Any:
+    """Least seconds that n x k weights take from memory; 0 where the L2 may hold them from one product to the next."""
+    size_bytes = np.asarray(n, float) * k * weight_bytes
+    return np.where(size_bytes > sheet.l2_bytes, size_bytes / sheet.hbm_bytes_per_s, 0.0)
 
 
 def device_of(profile: Profile) -> Device:

@@ -145,7 +145,7 @@ def _of_two_engines(scenario: Scenario) -> Iterator[str]:
         if engine != stack and stack in _STACK_OF.values():
             yield (
                 f"The scheduler {policy} plans here for the serving stack {stack}, whose host work, memory and pages the run has; "
-                f"scheduler: {{policy: {stack}}} plans as {stack} does."
+                f"scheduler: {{policy: {stack}}} plans as {stack} does, and serving_stack: {engine} has what else is {engine}'s."
             )
 
 
