@@ -128,7 +128,8 @@ class GpuKernels(StackKernels):
             decodes = self._latent_variants("mla_decode", cache)
             for family, whose, variants in (("mla_prefill", "prompts", prompts), ("mla_decode", "decodes", decodes)):
                 own = [name for name in variants[:1] if self.sources[0] in name]
-                ask(f"latent-attention kernels for {whose}", family, variants, own)
+                kind = "indexer" if shape.kind == "indexer" else "latent-attention"
+                ask(f"{kind} kernels for {whose}", family, variants, own)
 
     def stand_ins(self, products: Iterable[str], stages: Iterable[StageWork]) -> Iterator[str]:
         """A sentence for each of `uses` that was measured of another format, with other software or on another device.

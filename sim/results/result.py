@@ -52,7 +52,7 @@ class Result:
         """For `tpot_s` and `ttft_s` the mean of the summary, and `low` and `high` of the 90 % interval in which it would be
         measured, by how far off deployments were that the serving stack's fit had not seen (`basis`). Empty where none were held
         back: pools, speculation, the datasheet, a stack that nothing was fitted to, a device that is no GPU, and a saturated run,
-        whose latencies grow for as long as arrivals last."""
+        whose latencies grow for as long as arrivals last. TPOT's `low` is no less than the reading of the weights takes."""
         factors = self.manifest.get("interval")
         if factors is None or self.summary["saturated"]:
             return {}
