@@ -5,6 +5,7 @@ import re
 import pytest
 
 from sim import Scenario, ScenarioError, simulate
+from sim.cli.commands.run import _expected
 from sim.scenario.assembly import resolve
 
 FEW = {"trace": "conversation", "requests": 40}
@@ -138,6 +139,8 @@ def test_a_saturated_run_has_no_interval() -> None:
     assert result.summary["saturated"] is True
     assert "interval" in result.manifest
     assert result.intervals == {}
+    (row,) = _expected(result)
+    assert row == ("Mean, 90 % interval", "none: the run is saturated, and the runs that were held back are not")
 
 
 def test_a_release_before_all_that_are_known_is_noted() -> None:
