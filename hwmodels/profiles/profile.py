@@ -178,17 +178,17 @@ class Profile:
 
         `shape` is what the family's equation takes (`FAMILIES[family].equation`), numbers or columns. The interval comes
         from rows that the fit did not see, or, for what is borrowed, from measured devices predicted as this one is; it
-        widens outside the range of times that was measured. The low end of a product is no less than its weights over the
-        datasheet's bandwidth, where they do not fit the L2.
+        widens outside the range of times that was measured. The low end of a product is no less than its weights, and that of a
+        decode no less than its cache, over the datasheet's bandwidth, where they do not fit the L2.
         """
         self.get(family, variants)
         kernel = self.kernel(family, variants)
         assert kernel is not None
         seconds = FAMILIES[family].seconds(kernel.params, self.datasheet, shape)
         found = kernel.provenance.spread.around(seconds)
-        if family != "gemm":
+        if family not in _READ_BYTES:
             return found
-        floor_s = np.minimum(found.seconds, _weights_read_s(self.datasheet, **shape))
+        floor_s = np.minimum(found.seconds, _read_s(self.datasheet, _READ_BYTES[family](**shape)))
         low = np.maximum(found.low, floor_s)
         return found._replace(low=float(low) if low.ndim == 0 else low)
 
@@ -203,9 +203,24 @@ class Profile:
         return params
 
 
-def _weights_read_s(sheet: Datasheet, *, n: Any, k: Any, weight_bytes: Any = 2.0, **_: Any) -> Any:
-    """Least seconds that n x k weights take from memory; 0 where the L2 may hold them from one product to the next."""
-    size_bytes = np.asarray(n, float) * k * weight_bytes
+def _weight_bytes(*, n: Any, k: Any, weight_bytes: Any = 2.0, **_: Any) -> Any:
+    return np.asarray(n, float) * k * weight_bytes
+
+
+def _cache_bytes(
+    *, kv_tokens: Any, seqs: Any, kv_heads: Any, head_dim: Any, kv_bytes: Any = 2.0, query_width: Any = 1, **_: Any
+) -> Any:
+    """Keys and values of the context; those of the query tokens need not come from memory."""
+    cached = np.asarray(kv_tokens, float) - np.asarray(seqs) * query_width
+    return 2.0 * kv_bytes * head_dim * kv_heads * cached
+
+
+_READ_BYTES = {"gemm": _weight_bytes, "decode": _cache_bytes}
+"""What a kernel of a family cannot but read, from the shape that its equation takes."""
+
+
+def _read_s(sheet: Datasheet, size_bytes: Any) -> Any:
+    """Least seconds that bytes take from memory; 0 where the L2 may hold them from one call to the next."""
     return np.where(size_bytes > sheet.l2_bytes, size_bytes / sheet.hbm_bytes_per_s, 0.0)
 
 

@@ -167,3 +167,14 @@ def test_a_note_of_loans_names_the_families_asked_for():
     assert lender.note_of(("gemm", "decode")).rpartition("priced: ")[2].split(", ")[0].startswith("GEMM ")
     assert "latent attention" in lender.note
     assert not {"experts", "latent", "prompts"} & set(lender.note_of(("gemm", "decode")).split())
+
+
+def test_no_interval_of_a_decode_reaches_below_the_reading_of_its_cache():
+    profile = load_profile("gb200")
+    shape = {"seqs": 64.0, "kv_tokens": 64.0 * 8001, "heads": 32.0, "kv_heads": 8.0, "head_dim": 128.0}
+    found = profile.estimate("decode", ["vllm"], **shape)
+    kernel = profile.kernel("decode", ["vllm"])
+    assert kernel is not None
+    floor_s = 64 * 8000 * 2 * 8 * 128 * 2.0 / load_device("gb200").hbm_bytes_per_s
+    assert kernel.provenance.spread.around(found.seconds).low < floor_s < found.seconds
+    assert found.low == pytest.approx(floor_s)
