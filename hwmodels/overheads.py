@@ -116,6 +116,11 @@ def serving_stack(name: str, release: str | None = None) -> ServingStack:
     return next((stack for each, stack in releases.items() if _numbers(each) <= wanted), list(releases.values())[-1])
 
 
+def is_before(release: str, other: str) -> bool:
+    """Whether *release* came before *other*; nothing came before an *other* without numbers."""
+    return bool(_numbers(other)) and _numbers(release) < _numbers(other)
+
+
 def _numbers(release: str) -> tuple[int, ...]:
     """The leading numbers of a release, by which releases are in order: (1, 2) for 1.2.0rc6 and for 1.2."""
     found = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", release)
