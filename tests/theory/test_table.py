@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -73,3 +74,11 @@ def test_import_stays_light():
     code = "import sys, sim.theory; print([m for m in ('scipy', 'pandas', 'matplotlib') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_every_published_table_names_its_source():
+    for path in (files("sim") / "reproduce" / "data").iterdir():
+        head = path.read_text(encoding="utf-8").splitlines()[0]
+        rows = published(path.name.removesuffix(".csv"))
+        assert rows
+        assert head.startswith("# source:") or all(row["source"] for row in rows), path.name
