@@ -200,6 +200,8 @@ def write_widths(found: Sequence[Loan], path: str | Path = LOANS) -> None:
     lines = [
         f"# The middle {ROWS_HELD:.0%} of ln(measured / lent) / (1 + distance) of measured devices predicted from the others:",
         "# `python -m hwmodels.left_out MEASURED` writes it, `hwmodels.profiles.lending` reads it.",
+        "# Intervals are meant to hold nine rows in ten of a device that is none of these. Rows of another device differ by",
+        "# more than those of the few that were measured, so that more of the latter has to lie inside (`ROWS_HELD`).",
     ]
     for family, (low, high) in widths(found).items():
         lines += ["", f"[family.{family}]", f"low = {low:.4f}", f"high = {high:.4f}"]

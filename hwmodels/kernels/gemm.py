@@ -156,7 +156,9 @@ def _fastest_s(
     waves = waves - params.wave_softness * (waves - blocks_per_sm) * (1.0 - 1.0 / np.maximum(waves, 1.0))
     width = np.minimum(n, columns)
     operands = np.minimum(m, rows) * activation_bytes + width * weight_bytes
-    work = np.maximum(2.0 * (rows * columns + params.tile_edge**2), params.l2_intensity * operands)
+    # What comes from memory comes through L2, which is no slower: on devices with little arithmetic a loan would say so.
+    l2_intensity = min(params.l2_intensity, sm_rate * device.sm_count / device.hbm_bytes_per_s)
+    work = np.maximum(2.0 * (rows * columns + params.tile_edge**2), l2_intensity * operands)
     compute_s = waves * depth * work / sm_rate
     compute_s = compute_s / (1.0 - params.throttle * compute_s / (compute_s + params.throttle_after_s))
     drawn = np.minimum(1.0, blocks_per_sm * (rows + width) * (params.block_bandwidth / 128.0))

@@ -163,6 +163,8 @@ def moe_s(
     resident = np.clip(_CACHE_EDGE * (1.0 - footprint / device.l2_bytes), 0.0, 1.0)
     stream = stream * (1.0 + params.cache_gain * resident)
     sm_rate = device.flops_per_s(dtype) * params.compute_efficiency / device.sm_count
+    # L2 is no slower than the memory behind it.
+    l2_intensity = min(params.l2_intensity, sm_rate * device.sm_count / device.hbm_bytes_per_s)
     load = slots / np.maximum(awake, 1e-9)
     total = np.zeros_like(flat)
     for n, k in ((inner * (matrices - 1.0), hidden), (hidden, inner)):
@@ -173,7 +175,7 @@ def moe_s(
         waves = np.ceil(per_sm)
         waves = waves - params.wave_softness * (waves - per_sm) * (1.0 - 1.0 / np.maximum(waves, 1.0))
         operands = _COLUMNS * weight_bytes + np.minimum(_ROWS, load) * activation_bytes
-        work = np.maximum(2.0 * _ROWS * _COLUMNS, params.l2_intensity * operands)
+        work = np.maximum(2.0 * _ROWS * _COLUMNS, l2_intensity * operands)
         compute_s = waves * (params.tile_s + depth * (work / sm_rate))
         # Of what a block stages in shared memory the activations take their share, full rows or not.
         staged = _COLUMNS * weight_bytes / (_COLUMNS * weight_bytes + _ROWS * activation_bytes)

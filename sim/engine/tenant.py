@@ -169,8 +169,8 @@ class Tenant:
         if sequences.given_up and hold > 1:
             # The next plan is the first that knows who has gone.
             hold, plan = 1, plan._replace(hold=1)
-        if hold > 1 and queue and self._kv.writes:
-            # What those who wait would find grows with every step.
+        if hold > 1 and queue and (self._kv.writes or (self._caches and not self._alone)):
+            # What those who wait would find changes with every step: of who emits what is named, of micro-batches that evict.
             hold, plan = 1, plan._replace(hold=1)
         if reject:
             sequences.reject(reject)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from sim.errors import RooftraceError
 if TYPE_CHECKING:
     from hwmodels.device import Device
     from hwmodels.measured import Measurement, Said
+    from hwmodels.measured.folder import Survey
 
 LEFT_OUT = 3
 """Exit code of commands that left out a file or row which they did not understand, and did the rest."""
@@ -107,7 +108,7 @@ def read_measured(
     from hwmodels.measured import is_kernel_level, survey
 
     try:
-        found = survey(folder, strict=strict, said=said)
+        found = _with_known_protocols(survey(folder, strict=strict, said=said), strict)
     except (ValueError, OSError) as error:
         raise RooftraceError(str(error)) from None
     nowhere = [m for m in found.measurements if hardware is None and is_kernel_level(m) and not m.device]
@@ -126,6 +127,40 @@ def read_measured(
         files_left_out=len(found.not_understood) + len(nowhere),
         rows_left_out=sum(sum(m.refused.values()) for m in kept),
     )
+
+
+def _with_known_protocols(found: Survey, strict: bool) -> Survey:
+    """*found* without the rows that name a protocol that is not one; ValueError for the first of them with *strict*.
+
+    The reader of tables knows no protocols: they are of the simulator.
+    """
+    from sim.protocols import protocol
+
+    kept: list[Measurement] = []
+    reasons = dict(found.not_understood)
+    for m in found.measurements:
+        named = m.columns.get("protocol")
+        refused: dict[str, int] = {}
+        bad = np.zeros(len(m), bool)
+        for name in dict.fromkeys([] if named is None else named.tolist()):
+            if not name:
+                continue  # its family has one
+            try:
+                protocol(str(name))
+            except ValueError as error:
+                if strict:
+                    raise ValueError(f"{m.path.name}: protocol: {error}") from None
+                mine = np.asarray(named) == name
+                refused[f"protocol: {error}"] = int(mine.sum())
+                bad |= mine
+        if refused and bad.all():
+            reasons[m.path.name] = f"no row is left: {'; '.join([*m.refused, *refused])}"
+        elif refused:
+            columns = {column: values[~bad] for column, values in m.columns.items()}
+            kept.append(replace(m, columns=columns, refused={**m.refused, **refused}))
+        else:
+            kept.append(m)
+    return replace(found, measurements=tuple(kept), not_understood=reasons)
 
 
 def validate(folder: str | Path, *, hardware: str | None = None) -> list[Comparison]:

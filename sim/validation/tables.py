@@ -55,6 +55,7 @@ def to_markdown(
         parts.append("\n## Files and rows that were not understood\n")
         parts += [f"* {sentence}" for sentence in left_out]
     parts.append("\n## Errors on data that was not fitted\n")
+    parts.append(_NAMES)
     parts.append(_held_back())
     parts += [f"\n{section}" for section in sections]
     parts.append("\n## KV blocks of engines' logs\n")
@@ -71,6 +72,11 @@ Written by `rooftrace validate --measured DIR --markdown docs/validation.md`. Er
 mean of predicted / measured - 1. The first table compares the shipped profiles with all rows of the public measurements,
 which include those that the profiles were fitted to; the next holds the errors on shapes that the scored fit did not see,
 as the profiles state them, and the one after it the KV blocks of engines' logs. The last part takes serving runs apart.
+"""
+
+_NAMES = """\
+Sets are named by format and software; [the other names](hardware.md#names-of-parameter-sets) and [what remains unexplained
+of kernels](hardware.md#what-kernel-tables-remain-unexplained-and-by-how-much) are in hardware.md.
 """
 
 

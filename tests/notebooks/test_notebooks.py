@@ -19,6 +19,7 @@ def test_there_is_a_notebook_for_each_story():
         "alpaserve-multiplexing",
         "calibrate-this-machine",
         "capacity-planning",
+        "how-much-cache",
     ]
 
 

@@ -191,11 +191,29 @@ def test_a_serving_table_is_simulated(tmp_path):
 def test_a_serving_table_may_name_its_protocol(tmp_path):
     rows = "model,gpu,isl,osl,concurrency,ttft_ms,tpot_ms,protocol\n"
     row = "llama-3.1-8b,h200,256,16,2,20,5,"
-    (tmp_path / "ours.csv").write_text(f"{rows}{row}inferencex\n{row}genai-perf\n{row}wrk\n")
+    (tmp_path / "ours.csv").write_text(f"{rows}{row}inferencex\n{row}genai-perf\n")
     ttft, _ = validate(tmp_path)
-    assert np.isfinite(ttft.predicted).tolist() == [True, True, False]
+    assert np.isfinite(ttft.predicted).tolist() == [True, True]
     assert ttft.predicted[0] != ttft.predicted[1]  # lengths of the one vary
-    assert any("'wrk' is not a protocol" in reason for reason in ttft.unmodelled)
+
+
+def test_a_protocol_that_is_not_known_is_left_out_and_counted(tmp_path):
+    rows = "model,gpu,isl,osl,concurrency,ttft_ms,tpot_ms,protocol\n"
+    row = "llama-3.1-8b,h200,256,16,2,20,5,"
+    table = tmp_path / "ours.csv"
+    table.write_text(f"{rows}{row}genai-perf\n{row}inferencx\n")
+    result = run("validate", "--measured", table)
+    assert result.exit_code == 3, result.output
+    said = " ".join(result.output.split())
+    assert "ours.csv: 1 of 2 rows refused: protocol: 'inferencx' is not a protocol; did you mean inferencex" in said
+    assert "1 row left out (exit code 3)" in said
+    strict = run("validate", "--strict", "--measured", table)
+    assert strict.exit_code == 2, strict.output
+    assert "'inferencx' is not a protocol" in " ".join(strict.output.split())
+    table.write_text(f"{rows}{row}wrk\n")
+    nothing = run("validate", "--measured", table)
+    assert nothing.exit_code == 2, nothing.output
+    assert "no row is left: protocol: 'wrk' is not a protocol" in " ".join(nothing.output.split())
 
 
 @pytest.mark.parametrize(

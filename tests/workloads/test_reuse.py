@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
+from scipy import optimize
 
 from workloads import Trace, read_trace, reuse
 
@@ -117,6 +118,21 @@ def test_an_answer_that_is_named_is_held_for_the_next_prompt():
     )
     assert reuse(trace).hit_tokens.tolist() == [12]
     assert reuse(trace).blocks == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [50, 500, 3000])
+def test_independent_zipf_references_are_found_as_che_approximates(capacity: int):
+    # Che, Tung and Wang, "Hierarchical Web Caching Systems" (IEEE JSAC 20(7), 2002): block i is found with probability
+    # 1 - exp(-p_i T), where the sum of these over all blocks is the cache's size.
+    popularity = np.arange(1, 10_001) ** -0.9
+    popularity /= popularity.sum()
+    drawn = np.random.default_rng(5).choice(len(popularity), size=400_000, p=popularity)
+    trace = trace_of([[block] for block in drawn.tolist()])
+    horizon = optimize.brentq(lambda t: float(np.sum(-np.expm1(-popularity * t))) - capacity, 1.0, 1e9)
+    expected = float(np.sum(popularity * -np.expm1(-popularity * horizon)))
+    # First references are misses of an empty cache, which the approximation, of a cache in its stride, does not count.
+    assert float(reuse(trace).block_hit_rate(capacity)) == pytest.approx(expected, rel=0.01, abs=capacity / len(drawn))
 
 
 def test_a_trace_without_block_ids_is_refused():
