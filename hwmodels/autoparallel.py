@@ -56,12 +56,6 @@ class ParallelPlan:
         """Slowest stage times all devices over the single-device latency: alpha times beta."""
         return self.alpha * self.beta
 
-    @property
-    def saved_overhead(self) -> float:
-        """Share of the throughput overhead of equal stages that this plan is without; 0 where those have none."""
-        equal = self.equal_slowest_s * len(self.stage_s) * self.intra_op / self.single_device_s - 1.0
-        return 0.0 if equal <= 0 else (equal - (self.throughput_overhead - 1.0)) / equal
-
 
 def balance(groups_s: Sequence[float], n_stages: int) -> tuple[int, ...]:
     """Bounds of *n_stages* runs of consecutive groups whose slowest sum is least; each stage has at least one group.

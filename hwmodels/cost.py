@@ -19,6 +19,9 @@ class CostModel(Protocol):
 
     Scalars in, float out; int64 arrays in, float64 arrays out, equal bit for bit. Times are finite, non-negative
     and do not fall when a total grows.
+
+    One may also have `scalar_s(totals)`, a shorter way to `iteration_s` of the first stage, bit for bit, where all totals are
+    ints. It is no member, so that cost models of one's own need not have it; the engine takes it where it is there.
     """
 
     n_stages: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -100,7 +100,7 @@ def serving_stacks() -> Mapping[str, ServingStack]:
 def serving_stack(name: str, release: str | None = None) -> ServingStack:
     """The stack called *name*, as of *release*: the terms of the newest release that is not after it, or else of the oldest.
 
-    None: the newest. ValueError with the nearest valid names for another name, and for a release that does not begin with numbers.
+    None: the newest. ValueError with the nearest valid names for another name, and for what is no release.
     """
     releases = stack_releases().get(name)
     if releases is None:
@@ -113,7 +113,24 @@ def serving_stack(name: str, release: str | None = None) -> ServingStack:
     wanted = _numbers(release)
     if not wanted:
         raise ValueError(f"a release begins with numbers, such as {' or '.join(releases)}; got {release!r}")
-    return next((stack for each, stack in releases.items() if _numbers(each) <= wanted), list(releases.values())[-1])
+    if _RELEASE.fullmatch(release) is None:
+        raise ValueError(
+            f"a release is numbers with dots, such as {' or '.join(releases)}, and may end like 1.2.0rc6; got {release!r}"
+        )
+    return releases[at_or_before(release, releases)]
+
+
+_RELEASE = re.compile(
+    r"\d+(\.\d+)*([._-]?(a|alpha|b|beta|c|rc|pre|dev|post)[._-]?\d*)*(\+[a-z0-9._-]+)?", re.IGNORECASE
+)
+"""Numbers, and what PEP 440 lets follow them."""
+
+
+def at_or_before(release: str, known: Iterable[str]) -> str:
+    """Of *known* releases, the newest first, the first that is not after *release*, or else the oldest."""
+    known = tuple(known)
+    wanted = _numbers(release)
+    return next((each for each in known if _numbers(each) <= wanted), known[-1])
 
 
 def is_before(release: str, other: str) -> bool:

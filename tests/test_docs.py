@@ -35,6 +35,18 @@ def test_code_in_documents_runs(document: str, code: str, tmp_path: Path, monkey
         test()
 
 
+def test_the_page_on_python_has_all_that_documents_and_notebooks_import() -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    public = set(re.findall(r"`([\w.]+)`", page))
+    public |= {line.removeprefix("::: ") for line in page.splitlines() if line.startswith("::: ")}
+    codes = [*blocks(), *((path.name, path.read_text(encoding="utf-8")) for path in (ROOT / "notebooks").glob("*.py"))]
+    assert len(codes) > 8
+    for where, code in codes:
+        for module in re.findall(r"^\s*from ((?:sim|hwmodels|policies|workloads)[\w.]*) import", code, re.MULTILINE):
+            known = module in public or any(name.startswith(f"{module}.") for name in public)
+            assert known, f"{where} imports from {module}, which docs/reference/python.md does not have"
+
+
 def test_the_contributors_policy_runs_in_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sim import Scenario, simulate
 

@@ -30,10 +30,6 @@ class Survey:
         ]
         return (*(f"{name}: not understood: {reason}" for name, reason in self.not_understood.items()), *rows)
 
-    @property
-    def refused_rows(self) -> int:
-        return sum(sum(m.refused.values()) for m in self.measurements)
-
 
 def read_folder(folder: str | Path) -> list[Measurement]:
     """Every table of a folder, sorted by name; a file or row that is not understood is an error, not a gap."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import functools
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from hwmodels.tables import read_toml
 from sim.protocols.client import Protocol
 
 FILE = Path(__file__).with_name("protocols.toml")
@@ -18,7 +18,7 @@ FILE = Path(__file__).with_name("protocols.toml")
 @functools.cache
 def protocols() -> Mapping[str, Protocol]:
     """The protocols that are known: name -> protocol, read once from protocols.toml."""
-    table = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    table = read_toml(FILE)
     return {name: protocol({**entry, "name": name}) for name, entry in table.items()}
 
 

@@ -399,6 +399,8 @@ class Settings(Section):
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
     router: Policy = Policy(policy="round_robin")
     scheduler: Policy = Policy(policy="sarathi")
+    """Name it: a file that names no scheduler runs under `sarathi`, while `rooftrace run` without a file is the default scenario,
+    which asks for `vllm`, the serving stack's own."""
     decoding: DecodingSettings = DecodingSettings()
     stream_interval: Annotated[int, Field(ge=1)] = 1
     """Clients get the first token at once, then this many together, and the last: every so many tokens, or for serving_stack trtllm

@@ -40,13 +40,24 @@ SCHEDULERS: Mapping[str, str] = {
 }
 RENAMED: Mapping[str, str] = {"padded": "fastertransformer", "vllm-v1": "vllm", "vllm_v0": "vllm-v0"}
 """Names that policies had before, or that one may look for."""
-MOVED: Mapping[str, str] = {"policies.oneshot": "policies.single_pass"}
-"""Modules of policies that had another name before."""
+MOVED: Mapping[str, str] = {
+    "policies.oneshot": "policies.single_pass",
+    "policies.schedulers:Static": "policies.published:Static",
+    "policies.schedulers:Orca": "policies.published:Orca",
+    "policies.schedulers:Vllm": "policies.vllm:VllmV0",
+    "policies.schedulers:EvictNewest": "policies.wrappers:EvictNewest",
+    "policies.sarathi:Padded": "policies.published:FasterTransformer",
+}
+"""Modules of policies that had another name before, and classes that were elsewhere."""
 INNER = "inner"
 """The setting of a wrapper that is a policy itself."""
 AUTO = ("token_budget", "chunk", "max_num_batched_tokens")
 """Scheduler settings that may be AUTO_VALUE: chosen from the cost model."""
 AUTO_VALUE = "auto"
+ITERATION_TOKENS = ("token_budget", "max_num_batched_tokens", "max_num_tokens", "chunked_prefill_size", "chunk")
+"""What schedulers call the most tokens of an iteration, for the batch of the profile run."""
+SEQUENCES = ("max_sequences", "max_num_seqs", "max_running_requests", "max_batch_size", "batch_size")
+"""What they call the most sequences."""
 ROUTERS: Mapping[str, str] = {
     "round_robin": "policies.routers:RoundRobin",
     "random": "policies.routers:Random",
@@ -140,6 +151,8 @@ def _imported(name: str, *, key: str, method: str) -> Any:
     module, _, within = name.partition(":")
     if module in MOVED:
         raise ScenarioError(f"{key}: the module {module} is called {MOVED[module]}; write {MOVED[module]}:{within}")
+    if name in MOVED:
+        raise ScenarioError(f"{key}: {name} is elsewhere now; write {MOVED[name]}")
     try:
         found = load(name)
     except AttributeError:
@@ -186,6 +199,12 @@ def layers(policy: Any) -> Iterator[Any]:
     while policy is not None:
         yield policy
         policy = getattr(policy, INNER, None)
+
+
+def limit_of(scheduler: Any, names: tuple[str, ...]) -> int | None:
+    """The smallest that *scheduler*, or one that it wraps, sets of these; None where none does."""
+    found = [getattr(each, name, None) for each in layers(scheduler) for name in names]
+    return min((value for value in found if isinstance(value, int)), default=None)
 
 
 def shown_policy(policy: Any) -> str:

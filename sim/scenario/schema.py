@@ -23,8 +23,8 @@ def json_schema() -> dict[str, Any]:
     definitions["Distribution"] = _policy("distribution", named.DISTRIBUTIONS, number=True)
     del definitions["Policy"]
     for key, name in (("scheduler", "Scheduler"), ("router", "Router")):
-        default = schema["properties"][key].get("default")
-        schema["properties"][key] = {"$ref": f"#/$defs/{name}", "default": default}
+        kept = {kind: value for kind, value in schema["properties"][key].items() if kind in ("default", "description")}
+        schema["properties"][key] = {"$ref": f"#/$defs/{name}", **kept}
     rules = definitions["Window"]["properties"]["rule"]["enum"]
     definitions["Window"] = {
         "anyOf": [{"type": "string", "enum": [rule for rule in rules if rule != "arrivals"]}, definitions["Window"]]

@@ -15,9 +15,3 @@ def published(name: str) -> list[dict[str, str]]:
         raise ValueError(f"{name} is not a packaged table; there are {', '.join(known)}")
     lines = path.read_text(encoding="utf-8").splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
-
-
-def source_of(name: str) -> str:
-    """The source line of the table *name*."""
-    text = (files("sim") / "reproduce" / "data" / f"{name}.csv").read_text(encoding="utf-8")
-    return text.splitlines()[0].removeprefix("#").strip().removeprefix("source:").strip()

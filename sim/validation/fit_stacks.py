@@ -305,23 +305,6 @@ def residuals(points: Sequence[Point], predicted: np.ndarray) -> np.ndarray:
     return np.nan_to_num((np.log(predicted) - measured) * weight, nan=0.0).ravel()
 
 
-def by_differences(predict: Callable[[Point, ServingStack], tuple[float, float]]) -> Price:
-    """Slopes of *predict* by pricing each point again."""
-
-    def price(points: Sequence[Point], versions: Versions, steps: Mapping[str, float]) -> np.ndarray:
-        found = np.full((len(points), 1 + len(steps), 2), np.nan)
-        for i, point in enumerate(points):
-            stack = behind(point, versions)
-            found[i, 0] = predict(point, stack)
-            for k, (term, step) in enumerate(steps.items()):
-                own = stack.overheads
-                moved = replace(stack, overheads=replace(own, **{term: getattr(own, term) + step}))
-                found[i, 1 + k] = np.log(np.array(predict(point, moved)) / found[i, 0])
-        return found
-
-    return price
-
-
 def behind(point: Point, versions: Versions) -> ServingStack:
     """Whose terms price *point*."""
     return versions[point.release] if point.release in versions else next(iter(versions.values()))

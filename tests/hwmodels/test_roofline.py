@@ -65,6 +65,7 @@ def assert_scalars_and_arrays_agree(cost, batch):
         assert all(type(x) is float for x in one_by_one)
         assert together.dtype == np.float64
         assert together.tolist() == one_by_one
+    assert [cost.scalar_s(t) for t in batch] == [cost.iteration_s(t) for t in batch]
     assert cost.handover_s(arrays.rows).tolist() == [cost.handover_s(t.rows) for t in batch]
 
 

@@ -39,7 +39,6 @@ def test_plan_evens_out_what_equal_layers_leave_uneven():
     """GPT-2's head is as heavy as several layers, so that equal stages wait for the last."""
     plan = parallelise(load_model("gpt2"), load_device("v100-16"), inter_op=4, intra_op=1, tokens=1024)
     assert plan.beta < plan.equal_slowest_s * 4 / plan.pass_s
-    assert 0.0 < plan.saved_overhead <= 1.0
     assert plan.throughput_overhead == pytest.approx(plan.alpha * plan.beta)
 
 

@@ -64,8 +64,8 @@ def test_pipelines_are_not_told_what_was_measured_of_them(monkeypatch):
 
     as_published = simulated()
     changed = {
-        "alpaserve_v100_pipeline.csv": lambda row: row if row["stages"] == "1" else row | {"latency_s": "9"},
-        "alpaserve_stages.csv": lambda row: row | {"stage_s": " ".join("9" for _ in row["stage_s"].split())},
+        "v100_pipeline": lambda row: row if row["stages"] == "1" else row | {"latency_s": "9"},
+        "stages": lambda row: row | {"stage_s": " ".join("9" for _ in row["stage_s"].split())},
     }
     monkeypatch.setattr(stages, "table", lambda name: [changed[name](row) for row in table(name)])
     assert simulated() == as_published
@@ -129,10 +129,10 @@ def test_pictures_are_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("mine", "theirs", "columns"),
     [
-        ("alpaserve_ablation.csv", "alpaserve_ablation_artifact.csv", {"attainment": "slo_attainment"}),
-        ("alpaserve_v100_pipeline.csv", "alpaserve_v100_pipeline_latency.csv", {"latency_s": "e2e_latency_s"}),
+        ("ablation", "alpaserve_ablation_artifact.csv", {"attainment": "slo_attainment"}),
+        ("v100_pipeline", "alpaserve_v100_pipeline_latency.csv", {"latency_s": "e2e_latency_s"}),
         (
-            "alpaserve_sim_vs_cluster.csv",
+            "sim_vs_cluster",
             "alpaserve_sim_vs_real_artifact.csv",
             {"cluster": "attain_real", "their_simulator": "attain_sim"},
         ),

@@ -135,6 +135,24 @@ def test_another_vocabulary_is_accepted_when_the_user_insists():
     assert resolve(scenario(section)).manifest["decoding"]["draft"]["model"] == "gpt2"
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "most"),
+    [
+        ({"policy": "vllm", "max_num_seqs": 8}, 8),
+        ({"policy": "trtllm", "max_batch_size": 8}, 8),
+        ({"policy": "sglang", "max_running_requests": 8}, 8),
+        ({"policy": "cap", "max_sequences": 8, "inner": "vllm"}, 8),
+        ({"policy": "vllm", "max_num_seqs": 9}, 9),
+    ],
+)
+def test_the_largest_batch_is_by_the_limit_of_any_scheduler(scheduler: dict[str, object], most: int) -> None:
+    section = drafted(num_speculative_tokens=[[1, 8, 3]])
+    if most == 8:
+        resolve(scenario(section, scheduler=scheduler))
+    else:
+        assert f"up to {most} sequences may run" in refusal(section, scheduler=scheduler)
+
+
 def test_a_recording_with_too_few_rounds_is_refused_before_the_run(tmp_path):
     file = tmp_path / "acceptance.csv"
     file.write_text("request,round,accepted\n" + "".join(f"0,{r},2\n" for r in range(19)))

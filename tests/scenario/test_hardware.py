@@ -1,9 +1,11 @@
 """Which times a scenario uses, and what its manifest says of them."""
 
 import re
+from typing import Any
 
 import pytest
 
+from hwmodels.overheads import serving_stack
 from sim import Scenario, ScenarioError, simulate
 from sim.cli.commands.run import _expected
 from sim.scenario.assembly import resolve
@@ -108,6 +110,50 @@ def test_a_release_of_the_stack_has_overheads_of_its_own() -> None:
         resolve(scenario(serving_stack="vllm", serving_release="new"))
     with pytest.raises(ScenarioError, match="ideal has no releases"):
         resolve(scenario(serving_stack="ideal", serving_release="1"))
+    with pytest.raises(ScenarioError, match=r"serving_release: a release is numbers with dots, .* got '0\.zz'"):
+        resolve(scenario(serving_stack="vllm", serving_release="0.zz"))
+    with pytest.raises(
+        ScenarioError, match=r"serving_release: cost_model roofline has no overheads.*leave serving_release out"
+    ):
+        resolve(scenario(serving_stack="vllm", serving_release="0.12", cost_model="roofline"))
+
+
+@pytest.mark.parametrize("release", ["0.12", "0.12.0rc6", "1", "1.2.0.post1", "0.19.1+cu129", "0.5.6.dev3"])
+def test_releases_are_read_with_what_may_follow_their_numbers(release: str) -> None:
+    assert serving_stack("vllm", release).release in ("0.12", "0.14")
+
+
+def test_overheads_of_one_release_beside_the_memory_of_another_are_told() -> None:
+    def told(memory: dict[str, Any] | None = None, release: str = "0.19.1") -> list[str]:
+        asked = {"serving_stack": "vllm", "serving_release": release, "memory": memory or {}}
+        return [note for note in resolve(scenario(**asked)).manifest["notes"] if "serving_release" in note]
+
+    assert (
+        told({"release": "0.19"})
+        == told({"kv_blocks": 99})
+        == told({"release": "0.11"}, "0.12")
+        == told(release="0.33")
+        == []
+    )
+    assert told({"release": "0.11"}) == [
+        "serving_release is 0.19.1, and memory is divided as vllm 0.11 does it; the account of memory for that release is "
+        "memory.release: '0.19'."
+    ]
+    (note,) = told()
+    assert "memory is divided as vllm 0.32" in note
+
+
+def test_what_the_cache_would_have_been_made_of_is_told_where_its_blocks_are_given() -> None:
+    def told(**memory: Any) -> list[str]:
+        built = resolve(scenario(serving_stack="vllm", memory={"kv_blocks": 99, **memory}))
+        assert built.experiment.replicas[0].kv_blocks == 98
+        return [note for note in built.manifest["notes"] if "memory.kv_blocks" in note]
+
+    assert told() == []
+    (note,) = told(gpu_memory_utilization=0.8)
+    assert "memory.gpu_memory_utilization beside it changes the account" in note
+    (note,) = told(reserve_bytes=1e9, release="0.19")
+    assert "memory.reserve_bytes and memory.release beside it change the account" in note
 
 
 def test_intervals_widen_on_borrowed_devices_and_are_of_gpus_alone() -> None:
@@ -145,7 +191,8 @@ def test_a_saturated_run_has_no_interval() -> None:
 
 def test_a_release_before_all_that_are_known_is_noted() -> None:
     def notes(release: str) -> list[str]:
-        return resolve(scenario(serving_stack="vllm", serving_release=release)).manifest["notes"]
+        found = resolve(scenario(serving_stack="vllm", serving_release=release)).manifest["notes"]
+        return [note for note in found if "stand in" in note]
 
     assert notes("0.9") == [
         "serving_release 0.9 is older than all of vllm whose overheads are known: those of 0.12 stand in."

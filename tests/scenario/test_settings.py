@@ -1,5 +1,6 @@
 import pickle
 import typing
+from pathlib import Path
 
 import pytest
 
@@ -7,6 +8,7 @@ from hwmodels.precision import PRECISIONS
 from sim.errors import ScenarioError
 from sim.scenario import Scenario, named
 from sim.scenario.keys import KvPrecision, TraceFormat, WeightPrecision
+from sim.scenario.schema import json_schema
 from sim.scenario.yaml import parse_yaml
 from workloads import FORMATS
 
@@ -276,3 +278,13 @@ def test_an_unknown_protocol_is_answered_with_the_nearest():
 def test_scenarios_without_a_protocol_or_a_release_keep_their_names():
     assert Scenario().hash == Scenario(serving_release=None).hash
     assert Scenario(serving_release="0.12").hash != Scenario().hash
+
+
+def test_what_runs_without_a_scheduler_is_written_where_one_looks():
+    assert (Scenario().scheduler.policy, Scenario.default().scheduler.policy) == ("sarathi", "vllm")
+    written = json_schema()["properties"]["scheduler"]["description"]
+    assert "`sarathi`" in written
+    assert "`vllm`" in written
+    assert "names no scheduler runs under `sarathi`" in (Path(__file__).parents[2] / "README.md").read_text(
+        encoding="utf-8"
+    )

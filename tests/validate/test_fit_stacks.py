@@ -20,7 +20,7 @@ from sim.validation.fit_stacks import (
     STRANGE,
     Point,
     _eager_points,
-    by_differences,
+    behind,
     fit_what_matters,
     fold_of,
     given,
@@ -96,6 +96,23 @@ def test_the_fit_moves_all_that_is_called_fitted(name, shared):
     steps = {term: 0.1 * getattr(stack.overheads, term) for term in terms}
     moved = np.nanmax(np.abs([predict_and_slopes(point, stack, steps)[1:] for point in points]), axis=(0, 2))
     assert {term: float(most) for term, most in zip(terms, moved, strict=True) if not most > 1e-4} == {}
+
+
+def by_differences(predict):
+    """Slopes of *predict* by pricing each point again."""
+
+    def price(points, versions, steps):
+        found = np.full((len(points), 1 + len(steps), 2), np.nan)
+        for i, point in enumerate(points):
+            stack = behind(point, versions)
+            found[i, 0] = predict(point, stack)
+            for k, (term, step) in enumerate(steps.items()):
+                own = stack.overheads
+                moved = replace(stack, overheads=replace(own, **{term: getattr(own, term) + step}))
+                found[i, 1 + k] = np.log(np.array(predict(point, moved)) / found[i, 0])
+        return found
+
+    return price
 
 
 def test_slopes_on_a_frozen_schedule_are_those_of_another_replay():

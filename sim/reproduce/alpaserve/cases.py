@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 from collections.abc import Sequence
-from importlib.resources import files
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +19,7 @@ from policies.placement import (
 )
 from sim.placement import ARTIFACT_OVERHEAD_S, ARTIFACT_STAGE_OVERHEAD, Serving, find
 from sim.placement.groups import GroupExperiment, GroupSpec, run_groups
+from sim.theory.published import published
 from workloads import Fixed, Gamma, Trace, multi_model, power_law_rates
 
 SERVICE_S = 0.39625  # one 6.7B model on one V100 (artifact, illustrative_example.py)
@@ -38,9 +37,8 @@ SEARCHES: dict[str, PlacementSearch] = {
 
 
 def table(name: str) -> list[dict[str, str]]:
-    """Rows of a packaged table, `data/NAME`."""
-    text = files("sim.reproduce").joinpath("data", name).read_text(encoding="utf-8")
-    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+    """Rows of a packaged table, `data/alpaserve_NAME.csv`."""
+    return published(f"alpaserve_{name}")
 
 
 def traffic(

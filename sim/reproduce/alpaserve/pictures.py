@@ -105,7 +105,7 @@ def _very_large_figure() -> Figure:
 def _cluster_figure() -> Figure:
     from sim.plots.placement import attainment_figure
 
-    recorded = table("alpaserve_sim_vs_cluster.csv")
+    recorded = table("sim_vs_cluster")
     scales = sorted({float(row["slo_scale"]) for row in recorded})
     lines: dict[str, list[float]] = {}
     for policy, title in (("mp-search", "AlpaServe"), ("sr-greedy", "replication")):

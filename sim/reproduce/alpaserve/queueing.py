@@ -54,7 +54,7 @@ def two_models(quick: bool) -> Iterator[Row]:
 
 
 def closed_forms(quick: bool) -> Iterator[Row]:
-    published = {float(row["load"]): row for row in table("alpaserve_md1.csv")}
+    published = {float(row["load"]): row for row in table("md1")}
     for load, row in published.items():
         rate = load / SERVICE_S
         forms = (

@@ -52,7 +52,7 @@ class Recorded:
 def cluster(quick: bool) -> Iterator[Row]:
     """24 models on 16 GPUs, measured on the artifact's cluster and by its simulator."""
     measured, theirs = [], []
-    for row in table("alpaserve_sim_vs_cluster.csv"):
+    for row in table("sim_vs_cluster"):
         scale, policy = float(row["slo_scale"]), row["policy"]
         seeds = range(3 if quick else 8)
         simulated = float(np.mean([_served_by_events(SEARCHES[policy], single(seed, scale)) for seed in seeds]))
@@ -125,7 +125,7 @@ def _ablation(keep: Callable[[int, float], bool], quick: bool) -> Iterator[Row]:
 def ablation_points(quick: bool) -> Iterator[Row]:
     """What is recorded of the ablation at CV 8 and at SLO scale 1."""
     part = []
-    for row in table("alpaserve_ablation_points.csv"):
+    for row in table("ablation_points"):
         cv, scale, policy = float(row["cv"]), float(row["slo_scale"]), row["policy"]
         seeds = range(1 if quick or policy == "mp-search-sep" else 3)
         found = [attainment(SEARCHES[policy], mixed(seed, 64.0, 32, cv, scale)) for seed in seeds]
@@ -154,7 +154,7 @@ def _ablation_rows(part: Sequence[Recorded]) -> Iterator[Row]:
 
 def _ablation_found(keep: Callable[[int, float], bool], quick: bool) -> Iterator[Recorded]:
     known: dict[tuple[int, float, str], float] = {}
-    for row in table("alpaserve_ablation.csv"):
+    for row in table("ablation"):
         devices, rate, policy = int(row["devices"]), float(row["rate_per_s"]), row["policy"]
         if not keep(devices, rate) or (quick and (devices, rate) not in _QUICK):
             continue
@@ -175,7 +175,7 @@ def _ablation_found(keep: Callable[[int, float], bool], quick: bool) -> Iterator
 
 def azure(_quick: bool) -> Iterator[Row]:
     """Set S3 on the traces of Azure Functions, which are not here."""
-    for row in table("alpaserve_s3.csv"):
+    for row in table("s3"):
         for policy in ("replication", "clockwork", "alpaserve"):
             if not row[policy]:
                 continue

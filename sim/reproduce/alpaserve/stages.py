@@ -27,7 +27,7 @@ def rows(_quick: bool) -> Iterator[Row]:
 
 
 def _pipelines() -> Iterator[Row]:
-    found = table("alpaserve_v100_pipeline.csv")
+    found = table("v100_pipeline")
     single_s = {(row["model"], row["batch"]): float(row["latency_s"]) for row in found if row["stages"] == "1"}
     for row in found:
         stages, batch, printed_s = int(row["stages"]), int(row["batch"]), float(row["latency_s"])
@@ -50,7 +50,7 @@ def _pipelines() -> Iterator[Row]:
 
 
 def _stages() -> Iterator[Row]:
-    for row in table("alpaserve_stages.csv"):
+    for row in table("stages"):
         shape = (int(row["inter_op"]), int(row["intra_op"]))
         timed = [float(stage) for stage in row["stage_s"].split()]
         single_s = float(row["single_s"])

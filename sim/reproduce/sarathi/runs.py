@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
-from importlib import resources
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +14,7 @@ from policies.sarathi import DecodeMaximal
 from policies.view import Scheduler
 from sim.engine import Columns, Experiment, ReplicaSpec, run
 from sim.reproduce.sarathi.machines import deployment
+from sim.theory.published import published as packaged
 from workloads import Trace
 
 AMPLE_BLOCKS = 1 << 24
@@ -29,8 +28,7 @@ SHOWN = "shown only"
 
 def published(name: str) -> list[dict[str, str]]:
     """Rows of one table of published numbers, `data/sarathi_NAME.csv`."""
-    text = resources.files("sim.reproduce").joinpath(f"data/sarathi_{name}.csv").read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
+    return packaged(f"sarathi_{name}")
 
 
 def cost_of(

@@ -104,11 +104,8 @@ def build_decoding(
 
 def _most_running(scheduler: Scheduler, workload: Trace | ClosedLoop) -> int:
     """The largest batch there can be: the scheduler's own limit where it has one, and all requests otherwise."""
-    limit = len(workload)
-    for each in named.layers(scheduler):
-        for name in ("max_sequences", "batch_size"):
-            limit = min(limit, getattr(each, name, None) or limit)
-    return max(limit, 1)
+    limit = named.limit_of(scheduler, named.SEQUENCES)
+    return max(len(workload) if limit is None else min(limit, len(workload)), 1)
 
 
 def _adaptive(

@@ -30,6 +30,11 @@ def deployment_of(scenario: Scenario) -> Deployment:
         raise ScenarioError(
             f"{scenario.source}: {what}: this is about one deployment; leave {what} out (--set {what}=null)"
         )
+    if scenario.cost_model == "roofline" and scenario.serving_release is not None:
+        raise ScenarioError(
+            f"{scenario.source}: serving_release: cost_model roofline has no overheads, of this release or another; leave "
+            "serving_release out (--set serving_release=null), or cost_model"
+        )
     with told_by(scenario, "model"):
         model = load_model(scenario.find(scenario.model) or scenario.model)
     with told_by(scenario, "hardware"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
@@ -16,14 +18,8 @@ from sim.scenario.workload import mean_context, workload_of
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
-    from hwmodels.memory import MemoryPlan
+    from hwmodels.memory import MemoryPlan, StackMemory
     from workloads import ClosedLoop, Trace
-
-
-ITERATION_TOKENS = ("token_budget", "max_num_batched_tokens", "max_num_tokens", "chunked_prefill_size", "chunk")
-"""What schedulers call the most tokens of an iteration, for the batch of the profile run."""
-SEQUENCES = ("max_sequences", "max_num_seqs", "max_running_requests", "max_batch_size", "batch_size")
-"""What they call the most sequences."""
 
 
 def memory_plan_of(scenario: Scenario) -> tuple[Deployment, MemoryPlan]:
@@ -50,7 +46,8 @@ def memory_of(
 ) -> MemoryPlan:
     """How the memory of *scenario*'s devices is divided; its *scheduler*'s limits, or else the stack's, are those of the profile
     run. Layers that do not keep every token are counted at the mean context of *workload*, or else at the longest.
-    ValueError for a share by another stack's name, or a release that is not known."""
+    ValueError for a share by another stack's name, or a release that is not known. What is given and changes nothing, and an
+    account of another release than the overheads', are among the plan's notes."""
     from hwmodels.memory import engine_defaults, memory_plan, stack_memory
 
     memory, stack = scenario.memory, scenario.serving_stack
@@ -63,9 +60,9 @@ def memory_of(
         who = "cost_model roofline" if scenario.cost_model == "roofline" else f"serving_stack {stack}"
         raise ValueError(f"memory.{strange} is another stack's name; with {who} it is memory.{setting}")
     defaults = engine_defaults(stack, deployment.device, tensor=deployment.parallel.tensor)
-    tokens = _limit(scheduler, ITERATION_TOKENS)
-    sequences = _limit(scheduler, SEQUENCES)
-    return memory_plan(
+    tokens = named.limit_of(scheduler, named.ITERATION_TOKENS)
+    sequences = named.limit_of(scheduler, named.SEQUENCES)
+    plan = memory_plan(
         deployment,
         rules,
         tokens=defaults.max_num_batched_tokens if tokens is None else tokens,
@@ -77,12 +74,37 @@ def memory_of(
         override=memory.kv_blocks,
         context_tokens=None if workload is None else mean_context(workload),
     )
+    return replace(plan, notes=(*plan.notes, *_without_effect(scenario), *_of_two_releases(scenario, rules)))
 
 
-def _limit(scheduler: Any, names: tuple[str, ...]) -> int | None:
-    """The smallest that *scheduler*, or one that it wraps, sets of these; None where none does."""
-    found = [getattr(each, name, None) for each in named.layers(scheduler) for name in names]
-    return min((value for value in found if isinstance(value, int)), default=None)
+def _without_effect(scenario: Scenario) -> Iterator[str]:
+    """Says so where the cache's size is given and something beside it that would have decided it."""
+    memory = scenario.memory
+    if memory.kv_blocks is None:
+        return
+    keys = [*memory.shares, *(key for key in ("reserve_bytes", "release") if key in memory.model_fields_set)]
+    beside = [f"memory.{key}" for key in keys if getattr(memory, key) is not None]
+    if beside:
+        yield (
+            f"memory.kv_blocks says how large the cache is; {' and '.join(beside)} beside it change{'s' * (len(beside) == 1)} "
+            "the account of the memory that the manifest has, not the blocks."
+        )
+
+
+def _of_two_releases(scenario: Scenario, rules: StackMemory | None) -> Iterator[str]:
+    """Says so where overheads are those of one release of the stack, and the account of memory that of another."""
+    from hwmodels.memory import stack_memories
+    from hwmodels.overheads import at_or_before
+
+    release = scenario.serving_release
+    if release is None or rules is None or scenario.memory.kv_blocks is not None:
+        return
+    meant = at_or_before(release, stack_memories()[rules.stack])
+    if meant != rules.release:
+        yield (
+            f"serving_release is {release}, and memory is divided as {rules.stack} {rules.release} does it; the account of memory "
+            f"for that release is memory.release: '{meant}'."
+        )
 
 
 def shared_plan(pool: PoolOf, i: int, scheduler: Any, workload: Trace | ClosedLoop) -> MemoryPlan:

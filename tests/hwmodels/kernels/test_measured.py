@@ -222,7 +222,7 @@ def test_what_is_not_understood_is_named_and_counted_and_the_rest_is_read(tmp_pa
     }
     assert set(found.not_understood) == {"notes.csv", "photo.csv"}
     assert "no text in UTF-8" in found.not_understood["photo.csv"]
-    assert found.refused_rows == 5
+    assert sum(sum(each.refused.values()) for each in found.measurements) == 5
     assert len(found.left_out) == 6
     with pytest.raises(ValueError, match="line 5 has 2 cells, the header 4"):
         survey(tmp_path, strict=True)
