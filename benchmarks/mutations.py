@@ -117,8 +117,8 @@ MUTATIONS = [
         PREFIXES,
         (
             "a span goes on though who waits may find more",
-            "if hold > 1 and queue and self._kv.writes:",
-            "if hold > 1 and queue and False:",
+            "if hold > 1 and queue and (self._kv.writes or (self._caches and not self._alone)):",
+            "if hold > 1 and queue and (self._caches and not self._alone):",
         ),
     ),
     *_of(
