@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from hwmodels.gpu import GpuKernels
 from hwmodels.kernels.families import FAMILIES
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import LatentAttention, ModelSpec
+from hwmodels.operations import StageWork
 from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
@@ -63,17 +65,32 @@ class Calibrated:
             }
         return found
 
-    def stand_ins(self, spec: ModelSpec, device: Device) -> tuple[str, ...]:
-        """A sentence for each format of *spec* that another format's, software's or device's measurements price."""
+    def stand_ins(self, spec: ModelSpec, device: Device, stages: Sequence[StageWork]) -> tuple[str, ...]:
+        """A sentence for each kernel of *spec*'s *stages* that another format's, software's or device's measurements price."""
+        kernels = self._gpu(device)
+        return () if kernels is None else tuple(kernels.stand_ins(_dense(spec), stages))
+
+    def loan(
+        self, spec: ModelSpec, device: Device, stages: Sequence[StageWork], *, network_alone: bool = False
+    ) -> tuple[float, float]:
+        """Between which factors of what is priced the times of the lent kernels of *stages* lie nine times in ten.
+
+        The ends are the widest of any kernel's; (1, 1) where nothing is lent, and for a device that is no GPU. Kernels that only
+        stream take little of a step, and are left out. *network_alone*: of kernels that run over the network between nodes.
+        """
+        kernels = self._gpu(device)
+        uses = [] if kernels is None else kernels.uses(_dense(spec), stages)
+        lent = [
+            use.kernel.provenance.spread
+            for use in uses
+            if use.kernel.provenance.borrowed_from and (use.far or not network_alone)
+        ]
+        low = min((1.0 + each.low_pct / 100.0 for each in lent), default=1.0)
+        return min(1.0, low), max((1.0, *(1.0 + each.high_pct / 100.0 for each in lent)))
+
+    def _gpu(self, device: Device) -> GpuKernels | None:
         profile = self.load(device)
-        if profile.kind != "gpu":
-            return ()
-        kernels = GpuKernels(device=device, profile=profile, stack=self.stack, layers=1)
-        products = (spec.attention_precision, spec.mlp_precision, spec.base_precision)
-        if spec.experts is None:
-            return tuple(kernels.stand_ins(products, None, spec.hidden, 0, 0))
-        topk, count = spec.experts.per_token, spec.experts.n_experts
-        return tuple(kernels.stand_ins(products, spec.expert_precision, spec.hidden, topk, count))
+        return GpuKernels(device=device, profile=profile, stack=self.stack, layers=1) if profile.kind == "gpu" else None
 
     def __call__(
         self,
@@ -115,3 +132,26 @@ class Calibrated:
             expert_layers=layers if spec.experts is not None else 0,
         )
         return LayerwiseCost.on(device, spec, parallel, kernels, kv_precision=kv_precision)
+
+
+def _dense(spec: ModelSpec) -> tuple[str, ...]:
+    """The precisions of the dense layers."""
+    return spec.attention_precision, spec.mlp_precision, spec.base_precision
+
+
+def families_of(stages: Sequence[StageWork], kind: str) -> tuple[str, ...]:
+    """The families of kernels that price *stages* on a device of *kind* (gpu or tpu), but for what only streams."""
+    softmax = any(shape.kind == "gqa" for stage in stages for shape in stage.attention)
+    latent = any(shape.kind != "gqa" for stage in stages for shape in stage.attention)
+    asked = (
+        ("gemm", True),
+        ("prefill", softmax),
+        ("decode", softmax),
+        ("moe", any(stage.experts is not None for stage in stages)),
+        ("mla_prefill", latent),
+        ("mla_decode", latent),
+        ("linear_prefill", any(stage.recurrence is not None for stage in stages)),
+        ("linear_decode", any(stage.recurrence is not None for stage in stages)),
+        ("collective", any(stage.collectives for stage in stages)),
+    )
+    return tuple(f"tpu_{name}" if kind == "tpu" else name for name, used in asked if used)

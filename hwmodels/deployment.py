@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hwmodels.cache import StageCache, cached_kinds
-from hwmodels.calibrated import Calibrated
+from hwmodels.calibrated import Calibrated, families_of
 from hwmodels.cost import CostModel
 from hwmodels.device import Device, device_catalogue
 from hwmodels.hardware import load_hardware
@@ -75,8 +75,34 @@ class Deployment:
 
     @property
     def stand_ins(self) -> tuple[str, ...]:
-        """A sentence for each format that another format's, software's or device's measurements price."""
-        return self.made_by.stand_ins(self.model, self.device) if isinstance(self.made_by, Calibrated) else ()
+        """A sentence for each kernel that another format's, software's or device's measurements price."""
+        if not isinstance(self.made_by, Calibrated):
+            return ()
+        return self.made_by.stand_ins(self.model, self.device, self._stages())
+
+    @property
+    def least_step_s(self) -> float:
+        """What a step reads of the weights for one sequence, over the datasheet's bandwidth: no token takes less."""
+        read_bytes = sum(
+            sum(linear.weight_bytes for linear in stage.linears)
+            + (0.0 if stage.experts is None else float(stage.experts.read_bytes(1.0)))
+            for stage in self._stages()
+        )
+        return read_bytes / self.device.hbm_bytes_per_s
+
+    def loan(self, *, network_alone: bool = False) -> tuple[float, float]:
+        """Between which factors of what is priced the times of lent kernels lie nine times in ten; (1, 1) where none is lent.
+
+        *network_alone*: of those that run over the network between nodes.
+        """
+        if not isinstance(self.made_by, Calibrated):
+            return 1.0, 1.0
+        return self.made_by.loan(self.model, self.device, self._stages(), network_alone=network_alone)
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The families of kernels that price it; none where there is no calibrated profile."""
+        return () if self.profile is None else families_of(self._stages(), self.profile.kind)
 
     def _stages(self) -> tuple[StageWork, ...]:
         return _stages(self.model, self.parallel, self.kv_precision)

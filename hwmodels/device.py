@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -254,6 +255,8 @@ def device_catalogue() -> Mapping[str, Device]:
 def load_device(name_or_path: str | Path) -> Device:
     """The device called *name_or_path* (name or alias, case and underscores ignored), or that of a datasheet in TOML.
 
+    Names may have the maker before them, as drivers print them: NVIDIA H100 80GB HBM3.
+
     ValueError with the nearest names for an unknown one.
     """
     text = str(name_or_path)
@@ -271,8 +274,9 @@ def load_device(name_or_path: str | Path) -> Device:
         for name in (device.name, *device.aliases):
             names[name] = device
     key = text.strip().lower().replace("_", "-").replace(" ", "-")
-    if key in names:
-        return names[key]
+    for spelt in (key, re.sub(r"^(nvidia-(geforce-)?|tesla-|amd-(instinct-)?)", "", key)):
+        if spelt in names:
+            return names[spelt]
     near = difflib.get_close_matches(key, names, n=3, cutoff=0.4) or sorted(device_catalogue())
     raise ValueError(
         f"unknown hardware {text!r}; nearest valid names: {', '.join(near)} (or a path to a .toml profile)"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from hwmodels.kernels.gemm import library_of
 from hwmodels.kernels.linear_attention import KERNELS, LinearDecodeForm, LinearPrefillForm, layer_forms
 from hwmodels.kernels.moe import EXPERT_FORMATS, ExpertFormat
 from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, Running
-from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence
+from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence, StageWork
 from hwmodels.precision import precision as number_format
-from hwmodels.profiles import Profile
+from hwmodels.profiles import Kernel, Profile
 from hwmodels.stack_kernels import WIDTH, StackKernels, Table, gemm_nodes, moe_nodes
 
 _CALIBRATED = ("torch", "jax")  # cuBLAS on operands that are in the format already
@@ -35,6 +35,17 @@ _FORMATS = {
 _EXPERTS_AS = {
     ("mxfp4", "fp8"): "mxfp4_mxfp8", ("nvfp4", "bf16"): "mxfp4", ("int4_g32", "bf16"): "int4", ("fp16", "bf16"): "bf16",
 }  # fmt: skip
+
+
+class Use(NamedTuple):
+    """A kernel that prices part of a deployment."""
+
+    what: str
+    kernel: Kernel
+    usual: frozenset[str]
+    """The variants that are the stack's own for the format."""
+    far: bool
+    """Whether it runs over the network between nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,34 +75,79 @@ class GpuKernels(StackKernels):
             return ("sglang", *self.sources)
         return self.sources
 
-    def stand_ins(
-        self, products: Iterable[str], experts: str | None, hidden: int, topk: int, count: int
-    ) -> Iterator[str]:
-        """A sentence for each format whose products or experts are priced by a table of another format, software or device.
+    def uses(self, products: Iterable[str], stages: Iterable[StageWork]) -> list[Use]:
+        """The kernels that price *stages*, but for what only streams: of each the best that the profile has.
 
-        `products` are the precisions of the dense layers, `experts` that of the routed experts or None: `topk` of
-        `count`, `hidden` wide.
+        `products` are the precisions of the dense layers.
         """
-        asked: list[tuple[str, str, Sequence[str]]] = []
+        found: dict[tuple[str, str], Use] = {}
+
+        def ask(what: str, family: str, variants: Sequence[str], usual: Iterable[str], far: bool = False) -> None:
+            kernel = self.profile.kernel(family, variants)
+            if kernel is not None:
+                found.setdefault((what, kernel.variant), Use(what, kernel, frozenset(usual), far))
+
         for precision in dict.fromkeys(products):
             dtype, _, expanded = self.arithmetic(precision)
             variants = _variants(self.sources, product_format(precision, dtype))
             # No product of expanded weights has been timed: those of 16 bits stand in, reading narrower weights.
-            wanted = [f"{precision}/{self.sources[0]}"] if expanded else []
-            asked.append((f"{precision} matrix products", "gemm", [*wanted, *variants]))
-        if experts is not None:
-            own = expert_format(experts, self.arithmetic(experts)[0])
-            variants = _expert_variants(self.profile, self._expert_sources(experts), own, hidden, topk, count)
-            asked.append((f"{experts} experts", "moe", variants))
-        for what, family, variants in asked:
-            kernel = self.profile.kernel(family, variants)
-            # Experts that a stack runs as the format's usual ones have no table of their own.
-            usual = {variants[0], variants[0].replace("-other", "").replace("-refused", "")}
-            if kernel is None or (kernel.variant in usual and not kernel.provenance.borrowed_from):
+            usual = f"{precision}/{self.sources[0]}" if expanded else variants[0]
+            ask(f"{precision} matrix products", "gemm", variants, [usual])
+        for stage in stages:
+            if stage.experts is not None:
+                precision = stage.experts.precision
+                own = expert_format(precision, self.arithmetic(precision)[0])
+                variants = _layer_variants(self.profile, self._expert_sources(precision), own, stage.experts)
+                # Experts that a stack runs as the format's usual ones have no table of their own.
+                usual = {variants[0], variants[0].replace("-other", "").replace("-refused", "")}
+                ask(f"{precision} experts", "moe", variants, usual)
+            for shape in stage.attention:
+                self._ask_attention(ask, shape)
+            if stage.recurrence is not None and self.profile.has("linear_decode"):
+                for family, whose in (("linear_prefill", "prompts"), ("linear_decode", "decodes")):
+                    for kernel in KERNELS:
+                        variants = [f"{kernel}/{source}" for source in self.sources]
+                        ask(f"linear attention's {kernel} kernels for {whose}", family, variants, variants[:1])
+            if self.profile.links_measured:
+                for each in stage.collectives:
+                    far = each.n > self.device.devices_per_node
+                    variants = self.link_variants(each.kind, far)
+                    ask(
+                        "collectives between nodes" if far else "collectives", "collective", variants, variants[:1], far
+                    )
+        return list(found.values())
+
+    def _ask_attention(self, ask: Callable[..., None], shape: AttentionShape) -> None:
+        cache = _cache_bytes(shape)
+        if shape.kind == "gqa":
+            for family, whose in (("prefill", "prompts"), ("decode", "decodes")):
+                variants = self.attention_variants(shape, cache, prompts=whose == "prompts")
+                ask(f"attention kernels for {whose}", family, variants, variants[:1])
+        else:
+            prompts = self._latent_variants("mla_prefill", cache, absorbed=shape.kind == "indexer" or shape.absorbed)
+            decodes = self._latent_variants("mla_decode", cache)
+            for family, whose, variants in (("mla_prefill", "prompts", prompts), ("mla_decode", "decodes", decodes)):
+                own = [name for name in variants[:1] if self.sources[0] in name]
+                kind = "indexer" if shape.kind == "indexer" else "latent-attention"
+                ask(f"{kind} kernels for {whose}", family, variants, own)
+
+    def stand_ins(self, products: Iterable[str], stages: Iterable[StageWork]) -> Iterator[str]:
+        """A sentence for each of `uses` that was measured of another format, with other software or on another device.
+
+        Where nothing was measured on the device the profile's note says who lends; what is left to say is which kernels are of
+        another format or software, and which cross a network.
+        """
+        lent = not self.profile.kernels
+        priced: dict[tuple[str, str], list[str]] = {}
+        for what, kernel, usual, far in self.uses(products, stages):
+            other = kernel.provenance.borrowed_from
+            if kernel.variant in usual and (not other or (lent and not far)):
                 continue
-            place = kernel.provenance.borrowed_from or self.profile.name
+            priced.setdefault((kernel.variant, other or self.profile.name), []).append(what)
+        for (variant, place), what in priced.items():
             yield (
-                f"{self.device.name}: {what} under {self.stack.kernels} are priced as {kernel.variant} was measured on {place}."
+                f"{self.device.name}: {' and '.join(what)} under {self.stack.kernels} are priced as {variant} was measured on "
+                f"{place}."
             )
 
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
@@ -165,7 +221,10 @@ class GpuKernels(StackKernels):
         )
 
     def _latent(self, family: str, cache_bytes: float, *, absorbed: bool = False) -> Any:
-        """The measured kernel that stands for the stack's.
+        return self.profile.get(family, self._latent_variants(family, cache_bytes, absorbed=absorbed))
+
+    def _latent_variants(self, family: str, cache_bytes: float, *, absorbed: bool = False) -> list[str]:
+        """The measured kernels that may stand for the stack's, the best first.
 
         All stacks expand keys and values of fresh prompts, as TensorRT-LLM's tables have it and SGLang's on Blackwell;
         on Hopper SGLang's table times its absorbed kernel, which its server runs behind a short prefix only (0.5.23,
@@ -177,7 +236,7 @@ class GpuKernels(StackKernels):
         if absorbed:
             names = {"sglang-absorbed": None, **names}
         formats = ("fp8/", "") if cache_bytes < 1.5 else ("",)
-        return self.profile.get(family, [fmt + name for name in names for fmt in formats])
+        return [fmt + name for name in names for fmt in formats]
 
     def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
         """By the kernels measured; by the datasheet where the profile has none.

@@ -133,6 +133,11 @@ def at_or_before(release: str, known: Iterable[str]) -> str:
     return next((each for each in known if _numbers(each) <= wanted), known[-1])
 
 
+def is_before(release: str, other: str) -> bool:
+    """Whether *release* came before *other*; nothing came before an *other* without numbers."""
+    return bool(_numbers(other)) and _numbers(release) < _numbers(other)
+
+
 def _numbers(release: str) -> tuple[int, ...]:
     """The leading numbers of a release, by which releases are in order: (1, 2) for 1.2.0rc6 and for 1.2."""
     found = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", release)

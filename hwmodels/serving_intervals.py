@@ -3,6 +3,10 @@
 The widths are in serving_intervals.toml, which `python -m sim.validation.fit_stacks --intervals` writes: for each stack the 5th and
 95th percentile of measured over predicted, on rows of which the fit had seen nothing of the deployment, of the model, or of the
 device. A prediction is multiplied by them. They are of means over closed-loop benchmarks, the kind of figure that was held back.
+
+Those rows are of GPUs whose kernels were measured, but for a few that their profiles borrow, whose errors the rows contain. On a
+device that no row is of, and over a network between nodes, both ends move out by the interval of what is lent, that of the family
+with the widest: an upper bound, as if all of a step's time were that family's and its error came on top of what the rows show.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from hwmodels.tables import ROOM, read_toml
 
 FILE = ROOM / "serving_intervals.toml"
 QUANTITIES = ("tpot_s", "ttft_s")
+KIND = "gpu"
+"""The kind of device that the rows are of; they say nothing of another."""
 
 
 class Factors(NamedTuple):
@@ -45,14 +51,23 @@ def _table() -> Mapping[str, Mapping[str, Any]]:
     return read_toml(FILE)
 
 
-def serving_interval(stack: str, model: str, device: str) -> ServingInterval | None:
-    """The interval of *model* on *device* (catalogue names) behind *stack*; None for a stack that no runs were held back of.
+def has_rows(stack: str, device: str) -> bool:
+    """Whether rows of *stack* on *device* (catalogue names) were held back."""
+    return device in _table().get(stack, {}).get("devices", ())
+
+
+def serving_interval(
+    stack: str, model: str, device: str, *, kind: str = KIND, loan: tuple[float, float] = (1.0, 1.0)
+) -> ServingInterval | None:
+    """The interval of *model* on *device* (catalogue names) behind *stack*; None for a stack that no runs were held back of, and
+    for a device of another *kind* (gpu, tpu or cpu) than those of the rows.
 
     It widens where the model, or the device, is not among those that the stack's terms were fitted to; where neither is, both
-    widenings count.
+    widenings count. *loan*: between which factors the kernels' measured times lie nine times in ten, where others lent them; an
+    end that would narrow the interval counts as 1.
     """
     entry = _table().get(stack)
-    if entry is None:
+    if entry is None or kind != KIND:
         return None
     strange = [
         what
@@ -67,9 +82,11 @@ def serving_interval(stack: str, model: str, device: str) -> ServingInterval | N
             # Never narrower than that of a deployment alone, and one widening on top of the other.
             low *= min(1.0, widths[what][0] / widths["deployment"][0])
             high *= max(1.0, widths[what][1] / widths["deployment"][1])
-        found[quantity] = Factors(low, high)
+        found[quantity] = Factors(low * min(1.0, loan[0]), high * max(1.0, loan[1]))
     held = {"": "deployment", "model": "model", "device": "device", "model device": "model and device"}[
         " ".join(strange)
     ]
     basis = f"{entry['rows']:,} rows of {stack} whose {held} no fit had seen"
+    if loan[0] < 1.0 or loan[1] > 1.0:
+        basis += f", times {loan[0]:.2g} to {loan[1]:.2g} for kernels that were not measured on {device}"
     return ServingInterval(tpot=found["tpot_s"], ttft=found["ttft_s"], basis=basis)

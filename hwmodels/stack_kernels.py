@@ -163,18 +163,22 @@ class StackKernels:
             return None
         return self.device.network if between_nodes else self.device.link
 
+    def link_variants(self, kind: str, between_nodes: bool) -> list[str]:
+        """Parameter sets that may price a collective of *kind*, the best first."""
+        if between_nodes:
+            return [f"{kind}/vidur-network", "all_reduce/vidur-network"]
+        wanted = [f"{kind}/nccl", f"{kind}/vidur-node", "all_gather/nccl", "all_reduce/nccl"]
+        if kind == "all_reduce" and self._has_own_all_reduce:
+            makers = dict.fromkeys((self.stack.name, self.stack.kernels, "vllm"))
+            wanted = [*(f"all_reduce/{maker}-graph" for maker in makers), *wanted]
+        return wanted
+
     def _measured_s(self, kind: str, size_bytes: Any, n: int, between_nodes: bool, adapters: int) -> Any:
         """By the profile: in a node, or between nodes over `adapters` network adapters for each node."""
-        if between_nodes:
-            wanted = [f"{kind}/vidur-network", "all_reduce/vidur-network"]
-            # Shares of `NETWORK_BYTES_PER_S` were fitted; they are taken to hold for the network of this device.
-            link_bytes_per_s = self.device.network.bytes_per_s * adapters
-        else:
-            wanted = [f"{kind}/nccl", f"{kind}/vidur-node", "all_gather/nccl", "all_reduce/nccl"]
-            if kind == "all_reduce" and self._has_own_all_reduce:
-                makers = dict.fromkeys((self.stack.name, self.stack.kernels, "vllm"))
-                wanted = [*(f"all_reduce/{maker}-graph" for maker in makers), *wanted]
-            link_bytes_per_s = self.profile.datasheet.link_bytes_per_s
+        wanted = self.link_variants(kind, between_nodes)
+        # Shares of `NETWORK_BYTES_PER_S` were fitted; they are taken to hold for the network of this device.
+        network_bytes_per_s = self.device.network.bytes_per_s * adapters
+        link_bytes_per_s = network_bytes_per_s if between_nodes else self.profile.datasheet.link_bytes_per_s
         shape = {"kind": kind, "message_bytes": size_bytes, "devices": n, "link_bytes_per_s": link_bytes_per_s}
         return COLLECTIVE.seconds(self.profile.get("collective", wanted), self.profile.datasheet, shape)
 

@@ -11,7 +11,7 @@ import functools
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hwmodels.device import Device, load_device
@@ -38,6 +38,7 @@ _ONE_LAYER = "bf16/lss"
 """Tables of one measured layer, which say nothing of another device."""
 _FACTORS = {
     "gemm": "GEMM", "prefill": "prompts", "decode": "decodes", "moe": "experts", "mla_decode": "latent attention",
+    "linear_prefill": "linear attention",
     "collective": "collectives", "tpu_gemm": "GEMM", "tpu_prefill": "prompts", "tpu_decode": "decodes",
 }  # fmt: skip
 """Families whose factor a note states."""
@@ -97,11 +98,14 @@ class Loans:
 
     @property
     def note(self) -> str:
+        return self.note_of(_FACTORS)
+
+    def note_of(self, families: Collection[str]) -> str:
         near = ", ".join(self.donors[:2])
         within = [
             f"{what} {_factor(family, _distance(self.device, load_device(self.donors[0]), family)):.2g}"
             for family, what in _FACTORS.items()
-            if self.variants(family)
+            if family in families and self.variants(family)
         ]
         return (
             f"efficiencies and latencies borrowed from {near}{' and others' if len(self.donors) > 2 else ''}, with the "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+
+import numpy as np
 
 from hwmodels.device import Device, Interconnect, load_device
 from hwmodels.kernels.families import FAMILIES
@@ -69,6 +71,10 @@ class Lender(Protocol):
     @property
     def note(self) -> str:
         """Who lends, and how far off what is lent may be."""
+        ...
+
+    def note_of(self, families: Collection[str]) -> str:
+        """The note with the factors of *families* alone."""
         ...
 
     def variants(self, family: str) -> Sequence[str]:
@@ -172,13 +178,19 @@ class Profile:
 
         `shape` is what the family's equation takes (`FAMILIES[family].equation`), numbers or columns. The interval comes
         from rows that the fit did not see, or, for what is borrowed, from measured devices predicted as this one is; it
-        widens outside the range of times that was measured.
+        widens outside the range of times that was measured. The low end of a product is no less than its weights, and that of a
+        decode no less than its cache, over the datasheet's bandwidth, where they do not fit the L2.
         """
         self.get(family, variants)
         kernel = self.kernel(family, variants)
         assert kernel is not None
         seconds = FAMILIES[family].seconds(kernel.params, self.datasheet, shape)
-        return kernel.provenance.spread.around(seconds)
+        found = kernel.provenance.spread.around(seconds)
+        if family not in _READ_BYTES:
+            return found
+        floor_s = np.minimum(found.seconds, _read_s(self.datasheet, _READ_BYTES[family](**shape)))
+        low = np.maximum(found.low, floor_s)
+        return found._replace(low=float(low) if low.ndim == 0 else low)
 
     def get(self, family: str, variants: Sequence[str]) -> Any:
         """As `find`, but ValueError says what the profile has when it has none of them."""
@@ -189,6 +201,27 @@ class Profile:
                 f"profile {self.name} has no {family} parameters for {' or '.join(variants)}; it has {have}"
             )
         return params
+
+
+def _weight_bytes(*, n: Any, k: Any, weight_bytes: Any = 2.0, **_: Any) -> Any:
+    return np.asarray(n, float) * k * weight_bytes
+
+
+def _cache_bytes(
+    *, kv_tokens: Any, seqs: Any, kv_heads: Any, head_dim: Any, kv_bytes: Any = 2.0, query_width: Any = 1, **_: Any
+) -> Any:
+    """Keys and values of the context; those of the query tokens need not come from memory."""
+    cached = np.asarray(kv_tokens, float) - np.asarray(seqs) * query_width
+    return 2.0 * kv_bytes * head_dim * kv_heads * cached
+
+
+_READ_BYTES = {"gemm": _weight_bytes, "decode": _cache_bytes}
+"""What a kernel of a family cannot but read, from the shape that its equation takes."""
+
+
+def _read_s(sheet: Datasheet, size_bytes: Any) -> Any:
+    """Least seconds that bytes take from memory; 0 where the L2 may hold them from one call to the next."""
+    return np.where(size_bytes > sheet.l2_bytes, size_bytes / sheet.hbm_bytes_per_s, 0.0)
 
 
 def device_of(profile: Profile) -> Device:

@@ -440,6 +440,9 @@ def give_way_in_turn(
         elif id_ in lane.leaving:
             ended = lane.leaving[id_]
             blocks = ended.growth_blocks if ended.steps_on and (decode is True or id_ in steps) else 0
+        elif id_ in lane.paused:
+            # It takes what it needs when it goes on.
+            blocks = 0
         else:
             blocks = decoding.growth_of(id_) if decode is True or id_ in steps else 0
         while blocks > kv.free and left:

@@ -51,16 +51,24 @@ class Result:
     def intervals(self) -> dict[str, dict[str, Any]]:
         """For `tpot_s` and `ttft_s` the mean of the summary, and `low` and `high` of the 90 % interval in which it would be
         measured, by how far off deployments were that the serving stack's fit had not seen (`basis`). Empty where none were held
-        back: pools, speculation, the datasheet, a stack that nothing was fitted to."""
+        back: pools, speculation, the datasheet, a stack that nothing was fitted to, a device that is no GPU, and a saturated run,
+        whose latencies grow for as long as arrivals last. TPOT's `low` is no less than the reading of the weights takes."""
         factors = self.manifest.get("interval")
-        if factors is None:
+        if factors is None or self.summary["saturated"]:
             return {}
         found = {}
         for name in ("tpot_s", "ttft_s"):
             mean = self.summary[name]["mean"]
             if mean is not None:
                 low, high = factors[name]
-                found[name] = {"mean": mean, "low": mean * low, "high": mean * high, "basis": factors["basis"]}
+                # Nothing is measured faster than the datasheet allows.
+                floor = min(mean, factors.get("tpot_floor_s", 0.0)) if name == "tpot_s" else 0.0
+                found[name] = {
+                    "mean": mean,
+                    "low": max(mean * low, floor),
+                    "high": mean * high,
+                    "basis": factors["basis"],
+                }
         return found
 
     @property

@@ -32,7 +32,7 @@ def test_spans_equal_stepping_over_six_thousand_runs(seed: int, speculative: boo
     assert_spans_equal_stepping(range(seed, seed + 500), speculative)
 
 
-@pytest.mark.parametrize(("seed", "speculative"), [(1846, False), (2708, True)])
+@pytest.mark.parametrize(("seed", "speculative"), [(1846, False), (2708, True), (3726, True)])
 def test_plans_held_in_micro_batches_see_what_others_do_to_the_prefix_cache(seed: int, speculative: bool) -> None:
     # Prompts wait that would find blocks, while another micro-batch or model caches and evicts some.
     experiment = an_experiment(seed, speculative=speculative)

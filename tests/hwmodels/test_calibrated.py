@@ -285,3 +285,53 @@ def test_a_tensor_group_over_two_nodes_uses_the_adapter_of_every_device():
     )
     # 128 all-reduces of 84 MB: a ring through one 25 GB/s adapter alone would take 128 * 2 * 84e6 / 25e9 = 0.86 s.
     assert one_node < two_nodes < 0.86 / 2
+
+
+def test_what_stands_in_for_attention_and_links_is_said_too():
+    def said(model: str, hardware: str, tensor: int, stack: str) -> str:
+        cost = Calibrated.for_stack(stack)
+        return "\n".join(deploy(model=model, hardware=hardware, parallel={"tensor": tensor}, cost=cost).stand_ins)
+
+    assert "latent-attention kernels for decodes under vllm are priced as sglang was measured on h200." in said(
+        "deepseek-v3", "h200", 8, "vllm"
+    )
+    lent = said("llama-3.1-8b", "l40s", 1, "trtllm")
+    assert "attention kernels for decodes under trtllm are priced as trtllm was measured on h100-sxm" in lent
+    linear = said("qwen3-next-80b-a3b", "a100-80gb-sxm", 4, "vllm")
+    assert (
+        "linear attention's conv kernels for decodes under vllm are priced as conv/vllm was measured on h100-sxm"
+        in linear
+    )
+    assert (
+        "linear attention's delta kernels for decodes under vllm are priced as delta/vllm was measured on h100"
+        in linear
+    )
+    across = "collectives between nodes under vllm are priced as all_reduce/vidur-network was measured on a100-80gb-sxm"
+    assert across in said("llama-3.1-70b", "b200", 16, "vllm")
+    assert across.removesuffix(" on a100-80gb-sxm") in said("deepseek-v3", "gb200", 128, "vllm")
+    assert said("llama-3.1-70b", "b200", 8, "vllm") == ""
+
+
+def test_a_borrowed_device_says_formats_that_stand_in_and_not_what_is_usual():
+    def said(precision: str | None) -> tuple[str, ...]:
+        return deploy(
+            model="gemma-3-12b", hardware="rtx-4090", precision=precision, cost=Calibrated.for_stack("vllm")
+        ).stand_ins
+
+    assert said(None) == ()
+    (note,) = said("int4")
+    assert note.startswith("rtx-4090: int4 matrix products under vllm are priced as bf16/vllm was measured on l40s, ")
+
+
+def test_loans_are_as_wide_as_the_widest_kernel_that_is_lent():
+    def loan(model: str, hardware: str, stack: str = "vllm", **which: bool) -> tuple[float, float]:
+        return deploy(model=model, hardware=hardware, cost=Calibrated.for_stack(stack)).loan(**which)
+
+    assert loan("llama-3.1-8b", "h100-sxm") == (1.0, 1.0)
+    low, high = loan("llama-3.1-8b", "gb200")
+    assert low < 1 < high
+    wider = loan("deepseek-v3", "gb200", "sglang")
+    assert wider[0] < low
+    assert wider[1] > 2 * high
+    assert loan("deepseek-v3", "gb200", "sglang", network_alone=True) == (1.0, 1.0)
+    assert loan("llama-3.1-8b", "tpu-v7") == (1.0, 1.0)

@@ -254,3 +254,23 @@ def test_sixteen_devices_of_a_rack_stay_on_nvlink_and_those_of_boards_do_not(nam
     within, across = (kernels.collective_s("all_reduce", 64e6, 16) for kernels in (rack, board))
     assert within < 0.5 * across
     assert within > 64e6 * 2 * 15 / 16 / (2 * 900e9)
+
+
+@pytest.mark.parametrize(
+    ("printed", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb-sxm"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb-sxm"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
+        ("Tesla V100-SXM2-32GB", "v100-32"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+        ("NVIDIA L40S", "l40s"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)
+def test_a_device_is_known_by_the_name_that_its_driver_prints(printed, name):
+    assert load_device(printed).name == name

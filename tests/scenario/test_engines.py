@@ -180,9 +180,10 @@ def test_a_scheduler_on_the_stack_of_another_engine_is_noted() -> None:
 
     assert notes("scheduler={policy: sglang}") == [
         "The scheduler sglang plans here for the serving stack vllm, whose host work, memory and pages the run has; "
-        "serving_stack: sglang has those of the same engine."
+        "scheduler: {policy: vllm} plans as vllm does, and serving_stack: sglang has what else is sglang's."
     ]
-    assert len(notes("serving_stack=trtllm")) == 1
+    (note,) = notes("serving_stack=trtllm")
+    assert "scheduler: {policy: trtllm} plans as trtllm does" in note
     for alike in ("scheduler={policy: vllm-v0}", "scheduler={policy: sarathi}", "serving_stack=ideal"):
         assert not notes(alike)
     assert not notes("scheduler={policy: trtllm}", "serving_stack=trtllm")

@@ -226,6 +226,12 @@ def test_an_interval_widens_where_model_or_device_is_a_stranger(tmp_path, monkey
         assert found["new", "there"].tpot == pytest.approx((0.6, 1.65))
         assert found["new", "there"].basis == "12 rows of vllm whose model and device no fit had seen"
         assert serving_interval("eager", "known", "here") is None
+        assert serving_interval("vllm", "known", "here", kind="tpu") is None
+        lent = serving_interval("vllm", "known", "there", loan=(0.5, 2.0))
+        assert lent.tpot == pytest.approx((0.4, 3.3))
+        assert lent.basis.endswith("no fit had seen, times 0.5 to 2 for kernels that were not measured on there")
+        # An end that would narrow it does not count.
+        assert serving_interval("vllm", "known", "here", loan=(1.2, 0.9)).tpot == (0.8, 1.1)
         assert serving_interval("sglang", "known", "here").facts["tpot_s"] == [0.8, 1.1]
     finally:
         serving_intervals._table.cache_clear()
@@ -254,3 +260,11 @@ def test_intervals_are_wider_for_strangers(name):
 def test_starts_are_within_what_a_fit_may_give():
     for name, (low, high) in limits(SERVED).items():
         assert low < START[name] < high
+
+
+def test_intervals_are_of_the_kind_of_device_that_their_rows_are_of():
+    from hwmodels.profiles import load_profile
+    from hwmodels.serving_intervals import KIND, _table
+
+    devices = {device for entry in _table().values() for device in entry["devices"]}
+    assert {load_profile(device).kind for device in devices} == {KIND}

@@ -330,3 +330,11 @@ def test_a_table_too_short_to_fit_says_so(tmp_path):
     result = run("fit", "--measured", tmp_path / "few.csv", "--device", "h200", "--out", tmp_path / "mine.toml")
     assert result.exit_code == 2
     assert "nothing can be fitted: too few points for gemm bf16/vllm (2 points)" in " ".join(result.output.split())
+
+
+def test_a_serving_table_is_described_once_and_takes_names_as_drivers_print_them(tmp_path):
+    rows = "llama-3.1-8b,NVIDIA H200,4,512,64,0.05,0.008\nllama-3.1-8b,NVIDIA H100 80GB HBM3,4,512,64,0.05,0.01\n"
+    (tmp_path / "mine.csv").write_text("model,gpu,concurrency,isl,osl,ttft_s,tpot_s\n" + rows)
+    result = run("validate", "--measured", tmp_path / "mine.csv")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("read as a serving table by its columns") == 1

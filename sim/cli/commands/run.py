@@ -123,6 +123,8 @@ def _expected(result: Any) -> list[tuple[str, str]]:
         ]
         basis = next(iter(result.intervals.values()))["basis"]
         rows.append(("Mean, 90 % interval", f"{', '.join(texts)}, from {basis}"))
+    elif "interval" in result.manifest and result.summary["saturated"]:
+        rows.append(("Mean, 90 % interval", "none: the run is saturated, and the runs that were held back are not"))
     return rows
 
 

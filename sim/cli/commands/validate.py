@@ -110,7 +110,9 @@ def validate(
                 seen.add((line.file, reason))
                 typer.echo(f"{line.file}: {count:,} rows without a prediction: {reason}")
         for note in line.notes:
-            typer.echo(f"{line.file}: {note}")
+            if (line.file, note) not in seen:
+                seen.add((line.file, note))
+                typer.echo(f"{line.file}: {note}")
     pair = served_pair(found)
     for text in text_tables(pair) if pair is not None else ():
         typer.echo(text)

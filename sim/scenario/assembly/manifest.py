@@ -138,12 +138,22 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
 def _interval(deployment: Deployment, hosted: Hosted) -> dict[str, Any]:
     """Factors of a 90 % interval for TPOT and TTFT, where deployments were held back of the stack's fit."""
     from hwmodels.calibrated import Calibrated
-    from hwmodels.serving_intervals import serving_interval
+    from hwmodels.serving_intervals import has_rows, serving_interval
 
-    if not isinstance(deployment.made_by, Calibrated) or hosted.decoding is not None:
+    profile = deployment.profile
+    if not isinstance(deployment.made_by, Calibrated) or profile is None or hosted.decoding is not None:
         return {}
-    found = serving_interval(deployment.made_by.stack.name, deployment.model.name, deployment.device.name)
-    return {} if found is None else {"interval": found.facts}
+    stack = deployment.made_by.stack.name
+    found = serving_interval(
+        stack,
+        deployment.model.name,
+        deployment.device.name,
+        kind=profile.kind,
+        loan=deployment.loan(network_alone=has_rows(stack, deployment.device.name)),
+    )
+    if found is None:
+        return {}
+    return {"interval": {**found.facts, "tpot_floor_s": deployment.least_step_s}}
 
 
 def versions() -> dict[str, str]:

@@ -29,6 +29,7 @@ def notes_of(
     deployments = [deployment for pool in pools for deployment in pool.deployments]
     notes = _left_out(workload, names[0] if len(names) == 1 else "")
     notes += dict.fromkeys(note for each in deployments for note in (*each.notes, *_borrowed(each)))
+    notes += dict.fromkeys(note for each in deployments for note in _older_release(scenario, each))
     notes += dict.fromkeys(note for plan in plans for note in plan.notes)
     notes += _unused(scenario)
     if getattr(workload, "prefix_blocks", None) is not None:
@@ -113,9 +114,22 @@ def _borrowed(deployment: Deployment) -> Iterator[str]:
             "datasheet's bandwidth."
         )
     if profile.note.startswith("efficiencies"):
-        yield f"{deployment.device.name} has not been calibrated: {profile.note}."
-    else:
-        yield from deployment.stand_ins
+        note = profile.note if profile.lender is None else profile.lender.note_of(deployment.families)
+        yield f"{deployment.device.name} has not been calibrated: {note}."
+    yield from deployment.stand_ins
+
+
+def _older_release(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
+    """A note where the release asked for is older than any whose overheads are known."""
+    from hwmodels.calibrated import Calibrated
+    from hwmodels.overheads import is_before
+
+    made_by, asked = deployment.made_by, scenario.serving_release
+    if asked is not None and isinstance(made_by, Calibrated) and is_before(asked, made_by.stack.release):
+        yield (
+            f"serving_release {asked} is older than all of {made_by.stack.name} whose overheads are known: those of "
+            f"{made_by.stack.release} stand in."
+        )
 
 
 _STACK_OF = {"vllm": "vllm", "vllm-v0": "vllm", "sglang": "sglang", "trtllm": "trtllm"}
@@ -131,7 +145,7 @@ def _of_two_engines(scenario: Scenario) -> Iterator[str]:
         if engine != stack and stack in _STACK_OF.values():
             yield (
                 f"The scheduler {policy} plans here for the serving stack {stack}, whose host work, memory and pages the run has; "
-                f"serving_stack: {engine} has those of the same engine."
+                f"scheduler: {{policy: {stack}}} plans as {stack} does, and serving_stack: {engine} has what else is {engine}'s."
             )
 
 

@@ -141,3 +141,40 @@ def test_the_width_of_loans_is_that_of_devices_left_out_for_each_unit_of_distanc
     assert "gemm" not in widths([loan("a", ratios)])
     assert covered_pct([loan("a", ratios), loan("b", ratios)], ["gemm"]) == pytest.approx(95.0, abs=0.5)
     assert covered_pct([loan("a", ratios), loan("b", 10 * ratios)], ["gemm"]) < 30.0
+
+
+@pytest.mark.parametrize("name", ["l4", "rtx-4090", "h100-pcie", "gb200"])
+def test_no_interval_of_a_product_reaches_below_the_reading_of_its_weights(name):
+    device = load_device(name)
+    shape = {"n": 16384.0, "k": 8192.0, "dtype": "bf16", "weight_bytes": 2.0, "library": "vllm"}
+    profile = load_profile(name)
+    shape = {**shape, "m": 1.0, "activation_bytes": 2.0, "library": "search", "quantise_activations": False}
+    found = profile.estimate("gemm", ["bf16/vllm"], **shape)
+    floor_s = 16384 * 8192 * 2 / device.hbm_bytes_per_s
+    kernel = profile.kernel("gemm", ["bf16/vllm"])
+    assert kernel is not None
+    assert kernel.provenance.spread.around(found.seconds).low < floor_s
+    assert found.low == pytest.approx(floor_s)
+    columns = profile.estimate("gemm", ["bf16/vllm"], **{**shape, "n": np.array([64.0, 16384.0])})
+    assert columns.low[1] == pytest.approx(floor_s)
+    # A weight that stays in the cache is bounded by no bandwidth of memory.
+    assert columns.low[0] == pytest.approx(kernel.provenance.spread.around(columns.seconds).low[0])
+
+
+def test_a_note_of_loans_names_the_families_asked_for():
+    lender = load_profile("gb200").lender
+    assert lender is not None
+    assert lender.note_of(("gemm", "decode")).rpartition("priced: ")[2].split(", ")[0].startswith("GEMM ")
+    assert "latent attention" in lender.note
+    assert not {"experts", "latent", "prompts"} & set(lender.note_of(("gemm", "decode")).split())
+
+
+def test_no_interval_of_a_decode_reaches_below_the_reading_of_its_cache():
+    profile = load_profile("gb200")
+    shape = {"seqs": 64.0, "kv_tokens": 64.0 * 8001, "heads": 32.0, "kv_heads": 8.0, "head_dim": 128.0}
+    found = profile.estimate("decode", ["vllm"], **shape)
+    kernel = profile.kernel("decode", ["vllm"])
+    assert kernel is not None
+    floor_s = 64 * 8000 * 2 * 8 * 128 * 2.0 / load_device("gb200").hbm_bytes_per_s
+    assert kernel.provenance.spread.around(found.seconds).low < floor_s < found.seconds
+    assert found.low == pytest.approx(floor_s)
