@@ -1029,8 +1029,8 @@ MUTATIONS = [
         COSTS,
         (
             "latent attention of an 8-bit cache is priced as of 16 bits",
-            'formats = ("fp8/", "") if cache_bytes < 1.5 else ("",)\n        return self.profile.get(family, [fmt',
-            'formats = ("",)\n        return self.profile.get(family, [fmt',
+            'formats = ("fp8/", "") if cache_bytes < 1.5 else ("",)\n        return [fmt + name for name in names',
+            'formats = ("",)\n        return [fmt + name for name in names',
         ),
     ),
     *_of(
