@@ -117,8 +117,8 @@ MUTATIONS = [
         PREFIXES,
         (
             "a span goes on though who waits may find more",
-            "if hold > 1 and queue and self._kv.writes:",
-            "if hold > 1 and queue and False:",
+            "if hold > 1 and queue and (self._kv.writes or (self._caches and not self._alone)):",
+            "if hold > 1 and queue and (self._caches and not self._alone):",
         ),
     ),
     *_of(
@@ -1029,8 +1029,8 @@ MUTATIONS = [
         COSTS,
         (
             "latent attention of an 8-bit cache is priced as of 16 bits",
-            'formats = ("fp8/", "") if cache_bytes < 1.5 else ("",)\n        return self.profile.get(family, [fmt',
-            'formats = ("",)\n        return self.profile.get(family, [fmt',
+            'formats = ("fp8/", "") if cache_bytes < 1.5 else ("",)\n        return [fmt + name for name in names',
+            'formats = ("",)\n        return [fmt + name for name in names',
         ),
     ),
     *_of(

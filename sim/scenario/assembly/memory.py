@@ -97,7 +97,7 @@ def _of_two_releases(scenario: Scenario, rules: StackMemory | None) -> Iterator[
     from hwmodels.overheads import at_or_before
 
     release = scenario.serving_release
-    if release is None or rules is None or scenario.memory.kv_blocks is not None:
+    if release is None or rules is None or scenario.memory.release is None or scenario.memory.kv_blocks is not None:
         return
     meant = at_or_before(release, stack_memories()[rules.stack])
     if meant != rules.release:
