@@ -106,6 +106,17 @@ def test_trace_reuse_gives_hit_rates_by_size_and_a_picture(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_trace_reuse_takes_sessions_and_says_how(tmp_path):
+    lines = ROOT / "examples" / "agents.jsonl"
+    found = json.loads(rooftrace("trace", "reuse", lines, "--sessions-per-s", "0.1", "--json").stdout)
+    assert 0.5 < found["best_hit_rate"] < 1
+    parquet = tmp_path / "s.parquet"
+    parquet.write_bytes(b"PAR1 and so on")
+    refused = rooftrace("trace", "reuse", parquet)
+    assert refused.exit_code == 2
+    assert "--sessions-per-s" in refused.stderr
+
+
 def test_trace_reuse_needs_block_ids(tmp_path):
     result = rooftrace("trace", "reuse", ROOT / "examples" / "tiny-trace.csv", "--out", tmp_path / "x.png")
     assert result.exit_code == 2

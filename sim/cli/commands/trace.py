@@ -78,6 +78,10 @@ def reuse(
     ] = None,
     sort: _Sort = False,
     drop_empty: _DropEmpty = False,
+    sessions_per_s: Annotated[
+        float | None,
+        typer.Option(help="FILE holds sessions, which start so often (Poisson).", min=1e-9, show_default=False),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -87,37 +91,18 @@ def reuse(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Print and draw how much of the prompts an ideal prefix cache finds again, by its size."""
-    import numpy as np
-
     from hwmodels.model import load_model
     from workloads.reuse import reuse as reuse_of
 
-    trace = _read(file, format_, sort, drop_empty)
+    trace = _read(file, format_, sort, drop_empty) if sessions_per_s is None else _read_sessions(file, sessions_per_s)
     with _user_errors(file):
         curve = reuse_of(trace)
         per_token = load_model(model).kv_bytes_per_token(kv_precision)
-    last = int(curve.capacity_blocks[-1]) if len(curve.capacity_blocks) else 1
-    marks = sorted(
-        {int(mark) for power in range(len(str(last))) for mark in (10**power, 3 * 10**power) if mark < last} | {last}
-    )
-    blocks = np.array(marks, dtype=np.int64)
-    tokens = blocks * curve.block_tokens
-    rates, block_rates = curve.hit_rate(tokens), curve.block_hit_rate(blocks)
     picture = out if out is not None or as_json else Path("results") / f"reuse-{file.stem}.png"
     if picture is not None:
         _draw_reuse(picture, curve, trace.source, per_token, model)
-    first_seen = 1.0 - curve.best_hit_rate
+    sizes = _reuse_by_size(curve, per_token)
     if as_json:
-        sizes = [
-            {
-                "blocks": int(b),
-                "tokens": int(t),
-                "gb": float(t * per_token / 1e9),
-                "hit_rate": float(r),
-                "block_hit_rate": float(s),
-            }
-            for b, t, r, s in zip(blocks, tokens, rates, block_rates, strict=True)
-        ]
         found = {
             "source": trace.source,
             "requests": len(trace),
@@ -128,36 +113,56 @@ def reuse(
             "blocks": curve.blocks,
             "distinct_blocks": curve.distinct_blocks,
             "best_hit_rate": curve.best_hit_rate,
-            "never_hit": first_seen,
+            "never_hit": 1.0 - curve.best_hit_rate,
             "sizes": sizes,
         }
         typer.echo(json.dumps(found, indent=2, allow_nan=False))
         return
+    _print_reuse(curve, trace, sizes, per_token, model)
+    typer.echo(f"Picture: {picture}", err=True)
+
+
+def _reuse_by_size(curve: Any, per_token: float) -> list[dict[str, Any]]:
+    """What caches of 1, 3, 10, 30, ... blocks find, up to the size that finds all that can be found."""
+    import numpy as np
+
+    last = int(curve.capacity_blocks[-1]) if len(curve.capacity_blocks) else 1
+    marks = {int(mark) for power in range(len(str(last))) for mark in (10**power, 3 * 10**power) if mark < last}
+    blocks = np.array(sorted(marks | {last}), dtype=np.int64)
+    tokens = blocks * curve.block_tokens
+    columns = (blocks, tokens, curve.hit_rate(tokens), curve.block_hit_rate(blocks))
+    return [
+        {"blocks": b, "tokens": t, "gb": t * per_token / 1e9, "hit_rate": rate, "block_hit_rate": block_rate}
+        for b, t, rate, block_rate in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+
+
+def _print_reuse(curve: Any, trace: Any, sizes: list[dict[str, Any]], per_token: float, model: str) -> None:
     from sim.cli.tables import print_table
 
+    best = curve.best_hit_rate
     print_table(
         ("Cache, tokens", f"GB of {model}", "prompt tokens found, %", "of what a cache without limit finds, %"),
         [
             (
-                f"{t:,}",
-                f"{t * per_token / 1e9:,.1f}",
-                f"{100 * r:.1f}",
-                f"{100 * r / curve.best_hit_rate:.0f}" if curve.best_hit_rate else "-",
+                f"{size['tokens']:,}",
+                f"{size['gb']:,.1f}",
+                f"{100 * size['hit_rate']:.1f}",
+                f"{100 * size['hit_rate'] / best:.0f}" if best else "-",
             )
-            for t, r in zip(tokens.tolist(), rates.tolist(), strict=True)
+            for size in sizes
         ],
         title=f"Ideal prefix cache, {trace.source}: {len(trace):,} requests, {curve.prompt_tokens:,} prompt tokens",
         left=0,
     )
     typer.echo(
-        f"{100 * first_seen:.1f} % of the prompt tokens are named for the first time or in no block: no cache finds them."
+        f"{100 * (1.0 - best):.1f} % of the prompt tokens are named for the first time or in no block: no cache finds them."
     )
-    if curve.best_hit_rate:
+    if best:
         near = curve.tokens_for(0.9)
         typer.echo(
             f"Nine tenths of what can be found need {near:,} tokens ({near * per_token / 1e9:,.1f} GB of {model})."
         )
-    typer.echo(f"Picture: {picture}", err=True)
 
 
 def _draw_reuse(path: Path, curve: Any, source: str, per_token: float, model: str) -> None:
@@ -177,10 +182,23 @@ def _draw_reuse(path: Path, curve: Any, source: str, per_token: float, model: st
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
 
 
+def _read_sessions(file: Path, per_s: float) -> Any:
+    from workloads import Poisson, read_sessions
+
+    with _user_errors(file):
+        return read_sessions(file, starts=Poisson(rate_per_s=per_s))
+
+
 def _read(file: Path, format_: str, sort: bool, drop_empty: bool) -> Any:
     from workloads import read_trace
 
     with _user_errors(file):
+        with file.open("rb") as opened:
+            if opened.read(4) == b"PAR1":
+                raise RooftraceError(
+                    f"{file} is a Parquet file, which holds sessions: workload.sessions replays them, and "
+                    "rooftrace trace reuse takes them with --sessions-per-s"
+                )
         return read_trace(file, format_, sort=sort, drop_empty=drop_empty)
 
 
