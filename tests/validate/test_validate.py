@@ -221,16 +221,14 @@ def test_a_recorded_run_is_replayed_request_by_request(shared):
 
 
 @pytest.mark.slow
-def test_figures_of_the_public_measurements(shared):
-    limits = {"gemm_": 13, "attention_prefill": 14, "attention_decode": 15, "allreduce": 15, "moe_": 30, "mla_": 20}
-    for one in validate(shared / "measured2"):
-        for prefix, limit in limits.items():
-            if one.file.startswith(prefix):
-                assert one.line.mape_pct < limit, one.file
-        if one.file == "e2e_silicon_agg.csv":
-            assert one.line.unmodelled <= 0.05 * one.line.rows
-            if one.quantity == "tpot":
-                assert one.line.median_pct < 17
+def test_figures_of_the_public_serving_runs(shared, tmp_path):
+    # What kernels reach is held file by file to the page on validation (tests/hwmodels/kernels/test_measured.py).
+    for name in ("e2e_silicon_agg.csv", "e2e_settings_agg.csv"):
+        (tmp_path / name).symlink_to(shared / "measured2" / name)
+    lines = {one.quantity: one.line for one in validate(tmp_path) if one.file == "e2e_silicon_agg.csv"}
+    assert all(line.unmodelled <= 0.03 * line.rows for line in lines.values())
+    assert lines["tpot"].median_pct < 9
+    assert lines["ttft"].median_pct < 16
 
 
 @pytest.mark.slow
