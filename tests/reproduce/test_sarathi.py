@@ -30,7 +30,6 @@ MISSES = {
     ("tile steps", "two tiles over one", "step, %"),
     ("chunking overhead", "LLaMA-13B, A6000, 1024 tokens, chunk 128", "more prefill time, %"),
     ("chunking overhead", "LLaMA-13B, A6000, 1024 tokens, chunk 64", "more prefill time, %"),
-    ("peak gain", "llama-33b, a100-80gb-sxm, 1024 tokens, batch 10, chunk 256", "throughput, SARATHI / baseline"),
     ("peak gain", "llama-33b, a100-80gb-sxm, 1024 tokens, batch 10, chunk 256", "decode speed-up, alone / marginal"),
     ("peak gain", "llama-33b, a100-80gb-sxm, 3072 tokens, batch 3, chunk 256", "decode speed-up, alone / marginal"),
     ("small chunks", "LLaMA-13B, A6000, 1024 tokens, chunk 128", "throughput, SARATHI / baseline"),
