@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,10 +131,13 @@ def _cells(group: GroupErrors) -> tuple[float, float, float, float]:
 def _table(groups: Sequence[GroupErrors]) -> Iterator[str]:
     yield "| rows of | rows | without prediction | TPOT median % | TPOT bias % | TTFT median % | TTFT bias % |"
     yield "| --- | --: | --: | --: | --: | --: | --: |"
-    show: Callable[[float, str], str] = lambda value, how: "-" if np.isnan(value) else format(value, how)  # noqa: E731
     for group in groups:
-        cells = " | ".join(show(value, "+.1f" if i % 2 else ".1f") for i, value in enumerate(_cells(group)))
+        cells = " | ".join(_shown(value, "+.1f" if i % 2 else ".1f") for i, value in enumerate(_cells(group)))
         yield f"| {group.name} | {group.rows:,} | {group.unmodelled:,} | {cells} |"
+
+
+def _shown(value: float, how: str) -> str:
+    return "-" if np.isnan(value) else format(value, how)
 
 
 def served_markdown(found: Sequence[Comparison]) -> str:
