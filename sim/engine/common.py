@@ -1,12 +1,11 @@
-"""What a step takes that the ranks of a machine take together: rows padded as engines pad them, and one price."""
+"""What a step takes that the ranks of a machine take together."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
+from typing import Final, cast
 
+from hwmodels.cost import RankedCostModel
 from hwmodels.totals import Totals
 from sim.engine.clock import to_ticks
 from sim.engine.pricing import LineAt, Prices, Pricing
@@ -15,83 +14,20 @@ IDLE: Final = Totals(*(0,) * len(Totals._fields))
 """What a rank does that has nothing to do."""
 
 
-class CommonCost(Protocol):
-    """A cost model that knows what a step of several ranks takes."""
-
-    def common_step(self, ranks: Sequence[Totals], /) -> Any:
-        """Seconds of a step whose ranks have these totals, elementwise as `CostModel.iteration_s`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Padding:
-    """How many rows each rank puts through its layers in a common step.
-
-    Where a graph replays a step, it has the rows of one captured size on every rank, the smallest that holds those of the fullest.
-    Other steps have on every rank what it has.
-    """
-
-    sizes: tuple[int, ...] = ()
-    """Captured, ascending; none: no step is replayed."""
-    prompts: bool = False
-    """Steps with prompt tokens are replayed as well, up to the largest size; otherwise those alone that decode everywhere."""
-    most_beyond: bool = False
-    """Decode steps beyond the largest size have on every rank the rows of the fullest, where these are at most twice the sum."""
-    idle_rows: int = 0
-    """Rows of a rank that has nothing to do while others step."""
-
-    def __post_init__(self) -> None:
-        if self.sizes and (self.sizes[0] < 1 or list(self.sizes) != sorted(set(self.sizes))):
-            raise ValueError(f"sizes of graphs are ascending and at least 1; got {self.sizes!r}")
-        if self.idle_rows < 0:
-            raise ValueError(f"idle_rows is at least 0; got {self.idle_rows}")
-
-    def rows(self, own: Sequence[int], prompts: bool) -> list[int]:
-        """Rows of each rank, of which *own* are its tokens; *prompts*: some of all these are of prompts."""
-        rows = [tokens or self.idle_rows for tokens in own]
-        if prompts and not self.prompts:
-            return rows
-        most = max(rows)
-        if self.sizes and most <= self.sizes[-1]:
-            return [self.sizes[bisect_left(self.sizes, most)]] * len(rows)
-        if self.most_beyond and not prompts and most * len(rows) <= 2 * sum(rows):
-            return [most] * len(rows)
-        return rows
-
-
-def padded_to(totals: Totals, rows: int, query_tokens: int) -> Totals:
-    """*totals* with *rows* rows: those that are added decode after no context, or are of its prompts where it has any."""
-    more = rows - totals.rows
-    if more <= 0:
-        return totals
-    if totals.prefill_chunks:
-        return totals._replace(rows=rows, prefill_rows=totals.prefill_rows + more)
-    seqs = -(-more // query_tokens)
-    return totals._replace(
-        rows=totals.rows + seqs * query_tokens,
-        decode_seqs=totals.decode_seqs + seqs,
-        decode_kv_tokens=totals.decode_kv_tokens + seqs * query_tokens,
-        decode_kv_window=totals.decode_kv_window and totals.decode_kv_window + seqs * query_tokens,
-    )
-
-
 class CommonPrices(Prices):
     """Ticks of the steps of ranks."""
 
-    def __init__(self, pricing: Pricing, n_ranks: int, padding: Padding) -> None:
+    def __init__(self, pricing: Pricing, n_ranks: int) -> None:
         self._pricing = pricing
         self._n_ranks = n_ranks
-        self._padding = padding
-        self._cost = cast(CommonCost, pricing.cost)
-        # A draft that is spread over the ranks as the target is takes its passes in common, too.
-        self._draft = cast("CommonCost | None", pricing.draft if hasattr(pricing.draft, "common_step") else None)
+        self._cost = cast(RankedCostModel, pricing.cost)
+        # A draft that is spread over the ranks as its target is takes its passes in common, too.
+        spread = getattr(getattr(pricing.draft, "parallel", None), "data", 1) == n_ranks
+        self._draft = cast("RankedCostModel | None", pricing.draft if spread else None)
 
     def step(self, ranks: Sequence[Totals], draft_steps: Sequence[int]) -> int:
         """Of one step, all ranks named; who has nothing to do has `IDLE`."""
-        rows = self._padding.rows([totals.rows for totals in ranks], any(totals.prefill_rows for totals in ranks))
-        query = max(((t.rows - t.prefill_rows) // t.decode_seqs for t in ranks if t.decode_seqs), default=1)
-        priced = [padded_to(totals, padded, query) for totals, padded in zip(ranks, rows, strict=True)]
-        ticks = to_ticks(float(self._cost.common_step(priced)))
+        ticks = to_ticks(float(self._cost.common_step(ranks)))
         return ticks + self._draft_ticks(ranks, draft_steps) if self._pricing.speculative else ticks
 
     def _draft_ticks(self, ranks: Sequence[Totals], draft_steps: Sequence[int]) -> int:

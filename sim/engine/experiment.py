@@ -7,9 +7,8 @@ from math import isfinite
 from typing import Literal
 
 from hwmodels.cost import CostModel
-from policies.routers import Knowledge, RoundRobin, RouteFunction, Router, knowledge_of
+from policies.routers import Knowledge, RouteFunction, Router, knowledge_of
 from policies.view import PlanFunction, Scheduler
-from sim.engine.common import Padding
 from sim.engine.prices import StageTable
 from sim.engine.running import Decoding
 from sim.engine.streaming import Stream
@@ -70,10 +69,8 @@ class MachineSpec:
     ranks: int = 1
     """Replicas of the attention (attention data parallelism): each has sequences, a queue and the `kv_blocks` of its `ReplicaSpec` of
     its own, and all step together."""
-    rank_router: Router | RouteFunction = RoundRobin()  # noqa: RUF009 (frozen)
-    """Which of them gets a request of the machine."""
-    padding: Padding = Padding()  # noqa: RUF009 (frozen)
-    """Of their common steps."""
+    rank_router: Router | RouteFunction | None = None
+    """Which of them gets a request of the machine; None for a machine without ranks."""
 
     def __post_init__(self) -> None:
         self._check_ranks()
@@ -92,6 +89,8 @@ class MachineSpec:
     def _check_ranks(self) -> None:
         if self.ranks < 1:
             raise ValueError(f"ranks is at least 1; got {self.ranks}")
+        if (self.ranks == 1) != (self.rank_router is None):
+            raise ValueError(f"a rank_router is of a machine with ranks, and one with ranks has one; got {self.ranks} ranks")
         if self.ranks == 1:
             return
         if len(self.tenants) > 1:

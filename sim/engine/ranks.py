@@ -89,7 +89,7 @@ class RankedMachine(Machine):
         self._alone = False
         assert not isinstance(of_each.cost, StageTable)
         pricing = Pricing(of_each.cost, of_each.draft_cost, of_each.speculation_overhead_s)
-        self._prices = CommonPrices(pricing, spec.ranks, spec.padding)
+        self._prices = CommonPrices(pricing, spec.ranks)
         self.tenants = [
             Tenant(
                 first_number + rank, of_each, state, outside, Stages(1),
@@ -100,6 +100,7 @@ class RankedMachine(Machine):
         self._lanes = [tenant.lanes[0] for tenant in self.tenants]
         self._loads = [RankLoad(tenant) for tenant in self.tenants]
         self._router = spec.rank_router
+        assert spec.rank_router is not None
         self._route_of = route_of(spec.rank_router)
         self._luck: NDArray[np.float64] | None = None
         self._seed = seed
