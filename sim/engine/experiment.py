@@ -67,8 +67,8 @@ class MachineSpec:
     turn: Turn = "rotation"
     """Who may plan when the first stage is free: the models in rotation, or the one whose queue has the oldest head."""
     ranks: int = 1
-    """Replicas of the attention (attention data parallelism): each has sequences, a queue and the `kv_blocks` of its `ReplicaSpec` of
-    its own, and all step together."""
+    """Replicas of the attention (attention data parallelism): each has sequences, a queue and the `kv_blocks` of its `ReplicaSpec`
+    to itself, and all step together."""
     rank_router: Router | RouteFunction | None = None
     """Which of them gets a request of the machine; None for a machine without ranks."""
 
@@ -85,12 +85,13 @@ class MachineSpec:
                 f"{', '.join(str(spec.cost.n_stages) for spec in self.tenants)} stages"
             )
 
-
     def _check_ranks(self) -> None:
         if self.ranks < 1:
             raise ValueError(f"ranks is at least 1; got {self.ranks}")
         if (self.ranks == 1) != (self.rank_router is None):
-            raise ValueError(f"a rank_router is of a machine with ranks, and one with ranks has one; got {self.ranks} ranks")
+            raise ValueError(
+                f"a rank_router is of a machine with ranks, and one with ranks has one; got {self.ranks} ranks"
+            )
         if self.ranks == 1:
             return
         if len(self.tenants) > 1:
