@@ -37,8 +37,8 @@ class Load:
 def load_of(run: BenchRun, seed: int) -> Load:
     """The load of *run* with the luck of *seed*.
 
-    A recorded run is sent as it was, one with clients in a closed loop, one with a rate by gamma-distributed times, behind the limit
-    of its clients on requests in flight. `NotReplayable` names the facts that are missing.
+    A recorded run is sent as it was, one with clients in a closed loop, one with a rate by gamma-distributed times, behind its
+    clients' limit on requests in flight. `NotReplayable` names the facts that are missing.
     """
     missing = run.missing
     if missing:

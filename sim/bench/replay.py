@@ -1,4 +1,4 @@
-"""A measured run simulated under its own protocol: a scenario and a `BenchRun` in, the figures that the tool would have printed out."""
+"""A measured run simulated under its own protocol: a scenario and a `BenchRun` in, the figures that its tool would print out."""
 
 from __future__ import annotations
 

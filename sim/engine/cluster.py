@@ -283,8 +283,8 @@ class _Cluster:
         machines[answer].deliver(id_)
 
     def _send_next(self, ended_ns: int | None) -> None:
-        """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time; with a limit on
-        requests in flight the next of the trace, when it is due."""
+        """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time; with a
+        limit on requests in flight the next of the trace, when it is due."""
         id_ = self._sent
         if id_ >= self._n:
             return

@@ -36,6 +36,7 @@ def test_a_limit_that_is_never_reached_changes_nothing():
 def test_requests_that_are_all_ready_at_once_are_a_closed_loop():
     experiment = an_experiment([0] * 20, 3)
     trace = experiment.workload
+    assert isinstance(trace, Trace)
     clients = ClosedLoop(prompt_tokens=trace.prompt_tokens, output_tokens=trace.output_tokens, concurrency=3)
     closed = Experiment(workload=clients, replicas=experiment.replicas, router=RoundRobin())
     ours, theirs = run(experiment).requests, run(closed).requests
@@ -45,7 +46,8 @@ def test_requests_that_are_all_ready_at_once_are_a_closed_loop():
 def test_a_limit_is_refused_where_it_could_not_be_kept():
     with pytest.raises(ValueError, match="in_flight is at least 1; got 0"):
         an_experiment([0], 0)
-    follows = Follows(offsets=[0, 0, 1], rows=[0], delay_ns=[0])
-    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[4, 4], output_tokens=[3, 3], follows=follows)
+    follows = Follows(offsets=np.array([0, 0, 1]), rows=np.array([0]), delay_ns=np.array([0]))
+    two = np.array([3, 3])
+    trace = Trace(arrival_ns=0 * two, prompt_tokens=two, output_tokens=two, follows=follows)
     with pytest.raises(ValueError, match="wait for no others"):
         Experiment(workload=trace, replicas=an_experiment([0], 1).replicas, router=RoundRobin(), in_flight=1)
