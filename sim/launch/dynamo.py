@@ -56,7 +56,7 @@ def _worker(part: Any, role: str, engine: str, command: Writing) -> dict[str, An
     if role != "both":
         words += ["--disaggregation-mode", role]
     parallel = part.parallel
-    devices = parallel.tensor * parallel.pipeline * getattr(parallel, "data", 1)
+    devices = parallel.tensor * parallel.pipeline * parallel.data
     found: dict[str, Any] = {"componentType": "worker", "replicas": part.replicas}
     if role != "both":
         found["subComponentType"] = role

@@ -26,7 +26,7 @@ def _vllm(command: Writing) -> None:
     command.start("vllm serve", model_name(scenario))
     command.flag("--tensor-parallel-size", parallel.tensor if parallel.tensor > 1 else None)
     command.flag("--pipeline-parallel-size", parallel.pipeline if parallel.pipeline > 1 else None)
-    data, expert = getattr(parallel, "data", 1), getattr(parallel, "expert", 1)
+    data, expert = parallel.data, parallel.expert
     command.flag("--data-parallel-size", data if data > 1 else None)
     command.flag("--enable-expert-parallel", expert > 1)
     if expert > 1 and expert != parallel.tensor * data:
@@ -85,7 +85,7 @@ def _vllm_speculation(command: Writing) -> None:
 def _sglang(command: Writing) -> None:
     scenario = command.scenario
     parallel = scenario.parallel
-    data, expert = getattr(parallel, "data", 1), getattr(parallel, "expert", 1)
+    data, expert = parallel.data, parallel.expert
     command.start("python -m sglang.launch_server")
     command.flag("--model-path", model_name(scenario))
     command.flag("--tp-size", parallel.tensor * data if parallel.tensor * data > 1 else None)
@@ -125,7 +125,7 @@ def _sglang(command: Writing) -> None:
 def _trtllm(command: Writing) -> None:
     scenario = command.scenario
     parallel = scenario.parallel
-    data, expert = getattr(parallel, "data", 1), getattr(parallel, "expert", 1)
+    data, expert = parallel.data, parallel.expert
     command.start("trtllm-serve", model_name(scenario))
     command.flag("--tp_size", parallel.tensor * data if parallel.tensor * data > 1 else None)
     command.flag("--pp_size", parallel.pipeline if parallel.pipeline > 1 else None)
