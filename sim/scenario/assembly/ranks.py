@@ -13,6 +13,7 @@ from sim.scenario.settings import Scenario
 if TYPE_CHECKING:
     from sim.engine import MachineSpec, ReplicaSpec
 
+
 def check_ranks(scenario: Scenario, *, shared: bool) -> None:
     """ScenarioError for settings about ranks that say nothing, or what is not modelled; *shared*: the machine hosts others."""
     ranks = scenario.parallel.data
