@@ -251,7 +251,10 @@ def serve(
         cost=deployment.cost, scheduler=scheduler, kv_blocks=plan.rank_blocks, block_tokens=plan.block_tokens
     )
     machine = MachineSpec(
-        tenants=(replica,), ranks=ranks, rank_router=rank_router_of(stack.name) if ranks > 1 else None
+        tenants=(replica,),
+        ranks=ranks,
+        rank_router=rank_router_of(stack.name) if ranks > 1 else None,
+        prompt_balance=settings.prompt_balance if ranks > 1 else None,
     )
     experiment = Experiment(
         workload=workload,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
+    from policies.ranks import PromptBalance
     from policies.view import Scheduler
 
 SETTINGS = "e2e_settings_agg.csv"
@@ -66,6 +67,8 @@ class ServerSettings:
     """SGLang enable_mixed_chunk."""
     prompts_per_iteration: int | None = None
     """Whole prompts that an iteration computes at most; None: as many as its budget holds."""
+    prompt_balance: PromptBalance | None = None
+    """Between ranks of data-parallel attention."""
     asynchronous: bool = True
     """Iterations are planned while the one before runs."""
 
