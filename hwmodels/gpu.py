@@ -110,8 +110,15 @@ class GpuKernels(StackKernels):
                         ask(f"linear attention's {kernel} kernels for {whose}", family, variants, variants[:1])
             if self.profile.links_measured:
                 pairs = [(each.kind, each.n) for each in stage.collectives]
-                if stage.exchange is not None:
-                    pairs += [(kind, stage.exchange.n) for kind in ("all_gather", "reduce_scatter")]
+                exchange = stage.exchange
+                if exchange is not None and (exchange.mode or "").startswith("deepep"):
+                    for way in ("dispatch", "combine"):
+                        variants = self.exchange_variants(way, exchange.mode)
+                        ask(f"DeepEP's {way}", "exchange", variants, variants)
+                elif exchange is not None and exchange.mode == "all_to_all":
+                    pairs.append(("all_to_all", exchange.n))
+                elif exchange is not None:
+                    pairs += [(kind, exchange.n) for kind in ("all_gather", "reduce_scatter")]
                 for collective, n in pairs:
                     far = n > self.device.devices_per_node
                     variants = self.link_variants(collective, far)
@@ -372,9 +379,10 @@ def _moe_table(profile: Profile, sources: tuple[str, ...], experts: ExpertMlp, d
         "hidden_size": experts.hidden,
         "inter_size": experts.ffn,
         "topk": experts.per_token,
-        "experts": experts.n_experts,
+        "experts": experts.n_experts + experts.redundant,
         "ep": experts.expert,
         "distribution": _ROUTING,
+        "by": experts.load,
     }
     seconds = MOE.seconds(params, profile.datasheet, shape)
     return nodes, np.maximum.accumulate(np.asarray(seconds, float)), params.launch_s

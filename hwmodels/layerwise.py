@@ -151,6 +151,8 @@ class _Ranks:
         self._own = _Stage(replace(stage.work, experts=None, exchange=None), spec, 1, kernels, stage.has_head)
         self._own.prompt_floor_s = self._own.decode_floor_s = 0.0
         self._stage = stage
+        # What cannot be exchanged so is said here, and not at the first step.
+        stage._exchange_s(np.ones(1))
         self._pads = kernels.pads_ranks
         self._experts = RowTable(stage._experts_s)
         self._exchange = RowTable(stage._exchange_s)
@@ -317,7 +319,8 @@ class LayerwiseCost:
         total = np.zeros_like(rows)
         for stage in self._stages:
             if stage.work.experts is not None:
-                total = total + stage.work.experts.read_bytes(rows) * (self.parallel.tensor * self.parallel.data)
+                experts, split = stage.work.experts, self.parallel.expert_tensor
+                total = total + experts.active_experts(rows) * (experts.expert_bytes * experts.layers * split)
         return total
 
     def _linear_work(self) -> dict[str, float]:
@@ -336,7 +339,7 @@ class LayerwiseCost:
                 terms[f"{kind}_flops"] += op.flops(1) * t
                 terms[f"{kind}_bytes"] += op.weight_bytes * t * d
             if stage.work.experts is not None:
-                terms["row_flops"] += stage.work.experts.flops(1) * t * d
+                terms["row_flops"] += stage.work.experts.flops_of_all(1) * self.parallel.expert_tensor
             for shape in stage.work.attention:
                 prefix, n = ("window_" if shape.windowed else ""), shape.layers * t
                 terms[f"{prefix}pair_flops"] += shape.prefill_flops_per_pair * n

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from hwmodels.device import Device, Interconnect
-from hwmodels.kernels.exchange import distinct_devices
 from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, streamed_forms
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.layerwise import LayerwiseCost
@@ -125,9 +124,9 @@ class RooflineKernels:
         """The fewest bytes: each row to the devices of its experts alone, or to all where each has a slice of every one."""
         if exchange.expert == 1:
             return 2.0 * self.collective_s("all_gather", rows * exchange.row_bytes, exchange.n)
-        own = rows * (exchange.tensor / exchange.n)
-        copies = distinct_devices(exchange.expert, exchange.per_token, exchange.n_experts)
-        return 2.0 * self.collective_s("all_to_all", own * copies * exchange.row_bytes / exchange.tensor, exchange.n)
+        # The device that most rows are sent to has as many bytes over its link.
+        arriving = float(exchange.load.hits().max()) * exchange.expert
+        return 2.0 * self.collective_s("all_to_all", rows / exchange.n * arriving * exchange.row_bytes, exchange.n)
 
     def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
         return self._link(between_nodes).send_s(size_bytes)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from hwmodels.experts import even_load
 from hwmodels.model import Attention, Experts, LatentAttention, ModelSpec
 from hwmodels.operations import (
     AttentionShape,
@@ -136,6 +137,8 @@ def _expert_mlp(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exper
         expert=parallel.expert,
         precision=spec.expert_precision,
         layers=layers,
+        load=parallel.layout.load(e.n_experts, e.per_token, parallel.expert),
+        redundant=parallel.layout.redundant,
     )
 
 
@@ -152,7 +155,7 @@ def _expert_share(spec: ModelSpec, parallel: ParallelConfig, experts: ExpertMlp 
         width = -(-e.shared_ffn // parallel.tensor)
         linears += _linears(_mlp_matrices(h, width, True, "shared"), spec.mlp_precision, layers)
         other += layers * e.shared_gate * h * precision(spec.mlp_precision).weight_bytes
-    local = e.n_experts // parallel.expert
+    local = (e.n_experts + experts.redundant) // parallel.expert
     biases = (spec.expert_params - 3 * h * e.ffn) * precision(spec.expert_precision).weight_bytes
     return _Share(linears, other + layers * local * (experts.expert_bytes + biases))
 
@@ -261,17 +264,23 @@ def _collectives_of_layers(spec: ModelSpec, parallel: ParallelConfig, count: _La
 
 
 def _exchange(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exchange | None:
-    if parallel.data == 1 or not layers or spec.experts is None:
+    e = spec.experts
+    if parallel.data == 1 or not layers or e is None:
         return None
+    shape = e.n_experts, e.per_token, parallel.expert
     return Exchange(
         row_bytes=spec.hidden * precision(spec.base_precision).element_bytes,
         hidden=spec.hidden,
         n=parallel.tensor * parallel.data,
         tensor=parallel.tensor,
         expert=parallel.expert,
-        per_token=spec.experts.per_token,
-        n_experts=spec.experts.n_experts,
+        per_token=e.per_token,
+        n_experts=e.n_experts + parallel.layout.redundant,
         layers=layers,
+        mode=parallel.layout.exchange,
+        # Rows go where experts lie, whatever else is known of their popularity.
+        load=parallel.layout.load(*shape) or even_load(*shape),
+        sent_bytes=1.0 if spec.expert_precision in ("fp8", "fp8_block") else 2.0,
     )
 
 
