@@ -121,11 +121,17 @@ class RooflineKernels:
         return False
 
     def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
-        """The fewest bytes: each row to the devices of its experts alone, or to all where each has a slice of every one."""
-        if exchange.expert == 1:
+        """Unless told otherwise the fewest bytes: each row to the devices of its experts alone.
+
+        To all devices where each has a slice of every expert, or where the exchange is an all-gather; in DeepEP's direct mode
+        once for each expert.
+        """
+        if exchange.expert == 1 or exchange.mode == "allgather_reducescatter":
             return 2.0 * self.collective_s("all_gather", rows * exchange.row_bytes, exchange.n)
         # The device that most rows are sent to has as many bytes over its link.
-        arriving = float(exchange.load.hits().max()) * exchange.expert
+        load = exchange.load
+        copies = load.rank_slots if exchange.mode == "deepep_low_latency" else load.hits()
+        arriving = float(copies.max()) * exchange.expert
         return 2.0 * self.collective_s("all_to_all", rows / exchange.n * arriving * exchange.row_bytes, exchange.n)
 
     def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
