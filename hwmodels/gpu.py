@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwmodels.kernels.attention import WIDEST_GROUP
-from hwmodels.kernels.families import DECODE, GEMM, MLA_DECODE, MLA_PREFILL, MOE, PREFILL
+from hwmodels.kernels.families import DECODE, GEMM, MLA_BMM, MLA_DECODE, MLA_PREFILL, MOE, PREFILL
 from hwmodels.kernels.gemm import library_of
 from hwmodels.kernels.linear_attention import KERNELS, LinearDecodeForm, LinearPrefillForm, layer_forms
 from hwmodels.kernels.moe import EXPERT_FORMATS, ExpertFormat
 from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, Running
-from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence, StageWork
+from hwmodels.operations import AttentionShape, ExpertMlp, HeadProducts, Recurrence, StageWork
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Kernel, Profile
 from hwmodels.stack_kernels import WIDTH, StackKernels, Table, gemm_nodes, moe_nodes
@@ -75,6 +75,36 @@ class GpuKernels(StackKernels):
             return ("sglang", *self.sources)
         return self.sources
 
+    def head_products_s(self, rows: Any, products: HeadProducts) -> Any:
+        dtype, variants = self._head_format(products.precision)
+        params = self.profile.get("mla_bmm", variants)
+        total = self._loss_s(products.flops(rows), dtype, WIDTH[dtype])
+        for k, n in products.shapes:
+            shape = {
+                "tokens": rows,
+                "heads": products.heads,
+                "n": n,
+                "k": k,
+                "dtype": dtype,
+                "weight_bytes": WIDTH[dtype],
+            }
+            seconds = MLA_BMM.seconds(params, self.profile.datasheet, shape)
+            total = total + seconds - np.where(rows > 0, params.launch_s * self._own.launch_overlap, 0.0)
+        return total
+
+    def _head_format(self, precision: str) -> tuple[str, list[str]]:
+        """The arithmetic of products head by head, and the parameter sets that may price them.
+
+        vLLM keeps their matrices in 16 bits whatever the checkpoint (0.32.0, model_executor/layers/attention/mla_attention.py),
+        TensorRT-LLM does on Blackwell; SGLang multiplies those of an FP8 checkpoint in 8 bits, as TensorRT-LLM on Hopper.
+        """
+        peaks = self.profile.datasheet.peak_flops_per_s
+        own = self.sources[0]
+        eight = precision in ("fp8", "fp8_block") and "fp8" in peaks
+        if eight and (own == "sglang" or (own == "trtllm" and "fp4" not in peaks)):
+            return "fp8", [f"fp8/{own}", "fp8/trtllm", "bf16/cublas"]
+        return "bf16", ["bf16/cublas"]
+
     def uses(self, products: Iterable[str], stages: Iterable[StageWork]) -> list[Use]:
         """The kernels that price *stages*, but for what only streams: of each the best that the profile has.
 
@@ -103,6 +133,9 @@ class GpuKernels(StackKernels):
                 ask(f"{precision} experts", "moe", variants, usual)
             for shape in stage.attention:
                 self._ask_attention(ask, shape)
+            if stage.head_products is not None:
+                variants = self._head_format(stage.head_products.precision)[1]
+                ask("products of each head", "mla_bmm", variants, variants[:1])
             if stage.recurrence is not None and self.profile.has("linear_decode"):
                 for family, whose in (("linear_prefill", "prompts"), ("linear_decode", "decodes")):
                     for kernel in KERNELS:

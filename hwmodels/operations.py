@@ -23,7 +23,10 @@ from hwmodels.precision import precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """`rows x k` times `k x n` in each of `layers` layers, on one device. `of_logits`: its rows are the logit rows."""
+    """`rows x k` times `k x n` in each of `layers` layers, on one device.
+
+    `of_logits`: its rows are the logit rows; `of_prompts`: the prompt rows alone.
+    """
 
     name: str
     n: int
@@ -31,6 +34,7 @@ class Linear:
     precision: str
     layers: int = 1
     of_logits: bool = False
+    of_prompts: bool = False
 
     def flops(self, rows: Any) -> Any:
         """Of all its layers."""
@@ -130,6 +134,24 @@ class AttentionShape:
         if self.absorbed:
             return self.decode_flops_per_pair
         return 2.0 * self.n_heads * (self.qk_dim + self.v_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadProducts:
+    """What absorbed latent attention multiplies head by head: queries into the latent before it, its result out of it after.
+
+    Of each product the widths (k, n) of a head's matrix; on one device, all layers. Its matrices are those of the product that
+    expands latents, which are counted there.
+    """
+
+    heads: int
+    shapes: tuple[tuple[int, int], ...]
+    precision: str
+    layers: int
+
+    def flops(self, rows: Any) -> Any:
+        """Of one layer."""
+        return rows * (2.0 * self.heads * sum(k * n for k, n in self.shapes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +261,8 @@ class StageWork:
     """Weights on one device, embedding and biases included."""
     exchange: Exchange | None = None
     """Between the groups of data-parallel attention."""
+    head_products: HeadProducts | None = None
+    """Of decodes under latent attention, and of prompts where they are absorbed too."""
 
 
 def expected_active_experts(rows: Any, n_experts: int, per_token: int) -> Any:

@@ -12,7 +12,7 @@ from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, streamed_forms
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import ModelSpec
-from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, Recurrence
+from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, HeadProducts, Recurrence
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 
@@ -71,6 +71,10 @@ class RooflineKernels:
     def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
         flops_s = experts.flops(rows) / experts.layers / self._flops_per_s(experts.precision)
         return np.maximum(flops_s, experts.read_bytes(rows) / experts.layers / self._bytes_per_s)
+
+    def head_products_s(self, rows: Any, products: HeadProducts) -> Any:
+        weights = products.flops(0.5) * number_format(products.precision).weight_bytes
+        return np.maximum(products.flops(rows) / self._flops_per_s(products.precision), weights / self._bytes_per_s)
 
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
         peak = self._flops_per_s(shape.precision)

@@ -15,7 +15,7 @@ from hwmodels.kernels.elementwise import streamed_s
 from hwmodels.kernels.families import COLLECTIVE, EXCHANGE
 from hwmodels.kernels.ops import DecodeForm, PrefillForm, Running, streamed_forms
 from hwmodels.kernels.protocol import HostTimes
-from hwmodels.operations import AttentionShape, Exchange, Recurrence
+from hwmodels.operations import AttentionShape, Exchange, HeadProducts, Recurrence
 from hwmodels.overheads import Overheads, ServingStack
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
@@ -152,6 +152,11 @@ class StackKernels:
         params = self.profile.get("elementwise", ("add/vidur", "rope/lss", "rope/jax", "add/torch"))
         start_s = _ELEMENTWISE_START_S * (1.0 - self._own.launch_overlap)
         return launches * start_s + streamed_s(params, self.profile.datasheet, size_bytes)
+
+    def head_products_s(self, rows: Any, products: HeadProducts) -> Any:
+        raise ValueError(
+            f"profile {self.profile.name} has no mla_bmm parameters: latent attention has not been measured"
+        )
 
     def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
         sheet = self.profile.datasheet

@@ -14,6 +14,7 @@ from hwmodels.operations import (
     Elementwise,
     Exchange,
     ExpertMlp,
+    HeadProducts,
     Linear,
     Recurrence,
     StageWork,
@@ -23,6 +24,10 @@ from hwmodels.precision import precision
 
 _Matrices = list[tuple[str, int, int]]
 """Of each matrix: name, columns n of the result, inner size k."""
+
+
+_EXPAND = "kv_up"
+"""The product that expands latents into keys and values of all heads, which decodes do not: they absorb it."""
 
 
 class _Layers(NamedTuple):
@@ -74,6 +79,7 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
         ),
         recurrence=_recurrence(spec, parallel.tensor, count.linear),
         exchange=_exchange(spec, parallel, count.moe),
+        head_products=_head_products(spec, parallel.tensor, count.softmax),
         resident_bytes=sum(share.other_bytes for share in shares) + norms + sum(op.weight_bytes for op in linears),
     )
 
@@ -106,7 +112,10 @@ def _attention_share(spec: ModelSpec, tensor: int, count: _Layers) -> _Share:
     linears: list[Linear] = []
     other = 0.0
     if count.softmax:
-        linears += _linears(_attention_matrices(spec, tensor), fmt, count.softmax)
+        linears += [
+            replace(op, of_prompts=op.name == _EXPAND)
+            for op in _linears(_attention_matrices(spec, tensor), fmt, count.softmax)
+        ]
         other += _beside(_attention_matrices(spec, 1), spec.attention_params, fmt, count.softmax)
     if count.linear:
         linears += _linears(_linear_attention_matrices(spec, tensor), fmt, count.linear)
@@ -284,6 +293,18 @@ def _exchange(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exchang
     )
 
 
+def _head_products(spec: ModelSpec, tensor: int, layers: int) -> HeadProducts | None:
+    a = spec.attention
+    if not layers or not isinstance(a, LatentAttention):
+        return None
+    return HeadProducts(
+        heads=a.n_heads // tensor,
+        shapes=((a.nope_dim, a.kv_lora_rank), (a.kv_lora_rank, a.v_dim)),
+        precision=spec.attention_precision,
+        layers=layers,
+    )
+
+
 def _elementwise(spec: ModelSpec, tensor: int, count: _Layers, first: bool) -> Iterator[Elementwise]:
     a, h, norms = spec.attention, spec.hidden, spec.norms_per_layer
     act = precision(spec.base_precision).element_bytes
@@ -340,7 +361,7 @@ def _attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:
         found += [("qkv_down", a.q_lora_rank + a.kv_lora_rank + a.rope_dim, h), ("q_up", query, a.q_lora_rank)]
     else:
         found += [("q", query, h), ("kv_down", a.kv_lora_rank + a.rope_dim, h)]
-    found += [("kv_up", heads * (a.nope_dim + a.v_dim), a.kv_lora_rank), ("attention_out", h, heads * a.v_dim)]
+    found += [(_EXPAND, heads * (a.nope_dim + a.v_dim), a.kv_lora_rank), ("attention_out", h, heads * a.v_dim)]
     if a.index_topk:
         found += [
             ("index_q", a.index_heads * a.index_dim, a.q_lora_rank),
