@@ -273,9 +273,14 @@ class GpuKernels(StackKernels):
         on Hopper SGLang's table times its absorbed kernel, which its server runs behind a short prefix only (0.5.23,
         srt/models/deepseek_common/attention_backend_handler.py), and which stands for absorbed prompts here. vLLM's own
         kernel was measured inside its module alone: it decodes by FlashAttention or TensorRT-LLM's kernel, as SGLang does.
+        SGLang's decodes of an 8-bit cache on Hopper take four times what the whole module of vLLM does, whose own kernels are
+        near TensorRT-LLM's.
         """
         first = () if self.sources[0] == "vllm" else (self.sources[0],)
-        names = dict.fromkeys((*first, "trtllm", "sglang") if family == "mla_prefill" else (*first, "sglang", "trtllm"))
+        others = ("trtllm", "sglang") if family == "mla_prefill" else ("sglang", "trtllm")
+        if cache_bytes < 1.5 and "fp4" not in self.profile.datasheet.peak_flops_per_s:
+            others = ("trtllm", "sglang")
+        names = dict.fromkeys((*first, *others))
         if absorbed:
             names = {"sglang-absorbed": None, **names}
         formats = ("fp8/", "") if cache_bytes < 1.5 else ("",)
