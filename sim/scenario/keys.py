@@ -89,6 +89,32 @@ class Parallel(Section):
         return self
 
 
+class ZipfPopularity(Section):
+    """Popularity of experts that falls as a power of their rank."""
+
+    zipf: Annotated[float, Field(ge=0)]
+    """The exponent; 0 is even."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Which expert has which rank is drawn from it."""
+
+
+class ExpertSettings(Section):
+    """How the experts of a mixture are chosen, placed and reached."""
+
+    popularity: Annotated[str, Field(min_length=1)] | ZipfPopularity = "measured"
+    """`measured`: mildly skewed, as the tables of kernels were timed; `even`; `{zipf: EXPONENT}`; or a file with the weight of each
+    expert, one a line."""
+    placement: Literal["linear", "round_robin", "eplb"] = "linear"
+    """`linear`: consecutive experts on a rank; `round_robin`: dealt out; `eplb`: packed by popularity (vLLM's --enable-eplb)."""
+    redundant: Annotated[int, Field(ge=0)] = 0
+    """Copies of the hottest experts over all ranks, which placement eplb makes (vLLM's num_redundant_experts)."""
+    exchange: (
+        Literal["allgather_reducescatter", "all_to_all", "deepep_high_throughput", "deepep_low_latency"] | None
+    ) = None
+    """How rows reach the experts of other ranks of data-parallel attention; where it is left out, all rows go to every GPU
+    (vLLM's allgather_reducescatter)."""
+
+
 class Memory(Section):
     """What of the GPUs' memory holds the KV cache, and what happens when it runs out."""
 
@@ -405,6 +431,7 @@ class Pool(Section):
     serving_release: Annotated[str, Field(min_length=1)] | None = None
     cost_model: Literal["calibrated", "roofline"] | None = None
     parallel: Parallel | None = None
+    experts: ExpertSettings | None = None
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Machines in the pool."""
@@ -451,6 +478,8 @@ class Settings(Section):
     cost_model: Literal["calibrated", "roofline"] = "calibrated"
     """`calibrated`: kernels as measured, or borrowed from the nearest relative; `roofline`: peaks of the datasheet."""
     parallel: Parallel = Parallel()
+    experts: ExpertSettings | None = None
+    """Of a mixture of experts."""
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     """In flight at once; where it is left out, one for each pipeline stage. One more hides the hand-over between stages."""
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
