@@ -89,7 +89,6 @@ class Parallel(Section):
         return self
 
 
-<<<<<<< HEAD
 class PromptBalance(Section):
     """When prompts of ranks may start: where every rank has some, as TensorRT-LLM's `attention_dp_config` with `enable_balance`."""
 
@@ -97,7 +96,8 @@ class PromptBalance(Section):
     """Steps after which they start although not every rank has one."""
     batching_wait_iters: Annotated[int, Field(ge=0)] = 10
     """Steps for which they wait for more where every rank has one."""
-=======
+
+
 class ZipfPopularity(Section):
     """Popularity of experts that falls as a power of their rank."""
 
@@ -122,7 +122,6 @@ class ExpertSettings(Section):
     ) = None
     """How rows reach the experts of other ranks of data-parallel attention; where it is left out, all rows go to every GPU
     (vLLM's allgather_reducescatter)."""
->>>>>>> main
 
 
 class Memory(Section):
