@@ -35,9 +35,9 @@ GAP_ANALYSIS = "internal-gap-analysis"
 GENERATED_SPARE_TOKENS = 1500
 """Of its token budgets: C + ISL + 1500 (ai-dynamo/aiconfigurator, cli/backends/trtllm.py and the rule files of its generator)."""
 BALANCE = (60, 0)
-"""Of TensorRT-LLM's ranks in InferenceX: `attention_dp_config` with enable_balance, timeout_iters 60 and batching_wait_iters 0, as its
-launch scripts of DeepSeek write it (from knowledge, to be checked there; the settings table has no column for it). Taken for all of
-its rows with data-parallel attention."""
+"""Of TensorRT-LLM's ranks in InferenceX: `attention_dp_config` with enable_balance, timeout_iters 60 and batching_wait_iters 0, as
+its launch scripts of DeepSeek write it (from knowledge, to be checked there; the settings table has no column for it). Taken for
+all of its rows with data-parallel attention."""
 _RELEASE_WITH_OVERLAP = (0, 14)
 """Of vLLM: the first that schedules asynchronously by itself."""
 
