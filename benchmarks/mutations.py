@@ -924,11 +924,7 @@ MUTATIONS = [
     *_of(
         "sim/engine/ranks.py",
         ("tests/engine/test_ranks.py",),
-        (
-            "an arrival at an idle rank starts a step of its own",
-            "        if not self._in_step:\n            self._alarm.set(now_ns)",
-            "        self._alarm.set(now_ns)",
-        ),
+        ("an arrival does not end the steps in flight", "elif self._n_steps > 1:", "elif False:"),
         (
             "only the first rank's work is priced",
             "duration = self._prices.step(totals, draft_steps)",

@@ -283,11 +283,11 @@ class Pricing(Prices):
         if draft_steps and self.draft is not None:
             within = kv_window if self._draft_window else 0 * kv
             seconds = seconds + draft_steps * self.draft.iteration_s(_decodes(n, 1, kv, within))
-        return _whole_ticks(seconds) + (self.round_ticks if query_tokens > 1 else 0)
+        return whole_ticks(seconds) + (self.round_ticks if query_tokens > 1 else 0)
 
     def _draft_pass_ticks(self, key: _Key, kv: Any, _: Any) -> Any:
         assert self.draft is not None
-        return _whole_ticks(self.draft.iteration_s(_decodes(key[0], 1, kv, 0 * kv)))
+        return whole_ticks(self.draft.iteration_s(_decodes(key[0], 1, kv, 0 * kv)))
 
     def iteration(self, totals: Totals, draft_steps: int, /) -> int:
         seconds = self._iteration_s(totals)
@@ -332,7 +332,7 @@ def _decodes(n: int, query_tokens: int, kv: Any, kv_window: Any) -> Totals:
     return Totals(rows, none, none, none, none, none + n, kv, rows, none, kv_window)
 
 
-def _whole_ticks(seconds: Any) -> Any:
+def whole_ticks(seconds: Any) -> Any:
     """`to_ticks`, elementwise: float64 whole numbers."""
     seconds = np.asarray(seconds, np.float64)
     wrong = ~((seconds >= 0.0) & (seconds < LONGEST_ITERATION_S))
