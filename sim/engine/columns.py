@@ -112,6 +112,21 @@ STAGE = Layout(
     ("bubble", "i"),  # its kind, an index into BUBBLES
 )
 
+LOAD, STORE, MOVE_IN = 0, 1, 2
+TRANSFER_NAMES = ("load", "store", "swap_out")
+
+TRANSFER = Layout(
+    # KV that crosses the link of a tier.
+    ("tier", "i"),
+    ("what", "i"),  # LOAD, STORE or MOVE_IN
+    ("request", "q"),  # -1: of blocks that were evicted
+    ("bytes", "q"),
+    ("asked_ns", "q"),
+    ("begin_ns", "q"),
+    ("sent_ns", "q"),
+    ("arrived_ns", "q"),
+)
+
 _TAPED_AT_ONCE = 4096
 _PIECES_AT_ONCE = 1 << 16
 
@@ -152,6 +167,7 @@ class Recorder:
         self.joins = Records(JOIN)
         self.stages = Records(STAGE)
         """Pipelines: micro-batches numbered as they are sent off."""
+        self.transfers = Records(TRANSFER)
         self.queued_ns: list[int] = []
         """Arrivals during a span that they did not cut: the first instant whose iterations find them in the queue."""
         self.resumed_gaps_ns: list[int] = []
@@ -332,6 +348,8 @@ class ReplicaColumns:
     kv_blocks_total: int
     block_tokens: int
     n_stages: int = 1
+    transfers: NDArray[Any] | None = None
+    """Structured by TRANSFER, in the order in which they were asked for; None without tiers."""
     emitted: dict[int, IntArray] | None = None
     """By lane: tokens of every round of every stay, in the order of `joins`; None where a round emits one."""
     speculation: RoundCounts | None = None
