@@ -196,7 +196,7 @@ class Vllm:
             elif cache is None:
                 found = 0
             tokens = to_compute or view.query_tokens
-            if limit:
+            if limit and to_compute:
                 tokens = min(tokens, limit)
             if tokens > budget:
                 if not self.enable_chunked_prefill or not to_compute:

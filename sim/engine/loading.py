@@ -80,6 +80,25 @@ class Loading:
                 kept.append((id_, tokens))
         return tuple(kept)
 
+    def that_fit(self, run: Sequence[tuple[int, int]], held_back: int) -> tuple[tuple[int, int], ...]:
+        """*run* without the admissions for which those who load leave no memory, for schedulers that take it that a machine on which
+        nobody runs is empty. *held_back*: free blocks that others are to take."""
+        sequences, kv = self._sequences, self._sequences.kv
+        waiting = {seq.id: seq for seq in sequences.queue}
+        kept: list[tuple[int, int]] = []
+        free = kv.free - held_back
+        for id_, tokens in run:
+            seq = waiting.get(id_)
+            if seq is not None and free >= 0:
+                cached, held = seq.cached_tokens, seq.shared_blocks
+                if not cached and kv.caches:
+                    held = kv.found_blocks(id_, seq.tokens)
+                    free -= kv.unheld_blocks(id_, held)
+                free -= (kv.held(cached + tokens) if kv.by_chunk else kv.blocks(cached + seq.tokens)) - held
+            if seq is None or free >= 0:
+                kept.append((id_, tokens))
+        return tuple(kept)
+
     def start(self, run: Sequence[tuple[int, int]], held_back: int) -> int:
         """Start the load of the first of those whom *run* admits of whom a tier has something: 1, or 0 where there is none; -1 where
         memory is short, so that it and those behind it have to wait. *held_back*: free blocks that decodes are to take."""

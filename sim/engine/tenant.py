@@ -261,6 +261,9 @@ class Tenant:
             # Who gives way has not given its memory back yet.
             started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
             if not started:
+                if not self._in_turn and (loading.in_flight or sequences.at_hand):
+                    fits = loading.that_fit(plan.run, held_back)
+                    return plan if len(fits) == len(plan.run) else plan._replace(run=fits, hold=1)
                 break
             if started < 0:
                 return plan._replace(run=loading.before_the_first(plan.run), hold=1, through_arrivals=False)

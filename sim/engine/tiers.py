@@ -46,6 +46,8 @@ class TierSpec:
     skip_when_slower: bool = False
     """A load is left out that would come, its turn on the link included, later than its tokens would be computed alone."""
     concurrent_transfers: int = 1
+    staged: bool = False
+    """What is loaded comes to host memory first: the time of a copy over the link of the `host` tier is added, but not its turn."""
     store: str = ""
     """Of a `remote` tier: which."""
 
@@ -74,6 +76,8 @@ def check_tiers(specs: Sequence[TierSpec]) -> None:
             raise ValueError(f"a machine has one tier of kind {kind} at most; got {kinds.count(kind)}")
     if "peer" in kinds and "host" not in kinds:
         raise ValueError("a peer tier reads the host memory of other machines, and there is no tier of kind host")
+    if "host" not in kinds and any(spec.staged for spec in specs):
+        raise ValueError("staged loads come over the link of the host tier, and there is no tier of kind host")
     for above, spec in zip((None, *specs), specs, strict=False):
         if spec.write != "eviction" or spec.kind == "peer" or above is None:
             continue
@@ -249,6 +253,7 @@ class Tiers:
             link.wait_ns(self.now_ns)
             + link.spec.occupied_ns(blocks * self.block_bytes)
             + round(link.spec.latency_s * 1e9)
+            + self._staging_ns(tier, blocks * self.block_bytes)
         )
 
     def load(self, id_: int, segments: Sequence[Segment]) -> int:
@@ -263,8 +268,15 @@ class Tiers:
             counts.load_bytes += sent.n_bytes
             counts.load_wait_ns += sent.waited_ns
             counts.load_ns += sent.arrived_ns - sent.asked_ns
-            ends_ns = max(ends_ns, sent.arrived_ns)
+            ends_ns = max(ends_ns, sent.arrived_ns + self._staging_ns(tier, sent.n_bytes))
         return ends_ns
+
+    def _staging_ns(self, tier: int, n_bytes: int) -> int:
+        """What the second leg of a load takes, from host memory to the device."""
+        if not self.specs[tier].staged or self._home < 0:
+            return 0
+        spec = self.links[self._home].spec
+        return spec.occupied_ns(n_bytes) + round(spec.latency_s * 1e9)
 
     def _use(self, store: Store, pieces: list[Piece]) -> None:
         if isinstance(store, SharedStore):

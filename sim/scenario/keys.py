@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.section import Section
+from sim.scenario.tiers import Tier
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
 TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain"]
@@ -91,8 +92,11 @@ class Memory(Section):
     prefix_caching: bool | None = None
     """Whether KV blocks are found again by prompts that begin alike, where the trace says which do; where it is left out, as the
     stack has it: on for vLLM, SGLang and TensorRT-LLM, off for `eager` and `ideal`."""
-    preemption: Literal["recompute", "none"] = "recompute"
-    """`recompute`: the newest sequences give their KV back and are computed again; `none`: running out is an error."""
+    tiers: list[Tier] = Field(default_factory=list)
+    """Memory behind the KV cache, nearest first: what the device has given up is loaded from there in place of being computed."""
+    preemption: Literal["recompute", "swap", "none"] = "recompute"
+    """`recompute`: the newest sequences give their KV back and are computed again; `swap`: it is moved to the `host` tier and comes
+    back from there; `none`: running out is an error."""
 
     @model_validator(mode="before")
     @classmethod

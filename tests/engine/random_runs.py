@@ -299,6 +299,16 @@ def beginnings(rng: random.Random, prompt: Any, output: Any) -> dict[str, Any]:
 def some_tiers(rng: random.Random, block_bytes: int) -> tuple[TierSpec, ...]:
     """One to three tiers: small and large, fast and slow, written through or when something is evicted."""
 
+    kinds: list[list[TierKind]] = [
+        ["host"],
+        ["host"],
+        ["disk"],
+        ["host", "disk"],
+        ["remote"],
+        ["host", "remote"],
+        ["host", "peer"],
+    ]
+    chosen = rng.choice(kinds)
     def one(kind: TierKind, write: WriteRule) -> TierSpec:
         return TierSpec(
             kind=kind,
@@ -310,19 +320,10 @@ def some_tiers(rng: random.Random, block_bytes: int) -> tuple[TierSpec, ...]:
             min_load_tokens=rng.choice([0, 0, 12]),
             skip_when_slower=rng.random() < 0.3,
             concurrent_transfers=rng.choice([1, 1, 2]),
+            staged=kind != "host" and "host" in chosen and rng.random() < 0.5,
             store="all" if kind == "remote" else "",
         )
 
-    kinds: list[list[TierKind]] = [
-        ["host"],
-        ["host"],
-        ["disk"],
-        ["host", "disk"],
-        ["remote"],
-        ["host", "remote"],
-        ["host", "peer"],
-    ]
-    chosen = rng.choice(kinds)
     rules: list[WriteRule] = ["through", "eviction"]
     return tuple(one(kind, "through" if "peer" in chosen or kind == "remote" else rng.choice(rules)) for kind in chosen)
 
