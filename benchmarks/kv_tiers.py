@@ -33,6 +33,9 @@ STAGES = (5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0, 40.0)
 ROUTERS = {
     # 298,000 tokens.
     "hbm": {**GUIDE, "queue": 2.0, "kv": 2.0, "prefix": 3.0, "no_hit_lru": 2.0, "capacity_blocks": 18_625},
+    "random": {"policy": "random"},
+    # As `hbm`, with an index of the 8,474 blocks of the file system's table.
+    "guide": {**GUIDE, "queue": 2.0, "kv": 2.0, "prefix": 3.0, "no_hit_lru": 2.0, "capacity_blocks": 8474},
     # Two indexes of weight 1, of the blocks of HBM and of 82,000 blocks; here one, the larger, has the weight of both.
     "hbm_cpu": {**GUIDE, "queue": 1.0, "kv": 1.0, "prefix": 2.0, "no_hit_lru": 1.0, "capacity_blocks": 82_000},
 }
@@ -51,9 +54,7 @@ def figures(requests: Mapping[str, Any], rows: Any) -> dict[str, float]:
     e2e_s = (finish - arrival) / 1e9
     span_s = (finish.max() - arrival.min()) / 1e9
     prompt, output = requests["prompt_tokens"][rows].sum(), requests["output_tokens"][rows].sum()
-    loaded = sum(
-        requests[name][rows].sum() for name in ("host_hit_tokens", "remote_hit_tokens") if name in requests
-    )
+    loaded = sum(requests[name][rows].sum() for name in ("host_hit_tokens", "remote_hit_tokens") if name in requests)
     return {
         "ttft_mean_s": float(ttft_s.mean()),
         "ttft_p90_s": float(np.quantile(ttft_s, 0.9)),
@@ -109,7 +110,7 @@ def cpu(data: Path, seed: int, gib: float) -> str:
     return "\n".join(lines)
 
 
-def lustre(data: Path, seed: int, read_gb_per_s: float) -> str:
+def lustre(data: Path, seed: int, read_gb_per_s: float, router: str) -> str:
     """Host memory alone and with a file system that all replicas share, 20 requests at a time."""
     said = {row["arm"]: row for row in rows_of(data / "kv_tiers_lustre.csv")}
     host = {"kind": "host", "gib": 60.0}
@@ -119,7 +120,7 @@ def lustre(data: Path, seed: int, read_gb_per_s: float) -> str:
     for arm, mine in tiers.items():
         began = time.perf_counter()
         settings = {
-            **QWEN, "memory": {"kv_blocks": 8474, "release": "0.19", "tiers": mine}, "router": ROUTERS["hbm_cpu"], "seed": seed,
+            **QWEN, "memory": {"kv_blocks": 8474, "release": "0.19", "tiers": mine}, "router": ROUTERS[router], "seed": seed,
             "workload": {
                 "shared_prefix": {
                     "groups": 50, "prompts_per_group": 50, "system_prompt_tokens": 30_000, "question_tokens": 256,
@@ -131,7 +132,7 @@ def lustre(data: Path, seed: int, read_gb_per_s: float) -> str:
         print(f"lustre, {arm}: {time.perf_counter() - began:.1f} s", links(columns), flush=True)
         found[arm] = figures(columns.requests, np.arange(2700))
     lines = [
-        f"file system read at {read_gb_per_s:g} GB/s by each replica (assumed)",
+        f"file system read at {read_gb_per_s:g} GB/s by each replica, router {router} (both assumed)",
         "",
         "| arm | tokens/s | | mean TTFT (s) | | p90 TTFT (s) | | mean E2E (s) | | found | loaded |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -180,7 +181,10 @@ def peers(data: Path, read_gb_per_s: float) -> str:
                     {"kind": "peer", "read_gb_per_s": read_gb_per_s, "staged": True, "latency_ms": 0.005},
                 ]
             },
-            "workload": {"requests": 2, "prompt_tokens": tokens, "output_tokens": 1, "arrivals": {"process": "poisson", "rate_per_s": 1.0}},
+            "workload": {
+                "requests": 2, "prompt_tokens": tokens, "output_tokens": 1,
+                "arrivals": {"process": "poisson", "rate_per_s": 1.0},
+            },
         }  # fmt: skip
         experiment = build(Scenario.from_mapping(settings))
         ids = np.arange(-(-tokens // 16), dtype=np.int64)
@@ -193,7 +197,9 @@ def peers(data: Path, read_gb_per_s: float) -> str:
             prefix_block_tokens=16,
         )
         requests = run(replace(experiment, workload=trace, router=RoundRobin())).requests
-        ms = (requests["first_token_ns"] - requests["arrival_ns"]) / 1e6
+        # A latency of prefill: without the front end, which a client would see as well.
+        front_s = experiment.admission_s + tokens * experiment.admission_s_per_token
+        ms = (requests["first_token_ns"] - requests["arrival_ns"]) / 1e6 - front_s * 1e3
         computed, pulled = float(row["recompute_ms"]), float(row["p2p_pull_ms"])
         lines.append(
             f"| {tokens:,} | {computed:.0f} | {ms[0]:.0f} | {ms[0] / computed - 1:+.0%} | {pulled:.0f} | {ms[1]:.0f} | "
@@ -205,8 +211,9 @@ def peers(data: Path, read_gb_per_s: float) -> str:
 def links(columns: Columns) -> str:
     """What crossed the links of tiers, in words."""
     return "; ".join(
-        f"{kind}: {facts['loads']} loads of {facts['load_bytes'] / 1e9:.0f} GB, {facts['load_wait_ns'] / max(facts['loads'], 1) / 1e6:.0f} ms "
-        f"in the queue each, {facts['stores']} stores of {facts['store_bytes'] / 1e9:.0f} GB"
+        f"{kind}: {facts['loads']} loads of {facts['load_bytes'] / 1e9:.0f} GB, "
+        f"{facts['load_wait_ns'] / max(facts['loads'], 1) / 1e6:.0f} ms in the queue each, "
+        f"{facts['stores']} stores of {facts['store_bytes'] / 1e9:.0f} GB"
         for kind, facts in columns.meta.get("tiers", {}).items()
     )
 
@@ -220,7 +227,10 @@ def _row(head: str, said: Mapping[str, str], found: Mapping[str, float], tokens:
 
 def _gains(head: str, said: Any, found: Any, tokens: str) -> str:
     """With the tier over without it, measured and simulated."""
-    cells = [f"x {float(said[1][tokens]) / float(said[0][tokens]):.2f}", f"x {found[1]['tokens_per_s'] / found[0]['tokens_per_s']:.2f}"]
+    cells = [
+        f"x {float(said[1][tokens]) / float(said[0][tokens]):.2f}",
+        f"x {found[1]['tokens_per_s'] / found[0]['tokens_per_s']:.2f}",
+    ]
     for key in ("ttft_mean_s", "ttft_p90_s"):
         cells += [f"x {float(said[1][key]) / float(said[0][key]):.2f}", f"x {found[1][key] / found[0][key]:.2f}"]
     return f"{head} {' | '.join(cells)} |"
@@ -240,8 +250,9 @@ def main() -> None:
                 print(cpu(asked.data, asked.seed, gib), flush=True)
         elif name == "lustre":
             # 18,000 GiB at 1,000 MB/s a TiB, the fastest that is sold, for one replica or shared by eight.
-            for rate in (17.6, 2.2):
-                print(lustre(asked.data, asked.seed, rate), flush=True)
+            for router in ("random", "guide", "hbm_cpu"):
+                for rate in (17.6, 2.2):
+                    print(lustre(asked.data, asked.seed, rate, router), flush=True)
         elif name == "peers":
             # 400 Gbit/s of a rail.
             print(peers(asked.data, 50.0), flush=True)

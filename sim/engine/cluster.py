@@ -163,7 +163,7 @@ class _Cluster:
                     seed=experiment.seed,
                     fast_forward=fast_forward,
                     shared=stores,
-                )  # fmt: skip
+                )
             )
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
         self._watch = Watch(self._state, self._machines, self._clock) if check_invariants else None

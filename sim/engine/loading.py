@@ -81,8 +81,8 @@ class Loading:
         return tuple(kept)
 
     def that_fit(self, run: Sequence[tuple[int, int]], held_back: int) -> tuple[tuple[int, int], ...]:
-        """*run* without the admissions for which those who load leave no memory, for schedulers that take it that a machine on which
-        nobody runs is empty. *held_back*: free blocks that others are to take."""
+        """*run* without the admissions for which those who load leave no memory: some schedulers take a machine on which nobody runs
+        to be empty. *held_back*: free blocks that others are to take."""
         sequences, kv = self._sequences, self._sequences.kv
         waiting = {seq.id: seq for seq in sequences.queue}
         kept: list[tuple[int, int]] = []
@@ -100,8 +100,9 @@ class Loading:
         return tuple(kept)
 
     def start(self, run: Sequence[tuple[int, int]], held_back: int) -> int:
-        """Start the load of the first of those whom *run* admits of whom a tier has something: 1, or 0 where there is none; -1 where
-        memory is short, so that it and those behind it have to wait. *held_back*: free blocks that decodes are to take."""
+        """Start the load of the first of those whom *run* admits of whom a tier has something: 1, or 0 where there is none.
+
+        -1 where memory is short, so that it and those behind it have to wait. *held_back*: free blocks that others are to take."""
         sequences, kv = self._sequences, self._sequences.kv
         for id_, tokens in run:
             seq = self._wants(id_, tokens)
@@ -129,10 +130,11 @@ class Loading:
             if needed + held_back > kv.free:
                 return -1
             sequences.queue.remove(seq)
+            tiers = self.tiers
+            # Asked for before the device gives something up for it, which might be written over what is to be read.
+            ends_ns = tiers.move_back(id_, new) if moved else tiers.load(id_, segments)
             kv.admit(id_, on_device)
             kv.take(new)
-            tiers = self.tiers
-            ends_ns = tiers.move_back(id_, new) if moved else tiers.load(id_, segments)
             self._n += 1
             self.in_flight[id_] = Load(
                 ends_ns, self._n, blocks, reach, seq.preempted, on_device * kv.block_tokens, by_tier, moved > 0

@@ -107,7 +107,7 @@ class RunPool(KvPool):
         self._prepaid = 0
         self._log: list[tuple[Any, ...]] | None = None
         self.gives_up: Callable[[int, int, int], None] | None = None
-        """Told of blocks that are evicted: their chain's number (-1 - id: a request's own), the first and the one after the last."""
+        """Told of evicted blocks: their chain's number (-1 - id: a request's own), the first, and the one after the last."""
 
     def prepay(self, blocks: int) -> None:
         """Take blocks now that `take` will be asked for."""

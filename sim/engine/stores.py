@@ -112,9 +112,7 @@ class Store:
         joined: list[_Kept] = []
         for kept in mine:
             last = joined[-1] if joined else None
-            if last is not None and last.hi == kept.lo and max(last.ready_ns, kept.ready_ns) <= now_ns:
-                last.hi = kept.hi
-            elif last is not None and last.hi == kept.lo and last.ready_ns == kept.ready_ns:
+            if last is not None and last.hi == kept.lo and max(last.ready_ns, now_ns) == max(kept.ready_ns, now_ns):
                 last.hi = kept.hi
             else:
                 joined.append(kept)

@@ -276,8 +276,8 @@ class Tenant:
         return plan
 
     def _may_learn(self, loading: Loading, ticks: int) -> bool:
-        """Whether the next plan may know or do what this one could not: of KV that has come since it was made, or of what is evicted
-        with every step, where that is written somewhere."""
+        """Whether the next plan may know what this one could not, that KV has come since, or blocks are evicted with every step and
+        written somewhere."""
         return loading.next_ns() <= ticks >> TICK_BITS or loading.tiers.takes_evicted
 
     # Starting.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.tiers import kv_tiers
 from sim.metrics.columns import STATUS_NAMES, Columns
 from sim.metrics.iterations import iteration_sums, sums_between
 from sim.metrics.requests import e2el_s, finished, queue_s, slo_met, tpot_s, ttft_s
@@ -60,6 +61,8 @@ def _window_summary(
         whole_run.append("busy_fraction")
     if "prefix_cache" in whole:
         whole_run.append("prefix_cache.evictions")
+    if "kv_tiers" in whole:
+        whole_run.append("kv_tiers, but for hits and load_s")
     total = int(arrived.sum())
     within = good = None
     if whole["slo_attainment"] is not None:
@@ -92,6 +95,7 @@ def _window_summary(
             "max": inside.largest_share if inside.n else None,
         },
         **_prefix_cache(part, meta),
+        **kv_tiers(part, meta),
         **({"models": _of_models(part, models, stated, span_s)} if len(models) > 1 else {}),
         "window": {
             "rule": window["rule"],
@@ -153,6 +157,7 @@ def _whole_summary(
             "max": iterations.largest_share if iterations.n else None,
         },
         **_prefix_cache(requests, meta),
+        **kv_tiers(requests, meta),
         "saturated": saturated(requests),
         "speculation": speculation(meta.get("speculation")),
         **({"models": _of_models(requests, models, limits, span_s)} if len(models) > 1 else {}),

@@ -309,6 +309,7 @@ def some_tiers(rng: random.Random, block_bytes: int) -> tuple[TierSpec, ...]:
         ["host", "peer"],
     ]
     chosen = rng.choice(kinds)
+
     def one(kind: TierKind, write: WriteRule) -> TierSpec:
         return TierSpec(
             kind=kind,
@@ -345,7 +346,13 @@ def with_tiers(experiment: Experiment, seed: int) -> Experiment:
     machines = tuple(
         replace(spec, tenants=tuple(behind(tenant) for tenant in spec.tenants)) for spec in experiment.machines
     )
-    return replace(experiment, replicas=machines)
+    workload = experiment.workload
+    if isinstance(workload, Trace) and workload.prefix_blocks is None:
+        shared: dict[str, Any] = {}
+        while not shared:
+            shared = beginnings(rng, workload.prompt_tokens.tolist(), workload.output_tokens.tolist())
+        workload = replace(workload, **shared)
+    return replace(experiment, replicas=machines, workload=workload)
 
 
 def with_scheduler(experiment: Experiment, scheduler: Scheduler) -> Experiment:

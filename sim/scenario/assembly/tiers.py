@@ -102,7 +102,9 @@ def about_tiers(scenario: Scenario, workload: Trace | ClosedLoop) -> Iterator[st
     """A note for tiers that have nothing to find, or whose bandwidth is that of a datasheet."""
     tiers = scenario.memory.tiers
     if tiers and getattr(workload, "prefix_blocks", None) is None:
-        what = "only swapped sequences use the host tier" if scenario.memory.preemption == "swap" else "tiers find nothing"
+        what = (
+            "only swapped sequences use the host tier" if scenario.memory.preemption == "swap" else "tiers find nothing"
+        )
         yield f"The workload does not say which prompts begin alike: {what}."
     if any(tier.kind == "host" and tier.read_gb_per_s is None for tier in tiers):
         yield (
