@@ -81,8 +81,8 @@ class Loading:
         return tuple(kept)
 
     def that_fit(self, run: Sequence[tuple[int, int]], held_back: int) -> tuple[tuple[int, int], ...]:
-        """*run* without the admissions for which those who load leave no memory: some schedulers take a machine on which nobody runs
-        to be empty. *held_back*: free blocks that others are to take."""
+        """*run* without the admissions for which those who load leave no memory: some schedulers take a machine on which nobody
+        runs to be empty. *held_back*: free blocks that others are to take."""
         sequences, kv = self._sequences, self._sequences.kv
         waiting = {seq.id: seq for seq in sequences.queue}
         kept: list[tuple[int, int]] = []

@@ -1,8 +1,8 @@
 """KV memory behind the device: host memory, disks, a store that machines share, and what other machines have.
 
-A `Tiers` is one tenant's: which tier has how much of a prompt, what a load from it takes, and what is written to it when. A load or a
-store takes its tier's link, first come first served and both directions together; iterations go on meanwhile. Who waits for a load
-is in `sim.engine.loading`.
+A `Tiers` is one tenant's: which tier has how much of a prompt, what a load from it takes, and what is written to it when. A load
+or a store takes its tier's link, first come first served and both directions together; iterations go on meanwhile. Who waits for a
+load is in `sim.engine.loading`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class TierSpec:
     capacity_bytes: int = 0
     """Of a `peer` none."""
     write: WriteRule = "through"
-    """`through`: prompt blocks are written when they have been computed; `eviction`: blocks are written that the device, or the tier
-    before this one, gives up."""
+    """`through`: prompt blocks are written when they have been computed; `eviction`: what the device, or the tier before this one,
+    gives up is written."""
     min_load_tokens: int = 0
     """A prompt that would gain fewer tokens is computed."""
     skip_when_slower: bool = False

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.tiers import kv_tiers
 from sim.metrics.columns import STATUS_NAMES, Columns
 from sim.metrics.iterations import iteration_sums, sums_between
 from sim.metrics.requests import e2el_s, finished, queue_s, slo_met, tpot_s, ttft_s
 from sim.metrics.spread import Blocks, statistics, weighted_statistics
+from sim.metrics.tiers import kv_tiers
 from sim.metrics.trend import saturated
 from sim.metrics.windows import OVER_THE_WHOLE_RUN, WHOLE, window_of
 

@@ -20,8 +20,8 @@ class Tier(Section):
     gib: Annotated[float, Field(gt=0)] | None = None
     """Its size in GiB: of each replica, of a `remote` store in all. A `peer` has none of its own."""
     read_gb_per_s: _Rate | None = None
-    """Bandwidth of a replica's link to it in GB/s, all of its GPUs together; for a `host` tier, where it is left out, the link that the
-    GPU's datasheet has, once for each GPU."""
+    """Bandwidth of a replica's link to it in GB/s, all of its GPUs together; for a `host` tier, where it is left out, the link of the
+    GPU's datasheet, once for each GPU."""
     write_gb_per_s: _Rate | None = None
     """Where it is left out, as it reads. Both directions share the link."""
     latency_ms: Annotated[float, Field(ge=0)] | None = None
@@ -36,7 +36,7 @@ class Tier(Section):
     concurrent_transfers: Annotated[int, Field(ge=1)] = 1
     """Transfers that the link does at once, each at its whole bandwidth."""
     staged: bool = False
-    """What is loaded comes to host memory first: the time of a copy from there to the GPUs is added, without waiting for its turn."""
+    """What is loaded comes to host memory first: the time of a copy from there to the GPUs is added, but no wait for its turn."""
     store: str = "shared"
     """Of a `remote` tier: which store; replicas that name the same one share it."""
 

@@ -47,9 +47,9 @@ def seconds(columns: Columns, name: str) -> list[float]:
 
 
 def test_two_prompts_one_seat_and_a_host_tier_by_hand() -> None:
-    # A is computed by 1 s; its two full blocks are written from then to 2 s, and are there at 2.5 s. B needs all of the device from 3 s
-    # to 4 s; its three blocks are on the link until 5.5 s. A, back at 5 s, waits half a second for its turn, is read in another half and
-    # is here at 6.5 s. C takes the seat meanwhile, from 5.25 s to 6.25 s. Of A one token is computed.
+    # A is computed by 1 s; its two full blocks are written from then to 2 s, and are there at 2.5 s. B needs all of the device from
+    # 3 s to 4 s; its three blocks are on the link until 5.5 s. A, back at 5 s, waits half a second for its turn, is read in another
+    # half and is here at 6.5 s. C takes the seat meanwhile, from 5.25 s to 6.25 s. Of A one token is computed.
     trace = a_trace((0, 9, 1, A), (3, 13, 1, B), (5, 9, 1, A), (5.25, 1, 1, []))
     columns = served(trace, HOST)
     assert seconds(columns, "first_token_ns") == [1.0, 4.0, 7.5, 6.25]
@@ -134,9 +134,9 @@ def test_a_remote_store_is_read_by_all_machines_and_a_peer_by_others() -> None:
 
 
 def test_who_gives_way_comes_back_from_host_memory_by_hand() -> None:
-    # Two prompts of 4 tokens, a block each, and memory for three blocks. Both decode from 1 s; the second gives way at 1 s, when two more
-    # blocks are needed and one is free: 4 tokens, a block, are written by 1.5 s. The first ends at 5 s, with 4 decode steps. The second
-    # is read from 5 s to 5.25 s and decodes four times more.
+    # Two prompts of 4 tokens, a block each, and memory for three blocks. Both decode from 1 s; the second gives way at once, when two
+    # more blocks are needed and one is free: 4 tokens, a block, are written by 1.5 s. The first ends at 5 s, with 4 decode steps. The
+    # second is read from 5 s to 5.25 s and decodes four times more.
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[4, 4], output_tokens=[5, 5])
     host = replace(HOST, latency_s=0.0)
     both = Vllm(max_num_batched_tokens=64, max_num_seqs=2, async_scheduling=False, scheduler_reserve_full_isl=False)

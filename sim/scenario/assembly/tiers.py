@@ -27,8 +27,8 @@ def tiers_of(scenario: Scenario, deployment: Deployment, plan: MemoryPlan, *, al
     where = f"{scenario.source}: memory.tiers"
     if swaps and not any(tier.kind == "host" for tier in tiers):
         raise ScenarioError(
-            f"{scenario.source}: memory.preemption swap: sequences that give way are moved to a tier of kind host, and memory.tiers has "
-            "none; give one, or preemption: recompute"
+            f"{scenario.source}: memory.preemption swap: sequences that give way are moved to a tier of kind host, and "
+            "memory.tiers has none; give one, or preemption: recompute"
         )
     if not tiers:
         return {}
@@ -36,15 +36,16 @@ def tiers_of(scenario: Scenario, deployment: Deployment, plan: MemoryPlan, *, al
         raise ScenarioError(f"{where}: models that share a machine have no tiers yet; give each a pool of its own")
     if not caches(scenario) and not swaps:
         raise ScenarioError(
-            f"{where}: tiers keep the blocks of a prefix cache, and there is none (memory.prefix_caching); switch it on, or leave tiers "
-            "out"
+            f"{where}: tiers keep the blocks of a prefix cache, and there is none (memory.prefix_caching); switch it on, or "
+            "leave tiers out"
         )
     # A block is on the devices of one group of data-parallel attention, a part of it on each.
     block_bytes = round(sum(stage.block_bytes for stage in plan.stages) * deployment.parallel.tensor)
     for i, tier in enumerate(tiers):
         if tier.gib is not None and tier.gib * _GIB < block_bytes:
             raise ScenarioError(
-                f"{where}.{i}: {tier.gib:g} GiB do not hold one KV block of {block_bytes / 1e6:.3g} MB; give more, or leave the tier out"
+                f"{where}.{i}: {tier.gib:g} GiB do not hold one KV block of {block_bytes / 1e6:.3g} MB; give more, or leave the "
+                "tier out"
             )
     specs = tuple(_spec(tier, deployment, f"{where}.{i}") for i, tier in enumerate(tiers))
     try:
@@ -64,8 +65,8 @@ def _spec(tier: Tier, deployment: Deployment, where: str) -> TierSpec:
         link = deployment.device.host
         if read is None and link is None:
             raise ScenarioError(
-                f"{where}: a tier of kind host needs read_gb_per_s: nothing is known of the link between {deployment.device.title} and "
-                "its host"
+                f"{where}: a tier of kind host needs read_gb_per_s: nothing is known of the link between {deployment.device.title} "
+                "and its host"
             )
         if read is None and link is not None:
             read = link.bytes_per_s * deployment.parallel.n_devices / 1e9
@@ -93,8 +94,8 @@ def check_room(scenario: Scenario, plan: MemoryPlan) -> None:
         if plan.override is not None and plan.override * stage.block_bytes > stage.device_bytes > 0:
             raise ScenarioError(
                 f"{scenario.source}: memory.kv_blocks: {plan.override:,} blocks of {stage.block_bytes / 1e6:.3g} MB are "
-                f"{plan.override * stage.block_bytes / 1e9:.0f} GB on each device, which has {stage.device_bytes / 1e9:.0f}; give fewer, or "
-                "leave it out for as many as fit"
+                f"{plan.override * stage.block_bytes / 1e9:.0f} GB on each device, which has {stage.device_bytes / 1e9:.0f}; "
+                "give fewer, or leave it out for as many as fit"
             )
 
 
