@@ -20,8 +20,8 @@ class Tier(Section):
     gib: Annotated[float, Field(gt=0)] | None = None
     """Its size in GiB: of each replica, of a `remote` store in all. A `peer` has none of its own."""
     read_gb_per_s: _Rate | None = None
-    """Bandwidth of a replica's link to it in GB/s, all of its GPUs together; for a `host` tier, where it is left out, the link of the
-    GPU's datasheet, once for each GPU."""
+    """Bandwidth of a replica's link to it in GB/s, all of its GPUs together; for a `host` tier, where it is left out, the link of
+    the GPU's datasheet, once for each GPU."""
     write_gb_per_s: _Rate | None = None
     """Where it is left out, as it reads. Both directions share the link."""
     latency_ms: Annotated[float, Field(ge=0)] | None = None

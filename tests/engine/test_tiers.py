@@ -134,9 +134,9 @@ def test_a_remote_store_is_read_by_all_machines_and_a_peer_by_others() -> None:
 
 
 def test_who_gives_way_comes_back_from_host_memory_by_hand() -> None:
-    # Two prompts of 4 tokens, a block each, and memory for three blocks. Both decode from 1 s; the second gives way at once, when two
-    # more blocks are needed and one is free: 4 tokens, a block, are written by 1.5 s. The first ends at 5 s, with 4 decode steps. The
-    # second is read from 5 s to 5.25 s and decodes four times more.
+    # Two prompts of 4 tokens, a block each, and memory for three blocks. Both decode from 1 s; the second gives way at once, when
+    # two more blocks are needed and one is free: 4 tokens, a block, are written by 1.5 s. The first ends at 5 s, with 4 decode
+    # steps. The second is read from 5 s to 5.25 s and decodes four times more.
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[4, 4], output_tokens=[5, 5])
     host = replace(HOST, latency_s=0.0)
     both = Vllm(max_num_batched_tokens=64, max_num_seqs=2, async_scheduling=False, scheduler_reserve_full_isl=False)
@@ -241,7 +241,7 @@ def test_a_store_that_loses_a_block_is_caught(monkeypatch: pytest.MonkeyPatch) -
         return gone
 
     monkeypatch.setattr(Store, "put", lossy)
-    with pytest.raises(InvariantError, match="INV-8 at t="):
+    with pytest.raises(InvariantError, match="INV-9 at t="):
         served(a_trace((0, 9, 1, A), (3, 13, 1, B)), HOST)
 
 

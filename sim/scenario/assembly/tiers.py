@@ -47,7 +47,7 @@ def tiers_of(scenario: Scenario, deployment: Deployment, plan: MemoryPlan, *, al
                 f"{where}.{i}: {tier.gib:g} GiB do not hold one KV block of {block_bytes / 1e6:.3g} MB; give more, or leave the "
                 "tier out"
             )
-    specs = tuple(_spec(tier, deployment, f"{where}.{i}") for i, tier in enumerate(tiers))
+    specs = tuple(_spec(tier, deployment, f"{where}.{i}", scenario.parallel.data) for i, tier in enumerate(tiers))
     try:
         check_tiers(specs)
     except ValueError as error:
@@ -57,7 +57,8 @@ def tiers_of(scenario: Scenario, deployment: Deployment, plan: MemoryPlan, *, al
     return {"tiers": specs, "swaps": swaps, "block_bytes": block_bytes}
 
 
-def _spec(tier: Tier, deployment: Deployment, where: str) -> TierSpec:
+def _spec(tier: Tier, deployment: Deployment, where: str, ranks: int) -> TierSpec:
+    """A tier of one rank: each of them has its share of the link, and of what is not a store of all."""
     from sim.engine.tiers import TierSpec
 
     read, latency_s = tier.read_gb_per_s, 0.0 if tier.latency_ms is None else tier.latency_ms / 1e3
@@ -75,10 +76,10 @@ def _spec(tier: Tier, deployment: Deployment, where: str) -> TierSpec:
     assert read is not None
     return TierSpec(
         kind=tier.kind,
-        read_bytes_per_s=read * 1e9,
-        write_bytes_per_s=None if tier.write_gb_per_s is None else tier.write_gb_per_s * 1e9,
+        read_bytes_per_s=read * 1e9 / ranks,
+        write_bytes_per_s=None if tier.write_gb_per_s is None else tier.write_gb_per_s * 1e9 / ranks,
         latency_s=latency_s,
-        capacity_bytes=0 if tier.gib is None else round(tier.gib * _GIB),
+        capacity_bytes=0 if tier.gib is None else round(tier.gib * _GIB / (1 if tier.kind == "remote" else ranks)),
         write=tier.write,
         min_load_tokens=tier.min_load_tokens,
         skip_when_slower=tier.skip_when_slower,
