@@ -1,9 +1,9 @@
 """Multi-token prediction: the target's own extra layers as its draft, priced and placed beside it.
 
 A round drafts K tokens in K passes of one layer each: pass i runs module i of those that there are, and goes round where K is more
-(vLLM's deepseek_mtp, SGLang's NEXTN, TensorRT-LLM's MTP in its EAGLE form). The first pass reads what the target has just computed, as
-many tokens a sequence as it verified; each further pass reads one. Prompts pass through every module that drafts, for each keeps a
-cache of its own.
+(vLLM's mtp, SGLang's NEXTN, TensorRT-LLM's MTP in its EAGLE form). The first pass reads what the target has just computed, as many
+tokens a sequence as it verified; each further pass reads one. Prompts pass through every module that drafts, for each keeps a cache
+of its own.
 """
 
 from __future__ import annotations

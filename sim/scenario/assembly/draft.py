@@ -62,8 +62,10 @@ def drafting_of(
 def drafting_by_own_layers(
     target: Deployment, k: int, *, plan: MemoryPlan, beside: Callable[[Deployment], MemoryPlan]
 ) -> Drafting:
-    """The extra layers of *target* for multi-token prediction, drafting *k* tokens a round at most; ValueError where it has none, or
-    they do not fit beside it."""
+    """The extra layers of *target* for multi-token prediction, drafting *k* tokens a round at most.
+
+    ValueError where it has none, or they do not fit beside it.
+    """
     from hwmodels.mtp import mtp_draft
 
     try:
@@ -77,8 +79,8 @@ def drafting_by_own_layers(
     if both.device_blocks - both.null_blocks < 1:
         raise ValueError(
             f"decoding: the layers of {target.model.name} for multi-token prediction take "
-            f"{held.weight_bytes_per_device / 1e9:.1f} GB on each GPU, but only {max(plan.stages[0].kv_bytes, 0.0) / 1e9:.1f} GB is "
-            "left beside its others; raise parallel.tensor, or take a larger device"
+            f"{held.weight_bytes_per_device / 1e9:.1f} GB on each GPU, but only {max(plan.stages[0].kv_bytes, 0.0) / 1e9:.1f} GB "
+            "is left beside its others; raise parallel.tensor, or take a larger device"
         )
     return Drafting(
         cost=found.cost,
