@@ -8,14 +8,16 @@ of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from hwmodels.calibrated import Calibrated
-from hwmodels.cost import CostModel, Work
+from hwmodels.cost import CostModel, RankedCostModel, Work
 from hwmodels.deployment import CostFactory, Deployment, deploy
+from hwmodels.parallel import ParallelConfig
 from hwmodels.totals import Totals
 
 
@@ -25,10 +27,10 @@ class MtpCost:
     reads_whole_step = True
     """The first pass of a round reads every token that the target verified (`sim.engine.pricing`)."""
 
-    def __init__(self, layer: CostModel, modules: int) -> None:
+    def __init__(self, layer: CostModel, modules: int, parallel: ParallelConfig) -> None:
         if modules < 1:
             raise ValueError(f"modules is at least 1; got {modules}")
-        self.layer, self.modules = layer, modules
+        self.layer, self.modules, self.parallel = layer, modules, parallel
         self.n_stages = 1
         self.window_tokens = layer.window_tokens
         self.peak_flops_per_s = layer.peak_flops_per_s
@@ -43,6 +45,11 @@ class MtpCost:
     def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
         """Of prompt chunks, or of one pass of decodes; the two are never asked for together."""
         return self._times(totals) * self.layer.iteration_s(totals)
+
+    def common_step(self, ranks: Sequence[Totals], stage: int = 0, /) -> Any:
+        """The same of all ranks of data-parallel attention, together."""
+        prompts = any(np.any(totals.prefill_rows) for totals in ranks)
+        return (self.modules if prompts else 1) * cast(RankedCostModel, self.layer).common_step(ranks)
 
     def handover_s(self, rows: Any, /) -> Any:
         return 0.0 * rows
@@ -85,4 +92,4 @@ def mtp_draft(target: Deployment, k: int) -> MtpDraft:
             cost=made_by,
         )
 
-    return MtpDraft(MtpCost(deployed(1).cost, min(model.mtp_layers, max(k, 1))), deployed(model.mtp_layers))
+    return MtpDraft(MtpCost(deployed(1).cost, min(model.mtp_layers, max(k, 1)), parallel), deployed(model.mtp_layers))
