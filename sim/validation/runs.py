@@ -23,13 +23,13 @@ from hwmodels.model import ModelSpec
 from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.totals import Totals
-from sim.errors import RooftraceError
 from sim.protocols import Figures, Protocol, protocol
+from sim.validation.machines import Speculation, Unmodelled, ranked, replica, stream_of
 from sim.validation.servers import GAP_ANALYSIS, ServerSettings, settings_of, warmed_up
+from sim.validation.speculated import NOT_KNOWN, speculation_of
 
 if TYPE_CHECKING:
     from hwmodels.measured import Measurement
-    from hwmodels.memory import MemoryPlan
     from sim.engine.columns import Columns
     from workloads import ClosedLoop, Trace
 
@@ -44,10 +44,6 @@ RECORDED_SERVER = ServerSettings(known_from="defaults")
 MEASURED_VLLM = "0.19"
 """The release whose account of memory stands for those of measured runs (0.11 to 0.20)."""
 _SEED = 0
-
-
-class Unmodelled(RooftraceError, ValueError):
-    """A row that cannot be predicted; the message is the reason that reports count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +63,7 @@ class ServedRun:
     settings: ServerSettings
     release: str | None = None
     """Of the stack; None: the row does not say, and the terms are those of the newest."""
+    speculation: Speculation | None = None
 
 
 def model_of(label: str) -> ModelSpec:
@@ -79,12 +76,12 @@ def model_of(label: str) -> ModelSpec:
         raise Unmodelled(str(error).partition(";")[0]) from None
 
 
-SPECULATES = "ran with multi-token prediction, and no column says how many of its drafts were accepted"
-
-
 def speculates(row: Mapping[str, Any]) -> bool:
-    """Whether a serving row ran with multi-token prediction, or may have, by its speculation column."""
-    return str(row.get("speculation", "")) not in ("", "nan", "none")
+    """Whether a serving row ran with multi-token prediction, by its speculation column; `Unmodelled` where it may have."""
+    said = str(row.get("speculation", ""))
+    if said == "unknown":
+        raise Unmodelled(NOT_KNOWN)
+    return said not in ("", "nan", "none")
 
 
 def family_of(row: Mapping[str, Any]) -> str:
@@ -120,8 +117,7 @@ def served_run(row: Mapping[str, Any], folder: Path | None = None) -> ServedRun:
     *folder* holds the settings that servers were started with (`sim.validation.servers.SETTINGS`); without them they are the
     stacks' defaults.
     """
-    if speculates(row):
-        raise Unmodelled(SPECULATES)
+    speculative = speculates(row)
     gemm, moe = (str(row[name]) for name in ("gemm_quant_mode", "moe_quant_mode"))
     if gemm in ("", "nan"):
         gemm = _MODES.get(str(row["precision"]), "")
@@ -141,10 +137,11 @@ def served_run(row: Mapping[str, Any], folder: Path | None = None) -> ServedRun:
     if not concurrency:
         raise Unmodelled("neither concurrency nor batch size is known")
     settings = settings_of(row, folder)
+    parallel = _parallel(row, model, device.devices_per_node)
     return ServedRun(
         model=model,
         device=device.name,
-        parallel=_parallel(row, model, device.devices_per_node),
+        parallel=parallel,
         kv_precision=settings.kv_precision or model.kv_precision or model.base_precision,
         stack=str(row["backend"]),
         prompt_tokens=_whole(row, "isl", 0),
@@ -153,6 +150,7 @@ def served_run(row: Mapping[str, Any], folder: Path | None = None) -> ServedRun:
         protocol=protocol_of(row, folder),
         settings=settings,
         release=release_of(row),
+        speculation=speculation_of(model.name, str(row["backend"]), ranks=parallel.data) if speculative else None,
     )
 
 
@@ -231,52 +229,26 @@ def serve(
     settings: ServerSettings,
     concurrency: int,
     release: str | None = None,
+    speculation: Speculation | None = None,
 ) -> Columns:
     """Run *workload* on one replica of *deployment* behind *stack*; `Unmodelled` where it does not fit in memory.
 
     At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM.
     """
     from policies.routers import RoundRobin
-    from sim.engine import Experiment, ReplicaSpec, run
-    from sim.engine.streaming import Stream
+    from sim.engine import Experiment, run
 
-    device, tensor = deployment.device, deployment.parallel.tensor
-    scheduler = settings.scheduler(stack.name, device, tensor=tensor, concurrency=concurrency)
-    try:
-        plan = deployment.fitted(_memory(deployment, stack, settings, concurrency, release))
-    except ValueError as error:
-        raise Unmodelled(f"does not fit: {str(error).partition(':')[0]}") from None
+    # Rows that are fitted have their groups as one: the terms of stacks were fitted so.
+    make = replica if speculation is None else ranked
+    machine = make(deployment, stack, settings, concurrency=concurrency, release=release, speculation=speculation)
     experiment = Experiment(
         workload=workload,
-        replicas=(
-            ReplicaSpec(
-                cost=deployment.cost,
-                scheduler=scheduler,
-                kv_blocks=plan.kv_blocks,
-                block_tokens=plan.block_tokens,
-            ),
-        ),
+        replicas=(machine,),
         router=RoundRobin(),
         **deployment.front_end._asdict(),
-        stream=Stream(settings.stream_interval, "iterations" if stack.name == "trtllm" else "tokens"),
+        stream=stream_of(stack.name, settings),
     )
     return run(experiment)
-
-
-def _memory(
-    deployment: Deployment, stack: ServingStack, settings: ServerSettings, concurrency: int, release: str | None
-) -> MemoryPlan:
-    from hwmodels.memory import engine_defaults, memory_plan, stack_memory
-
-    defaults = engine_defaults(stack.name, deployment.device, tensor=deployment.parallel.tensor)
-    sequences = settings.max_sequences or min(defaults.max_num_seqs, max(concurrency, 256))
-    return memory_plan(
-        deployment,
-        stack_memory(stack.name, release if stack.name == "vllm" else None),
-        tokens=settings.token_budget or min(8192, defaults.max_num_batched_tokens),
-        sequences=sequences,
-        share=settings.memory_share,
-    )
 
 
 def latencies_s(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
@@ -304,7 +276,13 @@ def served(
         prompt_tokens=run.prompt_tokens, output_tokens=run.output_tokens, concurrency=run.concurrency, seed=_SEED
     )
     columns = serve(
-        deployment, stack, workload, settings=run.settings, concurrency=run.concurrency, release=MEASURED_VLLM
+        deployment,
+        stack,
+        workload,
+        settings=run.settings,
+        concurrency=run.concurrency,
+        release=MEASURED_VLLM,
+        speculation=run.speculation,
     )
     if not (columns.requests["finish_ns"] >= 0).any():
         raise Unmodelled("no request finishes: its KV cache does not fit")
