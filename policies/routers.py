@@ -253,10 +253,10 @@ class VllmRanks:
 
     score = waiting + running + 6 x waiting x max(0, share of KV blocks in use - 0.5).
 
-    vLLM 0.32.0's internal load balancer (v1/engine/core_client.py, `DPLBAsyncMPClient.get_core_engine_for_request`) with one front
-    end, whose own count of requests in flight is exact. There waiting requests and KV use are up to 100 ms old (coordinator.py); here
-    they are what they are. With *waiting_weight* w the score is w x waiting + running, as releases before had it with 4 (from
-    knowledge, to be checked there).
+    vLLM 0.32.0's internal load balancer (v1/engine/core_client.py, `DPLBAsyncMPClient.get_core_engine_for_request`) with one
+    front end, whose own count of requests in flight is exact. There waiting requests and KV use are up to 100 ms old
+    (coordinator.py); here they are what they are. With *waiting_weight* w the score is w x waiting + running, as releases before
+    had it with 4 (from knowledge, to be checked there).
     """
 
     waiting_weight: float | None = None
@@ -280,9 +280,9 @@ class TrtLlmRanks:
     """Of the ranks that have fewer requests than each would if all were spread evenly, the one with the fewest tokens; then the
     fewest requests; then the lowest index.
 
-    TensorRT-LLM 1.x, tensorrt_llm/_torch/pyexecutor, `_balance_requests_across_ranks` under attention data parallelism (from knowledge,
-    to be checked there), for requests that come one by one: there those of one fetch are spread together, the longest first, and
-    tokens are those of the prompts; here they are the KV that is held and what is still to compute.
+    TensorRT-LLM 1.x, tensorrt_llm/_torch/pyexecutor, `_balance_requests_across_ranks` under attention data parallelism (from
+    knowledge, to be checked there), for requests that come one by one: there those of one fetch are spread together, the longest
+    first, and tokens are those of the prompts; here they are the KV that is held and what is still to compute.
     """
 
     def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:

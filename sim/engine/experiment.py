@@ -67,8 +67,8 @@ class MachineSpec:
     turn: Turn = "rotation"
     """Who may plan when the first stage is free: the models in rotation, or the one whose queue has the oldest head."""
     ranks: int = 1
-    """Replicas of the attention (attention data parallelism): each has sequences, a queue and the `kv_blocks` of its `ReplicaSpec` of
-    its own, and all step together."""
+    """Replicas of the attention (attention data parallelism): each has sequences, a queue and the `kv_blocks` of its `ReplicaSpec`
+    to itself, and all step together."""
     rank_router: Router | RouteFunction | None = None
     """Which of them gets a request of the machine; None for a machine without ranks."""
 
@@ -130,6 +130,9 @@ class Experiment:
     admission_serial_s: float = 0.0
     """The front end's work on a request that it does for one request at a time, before the rest: in a burst each waits for those
     before it. All machines share the front end."""
+    in_flight: int | None = None
+    """Requests of a trace that its clients have under way at most; those beyond it wait in the client, as behind a semaphore, and
+    are sent in the trace's order when one has ended: `arrival_ns` of the columns says when. None: no limit."""
     stream: Stream = Stream()  # noqa: RUF009 (frozen, so that all may share one)
     """Which tokens reach a client together; it changes what clients measure, not what machines do."""
 
@@ -140,6 +143,13 @@ class Experiment:
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is a finite time of at least 0; got {value!r}")
+        if self.in_flight is not None:
+            if self.in_flight < 1:
+                raise ValueError(f"in_flight is at least 1; got {self.in_flight}")
+            if not isinstance(self.workload, Trace):
+                raise ValueError("in_flight is for a trace; clients of a closed loop have one request each under way")
+            if self.workload.follows is not None or self.workload.abort_ns is not None:
+                raise ValueError("in_flight is for requests that wait for no others and that are not given up")
 
     @property
     def machines(self) -> tuple[MachineSpec, ...]:

@@ -1,8 +1,8 @@
 """A machine whose attention is replicated over ranks (attention data parallelism).
 
-Each rank is a tenant with sequences, a queue, a scheduler's plans and KV memory of its own; a router inside the machine says which one
-a request goes to. All of them start a step together when any has something to do, and end it together: the price is one of the whole
-step (`sim.engine.common`). Who comes while a step runs, on whichever rank, waits for its end.
+Each rank is a tenant with sequences, a queue, a scheduler's plans and KV memory of its own; a router inside the machine says which
+one a request goes to. All of them start a step together when any has something to do, and end it together: the price is one of the
+whole step (`sim.engine.common`). Who comes while a step runs, on whichever rank, waits for its end.
 """
 
 from __future__ import annotations

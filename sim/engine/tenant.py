@@ -47,8 +47,8 @@ class Tenant:
         self, number: int, spec: ReplicaSpec, state: RequestState, outside: Outside, stages: Stages, *,
         alone: bool, seed: int, fast_forward: bool, prices: Prices | None = None,
     ) -> None:  # fmt: skip
-        """*alone*: no pipeline and no other tenant, so that decodes may be held; *number*: of the run's tenants; *prices*: of a rank
-        whose steps its machine takes together with others, and ends (`launch`)."""
+        """*alone*: no pipeline and no other tenant, so that decodes may be held; *number*: of the run's tenants; *prices*: of a
+        rank, whose steps its machine takes together with others, and ends (`launch`)."""
         self.number = number
         self.spec = spec
         self.recorder = Recorder()

@@ -69,7 +69,7 @@ class Parallel(Section):
     pipeline: Annotated[int, Field(ge=1)] = 1
     """Stages of consecutive layers."""
     data: Annotated[int, Field(ge=1)] = 1
-    """Ranks of data-parallel attention, for mixtures of experts: each with sequences, a queue, a scheduler's plans and KV memory of its
+    """Ranks of data-parallel attention, for mixtures of experts: each with sequences, a queue, a scheduler and KV memory of its
     own, on `tensor` GPUs. All step together, and the experts are spread over all their GPUs."""
     expert: Annotated[int, Field(ge=1)] = 1
     """Groups of the tensor x data GPUs that hold different experts; within a group each expert is split by columns. 1: every expert
@@ -83,8 +83,8 @@ class Parallel(Section):
     def _no_pipelines_of_ranks(self) -> Self:
         if self.data > 1 and self.pipeline > 1:
             raise ValueError(
-                f"data {self.data} beside pipeline {self.pipeline}: pipelines whose stages have ranks are not modelled; give one of "
-                "the two as 1"
+                f"data {self.data} beside pipeline {self.pipeline}: pipelines whose stages have ranks are not modelled; give one "
+                "of the two as 1"
             )
         return self
 

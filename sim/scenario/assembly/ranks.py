@@ -20,7 +20,7 @@ _ROUTERS = {"vllm": "vllm_ranks", "trtllm": "trtllm_ranks"}
 
 
 def check_ranks(scenario: Scenario, *, shared: bool) -> None:
-    """ScenarioError for settings about ranks that say nothing, or what is not modelled; *shared*: the machine hosts other models."""
+    """ScenarioError for settings about ranks that say nothing, or what is not modelled; *shared*: the machine hosts others."""
     ranks = scenario.parallel.data
     if ranks == 1:
         if scenario.rank_router is not None:
@@ -40,8 +40,8 @@ def check_ranks(scenario: Scenario, *, shared: bool) -> None:
         )
     if found := left_to_choose(scenario):
         raise ScenarioError(
-            f"{scenario.source}: {found[0][0]}: {named.AUTO_VALUE} chooses for a machine with one scheduler, and each of the {ranks} "
-            "ranks has its own; give a number"
+            f"{scenario.source}: {found[0][0]}: {named.AUTO_VALUE} chooses for a machine with one scheduler, and each of the "
+            f"{ranks} ranks has its own; give a number"
         )
 
 
@@ -51,8 +51,9 @@ def with_ranks(scenario: Scenario, spec: ReplicaSpec) -> ReplicaSpec | MachineSp
 
     if scenario.parallel.data == 1:
         return spec
+    router = _router(scenario)
     with told_by(scenario, "rank_router"):
-        return MachineSpec(tenants=(spec,), ranks=scenario.parallel.data, rank_router=_router(scenario))
+        return MachineSpec(tenants=(spec,), ranks=scenario.parallel.data, rank_router=router)
 
 
 def ranks_of(scenario: Scenario) -> dict[str, Any]:
