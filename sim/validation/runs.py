@@ -118,22 +118,19 @@ def served_run(row: Mapping[str, Any], folder: Path | None = None) -> ServedRun:
     stacks' defaults.
     """
     speculative = speculates(row)
-    gemm, moe = (str(row[name]) for name in ("gemm_quant_mode", "moe_quant_mode"))
-    if gemm in ("", "nan"):
-        gemm = _MODES.get(str(row["precision"]), "")
-    model = _in_format(model_of(str(row["model_path"])), gemm, moe)
+    model = formatted(row)
     if str(row["mode"]) != "agg":
         raise Unmodelled(f"mode {row['mode']} is not aggregated serving")
     for name in ("isl", "osl"):
-        if not _whole(row, name, 0):
+        if not whole(row, name, 0):
             raise Unmodelled(f"{name} is not known")
     try:
         device = load_device(str(row["system"]))
         serving_stack(str(row["backend"]))
     except ValueError as error:
         raise Unmodelled(str(error).partition(";")[0]) from None
-    groups = _whole(row, "attention_dp_size", 1)
-    concurrency = _whole(row, "concurrency", 0) or _whole(row, "batch_size", 0) * groups
+    groups = whole(row, "attention_dp_size", 1)
+    concurrency = whole(row, "concurrency", 0) or whole(row, "batch_size", 0) * groups
     if not concurrency:
         raise Unmodelled("neither concurrency nor batch size is known")
     settings = settings_of(row, folder)
@@ -144,8 +141,8 @@ def served_run(row: Mapping[str, Any], folder: Path | None = None) -> ServedRun:
         parallel=parallel,
         kv_precision=settings.kv_precision or model.kv_precision or model.base_precision,
         stack=str(row["backend"]),
-        prompt_tokens=_whole(row, "isl", 0),
-        output_tokens=_whole(row, "osl", 0),
+        prompt_tokens=whole(row, "isl", 0),
+        output_tokens=whole(row, "osl", 0),
         concurrency=concurrency,
         protocol=protocol_of(row, folder),
         settings=settings,
@@ -154,13 +151,22 @@ def served_run(row: Mapping[str, Any], folder: Path | None = None) -> ServedRun:
     )
 
 
+def formatted(row: Mapping[str, Any]) -> ModelSpec:
+    """The model of a serving row in the formats that it names."""
+    gemm, moe = (str(row[name]) for name in ("gemm_quant_mode", "moe_quant_mode"))
+    if gemm in ("", "nan"):
+        gemm = _MODES.get(str(row["precision"]), "")
+    return _in_format(model_of(str(row["model_path"])), gemm, moe)
+
+
 def release_of(row: Mapping[str, Any]) -> str | None:
     """The release of the stack behind a serving row; None where it is not said by numbers (a nightly build)."""
     text = str(row.get("backend_version", ""))
     return text if text[:1].isdigit() else None
 
 
-def _whole(row: Mapping[str, Any], name: str, default: int) -> int:
+def whole(row: Mapping[str, Any], name: str, default: int) -> int:
+    """The whole number in a column; *default* where it is blank, 0 or less."""
     value = float(row[name]) if row.get(name) not in (None, "") else math.nan
     return int(value) if value > 0 else default
 
@@ -196,11 +202,11 @@ def _in_format(model: ModelSpec, gemm: str, moe: str) -> ModelSpec:
 
 
 def _parallel(row: Mapping[str, Any], model: ModelSpec, node: int) -> ParallelConfig:
-    tensor, data, pipeline = (_whole(row, name, 1) for name in ("tp_size", "attention_dp_size", "pp_size"))
+    tensor, data, pipeline = (whole(row, name, 1) for name in ("tp_size", "attention_dp_size", "pp_size"))
     if model.experts is not None and "0" in (_digits(row, "moe_tp_size"), _digits(row, "moe_ep_size")):
         raise Unmodelled("moe_tp_size or moe_ep_size is 0 for a model with experts")
     # Without experts the columns say nothing: 0 and blank mean 1.
-    expert_tensor, expert = (_whole(row, name, 1) for name in ("moe_tp_size", "moe_ep_size"))
+    expert_tensor, expert = (whole(row, name, 1) for name in ("moe_tp_size", "moe_ep_size"))
     total = tensor * data
     root = math.isqrt(total)
     if total > node and root * root == total and expert_tensor * expert == total:
@@ -291,12 +297,24 @@ def served(
 
 def deployed(run: ServedRun, stack: ServingStack, profile: str | None = None) -> Deployment:
     """What *run* ran on, priced under *stack*; `Unmodelled` where it cannot be."""
+    return deployed_on(run.model, run.device, run.parallel, run.kv_precision, stack, profile)
+
+
+def deployed_on(
+    model: ModelSpec,
+    device: str,
+    parallel: ParallelConfig,
+    kv_precision: str,
+    stack: ServingStack,
+    profile: str | None = None,
+) -> Deployment:
+    """*model* on one replica of *device*s, priced under *stack*; `Unmodelled` where it cannot be."""
     try:
         return deploy(
-            model=run.model,
-            hardware=run.device,
-            parallel=run.parallel,
-            kv_precision=run.kv_precision,
+            model=model,
+            hardware=device,
+            parallel=parallel,
+            kv_precision=kv_precision,
             cost=Calibrated(stack=stack, profile=profile),
         )
     except ValueError as error:
