@@ -1,32 +1,39 @@
 """Measured serving runs with prefill and decode on separate workers, predicted: pools of machines and links between them.
 
-A row of an e2e_silicon_disagg file says how many workers of each kind there were and how each was split, and the requests in flight.
-What it does not say is taken from what is public of the recipes (NVIDIA/srt-slurm) and of Dynamo, one rule for all rows: `ASSUMED`
-has them in words, for docs/validation.md.
+A row of an e2e_silicon_disagg file says how many workers of each kind there were and how each was split, and the requests in
+flight. What it does not say is taken from what is public of the recipes (NVIDIA/srt-slurm) and of Dynamo, one rule for all rows:
+`ASSUMED` has them in words, for docs/validation.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hwmodels.device import load_device
 from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
+from hwmodels.tables import read_toml
 from sim.protocols import Figures, Protocol, protocol
 from sim.validation.machines import Speculation, Unmodelled, ranked, stream_of
-from sim.validation.runs import MEASURED_VLLM, deployed_on, formatted, release_of, speculates, whole
+from sim.validation.runs import MEASURED_VLLM, deployed_on, formatted, speculates, whole
 from sim.validation.servers import ServerSettings, settings_of
 from sim.validation.speculated import speculation_of
 
 if TYPE_CHECKING:
+    from hwmodels.cost import CostModel, RankedCostModel, Work
     from hwmodels.deployment import Deployment
     from hwmodels.model import ModelSpec
+    from hwmodels.totals import Totals
     from sim.engine import Experiment
     from sim.engine.columns import Columns
 
+FILE = Path(__file__).with_name("prefill_workers.toml")
+SAME_MODEL = {"deepseek-ai/DeepSeek-R1": "deepseek-ai/DeepSeek-V3"}
+"""Names of one model."""
 PREFILL_TOKENS, PREFILL_SEQUENCES = 16384, 16
 """Of an iteration of a prefill rank."""
 LINK_BYTES_PER_S = 50e9
@@ -34,14 +41,15 @@ LINK_BYTES_PER_S = 50e9
 ASSUMED = """\
 * Workers are chosen in turn, those that prefill and those that decode; a decode worker gets a request when its prompt has been
   computed, and the client its first token from there, after the KV has crossed one 400 Gbit/s card for each GPU that sends.
-* A prefill rank computes whole prompts, up to 16 of them and 16,384 tokens an iteration, as the public recipes of TensorRT-LLM have it.
-* A decode rank of TensorRT-LLM has as many seats (max_batch_size) as the largest power of two that its share of the concurrency
-  fills, at the highest concurrency that rows with its layout and lengths have; SGLang's have no limit.
-* Clients are those of `srt-slurm` above. The front end of the stack stands for Dynamo's. Formats of caches are those that the stack's
-  launch scripts set on the same device.
+* A prefill rank computes up to 16 prompts and 16,384 tokens an iteration, as the public recipes of TensorRT-LLM have it.
+* Recipes set the seats of TensorRT-LLM's decode ranks (max_batch_size) and a concurrency that fills them or a little more. Their
+  seats are taken to be the largest of 1, 2, 3, 4, 6, 8, 12, ... that the highest concurrency with the same layout and lengths
+  fills, and not to bind where that is a power of two, which no layout led to. SGLang's have no limit.
+* Clients are those of `srt-slurm` above. The front end of the stack, with the terms of its newest release, stands for Dynamo's, for
+  rows name the release of Dynamo's image. Formats of caches are those that the stack's launch scripts set on the same device.
 * Rows that ran with multi-token prediction drafted as many tokens as their stack's aggregated runs, and had as many accepted.
 """
-_LAYOUT = ("model_path", "system", "backend", "precision", "isl", "osl", "measured", "speculation",
+_LAYOUT = ("system", "backend", "precision", "isl", "osl", "measured", "speculation",
            *(f"{phase}_{what}" for phase in ("prefill", "decode") for what in ("num_workers", "tp_size", "pp_size",
              "attention_dp_size", "moe_tp_size", "moe_ep_size")))  # fmt: skip
 """Columns that one recipe has in common."""
@@ -76,7 +84,6 @@ class ApartRun:
     output_tokens: int
     concurrency: int
     protocol: Protocol
-    release: str | None = None
     speculation: Speculation | None = None
 
 
@@ -87,8 +94,9 @@ def concurrency_of(row: Mapping[str, Any]) -> int:
 
 
 def layout_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """What rows of one recipe have in common: devices, layout and lengths."""
-    return tuple(str(row.get(name, "")) for name in _LAYOUT)
+    """What rows of one recipe have in common: model, devices, layout and lengths."""
+    model = str(row["model_path"])
+    return (SAME_MODEL.get(model, model), *(str(row.get(name, "")) for name in _LAYOUT))
 
 
 def most_clients(rows: list[Mapping[str, Any]]) -> dict[tuple[str, ...], int]:
@@ -125,8 +133,10 @@ def apart_run(row: Mapping[str, Any], folder: Path | None = None, *, clients: in
     decode = _parallel(row, "decode_", model)
     workers = whole(row, "decode_num_workers", 0)
     # As a script of the stack for the same model and device has it.
-    known = settings_of({**row, "tp_size": row["decode_tp_size"], "attention_dp_size": row["decode_attention_dp_size"]}, folder)
-    seats = _seats(stack, max(clients or 0, concurrency) / (workers * decode.data))
+    known = settings_of(
+        {**row, "tp_size": row["decode_tp_size"], "attention_dp_size": row["decode_attention_dp_size"]}, folder
+    )
+    seats = _seats(stack, max(clients or 0, concurrency), workers * decode.data)
     speculation = speculation_of(model.name, stack, ranks=decode.data) if speculative else None
     each = 1 if speculation is None else speculation.k + 1
     return ApartRun(
@@ -157,16 +167,45 @@ def apart_run(row: Mapping[str, Any], folder: Path | None = None, *, clients: in
         output_tokens=whole(row, "osl", 0),
         concurrency=concurrency,
         protocol=protocol("srt-slurm"),
-        release=release_of(row) if stack == "sglang" else None,
         speculation=speculation,
     )
 
 
-def _seats(stack: str, share: float) -> int | None:
-    """Sequences that a decode rank runs at once; None: no limit."""
-    if stack != "trtllm":
+def _seats(stack: str, clients: int, ranks: int) -> int | None:
+    """Sequences that each of *ranks* decode ranks runs at once; None: no limit that *clients* would meet."""
+    if stack != "trtllm" or clients & (clients - 1) == 0:
         return None
-    return 1 << max(int(share).bit_length() - 1, 0)
+    share = clients / ranks
+    power = 1 << max(int(share).bit_length() - 1, 0)
+    return power * 3 // 2 if power > 1 and power * 1.5 <= share else power
+
+
+class Slower:
+    """A `CostModel` that takes *factor* times as long as another."""
+
+    def __init__(self, cost: CostModel, factor: float) -> None:
+        self.cost, self.factor = cost, factor
+        self.n_stages, self.window_tokens = cost.n_stages, cost.window_tokens
+        self.peak_flops_per_s, self.peak_bytes_per_s = cost.peak_flops_per_s, cost.peak_bytes_per_s
+
+    def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
+        return self.factor * self.cost.iteration_s(totals, stage)
+
+    def common_step(self, ranks: Sequence[Totals], stage: int = 0, /) -> Any:
+        """The same of all ranks of data-parallel attention, together."""
+        return self.factor * cast("RankedCostModel", self.cost).common_step(ranks, stage)
+
+    def handover_s(self, rows: Any, /) -> Any:
+        return self.cost.handover_s(rows)
+
+    def work(self, totals: Totals, /) -> Work:
+        return self.cost.work(totals)
+
+
+@functools.cache
+def prefill_factors() -> Mapping[str, float]:
+    """Stack -> how many times what is priced a prefill worker's iterations take; 1 where nothing is known."""
+    return {stack: float(entry["factor"]) for stack, entry in read_toml(FILE).items()}
 
 
 def _parallel(row: Mapping[str, Any], prefix: str, model: ModelSpec) -> ParallelConfig:
@@ -189,26 +228,38 @@ def _parallel(row: Mapping[str, Any], prefix: str, model: ModelSpec) -> Parallel
     return parallel
 
 
-def experiment_of(run: ApartRun, *, stack: ServingStack | None = None, profile: str | None = None, seed: int = 0) -> Experiment:
-    """Everything that *run* needs; `Unmodelled` where it cannot be priced or does not fit."""
+def experiment_of(
+    run: ApartRun,
+    *,
+    stack: ServingStack | None = None,
+    profile: str | None = None,
+    prefill_factor: float | None = None,
+    seed: int = 0,
+) -> Experiment:
+    """Everything that *run* needs; `Unmodelled` where it cannot be priced or does not fit.
+
+    *prefill_factor*: in place of the fitted one.
+    """
     from policies.routers import RoundRobin
     from sim.engine import Experiment
     from sim.engine.links import LinkSpec
     from sim.engine.roles import HandoverSpec, KvPath
 
-    stack = stack or serving_stack(run.stack, run.release)
+    stack = stack or serving_stack(run.stack)
+    factor = prefill_factors().get(run.stack, 1.0) if prefill_factor is None else prefill_factor
     deployments: list[Deployment] = []
     machines = []
     for workers in (run.prefill, run.decode):
         deployment = deployed_on(run.model, run.device, workers.parallel, run.kv_precision, stack, profile)
         deployments.append(deployment)
+        prefills = workers is run.prefill
         machine = ranked(
-            deployment,
+            replace(deployment, cost=Slower(deployment.cost, factor)) if prefills and factor != 1 else deployment,
             stack,
             workers.settings,
             concurrency=-(-run.concurrency // workers.number),
             release=MEASURED_VLLM,
-            speculation=run.speculation if workers is run.decode else None,
+            speculation=None if prefills else run.speculation,
         )
         machines += [machine] * workers.number
     path = KvPath(
@@ -235,16 +286,22 @@ def experiment_of(run: ApartRun, *, stack: ServingStack | None = None, profile: 
     )
 
 
-def apart(run: ApartRun, *, stack: ServingStack | None = None, profile: str | None = None) -> Columns:
+def apart(
+    run: ApartRun, *, stack: ServingStack | None = None, profile: str | None = None, prefill_factor: float | None = None
+) -> Columns:
     """The simulated run; `Unmodelled` where it cannot be priced, does not fit or answers nobody."""
     from sim.engine import run as simulated
 
-    columns = simulated(experiment_of(run, stack=stack, profile=profile))
+    columns = simulated(experiment_of(run, stack=stack, profile=profile, prefill_factor=prefill_factor))
     if not (columns.requests["finish_ns"] >= 0).any():
         raise Unmodelled("no request finishes: its KV cache does not fit")
     return columns
 
 
-def apart_s(run: ApartRun, *, stack: ServingStack | None = None, profile: str | None = None) -> Figures:
+def apart_s(
+    run: ApartRun, *, stack: ServingStack | None = None, profile: str | None = None, prefill_factor: float | None = None
+) -> Figures:
     """TTFT and TPOT of *run* in seconds, as its protocol reports them."""
-    return run.protocol.figures(apart(run, stack=stack, profile=profile), run.concurrency)
+    return run.protocol.figures(
+        apart(run, stack=stack, profile=profile, prefill_factor=prefill_factor), run.concurrency
+    )

@@ -1,19 +1,16 @@
 """Multi-token prediction in published serving rows: how many tokens were drafted, and how many of them were taken.
 
-Rows say that it was on and no more. How many tokens a round drafts is read from what the launch scripts of the benchmark ask for, one
-rule for all rows (`depth_of`); how many are accepted is one figure for each model and depth (`acceptances.toml`), published where
-somebody has published it, else fitted to the token times of half of the deployments (`python -m sim.validation.speculated MEASURED`).
+Rows say that it was on and no more. How many tokens a round drafts is read from what the launch scripts of the benchmark ask for,
+one rule for all rows (`depth_of`); how many are accepted is one figure for each model and depth (`acceptances.toml`), published
+where somebody has published it, else fitted to the token times of half of the deployments (`sim.validation.fit_apart`).
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hwmodels.tables import read_toml
 from sim.validation.machines import Speculation, Unmodelled
@@ -30,9 +27,9 @@ _DEPTH_OF_RANKS = {"trtllm": 1}
 def depth_of(stack: str, *, ranks: int) -> int | None:
     """Tokens drafted in a round by the benchmark's servers of *stack*, with so many ranks of attention; None: not known.
 
-    InferenceX's scripts ask SGLang for two steps (`--speculative-num-steps 2 --speculative-num-draft-tokens 3`), and TensorRT-LLM for
-    three drafted tokens, or one where attention is data-parallel (`num_nextn_predict_layers`); from knowledge of the scripts, for the
-    measurements do not hold it.
+    InferenceX's scripts ask SGLang for two steps (`--speculative-num-steps 2 --speculative-num-draft-tokens 3`), and TensorRT-LLM
+    for three drafted tokens, or one where attention is data-parallel (`num_nextn_predict_layers`); from knowledge of the scripts,
+    for the measurements do not hold it.
     """
     return (_DEPTH_OF_RANKS if ranks > 1 else {}).get(stack, _DEPTHS.get(stack))
 
