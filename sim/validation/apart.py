@@ -8,6 +8,7 @@ flight. What it does not say is taken from what is public of the recipes (NVIDIA
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,6 +54,10 @@ _LAYOUT = ("system", "backend", "precision", "isl", "osl", "measured", "speculat
            *(f"{phase}_{what}" for phase in ("prefill", "decode") for what in ("num_workers", "tp_size", "pp_size",
              "attention_dp_size", "moe_tp_size", "moe_ep_size")))  # fmt: skip
 """Columns that one recipe has in common."""
+_DEPLOYMENT = ("system", "backend", "precision", "tp_size", "attention_dp_size", "moe_ep_size",
+               *(f"{phase}_{what}" for phase in ("prefill", "decode")
+                 for what in ("num_workers", "tp_size", "attention_dp_size", "moe_ep_size")))  # fmt: skip
+"""Columns of a deployment, of either kind of file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +102,17 @@ def layout_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     """What rows of one recipe have in common: model, devices, layout and lengths."""
     model = str(row["model_path"])
     return (SAME_MODEL.get(model, model), *(str(row.get(name, "")) for name in _LAYOUT))
+
+
+def deployment_of(row: Mapping[str, Any]) -> str:
+    """What is held back together: model, devices, stack, format and layout."""
+    model = str(row["model_path"])
+    return "|".join([SAME_MODEL.get(model, model), *(str(row.get(name, "")) for name in _DEPLOYMENT)])
+
+
+def half_of(deployment: str) -> int:
+    """0: fitted; 1: held back. By a hash of the name, so that no figure enters the choice."""
+    return hashlib.blake2b(deployment.encode(), digest_size=8).digest()[0] % 2
 
 
 def most_clients(rows: list[Mapping[str, Any]]) -> dict[tuple[str, ...], int]:

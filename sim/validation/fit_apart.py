@@ -24,8 +24,16 @@ import numpy as np
 from hwmodels.measured import read
 from hwmodels.tables import read_toml
 from sim.validation.apart import FILE as WORKERS
-from sim.validation.apart import SAME_MODEL, ApartRun, apart_run, apart_s, concurrency_of, layout_of, most_clients
-from sim.validation.fit_stacks import fold_of
+from sim.validation.apart import (
+    ApartRun,
+    apart_run,
+    apart_s,
+    concurrency_of,
+    deployment_of,
+    half_of,
+    layout_of,
+    most_clients,
+)
 from sim.validation.machines import Unmodelled
 from sim.validation.runs import ServedRun, rows_of, served_run, served_s
 from sim.validation.speculated import FILE as ACCEPTANCES
@@ -36,9 +44,6 @@ MOST_CLIENTS = 300
 """Runs of more requests in flight are not fitted, for the time that they take; all are scored by `rooftrace validate`."""
 APART = "e2e_silicon_disagg.csv"
 SPECULATIVE = ("e2e_silicon_speculative_agg.csv", "e2e_silicon_speculative_disagg.csv")
-_DEPLOYMENT = ("system", "backend", "precision", "tp_size", "attention_dp_size", "moe_ep_size",
-               *(f"{phase}_{what}" for phase in ("prefill", "decode")
-                 for what in ("num_workers", "tp_size", "attention_dp_size", "moe_ep_size")))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +55,6 @@ class Row:
     half: int
     tpot_s: float
     ttft_s: float
-
-
-def deployment_of(row: Mapping[str, Any]) -> str:
-    """What is held back together: model, devices, stack, format and layout."""
-    model = str(row["model_path"])
-    return "|".join([SAME_MODEL.get(model, model), *(str(row.get(name, "")) for name in _DEPLOYMENT)])
-
-
-def half_of(deployment: str) -> int:
-    """0: fitted; 1: held back."""
-    return fold_of(deployment) % 2
 
 
 def rows_to_fit(path: Path) -> list[Row]:
@@ -173,8 +167,8 @@ def main(folder: Path, *, write: bool, jobs: int) -> None:
 
 def _said(half: np.ndarray, seen: float, held: float, what: str) -> str:
     return (
-        f"fitted to half of the deployments, {int((half == 0).sum())} rows, where the median error of {what} is {100 * seen:.0f} %; "
-        f"on the {int((half == 1).sum())} rows of the others {100 * held:.0f} %"
+        f"fitted to half of the deployments, {int((half == 0).sum())} rows, where the median error of {what} is "
+        f"{100 * seen:.0f} %; on the {int((half == 1).sum())} rows of the others {100 * held:.0f} %"
     )
 
 
