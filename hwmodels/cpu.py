@@ -13,7 +13,7 @@ from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import Attention, ModelSpec
-from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, Recurrence
+from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, HeadProducts, Recurrence
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile, device_of
@@ -83,6 +83,9 @@ class CpuKernels:
 
     def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
         raise ValueError("experts are not timed on CPUs; take a dense model")
+
+    def head_products_s(self, rows: Any, products: HeadProducts) -> Any:
+        raise ValueError("latent attention is not timed on CPUs")
 
     def _folded(self, form: FoldedForm[CpuAttentionParams], shape: AttentionShape) -> PrefillForm:
         if shape.kind != "gqa" or shape.windowed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from hwmodels.cost import Work
 from hwmodels.device import Device
-from hwmodels.kernels.ops import ARRAYS, SCALARS, Ops
+from hwmodels.kernels.ops import ARRAYS, SCALARS, DecodeForm, Ops, PrefillForm
 from hwmodels.kernels.protocol import Kernels
 from hwmodels.model import ModelSpec
 from hwmodels.operations import StageWork
@@ -36,6 +37,10 @@ class _Stage:
         self.attention = tuple(
             (kernels.prefill_form(shape), kernels.decode_form(shape), shape.windowed) for shape in work.attention
         )
+        if (heads := work.head_products) is not None:
+            absorbed = RowTable(lambda rows: heads.layers * kernels.head_products_s(rows, heads))
+            always = any(shape.absorbed for shape in work.attention)
+            self.attention += (_by_rows(absorbed if always else RowTable(self._expanded_s), absorbed),)
         if work.recurrence is not None:
             self.attention += ((*kernels.recurrence_forms(work.recurrence), False),)
         host = kernels.host
@@ -55,12 +60,20 @@ class _Stage:
         k, own = self.kernels, np.ceil(rows * self.share)
         total = self._collectives_s(own, False) + own * self.row_s + self._exchange_s(rows)
         for op in self.work.linears:
-            if not op.of_logits:
+            if not op.of_logits and not op.of_prompts:
                 total = total + op.layers * k.gemm_s(own, op.n, op.k, precision=op.precision)
         if self.work.experts is not None:
             total = total + self._experts_s(rows)
         for stream in self.work.elementwise:
             total = total + stream.layers * k.elementwise_s(own * stream.bytes_per_row, stream.launches)
+        return total
+
+    def _expanded_s(self, rows: FloatArray) -> FloatArray:
+        """Products of prompts alone."""
+        total = np.zeros_like(rows)
+        for op in self.work.linears:
+            if op.of_prompts:
+                total = total + op.layers * self.kernels.gemm_s(rows, op.n, op.k, precision=op.precision)
         return total
 
     def _experts_s(self, rows: FloatArray) -> FloatArray:
@@ -143,6 +156,22 @@ class _Stage:
         return np.maximum(seconds, np.where(some_prompt, self.prompt_floor_s, self.decode_floor_s)) + own
 
 
+def _by_rows(prompts: RowTable, decodes: RowTable) -> tuple[PrefillForm, DecodeForm, bool]:
+    """Forms of what depends on the prompt rows, or on the query rows of decodes, alone."""
+
+    def seconds(ops: Ops, table: RowTable, rows: Any) -> Any:
+        # Shares of rows that ranks have in the mean are rounded up, as whole rows are computed.
+        return table.array(np.ceil(rows).astype(np.int64)) if ops is ARRAYS else table.scalar(math.ceil(rows))
+
+    def prefill(ops: Ops, rows: Any, chunks: Any, pairs: Any, kv: Any) -> Any:
+        return seconds(ops, prompts, rows)
+
+    def decode(ops: Ops, seqs: Any, queries: Any, kv: Any) -> Any:
+        return seconds(ops, decodes, queries)
+
+    return prefill, decode, False
+
+
 class _Ranks:
     """A stage under data-parallel attention, rank by rank: each rank's own part, and what all of them do together."""
 
@@ -151,6 +180,8 @@ class _Ranks:
         self._own = _Stage(replace(stage.work, experts=None, exchange=None), spec, 1, kernels, stage.has_head)
         self._own.prompt_floor_s = self._own.decode_floor_s = 0.0
         self._stage = stage
+        # What cannot be exchanged so is said here, and not at the first step.
+        stage._exchange_s(np.ones(1))
         self._pads = kernels.pads_ranks
         self._experts = RowTable(stage._experts_s)
         self._exchange = RowTable(stage._exchange_s)
@@ -317,7 +348,8 @@ class LayerwiseCost:
         total = np.zeros_like(rows)
         for stage in self._stages:
             if stage.work.experts is not None:
-                total = total + stage.work.experts.read_bytes(rows) * (self.parallel.tensor * self.parallel.data)
+                experts, split = stage.work.experts, self.parallel.expert_tensor
+                total = total + experts.active_experts(rows) * (experts.expert_bytes * experts.layers * split)
         return total
 
     def _linear_work(self) -> dict[str, float]:
@@ -336,7 +368,7 @@ class LayerwiseCost:
                 terms[f"{kind}_flops"] += op.flops(1) * t
                 terms[f"{kind}_bytes"] += op.weight_bytes * t * d
             if stage.work.experts is not None:
-                terms["row_flops"] += stage.work.experts.flops(1) * t * d
+                terms["row_flops"] += stage.work.experts.flops_of_all(1) * self.parallel.expert_tensor
             for shape in stage.work.attention:
                 prefix, n = ("window_" if shape.windowed else ""), shape.layers * t
                 terms[f"{prefix}pair_flops"] += shape.prefill_flops_per_pair * n

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hwmodels.kernels.ops import DecodeForm, PrefillForm
-from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, Recurrence
+from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, HeadProducts, Recurrence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,10 @@ class Kernels(Protocol):
 
     def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
         """One layer's routed experts."""
+        ...
+
+    def head_products_s(self, rows: Any, products: HeadProducts) -> Any:
+        """One layer's, of rows whose latent attention is absorbed."""
         ...
 
     def prefill_form(self, shape: AttentionShape) -> PrefillForm: ...

@@ -19,7 +19,7 @@ from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.tables import read_toml
 from sim.protocols import Figures, Protocol, protocol
-from sim.validation.machines import Speculation, Unmodelled, ranked, stream_of
+from sim.validation.machines import Speculation, Unmodelled, machine_of, stream_of
 from sim.validation.runs import MEASURED_VLLM, deployed_on, formatted, speculates, whole
 from sim.validation.servers import ServerSettings, settings_of
 from sim.validation.speculated import speculation_of
@@ -269,7 +269,7 @@ def experiment_of(
         deployment = deployed_on(run.model, run.device, workers.parallel, run.kv_precision, stack, profile)
         deployments.append(deployment)
         prefills = workers is run.prefill
-        machine = ranked(
+        machine = machine_of(
             replace(deployment, cost=Slower(deployment.cost, factor)) if prefills and factor != 1 else deployment,
             stack,
             workers.settings,

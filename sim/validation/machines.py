@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hwmodels.mtp import mtp_draft
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hwmodels.memory import MemoryPlan
     from hwmodels.overheads import ServingStack
     from policies.acceptance import Acceptance
-    from sim.engine import MachineSpec, ReplicaSpec
+    from sim.engine import MachineSpec
     from sim.engine.streaming import Stream
 
 
@@ -31,7 +31,7 @@ class Speculation:
     acceptance: Acceptance
 
 
-def replica(
+def machine_of(
     deployment: Deployment,
     stack: ServingStack,
     settings: ServerSettings,
@@ -39,63 +39,18 @@ def replica(
     concurrency: int,
     release: str | None = None,
     speculation: Speculation | None = None,
-) -> ReplicaSpec:
-    """One replica of *deployment* behind *stack*, all groups of its attention as one; `Unmodelled` where it does not fit.
+) -> MachineSpec:
+    """One replica of *deployment* behind *stack*; `Unmodelled` where it does not fit.
 
-    At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM.
+    At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM. Groups of data-parallel
+    attention are ranks, among which requests are spread as the stack does by itself.
     """
-    return _spec(deployment, stack, settings, concurrency, release, speculation)[0]
-
-
-def ranked(
-    deployment: Deployment,
-    stack: ServingStack,
-    settings: ServerSettings,
-    *,
-    concurrency: int,
-    release: str | None = None,
-    speculation: Speculation | None = None,
-) -> ReplicaSpec | MachineSpec:
-    """The same with a rank for each group of data-parallel attention; *settings* are those of one rank, as stacks have them."""
-    from sim.engine import MachineSpec
-
-    ranks = deployment.parallel.data
-    if ranks == 1:
-        return replica(deployment, stack, settings, concurrency=concurrency, release=release, speculation=speculation)
-    of_each, plan = _spec(deployment, stack, settings, -(-concurrency // ranks), release, speculation)
-    return MachineSpec(
-        tenants=(replace(of_each, kv_blocks=plan.rank_blocks),), ranks=ranks, rank_router=_rank_router(stack.name)
-    )
-
-
-def _rank_router(stack: str) -> Any:
-    """As stacks spread requests over ranks where nothing else is asked for."""
-    from policies.routers import RoundRobin, TrtLlmRanks, VllmRanks
-
-    return {"trtllm": TrtLlmRanks, "vllm": VllmRanks}.get(stack, RoundRobin)()
-
-
-def stream_of(stack: str, settings: ServerSettings) -> Stream:
-    """Which tokens reach a client together."""
-    from sim.engine.streaming import Stream
-
-    return Stream(settings.stream_interval, "iterations" if stack == "trtllm" else "tokens")
-
-
-def _spec(
-    deployment: Deployment,
-    stack: ServingStack,
-    settings: ServerSettings,
-    concurrency: int,
-    release: str | None,
-    speculation: Speculation | None,
-) -> tuple[ReplicaSpec, MemoryPlan]:
     from policies.decoding import Speculative
-    from sim.engine import ReplicaSpec
+    from policies.routers import rank_router_of
+    from sim.engine import MachineSpec, ReplicaSpec
 
-    scheduler = settings.scheduler(
-        stack.name, deployment.device, tensor=deployment.parallel.tensor, concurrency=concurrency
-    )
+    tensor, ranks = deployment.parallel.tensor, deployment.parallel.data
+    scheduler = settings.scheduler(stack.name, deployment.device, tensor=tensor, concurrency=concurrency, ranks=ranks)
     speculates: dict[str, Any] = {}
     draft = None
     try:
@@ -116,14 +71,21 @@ def _spec(
         raise Unmodelled(
             f"does not fit: {why.partition(':')[0]}" if "does not fit" in why else why.partition(";")[0]
         ) from None
-    spec = ReplicaSpec(
+    replica = ReplicaSpec(
         cost=deployment.cost,
         scheduler=scheduler,
-        kv_blocks=plan.kv_blocks,
+        kv_blocks=plan.rank_blocks,
         block_tokens=plan.block_tokens,
         **speculates,
     )
-    return spec, plan
+    return MachineSpec(tenants=(replica,), ranks=ranks, rank_router=rank_router_of(stack.name) if ranks > 1 else None)
+
+
+def stream_of(stack: str, settings: ServerSettings) -> Stream:
+    """Which tokens reach a client together."""
+    from sim.engine.streaming import Stream
+
+    return Stream(settings.stream_interval, "iterations" if stack == "trtllm" else "tokens")
 
 
 def _memory(

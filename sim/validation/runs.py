@@ -24,7 +24,7 @@ from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.totals import Totals
 from sim.protocols import Figures, Protocol, protocol
-from sim.validation.machines import Speculation, Unmodelled, ranked, replica, stream_of
+from sim.validation.machines import Speculation, Unmodelled, machine_of, stream_of
 from sim.validation.servers import GAP_ANALYSIS, ServerSettings, settings_of, warmed_up
 from sim.validation.speculated import NOT_KNOWN, speculation_of
 
@@ -239,14 +239,13 @@ def serve(
 ) -> Columns:
     """Run *workload* on one replica of *deployment* behind *stack*; `Unmodelled` where it does not fit in memory.
 
-    At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM.
+    At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM. Groups of data-parallel
+    attention are ranks, among which requests are spread as the stack does by itself.
     """
     from policies.routers import RoundRobin
     from sim.engine import Experiment, run
 
-    # Rows that are fitted have their groups as one: the terms of stacks were fitted so.
-    make = replica if speculation is None else ranked
-    machine = make(deployment, stack, settings, concurrency=concurrency, release=release, speculation=speculation)
+    machine = machine_of(deployment, stack, settings, concurrency=concurrency, release=release, speculation=speculation)
     experiment = Experiment(
         workload=workload,
         replicas=(machine,),
