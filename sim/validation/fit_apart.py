@@ -38,8 +38,8 @@ from sim.validation.machines import Unmodelled
 from sim.validation.runs import ServedRun, rows_of, served_run, served_s
 from sim.validation.speculated import FILE as ACCEPTANCES
 
-FACTORS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5)
-ALPHAS = (0.3, 0.45, 0.6, 0.75, 0.9)
+FACTORS = (1.0, 1.4, 1.8, 2.4)
+ALPHAS = (0.4, 0.65, 0.9)
 MOST_CLIENTS = 300
 """Runs of more requests in flight are not fitted, for the time that they take; all are scored by `rooftrace validate`."""
 APART = "e2e_silicon_disagg.csv"
