@@ -319,7 +319,7 @@ def deployed(run: ServedRun, stack: ServingStack, profile: str | None = None) ->
             hardware=run.device,
             parallel=run.parallel,
             kv_precision=run.kv_precision,
-            cost=Calibrated(stack=stack, profile=profile),
+            cost=Calibrated(stack=stack, profile=profile, graphs=run.settings.graphs(stack.name)),
         )
     except ValueError as error:
         raise Unmodelled(str(error).partition(";")[0]) from None
