@@ -116,6 +116,18 @@ class ExpertSettings(Section):
     (vLLM's allgather_reducescatter)."""
 
 
+class CudaGraphs(Section):
+    """Which decode steps are replayed as CUDA graphs, padded to the next size that was captured."""
+
+    largest: Annotated[int, Field(ge=1)] | None = None
+    """Rows of the largest (vLLM's max_cudagraph_capture_size, SGLang's cuda-graph-max-bs, max_batch_size of TensorRT-LLM's
+    cuda_graph_config); where it is left out, the stack's default on the device. Larger steps are launched kernel by kernel."""
+    sizes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] | None = None
+    """All of them, in place of the stack's list (vLLM's cudagraph_capture_sizes)."""
+    eager: bool = False
+    """None (vLLM's --enforce-eager, SGLang's --disable-cuda-graph): nothing is padded, every step is launched kernel by kernel."""
+
+
 class Memory(Section):
     """What of the GPUs' memory holds the KV cache, and what happens when it runs out."""
 
@@ -436,6 +448,7 @@ class Pool(Section):
     cost_model: Literal["calibrated", "roofline"] | None = None
     parallel: Parallel | None = None
     experts: ExpertSettings | None = None
+    cuda_graphs: CudaGraphs | None = None
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Machines in the pool."""
@@ -484,6 +497,8 @@ class Settings(Section):
     parallel: Parallel = Parallel()
     experts: ExpertSettings | None = None
     """Of a mixture of experts."""
+    cuda_graphs: CudaGraphs | None = None
+    """Of serving_stack vllm, sglang and trtllm on GPUs; where it is left out, as the stack captures them."""
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     """In flight at once; where it is left out, one for each pipeline stage. One more hides the hand-over between stages."""
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
