@@ -26,7 +26,7 @@ from sim.engine.requests import RequestState
 from sim.engine.sequences import Outside, refusal
 from sim.engine.span import Span
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant
+from sim.engine.tenant import NOTHING, Tenant, drop_in_flight
 from sim.engine.tiers import SharedStores
 
 
@@ -273,7 +273,7 @@ class Machine:
             done = span.index_at(now_ns << TICK_BITS) - 1
             self.tenants[0].commit(self._lane, done, span.end(done) if done else self._ticks)
         for tenant in self.tenants:
-            tenant.drop_in_flight()
+            drop_in_flight(tenant)
         self._ends.clear()
         self._ticks = now_ns << TICK_BITS
         self._promised = [self._ticks] * len(self._promised)
