@@ -249,7 +249,8 @@ class Tenant:
             if made_ahead and self._speculates:
                 sequences.start_anew(lane)
             return self.begin(lane, ticks)
-        if sequences.at_hand and not sequences.n_admitted and not lane.leaving:
+        closed = ticks >> TICK_BITS < plan.until_ns < ALWAYS_NS
+        if sequences.at_hand and not sequences.n_admitted and not lane.leaving and not closed:
             # They hold memory from each other, or from who is ahead of them.
             assert loading is not None
             loading.let_go_of(next(seq for seq in reversed(sequences.queue) if seq.id in sequences.at_hand).id)
