@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, 
 from sim.engine.content import Contents, contents_of
 from sim.engine.errors import PolicyError
 from sim.engine.events import ARRIVALS, Alarm, Clock
-from sim.engine.experiment import Experiment
+from sim.engine.experiment import Experiment, MachineSpec
 from sim.engine.followers import Followers
 from sim.engine.front_end import FrontEnd
 from sim.engine.invariants import Watch
@@ -60,6 +61,12 @@ def _as_column(values: array[int], dtype: type[np.signedinteger] = np.int64) -> 
     return np.frombuffer(values, dtype)
 
 
+def _stores(specs: Sequence[MachineSpec]) -> SharedStores | None:
+    """What tiers of several machines share; None where no machine has a tier."""
+    kinds = [tier.kind for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
+    return SharedStores(peers="peer" in kinds) if kinds else None
+
+
 def _eligible(machines: list[Machine], workload: Trace | ClosedLoop) -> list[list[Machine]] | None:
     """For each model the machines that host it; None where every machine serves every request."""
     if all(tenant.spec.model is None for machine in machines for tenant in machine.tenants):
@@ -75,6 +82,22 @@ def _turns(models: array[int], n_models: int) -> array[int]:
         turns.append(seen[model])
         seen[model] += 1
     return turns
+
+
+def _tier_columns(state: RequestState) -> dict[str, NDArray[Any]]:
+    """Tokens of each request that were loaded, by kind of tier, and how long it was held; empty without tiers."""
+    if not state.tier_hits:
+        return {}
+    return {
+        **{f"{_HITS.get(kind, kind)}_hit_tokens": _as_column(hits) for kind, hits in state.tier_hits.items()},
+        "load_ns": np.maximum(_as_column(state.load_ns), 0),
+    }
+
+
+def _loaded(state: RequestState) -> NDArray[Any]:
+    """Prompt tokens of each request that were loaded when it was first admitted."""
+    none = np.zeros(len(state.prompt), np.int64)
+    return sum((_as_column(hits) for kind, hits in state.tier_hits.items() if kind not in ("again", "swap")), none)
 
 
 def _tier_facts(machines: list[Machine]) -> dict[str, dict[str, int]]:
@@ -151,8 +174,7 @@ class _Cluster:
         )  # fmt: skip
         self._clock = Clock()
         self._machines: list[Machine] = []
-        tiers = [tier for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
-        stores = SharedStores(peers=any(tier.kind == "peer" for tier in tiers)) if tiers else None
+        stores = _stores(specs)
         for index, spec in enumerate(specs):
             first = sum(len(machine.tenants) for machine in self._machines)
             self._machines.append(
@@ -382,8 +404,7 @@ class _Cluster:
         if self._experiment.horizon_ns is not None:
             makespan_ns = min(max(makespan_ns, self._clock.now_ns), self._experiment.horizon_ns)
         none = np.zeros(self._n, np.int64)
-        tier_hits = {kind: _as_column(hits) for kind, hits in state.tier_hits.items()}
-        loaded = sum((hits for kind, hits in tier_hits.items() if kind not in ("again", "swap")), none)
+        tiers = _tier_columns(state)
         bubbles = [_as_column(kind) for kind in state.bubbles] or [none] * len(BUBBLES)
         return Columns(
             requests={
@@ -410,15 +431,14 @@ class _Cluster:
                         "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
                         "computed_prompt_tokens": np.where(
                             _as_column(state.scheduled) >= 0,
-                            _as_column(state.prompt) - _as_column(state.prefix_hits) - loaded,
+                            _as_column(state.prompt) - _as_column(state.prefix_hits) - _loaded(state),
                             0,
                         ),
                     }
                     if self._caching
                     else {}
                 ),
-                **{f"{_HITS.get(kind, kind)}_hit_tokens": hits for kind, hits in tier_hits.items()},
-                **({"load_ns": np.maximum(_as_column(state.load_ns), 0)} if tier_hits else {}),
+                **tiers,
                 **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
             },
             reasons=tuple(self._reasons),
@@ -438,7 +458,7 @@ class _Cluster:
                     else {}
                 ),
                 "n_stages": sum(machine.n_stages for machine in self._machines),
-                **({"tiers": _tier_facts(self._machines)} if tier_hits else {}),
+                **({"tiers": _tier_facts(self._machines)} if tiers else {}),
                 **({"ranks": ranks} if (ranks := ranked(self._machines)) else {}),
                 "busy_ns": sum(replica.busy_ns() for replica in replicas),
                 "events": sum(machine.events for machine in self._machines),

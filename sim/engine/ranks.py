@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.ranks import PromptBalance, RankWork, Waited
 from policies.routers import Refused, RoutedRequest, route_of
 from policies.view import ALWAYS_NS
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
@@ -25,7 +26,7 @@ from sim.engine.pricing import Pricing
 from sim.engine.requests import RequestState
 from sim.engine.sequences import Outside, refusal
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant
+from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, launch
 from sim.engine.tiers import SharedStores
 
 _RANK_STREAM = 0x72616E6B
@@ -99,8 +100,7 @@ class RankedMachine(Machine):
             for rank in range(spec.ranks)
         ]  # fmt: skip
         for tenant in self.tenants:
-            if tenant.loading is not None:
-                tenant.loading.rings_at = self._look_at
+            tenant.rings(clock, self._on_loaded)
         self._lanes = [tenant.lanes[0] for tenant in self.tenants]
         self._loads = [RankLoad(tenant) for tenant in self.tenants]
         self._router = spec.rank_router
@@ -109,6 +109,8 @@ class RankedMachine(Machine):
         self._luck: NDArray[np.float64] | None = None
         self._seed = seed
         self._n_routed = 0
+        self._balance = spec.prompt_balance
+        self._waited = Waited()
         self._in_step = False
         self._alarm = Alarm(clock, MACHINES, self._on_step)
 
@@ -189,9 +191,10 @@ class RankedMachine(Machine):
         for tenant, lane in zip(self.tenants, self._lanes, strict=True):
             if lane.span is not None:
                 tenant.commit(lane, 0, self._ticks)
-            tenant.drop_in_flight()
+            drop_in_flight(tenant)
             ids += tenant.hand_back()
         self._in_step = False
+        self._waited = Waited()
         self._ticks = now_ns << TICK_BITS
         return ids
 
@@ -223,6 +226,8 @@ class RankedMachine(Machine):
         """Ask every rank at *ticks* and start what they plan, together: the tick at which that ends, or NOTHING."""
         totals, draft_steps = [IDLE] * len(self.tenants), [0] * len(self.tenants)
         taking: list[int] = []
+        if self._balance is not None:
+            self._let_prompts_start(self._balance)
         for rank, (tenant, lane) in enumerate(zip(self.tenants, self._lanes, strict=True)):
             lane.wake_ns = ALWAYS_NS
             if tenant.begin(lane, ticks) != NOTHING:
@@ -233,9 +238,18 @@ class RankedMachine(Machine):
             return NOTHING
         duration = self._prices.step(totals, draft_steps)
         for rank in taking:
-            self.tenants[rank].launch(self._lanes[rank], ticks, duration)
+            launch(self.tenants[rank], self._lanes[rank], ticks, duration)
         self._in_step = True
         return ticks + duration
+
+    def _let_prompts_start(self, balance: PromptBalance) -> None:
+        works = [
+            RankWork(bool(tenant.sequences.queue or lane.partial), bool(lane.decoding.n or lane.paused))
+            for tenant, lane in zip(self.tenants, self._lanes, strict=True)
+        ]
+        starts, self._waited = balance.start(works, self._waited)
+        for tenant in self.tenants:
+            tenant.prompts_wait = not starts
 
     def _rest(self) -> None:
         """Wait for the next interruption, or for the instant that a policy waits for.

@@ -30,6 +30,12 @@ def notes_of(
     deployments = [deployment for pool in pools for deployment in pool.deployments]
     notes = _left_out(workload, names[0] if len(names) == 1 else "")
     notes += dict.fromkeys(note for each in deployments for note in (*each.notes, *_borrowed(each)))
+    notes += dict.fromkeys(
+        note
+        for pool in pools
+        for each, deployment in zip(pool.scenarios, pool.deployments, strict=True)
+        for note in _extra_layers(each, deployment)
+    )
     notes += dict.fromkeys(note for each in deployments for note in _older_release(scenario, each))
     notes += dict.fromkeys(note for plan in plans for note in plan.notes)
     notes += _unused(scenario)
@@ -103,6 +109,16 @@ def _unused(scenario: Scenario) -> list[str]:
         if unused
         else []
     )
+
+
+def _extra_layers(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
+    """Says so where a model's layers for multi-token prediction stay out."""
+    n, decoding = deployment.model.mtp_layers, scenario.decoding
+    if n and (decoding.method != "mtp" or decoding.draft is not None):
+        yield (
+            f"The multi-token-prediction layers of {deployment.model.name} ({n}) are left out: neither loaded nor run; decoding: "
+            "{method: mtp, acceptance: ...} drafts with them."
+        )
 
 
 def _borrowed(deployment: Deployment) -> Iterator[str]:
