@@ -115,8 +115,7 @@ class RankedMachine(Machine):
             for rank in range(spec.ranks)
         ]  # fmt: skip
         for tenant in self.tenants:
-            if tenant.loading is not None:
-                tenant.loading.rings_at = self._look_at
+            tenant.rings(clock, self._on_loaded)
         self._lanes = [tenant.lanes[0] for tenant in self.tenants]
         self._loads = [RankLoad(tenant, clock) for tenant in self.tenants]
         # Where sequences speculate each step emits what it does, and loads from tiers come when they come: one by one.
