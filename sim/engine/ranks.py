@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.ranks import PromptBalance, RankWork, Waited
 from policies.routers import Refused, RoutedRequest, route_of
 from policies.view import ALWAYS_NS
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
@@ -25,7 +26,8 @@ from sim.engine.pricing import Pricing
 from sim.engine.requests import RequestState
 from sim.engine.sequences import Outside, refusal
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant
+from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, launch
+from sim.engine.tiers import SharedStores
 
 _RANK_STREAM = 0x72616E6B
 """Names the random stream of routers inside machines."""
@@ -81,9 +83,9 @@ class RankedMachine(Machine):
 
     def __init__(
         self, clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-        seed: int, fast_forward: bool,
+        seed: int, fast_forward: bool, shared: SharedStores | None = None,
     ) -> None:  # fmt: skip
-        """*first_number*: of its first rank, among all tenants of the run."""
+        """*first_number*: of its first rank, among all tenants of the run; *shared*: what machines read of each other's KV."""
         (of_each,) = spec.tenants
         super().__init__(clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward)
         self._alone = False
@@ -93,10 +95,13 @@ class RankedMachine(Machine):
         self.tenants = [
             Tenant(
                 first_number + rank, of_each, state, outside, Stages(1),
-                alone=True, seed=seed, fast_forward=fast_forward, prices=self._prices,
+                alone=True, seed=seed, fast_forward=fast_forward, prices=self._prices, machine=index, shared=shared,
             )
             for rank in range(spec.ranks)
         ]  # fmt: skip
+        for tenant in self.tenants:
+            if tenant.loading is not None:
+                tenant.loading.rings_at = self._look_at
         self._lanes = [tenant.lanes[0] for tenant in self.tenants]
         self._loads = [RankLoad(tenant) for tenant in self.tenants]
         self._router = spec.rank_router
@@ -105,6 +110,8 @@ class RankedMachine(Machine):
         self._luck: NDArray[np.float64] | None = None
         self._seed = seed
         self._n_routed = 0
+        self._balance = spec.prompt_balance
+        self._waited = Waited()
         self._in_step = False
         self._alarm = Alarm(clock, MACHINES, self._on_step)
 
@@ -171,6 +178,9 @@ class RankedMachine(Machine):
         if not self._in_step:
             self._alarm.set(now_ns)
 
+    def _on_loaded(self, _event: object) -> None:
+        self.interrupt(self._clock.now_ns)
+
     def give_up(self, id_: int) -> None:
         tenant = self.tenants[self._state.replica[id_] - self.tenants[0].number]
         tenant.sequences.given_up[id_] = self._clock.now_ns
@@ -182,9 +192,10 @@ class RankedMachine(Machine):
         for tenant, lane in zip(self.tenants, self._lanes, strict=True):
             if lane.span is not None:
                 tenant.commit(lane, 0, self._ticks)
-            tenant.drop_in_flight()
-            ids += tenant.sequences.hand_back(tenant.lanes)
+            drop_in_flight(tenant)
+            ids += tenant.hand_back()
         self._in_step = False
+        self._waited = Waited()
         self._ticks = now_ns << TICK_BITS
         return ids
 
@@ -216,6 +227,8 @@ class RankedMachine(Machine):
         """Ask every rank at *ticks* and start what they plan, together: the tick at which that ends, or NOTHING."""
         totals, draft_steps = [IDLE] * len(self.tenants), [0] * len(self.tenants)
         taking: list[int] = []
+        if self._balance is not None:
+            self._let_prompts_start(self._balance)
         for rank, (tenant, lane) in enumerate(zip(self.tenants, self._lanes, strict=True)):
             lane.wake_ns = ALWAYS_NS
             if tenant.begin(lane, ticks) != NOTHING:
@@ -226,9 +239,18 @@ class RankedMachine(Machine):
             return NOTHING
         duration = self._prices.step(totals, draft_steps)
         for rank in taking:
-            self.tenants[rank].launch(self._lanes[rank], ticks, duration)
+            launch(self.tenants[rank], self._lanes[rank], ticks, duration)
         self._in_step = True
         return ticks + duration
+
+    def _let_prompts_start(self, balance: PromptBalance) -> None:
+        works = [
+            RankWork(bool(tenant.sequences.queue or lane.partial), bool(lane.decoding.n or lane.paused))
+            for tenant, lane in zip(self.tenants, self._lanes, strict=True)
+        ]
+        starts, self._waited = balance.start(works, self._waited)
+        for tenant in self.tenants:
+            tenant.prompts_wait = not starts
 
     def _rest(self) -> None:
         """Wait for the next interruption, or for the instant that a policy waits for.
@@ -241,7 +263,7 @@ class RankedMachine(Machine):
             self._alarm.set(min(waited))
             return
         busy = [rank for rank, tenant in enumerate(self.tenants) if tenant.sequences.busy]
-        if busy:
+        if busy and not any(tenant.n_loading for tenant in self.tenants):
             tenant, lane = self.tenants[busy[0]], self._lanes[busy[0]]
             raise PolicyError(
                 f"{tenant.spec.scheduler!r} planned nothing at t={self._ticks / TICKS_PER_S:.6f} s on rank {busy[0]} with "
@@ -252,11 +274,11 @@ class RankedMachine(Machine):
 
 def machine_of(
     clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-    seed: int, fast_forward: bool,
+    seed: int, fast_forward: bool, shared: SharedStores | None = None,
 ) -> Machine:  # fmt: skip
     """The machine that *spec* describes."""
     kind = RankedMachine if spec.ranks > 1 else Machine
-    return kind(clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward)
+    return kind(clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward, shared=shared)
 
 
 def ranked(machines: Sequence[Machine]) -> list[tuple[int, int]]:
