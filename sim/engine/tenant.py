@@ -195,7 +195,7 @@ class Tenant:
                     # What has come since the plan would have been made ahead.
                     return self.begin(lane, ticks)
             return NOTHING
-        if sequences.at_hand and growth_of_all > self._kv.free:
+        if sequences.brought.at_hand and growth_of_all > self._kv.free:
             assert loading is not None
             loading.make_room(growth_of_all)
         view = lane.view
@@ -261,10 +261,10 @@ class Tenant:
                 sequences.start_anew(lane)
             return self.begin(lane, ticks)
         closed = ticks >> TICK_BITS < plan.until_ns < ALWAYS_NS
-        if sequences.at_hand and not sequences.n_admitted and not lane.leaving and not closed:
+        if sequences.brought.at_hand and not sequences.n_admitted and not lane.leaving and not closed:
             # They hold memory from each other, or from who is ahead of them.
             assert loading is not None
-            loading.let_go_of(next(seq for seq in reversed(sequences.queue) if seq.id in sequences.at_hand).id)
+            loading.let_go_of(next(seq for seq in reversed(sequences.queue) if seq.id in sequences.brought.at_hand).id)
             return self.begin(lane, ticks)
         lane.wake_ns = plan.until_ns
         return NOTHING
@@ -281,7 +281,7 @@ class Tenant:
             # Who gives way has not given its memory back yet.
             started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
             if not started:
-                if not self._in_turn and (loading.in_flight or sequences.at_hand):
+                if not self._in_turn and (loading.in_flight or sequences.brought.at_hand):
                     fits = loading.that_fit(plan.run, held_back)
                     return plan if len(fits) == len(plan.run) else plan._replace(run=fits, hold=1)
                 break
