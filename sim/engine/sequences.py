@@ -238,7 +238,7 @@ class Sequences:
         self.queue.insert(max(len(self.queue) - unknown, 0) if self._preempted_last else 0, seq)
 
     def admit(self, lane: Lane, id_: int, now_ns: int, tokens: int) -> WaitingSeq:
-        """Take a request from the queue into the lane, to compute *tokens* tokens; blocks that it lacks are the caller's to take."""
+        """Take a request from the queue into the lane, to compute *tokens* tokens; blocks that it lacks are its caller's."""
         queue = self.queue
         if queue and queue[0].id == id_:
             seq = queue.popleft()
