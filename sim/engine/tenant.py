@@ -96,42 +96,12 @@ class Tenant:
         self.ready: deque[Lane] = deque()
         """Lanes that are not in flight, the longest idle first."""
         for _ in range(self._max_lanes if self._max_lanes <= _LANES_AT_ONCE else 1):
-            self._add_lane()
-
-    def _add_lane(self) -> Lane:
-        spec = self.spec
-        decoding = (
-            UniformSet(spec.block_tokens, self._window)
-            if spec.decoding is None
-            else TapedSet(
-                spec.block_tokens, self._window, spec.decoding, self._seed, self.state.rounds,
-                lookahead_tokens=self._kv.lookahead_tokens, max_model_len=spec.max_model_len,
-                ahead=self._ahead is not None,
-            )
-        )  # fmt: skip
-        lane = Lane(len(self.lanes), decoding)
-        lane.view = ReplicaView(
-            block_tokens=spec.block_tokens,
-            total_blocks=self._kv.total,
-            running=RunningView(lane, self.sequences.running_seq),
-            price=LanePrice(lane, self.prices, self.stages, self._window, self._pads_to),
-            elsewhere=Elsewhere(self.lanes, lane),
-            prompt_tokens=self.state.prompt,
-            max_tokens=self.state.max_tokens,
-            by_chunk=self._by_chunk,
-            lookahead_tokens=self._kv.lookahead_tokens,
-            draft_slots=spec.draft_slots,
-            max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
-            cache=self._kv if self._caches else None,
-        )
-        self.lanes.append(lane)
-        self.ready.append(lane)
-        return lane
+            _add_lane(self)
 
     def next_lane(self) -> Lane | None:
         """The lane that has been idle longest, taken from `ready`; None where all are in flight."""
         if not self.ready and len(self.lanes) < self._max_lanes:
-            self._add_lane()
+            _add_lane(self)
         return self.ready.popleft() if self.ready else None
 
     # Planning.
@@ -400,6 +370,37 @@ class Tenant:
             sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
         if self._finding.ended and self._ahead is None:
             self._finding.free_the_ended()
+
+
+def _add_lane(tenant: Tenant) -> Lane:
+    spec = tenant.spec
+    decoding = (
+        UniformSet(spec.block_tokens, tenant._window)
+        if spec.decoding is None
+        else TapedSet(
+            spec.block_tokens, tenant._window, spec.decoding, tenant._seed, tenant.state.rounds,
+            lookahead_tokens=tenant._kv.lookahead_tokens, max_model_len=spec.max_model_len,
+            ahead=tenant._ahead is not None,
+        )
+    )  # fmt: skip
+    lane = Lane(len(tenant.lanes), decoding)
+    lane.view = ReplicaView(
+        block_tokens=spec.block_tokens,
+        total_blocks=tenant._kv.total,
+        running=RunningView(lane, tenant.sequences.running_seq),
+        price=LanePrice(lane, tenant.prices, tenant.stages, tenant._window, tenant._pads_to),
+        elsewhere=Elsewhere(tenant.lanes, lane),
+        prompt_tokens=tenant.state.prompt,
+        max_tokens=tenant.state.max_tokens,
+        by_chunk=tenant._by_chunk,
+        lookahead_tokens=tenant._kv.lookahead_tokens,
+        draft_slots=spec.draft_slots,
+        max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
+        cache=tenant._kv if tenant._caches else None,
+    )
+    tenant.lanes.append(lane)
+    tenant.ready.append(lane)
+    return lane
 
 
 def _loading_of(tenant: Tenant, machine: int, shared: SharedStores) -> Loading:
