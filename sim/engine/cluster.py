@@ -135,6 +135,20 @@ def _tier_facts(machines: list[Machine]) -> dict[str, dict[str, int]]:
     return found
 
 
+def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[int] | None]:
+    """Where clients wait for answers: how long each thinks before a request, and when that is due by the trace's own plan.
+
+    With a limit on requests in flight whoever may send takes the next of the trace and waits until it is due: a closed loop's
+    clients that have a plan. None where nobody waits, and where there is no plan.
+    """
+    workload = experiment.workload
+    if isinstance(workload, ClosedLoop):
+        return [0] * len(workload) if workload.think_ns is None else workload.think_ns.tolist(), None
+    if experiment.in_flight is None:
+        return None, None
+    return [0] * len(workload), _as_array(workload.arrival_ns)
+
+
 class _Cluster:
     """Arrivals, the router between machines, closed-loop clients, and the end of the run."""
 
@@ -207,13 +221,7 @@ class _Cluster:
         self._reasons: dict[str, int] = {}
         self._sent = 0
         self._front_end = FrontEnd(experiment)
-        self._think = self._due_ns = None
-        if experiment.in_flight is not None:
-            assert isinstance(workload, Trace)
-            # Whoever may send takes the next of the trace and waits until it is due: clients of a closed loop that have a plan.
-            self._think, self._due_ns = [0] * n, _as_array(workload.arrival_ns)
-        elif isinstance(workload, ClosedLoop):
-            self._think = workload.think_ns.tolist() if workload.think_ns is not None else [0] * n
+        self._think, self._due_ns = _waiting_clients(experiment)
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
 

@@ -50,7 +50,7 @@ def prefill_tokens(tenant: Tenant) -> int:
     return sum(seq.tokens for seq in tenant.sequences.queue) + sum(partial)
 
 
-def _begun_ticks(span: Span, now_ticks: int) -> int:
+def begun_ticks(span: Span, now_ticks: int) -> int:
     """When the iteration in flight began."""
     at = span.index_at(now_ticks)
     return span.end(at - 1) if at > 1 else span.start_ticks
@@ -153,7 +153,7 @@ class Machine:
         if not self._alone:
             return self.stages.free[0] >> TICK_BITS if self.stages.in_flight else -1
         span = self._lane.span
-        return -1 if span is None else _begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
+        return -1 if span is None else begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
 
     @property
     def promised_ns(self) -> int:
