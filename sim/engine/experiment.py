@@ -15,7 +15,7 @@ from sim.engine.streaming import Stream
 from workloads import ClosedLoop, Trace
 
 Turn = Literal["rotation", "oldest"]
-PrefixCacheKind = Literal["blocks"]
+PrefixCacheKind = Literal["blocks", "tree"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class ReplicaSpec:
     """Row of the workload's models whose requests it serves; None: all."""
     prefix_cache: PrefixCacheKind | None = None
     """How KV blocks are found again where the workload says what prompts have in common: `blocks` as vLLM does it
-    (`sim.engine.prefix`); None: they are not."""
+    (`sim.engine.prefix`), `tree` as SGLang does it (`sim.engine.radix`); None: they are not."""
     prefix_drops_last: bool = False
     """Of what is found the last block is computed again, as vLLM does for drafters that need the target's states (EAGLE, MTP)."""
 

@@ -7,13 +7,13 @@ and commits what has ended; when a lane may plan, the machine says.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
 
 from hwmodels.totals import Totals, pairs_within, seen
-from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, pads_to, plan_of
+from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, admits_in_turn, pads_to, plan_of
 from sim.engine.ahead import as_known
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
@@ -36,6 +36,8 @@ NOTHING: Final = -1
 _LANES_AT_ONCE = 64
 """More micro-batches than these get their lanes when they are needed."""
 
+_NOBODY: Final[Mapping[int, Ended]] = {}
+
 _new: Final = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor: a third of the time, several times an iteration."""
 
@@ -56,7 +58,7 @@ class Tenant:
         self.prices: Prices = prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
         self.state = state
         self.stages = stages
-        self._alone = alone
+        self.alone = alone
         self._fast_forward = fast_forward
         self._seed = seed
         # object: what a policy of somebody else's answers is looked at before it is believed.
@@ -68,9 +70,10 @@ class Tenant:
         self._ahead = sequences.ahead
         self._by_chunk = sequences.kv.by_chunk
         self._caches = sequences.kv.caches
+        self._late = sequences.kv.caches_late
         self._finding = sequences.finding
         self._in_turn = sequences.finding.in_turn
-        shown = sequences.finding.described if self._caches and not sequences.finding.in_turn else None
+        shown = sequences.finding.described if sequences.finding.described_to_it else None
         self._queue_view = QueueView(sequences.queue, shown)
         self.n_sent = 0
         self._speculates = spec.decoding is not None
@@ -106,7 +109,7 @@ class Tenant:
             lookahead_tokens=self._kv.lookahead_tokens,
             draft_slots=spec.draft_slots,
             max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
-            cache=self._kv if self._caches else None,
+            cache=self._kv if self._caches and not (self._late and admits_in_turn(spec.scheduler)) else None,
         )
         self.lanes.append(lane)
         self.ready.append(lane)
@@ -127,6 +130,8 @@ class Tenant:
             let_go(sequences, lane)
         if self._finding.ended and self._ahead is not None and self._ahead.seen_ns == ALWAYS_NS:
             self._finding.free_the_ended()
+        if self._late and lane.partial:
+            self._finding.go_on(lane)
         held = lane.held
         if held is not None:
             if _still_holds(self, held, decoding, ticks):
@@ -161,25 +166,23 @@ class Tenant:
         plan = self._plan(view)
         if not isinstance(plan, Plan):
             raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
-        decode, run, preempt, hold, _, reject, _, view.memo, undone = plan
-        stepping_on: list[Ended] = []
+        decode, run, preempt, hold, _, reject, _, view.memo, undone, order = plan
+        stepping_on: Mapping[int, Ended] = _NOBODY
         if unknown:
             plan, stepping_on = as_known(lane, self._queue_view, plan)
-            decode, _, _, hold, _, _, _, _, _ = plan
+            decode, _, _, hold, *_ = plan
         if sequences.given_up and hold > 1:
             # The next plan is the first that knows who has gone.
             hold, plan = 1, plan._replace(hold=1)
-        if hold > 1 and queue and (self._kv.writes or (self._caches and not self._alone)):
-            # What those who wait would find changes with every step: of who emits what is named, of micro-batches that evict.
+        if hold > 1 and queue and self._caches and _may_find_more(self):
             hold, plan = 1, plan._replace(hold=1)
         if reject:
             sequences.reject(reject)
+        if self._late:
+            self._finding.listed = order
         if preempt or decode is not True or lane.paused or sequences.n_computed:
-            if preempt and self._caches and self._in_turn:
-                give_way_in_turn(sequences, lane, decode, run + undone, preempt)
-            else:
-                for id_ in preempt:
-                    sequences.preempt(lane, id_)
+            if preempt:
+                _give_way(self, lane, decode, run + undone, preempt, growth_of_all)
             if sequences.n_computed:
                 run = sequences.join_the_decodes(lane, run, ticks)
             if decode is not False:
@@ -192,7 +195,7 @@ class Tenant:
             lane.forget_the_leaving()
         if stepping_on:
             return self._start_iteration(lane, run, n, growth, ticks, stepping_on)
-        if run or (n and (self._pads_to or not self._alone)):
+        if run or (n and (self._pads_to or not self.alone)):
             if hold > 1 and not run and self._fast_forward and not self._pads_to:
                 arrivals = -1 if plan.through_arrivals else sequences.n_arrivals
                 lane.held = HeldPlan(hold - 1, sequences.n_changes, arrivals, plan.until_ns)
@@ -210,8 +213,9 @@ class Tenant:
     # Starting.
 
     def _start_iteration(
-        self, lane: Lane, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int, ended: Sequence[Ended] = ()
-    ) -> int:
+        self, lane: Lane, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int,
+        ended: Mapping[int, Ended] = _NOBODY,
+    ) -> int:  # fmt: skip
         """One iteration with prompt chunks and a decode step of *n* sequences, all or none, that takes *growth* blocks; and a step
         of those who have *ended*, which comes to nothing."""
         sequences, kv, window = self.sequences, self._kv, self._window
@@ -221,11 +225,14 @@ class Tenant:
         caches = self._caches
         if caches:
             # Those who have ended take the blocks of a step that comes to nothing, and give them back.
-            in_vain = sum(gone.growth_blocks for gone in ended)
+            in_vain = sum(gone.growth_blocks for gone in ended.values())
             if not self._in_turn:
                 self._finding.keep(self._queue, lane, run)
-            sequences.take(growth + in_vain, ticks)
             blocks = 0
+            if self._late:
+                kv.before_prompts(sum(tokens for _, tokens in run), len(run))
+            else:
+                sequences.take(growth + in_vain, ticks)
         rows = pairs = pairs_window = prompt_kv = 0
         completing: list[int] = []
         for id_, tokens in run:
@@ -266,16 +273,14 @@ class Tenant:
         if blocks:
             sequences.take(blocks, ticks)
         if caches:
-            kv.give(in_vain)
-            if self._finding.ended:
-                self._finding.free_the_ended()
+            _all_taken(self, n, growth + in_vain, in_vain, ticks, ended)
         query, draft_steps = decoding.query_tokens, decoding.draft_steps
         decode_rows = decode_kv = decode_window = emitted = 0
         if n:
             decode_rows = n * query
             decode_kv = decoding.cached + decode_rows
             emitted, decode_window = decoding.next_round()
-        for gone in ended:
+        for gone in ended.values():
             kv_read = gone.cached + query
             decode_rows += query
             decode_kv += kv_read
@@ -300,7 +305,7 @@ class Tenant:
         if self._pads_to:
             context = max((seq.cached_tokens for seq in lane.view.running), default=0) if n else 0
             priced = padded(totals, run, query, context, self._pads_to, window)
-        if self._alone:
+        if self.alone:
             duration = self.prices.iteration(priced, draft_steps)
         else:
             duration, bubble_ns = _through_stages(self, lane, priced, draft_steps, ticks)
@@ -316,6 +321,8 @@ class Tenant:
         """Decode iterations only, as many as nothing can change in; the first takes *growth* blocks."""
         decoding, sequences, kv = lane.decoding, self.sequences, self._kv
         free = kv.free
+        if self._late:
+            kv.before_decodes(decoding.n)
         if growth:
             sequences.take(growth, ticks)
         if self._finding.ended:
@@ -362,6 +369,50 @@ class Tenant:
             lane.span = None
             lane.held = lane.view.memo = None
         self.n_in_flight = 0
+
+
+def _give_way(
+    tenant: Tenant,
+    lane: Lane,
+    decode: bool | tuple[int, ...],
+    run: tuple[tuple[int, int], ...],
+    preempt: tuple[int, ...],
+    growth: int,
+) -> None:
+    """Preempt those whom a plan names; *growth*: blocks that all would have taken who decode."""
+    sequences, kv = tenant.sequences, tenant.sequences.kv
+    if kv.caches and sequences.finding.in_turn:
+        give_way_in_turn(sequences, lane, decode, run, preempt)
+        return
+    if kv.caches_late:
+        # Before anybody gives way, what nobody holds does.
+        kv.make_room(growth)
+    kept = lane.decoding.n + len(lane.paused) + len(lane.leaving)
+    for id_ in preempt:
+        sequences.preempt(lane, id_)
+        kept -= 1
+        kv.gave_way(kept)
+
+
+def _all_taken(tenant: Tenant, n: int, decodes: int, in_vain: int, ticks: int, ended: Mapping[int, Ended]) -> None:
+    """The prompts of an iteration have taken their blocks: what is left of it, *decodes* of the decodes where these come last."""
+    sequences, finding = tenant.sequences, tenant.sequences.finding
+    if sequences.kv.caches_late:
+        sequences.kv.before_decodes(n + len(ended))
+        sequences.take(decodes, ticks)
+        finding.step_on(ended)
+    else:
+        sequences.kv.give(in_vain)
+    if finding.ended:
+        finding.free_the_ended()
+
+
+def _may_find_more(tenant: Tenant) -> bool:
+    """Whether those who wait may find something else with every step: of who emits what is named, of micro-batches that evict; or
+    with the next one, which makes known what the one before it has computed."""
+    kv = tenant.sequences.kv
+    late = kv.caches_late and bool(tenant.sequences.finding.ended)
+    return kv.writes or late or (kv.caches and not tenant.alone)
 
 
 def _still_holds(tenant: Tenant, held: HeldPlan, decoding: RunningSet, ticks: int) -> bool:
