@@ -222,6 +222,7 @@ class Tenant:
         decoding, partials = lane.decoding, lane.partial
         block_tokens, by_chunk = kv.block_tokens, self._by_chunk
         blocks, in_vain = growth, 0
+        found = evicted = 0
         caches = self._caches
         if caches:
             # Those who have ended take the blocks of a step that comes to nothing, and give them back.
@@ -245,6 +246,7 @@ class Tenant:
                     blocks -= -(left + cached) // block_tokens
                 if caches:
                     blocks -= kv.found(id_)
+                    found += kv.found(id_) * block_tokens
             else:
                 _, cached, left, arrival_ns, model, deadline_ns, priority = partial
                 if by_chunk:
@@ -274,6 +276,7 @@ class Tenant:
             sequences.take(blocks, ticks)
         if caches:
             _all_taken(self, n, growth + in_vain, in_vain, ticks, ended)
+            evicted = self.recorder.newly_evicted(kv.evicted) if run else 0
         query, draft_steps = decoding.query_tokens, decoding.draft_steps
         decode_rows = decode_kv = decode_window = emitted = 0
         if n:
@@ -313,7 +316,7 @@ class Tenant:
         lane.span = Step(ticks, end, growth)
         self.recorder.add_iteration(
             ticks, duration, lane.index, totals, draft_steps, query, n_completing, emitted, sequences.n_admitted,
-            len(self._queue), kv.total - kv.free, decoding.round, bubble_ns, len(ended),
+            len(self._queue), kv.total - kv.free, decoding.round, bubble_ns, len(ended), found, evicted,
         )  # fmt: skip
         return end
 

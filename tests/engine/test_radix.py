@@ -165,3 +165,23 @@ def test_other_schedulers_find_in_the_tree_what_they_are_shown(scheduler: Schedu
     ids = list(range(20))
     columns = served(a_trace((0, 20, 3, ids), (10, 20, 3, ids), (20, 15, 3, ids[:15])), scheduler=scheduler)
     assert hits(columns) == [0, 19, 14]
+
+
+@pytest.mark.parametrize("cache", ["blocks", "tree"])
+def test_iterations_say_what_was_found_and_evicted(cache: str) -> None:
+    one, two, other = list(range(20)), list(range(100, 120)), list(range(200, 280))
+    trace = a_trace((0, 20, 4, one), (10, 80, 1, other), (20, 20, 4, one), (30, 20, 4, two), (40, 20, 1, one))
+    columns = served(trace, prefix_cache=cache)
+    table = columns.iterations()
+    prompts = table["prefill_tokens"] > 0
+    found = table["prefix_hit_tokens"][prompts].tolist()
+    assert found == hits(columns)
+    assert (table["prefill_tokens"][prompts] + found).tolist() == [20, 80, 20, 20, 20]
+    assert not table["prefix_hit_tokens"][~prompts].any()
+    # What decodes evict is said with the next prompt.
+    assert 0 < table["prefix_evictions"].sum() == columns.meta["prefix_evictions"]
+
+
+def test_runs_without_contents_say_nothing_of_what_is_found() -> None:
+    bare = Trace(arrival_ns=[0], prompt_tokens=[5], output_tokens=[2])
+    assert "prefix_hit_tokens" not in served(bare).iterations()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from sim.errors import ScenarioError
+from sim.plots.runs import timeline_figure
 from sim.run import simulate
 from sim.scenario import Scenario
 from sim.scenario.assembly import resolve
@@ -110,3 +113,19 @@ def test_a_scheduler_without_its_cache_has_none(trace: Path) -> None:
         ScenarioError, match=r"memory\.prefix_caching is on and scheduler.disable_radix_cache is as well"
     ):
         resolve(scenario(trace, **asked, memory__prefix_caching="true"))
+
+
+def test_the_picture_of_a_run_shows_the_share_that_is_found(trace: Path, tmp_path: Path) -> None:
+    result = simulate(resolve(scenario(trace)).experiment)
+    arguments: dict[str, Any] = {
+        "iterations": result.columns.iteration_blocks,
+        "last_end_ns": 0,
+        "kv_blocks_total": [9],
+    }
+    figure = timeline_figure(requests=result.columns.requests, title="", **arguments)
+    labels = [ax.get_ylabel() for ax in figure.axes]
+    assert labels[2:4] == ["KV blocks used, %", "prompt found, %"]
+    share = figure.axes[3].patches[0].get_data().values
+    assert np.nanmax(share) == pytest.approx(100 * 64 / 120)
+    bare = {name: column for name, column in result.columns.requests.items() if name != "prefix_hit_tokens"}
+    assert len(timeline_figure(requests=bare, title="", **arguments).axes) == 5
