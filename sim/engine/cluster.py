@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,23 @@ from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, 
 from sim.engine.content import Contents, contents_of
 from sim.engine.errors import PolicyError
 from sim.engine.events import ARRIVALS, Alarm, Clock
-from sim.engine.experiment import Experiment
+from sim.engine.experiment import Experiment, MachineSpec
 from sim.engine.followers import Followers
 from sim.engine.front_end import FrontEnd
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
+from sim.engine.ranks import machine_of, ranked
 from sim.engine.requests import RequestState
 from sim.engine.routing import routing_of
 from sim.engine.tenant import columns_of
+from sim.engine.tiers import SharedStores
 from workloads import ClosedLoop, Trace
 
 _ROUTING_STREAM = 0x726F7574
 """Names the random stream of routing draws; the other streams are in `workloads` and `policies`."""
+
+_HITS = {"again": "tier_again"}
+"""Columns of what was loaded that are not called as a tier."""
 
 FELT_AFTER_NS = 1
 """Nothing that one machine does is felt by another sooner."""
@@ -55,6 +61,12 @@ def _as_column(values: array[int], dtype: type[np.signedinteger] = np.int64) -> 
     return np.frombuffer(values, dtype)
 
 
+def _stores(specs: Sequence[MachineSpec]) -> SharedStores | None:
+    """What tiers of several machines share; None where no machine has a tier."""
+    kinds = [tier.kind for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
+    return SharedStores(peers="peer" in kinds) if kinds else None
+
+
 def _eligible(machines: list[Machine], workload: Trace | ClosedLoop) -> list[list[Machine]] | None:
     """For each model the machines that host it; None where every machine serves every request."""
     if all(tenant.spec.model is None for machine in machines for tenant in machine.tenants):
@@ -70,6 +82,41 @@ def _turns(models: array[int], n_models: int) -> array[int]:
         turns.append(seen[model])
         seen[model] += 1
     return turns
+
+
+def _tier_facts(machines: list[Machine]) -> dict[str, dict[str, int]]:
+    """By kind of tier, all machines together: capacity, what was loaded and stored, how long it waited for its turn."""
+    found: dict[str, dict[str, int]] = {}
+    seen: set[int] = set()
+    for machine in machines:
+        for tenant in machine.tenants:
+            if tenant.loading is None:
+                continue
+            tiers = tenant.loading.tiers
+            for spec, store, counts, link in zip(tiers.specs, tiers.stores, tiers.counts, tiers.links, strict=True):
+                mine = found.setdefault(spec.kind, {})
+                # A store that machines share counts once.
+                own = store is not None and id(store) not in seen
+                facts = {
+                    "capacity_bytes": store.capacity_bytes if own and store is not None else 0,
+                    "used_bytes": store.used_bytes if own and store is not None else 0,
+                    "evicted_blocks": store.evicted if own and store is not None else 0,
+                    "loads": counts.loads,
+                    "loaded_tokens": counts.loaded_blocks * tiers.block_tokens,
+                    "load_bytes": counts.load_bytes,
+                    "load_ns": counts.load_ns,
+                    "load_wait_ns": counts.load_wait_ns,
+                    "stores": counts.stores,
+                    "store_bytes": counts.store_bytes,
+                    "store_wait_ns": counts.store_wait_ns,
+                    "skipped_short": counts.skipped_short,
+                    "skipped_slower": counts.skipped_slower,
+                    "link_busy_ns": link.busy_ns,
+                }
+                seen.add(id(store))
+                for name, value in facts.items():
+                    mine[name] = mine.get(name, 0) + value
+    return found
 
 
 class _Cluster:
@@ -93,6 +140,8 @@ class _Cluster:
                 priority = _as_array(workload.priority)
             if workload.follows is not None:
                 arrival = _as_array(np.where(workload.follows.counts > 0, -1, workload.arrival_ns))
+            if experiment.in_flight is not None:
+                arrival = array("q", [-1]) * n
         else:
             arrival = array("q", [-1]) * n
         specs = experiment.machines
@@ -109,11 +158,20 @@ class _Cluster:
         )  # fmt: skip
         self._clock = Clock()
         self._machines: list[Machine] = []
+        stores = _stores(specs)
         for index, spec in enumerate(specs):
             first = sum(len(machine.tenants) for machine in self._machines)
             self._machines.append(
-                Machine(
-                    self._clock, index, spec, first, self._state, self, seed=experiment.seed, fast_forward=fast_forward
+                machine_of(
+                    self._clock,
+                    index,
+                    spec,
+                    first,
+                    self._state,
+                    self,
+                    seed=experiment.seed,
+                    fast_forward=fast_forward,
+                    shared=stores,
                 )
             )
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
@@ -133,8 +191,12 @@ class _Cluster:
         self._reasons: dict[str, int] = {}
         self._sent = 0
         self._front_end = FrontEnd(experiment)
-        self._think = None
-        if isinstance(workload, ClosedLoop):
+        self._think = self._due_ns = None
+        if experiment.in_flight is not None:
+            assert isinstance(workload, Trace)
+            # Whoever may send takes the next of the trace and waits until it is due: clients of a closed loop that have a plan.
+            self._think, self._due_ns = [0] * n, _as_array(workload.arrival_ns)
+        elif isinstance(workload, ClosedLoop):
             self._think = workload.think_ns.tolist() if workload.think_ns is not None else [0] * n
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
@@ -165,6 +227,9 @@ class _Cluster:
                 # Who starts late may find that others have sent all there is to send.
                 for start_ns in workload.start_ns.tolist():
                     Alarm(clock, ARRIVALS, lambda _event: self._send_next(None)).set(start_ns)
+        elif self._due_ns is not None:
+            for _ in range(min(self._experiment.in_flight or 0, self._n)):
+                self._send_next(None)
         elif self._n:
             self._expect(workload)
         horizon_ns = self._experiment.horizon_ns
@@ -274,13 +339,15 @@ class _Cluster:
         machines[answer].deliver(id_)
 
     def _send_next(self, ended_ns: int | None) -> None:
-        """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time."""
+        """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time; with a
+        limit on requests in flight the next of the trace, when it is due."""
         id_ = self._sent
         if id_ >= self._n:
             return
         self._sent += 1
         assert self._think is not None
-        self._send(id_, self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_], ended_ns)
+        sent_ns = self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_]
+        self._send(id_, sent_ns if self._due_ns is None else max(sent_ns, self._due_ns[id_]), ended_ns)
 
     def _send(self, id_: int, sent_ns: int, ended_ns: int | None) -> None:
         """A client sends a request: felt 1 ns after the end that it waited for, if any, at the earliest (see `FELT_AFTER_NS`)."""
@@ -321,6 +388,8 @@ class _Cluster:
         if self._experiment.horizon_ns is not None:
             makespan_ns = min(max(makespan_ns, self._clock.now_ns), self._experiment.horizon_ns)
         none = np.zeros(self._n, np.int64)
+        tier_hits = {kind: _as_column(hits) for kind, hits in state.tier_hits.items()}
+        loaded = sum((hits for kind, hits in tier_hits.items() if kind not in ("again", "swap")), none)
         bubbles = [_as_column(kind) for kind in state.bubbles] or [none] * len(BUBBLES)
         return Columns(
             requests={
@@ -347,13 +416,15 @@ class _Cluster:
                         "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
                         "computed_prompt_tokens": np.where(
                             _as_column(state.scheduled) >= 0,
-                            _as_column(state.prompt) - _as_column(state.prefix_hits),
+                            _as_column(state.prompt) - _as_column(state.prefix_hits) - loaded,
                             0,
                         ),
                     }
                     if self._caching
                     else {}
                 ),
+                **{f"{_HITS.get(kind, kind)}_hit_tokens": hits for kind, hits in tier_hits.items()},
+                **({"load_ns": np.maximum(_as_column(state.load_ns), 0)} if tier_hits else {}),
                 **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
             },
             reasons=tuple(self._reasons),
@@ -372,7 +443,9 @@ class _Cluster:
                     if self._caching
                     else {}
                 ),
-                "n_stages": sum(len(machine.stages) for machine in self._machines),
+                "n_stages": sum(machine.n_stages for machine in self._machines),
+                **({"tiers": _tier_facts(self._machines)} if tier_hits else {}),
+                **({"ranks": ranks} if (ranks := ranked(self._machines)) else {}),
                 "busy_ns": sum(replica.busy_ns() for replica in replicas),
                 "events": sum(machine.events for machine in self._machines),
             },

@@ -7,11 +7,13 @@ from math import isfinite
 from typing import Literal
 
 from hwmodels.cost import CostModel
-from policies.routers import Router
+from policies.ranks import PromptBalance
+from policies.routers import Knowledge, RouteFunction, Router, knowledge_of
 from policies.view import PlanFunction, Scheduler
 from sim.engine.prices import StageTable
 from sim.engine.running import Decoding
 from sim.engine.streaming import Stream
+from sim.engine.tiers import TierSpec, check_tiers
 from workloads import ClosedLoop, Trace
 
 Turn = Literal["rotation", "oldest"]
@@ -48,6 +50,12 @@ class ReplicaSpec:
     (`sim.engine.prefix`), `tree` as SGLang does it (`sim.engine.radix`); None: they are not."""
     prefix_drops_last: bool = False
     """Of what is found the last block is computed again, as vLLM does for drafters that need the target's states (EAGLE, MTP)."""
+    tiers: tuple[TierSpec, ...] = ()
+    """KV memory behind the device, nearest first: what the device has given up is loaded from there."""
+    swaps: bool = False
+    """Sequences that give way are moved to the `host` tier, and come back from there, in place of being computed again."""
+    block_bytes: int = 0
+    """Of a KV block on all devices together, for what crosses the links of tiers."""
 
     def __post_init__(self) -> None:
         for name, least in (("kv_blocks", 1), ("block_tokens", 1), ("lookahead_tokens", 0), ("draft_slots", 0)):
@@ -55,6 +63,24 @@ class ReplicaSpec:
                 raise ValueError(f"{name} is at least {least}; got {getattr(self, name)}")
         if self.micro_batches is not None and self.micro_batches < 1:
             raise ValueError(f"micro_batches is at least 1; got {self.micro_batches}")
+        check_tiers(self.tiers)
+        if self.tiers and self.prefix_cache == "tree":
+            raise ValueError(
+                "tiers keep the blocks of a prefix cache, and prefix_cache is tree; give blocks or leave tiers out"
+            )
+        kinds = [tier.kind for tier in self.tiers]
+        if self.tiers and self.block_bytes < 1:
+            raise ValueError(f"block_bytes is at least 1 where there are tiers; got {self.block_bytes}")
+        if self.tiers and self.prefix_cache is None and not self.swaps:
+            raise ValueError(
+                "tiers keep what a prefix cache gives up, and there is none; give prefix_cache or leave tiers out"
+            )
+        if self.swaps and "host" not in kinds:
+            raise ValueError("sequences that give way are swapped to a tier of kind host, and there is none")
+        if self.swaps and "peer" in kinds:
+            raise ValueError(
+                "sequences cannot be swapped to host memory that other machines read (a tier of kind peer)"
+            )
         if isinstance(self.cost, StageTable) and self.decoding is not None:
             raise ValueError("a table of single-pass latencies has no decode steps, and so no decoding method")
 
@@ -66,10 +92,18 @@ class MachineSpec:
     tenants: tuple[ReplicaSpec, ...]
     turn: Turn = "rotation"
     """Who may plan when the first stage is free: the models in rotation, or the one whose queue has the oldest head."""
+    ranks: int = 1
+    """Replicas of the attention (attention data parallelism): each has sequences, a queue and the `kv_blocks` of its `ReplicaSpec`
+    to itself, and all step together."""
+    rank_router: Router | RouteFunction | None = None
+    """Which of them gets a request of the machine; None for a machine without ranks."""
+    prompt_balance: PromptBalance | None = None
+    """When prompts of ranks may start; None: whenever a rank's scheduler says so."""
 
     def __post_init__(self) -> None:
         if not self.tenants:
             raise ValueError("tenants needs at least one ReplicaSpec; got none")
+        self._check_ranks()
         models = [spec.model for spec in self.tenants]
         if len(self.tenants) > 1 and (None in models or len(set(models)) < len(models)):
             raise ValueError(f"tenants of a machine serve a different model each; got {models!r}")
@@ -77,6 +111,35 @@ class MachineSpec:
             raise ValueError(
                 "tenants of a machine run on the same stages; got pipelines of "
                 f"{', '.join(str(spec.cost.n_stages) for spec in self.tenants)} stages"
+            )
+
+    def _check_ranks(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"ranks is at least 1; got {self.ranks}")
+        if (self.ranks == 1) != (self.rank_router is None):
+            raise ValueError(
+                f"a rank_router is of a machine with ranks, and one with ranks has one; got {self.ranks} ranks"
+            )
+        if self.ranks == 1 and self.prompt_balance is not None:
+            raise ValueError("prompt_balance is between ranks, and a machine without has nothing to balance")
+        if self.ranks == 1:
+            return
+        if len(self.tenants) > 1:
+            raise ValueError("models that share a machine have no ranks; give one of the two")
+        (spec,) = self.tenants
+        if spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1:
+            raise ValueError(
+                "ranks step together in one stage with one batch each; pipelines and micro-batches of ranks are not modelled"
+            )
+        if not hasattr(spec.cost, "common_step"):
+            raise ValueError(
+                f"{spec.cost!r} does not say what a step of {self.ranks} ranks takes; give a cost model with common_step"
+            )
+        knows = knowledge_of(self.rank_router)
+        if knows is not None and knows != Knowledge(prefixes=True):
+            raise ValueError(
+                f"{self.rank_router!r} asks for more than loads and cached prefixes as they are, which no router inside a machine "
+                "is told; take another as rank_router"
             )
 
 
@@ -97,6 +160,9 @@ class Experiment:
     admission_serial_s: float = 0.0
     """The front end's work on a request that it does for one request at a time, before the rest: in a burst each waits for those
     before it. All machines share the front end."""
+    in_flight: int | None = None
+    """Requests of a trace that its clients have under way at most; those beyond it wait in the client, as behind a semaphore, and
+    are sent in the trace's order when one has ended: `arrival_ns` of the columns says when. None: no limit."""
     stream: Stream = Stream()  # noqa: RUF009 (frozen, so that all may share one)
     """Which tokens reach a client together; it changes what clients measure, not what machines do."""
 
@@ -107,6 +173,13 @@ class Experiment:
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is a finite time of at least 0; got {value!r}")
+        if self.in_flight is not None:
+            if self.in_flight < 1:
+                raise ValueError(f"in_flight is at least 1; got {self.in_flight}")
+            if not isinstance(self.workload, Trace):
+                raise ValueError("in_flight is for a trace; clients of a closed loop have one request each under way")
+            if self.workload.follows is not None or self.workload.abort_ns is not None:
+                raise ValueError("in_flight is for requests that wait for no others and that are not given up")
 
     @property
     def machines(self) -> tuple[MachineSpec, ...]:
@@ -115,5 +188,5 @@ class Experiment:
 
     @property
     def tenants(self) -> tuple[ReplicaSpec, ...]:
-        """The models on machines, machine after machine: row i of a result's replicas is tenant i."""
-        return tuple(tenant for machine in self.machines for tenant in machine.tenants)
+        """The models on machines, machine after machine, and rank after rank: row i of a result's replicas is tenant i."""
+        return tuple(tenant for machine in self.machines for tenant in machine.tenants * machine.ranks)

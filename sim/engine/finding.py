@@ -24,7 +24,7 @@ class Finding:
         # A tree cannot take back what a plan would evict on its way: it shows what is found, as to others.
         self.in_turn = admits_in_turn(scheduler) and not kv.caches_late
         """Whether who is admitted finds what is cached when its turn comes, and not all at once before anybody takes blocks."""
-        self.described_to_it = kv.caches and not (self.in_turn or looks_itself(scheduler))
+        self.described_to_it = kv.caches and not (self.in_turn or (kv.caches_late and looks_itself(scheduler)))
         """Whether the scheduler is shown what those who wait would find."""
         self.lanes: Sequence[Lane] = ()
         """Of the tenant."""
@@ -137,6 +137,9 @@ class Finding:
         if self.in_turn or not tokens:
             kv.admit(id_, self._to_find(seq, tokens))
         kv.writes_on(id_, state.prompt[id_])
+        if seq.cached_tokens:
+            # It brought its KV.
+            return seq
         found = kv.found(id_) * kv.block_tokens
         if not found:
             return seq

@@ -7,27 +7,30 @@ and commits what has ended; when a lane may plan, the machine says.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from hwmodels.totals import Totals, pairs_within, seen
-from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, admits_in_turn, pads_to, plan_of
+from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, admits_in_turn, looks_itself, pads_to, plan_of
 from sim.engine.ahead import as_known
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
-from sim.engine.lane import Elsewhere, Ended, HeldPlan, Lane, LanePrice, QueueView, RunningView
+from sim.engine.lane import Elsewhere, Ended, HeldPlan, Lane, LanePrice, Prepared, QueueView, RunningView
+from sim.engine.loading import Loading
 from sim.engine.padding import padded
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
 from sim.engine.running import RunningSet
+from sim.engine.runs import RunPool
 from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go
 from sim.engine.span import Step
 from sim.engine.stages import Stages
 from sim.engine.taped import TapedSet
+from sim.engine.tiers import SharedStores, Tiers
 from sim.engine.uniform import UniformSet
 
 NOTHING: Final = -1
@@ -47,18 +50,26 @@ class Tenant:
 
     def __init__(
         self, number: int, spec: ReplicaSpec, state: RequestState, outside: Outside, stages: Stages, *,
-        alone: bool, seed: int, fast_forward: bool,
+        alone: bool, seed: int, fast_forward: bool, prices: Prices | None = None, machine: int = 0,
+        shared: SharedStores | None = None,
     ) -> None:  # fmt: skip
-        """*alone*: no pipeline and no other tenant, so that decodes may be held; *number*: of the run's tenants."""
+        """*alone*: no pipeline and no other tenant, so that decodes may be held; *number*: of the run's tenants; *prices*: of a
+        rank, whose steps its machine takes together with others, and ends (`launch`); *shared*: what machines read of each other's
+        KV."""
         self.number = number
         self.spec = spec
         self.recorder = Recorder()
         self.sequences = sequences = Sequences(spec, state, outside, self.recorder, alone=alone)
         self.n_in_flight = 0
-        self.prices: Prices = prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
+        self.prices = prices or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
         self.state = state
         self.stages = stages
         self.alone = alone
+        self._is_rank = prices is not None
+        self.prompts_wait = False
+        """Of a rank: no prompt is shown to the scheduler, whoever waits."""
+        self._by_step = self._is_rank or not alone
+        """Decodes are started one iteration after the other, by a plan that a lane holds."""
         self._fast_forward = fast_forward
         self._seed = seed
         # object: what a policy of somebody else's answers is looked at before it is believed.
@@ -80,10 +91,31 @@ class Tenant:
         self._max_lanes = spec.micro_batches or len(stages)
         self.lanes: list[Lane] = []
         sequences.finding.lanes = self.lanes
+        self.loading: Loading | None = None
+        if spec.tiers and (self._caches or spec.swaps):
+            self.loading = self._loading_of(machine, shared or SharedStores(peers=False))
         self.ready: deque[Lane] = deque()
         """Lanes that are not in flight, the longest idle first."""
         for _ in range(self._max_lanes if self._max_lanes <= _LANES_AT_ONCE else 1):
             self._add_lane()
+
+    def _loading_of(self, machine: int, shared: SharedStores) -> Loading:
+        spec, kv, state = self.spec, self._kv, self.state
+        contents = state.contents_in(spec.block_tokens) if kv.caches and state.contents_in is not None else None
+        space = (-1 if spec.model is None else spec.model, spec.block_tokens, spec.block_bytes)
+        tiers = Tiers(spec.tiers, space, contents, self.recorder, shared, machine=machine, number=self.number)
+        tiers.price_ns = self._prompt_ns
+        if isinstance(kv, RunPool):
+            kv.gives_up = tiers.evicted if tiers.takes_evicted else None
+        return Loading(self.sequences, tiers, swaps=spec.swaps)
+
+    def _prompt_ns(self, tokens: int, cached: int) -> int:
+        """What an iteration takes that computes *tokens* prompt tokens behind *cached* others, and nothing else."""
+        window = self._window
+        pairs = tokens * cached + tokens * (tokens + 1) // 2
+        within = 0 if window is None else pairs_within(cached, tokens, window)
+        totals = Totals(tokens, tokens, 1, pairs, cached + tokens, 0, 0, 1, within, 0)
+        return sum(self.prices.stages(totals, 0)[0]) >> TICK_BITS
 
     def _add_lane(self) -> Lane:
         spec = self.spec
@@ -109,7 +141,9 @@ class Tenant:
             lookahead_tokens=self._kv.lookahead_tokens,
             draft_slots=spec.draft_slots,
             max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
-            cache=self._kv if self._caches and not (self._late and admits_in_turn(spec.scheduler)) else None,
+            cache=self._kv
+            if self._caches and (looks_itself if self._late else admits_in_turn)(spec.scheduler)
+            else None,
         )
         self.lanes.append(lane)
         self.ready.append(lane)
@@ -124,8 +158,15 @@ class Tenant:
     # Planning.
 
     def begin(self, lane: Lane, ticks: int) -> int:
-        """Ask the scheduler at *ticks* and start what it plans: the tick at which that ends, or NOTHING."""
+        """Ask the scheduler at *ticks* and start what it plans: the tick at which that ends, or NOTHING.
+
+        Of a rank it is not known yet: what it answers stands for something, and `launch` says the end.
+        """
         decoding, sequences = lane.decoding, self.sequences
+        loading = self.loading
+        if loading is not None:
+            loading.tiers.now_ns = ticks >> TICK_BITS
+            loading.land(ALWAYS_NS if self._ahead is None else self._ahead.seen_ns)
         if sequences.given_up:
             let_go(sequences, lane)
         if self._finding.ended and self._ahead is not None and self._ahead.seen_ns == ALWAYS_NS:
@@ -151,7 +192,13 @@ class Tenant:
             lane.view.memo = None
             if self._ahead is not None:
                 self._ahead.seen_ns = ALWAYS_NS
+                if loading is not None and loading.next_ns() <= ticks >> TICK_BITS:
+                    # What has come since the plan would have been made ahead.
+                    return self.begin(lane, ticks)
             return NOTHING
+        if sequences.at_hand and growth_of_all > self._kv.free:
+            assert loading is not None
+            loading.make_room(growth_of_all)
         view = lane.view
         view.waiting = self._queue_view if queue else ()
         view.prefilling = tuple(partial.values()) if partial else ()
@@ -163,16 +210,21 @@ class Tenant:
         view.after_prefill = bool(lane.run)
         view.promised_blocks = sequences.promises.blocks
         unknown = self._ahead is not None and self._ahead.hide(lane, self._queue_view, given=not self._caches)
+        if self.prompts_wait:
+            view.waiting = view.prefilling = ()
         plan = self._plan(view)
         if not isinstance(plan, Plan):
             raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
+        if loading is not None:
+            plan = self._with_loads(loading, lane, plan, growth_of_all)
         decode, run, preempt, hold, _, reject, _, view.memo, undone, order = plan
         stepping_on: Mapping[int, Ended] = _NOBODY
         if unknown:
             plan, stepping_on = as_known(lane, self._queue_view, plan)
             decode, _, _, hold, *_ = plan
-        if sequences.given_up and hold > 1:
-            # The next plan is the first that knows who has gone.
+        waits = self.prompts_wait and (queue or partial)
+        if hold > 1 and (waits or sequences.given_up or (loading is not None and self._may_learn(loading, ticks))):
+            # The next plan is the first that knows who has gone, or may be shown who waits.
             hold, plan = 1, plan._replace(hold=1)
         if hold > 1 and queue and self._caches and _may_find_more(self):
             hold, plan = 1, plan._replace(hold=1)
@@ -195,7 +247,7 @@ class Tenant:
             lane.forget_the_leaving()
         if stepping_on:
             return self._start_iteration(lane, run, n, growth, ticks, stepping_on)
-        if run or (n and (self._pads_to or not self.alone)):
+        if run or (n and (self._pads_to or self._by_step)):
             if hold > 1 and not run and self._fast_forward and not self._pads_to:
                 arrivals = -1 if plan.through_arrivals else sequences.n_arrivals
                 lane.held = HeldPlan(hold - 1, sequences.n_changes, arrivals, plan.until_ns)
@@ -207,8 +259,44 @@ class Tenant:
             if made_ahead and self._speculates:
                 sequences.start_anew(lane)
             return self.begin(lane, ticks)
+        if sequences.at_hand and not sequences.n_admitted and not lane.leaving:
+            # They hold memory from each other, or from who is ahead of them.
+            assert loading is not None
+            loading.let_go_of(next(seq for seq in reversed(sequences.queue) if seq.id in sequences.at_hand).id)
+            return self.begin(lane, ticks)
         lane.wake_ns = plan.until_ns
         return NOTHING
+
+    def _with_loads(self, loading: Loading, lane: Lane, plan: Plan, growth: int) -> Plan:
+        """Start the loads of those whom *plan* admits, and what is planned without them."""
+        view, kv, sequences = lane.view, self._kv, self.sequences
+        while plan.run:
+            held_back = growth
+            for id_, tokens in plan.run:
+                if self._by_chunk and id_ in lane.partial:
+                    cached = lane.partial[id_].cached_tokens
+                    held_back += kv.held(cached + tokens) - kv.held(cached)
+            # Who gives way has not given its memory back yet.
+            started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
+            if not started:
+                if not self._in_turn and (loading.in_flight or sequences.at_hand):
+                    fits = loading.that_fit(plan.run, held_back)
+                    return plan if len(fits) == len(plan.run) else plan._replace(run=fits, hold=1)
+                break
+            if started < 0:
+                return plan._replace(run=loading.before_the_first(plan.run), hold=1, through_arrivals=False)
+            view.waiting = self._queue_view if self._queue_view else ()
+            view.free_blocks = kv.free
+            answer = self._plan(view)
+            if not isinstance(answer, Plan):
+                raise PolicyError(f"{self.spec.scheduler!r} answered {answer!r}; expected a policies.view.Plan")
+            plan = answer
+        return plan
+
+    def _may_learn(self, loading: Loading, ticks: int) -> bool:
+        """Whether the next plan may know what this one could not, that KV has come since, or blocks are evicted with every step and
+        written somewhere."""
+        return loading.next_ns() <= ticks >> TICK_BITS or loading.tiers.takes_evicted
 
     # Starting.
 
@@ -308,6 +396,17 @@ class Tenant:
         if self._pads_to:
             context = max((seq.cached_tokens for seq in lane.view.running), default=0) if n else 0
             priced = padded(totals, run, query, context, self._pads_to, window)
+        if self._is_rank:
+            lane.prepared = Prepared(
+                priced,
+                draft_steps,
+                (totals, draft_steps, query, n_completing, emitted),
+                growth,
+                len(ended),
+                found,
+                evicted,
+            )
+            return ticks
         if self.alone:
             duration = self.prices.iteration(priced, draft_steps)
         else:
@@ -359,19 +458,51 @@ class Tenant:
         sequences = self.sequences
         if lane.decodes:
             sequences.end_rounds(lane, done, span.growth_first, end_ticks >> TICK_BITS)
+        if self.loading is not None and lane.run:
+            _write_prompts(self.loading.tiers, lane, self.state.prompt, self._kv.block_tokens, end_ticks >> TICK_BITS)
         if lane.completing:
             sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
         if self._finding.ended and self._ahead is None:
             self._finding.free_the_ended()
 
-    def drop_in_flight(self) -> None:
-        """Forget the micro-batches that have not left the last stage."""
-        self.recorder.spans.drop_last(self.n_in_flight)
-        self.recorder.stages.drop_last(self.n_in_flight * len(self.stages))
-        for lane in self.lanes:
-            lane.span = None
-            lane.held = lane.view.memo = None
-        self.n_in_flight = 0
+    @property
+    def n_loading(self) -> int:
+        """Requests whose KV is on its way."""
+        return 0 if self.loading is None else len(self.loading.in_flight)
+
+    def hand_back(self) -> list[int]:
+        """Give up everything; see `Sequences.hand_back`."""
+        ids = self.sequences.hand_back(self.lanes)
+        return ids if self.loading is None else ids + self.loading.reset()
+
+
+def _write_prompts(tiers: Tiers, lane: Lane, prompt: Sequence[int], block_tokens: int, end_ns: int) -> None:
+    """Tell the tiers which prompt blocks a step has computed."""
+    tiers.now_ns = end_ns
+    for id_, _ in lane.run:
+        tiers.computed(id_, min(lane.partial[id_].cached_tokens, prompt[id_]) // block_tokens)
+
+
+def drop_in_flight(tenant: Tenant) -> None:
+    """Forget the micro-batches that have not left the last stage."""
+    tenant.recorder.spans.drop_last(tenant.n_in_flight)
+    tenant.recorder.stages.drop_last(tenant.n_in_flight * len(tenant.stages))
+    for lane in tenant.lanes:
+        lane.span = None
+        lane.held = lane.view.memo = None
+    tenant.n_in_flight = 0
+
+
+def launch(tenant: Tenant, lane: Lane, ticks: int, duration: int) -> None:
+    """What `Tenant.begin` prepared at *ticks*, for a rank, takes *duration* ticks."""
+    prepared, sequences = lane.prepared, tenant.sequences
+    assert prepared is not None
+    lane.prepared = None
+    lane.span = Step(ticks, ticks + duration, prepared.growth)
+    tenant.recorder.add_iteration(
+        ticks, duration, lane.index, *prepared.recorded, sequences.n_admitted, len(sequences.queue), sequences.kv.used,
+        lane.decoding.round, 0, prepared.in_vain, prepared.found, prepared.evicted,
+    )  # fmt: skip
 
 
 def _give_way(
@@ -459,6 +590,7 @@ def columns_of(tenant: Tenant) -> ReplicaColumns:
         kv_blocks_total=tenant.sequences.kv.total,
         block_tokens=tenant.sequences.kv.block_tokens,
         n_stages=len(tenant.stages),
+        transfers=recorder.transfers.array() if tenant.loading is not None else None,
         emitted=_emitted(tenant.lanes) if speculates else None,
         speculation=sum_rounds(lane.decoding.speculation() for lane in tenant.lanes) if speculates else None,
     )

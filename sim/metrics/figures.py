@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from sim.metrics.columns import STATUS_NAMES, Columns
 from sim.metrics.iterations import iteration_sums, sums_between
+from sim.metrics.ranks import rank_figures
 from sim.metrics.requests import e2el_s, finished, queue_s, slo_met, tpot_s, ttft_s
 from sim.metrics.spread import Blocks, statistics, weighted_statistics
+from sim.metrics.tiers import kv_tiers
 from sim.metrics.trend import saturated
 from sim.metrics.windows import OVER_THE_WHOLE_RUN, WHOLE, window_of
 
@@ -60,6 +62,8 @@ def _window_summary(
         whole_run.append("busy_fraction")
     if "prefix_cache" in whole:
         whole_run.append("prefix_cache.evictions")
+    if "kv_tiers" in whole:
+        whole_run.append("kv_tiers, but for hits and load_s")
     total = int(arrived.sum())
     within = good = None
     if whole["slo_attainment"] is not None:
@@ -91,7 +95,9 @@ def _window_summary(
             "mean": _per(inside.held_ns * 1e-9, span_s * len(pools)) if inside.n else None,
             "max": inside.largest_share if inside.n else None,
         },
+        **rank_figures(columns, begin, end),
         **_prefix_cache(part, meta),
+        **kv_tiers(part, meta),
         **({"models": _of_models(part, models, stated, span_s)} if len(models) > 1 else {}),
         "window": {
             "rule": window["rule"],
@@ -116,6 +122,7 @@ def _whole_summary(
     makespan; `mfu` and
     `mbu` are arithmetic and memory traffic over what the replicas' GPUs could have done in the makespan.
     `kv_utilization` is the share of KV blocks in use: mean over time (idle replicas hold none) and largest.
+    Of machines with ranks `ranks` says how evenly these were filled (`sim.metrics.ranks`); each rank counts as a replica.
     Of several *models*, names by `model_index`, there is an entry `models` with what can be said of each.
     """
     requests, meta = columns.requests, columns.meta
@@ -152,7 +159,9 @@ def _whole_summary(
             "mean": _per(iterations.held_ns * 1e-9, replicas_s) if iterations.n else None,
             "max": iterations.largest_share if iterations.n else None,
         },
+        **rank_figures(columns),
         **_prefix_cache(requests, meta),
+        **kv_tiers(requests, meta),
         "saturated": saturated(requests),
         "speculation": speculation(meta.get("speculation")),
         **({"models": _of_models(requests, models, limits, span_s)} if len(models) > 1 else {}),

@@ -10,12 +10,14 @@ import csv
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
+    from hwmodels.graphs import GraphSettings
+    from policies.ranks import PromptBalance
     from policies.view import Scheduler
 
 SETTINGS = "e2e_settings_agg.csv"
@@ -33,6 +35,10 @@ GAP_ANALYSIS = "internal-gap-analysis"
 """The provenance whose servers were started by a generator (`generated`)."""
 GENERATED_SPARE_TOKENS = 1500
 """Of its token budgets: C + ISL + 1500 (ai-dynamo/aiconfigurator, cli/backends/trtllm.py and the rule files of its generator)."""
+BALANCE = (60, 0)
+"""Of TensorRT-LLM's ranks in InferenceX: `attention_dp_config` with enable_balance, timeout_iters 60 and batching_wait_iters 0, as
+its launch scripts of DeepSeek write it (from knowledge, to be checked there; the settings table has no column for it). Taken for
+all of its rows with data-parallel attention."""
 _RELEASE_WITH_OVERLAP = (0, 14)
 """Of vLLM: the first that schedules asynchronously by itself."""
 
@@ -66,11 +72,24 @@ class ServerSettings:
     """SGLang enable_mixed_chunk."""
     prompts_per_iteration: int | None = None
     """Whole prompts that an iteration computes at most; None: as many as its budget holds."""
+    prompt_balance: PromptBalance | None = None
+    """Between ranks of data-parallel attention."""
     asynchronous: bool = True
     """Iterations are planned while the one before runs."""
 
-    def scheduler(self, stack: str, device: Device, *, tensor: int, concurrency: int) -> Scheduler:
-        """The stack's own scheduler with these settings, for at most *concurrency* requests in flight."""
+    def graphs(self, stack: str) -> GraphSettings:
+        """What it was told of its CUDA graphs, for *stack*; the default of those that are none of a server."""
+        from hwmodels.graphs import DEFAULT_GRAPHS, STACKS, GraphSettings
+
+        return GraphSettings(largest=self.graph_sequences) if stack in STACKS else DEFAULT_GRAPHS
+
+    def scheduler(self, stack: str, device: Device, *, tensor: int, concurrency: int, ranks: int = 1) -> Scheduler:
+        """The stack's own scheduler with these settings, for at most *concurrency* requests in flight.
+
+        *ranks*: of data-parallel attention, each with a scheduler. SGLang's share its limits (0.5.23,
+        srt/arg_groups/parallel_hook.py for chunks, srt/model_executor/pool_configurator.py for requests); those of the others
+        are each rank's.
+        """
         from hwmodels.memory import engine_defaults
         from policies.sglang import Sglang
         from policies.trtllm import TrtLlm
@@ -81,7 +100,8 @@ class ServerSettings:
         # The limits of releases before 0.20; 0.32.0 has 16384 tokens on devices of 160 GiB and more.
         budget = self.token_budget or (8192 if stack == "vllm" else defaults.max_num_batched_tokens)
         if stack == "sglang":
-            seats = self.max_sequences
+            budget = max(budget // ranks, 1)
+            seats = None if self.max_sequences is None else max(self.max_sequences // ranks, 1)
             if self.mixed_chunk:
                 seats = seats or min(concurrency, budget - 1)
             return Sglang(
@@ -133,8 +153,17 @@ def settings_of(row: Mapping[str, Any], folder: Path | None = None) -> ServerSet
                 best = max(
                     lines, key=lambda line: (-abs((_number(line["concurrency"]) or 0) - wanted), line["measured"])
                 )
-                return _of_script(best, known_from)
-    return ServerSettings(known_from="defaults", kv_precision=_cache_by_default(row))
+                return replace(_of_script(best, known_from), prompt_balance=_balance(row))
+    return ServerSettings(known_from="defaults", kv_precision=_cache_by_default(row), prompt_balance=_balance(row))
+
+
+def _balance(row: Mapping[str, Any]) -> PromptBalance | None:
+    from policies.ranks import PromptBalance
+
+    if str(row["backend"]) != "trtllm" or (_number(row.get("attention_dp_size")) or 1) <= 1:
+        return None
+    timeout_iters, batching_wait_iters = BALANCE
+    return PromptBalance(timeout_iters=timeout_iters, batching_wait_iters=batching_wait_iters)
 
 
 def _generated(row: Mapping[str, Any]) -> ServerSettings:

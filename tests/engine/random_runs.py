@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from hwmodels.totals import Chunk
 from policies.acceptance import BetaAlpha, Iid, PerPosition
 from policies.decoding import Speculative
 from policies.published import FasterTransformer, Orca, OrcaPaged, Static
-from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Random, RoundRobin
+from policies.ranks import PromptBalance
+from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Prefix, Random, RoundRobin, TrtLlmRanks, VllmRanks
 from policies.sarathi import ChunkedOnly, DecodeMaximal
 from policies.schedulers import Sarathi
 from policies.sglang import Sglang
@@ -21,7 +22,8 @@ from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler, evicts
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
-from tests.engine.costs import Linear
+from sim.engine.tiers import TierKind, TierSpec, WriteRule
+from tests.engine.costs import Linear, Ranked
 from workloads import ClosedLoop, Follows, Trace
 
 DECODINGS = (
@@ -185,6 +187,39 @@ def a_machine(rng: random.Random, *, speculative: bool, n_models: int) -> Machin
     )
 
 
+def with_ranks(experiment: Experiment, seed: int) -> Experiment:
+    """The same with ranks in the machines that can have them."""
+    rng = random.Random(f"ranks of {seed}")
+    machines: list[MachineSpec] = []
+    for spec in experiment.machines:
+        (tenant,) = spec.tenants[:1]
+        if len(spec.tenants) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1:
+            machines.append(spec)
+            continue
+        assert isinstance(tenant.cost, Linear)
+        cost = Ranked(
+            **{field.name: getattr(tenant.cost, field.name) for field in fields(Linear)},
+            shared_s=rng.choice([0.0, 1e-4]),
+            shared_row_s=rng.choice([0.0, 1e-5]),
+        )
+        ranks = rng.randrange(2, 5)
+        router = rng.choice(
+            [RoundRobin(), Random(), LeastOutstanding(), LeastKv(), Prefix(), VllmRanks(), TrtLlmRanks()]
+        )
+        machines.append(
+            replace(
+                spec,
+                tenants=(replace(tenant, cost=cost, micro_batches=None),),
+                ranks=ranks,
+                rank_router=router,
+                prompt_balance=rng.choice(
+                    [None, PromptBalance(), PromptBalance(timeout_iters=5, batching_wait_iters=1)]
+                ),
+            )
+        )
+    return replace(experiment, replicas=tuple(machines))
+
+
 def an_experiment(seed: int, *, speculative: bool) -> Experiment:
     """Anything that users might run, small: pools tight and ample, pipelines, micro-batches, models that share a machine,
     arrivals on and off the grid of iteration ends."""
@@ -230,6 +265,7 @@ def an_experiment(seed: int, *, speculative: bool) -> Experiment:
     machines = with_trees(random.Random(f"trees of {seed}"), machines)
     return Experiment(
         workload=workload,
+        in_flight=a_limit(random.Random(f"limit of {seed}"), workload),
         replicas=machines,
         router=rng.choice([RoundRobin(), Random(), LeastOutstanding(), PowerOfTwo(), LeastKv()]),
         seed=seed,
@@ -272,6 +308,13 @@ def an_sglang(rng: random.Random) -> Sglang:
         scheduler_recv_interval=rng.choice([1, 1, 5]),
         disable_overlap_schedule=rng.random() < 0.5,
     )
+
+
+def a_limit(rng: random.Random, workload: Trace | ClosedLoop) -> int | None:
+    """For some traces: requests that clients have under way at most."""
+    if isinstance(workload, ClosedLoop) or workload.follows is not None or workload.abort_ns is not None:
+        return None
+    return rng.choice([None, None, 1, rng.randrange(1, 20)])
 
 
 def clients_who_go(rng: random.Random, output: Any) -> dict[str, Any]:
@@ -329,6 +372,65 @@ def beginnings(rng: random.Random, prompt: Any, output: Any) -> dict[str, Any]:
         "prefix_offsets": np.cumsum([0, *map(len, rows)]),
         "prefix_block_tokens": tokens,
     }
+
+
+def some_tiers(rng: random.Random, block_bytes: int) -> tuple[TierSpec, ...]:
+    """One to three tiers: small and large, fast and slow, written through or when something is evicted."""
+
+    kinds: list[list[TierKind]] = [
+        ["host"],
+        ["host"],
+        ["disk"],
+        ["host", "disk"],
+        ["remote"],
+        ["host", "remote"],
+        ["host", "peer"],
+    ]
+    chosen = rng.choice(kinds)
+
+    def one(kind: TierKind, write: WriteRule) -> TierSpec:
+        return TierSpec(
+            kind=kind,
+            capacity_bytes=0 if kind == "peer" else block_bytes * rng.choice([3, 20, 200]),
+            read_bytes_per_s=block_bytes * rng.choice([50.0, 1e3, 1e5]),
+            write_bytes_per_s=rng.choice([None, block_bytes * 400.0]),
+            latency_s=rng.choice([0.0, 0.0, 1e-4, 5e-3]),
+            write=write,
+            min_load_tokens=rng.choice([0, 0, 12]),
+            skip_when_slower=rng.random() < 0.3,
+            concurrent_transfers=rng.choice([1, 1, 2]),
+            staged=kind != "host" and "host" in chosen and rng.random() < 0.5,
+            store="all" if kind == "remote" else "",
+        )
+
+    rules: list[WriteRule] = ["through", "eviction"]
+    return tuple(one(kind, "through" if "peer" in chosen or kind == "remote" else rng.choice(rules)) for kind in chosen)
+
+
+def with_tiers(experiment: Experiment, seed: int) -> Experiment:
+    """The same with tiers behind every machine, and little memory on it; some move sequences that give way to the host tier."""
+    rng = random.Random(f"tiers of {seed}")
+    block_bytes = 1000
+    tiers = some_tiers(rng, block_bytes)
+    kinds = [tier.kind for tier in tiers]
+    swaps = "host" in kinds and "peer" not in kinds and rng.random() < 0.5
+
+    def behind(tenant: ReplicaSpec) -> ReplicaSpec:
+        mine = (
+            tiers if "remote" in kinds or rng.random() < 0.5 else tuple(replace(tier, latency_s=1e-3) for tier in tiers)
+        )
+        return replace(tenant, tiers=mine, swaps=swaps, block_bytes=block_bytes)
+
+    machines = tuple(
+        replace(spec, tenants=tuple(behind(tenant) for tenant in spec.tenants)) for spec in experiment.machines
+    )
+    workload = experiment.workload
+    if isinstance(workload, Trace) and workload.prefix_blocks is None:
+        shared: dict[str, Any] = {}
+        while not shared:
+            shared = beginnings(rng, workload.prompt_tokens.tolist(), workload.output_tokens.tolist())
+        workload = replace(workload, **shared)
+    return replace(experiment, replicas=machines, workload=workload)
 
 
 def with_scheduler(experiment: Experiment, scheduler: Scheduler) -> Experiment:

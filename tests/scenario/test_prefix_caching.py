@@ -97,9 +97,7 @@ def test_drafters_that_read_the_target_lose_a_block(trace: Path) -> None:
 
 def test_lpm_without_a_cache_says_that_it_sorts_by_nothing(trace: Path) -> None:
     asked = {"serving_stack": "sglang", "scheduler": "{policy: sglang, schedule_policy: lpm}"}
-    note = (
-        "scheduler.schedule_policy is lpm and there is no prefix cache: requests are served first come, first served."
-    )
+    note = "scheduler.schedule_policy is lpm and there is no radix cache: requests are served first come, first served."
     assert note not in resolve(scenario(trace, **asked)).manifest["notes"]
     assert note in resolve(scenario(trace, **asked, memory__prefix_caching="false")).manifest["notes"]
 

@@ -21,7 +21,7 @@ _CACHES: dict[str, PrefixCacheKind] = {"vllm": "blocks", "sglang": "tree", "trtl
 """Serving stacks that find KV blocks again unless they are told not to, and how. TensorRT-LLM's order of eviction is not modelled,
 which a note says: vLLM's rules stand in for it."""
 
-_EVICTS = {"trtllm": "TensorRT-LLM evicts by priority"}
+_EVICTS = {"sglang": "SGLang evicts leaves of its tree", "trtllm": "TensorRT-LLM evicts by priority"}
 
 
 def cache_of(scenario: Scenario, workload: Trace | ClosedLoop, block_tokens: int) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def check_router(scenario: Scenario, router: object, workload: Trace | ClosedLoo
 def without_cache(scenario: Scenario) -> Iterator[str]:
     """A note for a trace that says which prompts share a beginning, where nobody asks, or another engine's rules answer."""
     stack = scenario.serving_stack
-    if _kind(scenario) is not None and stack in _EVICTS:
+    if _kind(scenario) == "blocks" and stack in _EVICTS:
         yield (
             f"KV blocks are found again and evicted by vLLM's rules; {_EVICTS[stack]}, which changes what is found where memory is "
             "short."
@@ -85,8 +85,8 @@ def without_cache(scenario: Scenario) -> Iterator[str]:
 
 def sorts_by_nothing(scenario: Scenario) -> Iterator[str]:
     """A note where a scheduler is to sort who waits by what a prefix cache holds, and there is none."""
-    if _kind(scenario) is None and any(each.get("schedule_policy") == "lpm" for _, each in _schedulers(scenario)):
-        yield "scheduler.schedule_policy is lpm and there is no prefix cache: requests are served first come, first served."
+    if _kind(scenario) != "tree" and any(each.get("schedule_policy") == "lpm" for _, each in _schedulers(scenario)):
+        yield "scheduler.schedule_policy is lpm and there is no radix cache: requests are served first come, first served."
 
 
 def _schedulers(scenario: Scenario) -> list[tuple[str, Mapping[str, Any]]]:
@@ -102,4 +102,5 @@ def _kind(scenario: Scenario) -> PrefixCacheKind | None:
     stack, asked = scenario.serving_stack, scenario.memory.prefix_caching
     if _looks_nothing_up(scenario) or not (stack in _CACHES if asked is None else asked):
         return None
-    return _CACHES.get(stack, "blocks")
+    # What a tree gives up does not go to tiers yet.
+    return "blocks" if scenario.memory.tiers else _CACHES.get(stack, "blocks")
