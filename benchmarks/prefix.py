@@ -76,8 +76,8 @@ def requests_per_s(trace: Path, caching: bool) -> float:
 
 
 def by_load(trace: Path, factor: float) -> tuple[float, ...]:
-    """At *factor* of the rate: requests a second, the share of the pool that running requests hold when prompts are
-    computed, and shares of prompt tokens found: by the engine, by an ideal cache of the pool's size, and of the size of the rest."""
+    """At *factor* of the trace's rate: requests a second, the share of the pool that running requests hold when prompts are
+    computed, and shares of prompt tokens found: by the engine, and by ideal caches of the pool's size and of the rest's."""
     from dataclasses import replace
 
     from sim.engine import run
