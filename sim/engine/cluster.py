@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, 
 from sim.engine.content import Contents, contents_of
 from sim.engine.errors import PolicyError
 from sim.engine.events import ARRIVALS, Alarm, Clock
-from sim.engine.experiment import Experiment
+from sim.engine.experiment import Experiment, MachineSpec
 from sim.engine.followers import Followers
 from sim.engine.front_end import FrontEnd
 from sim.engine.invariants import Watch
@@ -58,6 +59,12 @@ def _as_array(column: IntArray) -> array[int]:
 def _as_column(values: array[int], dtype: type[np.signedinteger] = np.int64) -> NDArray[Any]:
     """The same memory as a numpy column."""
     return np.frombuffer(values, dtype)
+
+
+def _stores(specs: Sequence[MachineSpec]) -> SharedStores | None:
+    """What tiers of several machines share; None where no machine has a tier."""
+    kinds = [tier.kind for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
+    return SharedStores(peers="peer" in kinds) if kinds else None
 
 
 def _eligible(machines: list[Machine], workload: Trace | ClosedLoop) -> list[list[Machine]] | None:
@@ -151,8 +158,7 @@ class _Cluster:
         )  # fmt: skip
         self._clock = Clock()
         self._machines: list[Machine] = []
-        tiers = [tier for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
-        stores = SharedStores(peers=any(tier.kind == "peer" for tier in tiers)) if tiers else None
+        stores = _stores(specs)
         for index, spec in enumerate(specs):
             first = sum(len(machine.tenants) for machine in self._machines)
             self._machines.append(

@@ -26,7 +26,7 @@ from sim.engine.requests import RequestState
 from sim.engine.sequences import Outside, refusal
 from sim.engine.span import Span
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant
+from sim.engine.tenant import NOTHING, Tenant, drop_in_flight
 from sim.engine.tiers import SharedStores
 
 
@@ -50,7 +50,7 @@ def prefill_tokens(tenant: Tenant) -> int:
     return sum(seq.tokens for seq in tenant.sequences.queue) + sum(partial)
 
 
-def _begun_ticks(span: Span, now_ticks: int) -> int:
+def begun_ticks(span: Span, now_ticks: int) -> int:
     """When the iteration in flight began."""
     at = span.index_at(now_ticks)
     return span.end(at - 1) if at > 1 else span.start_ticks
@@ -162,7 +162,7 @@ class Machine:
         if not self._alone:
             return self.stages.free[0] >> TICK_BITS if self.stages.in_flight else -1
         span = self._lane.span
-        return -1 if span is None else _begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
+        return -1 if span is None else begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
 
     @property
     def promised_ns(self) -> int:
@@ -273,7 +273,7 @@ class Machine:
             done = span.index_at(now_ns << TICK_BITS) - 1
             self.tenants[0].commit(self._lane, done, span.end(done) if done else self._ticks)
         for tenant in self.tenants:
-            tenant.drop_in_flight()
+            drop_in_flight(tenant)
         self._ends.clear()
         self._ticks = now_ns << TICK_BITS
         self._promised = [self._ticks] * len(self._promised)
