@@ -84,6 +84,22 @@ def _turns(models: array[int], n_models: int) -> array[int]:
     return turns
 
 
+def _tier_columns(state: RequestState) -> dict[str, NDArray[Any]]:
+    """Tokens of each request that were loaded, by kind of tier, and how long it was held; empty without tiers."""
+    if not state.tier_hits:
+        return {}
+    return {
+        **{f"{_HITS.get(kind, kind)}_hit_tokens": _as_column(hits) for kind, hits in state.tier_hits.items()},
+        "load_ns": np.maximum(_as_column(state.load_ns), 0),
+    }
+
+
+def _loaded(state: RequestState) -> NDArray[Any]:
+    """Prompt tokens of each request that were loaded when it was first admitted."""
+    none = np.zeros(len(state.prompt), np.int64)
+    return sum((_as_column(hits) for kind, hits in state.tier_hits.items() if kind not in ("again", "swap")), none)
+
+
 def _tier_facts(machines: list[Machine]) -> dict[str, dict[str, int]]:
     """By kind of tier, all machines together: capacity, what was loaded and stored, how long it waited for its turn."""
     found: dict[str, dict[str, int]] = {}
@@ -396,8 +412,7 @@ class _Cluster:
         if self._experiment.horizon_ns is not None:
             makespan_ns = min(max(makespan_ns, self._clock.now_ns), self._experiment.horizon_ns)
         none = np.zeros(self._n, np.int64)
-        tier_hits = {kind: _as_column(hits) for kind, hits in state.tier_hits.items()}
-        loaded = sum((hits for kind, hits in tier_hits.items() if kind not in ("again", "swap")), none)
+        tiers = _tier_columns(state)
         bubbles = [_as_column(kind) for kind in state.bubbles] or [none] * len(BUBBLES)
         return Columns(
             requests={
@@ -424,15 +439,14 @@ class _Cluster:
                         "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
                         "computed_prompt_tokens": np.where(
                             _as_column(state.scheduled) >= 0,
-                            _as_column(state.prompt) - _as_column(state.prefix_hits) - loaded,
+                            _as_column(state.prompt) - _as_column(state.prefix_hits) - _loaded(state),
                             0,
                         ),
                     }
                     if self._caching
                     else {}
                 ),
-                **{f"{_HITS.get(kind, kind)}_hit_tokens": hits for kind, hits in tier_hits.items()},
-                **({"load_ns": np.maximum(_as_column(state.load_ns), 0)} if tier_hits else {}),
+                **tiers,
                 **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
             },
             reasons=tuple(self._reasons),
@@ -452,7 +466,7 @@ class _Cluster:
                     else {}
                 ),
                 "n_stages": sum(machine.n_stages for machine in self._machines),
-                **({"tiers": _tier_facts(self._machines)} if tier_hits else {}),
+                **({"tiers": _tier_facts(self._machines)} if tiers else {}),
                 **({"ranks": ranks} if (ranks := ranked(self._machines)) else {}),
                 "busy_ns": sum(replica.busy_ns() for replica in replicas),
                 "events": sum(machine.events for machine in self._machines),

@@ -17,7 +17,7 @@ from policies.routers import RoutedRequest
 from policies.view import ALWAYS_NS
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.errors import PolicyError
-from sim.engine.events import ARRIVALS, MACHINES, Alarm, Clock
+from sim.engine.events import MACHINES, Alarm, Clock
 from sim.engine.experiment import MachineSpec
 from sim.engine.kv import KvPool
 from sim.engine.lane import Lane
@@ -50,7 +50,7 @@ def prefill_tokens(tenant: Tenant) -> int:
     return sum(seq.tokens for seq in tenant.sequences.queue) + sum(partial)
 
 
-def _begun_ticks(span: Span, now_ticks: int) -> int:
+def begun_ticks(span: Span, now_ticks: int) -> int:
     """When the iteration in flight began."""
     at = span.index_at(now_ticks)
     return span.end(at - 1) if at > 1 else span.start_ticks
@@ -79,22 +79,13 @@ class Machine:
         self.stages = Stages(n_stages)
         self.tenants = [
             Tenant(
-                first_number + i,
-                tenant,
-                state,
-                outside,
-                self.stages,
-                alone=self._alone,
-                seed=seed,
-                fast_forward=fast_forward,
-                machine=index,
-                shared=shared,
+                first_number + i, tenant, state, outside, self.stages,
+                alone=self._alone, seed=seed, fast_forward=fast_forward, machine=index, shared=shared,
             )
             for i, tenant in enumerate(spec.tenants)
-        ]
+        ]  # fmt: skip
         for tenant in self.tenants:
-            if tenant.loading is not None:
-                tenant.loading.rings_at = self._look_at
+            tenant.rings(clock, self._on_loaded)
         self._hosting = {tenant.spec.model: tenant for tenant in self.tenants}
         self._turn = 0
         self._promised = [0] * n_stages if isinstance(first.cost, StageTable) else []
@@ -162,7 +153,7 @@ class Machine:
         if not self._alone:
             return self.stages.free[0] >> TICK_BITS if self.stages.in_flight else -1
         span = self._lane.span
-        return -1 if span is None else _begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
+        return -1 if span is None else begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
 
     @property
     def promised_ns(self) -> int:
@@ -242,11 +233,8 @@ class Machine:
             self._ticks = span.end(j)
             self._alarm.set(self._ticks >> TICK_BITS)
 
-    def _look_at(self, at_ns: int) -> None:
-        """KV that was asked for comes at *at_ns*: who waits for it may go on then."""
-        Alarm(self._clock, ARRIVALS, self._on_loaded).set(at_ns)
-
     def _on_loaded(self, _event: object) -> None:
+        """KV that was asked for has come: who waits for it may go on."""
         if self._alone and self._lane.span is not None:
             self._cut_short(self._clock.now_ns)
         else:

@@ -175,6 +175,7 @@ class Sequences:
                 raise PolicyError(f"{self._scheduler!r} rejected request {id_}, which does not wait here")
             self.queue.remove(seq)
             self.drop_at_hand(seq)
+            self.forget_moved(id_)
             self.n_changes += 1
             self._outside.rejected(id_, reason)
 
@@ -184,7 +185,6 @@ class Sequences:
         held = self.at_hand.pop(seq.id, None)
         if held is not None:
             self.kv.release(seq.id, held.blocks, held.tokens)
-        self.forget_moved(seq.id)
 
     def forget_moved(self, id_: int) -> None:
         """What host memory has of a sequence that gave way is not needed any more, if it has anything."""
@@ -294,6 +294,7 @@ class Sequences:
         held = self.at_hand.pop(id_, None)
         if held is not None:
             self._count_loaded(seq, held)
+            self.forget_moved(id_)
             # Its blocks are the caller's to take, but for those with content.
             self.kv.give(held.blocks - self.kv.found(id_))
         elif id_ in self.moved:
@@ -471,6 +472,7 @@ def let_go(sequences: Sequences, lane: Lane) -> None:
         if waiting is not None:
             sequences.queue.remove(waiting)
             sequences.drop_at_hand(waiting)
+            sequences.forget_moved(id_)
             continue
         ahead = sequences.ahead
         known = sequences.finding.known(lane, id_, ahead is not None and ahead.seen_ns != ALWAYS_NS)

@@ -18,6 +18,7 @@ from sim.engine.ahead import as_known
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
+from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.lane import Elsewhere, Ended, HeldPlan, Lane, LanePrice, Prepared, QueueView, RunningView
 from sim.engine.loading import Loading
@@ -105,6 +106,11 @@ class Tenant:
         if isinstance(kv, RunPool):
             kv.gives_up = tiers.evicted if tiers.takes_evicted else None
         return Loading(self.sequences, tiers, swaps=spec.swaps)
+
+    def rings(self, clock: Clock, callback: Callable[[object], None]) -> None:
+        """Have *callback* called whenever KV that was asked for comes."""
+        if self.loading is not None:
+            self.loading.rings_at = lambda at_ns: Alarm(clock, ARRIVALS, callback).set(at_ns)
 
     def _prompt_ns(self, tokens: int, cached: int) -> int:
         """What an iteration takes that computes *tokens* prompt tokens behind *cached* others, and nothing else."""
@@ -254,7 +260,8 @@ class Tenant:
             if made_ahead and self._speculates:
                 sequences.start_anew(lane)
             return self.begin(lane, ticks)
-        if sequences.at_hand and not sequences.n_admitted and not lane.leaving:
+        closed = ticks >> TICK_BITS < plan.until_ns < ALWAYS_NS
+        if sequences.at_hand and not sequences.n_admitted and not lane.leaving and not closed:
             # They hold memory from each other, or from who is ahead of them.
             assert loading is not None
             loading.let_go_of(next(seq for seq in reversed(sequences.queue) if seq.id in sequences.at_hand).id)

@@ -212,7 +212,7 @@ def with_ranks(experiment: Experiment, seed: int) -> Experiment:
                 ranks=ranks,
                 rank_router=router,
                 prompt_balance=rng.choice(
-                    [None, PromptBalance(), PromptBalance(timeout_iters=5, batching_wait_iters=1)]
+                    [None, None, PromptBalance(), PromptBalance(timeout_iters=5, batching_wait_iters=1)]
                 ),
             )
         )

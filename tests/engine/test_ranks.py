@@ -175,6 +175,15 @@ def test_ranks_rest_when_none_has_work_and_start_when_somebody_comes() -> None:
     assert columns.meta["events"] == 2
 
 
+def test_steps_in_which_all_ranks_decode_the_same_are_one_event_that_an_arrival_cuts() -> None:
+    alike = replay(2, [0, 0], [40, 40], [300, 300])
+    assert alike.meta["events"] < 5
+    cut = replay(2, [0, 0, 100_500], [40, 40, 40], [300, 300, 1])
+    # The 100th step after the first ends 1,040 + 100 x 1,001 us after the start.
+    assert cut.requests["scheduled_ns"][2] == (1040 + 100 * 1001) * US
+    assert_same(cut, replay(2, [0, 0, 100_500], [40, 40, 40], [300, 300, 1], fast_forward=False))
+
+
 def test_each_rank_has_memory_of_its_own() -> None:
     # Two prompts of four blocks: of a pool of six one machine admits one at a time, each of two ranks its own.
     assert replay(1, [0, 0], [64, 64], [2, 2], kv_blocks=6).requests["scheduled_ns"].tolist()[1] > 0
