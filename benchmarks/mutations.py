@@ -55,6 +55,7 @@ ENGINE = (
 )
 SPECULATION = ("tests/engine/test_meanings.py", "tests/policies/test_decoding.py", "tests/policies/test_acceptance.py")
 POLICIES = ("tests/policies/test_schedulers.py", "tests/policies/test_sarathi.py")
+TIERS = ("tests/engine/test_tiers.py",)
 PREFIXES = ("tests/engine/test_prefix.py", "tests/oracle/test_vllm.py")
 SGLANG = ("tests/policies/test_sglang.py",)
 INTERVALS = ("tests/study/test_paired.py", "tests/study/test_statistics.py", "tests/study/test_compare.py")
@@ -77,6 +78,39 @@ def _of(file: str, tests: tuple[str, ...], *changes: tuple[str, str, str]) -> li
 
 
 MUTATIONS = [
+    *_of(
+        "sim/engine/stores.py",
+        TIERS,
+        (
+            "what has not arrived is found",
+            "kept.ready_ns <= now_ns:\n                    at",
+            "True:\n                    at",
+        ),
+        (
+            "the first block of a prompt gives way first",
+            "(kept.stamp, -kept.lo, self._n, kept)",
+            "(kept.stamp, kept.lo, self._n, kept)",
+        ),
+    ),
+    *_of(
+        "sim/engine/tiers.py",
+        TIERS,
+        ("loads do not renew what they read", "            self._use(source, self._pieces(id_, lo, hi))\n", ""),
+        (
+            "a host gives nothing on to the disk",
+            "        if (\n            gone\n",
+            "        if (\n            not gone\n",
+        ),
+    ),
+    *_of(
+        "sim/engine/loading.py",
+        TIERS,
+        (
+            "who has been loaded stands last",
+            "sequences.queue.appendleft(seq._replace",
+            "sequences.queue.append(seq._replace",
+        ),
+    ),
     *_of(
         "sim/engine/prefix.py",
         PREFIXES,

@@ -122,7 +122,7 @@ class MachineSpec:
             return
         if len(self.tenants) > 1:
             raise ValueError("models that share a machine have no ranks; give one of the two")
-        (spec,) = self.tenants
+        spec = next(iter(self.tenants))
         if spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1:
             raise ValueError(
                 "ranks step together in one stage with one batch each; pipelines and micro-batches of ranks are not modelled"

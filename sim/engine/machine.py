@@ -17,7 +17,7 @@ from policies.routers import RoutedRequest
 from policies.view import ALWAYS_NS
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.errors import PolicyError
-from sim.engine.events import ARRIVALS, MACHINES, Alarm, Clock
+from sim.engine.events import MACHINES, Alarm, Clock
 from sim.engine.experiment import MachineSpec
 from sim.engine.kv import KvPool
 from sim.engine.lane import Lane
@@ -26,7 +26,7 @@ from sim.engine.requests import RequestState
 from sim.engine.sequences import Outside, refusal
 from sim.engine.span import Span
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant, drop_in_flight
+from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, hand_back, n_loading, rings
 from sim.engine.tiers import SharedStores
 
 
@@ -79,22 +79,13 @@ class Machine:
         self.stages = Stages(n_stages)
         self.tenants = [
             Tenant(
-                first_number + i,
-                tenant,
-                state,
-                outside,
-                self.stages,
-                alone=self._alone,
-                seed=seed,
-                fast_forward=fast_forward,
-                machine=index,
-                shared=shared,
+                first_number + i, tenant, state, outside, self.stages,
+                alone=self._alone, seed=seed, fast_forward=fast_forward, machine=index, shared=shared,
             )
             for i, tenant in enumerate(spec.tenants)
-        ]
+        ]  # fmt: skip
         for tenant in self.tenants:
-            if tenant.loading is not None:
-                tenant.loading.rings_at = self._look_at
+            rings(tenant, clock, self._on_loaded)
         self._hosting = {tenant.spec.model: tenant for tenant in self.tenants}
         self._turn = 0
         self._promised = [0] * n_stages if isinstance(first.cost, StageTable) else []
@@ -242,11 +233,8 @@ class Machine:
             self._ticks = span.end(j)
             self._alarm.set(self._ticks >> TICK_BITS)
 
-    def _look_at(self, at_ns: int) -> None:
-        """KV that was asked for comes at *at_ns*: who waits for it may go on then."""
-        Alarm(self._clock, ARRIVALS, self._on_loaded).set(at_ns)
-
     def _on_loaded(self, _event: object) -> None:
+        """KV that was asked for has come: who waits for it may go on."""
         if self._alone and self._lane.span is not None:
             self._cut_short(self._clock.now_ns)
         else:
@@ -278,7 +266,7 @@ class Machine:
         self._ticks = now_ns << TICK_BITS
         self._promised = [self._ticks] * len(self._promised)
         self.stages.stop(self._ticks)
-        return [id_ for tenant in self.tenants for id_ in tenant.hand_back()]
+        return [id_ for tenant in self.tenants for id_ in hand_back(tenant)]
 
     # Turns of a machine that is alone.
 
@@ -388,7 +376,7 @@ class Machine:
             if self._alone:
                 self._alarm.set(wake_ns)
             self._look_ns = wake_ns
-        elif busy and not self.stages.in_flight and not any(tenant.n_loading for tenant in busy):
+        elif busy and not self.stages.in_flight and not any(n_loading(tenant) for tenant in busy):
             tenant = busy[0]
             prefilling = sum(len(lane.partial) for lane in tenant.lanes)
             decoding = sum(lane.decoding.n + len(lane.paused) for lane in tenant.lanes)

@@ -81,7 +81,7 @@ seed: 4
         ),
         ("memory: {reserve_bytes: -1}", "my.yaml: memory.reserve_bytes is a number at least 0; got -1"),
         ("memory: {block_tokens: '16'}", "my.yaml: memory.block_tokens is a whole number; got '16'"),
-        ("memory: {preemption: swap}", "my.yaml: memory.preemption is one of recompute, none; got 'swap'"),
+        ("memory: {preemption: swapp}", "my.yaml: memory.preemption is one of recompute, swap, none; got 'swapp'"),
         ("workload: {trace: x, rate_scale: .inf}", "my.yaml: workload.rate_scale is a finite number; got inf"),
         ("workload: {trace: x, limit: 0}", "my.yaml: workload.limit is a number at least 1; got 0"),
         ("slo: {ttft_s: 0}", "my.yaml: slo.ttft_s is a number above 0; got 0"),
