@@ -270,5 +270,5 @@ class TreePool(KvPool):
         if len(nodes) != self._n_nodes:
             return f"the tree has {len(nodes)} nodes and counts {self._n_nodes}"
         free = self._blank + sum(node.hi - node.lo for node in nodes if not node.refs)
-        said = cast(int, self.free)  # pyright: ignore[reportUnknownMemberType]
-        return None if free == said else f"{free} pages are free and {said} are said to be"
+        said = self.free  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return None if free == said else f"{free} pages are free, and {said} are said to be"
