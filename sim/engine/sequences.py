@@ -6,31 +6,31 @@ Moves keep the books: KV blocks, what a request has emitted, how many are admitt
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 from policies.view import (
     ALWAYS_NS,
     RunningSeq,
     WaitingSeq,
-    admits_in_turn,
     plans_ahead,
     preempted_last,
     reserves,
     takes_by_chunk,
 )
 from sim.engine.ahead import Ahead
+from sim.engine.brought import Brought
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.columns import ABORTED, FINISHED, UNFINISHED, Recorder
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.finding import Finding
-from sim.engine.kv import OutOfBlocks
+from sim.engine.kv import KvPool, OutOfBlocks
 from sim.engine.lane import Ended, Lane, Paused
 from sim.engine.prefix import pool_of
 from sim.engine.promises import Promises
 from sim.engine.requests import RequestState
-from sim.engine.running import Departure
+from sim.engine.running import Departure, RunningSet
 
 
 class Outside(Protocol):
@@ -39,19 +39,6 @@ class Outside(Protocol):
     def finished(self, id_: int, now_ns: int, /) -> None: ...
 
     def rejected(self, id_: int, reason: str, /) -> None: ...
-
-
-class AtHand(NamedTuple):
-    """What one that waits has been loaded, and holds until it is admitted."""
-
-    blocks: int
-    tokens: int
-    on_device: int
-    """Tokens of these that were on the device ..."""
-    by_tier: tuple[tuple[int, int], ...]
-    """... and in tiers: (tier, tokens)."""
-    moved: bool
-    """It had given way and been moved to host memory."""
 
 
 _new = tuple[object, ...].__new__
@@ -79,16 +66,7 @@ class Sequences:
         """Of those that wait: with nothing to compute before they decode."""
         self.given_up: dict[int, int] = {}
         """Requests whose clients have gone, and when; they leave when it is known to whoever plans."""
-        self.at_hand: dict[int, AtHand] = {}
-        """Of those that wait: whose KV has been loaded."""
-        self.moved: dict[int, int] = {}
-        """Of those that gave way: tokens whose KV is in host memory."""
-        self.tier_kinds: tuple[str, ...] = ()
-        self.computed: Callable[[int, int], None] | None = None
-        """Told of each prompt how many of its blocks have been computed, when some have."""
-        self.moves_out: Callable[[int, int], bool] | None = None
-        """Moves a sequence with so many tokens that gives way to host memory; whether it did."""
-        self.forgets_moved: Callable[[int], None] | None = None
+        self.brought = Brought(self.kv, state)
         self._in_vain = 0
         """Preemptions since a token was emitted."""
         self._outside = outside
@@ -103,7 +81,7 @@ class Sequences:
         self.ahead = Ahead() if alone and plans_ahead(spec.scheduler) else None
         self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
         self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
-        self.finding = Finding(self.kv, state, self.ahead, in_turn=admits_in_turn(spec.scheduler))
+        self.finding = Finding(self.kv, state, self.ahead, spec.scheduler)
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
@@ -174,23 +152,10 @@ class Sequences:
             if seq is None:
                 raise PolicyError(f"{self._scheduler!r} rejected request {id_}, which does not wait here")
             self.queue.remove(seq)
-            self.drop_at_hand(seq)
-            self.forget_moved(id_)
+            self.n_computed -= not seq.tokens
+            self.brought.gone(id_)
             self.n_changes += 1
             self._outside.rejected(id_, reason)
-
-    def drop_at_hand(self, seq: WaitingSeq) -> None:
-        """One that waits is not to go on from the KV that it has, if it has any: blocks that it holds are free."""
-        self.n_computed -= not seq.tokens
-        held = self.at_hand.pop(seq.id, None)
-        if held is not None:
-            self.kv.release(seq.id, held.blocks, held.tokens)
-
-    def forget_moved(self, id_: int) -> None:
-        """What host memory has of a sequence that gave way is not needed any more, if it has anything."""
-        if self.moved.pop(id_, 0):
-            assert self.forgets_moved is not None
-            self.forgets_moved(id_)
 
     def choose_decodes(self, lane: Lane, decode: Literal[True] | tuple[int, ...]) -> None:
         """Bring the decoding set in line with the plan: pause who is left out, resume who is named again."""
@@ -251,7 +216,7 @@ class Sequences:
             state.preemptions[id_] += 1
             self.finding.free_one(id_, beside, lane.leaving[id_].emitted_last - scheduled)
             return
-        known = self.finding.known(lane, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
+        known = self.finding.kept(lane, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
         cached, blocks, token_ns = self.take_out(lane, id_)
         if token_ns >= 0:
             state.token_ns[id_] = token_ns
@@ -264,7 +229,7 @@ class Sequences:
                 "from each other in turn and none gets on; give more KV blocks, or admit a sequence only when all of it fits"
             )
         state.preemptions[id_] += 1
-        if self.moves_out is None or not self.moves_out(id_, cached):
+        if self.brought.moves_out is None or not self.brought.moves_out(id_, cached):
             state.recomputed[id_] += cached
         seq = state.waiting_seq(id_, preempted=True)
         # At the end: ahead of those who came after the plan was made.
@@ -272,8 +237,7 @@ class Sequences:
         self.queue.insert(max(len(self.queue) - unknown, 0) if self._preempted_last else 0, seq)
 
     def admit(self, lane: Lane, id_: int, now_ns: int, tokens: int) -> WaitingSeq:
-        """Take a request from the queue into the lane, to compute *tokens* tokens; its KV blocks are the caller's to take, but for
-        those that it finds in the prefix cache."""
+        """Take a request from the queue into the lane, to compute *tokens* tokens; blocks that it lacks are its caller's."""
         queue = self.queue
         if queue and queue[0].id == id_:
             seq = queue.popleft()
@@ -291,26 +255,8 @@ class Sequences:
         self.n_changes += 1
         if self.state.scheduled[id_] < 0:
             self.state.scheduled[id_] = now_ns
-        held = self.at_hand.pop(id_, None)
-        if held is not None:
-            self._count_loaded(seq, held)
-            self.forget_moved(id_)
-            # Its blocks are the caller's to take, but for those with content.
-            self.kv.give(held.blocks - self.kv.found(id_))
-        elif id_ in self.moved:
-            # It was found worth computing again.
-            self.state.recomputed[id_] += self.moved[id_]
-            self.forget_moved(id_)
+        self.brought.admitted(seq)
         return self.finding.find(seq, tokens) if self.kv.caches else seq
-
-    def _count_loaded(self, seq: WaitingSeq, held: AtHand) -> None:
-        state = self.state
-        if self.kv.caches:
-            hits = state.prefix_hits_again if seq.preempted else state.prefix_hits
-            hits[seq.id] += held.on_device
-        for tier, tokens in held.by_tier:
-            kind = "swap" if held.moved else "again" if seq.preempted else self.tier_kinds[tier]
-            state.tier_hits[kind][seq.id] += tokens
 
     def join_the_decodes(self, lane: Lane, run: tuple[tuple[int, int], ...], ticks: int) -> tuple[tuple[int, int], ...]:
         """Admit those of *run* that have nothing to compute; what is left of *run*."""
@@ -344,7 +290,7 @@ class Sequences:
         decoding = lane.decoding
         self._in_vain = 0
         if rounds > 1:
-            self.kv.take(decoding.blocks_for(rounds) - growth_first)
+            _take_for_rounds(self.kv, decoding, rounds, growth_first)
         lane.last_round_ns = end_ns
         departures = decoding.advance(rounds)
         if not departures:
@@ -372,6 +318,7 @@ class Sequences:
                 state.left[id_] = left = left - 1
             if left:
                 self._join(lane, id_, cached, end_ns)
+                self.finding.complete(id_, cached)
             else:
                 self._end(lane, id_, self.kv.held(cached), end_ns, cached, 1, slots_before=cached)
 
@@ -423,9 +370,7 @@ class Sequences:
             lane.paused.clear()
         ids += [seq.id for seq in self.queue]
         self.queue.clear()
-        self.at_hand.clear()
-        for id_ in list(self.moved):
-            self.forget_moved(id_)
+        self.brought.reset()
         if self.ahead is not None:
             self.ahead.reset()
         self.given_up.clear()
@@ -434,6 +379,17 @@ class Sequences:
         self.finding.ended.clear()
         self.kv.reset()
         return ids
+
+
+def _take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
+    """The blocks of so many decode steps, of which *taken* have been taken."""
+    if kv.caches_late:
+        # What the last of them evicts depends on what there was before it.
+        before = decoding.blocks_for(rounds - 1)
+        kv.take(before - taken)
+        kv.before_decodes(decoding.n)
+        taken = before
+    kv.take(decoding.blocks_for(rounds) - taken)
 
 
 def _last_token_ns(lane: Lane, departure: Departure) -> int:
@@ -471,8 +427,8 @@ def let_go(sequences: Sequences, lane: Lane) -> None:
         sequences.n_changes += 1
         if waiting is not None:
             sequences.queue.remove(waiting)
-            sequences.drop_at_hand(waiting)
-            sequences.forget_moved(id_)
+            sequences.n_computed -= not waiting.tokens
+            sequences.brought.gone(id_)
             continue
         ahead = sequences.ahead
         known = sequences.finding.known(lane, id_, ahead is not None and ahead.seen_ns != ALWAYS_NS)

@@ -13,7 +13,7 @@ from sim.scenario.assembly.deployment import deployment_of
 from sim.scenario.assembly.manifest import manifest_of
 from sim.scenario.assembly.pools import PoolOf, pools_of
 from sim.scenario.assembly.prefix_cache import check_router
-from sim.scenario.assembly.ranks import with_ranks
+from sim.scenario.assembly.ranks import check_asked, with_ranks
 from sim.scenario.assembly.replica import Hosted, build_pool
 from sim.scenario.assembly.scheduler import policy_of
 from sim.scenario.settings import Scenario
@@ -50,6 +50,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
     from sim.engine import Experiment
 
     pools = [_deployed(pool) for pool in pools_of(scenario)]
+    check_asked(scenario, pools)
     workload = workload_of(scenario) if workload is None else workload
     if scenario.pools is not None or scenario.placement is not None:
         workload, rows = asked_for(scenario, workload, pools)
