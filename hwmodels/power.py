@@ -49,11 +49,18 @@ class PowerModel:
         return np.minimum(1.0, self.idle + memory + compute)
 
 
+def power_share(bandwidth_share: ArrayLike, arithmetic_share: ArrayLike) -> FloatArray:
+    """Of any device, as measured on one; see `PowerModel.share`."""
+    return power_model(_MEASURED).share(bandwidth_share, arithmetic_share)
+
+
 @functools.cache
 def power_model(device: str) -> PowerModel:
     """The model for the device called *device*, borrowed from the measured one where it is another."""
     table = read_toml(ROOM / "power.toml")[_MEASURED]
-    basis = "measured on b200" if device == _MEASURED else f"shares of TDP as measured on b200; no power of {device} was"
+    basis = (
+        "measured on b200" if device == _MEASURED else f"shares of TDP as measured on b200; no power of {device} was"
+    )
     return PowerModel(basis=basis, **table)
 
 
@@ -89,7 +96,9 @@ def _share(parameters: FloatArray, idle: float, bandwidth: FloatArray, arithmeti
     return np.minimum(1.0, idle + memory * bandwidth**a + compute * arithmetic**b)
 
 
-def _least_squares(kinds: Mapping[str, tuple[FloatArray, FloatArray, FloatArray]], idle: float, limit_w: float) -> FloatArray:
+def _least_squares(
+    kinds: Mapping[str, tuple[FloatArray, FloatArray, FloatArray]], idle: float, limit_w: float
+) -> FloatArray:
     from scipy.optimize import least_squares
 
     def residuals(parameters: FloatArray) -> FloatArray:

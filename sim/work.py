@@ -22,15 +22,16 @@ _SPANS_AT_ONCE = 1 << 17
 def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
     """Arithmetic and memory traffic of a run over all replicas, and what their GPUs could do in a second.
 
-    Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s, and by machine busy_s and power_share_s, the share of its devices' power
-    limit integrated over the time for which it is busy. Within a span only the KV tokens read change, evenly,
+    Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s; by machine busy_s and power_share_s, the share of its devices' power
+    limit integrated over the time for which it is busy; and prompt_share, the part of the busy time that prompts take, by the time
+    that prompts and decodes of each iteration would take on a roofline of their own. Within a span only the KV tokens read change, evenly,
     and work is affine in them: the mean of its first and last iteration is that of all. Empty where a model is known by a table
     of latencies only, which says nothing of its work.
     """
     from sim.engine.prices import StageTable
 
     done: dict[str, Any] = {"flops": 0.0, "hbm_bytes": 0.0, "peak_flops_per_s": 0.0, "peak_bytes_per_s": 0.0}
-    done |= {"busy_s": [], "power_share_s": []}
+    done |= {"busy_s": [], "power_share_s": [], "prompt_s": 0.0}
     rows = iter(columns.replicas)
     for machine in experiment.machines:
         spans = [next(rows).spans for _ in range(len(machine.tenants) * machine.ranks)]
@@ -46,6 +47,8 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
         done["power_share_s"].append(0.0)
         for cost, spec, of_it in zip(costs, machine.tenants, spans, strict=True):
             _add_work(done, cost, spec.draft_cost, of_it)
+    busy_s, prompt_s = sum(done["busy_s"]), done.pop("prompt_s")
+    done["prompt_share"] = prompt_s / busy_s if busy_s else None
     return done
 
 
@@ -53,9 +56,11 @@ def _together(of_ranks: list[np.ndarray]) -> np.ndarray:
     """The steps of ranks, each an iteration of all of them: what is read once by all is counted once."""
     spans = np.concatenate(of_ranks)
     starts, step = np.unique(spans["start_ns"], return_inverse=True)
-    found = np.zeros(len(starts), [(name, np.int64) for name in _SPAN_FIELDS])
+    found = np.zeros(len(starts), [(name, np.int64) for name in (*_SPAN_FIELDS, "first_ticks", "growth_ticks")])
     for name in _SPAN_FIELDS:
         np.add.at(found[name], step, spans[name].astype(np.int64))
+    # A step lasts as long for all of its ranks.
+    np.maximum.at(found["first_ticks"], step, spans["first_ticks"])
     found["n"] = 1
     queries = np.zeros(len(starts), np.int64)
     np.add.at(queries, step, spans["decode_seqs"].astype(np.int64) * spans["query_tokens"])
@@ -65,7 +70,7 @@ def _together(of_ranks: list[np.ndarray]) -> np.ndarray:
     return found
 
 
-def _add_work(done: dict[str, float], cost: CostModel, draft_cost: CostModel | None, spans_of: np.ndarray) -> None:
+def _add_work(done: dict[str, Any], cost: CostModel, draft_cost: CostModel | None, spans_of: np.ndarray) -> None:
     """What a model did on a machine, by its records."""
     from hwmodels.totals import Totals
     from sim.engine.clock import TICK_BITS
@@ -93,6 +98,7 @@ def _add_work(done: dict[str, float], cost: CostModel, draft_cost: CostModel | N
             done["flops"] += 0.5 * float(_total(work.flops, span["n"]))
             done["hbm_bytes"] += 0.5 * float(_total(work.hbm_bytes, span["n"]))
             _add_power(done, cost, work, span["n"], 0.5 * seconds)
+            done["prompt_s"] += float((_prompt_share(cost, totals, span["completions"]) * 0.5 * seconds).sum())
         if draft_cost is not None:
             _add_draft_work(done, draft_cost, span)
 
@@ -109,7 +115,29 @@ def _add_power(done: dict[str, Any], cost: CostModel, work: Any, times: np.ndarr
     done["power_share_s"][-1] += float((power_share(memory, compute) * seconds)[busy].sum())
 
 
-def _add_draft_work(done: dict[str, float], draft: CostModel, span: Mapping[str, Any]) -> None:
+def _prompt_share(cost: CostModel, totals: Any, completions: np.ndarray) -> np.ndarray:
+    """Of each iteration, the part that its prompts take: both kinds of rows alone on the device's roofline."""
+    zero = np.zeros_like(totals.prefill_rows)
+    prompts = totals._replace(
+        rows=totals.prefill_rows, decode_seqs=zero, decode_kv_tokens=zero, logit_rows=completions, decode_kv_window=zero
+    )
+    decodes = totals._replace(
+        rows=totals.rows - totals.prefill_rows, prefill_rows=zero, prefill_chunks=zero, prefill_pairs=zero,
+        prefill_kv_tokens=zero, logit_rows=totals.logit_rows - completions, prefill_pairs_window=zero,
+    )  # fmt: skip
+    of_prompts, of_decodes = (_roofline_s(cost, each) * (each.rows > 0) for each in (prompts, decodes))
+    both = of_prompts + of_decodes
+    return np.where(both > 0, of_prompts / np.where(both > 0, both, 1.0), 0.0)
+
+
+def _roofline_s(cost: CostModel, totals: Any) -> np.ndarray:
+    work = cost.work(totals)
+    return np.maximum(
+        np.asarray(work.flops) / cost.peak_flops_per_s, np.asarray(work.hbm_bytes) / cost.peak_bytes_per_s
+    )
+
+
+def _add_draft_work(done: dict[str, Any], draft: CostModel, span: Mapping[str, Any]) -> None:
     """Prompts and passes of the draft model; a draft of which only a time is known adds nothing."""
     from hwmodels.totals import Totals
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import sim.metrics as metrics
 from sim.errors import OutputError
+from sim.results.costs import costs_of
 from sim.results.folder import FILES, staging, write_json
 from sim.results.parquet import iteration_table, request_table, stored_columns, transfer_table, write_parquet
 from sim.results.words import LATENCY_HEADS, fact_rows, latency_rows
@@ -45,7 +46,13 @@ class Result:
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
         """Every metric, nested as in summary.json, over the scenario's `window`; see `sim.metrics.summary`."""
-        return metrics.summary(self.columns, slo=self.slo, window=self._window, models=self.manifest.get("models", ()))
+        found = metrics.summary(self.columns, slo=self.slo, window=self._window, models=self.manifest.get("models", ()))
+        costs = costs_of(self.columns, self.manifest)
+        if costs is None:
+            return found
+        if found["window"]["rule"] != "whole":
+            found["window"]["whole_run"].append("costs")
+        return {**found, "costs": costs}
 
     @property
     def intervals(self) -> dict[str, dict[str, Any]]:

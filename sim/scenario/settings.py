@@ -176,7 +176,7 @@ class Scenario(Settings):
             del content["window"]  # results of scenarios from before there were windows keep their names
         pools = (content["pools"] or {}).values()
         # A scenario that does without them keeps the hash that it had before there were such settings.
-        absent = [(content, "pools"), (content, "placement"), (content, "serving_release")]
+        absent = [(content, "pools"), (content, "placement"), (content, "serving_release"), (content, "costs")]
         absent += [(section, key) for section in (content, *pools) for key in ("rank_router", "prompt_balance")]
         absent += [(pool, "serving_release") for pool in pools]
         absent += [
