@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,11 @@ class _Stage:
         self.work, self.kernels = work, kernels
         self.share = 1.0 / parallel.data
         self.data = parallel.data
-        self.rows = RowTable(self._rows_s)
-        self.logits = RowTable(self._logits_s)
+        host = kernels.host
+        self.factors = host.compute_factor, host.bandwidth_factor
+        scaled = self.factors != (1.0, 1.0)
+        self.rows = RowTable(self._scaled_rows_s if scaled else self._rows_s)
+        self.logits = RowTable(self._scaled_logits_s if scaled else self._logits_s)
         self.has_head = last
         self.encoder = spec.is_encoder
         self.attention = tuple(
@@ -39,7 +42,12 @@ class _Stage:
         )
         if work.recurrence is not None:
             self.attention += ((*kernels.recurrence_forms(work.recurrence), False),)
-        host = kernels.host
+        if scaled:
+            compute, bandwidth = self.factors
+            self.attention = tuple(
+                (_times(prefill, compute), _times(decode, bandwidth), windowed)
+                for prefill, decode, windowed in self.attention
+            )
         self.sequence_s = host.sequence_s
         self.row_s, self.step_s = host.row_s, host.step_s
         self.prompt_floor_s, self.decode_floor_s = host.prompt_floor_s, host.decode_floor_s
@@ -70,6 +78,26 @@ class _Stage:
             if op.of_logits:
                 total = total + op.layers * self.kernels.gemm_s(own, op.n, op.k, precision=op.precision)
         return total
+
+    def _scaled_rows_s(self, rows: FloatArray) -> FloatArray:
+        def host_s(rows: FloatArray) -> FloatArray:
+            return np.ceil(rows * self.share) * self.row_s
+
+        one = np.ones(1)
+        least_s = float((self._rows_s(one) - host_s(one))[0])
+        return host_s(rows) + self._scaled(self._rows_s(rows) - host_s(rows), least_s)
+
+    def _scaled_logits_s(self, rows: FloatArray) -> FloatArray:
+        return self._scaled(self._logits_s(rows), float(self._logits_s(np.ones(1))[0]))
+
+    def _scaled(self, seconds: FloatArray, least_s: float) -> FloatArray:
+        """Kernels' *seconds* with the time of one row as reading, and what they take more as arithmetic.
+
+        Both parts grow with the rows, so that their sum does, whatever the factors. Experts that more tokens wake are read from
+        memory too, and count as arithmetic here.
+        """
+        compute, bandwidth = self.factors
+        return bandwidth * np.minimum(seconds, least_s) + compute * np.maximum(seconds - least_s, 0.0)
 
     def scalar(self, totals: Totals) -> float:
         rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = totals
@@ -133,6 +161,13 @@ class _Stage:
                 one = decode(ARRAYS, seqs_1, queries, *((kv_window, kv - kv_window) if windowed else (kv,)))
                 seconds = seconds + np.where(some_decode, one, 0.0)
         return np.maximum(seconds, np.where(some_prompt, self.prompt_floor_s, self.decode_floor_s)) + own
+
+
+def _times(form: Callable[..., Any], factor: float) -> Callable[..., Any]:
+    def scaled(*args: Any) -> Any:
+        return form(*args) * factor
+
+    return scaled
 
 
 class LayerwiseCost:

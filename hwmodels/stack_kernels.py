@@ -102,6 +102,8 @@ class StackKernels:
             row_s=own.row_s,
             prompt_floor_s=floor_s,
             decode_floor_s=0.0 if self.stack.graph else floor_s,
+            compute_factor=1.0 + own.compute_excess,
+            bandwidth_factor=1.0 + own.bandwidth_excess,
         )
 
     def running(self, shape: AttentionShape) -> Running:

@@ -23,6 +23,10 @@ class HostTimes:
     """Least time of an iteration with prompt tokens: they are launched kernel by kernel."""
     decode_floor_s: float = 0.0
     """Least time of an iteration without."""
+    compute_factor: float = 1.0
+    """What the device's arithmetic is multiplied by: what kernels take over their time for one row, and attention of prompts."""
+    bandwidth_factor: float = 1.0
+    """What its reading of weights and cache is multiplied by: the kernels' time for one row, and attention of decodes."""
 
 
 class Kernels(Protocol):

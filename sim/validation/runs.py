@@ -30,6 +30,7 @@ from sim.validation.servers import GAP_ANALYSIS, ServerSettings, settings_of, wa
 if TYPE_CHECKING:
     from hwmodels.measured import Measurement
     from hwmodels.memory import MemoryPlan
+    from sim.engine import Experiment
     from sim.engine.columns import Columns
     from workloads import ClosedLoop, Trace
 
@@ -236,8 +237,25 @@ def serve(
 
     At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM.
     """
+    from sim.engine import run
+
+    return run(
+        experiment_of(deployment, stack, workload, settings=settings, concurrency=concurrency, release=release)
+    )
+
+
+def experiment_of(
+    deployment: Deployment,
+    stack: ServingStack,
+    workload: Trace | ClosedLoop,
+    *,
+    settings: ServerSettings,
+    concurrency: int,
+    release: str | None = None,
+) -> Experiment:
+    """What `serve` runs."""
     from policies.routers import RoundRobin
-    from sim.engine import Experiment, ReplicaSpec, run
+    from sim.engine import Experiment, ReplicaSpec
     from sim.engine.streaming import Stream
 
     device, tensor = deployment.device, deployment.parallel.tensor
@@ -246,7 +264,7 @@ def serve(
         plan = deployment.fitted(_memory(deployment, stack, settings, concurrency, release))
     except ValueError as error:
         raise Unmodelled(f"does not fit: {str(error).partition(':')[0]}") from None
-    experiment = Experiment(
+    return Experiment(
         workload=workload,
         replicas=(
             ReplicaSpec(
@@ -260,7 +278,6 @@ def serve(
         **deployment.front_end._asdict(),
         stream=Stream(settings.stream_interval, "iterations" if stack.name == "trtllm" else "tokens"),
     )
-    return run(experiment)
 
 
 def _memory(

@@ -138,7 +138,7 @@ _STACK_OF = {"vllm": "vllm", "vllm-v0": "vllm", "sglang": "sglang", "trtllm": "t
 
 def _of_two_engines(scenario: Scenario) -> Iterator[str]:
     """A note where the scheduler is one engine's and the serving stack another's."""
-    stack = scenario.serving_stack
+    stack = scenario.stack_name
     for _, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
         policy = settings.get("policy")
         engine = _STACK_OF.get(policy, stack) if isinstance(policy, str) else stack

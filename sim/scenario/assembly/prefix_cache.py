@@ -56,7 +56,7 @@ def check_router(scenario: Scenario, router: object, workload: Trace | ClosedLoo
 
 def without_cache(scenario: Scenario) -> Iterator[str]:
     """A note for a trace that says which prompts share a beginning, where nobody asks, or another engine's rules answer."""
-    stack = scenario.serving_stack
+    stack = scenario.stack_name
     if _kind(scenario) is not None and stack in _EVICTS:
         yield (
             f"KV blocks are found again and evicted by vLLM's rules; {_EVICTS[stack]}, which changes what is found where memory is "
@@ -64,7 +64,7 @@ def without_cache(scenario: Scenario) -> Iterator[str]:
         )
     if _kind(scenario) is None:
         asked = scenario.memory.prefix_caching is False
-        why = "memory.prefix_caching is off" if asked else f"serving_stack {scenario.serving_stack} has no prefix cache"
+        why = "memory.prefix_caching is off" if asked else f"serving_stack {scenario.stack_name} has no prefix cache"
         yield (
             f"The trace says which prompts share a beginning, and {why}: every prompt is computed in full"
             + ("." if asked else "; memory.prefix_caching: true finds them.")
@@ -72,5 +72,5 @@ def without_cache(scenario: Scenario) -> Iterator[str]:
 
 
 def _kind(scenario: Scenario) -> PrefixCacheKind | None:
-    stack, asked = scenario.serving_stack, scenario.memory.prefix_caching
+    stack, asked = scenario.stack_name, scenario.memory.prefix_caching
     return _CACHES.get(stack, "blocks") if (stack in _CACHES if asked is None else asked) else None
