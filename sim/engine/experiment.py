@@ -97,6 +97,9 @@ class Experiment:
     admission_serial_s: float = 0.0
     """The front end's work on a request that it does for one request at a time, before the rest: in a burst each waits for those
     before it. All machines share the front end."""
+    in_flight: int | None = None
+    """Requests of a trace that its clients have under way at most; those beyond it wait in the client, as behind a semaphore, and
+    are sent in the trace's order when one has ended: `arrival_ns` of the columns says when. None: no limit."""
     stream: Stream = Stream()  # noqa: RUF009 (frozen, so that all may share one)
     """Which tokens reach a client together; it changes what clients measure, not what machines do."""
 
@@ -107,6 +110,13 @@ class Experiment:
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is a finite time of at least 0; got {value!r}")
+        if self.in_flight is not None:
+            if self.in_flight < 1:
+                raise ValueError(f"in_flight is at least 1; got {self.in_flight}")
+            if not isinstance(self.workload, Trace):
+                raise ValueError("in_flight is for a trace; clients of a closed loop have one request each under way")
+            if self.workload.follows is not None or self.workload.abort_ns is not None:
+                raise ValueError("in_flight is for requests that wait for no others and that are not given up")
 
     @property
     def machines(self) -> tuple[MachineSpec, ...]:

@@ -228,6 +228,7 @@ def an_experiment(seed: int, *, speculative: bool) -> Experiment:
         machines = tuple(a_machine(rng, speculative=speculative, n_models=n_models) for _ in machines)
     return Experiment(
         workload=workload,
+        in_flight=a_limit(random.Random(f"limit of {seed}"), workload),
         replicas=machines,
         router=rng.choice([RoundRobin(), Random(), LeastOutstanding(), PowerOfTwo(), LeastKv()]),
         seed=seed,
@@ -236,6 +237,13 @@ def an_experiment(seed: int, *, speculative: bool) -> Experiment:
         admission_s_per_token=rng.choice([0.0, 1e-5]),
         admission_serial_s=rng.choice([0.0, 0.0, 2e-3]),
     )
+
+
+def a_limit(rng: random.Random, workload: Trace | ClosedLoop) -> int | None:
+    """For some traces: requests that clients have under way at most."""
+    if isinstance(workload, ClosedLoop) or workload.follows is not None or workload.abort_ns is not None:
+        return None
+    return rng.choice([None, None, 1, rng.randrange(1, 20)])
 
 
 def clients_who_go(rng: random.Random, output: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from sim.scenario.workload import workload_of
 if TYPE_CHECKING:
     from sim.engine import Experiment
     from sim.engine.streaming import Stream
+    from workloads import ClosedLoop, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +41,15 @@ def build(scenario: Scenario) -> Experiment:
     return resolve(scenario).experiment
 
 
-def resolve(scenario: Scenario) -> Built:
-    """The experiment that *scenario* describes, with its provenance.
+def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> Built:
+    """The experiment that *scenario* describes, with its provenance; *workload* in place of the one that it names.
 
     Raises ScenarioError, naming the scenario and the key, where something cannot be found, read or fitted.
     """
     from sim.engine import Experiment, MachineSpec
 
     pools = [_deployed(pool) for pool in pools_of(scenario)]
-    workload = workload_of(scenario)
+    workload = workload_of(scenario) if workload is None else workload
     if scenario.pools is not None or scenario.placement is not None:
         workload, rows = asked_for(scenario, workload, pools)
     else:
