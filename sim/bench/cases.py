@@ -16,12 +16,15 @@ from sim.bench.parameters import Setting
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.overheads import ServingStack
+    from sim.bench.load import Load
+    from sim.bench.measured import BenchRun
     from sim.engine import Experiment
     from sim.engine.columns import Columns
+    from sim.scenario import Scenario
 
 Figure = Callable[["Columns"], tuple[NDArray[np.bool_], Mapping[str, float]]]
 """Of a finished run: which requests count, and the figures over them in seconds by quantity."""
-FULL = 0.97
+FULL = 0.95
 """Share of the KV cache in use from which its size matters."""
 
 
@@ -62,9 +65,10 @@ class Replay:
 
 def _short(columns: Columns) -> bool:
     """Whether some request was preempted or the cache was all but full."""
-    if (columns.requests["preemptions"] > 0).any():
-        return True
-    return False
+    return bool((columns.requests["preemptions"] > 0).any()) or any(
+        len(replica.spans) and replica.spans["kv_blocks_used"].max() >= FULL * replica.kv_blocks_total
+        for replica in columns.replicas
+    )
 
 
 def front_end_s(experiment: Experiment, counted: NDArray[np.bool_], stack: ServingStack) -> float:
@@ -140,9 +144,71 @@ def case_of(
     )
 
 
-def fitted_together(cases: Sequence[Case]) -> None:
-    """ValueError where two cases have one name."""
-    names = [case.name for case in cases]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"two runs are called {twice}")
+def cases_of(scenario: Scenario, runs: Sequence[BenchRun], seed: int | None = None) -> tuple[list[Case], Setting]:
+    """*runs* as cases on the deployment of *scenario*, and the setting that the scenario gives it.
+
+    TPOT and TTFT are compared by their means, or by their medians where a file has no mean; a run without TPOT by its gaps between
+    tokens. ScenarioError for a scenario that cannot be built or has no serving stack to fit, `NotReplayable` for a run that lacks
+    facts or has neither figure.
+    """
+    from hwmodels.calibrated import Calibrated
+    from sim.bench.load import NotReplayable, load_of
+    from sim.bench.replay import experiment_of
+    from sim.errors import ScenarioError
+    from sim.scenario.assembly.deployment import deployment_of
+
+    seed = scenario.seed if seed is None else seed
+    deployment = deployment_of(scenario)
+    if not isinstance(deployment.made_by, Calibrated) or deployment.profile is None or deployment.profile.kind != "gpu":
+        raise ScenarioError(
+            f"{scenario.source}: only deployments on GPUs with cost_model calibrated have terms that can be fitted"
+        )
+    cases: list[Case] = []
+    first: Experiment | None = None
+    for run in runs:
+        measured = {name: _figure_of(run, name) for name in ("tpot", "ttft")}
+        known = {name: found for name, found in measured.items() if found is not None}
+        if not known:
+            raise NotReplayable(f"{run.name}: the file has neither a TPOT nor a TTFT, so that there is nothing to fit to")
+        load = load_of(run, seed)
+        first = experiment_of(scenario, load, seed, like=first)
+        names = {f"{name}_s": where for name, (where, _) in known.items()}
+        cases.append(
+            case_of(
+                run.name,
+                {f"{name}_s": value for name, (_, value) in known.items()},
+                first,
+                deployment,
+                _Printed(load=load, run=run, names=names),
+            )
+        )
+    return cases, Setting(stack=deployment.made_by.stack)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Printed:
+    """The figures that the tool of *run* prints, by quantity: `names` says under which name of `sim.bench.replay`."""
+
+    load: Load
+    run: BenchRun
+    names: Mapping[str, str]
+
+    def __call__(self, columns: Columns) -> tuple[NDArray[np.bool_], Mapping[str, float]]:
+        from sim.bench.replay import figures_of
+
+        printed = figures_of(columns, self.load, self.run)
+        counted = (np.arange(len(columns.requests["finish_ns"])) >= self.load.warm_requests) & (
+            columns.requests["status"] == 0
+        )
+        return counted, {quantity: printed.get(name, float("nan")) for quantity, name in self.names.items()}
+
+
+def _figure_of(run: BenchRun, name: str) -> tuple[str, float] | None:
+    """Under which name of `sim.bench.replay` a run's TPOT or TTFT stands, and its seconds."""
+    for instead in (name, *(("itl",) if name == "tpot" else ())):
+        latency = getattr(run, instead)
+        for statistic in ("mean", "median"):
+            value = None if latency is None else latency.at(statistic)
+            if value is not None and np.isfinite(value) and value > 0:
+                return f"{instead}_{statistic}_s", float(value)
+    return None
