@@ -141,6 +141,7 @@ def case_of(
         name=name,
         measured_s={q: s for q, s in measured_s.items() if s is not None and np.isfinite(s)},
         replay=Replay(experiment=experiment, deployment=deployment, figure=figure),
+        bends=hasattr(experiment.workload, "arrival_ns"),
     )
 
 
@@ -170,7 +171,7 @@ def cases_of(scenario: Scenario, runs: Sequence[BenchRun], seed: int | None = No
         known = {name: found for name, found in measured.items() if found is not None}
         if not known:
             raise NotReplayable(f"{run.name}: the file has neither a TPOT nor a TTFT, so that there is nothing to fit to")
-        load = load_of(run, seed)
+        load = load_of(_shortened(run), seed)
         first = experiment_of(scenario, load, seed, like=first)
         names = {f"{name}_s": where for name, (where, _) in known.items()}
         cases.append(
@@ -183,6 +184,18 @@ def cases_of(scenario: Scenario, runs: Sequence[BenchRun], seed: int | None = No
             )
         )
     return cases, Setting(stack=deployment.made_by.stack)
+
+
+MOST_REQUESTS = 2000
+"""Of an open load without a queue that grows: more tell the same means again, and a fit replays each run some dozen times."""
+
+
+def _shortened(run: BenchRun) -> BenchRun:
+    """*run* with its first requests alone, where it is an open load that the server could take."""
+    requests = run.offered.requests
+    if not run.offered.open or run.saturated is not False or run.rows is not None or (requests or 0) <= MOST_REQUESTS:
+        return run
+    return replace(run, offered=replace(run.offered, requests=MOST_REQUESTS, duration_s=None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

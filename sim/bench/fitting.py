@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.bench.parameters import BY_NAME, KV, PARAMETERS, Prior, Setting, own_value, setting_at
+from sim.bench.parameters import BY_NAME, KV, PARAMETERS, Z90, Prior, Setting, own_value, setting_at
 
 FloatArray = NDArray[np.float64]
 QUANTITIES = ("tpot_s", "ttft_s")
@@ -41,6 +41,8 @@ class Case:
     measured_s: Mapping[str, float]
     """By quantity; NaN and what is missing are not fitted."""
     replay: Callable[[Setting], Replayed] = field(repr=False)
+    bends: bool = False
+    """Whether its figures bend within what parameters may be: an open load, whose queue grows without limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +129,18 @@ class Prediction:
     quantity: str
     measured_s: float
     predicted_s: float
-    log_sd: float
-    """Standard deviation of the log of measured over predicted."""
+    low_s: float
+    """Ends of the interval in which nine measurements in ten are meant to lie."""
+    high_s: float
 
     @property
     def error(self) -> float:
         return self.predicted_s / self.measured_s - 1.0
+
+    @property
+    def held(self) -> bool:
+        """Whether the interval holds what was measured."""
+        return self.low_s <= self.measured_s <= self.high_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,22 +211,39 @@ def slopes_of(
 
 
 def predict(posterior: Posterior, case: Case, errors: Errors, scale: float = 1.0) -> list[Prediction]:
-    """Figures of *case* under *posterior*, one replay and its slopes."""
+    """Figures of *case* under *posterior* with 90 % intervals.
+
+    Near saturation figures do not move on straight lines: for a case that says so (`Case.bends`) the ends are replays, `Z90`
+    standard deviations to either side on the line along which TPOT moves most. What no parameter explains comes on top.
+    """
     here = case.replay(posterior.setting)
     slope = slopes_of(case, posterior.at, posterior.names, posterior.widths, posterior.base, here)
+    sides = {q: np.full(2, Z90 * np.sqrt(max(float(slope[i] @ posterior.covariance @ slope[i]), 0.0))) for i, q in enumerate(QUANTITIES)}
+    if case.bends and posterior.names:
+        along = posterior.covariance @ slope[0]
+        length = float(np.sqrt(max(slope[0] @ along, 1e-30)))
+        for side in (-1, 1):
+            there = case.replay(setting_at(posterior.base, posterior.names, posterior.at + side * Z90 * along / length))
+            for quantity in QUANTITIES:
+                off = np.log(there.figures.get(quantity, np.nan) / here.figures.get(quantity, np.nan))
+                if np.isfinite(off):
+                    end = 0 if off < 0 else 1
+                    sides[quantity][end] = max(sides[quantity][end], abs(off))
     found = []
-    for i, quantity in enumerate(QUANTITIES):
-        measured = case.measured_s.get(quantity, np.nan)
-        if not (np.isfinite(measured) and np.isfinite(here.figures.get(quantity, np.nan))):
+    for quantity in QUANTITIES:
+        measured, middle = case.measured_s.get(quantity, np.nan), here.figures.get(quantity, np.nan)
+        if not (np.isfinite(measured) and np.isfinite(middle)):
             continue
-        variance = float(slope[i] @ posterior.covariance @ slope[i]) + (scale * errors.of(quantity)) ** 2
+        own = Z90 * scale * errors.of(quantity)
+        low, high = np.exp(np.hypot(sides[quantity], own) * (-1, 1))
         found.append(
             Prediction(
                 name=case.name,
                 quantity=quantity,
                 measured_s=measured,
-                predicted_s=here.figures[quantity],
-                log_sd=float(np.sqrt(variance)),
+                predicted_s=middle,
+                low_s=float(middle * low),
+                high_s=float(middle * high),
             )
         )
     return found
