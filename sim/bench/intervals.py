@@ -125,8 +125,12 @@ def _of_fit(
     from sim.bench.overlay import errors_in, posterior_of
 
     found = load_stack_file(file)
-    posterior = posterior_of(found)
-    errors, scale = errors_in(found)
+    try:
+        posterior = posterior_of(found)
+        errors_in(found)
+    except ValueError as error:
+        raise RooftraceError(f"{file}: {error}") from None
+    errors, _ = errors_in(found)
     z = rng.standard_normal((n, 2))
     # The scenario has the fitted number of blocks already; where it is given, nothing of it is unknown.
     own = found.kv_factor if scenario.memory.kv_blocks is None else np.inf
@@ -135,12 +139,12 @@ def _of_fit(
         for setting in posterior.draws(n, rng)
     ]
     # A TTFT holds iterations too, whose error it has already.
-    first = np.sqrt(max(errors.model["ttft_s"] ** 2 - errors.model["tpot_s"] ** 2, 0.0))
+    first = np.sqrt(max(errors.unseen["ttft_s"] ** 2 - errors.unseen["tpot_s"] ** 2, 0.0))
     worlds = [
         World(
             setting=setting,
-            iteration_factor=float(np.exp(scale * errors.model["tpot_s"] * a)),
-            first_token_factor=float(np.exp(scale * first * b)),
+            iteration_factor=float(np.exp(errors.unseen["tpot_s"] * a)),
+            first_token_factor=float(np.exp(first * b)),
         )
         for setting, (a, b) in zip(settings, z, strict=True)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -64,6 +64,7 @@ def stack_text(fit: Fit, scenario: Scenario, files: Sequence[str], left_out: Seq
         errors={
             "repeat": dict(fit.errors.repeat),
             "model": dict(fit.errors.model),
+            "unseen": dict(fit.errors.unseen),
             "scale": fit.scale,
             "source": fit.errors.source,
         },
@@ -117,9 +118,13 @@ def posterior_of(file: StackFile) -> Posterior:
 def errors_in(file: StackFile) -> tuple[Errors, float]:
     """The stated errors of the fit behind *file*, and how many times these its residuals are."""
     given = file.errors
+    for name in ("repeat", "model", "unseen"):
+        if not isinstance(given.get(name), Mapping) or any(q not in given[name] for q in QUANTITIES):
+            raise ValueError(f"errors.{name} has a number for each of {', '.join(QUANTITIES)}; is the file whole?")
     errors = Errors(
         repeat={q: float(given["repeat"][q]) for q in QUANTITIES},
         model={q: float(given["model"][q]) for q in QUANTITIES},
+        unseen={q: float(given["unseen"][q]) for q in QUANTITIES},
         source=str(given.get("source", "")),
     )
     return errors, float(given.get("scale", 1.0))
