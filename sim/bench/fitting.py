@@ -77,9 +77,15 @@ ERRORS = Errors(
 )
 OUTLIER = 4.0
 """Standard deviations beyond which a run contradicts the others and is set aside."""
-ROUNDS = 6
+ROUNDS = 8
+_CLOSE = 0.1
+"""Of its own standard deviation: a parameter that would move less stays."""
 _STEP = 0.05
 """How far a parameter is moved, in widths of its prior, to see how figures move."""
+_REPLAY_STEP = 0.5
+"""The same where another replay shows it, whose order of events may be another."""
+_REPLAYED = (KV, "admission_serial_s")
+"""Parameters that make requests wait for each other, which no schedule that stays can show."""
 _FEWEST_TO_JUDGE = 3
 """Runs of which one may be found to contradict the others."""
 _SURE_DEGREES = 6.0
@@ -205,13 +211,15 @@ def slopes_of(
     for j, name in enumerate(names):
         place = posterior_at.copy()
         low, high = BY_NAME[name].limits(own_value(base, name))
-        step = _STEP * widths[j] if place[j] + _STEP * widths[j] <= high else -_STEP * widths[j]
+        by_replay = here.moved is None or name in _REPLAYED
+        step = (_REPLAY_STEP if by_replay else _STEP) * widths[j]
+        step = step if place[j] + step <= high else -step
         place[j] += step
         there = setting_at(base, names, place)
         if name == KV:
             if not here.short_of_memory:
                 continue
-        if here.moved is not None and name != KV:
+        if here.moved is not None and not by_replay:
             moved = here.moved(there)
         else:
             figures = case.replay(there).figures
@@ -365,7 +373,7 @@ def fit(
         posterior, scale = _solved(lines, names, widths, base, keep, errors)
         cost, step = _cost(lines, at, widths, keep, errors), 1.0
         moved = posterior.at - at
-        if np.abs(moved / widths).max(initial=0.0) < 0.02:
+        if (np.abs(moved) < _CLOSE * np.sqrt(np.diag(posterior.covariance))).all():
             break
         better = False
         while not better and step > 0.2:

@@ -201,10 +201,10 @@ def _print(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Predi
                 _value(name, own_value(posterior.setting, name)),
                 f"{_value(name, low)} to {_value(name, high)}",
                 f"{told:.0%}",
-                "told by the runs" if told >= TOLD else "keeps its prior, all but" if told < 0.1 else "told in part",
+                "by the runs" if told >= TOLD else "prior" if told < 0.1 else "both",
             )
         )
-    print_table(("Parameter", "before", "fitted", "95 % interval", "of prior told", ""), rows, fold=1)
+    print_table(("Parameter", "before", "fitted", "95 % interval", "told", "known"), rows, fold=1)
     texts = []
     for quantity in ("tpot_s", "ttft_s"):
         errors = errors_of(found, left_out, quantity)
@@ -218,6 +218,7 @@ def _print(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Predi
     more = f"; residuals are {found.scale:.1f} times what is usual" if found.scale > 1.5 else ""
     print_facts(
         [
+            ("Told", "share of a prior's variance that the runs took away; without the runs' word a parameter keeps its prior"),
             ("Mean error", "; ".join(texts) + more),
             ("Fitted stack", f"{out}; in a scenario: serving_stack: {out.name}"),
         ]
