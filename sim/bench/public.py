@@ -120,6 +120,7 @@ def _stage(row: Mapping[str, str], arm: str, caching: bool) -> BenchRun:
             output=Lengths(mean_tokens=64, std_tokens=0.0),
             shared=shared if caching else None,
         ),
+        duration_s=requests / float(row["completed_rate_req_s"]),
         completed=requests,
         failed=0,
         requests_per_s=float(row["completed_rate_req_s"]),

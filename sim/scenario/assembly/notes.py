@@ -30,6 +30,7 @@ def notes_of(
     notes = _left_out(workload, names[0] if len(names) == 1 else "")
     notes += dict.fromkeys(note for each in deployments for note in (*each.notes, *_borrowed(each)))
     notes += dict.fromkeys(note for each in deployments for note in _older_release(scenario, each))
+    notes += dict.fromkeys(note for each in deployments for note in _fitted_elsewhere(each))
     notes += dict.fromkeys(note for plan in plans for note in plan.notes)
     notes += _unused(scenario)
     if getattr(workload, "prefix_blocks", None) is not None:
@@ -129,6 +130,22 @@ def _older_release(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
         yield (
             f"serving_release {asked} is older than all of {made_by.stack.name} whose overheads are known: those of "
             f"{made_by.stack.release} stand in."
+        )
+
+
+def _fitted_elsewhere(deployment: Deployment) -> Iterator[str]:
+    """A note where the stack was fitted to another model, or on another device."""
+    from hwmodels.calibrated import Calibrated
+
+    if not isinstance(deployment.made_by, Calibrated):
+        return
+    fit = deployment.made_by.stack.fit
+    here = {"model": deployment.model.name, "hardware": deployment.device.name}
+    strange = [f"{key} {fit.get(key, 'that it does not name')} (here {name})" for key, name in here.items() if fit and fit.get(key) != name]
+    if strange:
+        yield (
+            f"serving_stack {fit['file']} was fitted with {' and '.join(strange)}: its host times may hold here too, its efficiencies "
+            "may not."
         )
 
 
