@@ -81,7 +81,9 @@ def served(folder: Path, place: str, every: int, offset: int) -> None:
     print(f"\n{deployments_fitted} deployments, each fitted to its rows at its {place} concurrency alone")
     for why, rows_left in sorted(left_out.items()):
         print(f"left out: {rows_left} rows, {why}")
-    print("| stack | quantity | rows predicted | unfitted median % | median % | mean % | median over deployments % | in 90 % |")
+    print(
+        "| stack | quantity | rows predicted | unfitted median % | median % | mean % | median over deployments % | in 90 % |"
+    )
     print("| --- | --- | --: | --: | --: | --: | --: | --: |")
     for stack in ("all", *sorted({each[1] for each in found})):
         for quantity in QUANTITIES:
@@ -103,7 +105,9 @@ def served(folder: Path, place: str, every: int, offset: int) -> None:
             ratio = [_distance(each[2]) for each in one]
             factor = float(np.quantile(ratio, 0.9)) if ratio else float("nan")
             share = 100 * np.mean([_distance(each[2]) <= factor for each in other]) if other else float("nan")
-            print(f"{quantity}: widths times {factor:.2f} hold 90 % of one half of the deployments, {share:.1f} % of the other")
+            print(
+                f"{quantity}: widths times {factor:.2f} hold 90 % of one half of the deployments, {share:.1f} % of the other"
+            )
 
 
 def _distance(each: Prediction) -> float:
@@ -138,11 +142,15 @@ def inference(folder: Path) -> None:
                 off = {q: [each.error for each in predicted if each.quantity == q] for q in QUANTITIES}
             else:
                 figures = [cases[i].replay(base).figures for i in others]
-                off = {q: [f[q] / cases[i].measured_s[q] - 1.0 for i, f in zip(others, figures, strict=True)] for q in QUANTITIES}
+                off = {
+                    q: [f[q] / cases[i].measured_s[q] - 1.0 for i, f in zip(others, figures, strict=True)]
+                    for q in QUANTITIES
+                }
             for quantity, errors in off.items():
                 every.setdefault((what, quantity), []).extend(errors)
                 each = " ".join(
-                    f"{100 * error:+.0f}{'*' if runs[i].saturated else ''}" for i, error in zip(others, errors, strict=True)
+                    f"{100 * error:+.0f}{'*' if runs[i].saturated else ''}"
+                    for i, error in zip(others, errors, strict=True)
                 )
                 print(
                     f"| {arm} | {what} | {quantity.removesuffix('_s').upper()} | {100 * np.mean(np.abs(errors)):.1f} | "
@@ -157,7 +165,16 @@ def inference(folder: Path) -> None:
     print(f"90 % intervals hold {100 * np.mean(held):.1f} % of {len(held)} figures of stages that were not fitted")
 
 
-LOADS = ((1, 256, 64), (4, 512, 128), (8, 1024, 128), (16, 256, 128), (16, 2048, 64), (32, 512, 64), (48, 1024, 64), (64, 256, 64))
+LOADS = (
+    (1, 256, 64),
+    (4, 512, 128),
+    (8, 1024, 128),
+    (16, 256, 128),
+    (16, 2048, 64),
+    (32, 512, 64),
+    (48, 1024, 64),
+    (64, 256, 64),
+)
 """Clients, tokens of prompts and of outputs of the eight runs."""
 
 
@@ -181,7 +198,9 @@ def eight_runs() -> list[BenchRun]:
     ]
 
 
-def synthetic_case(rng: np.random.Generator, cases: Sequence[Case], base: Setting, widths: dict[str, Prior]) -> tuple[Setting, list[Case], int]:
+def synthetic_case(
+    rng: np.random.Generator, cases: Sequence[Case], base: Setting, widths: dict[str, Prior]
+) -> tuple[Setting, list[Case], int]:
     """A truth drawn from the priors, the cases as it would have been measured, and which of them is of another server."""
     from dataclasses import replace
 
@@ -223,11 +242,15 @@ def synthetic(trials: int, seed: int = 0) -> None:
             inside.setdefault(name, []).append(held)
         if (trial + 1) % 10 == 0:
             print(f"  {trial + 1} trials", flush=True)
-    print(f"{trials} trials of eight runs with noise (log sd {NOISE}), one of another server (figures times {BAD_FACTOR:g})")
+    print(
+        f"{trials} trials of eight runs with noise (log sd {NOISE}), one of another server (figures times {BAD_FACTOR:g})"
+    )
     for name, held in inside.items():
         print(f"| {name} | {sum(held)} of {len(held)} within its 95 % interval |")
     together = np.array(list(inside.values()))
-    print(f"all parameters at once: {int(together.all(axis=0).sum())} of {trials}; on average {100 * together.mean():.1f} %")
+    print(
+        f"all parameters at once: {int(together.all(axis=0).sum())} of {trials}; on average {100 * together.mean():.1f} %"
+    )
     print(f"the bad run was set aside in {found_bad} of {trials}")
 
 
@@ -239,7 +262,9 @@ def eight() -> None:
     began, wall = time.process_time(), time.perf_counter()
     found = fit(measured, base, widths)
     found.left_out()
-    print(f"{time.process_time() - began:.1f} s of one core ({time.perf_counter() - wall:.1f} s), {found.replays} replays")
+    print(
+        f"{time.process_time() - began:.1f} s of one core ({time.perf_counter() - wall:.1f} s), {found.replays} replays"
+    )
 
 
 def main() -> None:

@@ -47,7 +47,9 @@ def load_stack_file(path: str | Path) -> StackFile:
         )
     for name in _TABLES:
         if not isinstance(table.get(name), dict):
-            raise ValueError(f"{path} has no table {name}; is the file truncated? `rooftrace bench fit` writes it whole")
+            raise ValueError(
+                f"{path} has no table {name}; is the file truncated? `rooftrace bench fit` writes it whole"
+            )
     try:
         base = serving_stack(str(table["stack"]), table.get("release"))
         values, sources = _terms(table["terms"])
@@ -62,7 +64,9 @@ def load_stack_file(path: str | Path) -> StackFile:
     except (ValueError, TypeError, IndexError) as error:
         raise ValueError(f"{path}: {error}") from None
     facts = {"file": str(path), **table["fit"]}
-    stack = replace(base, overheads=overheads, sources=sources, fit=facts, held_back="", fitted_to=str(table["fit"]["of"]))
+    stack = replace(
+        base, overheads=overheads, sources=sources, fit=facts, held_back="", fitted_to=str(table["fit"]["of"])
+    )
     return StackFile(
         stack=stack,
         release=table.get("release"),

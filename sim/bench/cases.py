@@ -170,7 +170,9 @@ def cases_of(scenario: Scenario, runs: Sequence[BenchRun], seed: int | None = No
         measured = {name: _figure_of(run, name) for name in ("tpot", "ttft")}
         known = {name: found for name, found in measured.items() if found is not None}
         if not known:
-            raise NotReplayable(f"{run.name}: the file has neither a TPOT nor a TTFT, so that there is nothing to fit to")
+            raise NotReplayable(
+                f"{run.name}: the file has neither a TPOT nor a TTFT, so that there is nothing to fit to"
+            )
         load = load_of(_shortened(run), seed)
         first = experiment_of(scenario, load, seed, like=first)
         names = {f"{name}_s": where for name, (where, _) in known.items()}

@@ -186,7 +186,9 @@ class Fit:
         """The posterior of the fit without run *i*, on the straight lines of the whole fit."""
         keep = np.ones(len(self.cases), bool)
         keep[[i, *self.contradicting]] = False
-        return _solved(self.lines, self.posterior.names, self.posterior.widths, self.posterior.base, keep, self.errors)[0]
+        return _solved(self.lines, self.posterior.names, self.posterior.widths, self.posterior.base, keep, self.errors)[
+            0
+        ]
 
     def left_out(self) -> list[Prediction]:
         """Each run predicted by the fit of the others; those set aside by the fit of all that were kept."""
@@ -236,7 +238,10 @@ def predict(posterior: Posterior, case: Case, errors: Errors) -> list[Prediction
     """
     here = case.replay(posterior.setting)
     slope = slopes_of(case, posterior.at, posterior.names, posterior.widths, posterior.base, here)
-    sides = {q: np.full(2, Z90 * np.sqrt(max(float(slope[i] @ posterior.covariance @ slope[i]), 0.0))) for i, q in enumerate(QUANTITIES)}
+    sides = {
+        q: np.full(2, Z90 * np.sqrt(max(float(slope[i] @ posterior.covariance @ slope[i]), 0.0)))
+        for i, q in enumerate(QUANTITIES)
+    }
     if case.bends and posterior.names:
         along = posterior.covariance @ slope[0]
         length = float(np.sqrt(max(slope[0] @ along, 1e-30)))
@@ -361,9 +366,7 @@ def fit(
     keep = np.ones(len(cases), bool)
 
     def lines_of(at: FloatArray, found: Sequence[Replayed]) -> Lines:
-        slope = [
-            slopes_of(case, at, names, widths, base, each) for case, each in zip(cases, found, strict=True)
-        ]
+        slope = [slopes_of(case, at, names, widths, base, each) for case, each in zip(cases, found, strict=True)]
         return Lines(at=at, residual=residual_of(found), slope=np.vstack(slope))
 
     lines = lines_of(at, now)

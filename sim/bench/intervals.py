@@ -118,9 +118,7 @@ def drawn(scenario: Scenario, deployment: Deployment, n: int) -> tuple[World, li
     return _held_back(deployment, stack, n, rng)
 
 
-def _of_fit(
-    scenario: Scenario, file: Path, n: int, rng: np.random.Generator
-) -> tuple[World, list[World], str]:
+def _of_fit(scenario: Scenario, file: Path, n: int, rng: np.random.Generator) -> tuple[World, list[World], str]:
     from hwmodels.stack_files import load_stack_file
     from sim.bench.overlay import errors_in, posterior_of
 
@@ -202,7 +200,9 @@ def results(scenario: Scenario, replays: int = REPLAYS) -> tuple[Result, list[Re
     middle, worlds, basis = drawn(scenario, deployment, replays)
     built = resolve(scenario)
     if any(getattr(spec, "decoding", None) is not None for spec in built.experiment.replicas):
-        raise RooftraceError("--intervals: nothing was held back of speculative decoding; leave decoding or --intervals out")
+        raise RooftraceError(
+            "--intervals: nothing was held back of speculative decoding; leave decoding or --intervals out"
+        )
 
     def seeded(i: int) -> Any:
         """The scenario assembled with another seed, whose requests are others."""
@@ -281,9 +281,7 @@ def _interval(name: str, middle: float, values: Sequence[float], same: Sequence[
         factor = float(np.exp(Z90 * ERRORS.repeat["ttft_s" if name.startswith("ttft") else "tpot_s"]))
         low, high = min(low, middle / factor), max(high, middle * factor)
     seeds = [middle, *(value for value in same if np.isfinite(value))]
-    return Interval(
-        middle=middle, low=low, high=high, simulation_low=min(seeds), simulation_high=max(seeds)
-    )
+    return Interval(middle=middle, low=low, high=high, simulation_low=min(seeds), simulation_high=max(seeds))
 
 
 def changes(a: Scenario, b: Scenario, replays: int = REPLAYS, names: Sequence[str] = FIGURES) -> dict[str, Interval]:

@@ -115,13 +115,9 @@ def advise(
                 _, slope, steady = _slopes(run, posterior)
                 after = np.linalg.inv(precision + slope.T @ noise @ slope)
                 width = _half_width(asked[i], after) if steady else float("nan")
-                found.append(
-                    Candidate(rate_per_s=rate, prompt_tokens=prompt, output_tokens=output, half_width=width)
-                )
+                found.append(Candidate(rate_per_s=rate, prompt_tokens=prompt, output_tokens=output, half_width=width))
     found.sort(key=lambda each: (not np.isfinite(each.half_width), each.half_width))
-    return Advice(
-        quantity=quantity, answer_s=float(answer[i]), half_width=now, candidates=tuple(found), basis=basis
-    )
+    return Advice(quantity=quantity, answer_s=float(answer[i]), half_width=now, candidates=tuple(found), basis=basis)
 
 
 def _half_width(slope: np.ndarray, covariance: np.ndarray) -> float:

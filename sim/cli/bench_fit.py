@@ -9,39 +9,53 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.cli.measured_files import Files, Where, read
 from sim.cli.options import Json
 
 if TYPE_CHECKING:
     from sim.bench.fitting import Fit, Prediction
-    from sim.bench.measured import BenchRun
 
 
 def fit(
-    scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML) of the deployment; its workload is put aside.")],
-    files: Annotated[list[Path], typer.Argument(help="Result files of its benchmark runs, or request logs.")],
+    scenario: Annotated[
+        Path, typer.Argument(help="Scenario file (YAML) of the deployment; its workload is put aside.")
+    ],
+    files: Files,
     out: Annotated[Path, typer.Option(help="The fitted stack (.toml), for serving_stack of scenarios.")],
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, or with run.NAME=VALUE say what files do not."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting, or with run.NAME=VALUE say what files do not."
+        ),
     ] = None,
+    where: Where = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="TEXT", help="Runs whose name has this text; the others are predicted. Repeatable."),
+        typer.Option(
+            "--only", metavar="TEXT", help="Runs whose name has this text; the others are predicted. Repeatable."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Fit few physical terms of the serving stack to measured runs, and write them as a stack of one's own."""
     from sim.bench.cases import cases_of
+    from sim.bench.compare import strange_model
+    from sim.bench.facts import divided
     from sim.bench.fitting import fit as fitted
     from sim.bench.overlay import stack_text
     from sim.bench.parameters import priors
     from sim.errors import OutputError, RooftraceError
+    from sim.scenario import Scenario
 
     if out.suffix != ".toml":
         raise RooftraceError(f"--out is a .toml file, for serving_stack tells files from names by it; got {out}")
     if not out.parent.is_dir():
         raise OutputError(f"cannot write {out}: {out.parent} is no folder")
-    chosen, runs = _read(scenario, files, set_ or [])
+    settings, facts = divided(set_ or ())
+    chosen = Scenario.load(scenario).with_set(*settings)
+    runs = read(files, facts, where or ())
+    for sentence in strange_model(chosen, runs):
+        typer.echo(f"Note: {sentence}", err=True)
     if chosen.stack_file is not None:
         raise RooftraceError(
             f"{scenario}: serving_stack is {chosen.serving_stack}, a fit already; name the stack that it was fitted over "
@@ -80,30 +94,6 @@ def fit(
         )
 
 
-def _read(scenario: Path, files: Sequence[Path], set_: Sequence[str]) -> tuple[Any, list[BenchRun]]:
-    """The scenario with its settings changed, and the runs of the files with what `run.` settings say of them."""
-    from sim.bench.reading import read_files
-    from sim.errors import RooftraceError
-    from sim.scenario import Scenario
-
-    of_runs = [text for text in set_ if text.strip().startswith("run.")]
-    chosen = Scenario.load(scenario).with_set(*(text for text in set_ if text not in of_runs))
-    reading = read_files(files)
-    for problem in reading.problems:
-        typer.echo(f"Note: {problem}", err=True)
-    if not reading.runs:
-        raise RooftraceError("no measured run was found in the files; `rooftrace bench show FILE` says what they hold")
-    return chosen, [_told(run, of_runs) for run in reading.runs]
-
-
-def _told(run: BenchRun, texts: Sequence[str]) -> BenchRun:
-    if not texts:
-        return run
-    from sim.bench.reading import told
-
-    return told(run, texts)
-
-
 def _facts(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Prediction], out: Path) -> dict[str, Any]:
     from sim.bench.overlay import errors_of
     from sim.bench.parameters import own_value
@@ -128,7 +118,12 @@ def _facts(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Predi
             for name in posterior.names
         ],
         "runs": [
-            {"name": case.name, "measured_s": dict(case.measured_s), "before_s": dict(before), "fitted_s": dict(figures)}
+            {
+                "name": case.name,
+                "measured_s": dict(case.measured_s),
+                "before_s": dict(before),
+                "fitted_s": dict(figures),
+            }
             for case, before, figures in zip(found.cases, found.before, found.figures, strict=True)
         ],
         "left_out": [_plain(each) for each in left_out],
@@ -218,7 +213,10 @@ def _print(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Predi
     more = f"; residuals are {found.scale:.1f} times what is usual" if found.scale > 1.5 else ""
     print_facts(
         [
-            ("Told", "share of a prior's variance that the runs took away; without the runs' word a parameter keeps its prior"),
+            (
+                "Told",
+                "share of a prior's variance that the runs took away; without the runs' word a parameter keeps its prior",
+            ),
             ("Mean error", "; ".join(texts) + more),
             ("Fitted stack", f"{out}; in a scenario: serving_stack: {out.name}"),
         ]
@@ -311,10 +309,7 @@ def _grid(
         except RooftraceError:
             raise RooftraceError("the scenario's workload has no rate to vary; give --rate, several of them") from None
         rates = [float(f"{own * share:.3g}") for share in (0.1, 0.5, 1.0, 1.5)]
-    mean = {
-        name: max(2, round(float(np.mean(getattr(workload, name)))))
-        for name in ("prompt_tokens", "output_tokens")
-    }
+    mean = {name: max(2, round(float(np.mean(getattr(workload, name))))) for name in ("prompt_tokens", "output_tokens")}
     prompts = prompts or [max(1, round(mean["prompt_tokens"] * share)) for share in (0.25, 1.0, 4.0)]
     outputs = outputs or [max(2, round(mean["output_tokens"] * share)) for share in (0.5, 1.0)]
     return rates, prompts, outputs

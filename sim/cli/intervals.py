@@ -53,7 +53,9 @@ def print_intervals(found: Intervals) -> None:
         for name, each in found.figures.items()
     ]
     print_table(("90 % intervals", "middle", "model and simulation", "simulation alone"), rows)
-    facts = [("From", f"{found.replays} replays, {found.basis}; {found.simulations} more seeds for the simulation's own")]
+    facts = [
+        ("From", f"{found.replays} replays, {found.basis}; {found.simulations} more seeds for the simulation's own")
+    ]
     if found.saturated:
         facts.append(("Saturated", f"{found.saturated} of {found.replays} replays"))
     print_facts(facts)

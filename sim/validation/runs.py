@@ -239,9 +239,7 @@ def serve(
     """
     from sim.engine import run
 
-    return run(
-        experiment_of(deployment, stack, workload, settings=settings, concurrency=concurrency, release=release)
-    )
+    return run(experiment_of(deployment, stack, workload, settings=settings, concurrency=concurrency, release=release))
 
 
 def experiment_of(

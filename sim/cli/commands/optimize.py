@@ -102,7 +102,11 @@ def optimize(
     if as_json:
         rows = json.loads(found.table.to_json(orient="records"))
         part = over(chosen.resolved(), list(axes))
-        typer.echo(json.dumps({"goal": goal, "figures_over": part, "best": _plain(best), "kept": kept, "candidates": rows}, indent=2))
+        typer.echo(
+            json.dumps(
+                {"goal": goal, "figures_over": part, "best": _plain(best), "kept": kept, "candidates": rows}, indent=2
+            )
+        )
     else:
         _print(found, out, over(chosen.resolved(), list(axes)))
         print_facts(kept_facts(kept))

@@ -141,7 +141,11 @@ def _fitted_elsewhere(deployment: Deployment) -> Iterator[str]:
         return
     fit = deployment.made_by.stack.fit
     here = {"model": deployment.model.name, "hardware": deployment.device.name}
-    strange = [f"{key} {fit.get(key, 'that it does not name')} (here {name})" for key, name in here.items() if fit and fit.get(key) != name]
+    strange = [
+        f"{key} {fit.get(key, 'that it does not name')} (here {name})"
+        for key, name in here.items()
+        if fit and fit.get(key) != name
+    ]
     if strange:
         yield (
             f"serving_stack {fit['file']} was fitted with {' and '.join(strange)}: its host times may hold here too, its efficiencies "
