@@ -7,8 +7,8 @@
 
 `served`: each deployment of the aggregated serving rows is fitted to its rows of one concurrency, and predicts those of the others.
 `inference-perf`: Llama-3.1-8B on one H100 fitted to its lowest rate, and to that and the highest rate that the server kept up with.
-`synthetic`: eight simulated runs of a deployment whose terms are drawn from the priors, with noise, one of the eight being of another
-server; how often the terms come back. `eight`: how long a fit to eight runs takes, as seconds of one core.
+`synthetic`: eight simulated runs of a deployment whose terms are drawn from the priors, with noise, one of them of another server;
+how often the terms come back. `eight`: how long a fit to eight runs takes, as seconds of one core.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def served(folder: Path, place: str, every: int, offset: int) -> None:
             by = [np.median([o for o, n in zip(off, names, strict=True) if n == name]) for name in sorted(set(names))]
             held = 100 * np.mean([each[2].held for each in some])
             print(
-                f"| {stack} | {quantity.removesuffix('_s').upper()} | {len(some)} | {np.median(before):.1f} | {np.median(off):.1f} | "
-                f"{np.mean(off):.1f} | {np.median(by):.1f} | {held:.1f} % |"
+                f"| {stack} | {quantity.removesuffix('_s').upper()} | {len(some)} | {np.median(before):.1f} | "
+                f"{np.median(off):.1f} | {np.mean(off):.1f} | {np.median(by):.1f} | {held:.1f} % |"
             )
     # How wide the errors of runs that a fit has not seen must be taken: by the deployments of one half, for the other.
     for quantity in QUANTITIES:

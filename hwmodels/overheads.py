@@ -82,7 +82,8 @@ class ServingStack:
     sources: Mapping[str, str] = field(hash=False)
     """Where each term comes from."""
     fit: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Of terms that were fitted to one deployment's runs: to what, and how well (`hwmodels.stack_files`); empty for the catalogue's."""
+    """Of terms that were fitted to one deployment's runs: to what, and how well (`hwmodels.stack_files`). Empty for the
+    catalogue's."""
 
 
 @functools.cache

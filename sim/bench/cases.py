@@ -173,7 +173,7 @@ def cases_of(scenario: Scenario, runs: Sequence[BenchRun], seed: int | None = No
             raise NotReplayable(
                 f"{run.name}: the file has neither a TPOT nor a TTFT, so that there is nothing to fit to"
             )
-        load = load_of(_shortened(run), seed)
+        load = load_of(run, seed)
         first = experiment_of(scenario, load, seed, like=first)
         names = {f"{name}_s": where for name, (where, _) in known.items()}
         cases.append(
@@ -186,18 +186,6 @@ def cases_of(scenario: Scenario, runs: Sequence[BenchRun], seed: int | None = No
             )
         )
     return cases, Setting(stack=deployment.made_by.stack)
-
-
-MOST_REQUESTS = 2000
-"""Of an open load without a queue that grows: more tell the same means again, and a fit replays each run some dozen times."""
-
-
-def _shortened(run: BenchRun) -> BenchRun:
-    """*run* with its first requests alone, where it is an open load that the server could take."""
-    requests = run.offered.requests
-    if not run.offered.open or run.saturated is not False or run.rows is not None or (requests or 0) <= MOST_REQUESTS:
-        return run
-    return replace(run, offered=replace(run.offered, requests=MOST_REQUESTS, duration_s=None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,8 +71,8 @@ ERRORS = Errors(
     model={"tpot_s": 0.03, "ttft_s": 0.10},
     unseen={"tpot_s": 0.08, "ttft_s": 0.21},
     source=(
-        "repeat: between the median and the 90th percentile of 94 repeated points of aiconfigurator's silicon sample; unseen: such that "
-        "90 % of its rows lie within, each deployment fitted to its lowest concurrency alone (benchmarks/bench_fit.py)"
+        "repeat: between the median and the 90th percentile of 94 repeated points of aiconfigurator's silicon sample; unseen: such "
+        "that 90 % of its rows lie within, each deployment fitted to its lowest concurrency alone (benchmarks/bench_fit.py)"
     ),
 )
 OUTLIER = 4.0
@@ -212,15 +212,14 @@ def slopes_of(
     found = np.zeros((len(QUANTITIES), len(names)))
     for j, name in enumerate(names):
         place = posterior_at.copy()
-        low, high = BY_NAME[name].limits(own_value(base, name))
+        _, high = BY_NAME[name].limits(own_value(base, name))
         by_replay = here.moved is None or name in _REPLAYED
         step = (_REPLAY_STEP if by_replay else _STEP) * widths[j]
         step = step if place[j] + step <= high else -step
         place[j] += step
         there = setting_at(base, names, place)
-        if name == KV:
-            if not here.short_of_memory:
-                continue
+        if name == KV and not here.short_of_memory:
+            continue
         if here.moved is not None and not by_replay:
             moved = here.moved(there)
         else:
@@ -239,8 +238,8 @@ def predict(posterior: Posterior, case: Case, errors: Errors) -> list[Prediction
     here = case.replay(posterior.setting)
     slope = slopes_of(case, posterior.at, posterior.names, posterior.widths, posterior.base, here)
     sides = {
-        q: np.full(2, Z90 * np.sqrt(max(float(slope[i] @ posterior.covariance @ slope[i]), 0.0)))
-        for i, q in enumerate(QUANTITIES)
+        quantity: np.full(2, Z90 * np.sqrt(max(float(slope[i] @ posterior.covariance @ slope[i]), 0.0)))
+        for i, quantity in enumerate(QUANTITIES)
     }
     if case.bends and posterior.names:
         along = posterior.covariance @ slope[0]

@@ -1,10 +1,10 @@
 """How far off a prediction may be: replays under terms drawn from what a fit left unknown, or from held-back errors without one.
 
 Each replay draws a deployment. Of a fitted stack (`serving_stack: my-stack.toml`) its parameters come from the fit's posterior, and
-what no parameter explains from the errors that fits of other deployments had; of a stack by name, which nobody fitted here, all of it
-comes from deployments held back of the stack's own fit (`hwmodels.serving_intervals`). An error of TPOT makes iterations longer or
-shorter, so that queues, rates and attainment follow; one of TTFT stretches the time to each first token. Each replay has a seed of its
-own; some more at the middle of all draws show what of the interval is the simulation's luck.
+what no parameter explains from the errors that fits of other deployments had. Of a stack by name all of it comes from deployments
+that were held back of the stack's own fit (`hwmodels.serving_intervals`). An error of TPOT makes iterations longer or shorter, so
+that queues, rates and attainment follow; one of TTFT stretches the time to each first token. Each replay has a seed of its own; some
+more at the middle of all draws show what of the interval is the simulation's luck.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Intervals:
     """How many replays are."""
 
     def kept(self, share: float) -> float | None:
-        """The probability that at least *share* of requests keep the SLO: the share of replays in which they do; None without an SLO."""
+        """The probability that at least *share* of requests keep the SLO: in how many of the replays they do; None without one."""
         return float(np.mean([each >= share for each in self.attained])) if self.attained else None
 
     def facts(self) -> dict[str, Any]:
@@ -294,8 +294,8 @@ def changes(a: Scenario, b: Scenario, replays: int = REPLAYS, names: Sequence[st
     one, other = deployment_of(a), deployment_of(b)
     if (a.serving_stack, one.device.name, one.model.name) != (b.serving_stack, other.device.name, other.model.name):
         raise RooftraceError(
-            "--intervals compares deployments that share their serving stack, model and device, so that one draw is of both; leave it "
-            "out to compare without model error"
+            "--intervals compares deployments that share their serving stack, model and device, so that one draw is of both; "
+            "leave it out to compare without model error"
         )
     ours, theirs = results(b, replays), results(a, replays)
 

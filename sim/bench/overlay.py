@@ -79,8 +79,8 @@ def stack_text(fit: Fit, scenario: Scenario, files: Sequence[str], left_out: Seq
 
 
 def errors_of(fit: Fit, left_out: Sequence[Prediction], quantity: str) -> dict[str, float]:
-    """Mean absolute relative errors of a quantity over runs that were not set aside: with the stack's own terms, fitted, and of each
-    run by the fit of the others."""
+    """Mean absolute relative errors of a quantity over runs that were not set aside: with the stack's own terms, fitted, and of
+    each run by the fit of the others."""
     found: dict[str, float] = {}
     aside = {fit.cases[i].name for i in fit.contradicting}
     for what, figures in (("before", fit.before), ("fitted", fit.figures)):

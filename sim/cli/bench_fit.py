@@ -286,7 +286,7 @@ def next_run(
                 "Run next",
                 "none: the server could take none of these loads; give lower rates (--rate)"
                 if best is None
-                else f"{best.rate_per_s:g} requests/s, prompts of {best.prompt_tokens:,} and outputs of {best.output_tokens:,} tokens",
+                else f"{best.rate_per_s:g} requests/s, prompts of {best.prompt_tokens:,} tokens, outputs of {best.output_tokens:,}",
             ),
         ]
     )

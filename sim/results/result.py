@@ -201,7 +201,7 @@ class Result:
 
 
 def fitted_stack(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a fitted serving stack came from: its file, of what, to how many runs, and its mean errors; empty for a stack by name."""
+    """Where a fitted serving stack came from: its file, of what, to how many runs, and its errors; empty for a stack by name."""
     hardware = [manifest.get("hardware", {}), *(pool["hardware"] for pool in manifest.get("pools", {}).values())]
     fits = [fit for each in hardware if (fit := each.get("serving_stack", {}).get("fit"))]
     if not fits:

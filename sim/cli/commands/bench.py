@@ -24,7 +24,7 @@ EXCEEDED = 1
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(
-        help="Read measured runs, lay them beside their simulation, and fit a deployment to them.", no_args_is_help=True
+        help="Read measured runs, lay them beside their simulation, and fit to them.", no_args_is_help=True
     )
     group.command()(show)
     group.command()(compare)

@@ -87,7 +87,7 @@ def memory_of(
 
 
 def _fitted_kv_factor(scenario: Scenario) -> float:
-    """How many times the accounted blocks a fitted stack was found to have; 1 for a stack by name, and where that was not fitted."""
+    """How many times the accounted blocks a fitted stack was found to have; 1 for a stack by name, and where it was not fitted."""
     from hwmodels.stack_files import load_stack_file
 
     file = scenario.stack_file

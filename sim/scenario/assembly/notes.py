@@ -148,8 +148,8 @@ def _fitted_elsewhere(deployment: Deployment) -> Iterator[str]:
     ]
     if strange:
         yield (
-            f"serving_stack {fit['file']} was fitted with {' and '.join(strange)}: its host times may hold here too, its efficiencies "
-            "may not."
+            f"serving_stack {fit['file']} was fitted with {' and '.join(strange)}: its host times may hold here too, its "
+            "efficiencies may not."
         )
 
 
