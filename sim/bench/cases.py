@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sim.engine import Experiment
     from sim.engine.columns import Columns
     from sim.scenario import Scenario
+    from sim.validation.frozen import Frozen
 
 Figure = Callable[["Columns"], tuple[NDArray[np.bool_], Mapping[str, float]]]
 """Of a finished run: which requests count, and the figures over them in seconds by quantity."""
@@ -44,23 +45,32 @@ class Replay:
         counted, figures = self.figure(columns)
         moved = None
         if len(columns.replicas) == 1 and self.deployment.parallel.pipeline == 1:
-            # The schedule is held rather than the run, which is larger.
-            schedule = functools.cache(lambda: frozen(columns, counted))
-            before = restacked(self.deployment, setting.stack).cost
-            first = front_end_s(self.experiment, counted, setting.stack)
-
-            def moved(other: Setting) -> Mapping[str, float]:
-                ttft_s, tpot_s = schedule().moved_s(before, restacked(self.deployment, other.stack).cost)
-                ttft_s += front_end_s(self.experiment, counted, other.stack) - first
-                longer_s = {"tpot_s": tpot_s, "ttft_s": ttft_s}
-                return {
-                    # More than all of it cannot be taken away.
-                    name: float(np.log(max(1.0 + longer_s[name] / seconds, 0.05)))
-                    for name, seconds in figures.items()
-                    if name in longer_s
-                }
-
+            moved = _Moved(self, setting, figures, frozen(columns, counted), counted)
         return Replayed(figures=figures, moved=moved, short_of_memory=_short(columns))
+
+
+@dataclass(frozen=True, slots=True, kw_only=False, eq=False)
+class _Moved:
+    """How the figures of a replay move while its schedule stays."""
+
+    of: Replay
+    before: Setting
+    figures: Mapping[str, float]
+    schedule: Frozen
+    counted: NDArray[np.bool_]
+
+    def __call__(self, other: Setting) -> Mapping[str, float]:
+        """Log of the figures with the terms of *other* over those that were replayed."""
+        old, new = (restacked(self.of.deployment, each.stack).cost for each in (self.before, other))
+        ttft_s, tpot_s = self.schedule.moved_s(old, new)
+        first, then = (front_end_s(self.of.experiment, self.counted, each.stack) for each in (self.before, other))
+        longer_s = {"tpot_s": tpot_s, "ttft_s": ttft_s + then - first}
+        return {
+            # More than all of it cannot be taken away.
+            name: float(np.log(max(1.0 + longer_s[name] / seconds, 0.05)))
+            for name, seconds in self.figures.items()
+            if name in longer_s
+        }
 
 
 def _short(columns: Columns) -> bool:

@@ -304,9 +304,9 @@ def _solved(
     best = least_squares(
         residuals,
         np.clip(lines.at, low + 1e-6, high - 1e-6),
-        jac=lambda _: jacobian,
+        jac=lambda _: jacobian,  # type: ignore[arg-type]
         bounds=(low, high),
-        loss=lambda z: _rho(z, n),
+        loss=lambda z: _rho(z, n),  # type: ignore[arg-type]
         x_scale=widths,
     ).x
     left = here + slope @ (best - lines.at)
@@ -342,37 +342,37 @@ def fit(
     """
     if not cases:
         raise ValueError("a fit needs at least one run")
-    names = tuple(p.name for p in PARAMETERS) if names is None else tuple(names)
+    asked = tuple(p.name for p in PARAMETERS) if names is None else tuple(names)
     replays = 0
 
     def replayed(at: FloatArray) -> list[Replayed]:
         nonlocal replays
         replays += len(cases)
-        return [case.replay(setting_at(base, names, at)) for case in cases]
+        return [case.replay(setting_at(base, asked, at)) for case in cases]
 
     def residual_of(found: Sequence[Replayed]) -> FloatArray:
         return np.concatenate([_compared(case, each.figures) for case, each in zip(cases, found, strict=True)])
 
-    at = np.zeros(len(names))
+    at = np.zeros(len(asked))
     now = replayed(at)
     before = tuple(each.figures for each in now)
-    if KV in names and not any(each.short_of_memory for each in now):
-        names = tuple(name for name in names if name != KV)
-        at = np.zeros(len(names))
-    widths = np.array([priors[name].width for name in names])
+    if KV in asked and not any(each.short_of_memory for each in now):
+        asked = tuple(name for name in asked if name != KV)
+        at = np.zeros(len(asked))
+    widths = np.array([priors[name].width for name in asked])
     if not np.isfinite(residual_of(now)).any():
         raise ValueError("no run has a TPOT or a TTFT that its simulation has too, so that there is nothing to fit")
     keep = np.ones(len(cases), bool)
 
     def lines_of(at: FloatArray, found: Sequence[Replayed]) -> Lines:
-        slope = [slopes_of(case, at, names, widths, base, each) for case, each in zip(cases, found, strict=True)]
+        slope = [slopes_of(case, at, asked, widths, base, each) for case, each in zip(cases, found, strict=True)]
         return Lines(at=at, residual=residual_of(found), slope=np.vstack(slope))
 
     lines = lines_of(at, now)
     for _ in range(rounds):
-        posterior, scale = _solved(lines, names, widths, base, keep, errors)
+        posterior, scale = _solved(lines, asked, widths, base, keep, errors)
         keep = _kept(lines, posterior, errors, scale, keep)
-        posterior, scale = _solved(lines, names, widths, base, keep, errors)
+        posterior, scale = _solved(lines, asked, widths, base, keep, errors)
         cost, step = _cost(lines, at, widths, keep, errors), 1.0
         moved = posterior.at - at
         if (np.abs(moved) < _CLOSE * np.sqrt(np.diag(posterior.covariance))).all():
@@ -389,9 +389,9 @@ def fit(
             step /= 2
         if not better:
             break
-    posterior, scale = _solved(lines, names, widths, base, keep, errors)
+    posterior, scale = _solved(lines, asked, widths, base, keep, errors)
     keep = _kept(lines, posterior, errors, scale, keep)
-    posterior, scale = _solved(lines, names, widths, base, keep, errors)
+    posterior, scale = _solved(lines, asked, widths, base, keep, errors)
     # What is said of the fit is of the place that was replayed.
     posterior = replace(posterior, at=at)
     return Fit(
@@ -401,7 +401,7 @@ def fit(
         before=before,
         contradicting=tuple(int(i) for i in np.flatnonzero(~keep)),
         lines=lines,
-        priors={name: priors[name] for name in names},
+        priors={name: priors[name] for name in asked},
         errors=errors,
         scale=scale,
         replays=replays,

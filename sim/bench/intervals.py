@@ -3,8 +3,8 @@
 Each replay draws a deployment. Of a fitted stack (`serving_stack: my-stack.toml`) its parameters come from the fit's posterior, and
 what no parameter explains from the errors that fits of other deployments had. Of a stack by name all of it comes from deployments
 that were held back of the stack's own fit (`hwmodels.serving_intervals`). An error of TPOT makes iterations longer or shorter, so
-that queues, rates and attainment follow; one of TTFT stretches the time to each first token. Each replay has a seed of its own; some
-more at the middle of all draws show what of the interval is the simulation's luck.
+that queues, rates and attainment follow; one of TTFT stretches the time to each first token. Each replay has a seed of its own;
+some more at the middle of all draws show what of the interval is the simulation's luck.
 """
 
 from __future__ import annotations
@@ -226,7 +226,8 @@ def _run(built: Any, deployment: Deployment, world: World) -> Result:
     later = np.where(first >= 0, np.rint((first - sent) * (world.first_token_factor - 1.0)), 0).astype(np.int64)
     requests["first_token_ns"] = first + later
     requests["finish_ns"] = np.where(requests["finish_ns"] >= 0, requests["finish_ns"] + later, -1)
-    return Result(replace(found.columns, requests=requests), manifest=found.manifest, slo=found.slo)
+    columns: Any = found.columns
+    return Result(replace(columns, requests=requests), manifest=found.manifest, slo=found.slo)
 
 
 def _slowed(world: World) -> Setting:
