@@ -12,10 +12,10 @@ import numpy as np
 from hwmodels.device import Device, Interconnect
 from hwmodels.kernels.attention import kernel_source
 from hwmodels.kernels.elementwise import streamed_s
-from hwmodels.kernels.families import COLLECTIVE
+from hwmodels.kernels.families import COLLECTIVE, EXCHANGE
 from hwmodels.kernels.ops import DecodeForm, PrefillForm, Running, streamed_forms
 from hwmodels.kernels.protocol import HostTimes
-from hwmodels.operations import AttentionShape, Recurrence
+from hwmodels.operations import AttentionShape, Exchange, HeadProducts, Recurrence
 from hwmodels.overheads import Overheads, ServingStack
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
@@ -32,6 +32,9 @@ _MEASURED_STACKS = {"eager": "vllm", "ideal": "vllm"}
 # With an 8-bit cache TensorRT-LLM's paged context kernels take 8-bit queries alone (attentionOp.cpp), and SGLang's
 # FlashAttention 3 and TensorRT-LLM back ends cast them (flashattention_backend.py, trtllm_mha_backend.py).
 QUANTISING_QUERIES = ("trtllm", "sglang")
+
+_DEEPEP_SMS = 20
+"""Multiprocessors that vLLM 0.32.0 gives to DeepEP's normal kernels (distributed/device_communicators/all2all.py)."""
 
 Table = tuple[np.ndarray, np.ndarray, float]
 """Rows, seconds at each, and the start that the seconds contain."""
@@ -152,6 +155,11 @@ class StackKernels:
         start_s = _ELEMENTWISE_START_S * (1.0 - self._own.launch_overlap)
         return launches * start_s + streamed_s(params, self.profile.datasheet, size_bytes)
 
+    def head_products_s(self, rows: Any, products: HeadProducts) -> Any:
+        raise ValueError(
+            f"profile {self.profile.name} has no mla_bmm parameters: latent attention has not been measured"
+        )
+
     def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
         sheet = self.profile.datasheet
         return streamed_forms(
@@ -199,6 +207,70 @@ class StackKernels:
         # A ring over each adapter of a node, one a device on InfiniBand; in an exchange each device has its own alone.
         rings = kind != "all_to_all" and self.device.network.kind == "InfiniBand"
         return self._measured_s(kind, size_bytes, n, between_nodes, self.device.devices_per_node if rings else 1)
+
+    @property
+    def pads_ranks(self) -> bool:
+        """A graph is replayed on all ranks at once (vLLM 0.32.0, v1/worker/dp_utils.py; SGLang, dp_attention.py)."""
+        return self.stack.graph
+
+    def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
+        """Dispatch and combine of one layer. ValueError for DeepEP without a switch between the devices of a node.
+
+        Unless told otherwise stacks send all rows to every device and bring their sums back: vLLM's `allgather_reducescatter`
+        (0.32.0, distributed/device_communicators/all2all.py), whichever experts a row needs.
+        """
+        n, load = exchange.n, exchange.load
+        if exchange.mode in (None, "allgather_reducescatter"):
+            size_bytes = rows * exchange.row_bytes
+            return self.collective_s("all_gather", size_bytes, n) + self.collective_s("reduce_scatter", size_bytes, n)
+        # One copy to each group that holds one of a token's experts, and there to each device that has a part of it.
+        split = n // exchange.expert
+        if exchange.mode == "all_to_all":
+            arriving = float(load.hits().max()) * exchange.expert * split
+            return 2.0 * self.collective_s("all_to_all", rows / n * arriving * exchange.row_bytes, n)
+        return sum(self._deepep_s(operation, rows / n, exchange) for operation in ("dispatch", "combine"))
+
+    def _deepep_s(self, operation: str, tokens: Any, exchange: Exchange) -> Any:
+        """One direction for *tokens* of each device, by the measured kernels.
+
+        They were measured within a node. Between nodes the network carries beside them, at its own rate, one copy for each node
+        that a token goes to (normal mode, which forwards it there by NVLink), or one for each expert (low latency).
+        """
+        if self.device.link.kind == "PCIe" or self._datasheet_link(False) is not None:
+            raise ValueError(
+                f"DeepEP needs NVLink, and devices of {self.device.name} are joined by {self.device.link.kind}; "
+                "set experts.exchange: allgather_reducescatter"
+            )
+        load, n, direct = exchange.load, exchange.n, exchange.mode == "deepep_low_latency"
+        reached = load.rank_slots if direct else load.hits()
+        number_bytes = exchange.sent_bytes if operation == "dispatch" else 2.0
+        shape = {
+            "tokens": tokens,
+            "hidden": exchange.hidden,
+            "topk": exchange.per_token,
+            "experts": exchange.n_experts,
+            "devices": n,
+            "number_bytes": number_bytes,
+            "sms": 0 if direct else _DEEPEP_SMS,
+            "copies": float(reached.sum()) * (n // exchange.expert),
+            "fullest": float(reached.max() / reached.mean()),
+        }
+        params = self.profile.get("exchange", self.exchange_variants(operation, exchange.mode))
+        within_s = EXCHANGE.seconds(params, self.profile.datasheet, shape)
+        nodes = n // self.device.devices_per_node
+        if n <= self.device.devices_per_node:
+            return within_s
+        copies = exchange.per_token * (1.0 - 1.0 / nodes)
+        if not direct:
+            copies = float(load.hits(nodes).max()) * nodes * (1.0 - 1.0 / nodes)
+        network = self.device.network
+        across_s = network.latency_s + tokens * (copies * exchange.hidden * number_bytes / network.bytes_per_s)
+        return np.maximum(within_s, np.where(np.asarray(tokens) > 0, across_s, 0.0))
+
+    @staticmethod
+    def exchange_variants(operation: str, mode: str | None) -> list[str]:
+        """Parameter sets of one direction of DeepEP's exchange."""
+        return [f"{operation}/deepep-{'low-latency' if mode == 'deepep_low_latency' else 'normal'}"]
 
     def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
         if link := self._datasheet_link(between_nodes):

@@ -6,13 +6,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from hwmodels.experts import even_load
 from hwmodels.model import Attention, Experts, LatentAttention, ModelSpec
-from hwmodels.operations import AttentionShape, Collective, Elementwise, ExpertMlp, Linear, Recurrence, StageWork
+from hwmodels.operations import (
+    AttentionShape,
+    Collective,
+    Elementwise,
+    Exchange,
+    ExpertMlp,
+    HeadProducts,
+    Linear,
+    Recurrence,
+    StageWork,
+)
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
 
 _Matrices = list[tuple[str, int, int]]
 """Of each matrix: name, columns n of the result, inner size k."""
+
+
+_EXPAND = "kv_up"
+"""The product that expands latents into keys and values of all heads, which decodes do not: they absorb it."""
 
 
 class _Layers(NamedTuple):
@@ -63,6 +78,8 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
             *_collectives_of_layers(spec, parallel, count),
         ),
         recurrence=_recurrence(spec, parallel.tensor, count.linear),
+        exchange=_exchange(spec, parallel, count.moe),
+        head_products=_head_products(spec, parallel.tensor, count.softmax),
         resident_bytes=sum(share.other_bytes for share in shares) + norms + sum(op.weight_bytes for op in linears),
     )
 
@@ -95,7 +112,10 @@ def _attention_share(spec: ModelSpec, tensor: int, count: _Layers) -> _Share:
     linears: list[Linear] = []
     other = 0.0
     if count.softmax:
-        linears += _linears(_attention_matrices(spec, tensor), fmt, count.softmax)
+        linears += [
+            replace(op, of_prompts=op.name == _EXPAND)
+            for op in _linears(_attention_matrices(spec, tensor), fmt, count.softmax)
+        ]
         other += _beside(_attention_matrices(spec, 1), spec.attention_params, fmt, count.softmax)
     if count.linear:
         linears += _linears(_linear_attention_matrices(spec, tensor), fmt, count.linear)
@@ -126,6 +146,8 @@ def _expert_mlp(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exper
         expert=parallel.expert,
         precision=spec.expert_precision,
         layers=layers,
+        load=parallel.layout.load(e.n_experts, e.per_token, parallel.expert),
+        redundant=parallel.layout.redundant,
     )
 
 
@@ -142,7 +164,7 @@ def _expert_share(spec: ModelSpec, parallel: ParallelConfig, experts: ExpertMlp 
         width = -(-e.shared_ffn // parallel.tensor)
         linears += _linears(_mlp_matrices(h, width, True, "shared"), spec.mlp_precision, layers)
         other += layers * e.shared_gate * h * precision(spec.mlp_precision).weight_bytes
-    local = e.n_experts // parallel.expert
+    local = (e.n_experts + experts.redundant) // parallel.expert
     biases = (spec.expert_params - 3 * h * e.ffn) * precision(spec.expert_precision).weight_bytes
     return _Share(linears, other + layers * local * (experts.expert_bytes + biases))
 
@@ -245,17 +267,42 @@ def _collectives_of_layers(spec: ModelSpec, parallel: ParallelConfig, count: _La
         for name, layers in (("attention", count.all), ("mlp", after_mlp)):
             if layers:
                 yield Collective(name=name, kind="all_reduce", bytes_per_row=row, n=t, layers=layers)
-    if parallel.data > 1 and count.moe and spec.experts is not None:
-        if parallel.expert > 1:
-            # Every token travels once to each of its experts, its row split over the devices of its attention group.
-            kind, sent = "all_to_all", min(spec.experts.per_token, parallel.expert) / t
-        else:
-            # Every device holds a slice of every expert and needs the rows of all groups; back it is a reduce-scatter.
-            kind, sent = "all_gather", parallel.data
-        for name in ("dispatch", "combine"):
-            yield Collective(name=name, kind=kind, bytes_per_row=row * sent, n=t * parallel.data, layers=count.moe)
-        if t > 1:
-            yield Collective(name="experts", kind="all_gather", bytes_per_row=row, n=t, layers=count.moe)
+    if parallel.data > 1 and count.moe and t > 1:
+        # Each device of a group has brought back its share of the group's rows.
+        yield Collective(name="experts", kind="all_gather", bytes_per_row=row, n=t, layers=count.moe)
+
+
+def _exchange(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exchange | None:
+    e = spec.experts
+    if parallel.data == 1 or not layers or e is None:
+        return None
+    shape = e.n_experts, e.per_token, parallel.expert
+    return Exchange(
+        row_bytes=spec.hidden * precision(spec.base_precision).element_bytes,
+        hidden=spec.hidden,
+        n=parallel.tensor * parallel.data,
+        tensor=parallel.tensor,
+        expert=parallel.expert,
+        per_token=e.per_token,
+        n_experts=e.n_experts + parallel.layout.redundant,
+        layers=layers,
+        mode=parallel.layout.exchange,
+        # Rows go where experts lie, whatever else is known of their popularity.
+        load=parallel.layout.load(*shape) or even_load(*shape),
+        sent_bytes=1.0 if spec.expert_precision in ("fp8", "fp8_block") else 2.0,
+    )
+
+
+def _head_products(spec: ModelSpec, tensor: int, layers: int) -> HeadProducts | None:
+    a = spec.attention
+    if not layers or not isinstance(a, LatentAttention):
+        return None
+    return HeadProducts(
+        heads=a.n_heads // tensor,
+        shapes=((a.nope_dim, a.kv_lora_rank), (a.kv_lora_rank, a.v_dim)),
+        precision=spec.attention_precision,
+        layers=layers,
+    )
 
 
 def _elementwise(spec: ModelSpec, tensor: int, count: _Layers, first: bool) -> Iterator[Elementwise]:
@@ -314,7 +361,7 @@ def _attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:
         found += [("qkv_down", a.q_lora_rank + a.kv_lora_rank + a.rope_dim, h), ("q_up", query, a.q_lora_rank)]
     else:
         found += [("q", query, h), ("kv_down", a.kv_lora_rank + a.rope_dim, h)]
-    found += [("kv_up", heads * (a.nope_dim + a.v_dim), a.kv_lora_rank), ("attention_out", h, heads * a.v_dim)]
+    found += [(_EXPAND, heads * (a.nope_dim + a.v_dim), a.kv_lora_rank), ("attention_out", h, heads * a.v_dim)]
     if a.index_topk:
         found += [
             ("index_q", a.index_heads * a.index_dim, a.q_lora_rank),

@@ -91,15 +91,18 @@ def front_end_s(experiment: Experiment, counted: NDArray[np.bool_], stack: Servi
 
 def at(experiment: Experiment, deployment: Deployment, setting: Setting) -> Experiment:
     """*experiment* with the terms of *setting*: its prices, its front end, and how many KV blocks there are."""
-    from sim.engine import ReplicaSpec
+    from sim.engine import MachineSpec, ReplicaSpec
 
     priced = restacked(deployment, setting.stack)
-    machines = []
-    for spec in experiment.replicas:
-        assert isinstance(spec, ReplicaSpec)
-        blocks = max(1, round(spec.kv_blocks * setting.kv_factor))
-        machines.append(replace(spec, cost=priced.cost, kv_blocks=blocks))
-    return replace(experiment, replicas=tuple(machines), **priced.front_end._asdict())
+
+    def changed(spec: ReplicaSpec) -> ReplicaSpec:
+        return replace(spec, cost=priced.cost, kv_blocks=max(1, round(spec.kv_blocks * setting.kv_factor)))
+
+    machines = tuple(
+        replace(each, tenants=tuple(map(changed, each.tenants))) if isinstance(each, MachineSpec) else changed(each)
+        for each in experiment.replicas
+    )
+    return replace(experiment, replicas=machines, **priced.front_end._asdict())
 
 
 def restacked(deployment: Deployment, stack: ServingStack) -> Deployment:
@@ -141,11 +144,10 @@ def case_of(
 ) -> Case:
     """A case of *experiment* on *deployment*; ValueError for several kinds of machine, and for prices of no serving stack."""
     from hwmodels.calibrated import Calibrated
-    from sim.engine import ReplicaSpec
 
     if not isinstance(deployment.made_by, Calibrated):
         raise ValueError("cost_model roofline has no serving stack whose terms could be fitted; leave cost_model out")
-    if not all(isinstance(spec, ReplicaSpec) and spec.decoding is None for spec in experiment.replicas):
+    if any(spec.decoding is not None or spec.model is not None for spec in experiment.tenants):
         raise ValueError("only deployments of one model without speculation are fitted")
     return Case(
         name=name,

@@ -20,6 +20,7 @@ from sim.engine.followers import Followers
 from sim.engine.front_end import FrontEnd
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
+from sim.engine.ranks import machine_of, ranked
 from sim.engine.requests import RequestState
 from sim.engine.routing import routing_of
 from sim.engine.tenant import columns_of
@@ -114,7 +115,7 @@ class _Cluster:
         for index, spec in enumerate(specs):
             first = sum(len(machine.tenants) for machine in self._machines)
             self._machines.append(
-                Machine(
+                machine_of(
                     self._clock, index, spec, first, self._state, self, seed=experiment.seed, fast_forward=fast_forward
                 )
             )
@@ -383,7 +384,8 @@ class _Cluster:
                     if self._caching
                     else {}
                 ),
-                "n_stages": sum(len(machine.stages) for machine in self._machines),
+                "n_stages": sum(machine.n_stages for machine in self._machines),
+                **({"ranks": ranks} if (ranks := ranked(self._machines)) else {}),
                 "busy_ns": sum(replica.busy_ns() for replica in replicas),
                 "events": sum(machine.events for machine in self._machines),
             },

@@ -9,6 +9,7 @@ from sim.engine.errors import InvariantError
 from sim.engine.events import Clock
 from sim.engine.lane import Lane
 from sim.engine.machine import Machine
+from sim.engine.ranks import RankedMachine
 from sim.engine.requests import RequestState
 from sim.engine.tenant import Tenant
 
@@ -20,6 +21,7 @@ INVARIANTS = {
     "INV-5": "tokens computed for a sequence are those whose KV exists: none are computed twice, none are skipped",
     "INV-6": "what ends was started before, and what starts has arrived",
     "INV-7": "within an instant ranks never go back: nothing that a machine does is felt by another in the same nanosecond",
+    "INV-8": "ranks of a machine that take a step start it and end it together",
 }
 
 
@@ -51,6 +53,11 @@ class Watch:
         for machine in self._machines:
             for tenant in machine.tenants:
                 self._check_tenant(machine, tenant, seen)
+            if isinstance(machine, RankedMachine):
+                spans = [lane.span for tenant in machine.tenants for lane in tenant.lanes if lane.span is not None]
+                steps = {(span.start_ticks, span.n, span.end(span.n)) for span in spans}
+                if len(steps) > 1:
+                    self._fail("INV-8", f"machine {machine.index} is in {len(steps)} steps at once")
         state = self._state
         for id_, status in enumerate(state.status):
             if status == FINISHED and (state.left[id_] or id_ in seen):

@@ -43,7 +43,8 @@ def found_tokens(kv: KvPool, request: RoutedRequest, grown: int) -> int:
     return found * kv.block_tokens
 
 
-def _prefill_tokens(tenant: Tenant) -> int:
+def prefill_tokens(tenant: Tenant) -> int:
+    """Tokens of prompts that a tenant has still to compute."""
     partial = (each.remaining_tokens for lane in tenant.lanes for each in lane.partial.values())
     return sum(seq.tokens for seq in tenant.sequences.queue) + sum(partial)
 
@@ -139,7 +140,11 @@ class Machine:
 
     @property
     def prefill_tokens(self) -> int:
-        return sum(map(_prefill_tokens, self.tenants))
+        return sum(map(prefill_tokens, self.tenants))
+
+    @property
+    def n_stages(self) -> int:
+        return len(self.stages)
 
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached here."""

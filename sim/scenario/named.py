@@ -70,6 +70,8 @@ ROUTERS: Mapping[str, str] = {
     "prefix": "policies.routers:Prefix",
     "llm_d": "policies.routers:LlmD",
     "dynamo": "policies.routers:Dynamo",
+    "vllm_ranks": "policies.routers:VllmRanks",
+    "trtllm_ranks": "policies.routers:TrtLlmRanks",
 }
 
 
@@ -80,6 +82,8 @@ PROCESSES: Mapping[str, str] = {
     "deterministic": "workloads:Deterministic",
     "pareto": "workloads:Pareto",
     "mmpp": "workloads:Mmpp",
+    "piecewise": "workloads:Piecewise",
+    "sinusoidal": "workloads:Sinusoidal",
     "closed_loop": "sim.scenario.named:Clients",
 }
 DISTRIBUTIONS: Mapping[str, str] = {

@@ -235,7 +235,8 @@ def serve(
 ) -> Columns:
     """Run *workload* on one replica of *deployment* behind *stack*; `Unmodelled` where it does not fit in memory.
 
-    At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM.
+    At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM. Groups of data-parallel
+    attention are ranks, among which requests are spread as the stack does by itself.
     """
     from sim.engine import run
 
@@ -252,26 +253,25 @@ def experiment_of(
     release: str | None = None,
 ) -> Experiment:
     """What `serve` runs."""
-    from policies.routers import RoundRobin
-    from sim.engine import Experiment, ReplicaSpec
+    from policies.routers import RoundRobin, rank_router_of
+    from sim.engine import Experiment, MachineSpec, ReplicaSpec
     from sim.engine.streaming import Stream
 
-    device, tensor = deployment.device, deployment.parallel.tensor
-    scheduler = settings.scheduler(stack.name, device, tensor=tensor, concurrency=concurrency)
+    device, tensor, ranks = deployment.device, deployment.parallel.tensor, deployment.parallel.data
+    scheduler = settings.scheduler(stack.name, device, tensor=tensor, concurrency=concurrency, ranks=ranks)
     try:
         plan = deployment.fitted(_memory(deployment, stack, settings, concurrency, release))
     except ValueError as error:
         raise Unmodelled(f"does not fit: {str(error).partition(':')[0]}") from None
+    replica = ReplicaSpec(
+        cost=deployment.cost, scheduler=scheduler, kv_blocks=plan.rank_blocks, block_tokens=plan.block_tokens
+    )
+    machine = MachineSpec(
+        tenants=(replica,), ranks=ranks, rank_router=rank_router_of(stack.name) if ranks > 1 else None
+    )
     return Experiment(
         workload=workload,
-        replicas=(
-            ReplicaSpec(
-                cost=deployment.cost,
-                scheduler=scheduler,
-                kv_blocks=plan.kv_blocks,
-                block_tokens=plan.block_tokens,
-            ),
-        ),
+        replicas=(machine,),
         router=RoundRobin(),
         **deployment.front_end._asdict(),
         stream=Stream(settings.stream_interval, "iterations" if stack.name == "trtllm" else "tokens"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from hwmodels.totals import Chunk
 from policies.acceptance import BetaAlpha, Iid, PerPosition
 from policies.decoding import Speculative
 from policies.published import FasterTransformer, Orca, OrcaPaged, Static
-from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Random, RoundRobin
+from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Prefix, Random, RoundRobin, TrtLlmRanks, VllmRanks
 from policies.sarathi import ChunkedOnly, DecodeMaximal
 from policies.schedulers import Sarathi
 from policies.trtllm import TrtLlm
@@ -20,7 +20,7 @@ from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler, evicts
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
-from tests.engine.costs import Linear
+from tests.engine.costs import Linear, Ranked
 from workloads import ClosedLoop, Follows, Trace
 
 DECODINGS = (
@@ -182,6 +182,31 @@ def a_machine(rng: random.Random, *, speculative: bool, n_models: int) -> Machin
         tenants=tuple(a_tenant(rng, speculative=speculative, n_stages=n_stages, model=model) for model in hosted),
         turn=rng.choice(["rotation", "oldest"]),
     )
+
+
+def with_ranks(experiment: Experiment, seed: int) -> Experiment:
+    """The same with ranks in the machines that can have them."""
+    rng = random.Random(f"ranks of {seed}")
+    machines: list[MachineSpec] = []
+    for spec in experiment.machines:
+        (tenant,) = spec.tenants[:1]
+        if len(spec.tenants) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1:
+            machines.append(spec)
+            continue
+        assert isinstance(tenant.cost, Linear)
+        cost = Ranked(
+            **{field.name: getattr(tenant.cost, field.name) for field in fields(Linear)},
+            shared_s=rng.choice([0.0, 1e-4]),
+            shared_row_s=rng.choice([0.0, 1e-5]),
+        )
+        ranks = rng.randrange(2, 5)
+        router = rng.choice(
+            [RoundRobin(), Random(), LeastOutstanding(), LeastKv(), Prefix(), VllmRanks(), TrtLlmRanks()]
+        )
+        machines.append(
+            replace(spec, tenants=(replace(tenant, cost=cost, micro_batches=None),), ranks=ranks, rank_router=router)
+        )
+    return replace(experiment, replicas=tuple(machines))
 
 
 def an_experiment(seed: int, *, speculative: bool) -> Experiment:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
 from sim.scenario.explain import told_by
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.device import Device
     from hwmodels.overheads import ServingStack
+    from hwmodels.experts import ExpertLayout
 
 
 SAME_FOR_KV = ("bf16", "fp16", "fp32")
@@ -45,11 +46,13 @@ def deployment_of(scenario: Scenario) -> Deployment:
     precision, kv_precision = scenario.precision, scenario.kv_precision
     if kv_precision is None and precision in SAME_FOR_KV:
         kv_precision = precision
+    with told_by(scenario, "experts"):
+        layout = _layout(scenario)
     with told_by(scenario):
         return deploy(
             model=model,
             hardware=hardware,
-            parallel=scenario.parallel.model_dump(),
+            parallel={**scenario.parallel.model_dump(), "layout": layout},
             precision=precision,
             kv_precision=kv_precision,
             cost=factory,
@@ -78,6 +81,25 @@ def _stack(scenario: Scenario) -> ServingStack:
             f"{found.release or 'of no stated release'}; leave serving_release out (--set serving_release=null)"
         )
     return found.stack
+
+
+def _layout(scenario: Scenario) -> ExpertLayout:
+    from hwmodels.experts import ExpertLayout, Zipf, read_popularity
+
+    given = scenario.experts
+    if given is None:
+        return ExpertLayout()
+    popularity: Any = given.popularity
+    if not isinstance(popularity, str):
+        popularity = Zipf(exponent=popularity.zipf, seed=popularity.seed)
+    elif popularity not in ("measured", "even"):
+        file = scenario.find(popularity)
+        if file is None:
+            raise ValueError(f"popularity {popularity!r} is neither measured, even, {{zipf: EXPONENT}} nor a file")
+        popularity = read_popularity(file)
+    return ExpertLayout(
+        popularity=popularity, placement=given.placement, redundant=given.redundant, exchange=given.exchange
+    )
 
 
 def _hardware(scenario: Scenario) -> tuple[Device, str | None]:
