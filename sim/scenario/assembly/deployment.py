@@ -11,8 +11,8 @@ from sim.scenario.settings import Scenario
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.device import Device
-    from hwmodels.overheads import ServingStack
     from hwmodels.experts import ExpertLayout
+    from hwmodels.overheads import ServingStack
 
 
 SAME_FOR_KV = ("bf16", "fp16", "fp32")
