@@ -39,7 +39,7 @@ def cost(**terms: float):
 
 def few_runs() -> list[BenchRun]:
     runs = eight_runs()
-    return [runs[0], runs[2], runs[5]]
+    return [replace(run, offered=replace(run.offered, requests=24)) for run in (runs[0], runs[2], runs[3])]
 
 
 def made_by(truth: Setting, runs: list[BenchRun]) -> list:
@@ -109,8 +109,9 @@ def test_a_fit_finds_the_terms_that_the_runs_were_made_with(fitted: Fit) -> None
         off = [f[quantity] / c.measured_s[quantity] - 1 for f, c in zip(fitted.figures, fitted.cases, strict=True)]
         before = [f[quantity] / c.measured_s[quantity] - 1 for f, c in zip(fitted.before, fitted.cases, strict=True)]
         assert np.abs(off).max() < 0.05 < np.abs(before).max()
-    assert own_value(fitted.posterior.setting, "step_s") == pytest.approx(0.0013, rel=0.5)
-    assert fitted.posterior.told("step_s") > 0.5
+    low, high = fitted.posterior.interval("step_s", 1.96)
+    assert low < 0.0013 < high < 0.01
+    assert fitted.posterior.told("admission_s") > 0.5 > fitted.posterior.told("launch_overlap")
     assert fitted.contradicting == ()
 
 
@@ -126,13 +127,14 @@ def test_runs_without_a_first_token_leave_the_front_end_its_prior() -> None:
 
 def test_a_run_of_another_server_is_set_aside() -> None:
     base = Setting(stack=serving_stack("vllm"))
-    cases = made_by(base, eight_runs()[:5])
+    cases = made_by(base, eight_runs()[:4])
     cases[1] = replace(cases[1], measured_s={q: 1.6 * s for q, s in cases[1].measured_s.items()})
     found = fit(cases, base, widths_of(cases[0]))
     assert found.contradicting == (1,)
     assert {each.name for each in found.left_out() if not each.held} == {cases[1].name}
 
 
+@pytest.mark.slow
 def test_terms_of_a_synthetic_truth_lie_within_their_intervals() -> None:
     # 95 % intervals, wider than the noise needs: with one trial a false alarm is rarer than one in a hundred per parameter.
     cases, base = cases_of(Scenario.default(), eight_runs())
@@ -191,7 +193,7 @@ def test_the_hash_of_a_scenario_is_of_what_its_stack_file_says(stack_file: Path)
 def test_a_fitted_share_of_the_cache_is_what_a_run_has(stack_file: Path) -> None:
     whole = build(closed(stack_file)).replicas[0].kv_blocks
     stack_file.write_text(stack_file.read_text().replace("kv_factor = 1.0", "kv_factor = 0.5"))
-    assert build(closed(stack_file)).replicas[0].kv_blocks == round(whole * 0.5)
+    assert build(closed(stack_file)).replicas[0].kv_blocks == pytest.approx(whole * 0.5, abs=2)
     assert build(closed(stack_file, memory={"kv_blocks": 99})).replicas[0].kv_blocks == 99
 
 
@@ -221,15 +223,16 @@ def test_what_a_stack_file_cannot_be_joined_with(stack_file: Path, tmp_path: Pat
 
 
 def test_intervals_are_no_narrower_than_repeats_lie_apart(stack_file: Path) -> None:
-    found = intervals(closed(stack_file), 4)
+    found = intervals(closed(stack_file), 2)
     for name in ("tpot_s.mean", "ttft_s.mean"):
         each = found.figures[name]
         least = np.exp(1.64 * ERRORS.repeat[name.partition(".")[0]])
         assert each.low <= each.middle / least < each.middle * least <= each.high
-    assert found.kept(0.99) in (0.0, 0.25, 0.5, 0.75, 1.0)
+    assert found.kept(0.99) in (0.0, 0.5, 1.0)
     assert "the posterior of" in found.basis
 
 
+@pytest.mark.slow
 def test_a_fit_narrows_the_interval_of_a_stack_by_name(stack_file: Path) -> None:
     def width(found: Intervals) -> float:
         each = found.figures["tpot_s.mean"]
@@ -263,9 +266,9 @@ def bench_file(folder: Path, concurrency: int, tpot_ms: float, ttft_ms: float) -
     path.write_text(
         json.dumps(
             {
-                "date": "20260101-000000", "backend": "vllm", "model_id": "meta-llama/Llama-3.1-8B-Instruct", "num_prompts": 40,
-                "request_rate": "inf", "burstiness": 1.0, "max_concurrency": concurrency, "duration": 20.0, "completed": 40,
-                "total_input_tokens": 40 * 256, "total_output_tokens": 40 * 32, "request_throughput": 2.0,
+                "date": "20260101-000000", "backend": "vllm", "model_id": "meta-llama/Llama-3.1-8B-Instruct", "num_prompts": 16,
+                "request_rate": "inf", "burstiness": 1.0, "max_concurrency": concurrency, "duration": 20.0, "completed": 16,
+                "total_input_tokens": 16 * 256, "total_output_tokens": 16 * 32, "request_throughput": 2.0,
                 "output_throughput": 64.0, "total_token_throughput": 576.0, "mean_ttft_ms": ttft_ms, "median_ttft_ms": ttft_ms,
                 "mean_tpot_ms": tpot_ms, "median_tpot_ms": tpot_ms,
             }
