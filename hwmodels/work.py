@@ -64,6 +64,7 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
         _attention_share(spec, parallel.tensor, count),
         _mlp_share(spec, parallel.tensor, count.dense),
         _expert_share(spec, parallel, experts),
+        _mtp_share(spec) if spec.is_mtp else _Share([], 0.0),
         _ends_share(spec, parallel.tensor, first, last),
     ]
     norms = count.all * spec.norms_per_layer * spec.norm_params * precision(spec.base_precision).weight_bytes
@@ -169,21 +170,30 @@ def _expert_share(spec: ModelSpec, parallel: ParallelConfig, experts: ExpertMlp 
     return _Share(linears, other + layers * local * (experts.expert_bytes + biases))
 
 
+def _mtp_share(spec: ModelSpec) -> _Share:
+    """What joins state and embedding in front of each layer for multi-token prediction.
+
+    A plain product in the base format on every device, as vLLM loads it (`eh_proj` of model_executor/models/deepseek_mtp.py).
+    """
+    return _Share(_linears([("mtp_projection", spec.hidden, 2 * spec.hidden)], spec.base_precision, spec.n_layers), 0.0)
+
+
 def _ends_share(spec: ModelSpec, tensor: int, first: bool, last: bool) -> _Share:
     """Embedding and head, with the norms beside them."""
     shard, h = -(-spec.vocab // tensor), spec.hidden
     base_bytes = precision(spec.base_precision).weight_bytes
     linears: list[Linear] = []
     other = 0.0
-    if first:
+    if first and not spec.is_mtp:
         other += (shard + spec.position_rows) * h * base_bytes
+    if first:
         other += (spec.extra_norms - 1) * spec.norm_params * base_bytes
     if last:
         other += (spec.norm_params + spec.lm_head_params) * base_bytes
         if spec.lm_head:
             head = Linear(name="lm_head", n=shard, k=h, precision=spec.base_precision, of_logits=True)
             linears.append(head)
-            if spec.tied_embeddings and first:
+            if spec.is_mtp or (spec.tied_embeddings and first):
                 other -= head.weight_bytes
     return _Share(linears, other)
 

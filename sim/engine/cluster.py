@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, 
 from sim.engine.content import Contents, contents_of
 from sim.engine.errors import PolicyError
 from sim.engine.events import ARRIVALS, Alarm, Clock
-from sim.engine.experiment import Experiment
+from sim.engine.experiment import Experiment, MachineSpec
 from sim.engine.followers import Followers
 from sim.engine.front_end import FrontEnd
 from sim.engine.invariants import Watch
@@ -24,10 +25,14 @@ from sim.engine.ranks import machine_of, ranked
 from sim.engine.requests import RequestState
 from sim.engine.routing import routing_of
 from sim.engine.tenant import columns_of
+from sim.engine.tiers import SharedStores
 from workloads import ClosedLoop, Trace
 
 _ROUTING_STREAM = 0x726F7574
 """Names the random stream of routing draws; the other streams are in `workloads` and `policies`."""
+
+_HITS = {"again": "tier_again"}
+"""Columns of what was loaded that are not called as a tier."""
 
 FELT_AFTER_NS = 1
 """Nothing that one machine does is felt by another sooner."""
@@ -56,6 +61,12 @@ def _as_column(values: array[int], dtype: type[np.signedinteger] = np.int64) -> 
     return np.frombuffer(values, dtype)
 
 
+def _stores(specs: Sequence[MachineSpec]) -> SharedStores | None:
+    """What tiers of several machines share; None where no machine has a tier."""
+    kinds = [tier.kind for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
+    return SharedStores(peers="peer" in kinds) if kinds else None
+
+
 def _eligible(machines: list[Machine], workload: Trace | ClosedLoop) -> list[list[Machine]] | None:
     """For each model the machines that host it; None where every machine serves every request."""
     if all(tenant.spec.model is None for machine in machines for tenant in machine.tenants):
@@ -71,6 +82,71 @@ def _turns(models: array[int], n_models: int) -> array[int]:
         turns.append(seen[model])
         seen[model] += 1
     return turns
+
+
+def _tier_columns(state: RequestState) -> dict[str, NDArray[Any]]:
+    """Tokens of each request that were loaded, by kind of tier, and how long it was held; empty without tiers."""
+    if not state.tier_hits:
+        return {}
+    return {
+        **{f"{_HITS.get(kind, kind)}_hit_tokens": _as_column(hits) for kind, hits in state.tier_hits.items()},
+        "load_ns": np.maximum(_as_column(state.load_ns), 0),
+    }
+
+
+def _loaded(state: RequestState) -> NDArray[Any]:
+    """Prompt tokens of each request that were loaded when it was first admitted."""
+    none = np.zeros(len(state.prompt), np.int64)
+    return sum((_as_column(hits) for kind, hits in state.tier_hits.items() if kind not in ("again", "swap")), none)
+
+
+def _tier_facts(machines: list[Machine]) -> dict[str, dict[str, int]]:
+    """By kind of tier, all machines together: capacity, what was loaded and stored, how long it waited for its turn."""
+    found: dict[str, dict[str, int]] = {}
+    seen: set[int] = set()
+    for machine in machines:
+        for tenant in machine.tenants:
+            if tenant.loading is None:
+                continue
+            tiers = tenant.loading.tiers
+            for spec, store, counts, link in zip(tiers.specs, tiers.stores, tiers.counts, tiers.links, strict=True):
+                mine = found.setdefault(spec.kind, {})
+                # A store that machines share counts once.
+                own = store is not None and id(store) not in seen
+                facts = {
+                    "capacity_bytes": store.capacity_bytes if own and store is not None else 0,
+                    "used_bytes": store.used_bytes if own and store is not None else 0,
+                    "evicted_blocks": store.evicted if own and store is not None else 0,
+                    "loads": counts.loads,
+                    "loaded_tokens": counts.loaded_blocks * tiers.block_tokens,
+                    "load_bytes": counts.load_bytes,
+                    "load_ns": counts.load_ns,
+                    "load_wait_ns": counts.load_wait_ns,
+                    "stores": counts.stores,
+                    "store_bytes": counts.store_bytes,
+                    "store_wait_ns": counts.store_wait_ns,
+                    "skipped_short": counts.skipped_short,
+                    "skipped_slower": counts.skipped_slower,
+                    "link_busy_ns": link.busy_ns,
+                }
+                seen.add(id(store))
+                for name, value in facts.items():
+                    mine[name] = mine.get(name, 0) + value
+    return found
+
+
+def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[int] | None]:
+    """Where clients wait for answers: how long each thinks before a request, and when that is due by the trace's own plan.
+
+    With a limit on requests in flight whoever may send takes the next of the trace and waits until it is due: a closed loop's
+    clients that have a plan. None where nobody waits, and where there is no plan.
+    """
+    workload = experiment.workload
+    if isinstance(workload, ClosedLoop):
+        return [0] * len(workload) if workload.think_ns is None else workload.think_ns.tolist(), None
+    if experiment.in_flight is None:
+        return None, None
+    return [0] * len(workload), _as_array(workload.arrival_ns)
 
 
 class _Cluster:
@@ -112,11 +188,20 @@ class _Cluster:
         )  # fmt: skip
         self._clock = Clock()
         self._machines: list[Machine] = []
+        stores = _stores(specs)
         for index, spec in enumerate(specs):
             first = sum(len(machine.tenants) for machine in self._machines)
             self._machines.append(
                 machine_of(
-                    self._clock, index, spec, first, self._state, self, seed=experiment.seed, fast_forward=fast_forward
+                    self._clock,
+                    index,
+                    spec,
+                    first,
+                    self._state,
+                    self,
+                    seed=experiment.seed,
+                    fast_forward=fast_forward,
+                    shared=stores,
                 )
             )
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
@@ -136,13 +221,7 @@ class _Cluster:
         self._reasons: dict[str, int] = {}
         self._sent = 0
         self._front_end = FrontEnd(experiment)
-        self._think = self._due_ns = None
-        if experiment.in_flight is not None:
-            assert isinstance(workload, Trace)
-            # Whoever may send takes the next of the trace and waits until it is due: clients of a closed loop that have a plan.
-            self._think, self._due_ns = [0] * n, _as_array(workload.arrival_ns)
-        elif isinstance(workload, ClosedLoop):
-            self._think = workload.think_ns.tolist() if workload.think_ns is not None else [0] * n
+        self._think, self._due_ns = _waiting_clients(experiment)
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
 
@@ -333,6 +412,7 @@ class _Cluster:
         if self._experiment.horizon_ns is not None:
             makespan_ns = min(max(makespan_ns, self._clock.now_ns), self._experiment.horizon_ns)
         none = np.zeros(self._n, np.int64)
+        tiers = _tier_columns(state)
         bubbles = [_as_column(kind) for kind in state.bubbles] or [none] * len(BUBBLES)
         return Columns(
             requests={
@@ -359,13 +439,14 @@ class _Cluster:
                         "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
                         "computed_prompt_tokens": np.where(
                             _as_column(state.scheduled) >= 0,
-                            _as_column(state.prompt) - _as_column(state.prefix_hits),
+                            _as_column(state.prompt) - _as_column(state.prefix_hits) - _loaded(state),
                             0,
                         ),
                     }
                     if self._caching
                     else {}
                 ),
+                **tiers,
                 **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
             },
             reasons=tuple(self._reasons),
@@ -385,6 +466,7 @@ class _Cluster:
                     else {}
                 ),
                 "n_stages": sum(machine.n_stages for machine in self._machines),
+                **({"tiers": _tier_facts(self._machines)} if tiers else {}),
                 **({"ranks": ranks} if (ranks := ranked(self._machines)) else {}),
                 "busy_ns": sum(replica.busy_ns() for replica in replicas),
                 "events": sum(machine.events for machine in self._machines),

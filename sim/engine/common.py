@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, cast
 
+import numpy as np
+
 from hwmodels.cost import RankedCostModel
 from hwmodels.totals import Totals
 from sim.engine.clock import to_ticks
-from sim.engine.pricing import LineAt, Prices, Pricing
+from sim.engine.columns import IntArray
+from sim.engine.pricing import LineAt, Prices, Pricing, whole_ticks
 
 IDLE: Final = Totals(*(0,) * len(Totals._fields))
 """What a rank does that has nothing to do."""
@@ -30,6 +33,19 @@ class CommonPrices(Prices):
         ticks = to_ticks(float(self._cost.common_step(ranks)))
         return ticks + self._draft_ticks(ranks, draft_steps) if self._pricing.speculative else ticks
 
+    def steps(self, ranks: Sequence[Totals], growth: Sequence[tuple[int, int]], n: int) -> IntArray:
+        """Ticks of *n* steps of decodes alone, without drafts, from those of *ranks* on: the same as one by one. Of each rank the
+        KV tokens that a step reads more than the one before, and those within the window. Shape [n]."""
+        step = np.arange(n)
+        later = [
+            totals._replace(
+                decode_kv_tokens=totals.decode_kv_tokens + step * kv,
+                decode_kv_window=totals.decode_kv_window + step * window,
+            )
+            for totals, (kv, window) in zip(ranks, growth, strict=True)
+        ]
+        return whole_ticks(np.broadcast_to(self._cost.common_step(later), n)).astype(np.int64)
+
     def _draft_ticks(self, ranks: Sequence[Totals], draft_steps: Sequence[int]) -> int:
         pricing = self._pricing
         if self._draft is None:
@@ -40,7 +56,12 @@ class CommonPrices(Prices):
             seconds += self._draft.common_step([_prompts_of(totals) for totals in ranks])
         steps = max(draft_steps)
         if steps and any(totals.decode_seqs for totals in ranks):
-            seconds += steps * self._draft.common_step([_decodes_of(totals) for totals in ranks])
+            if pricing.draft_rereads:
+                seconds += self._draft.common_step(
+                    [_decodes_of(totals, totals.rows - totals.prefill_rows) for totals in ranks]
+                )
+                steps -= 1
+            seconds += steps * self._draft.common_step([_decodes_of(totals, totals.decode_seqs) for totals in ranks])
         verifies = any(totals.rows - totals.prefill_rows > totals.decode_seqs for totals in ranks)
         return to_ticks(float(seconds)) + verifies * pricing.round_ticks
 
@@ -69,11 +90,11 @@ def _prompts_of(totals: Totals) -> Totals:
     )
 
 
-def _decodes_of(totals: Totals) -> Totals:
-    """One token of each sequence that decodes."""
+def _decodes_of(totals: Totals, tokens: int) -> Totals:
+    """A pass over *tokens* tokens of the sequences that decode, and a guess for each of these."""
     n = totals.decode_seqs
     return IDLE._replace(
-        rows=n,
+        rows=tokens,
         decode_seqs=n,
         decode_kv_tokens=totals.decode_kv_tokens,
         logit_rows=n,

@@ -7,11 +7,13 @@ from math import isfinite
 from typing import Literal
 
 from hwmodels.cost import CostModel
+from policies.ranks import PromptBalance
 from policies.routers import Knowledge, RouteFunction, Router, knowledge_of
 from policies.view import PlanFunction, Scheduler
 from sim.engine.prices import StageTable
 from sim.engine.running import Decoding
 from sim.engine.streaming import Stream
+from sim.engine.tiers import TierSpec, check_tiers
 from workloads import ClosedLoop, Trace
 
 Turn = Literal["rotation", "oldest"]
@@ -48,6 +50,12 @@ class ReplicaSpec:
     (`sim.engine.prefix`); None: they are not."""
     prefix_drops_last: bool = False
     """Of what is found the last block is computed again, as vLLM does for drafters that need the target's states (EAGLE, MTP)."""
+    tiers: tuple[TierSpec, ...] = ()
+    """KV memory behind the device, nearest first: what the device has given up is loaded from there."""
+    swaps: bool = False
+    """Sequences that give way are moved to the `host` tier, and come back from there, in place of being computed again."""
+    block_bytes: int = 0
+    """Of a KV block on all devices together, for what crosses the links of tiers."""
 
     def __post_init__(self) -> None:
         for name, least in (("kv_blocks", 1), ("block_tokens", 1), ("lookahead_tokens", 0), ("draft_slots", 0)):
@@ -55,6 +63,20 @@ class ReplicaSpec:
                 raise ValueError(f"{name} is at least {least}; got {getattr(self, name)}")
         if self.micro_batches is not None and self.micro_batches < 1:
             raise ValueError(f"micro_batches is at least 1; got {self.micro_batches}")
+        check_tiers(self.tiers)
+        kinds = [tier.kind for tier in self.tiers]
+        if self.tiers and self.block_bytes < 1:
+            raise ValueError(f"block_bytes is at least 1 where there are tiers; got {self.block_bytes}")
+        if self.tiers and self.prefix_cache is None and not self.swaps:
+            raise ValueError(
+                "tiers keep what a prefix cache gives up, and there is none; give prefix_cache or leave tiers out"
+            )
+        if self.swaps and "host" not in kinds:
+            raise ValueError("sequences that give way are swapped to a tier of kind host, and there is none")
+        if self.swaps and "peer" in kinds:
+            raise ValueError(
+                "sequences cannot be swapped to host memory that other machines read (a tier of kind peer)"
+            )
         if isinstance(self.cost, StageTable) and self.decoding is not None:
             raise ValueError("a table of single-pass latencies has no decode steps, and so no decoding method")
 
@@ -71,11 +93,13 @@ class MachineSpec:
     to itself, and all step together."""
     rank_router: Router | RouteFunction | None = None
     """Which of them gets a request of the machine; None for a machine without ranks."""
+    prompt_balance: PromptBalance | None = None
+    """When prompts of ranks may start; None: whenever a rank's scheduler says so."""
 
     def __post_init__(self) -> None:
-        self._check_ranks()
         if not self.tenants:
             raise ValueError("tenants needs at least one ReplicaSpec; got none")
+        self._check_ranks()
         models = [spec.model for spec in self.tenants]
         if len(self.tenants) > 1 and (None in models or len(set(models)) < len(models)):
             raise ValueError(f"tenants of a machine serve a different model each; got {models!r}")
@@ -92,11 +116,13 @@ class MachineSpec:
             raise ValueError(
                 f"a rank_router is of a machine with ranks, and one with ranks has one; got {self.ranks} ranks"
             )
+        if self.ranks == 1 and self.prompt_balance is not None:
+            raise ValueError("prompt_balance is between ranks, and a machine without has nothing to balance")
         if self.ranks == 1:
             return
         if len(self.tenants) > 1:
             raise ValueError("models that share a machine have no ranks; give one of the two")
-        (spec,) = self.tenants
+        spec = next(iter(self.tenants))
         if spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1:
             raise ValueError(
                 "ranks step together in one stage with one batch each; pipelines and micro-batches of ranks are not modelled"

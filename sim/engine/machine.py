@@ -26,7 +26,8 @@ from sim.engine.requests import RequestState
 from sim.engine.sequences import Outside, refusal
 from sim.engine.span import Span
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant
+from sim.engine.tenant import NOTHING, Tenant, drop_in_flight
+from sim.engine.tiers import SharedStores
 
 
 def found_tokens(kv: KvPool, request: RoutedRequest, grown: int) -> int:
@@ -49,7 +50,7 @@ def prefill_tokens(tenant: Tenant) -> int:
     return sum(seq.tokens for seq in tenant.sequences.queue) + sum(partial)
 
 
-def _begun_ticks(span: Span, now_ticks: int) -> int:
+def begun_ticks(span: Span, now_ticks: int) -> int:
     """When the iteration in flight began."""
     at = span.index_at(now_ticks)
     return span.end(at - 1) if at > 1 else span.start_ticks
@@ -60,9 +61,9 @@ class Machine:
 
     def __init__(
         self, clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-        seed: int, fast_forward: bool,
+        seed: int, fast_forward: bool, shared: SharedStores | None = None,
     ) -> None:  # fmt: skip
-        """*first_number*: of its first tenant, among all of the run."""
+        """*first_number*: of its first tenant, among all of the run; *shared*: what machines read of each other's KV."""
         self.index = index
         self.events = 0
         self.no_hit_order = -1
@@ -78,17 +79,13 @@ class Machine:
         self.stages = Stages(n_stages)
         self.tenants = [
             Tenant(
-                first_number + i,
-                tenant,
-                state,
-                outside,
-                self.stages,
-                alone=self._alone,
-                seed=seed,
-                fast_forward=fast_forward,
+                first_number + i, tenant, state, outside, self.stages,
+                alone=self._alone, seed=seed, fast_forward=fast_forward, machine=index, shared=shared,
             )
             for i, tenant in enumerate(spec.tenants)
-        ]
+        ]  # fmt: skip
+        for tenant in self.tenants:
+            tenant.rings(clock, self._on_loaded)
         self._hosting = {tenant.spec.model: tenant for tenant in self.tenants}
         self._turn = 0
         self._promised = [0] * n_stages if isinstance(first.cost, StageTable) else []
@@ -156,7 +153,7 @@ class Machine:
         if not self._alone:
             return self.stages.free[0] >> TICK_BITS if self.stages.in_flight else -1
         span = self._lane.span
-        return -1 if span is None else _begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
+        return -1 if span is None else begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
 
     @property
     def promised_ns(self) -> int:
@@ -236,6 +233,13 @@ class Machine:
             self._ticks = span.end(j)
             self._alarm.set(self._ticks >> TICK_BITS)
 
+    def _on_loaded(self, _event: object) -> None:
+        """KV that was asked for has come: who waits for it may go on."""
+        if self._alone and self._lane.span is not None:
+            self._cut_short(self._clock.now_ns)
+        else:
+            self._look_again(self._clock.now_ns)
+
     def give_up(self, id_: int) -> None:
         """The client of a request that is here has gone: it takes no further iteration, and its KV is free when the present one
         ends (where plans are made ahead, when the next one does)."""
@@ -257,12 +261,12 @@ class Machine:
             done = span.index_at(now_ns << TICK_BITS) - 1
             self.tenants[0].commit(self._lane, done, span.end(done) if done else self._ticks)
         for tenant in self.tenants:
-            tenant.drop_in_flight()
+            drop_in_flight(tenant)
         self._ends.clear()
         self._ticks = now_ns << TICK_BITS
         self._promised = [self._ticks] * len(self._promised)
         self.stages.stop(self._ticks)
-        return [id_ for tenant in self.tenants for id_ in tenant.sequences.hand_back(tenant.lanes)]
+        return [id_ for tenant in self.tenants for id_ in tenant.hand_back()]
 
     # Turns of a machine that is alone.
 
@@ -372,7 +376,7 @@ class Machine:
             if self._alone:
                 self._alarm.set(wake_ns)
             self._look_ns = wake_ns
-        elif busy and not self.stages.in_flight:
+        elif busy and not self.stages.in_flight and not any(tenant.n_loading for tenant in busy):
             tenant = busy[0]
             prefilling = sum(len(lane.partial) for lane in tenant.lanes)
             decoding = sum(lane.decoding.n + len(lane.paused) for lane in tenant.lanes)

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.section import Section
+from sim.scenario.tiers import Tier
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
 TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain"]
@@ -105,6 +106,15 @@ class Parallel(Section):
         return self
 
 
+class PromptBalance(Section):
+    """When prompts of ranks may start: where every rank has some, as TensorRT-LLM's `attention_dp_config` with `enable_balance`."""
+
+    timeout_iters: Annotated[int, Field(ge=1)] = 50
+    """Steps after which they start although not every rank has one."""
+    batching_wait_iters: Annotated[int, Field(ge=0)] = 10
+    """Steps for which they wait for more where every rank has one."""
+
+
 class ZipfPopularity(Section):
     """Popularity of experts that falls as a power of their rank."""
 
@@ -131,6 +141,18 @@ class ExpertSettings(Section):
     (vLLM's allgather_reducescatter)."""
 
 
+class CudaGraphs(Section):
+    """Which decode steps are replayed as CUDA graphs, padded to the next size that was captured."""
+
+    largest: Annotated[int, Field(ge=1)] | None = None
+    """Rows of the largest (vLLM's max_cudagraph_capture_size, SGLang's cuda-graph-max-bs, max_batch_size of TensorRT-LLM's
+    cuda_graph_config); where it is left out, the stack's default on the device. Larger steps are launched kernel by kernel."""
+    sizes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] | None = None
+    """All of them, in place of the stack's list (vLLM's cudagraph_capture_sizes)."""
+    eager: bool = False
+    """None (vLLM's --enforce-eager, SGLang's --disable-cuda-graph): nothing is padded, every step is launched kernel by kernel."""
+
+
 class Memory(Section):
     """What of the GPUs' memory holds the KV cache, and what happens when it runs out."""
 
@@ -152,8 +174,11 @@ class Memory(Section):
     prefix_caching: bool | None = None
     """Whether KV blocks are found again by prompts that begin alike, where the trace says which do; where it is left out, as the
     stack has it: on for vLLM, SGLang and TensorRT-LLM, off for `eager` and `ideal`."""
-    preemption: Literal["recompute", "none"] = "recompute"
-    """`recompute`: the newest sequences give their KV back and are computed again; `none`: running out is an error."""
+    tiers: list[Tier] = Field(default_factory=list)
+    """Memory behind the KV cache, nearest first: what the device has given up is loaded from there in place of being computed."""
+    preemption: Literal["recompute", "swap", "none"] = "recompute"
+    """`recompute`: the newest sequences give their KV back and are computed again; `swap`: it is moved to the `host` tier and comes
+    back from there; `none`: running out is an error."""
 
     @model_validator(mode="before")
     @classmethod
@@ -448,10 +473,12 @@ class Pool(Section):
     cost_model: Literal["calibrated", "roofline"] | None = None
     parallel: Parallel | None = None
     experts: ExpertSettings | None = None
+    cuda_graphs: CudaGraphs | None = None
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Machines in the pool."""
     rank_router: Policy | None = None
+    prompt_balance: PromptBalance | None = None
     scheduler: Policy | None = None
     decoding: DecodingSettings | None = None
     memory: Memory | None = None
@@ -497,6 +524,8 @@ class Settings(Section):
     parallel: Parallel = Parallel()
     experts: ExpertSettings | None = None
     """Of a mixture of experts."""
+    cuda_graphs: CudaGraphs | None = None
+    """Of serving_stack vllm, sglang and trtllm on GPUs; where it is left out, as the stack captures them."""
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     """In flight at once; where it is left out, one for each pipeline stage. One more hides the hand-over between stages."""
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
@@ -504,6 +533,8 @@ class Settings(Section):
     rank_router: Policy | None = None
     """Which rank of a machine gets a request (`parallel.data`); where it is left out, as the serving stack does it: `vllm_ranks`,
     `trtllm_ranks`, or for the others `round_robin`."""
+    prompt_balance: PromptBalance | None = None
+    """Prompts of ranks start together; where it is left out, each when its rank's scheduler says so."""
     scheduler: Policy = Policy(policy="sarathi")
     """Name it: a file that names no scheduler runs under `sarathi`, while `rooftrace run` without a file is the default scenario,
     which asks for `vllm`, the serving stack's own."""

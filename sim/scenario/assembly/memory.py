@@ -65,12 +65,8 @@ def memory_of(
     factor = _fitted_kv_factor(scenario)
     override = memory.kv_blocks
     if override is None and factor != 1.0:
-        override = max(
-            1,
-            round(
-                memory_of(_by_name(scenario), deployment, scheduler, workload=workload, draft=draft).kv_blocks * factor
-            ),
-        )
+        accounted = memory_of(_by_name(scenario), deployment, scheduler, workload=workload, draft=draft)
+        override = max(1, round(accounted.kv_blocks * factor)) + accounted.null_blocks
     plan = memory_plan(
         deployment,
         rules,
