@@ -85,7 +85,7 @@ class Watch:
             if span is not None and lane.decodes:
                 # Of what is in flight the blocks of the first iteration have been taken, and no others.
                 held += span.growth_first
-        held += sum(each.blocks for each in tenant.sequences.at_hand.values())
+        held += sum(each.blocks for each in tenant.sequences.brought.at_hand.values())
         loading = tenant.loading
         if loading is not None:
             for id_, load in loading.in_flight.items():

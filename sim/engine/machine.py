@@ -26,7 +26,7 @@ from sim.engine.requests import RequestState
 from sim.engine.sequences import Outside, refusal
 from sim.engine.span import Span
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant, drop_in_flight
+from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, hand_back, n_loading, rings
 from sim.engine.tiers import SharedStores
 
 
@@ -85,7 +85,7 @@ class Machine:
             for i, tenant in enumerate(spec.tenants)
         ]  # fmt: skip
         for tenant in self.tenants:
-            tenant.rings(clock, self._on_loaded)
+            rings(tenant, clock, self._on_loaded)
         self._hosting = {tenant.spec.model: tenant for tenant in self.tenants}
         self._turn = 0
         self._promised = [0] * n_stages if isinstance(first.cost, StageTable) else []
@@ -266,7 +266,7 @@ class Machine:
         self._ticks = now_ns << TICK_BITS
         self._promised = [self._ticks] * len(self._promised)
         self.stages.stop(self._ticks)
-        return [id_ for tenant in self.tenants for id_ in tenant.hand_back()]
+        return [id_ for tenant in self.tenants for id_ in hand_back(tenant)]
 
     # Turns of a machine that is alone.
 
@@ -376,7 +376,7 @@ class Machine:
             if self._alone:
                 self._alarm.set(wake_ns)
             self._look_ns = wake_ns
-        elif busy and not self.stages.in_flight and not any(tenant.n_loading for tenant in busy):
+        elif busy and not self.stages.in_flight and not any(n_loading(tenant) for tenant in busy):
             tenant = busy[0]
             prefilling = sum(len(lane.partial) for lane in tenant.lanes)
             decoding = sum(lane.decoding.n + len(lane.paused) for lane in tenant.lanes)

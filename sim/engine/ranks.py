@@ -28,7 +28,7 @@ from sim.engine.requests import RequestState
 from sim.engine.sequences import Outside, refusal
 from sim.engine.span import Span, TapedSpan
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, launch
+from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, hand_back, launch, n_loading, rings
 from sim.engine.tiers import SharedStores
 from sim.engine.uniform import UniformSet
 
@@ -115,7 +115,7 @@ class RankedMachine(Machine):
             for rank in range(spec.ranks)
         ]  # fmt: skip
         for tenant in self.tenants:
-            tenant.rings(clock, self._on_loaded)
+            rings(tenant, clock, self._on_loaded)
         self._lanes = [tenant.lanes[0] for tenant in self.tenants]
         self._loads = [RankLoad(tenant, clock) for tenant in self.tenants]
         # Where sequences speculate each step emits what it does, and loads from tiers come when they come: one by one.
@@ -239,7 +239,7 @@ class RankedMachine(Machine):
             if lane.span is not None:
                 tenant.commit(lane, done, end)
             drop_in_flight(tenant)
-            ids += tenant.hand_back()
+            ids += hand_back(tenant)
         self._in_step = False
         self._waited = Waited()
         self._ticks = now_ns << TICK_BITS
@@ -369,7 +369,7 @@ class RankedMachine(Machine):
             self._alarm.set(min(waited))
             return
         busy = [rank for rank, tenant in enumerate(self.tenants) if tenant.sequences.busy]
-        if busy and not any(tenant.n_loading for tenant in self.tenants):
+        if busy and not any(n_loading(tenant) for tenant in self.tenants):
             tenant, lane = self.tenants[busy[0]], self._lanes[busy[0]]
             raise PolicyError(
                 f"{tenant.spec.scheduler!r} planned nothing at t={self._ticks / TICKS_PER_S:.6f} s on rank {busy[0]} with "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -91,69 +92,16 @@ class Tenant:
         sequences.finding.lanes = self.lanes
         self.loading: Loading | None = None
         if spec.tiers and (self._caches or spec.swaps):
-            self.loading = self._loading_of(machine, shared or SharedStores(peers=False))
+            self.loading = _loading_of(self, machine, shared or SharedStores(peers=False))
         self.ready: deque[Lane] = deque()
         """Lanes that are not in flight, the longest idle first."""
         for _ in range(self._max_lanes if self._max_lanes <= _LANES_AT_ONCE else 1):
-            self._add_lane()
-
-    def _loading_of(self, machine: int, shared: SharedStores) -> Loading:
-        spec, kv, state = self.spec, self._kv, self.state
-        contents = state.contents_in(spec.block_tokens) if kv.caches and state.contents_in is not None else None
-        space = (-1 if spec.model is None else spec.model, spec.block_tokens, spec.block_bytes)
-        tiers = Tiers(spec.tiers, space, contents, self.recorder, shared, machine=machine, number=self.number)
-        tiers.price_ns = self._prompt_ns
-        if isinstance(kv, RunPool):
-            kv.gives_up = tiers.evicted if tiers.takes_evicted else None
-        return Loading(self.sequences, tiers, swaps=spec.swaps)
-
-    def rings(self, clock: Clock, callback: Callable[[object], None]) -> None:
-        """Have *callback* called whenever KV that was asked for comes."""
-        if self.loading is not None:
-            self.loading.rings_at = lambda at_ns: Alarm(clock, ARRIVALS, callback).set(at_ns)
-
-    def _prompt_ns(self, tokens: int, cached: int) -> int:
-        """What an iteration takes that computes *tokens* prompt tokens behind *cached* others, and nothing else."""
-        window = self._window
-        pairs = tokens * cached + tokens * (tokens + 1) // 2
-        within = 0 if window is None else pairs_within(cached, tokens, window)
-        totals = Totals(tokens, tokens, 1, pairs, cached + tokens, 0, 0, 1, within, 0)
-        return sum(self.prices.stages(totals, 0)[0]) >> TICK_BITS
-
-    def _add_lane(self) -> Lane:
-        spec = self.spec
-        decoding = (
-            UniformSet(spec.block_tokens, self._window)
-            if spec.decoding is None
-            else TapedSet(
-                spec.block_tokens, self._window, spec.decoding, self._seed, self.state.rounds,
-                lookahead_tokens=self._kv.lookahead_tokens, max_model_len=spec.max_model_len,
-                ahead=self._ahead is not None,
-            )
-        )  # fmt: skip
-        lane = Lane(len(self.lanes), decoding)
-        lane.view = ReplicaView(
-            block_tokens=spec.block_tokens,
-            total_blocks=self._kv.total,
-            running=RunningView(lane, self.sequences.running_seq),
-            price=LanePrice(lane, self.prices, self.stages, self._window, self._pads_to),
-            elsewhere=Elsewhere(self.lanes, lane),
-            prompt_tokens=self.state.prompt,
-            max_tokens=self.state.max_tokens,
-            by_chunk=self._by_chunk,
-            lookahead_tokens=self._kv.lookahead_tokens,
-            draft_slots=spec.draft_slots,
-            max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
-            cache=self._kv if self._caches else None,
-        )
-        self.lanes.append(lane)
-        self.ready.append(lane)
-        return lane
+            _add_lane(self)
 
     def next_lane(self) -> Lane | None:
         """The lane that has been idle longest, taken from `ready`; None where all are in flight."""
         if not self.ready and len(self.lanes) < self._max_lanes:
-            self._add_lane()
+            _add_lane(self)
         return self.ready.popleft() if self.ready else None
 
     # Planning.
@@ -195,7 +143,7 @@ class Tenant:
                     # What has come since the plan would have been made ahead.
                     return self.begin(lane, ticks)
             return NOTHING
-        if sequences.at_hand and growth_of_all > self._kv.free:
+        if sequences.brought.at_hand and growth_of_all > self._kv.free:
             assert loading is not None
             loading.make_room(growth_of_all)
         view = lane.view
@@ -215,14 +163,14 @@ class Tenant:
         if not isinstance(plan, Plan):
             raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
         if loading is not None:
-            plan = self._with_loads(loading, lane, plan, growth_of_all)
+            plan = _with_loads(self, loading, lane, plan, growth_of_all)
         decode, run, preempt, hold, _, reject, _, view.memo, undone = plan
         stepping_on: list[Ended] = []
         if unknown:
             plan, stepping_on = as_known(lane, self._queue_view, plan)
             decode, _, _, hold, _, _, _, _, _ = plan
         waits = self.prompts_wait and (queue or partial)
-        if hold > 1 and (waits or sequences.given_up or (loading is not None and self._may_learn(loading, ticks))):
+        if hold > 1 and (waits or sequences.given_up or (loading is not None and _may_learn(loading, ticks))):
             # The next plan is the first that knows who has gone, or may be shown who waits.
             hold, plan = 1, plan._replace(hold=1)
         if hold > 1 and queue and (self._kv.writes or (self._caches and not self._alone)):
@@ -261,44 +209,13 @@ class Tenant:
                 sequences.start_anew(lane)
             return self.begin(lane, ticks)
         closed = ticks >> TICK_BITS < plan.until_ns < ALWAYS_NS
-        if sequences.at_hand and not sequences.n_admitted and not lane.leaving and not closed:
+        if sequences.brought.at_hand and not sequences.n_admitted and not lane.leaving and not closed:
             # They hold memory from each other, or from who is ahead of them.
             assert loading is not None
-            loading.let_go_of(next(seq for seq in reversed(sequences.queue) if seq.id in sequences.at_hand).id)
+            loading.let_go_of(next(seq for seq in reversed(sequences.queue) if seq.id in sequences.brought.at_hand).id)
             return self.begin(lane, ticks)
         lane.wake_ns = plan.until_ns
         return NOTHING
-
-    def _with_loads(self, loading: Loading, lane: Lane, plan: Plan, growth: int) -> Plan:
-        """Start the loads of those whom *plan* admits, and what is planned without them."""
-        view, kv, sequences = lane.view, self._kv, self.sequences
-        while plan.run:
-            held_back = growth
-            for id_, tokens in plan.run:
-                if self._by_chunk and id_ in lane.partial:
-                    cached = lane.partial[id_].cached_tokens
-                    held_back += kv.held(cached + tokens) - kv.held(cached)
-            # Who gives way has not given its memory back yet.
-            started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
-            if not started:
-                if not self._in_turn and (loading.in_flight or sequences.at_hand):
-                    fits = loading.that_fit(plan.run, held_back)
-                    return plan if len(fits) == len(plan.run) else plan._replace(run=fits, hold=1)
-                break
-            if started < 0:
-                return plan._replace(run=loading.before_the_first(plan.run), hold=1, through_arrivals=False)
-            view.waiting = self._queue_view if self._queue_view else ()
-            view.free_blocks = kv.free
-            answer = self._plan(view)
-            if not isinstance(answer, Plan):
-                raise PolicyError(f"{self.spec.scheduler!r} answered {answer!r}; expected a policies.view.Plan")
-            plan = answer
-        return plan
-
-    def _may_learn(self, loading: Loading, ticks: int) -> bool:
-        """Whether the next plan may know what this one could not, that KV has come since, or blocks are evicted with every step and
-        written somewhere."""
-        return loading.next_ns() <= ticks >> TICK_BITS or loading.tiers.takes_evicted
 
     # Starting.
 
@@ -454,15 +371,106 @@ class Tenant:
         if self._finding.ended and self._ahead is None:
             self._finding.free_the_ended()
 
-    @property
-    def n_loading(self) -> int:
-        """Requests whose KV is on its way."""
-        return 0 if self.loading is None else len(self.loading.in_flight)
 
-    def hand_back(self) -> list[int]:
-        """Give up everything; see `Sequences.hand_back`."""
-        ids = self.sequences.hand_back(self.lanes)
-        return ids if self.loading is None else ids + self.loading.reset()
+def _add_lane(tenant: Tenant) -> Lane:
+    spec = tenant.spec
+    decoding = (
+        UniformSet(spec.block_tokens, tenant._window)
+        if spec.decoding is None
+        else TapedSet(
+            spec.block_tokens, tenant._window, spec.decoding, tenant._seed, tenant.state.rounds,
+            lookahead_tokens=tenant._kv.lookahead_tokens, max_model_len=spec.max_model_len,
+            ahead=tenant._ahead is not None,
+        )
+    )  # fmt: skip
+    lane = Lane(len(tenant.lanes), decoding)
+    lane.view = ReplicaView(
+        block_tokens=spec.block_tokens,
+        total_blocks=tenant._kv.total,
+        running=RunningView(lane, tenant.sequences.running_seq),
+        price=LanePrice(lane, tenant.prices, tenant.stages, tenant._window, tenant._pads_to),
+        elsewhere=Elsewhere(tenant.lanes, lane),
+        prompt_tokens=tenant.state.prompt,
+        max_tokens=tenant.state.max_tokens,
+        by_chunk=tenant._by_chunk,
+        lookahead_tokens=tenant._kv.lookahead_tokens,
+        draft_slots=spec.draft_slots,
+        max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
+        cache=tenant._kv if tenant._caches else None,
+    )
+    tenant.lanes.append(lane)
+    tenant.ready.append(lane)
+    return lane
+
+
+def _loading_of(tenant: Tenant, machine: int, shared: SharedStores) -> Loading:
+    spec, kv, state = tenant.spec, tenant._kv, tenant.state
+    contents = state.contents_in(spec.block_tokens) if kv.caches and state.contents_in is not None else None
+    space = (-1 if spec.model is None else spec.model, spec.block_tokens, spec.block_bytes)
+    tiers = Tiers(spec.tiers, space, contents, tenant.recorder, shared, machine=machine, number=tenant.number)
+    tiers.price_ns = partial(_prompt_ns, tenant)
+    if isinstance(kv, RunPool):
+        kv.gives_up = tiers.evicted if tiers.takes_evicted else None
+    return Loading(tenant.sequences, tiers, swaps=spec.swaps)
+
+
+def rings(tenant: Tenant, clock: Clock, callback: Callable[[object], None]) -> None:
+    """Have *callback* called whenever KV that was asked for comes."""
+    if tenant.loading is not None:
+        tenant.loading.rings_at = lambda at_ns: Alarm(clock, ARRIVALS, callback).set(at_ns)
+
+
+def _prompt_ns(tenant: Tenant, tokens: int, cached: int) -> int:
+    """What an iteration takes that computes *tokens* prompt tokens behind *cached* others, and nothing else."""
+    window = tenant._window
+    pairs = tokens * cached + tokens * (tokens + 1) // 2
+    within = 0 if window is None else pairs_within(cached, tokens, window)
+    totals = Totals(tokens, tokens, 1, pairs, cached + tokens, 0, 0, 1, within, 0)
+    return sum(tenant.prices.stages(totals, 0)[0]) >> TICK_BITS
+
+
+def _with_loads(tenant: Tenant, loading: Loading, lane: Lane, plan: Plan, growth: int) -> Plan:
+    """Start the loads of those whom *plan* admits, and what is planned without them."""
+    view, kv, sequences = lane.view, tenant._kv, tenant.sequences
+    while plan.run:
+        held_back = growth
+        for id_, tokens in plan.run:
+            if tenant._by_chunk and id_ in lane.partial:
+                cached = lane.partial[id_].cached_tokens
+                held_back += kv.held(cached + tokens) - kv.held(cached)
+        # Who gives way has not given its memory back yet.
+        started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
+        if not started:
+            if not tenant._in_turn and (loading.in_flight or sequences.brought.at_hand):
+                fits = loading.that_fit(plan.run, held_back)
+                return plan if len(fits) == len(plan.run) else plan._replace(run=fits, hold=1)
+            break
+        if started < 0:
+            return plan._replace(run=loading.before_the_first(plan.run), hold=1, through_arrivals=False)
+        view.waiting = tenant._queue_view if tenant._queue_view else ()
+        view.free_blocks = kv.free
+        answer = tenant._plan(view)
+        if not isinstance(answer, Plan):
+            raise PolicyError(f"{tenant.spec.scheduler!r} answered {answer!r}; expected a policies.view.Plan")
+        plan = answer
+    return plan
+
+
+def _may_learn(loading: Loading, ticks: int) -> bool:
+    """Whether the next plan may know what this one could not, that KV has come since, or blocks are evicted with every step and
+    written somewhere."""
+    return loading.next_ns() <= ticks >> TICK_BITS or loading.tiers.takes_evicted
+
+
+def n_loading(tenant: Tenant) -> int:
+    """Requests whose KV is on its way."""
+    return 0 if tenant.loading is None else len(tenant.loading.in_flight)
+
+
+def hand_back(tenant: Tenant) -> list[int]:
+    """Give up everything; see `Sequences.hand_back`."""
+    ids = tenant.sequences.hand_back(tenant.lanes)
+    return ids if tenant.loading is None else ids + tenant.loading.reset()
 
 
 def _write_prompts(tiers: Tiers, lane: Lane, prompt: Sequence[int], block_tokens: int, end_ns: int) -> None:
