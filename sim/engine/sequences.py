@@ -13,7 +13,6 @@ from policies.view import (
     ALWAYS_NS,
     RunningSeq,
     WaitingSeq,
-    admits_in_turn,
     plans_ahead,
     preempted_last,
     reserves,
@@ -26,12 +25,12 @@ from sim.engine.columns import ABORTED, FINISHED, UNFINISHED, Recorder
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.finding import Finding
-from sim.engine.kv import OutOfBlocks
+from sim.engine.kv import KvPool, OutOfBlocks
 from sim.engine.lane import Ended, Lane, Paused
 from sim.engine.prefix import pool_of
 from sim.engine.promises import Promises
 from sim.engine.requests import RequestState
-from sim.engine.running import Departure
+from sim.engine.running import Departure, RunningSet
 
 
 class Outside(Protocol):
@@ -82,7 +81,7 @@ class Sequences:
         self.ahead = Ahead() if alone and plans_ahead(spec.scheduler) else None
         self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
         self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
-        self.finding = Finding(self.kv, state, self.ahead, in_turn=admits_in_turn(spec.scheduler))
+        self.finding = Finding(self.kv, state, self.ahead, spec.scheduler)
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
@@ -217,7 +216,7 @@ class Sequences:
             state.preemptions[id_] += 1
             self.finding.free_one(id_, beside, lane.leaving[id_].emitted_last - scheduled)
             return
-        known = self.finding.known(lane, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
+        known = self.finding.kept(lane, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
         cached, blocks, token_ns = self.take_out(lane, id_)
         if token_ns >= 0:
             state.token_ns[id_] = token_ns
@@ -291,7 +290,7 @@ class Sequences:
         decoding = lane.decoding
         self._in_vain = 0
         if rounds > 1:
-            self.kv.take(decoding.blocks_for(rounds) - growth_first)
+            _take_for_rounds(self.kv, decoding, rounds, growth_first)
         lane.last_round_ns = end_ns
         departures = decoding.advance(rounds)
         if not departures:
@@ -319,6 +318,7 @@ class Sequences:
                 state.left[id_] = left = left - 1
             if left:
                 self._join(lane, id_, cached, end_ns)
+                self.finding.complete(id_, cached)
             else:
                 self._end(lane, id_, self.kv.held(cached), end_ns, cached, 1, slots_before=cached)
 
@@ -379,6 +379,17 @@ class Sequences:
         self.finding.ended.clear()
         self.kv.reset()
         return ids
+
+
+def _take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
+    """The blocks of so many decode steps, of which *taken* have been taken."""
+    if kv.caches_late:
+        # What the last of them evicts depends on what there was before it.
+        before = decoding.blocks_for(rounds - 1)
+        kv.take(before - taken)
+        kv.before_decodes(decoding.n)
+        taken = before
+    kv.take(decoding.blocks_for(rounds) - taken)
 
 
 def _last_token_ns(lane: Lane, departure: Departure) -> int:
