@@ -31,6 +31,7 @@ from sim.validation.speculated import NOT_KNOWN, speculation_of
 
 if TYPE_CHECKING:
     from hwmodels.measured import Measurement
+    from sim.engine import Experiment
     from sim.engine.columns import Columns
     from workloads import ClosedLoop, Trace
 
@@ -243,18 +244,43 @@ def serve(
     At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM. Groups of data-parallel
     attention are ranks, among which requests are spread as the stack does by itself.
     """
+    from sim.engine import run
+
+    return run(
+        experiment_of(
+            deployment,
+            stack,
+            workload,
+            settings=settings,
+            concurrency=concurrency,
+            release=release,
+            speculation=speculation,
+        )
+    )
+
+
+def experiment_of(
+    deployment: Deployment,
+    stack: ServingStack,
+    workload: Trace | ClosedLoop,
+    *,
+    settings: ServerSettings,
+    concurrency: int,
+    release: str | None = None,
+    speculation: Speculation | None = None,
+) -> Experiment:
+    """What `serve` runs."""
     from policies.routers import RoundRobin
-    from sim.engine import Experiment, run
+    from sim.engine import Experiment
 
     machine = machine_of(deployment, stack, settings, concurrency=concurrency, release=release, speculation=speculation)
-    experiment = Experiment(
+    return Experiment(
         workload=workload,
         replicas=(machine,),
         router=RoundRobin(),
         **deployment.front_end._asdict(),
         stream=stream_of(stack.name, settings),
     )
-    return run(experiment)
 
 
 def latencies_s(columns: Columns) -> tuple[np.ndarray, np.ndarray]:

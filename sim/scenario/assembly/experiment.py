@@ -94,7 +94,7 @@ def _stream(scenario: Scenario, pools: Sequence[PoolOf]) -> Stream:
     """Which tokens reach a client together, by the rule of the serving stack."""
     from sim.engine.streaming import Stream
 
-    stacks = dict.fromkeys(each.serving_stack for pool in pools for each in pool.scenarios)
+    stacks = dict.fromkeys(each.stack_name for pool in pools for each in pool.scenarios)
     rules: list[Literal["tokens", "iterations"]] = ["iterations" if stack == "trtllm" else "tokens" for stack in stacks]
     if scenario.stream_interval > 1 and len(set(rules)) > 1:
         raise ScenarioError(

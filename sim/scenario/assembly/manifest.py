@@ -146,6 +146,9 @@ def _interval(deployment: Deployment, hosted: Hosted) -> dict[str, Any]:
     profile = deployment.profile
     if not isinstance(deployment.made_by, Calibrated) or profile is None or hosted.decoding is not None:
         return {}
+    if deployment.made_by.stack.fit:
+        # Deployments held back of the catalogue's fit say nothing of one that was fitted itself.
+        return {}
     stack = deployment.made_by.stack.name
     found = serving_interval(
         stack,
