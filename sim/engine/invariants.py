@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sim.engine.columns import FINISHED, UNFINISHED
 from sim.engine.errors import InvariantError
 from sim.engine.events import Clock
+from sim.engine.handover import Handovers
 from sim.engine.lane import Lane
 from sim.engine.machine import Machine
 from sim.engine.requests import RequestState
@@ -20,13 +21,22 @@ INVARIANTS = {
     "INV-5": "tokens computed for a sequence are those whose KV exists: none are computed twice, none are skipped",
     "INV-6": "what ends was started before, and what starts has arrived",
     "INV-7": "within an instant ranks never go back: nothing that a machine does is felt by another in the same nanosecond",
+    "INV-8": "KV that is on its way was computed: its sender holds its blocks until it has arrived, and its receiver has kept room",
 }
+
+
+def tenant_ids(tenant: Tenant) -> set[int]:
+    """Requests that wait or run there."""
+    return {seq.id for seq in tenant.sequences.queue}.union(*(lane.admitted for lane in tenant.lanes))
 
 
 class Watch:
     """Steps the clock and checks the machines after each event."""
 
-    def __init__(self, state: RequestState, machines: Sequence[Machine], clock: Clock) -> None:
+    def __init__(
+        self, state: RequestState, machines: Sequence[Machine], clock: Clock, handovers: Handovers | None = None
+    ) -> None:
+        self._handovers = handovers
         self._state = state
         self._machines = machines
         self._clock = clock
@@ -60,11 +70,29 @@ class Watch:
             if status != UNFINISHED and id_ in seen:
                 self._fail("INV-2", f"request {id_} has ended and is still here")
 
+        if self._handovers is not None:
+            self._check_handovers(self._handovers)
+
+    def _check_handovers(self, handovers: Handovers) -> None:
+        """Of those on a link the sender holds the blocks of the whole prompt, and the receiver those that it took for it."""
+        for id_, leg in handovers.legs.items():
+            model = 0 if self._state.model is None else self._state.model[id_]
+            lent = leg.sender.tenant_of(model).sequences.exchange
+            kept = leg.receiver.tenant_of(model).sequences.exchange
+            assert lent is not None
+            assert kept is not None
+            tokens = self._state.prompt[id_] or 1
+            if leg.computed and lent.lent.get(id_, 0) * lent.sequences.kv.block_tokens < tokens:
+                self._fail("INV-8", f"request {id_} is to be sent, and its sender holds {lent.lent.get(id_, 0)} blocks of it")
+            if leg.sends and kept.kept.get(id_, 0) * kept.sequences.kv.block_tokens < tokens:
+                self._fail("INV-8", f"request {id_} is on its way to a machine that keeps {kept.kept.get(id_, 0)} blocks for it")
+
     def _check_tenant(self, machine: Machine, tenant: Tenant, seen: set[int]) -> None:
         held = 0
         for seq in tenant.sequences.queue:
             self._once(seq.id, seen)
             # Who has nothing to compute lacks the KV of its latest token, as all who decode do.
+            held += seq.kept_blocks
             if (seq.tokens or 1) + seq.cached_tokens != self._context(seq.id):
                 self._fail("INV-5", f"request {seq.id} waits with {seq.cached_tokens} + {seq.tokens} tokens")
         for lane in tenant.lanes:
@@ -77,6 +105,12 @@ class Watch:
             if span is not None and lane.decodes:
                 # Of what is in flight the blocks of the first iteration have been taken, and no others.
                 held += span.growth_first
+        exchange = tenant.sequences.exchange
+        if exchange is not None:
+            held += sum(exchange.kept.values()) + sum(exchange.lent.values())
+            for id_ in (*exchange.asked, *exchange.kept, *exchange.lent):
+                if id_ in tenant_ids(tenant):
+                    self._fail("INV-2", f"request {id_} is between machines and at machine {machine.index}")
         kv = tenant.sequences.kv
         if kv.caches:
             fault = kv.fault()

@@ -23,6 +23,7 @@ from sim.engine.kv import KvPool
 from sim.engine.lane import Lane
 from sim.engine.prices import StageTable
 from sim.engine.requests import RequestState
+from sim.engine.roles import Part
 from sim.engine.sequences import Outside, refusal
 from sim.engine.span import Span
 from sim.engine.stages import Stages
@@ -59,9 +60,9 @@ class Machine:
 
     def __init__(
         self, clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-        seed: int, fast_forward: bool,
+        seed: int, fast_forward: bool, part: Part | None = None,
     ) -> None:  # fmt: skip
-        """*first_number*: of its first tenant, among all of the run."""
+        """*first_number*: of its first tenant, among all of the run; *part*: what it has to do with handing over."""
         self.index = index
         self.events = 0
         self.no_hit_order = -1
@@ -85,6 +86,7 @@ class Machine:
                 alone=self._alone,
                 seed=seed,
                 fast_forward=fast_forward,
+                part=part,
             )
             for i, tenant in enumerate(spec.tenants)
         ]
@@ -108,8 +110,8 @@ class Machine:
     @property
     def waiting(self) -> int:
         if self._alone:
-            return len(self.tenants[0].sequences.queue)
-        return sum(len(tenant.sequences.queue) for tenant in self.tenants)
+            return self.tenants[0].sequences.n_waiting
+        return sum(tenant.sequences.n_waiting for tenant in self.tenants)
 
     @property
     def running(self) -> int:
@@ -242,6 +244,18 @@ class Machine:
         else:
             self._look_again(now_ns)
 
+    def post(self, id_: int, what: int, tokens: int = 0) -> None:
+        """News of a request from another machine (`sim.engine.exchange`); it is read when the next iteration is planned."""
+        tenant = self.tenants[0] if self._alone else self.tenant_of(self._model(id_))
+        now_ns = self._clock.now_ns
+        exchange = tenant.sequences.exchange
+        assert exchange is not None
+        exchange.mail.append((now_ns, what, id_, tokens))
+        if self._alone and self._lane.span is not None:
+            self._cut_short(now_ns)
+        else:
+            self._look_again(now_ns)
+
     def abort(self, now_ns: int) -> list[int]:
         """Stop at *now_ns*: iterations that have ended by then count, the others have not been. All memory is free afterwards;
         the requests are handed back, those that ran before those that waited."""
@@ -367,7 +381,7 @@ class Machine:
             if self._alone:
                 self._alarm.set(wake_ns)
             self._look_ns = wake_ns
-        elif busy and not self.stages.in_flight:
+        elif busy and not self.stages.in_flight and not any(tenant.sequences.awaits for tenant in self.tenants):
             tenant = busy[0]
             prefilling = sum(len(lane.partial) for lane in tenant.lanes)
             decoding = sum(lane.decoding.n + len(lane.paused) for lane in tenant.lanes)
