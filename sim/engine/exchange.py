@@ -186,6 +186,26 @@ class Exchange:
         self.sequences.promises.end(id_)
         self.sequences.kv.release(id_, blocks, tokens)
 
+    def surrender(self) -> bool:
+        """Who landed last gives up its room, and is computed here from the beginning; whether anybody could.
+
+        For a machine on which nothing runs and nobody can be admitted, all memory being kept for those who wait with their KV: each
+        lacks a block for its next token.
+        """
+        if not self.landed:
+            return False
+        sequences, state = self.sequences, self.sequences.state
+        id_ = next(reversed(self.landed))
+        seq = next(seq for seq in sequences.queue if seq.id == id_)
+        sequences.queue.remove(seq)
+        sequences.n_computed -= not seq.tokens
+        self.leave_the_queue(id_, seq.cached_tokens)
+        state.preemptions[id_] += 1
+        state.recomputed[id_] += seq.cached_tokens
+        sequences.queue.insert(len(self.landed), state.waiting_seq(id_, preempted=True))
+        sequences.n_changes += 1
+        return True
+
     def leaves(self, id_: int) -> bool:
         """Whether a prompt that has been computed here is decoded elsewhere: where anything is left to decode."""
         return self.hands_over and self.sequences.state.left[id_] > (0 if self.drops_token else 1)

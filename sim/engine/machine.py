@@ -382,6 +382,9 @@ class Machine:
                 self._alarm.set(wake_ns)
             self._look_ns = wake_ns
         elif busy and not self.stages.in_flight and not any(tenant.sequences.awaits for tenant in self.tenants):
+            if any(each.sequences.exchange is not None and each.sequences.exchange.surrender() for each in busy):
+                self._look_again(now_ns)
+                return
             tenant = busy[0]
             prefilling = sum(len(lane.partial) for lane in tenant.lanes)
             decoding = sum(lane.decoding.n + len(lane.paused) for lane in tenant.lanes)

@@ -126,8 +126,9 @@ class Sequences:
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or has been admitted, or there is news to read."""
-        return self.n_admitted > 0 or bool(self.queue) or (self.exchange is not None and bool(self.exchange.mail))
+        """Whether any request waits or has been admitted, or wants room, or there is news to read."""
+        exchange = self.exchange
+        return self.n_admitted > 0 or bool(self.queue) or (exchange is not None and bool(exchange.mail or exchange.asked))
 
     @property
     def n_waiting(self) -> int:
