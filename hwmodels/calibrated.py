@@ -152,6 +152,6 @@ def families_of(stages: Sequence[StageWork], kind: str) -> tuple[str, ...]:
         ("mla_decode", latent),
         ("linear_prefill", any(stage.recurrence is not None for stage in stages)),
         ("linear_decode", any(stage.recurrence is not None for stage in stages)),
-        ("collective", any(stage.collectives for stage in stages)),
+        ("collective", any(stage.collectives or stage.exchange for stage in stages)),
     )
     return tuple(f"tpu_{name}" if kind == "tpu" else name for name, used in asked if used)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from hwmodels.totals import Totals
@@ -34,3 +35,15 @@ class CostModel(Protocol):
     def handover_s(self, rows: Any, /) -> Any: ...
 
     def work(self, totals: Totals, /) -> Work: ...
+
+
+class RankedCostModel(CostModel, Protocol):
+    """A cost model that also knows the ranks of data-parallel attention apart."""
+
+    def common_step(self, ranks: Sequence[Totals], stage: int = 0, /) -> Any:
+        """Seconds of the step that all ranks take together: the slowest rank's own part, and what they do with all tokens.
+
+        One Totals a rank, all of ints (float out) or of int64 arrays (float64 out), equal bit for bit; a rank without
+        tokens has zeros. With one rank it is `iteration_s`.
+        """
+        ...

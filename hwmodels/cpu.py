@@ -13,7 +13,7 @@ from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import Attention, ModelSpec
-from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence
+from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, Recurrence
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile, device_of
@@ -123,6 +123,13 @@ class CpuKernels:
 
     def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
         raise ValueError("a CPU profile is of one device; leave the degrees of parallelism at 1")
+
+    @property
+    def pads_ranks(self) -> bool:
+        return False
+
+    def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
+        raise ValueError("experts are not timed on CPUs; take a dense model")
 
     def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
         return size_bytes * 0.0

@@ -52,14 +52,14 @@ class Interconnect:
         return self.ring_all_gather_s(size_bytes, n)
 
     def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
-        """Seconds of an all_reduce, all_gather (both as rings) or all_to_all."""
+        """Seconds of an all_reduce, all_gather, reduce_scatter (all as rings) or all_to_all."""
         if kind == "all_reduce":
             return self.ring_all_reduce_s(size_bytes, n)
-        if kind == "all_gather":
+        if kind in ("all_gather", "reduce_scatter"):
             return self.ring_all_gather_s(size_bytes, n)
         if kind == "all_to_all":
             return self.all_to_all_s(size_bytes, n)
-        raise ValueError(f"a link prices all_reduce, all_gather and all_to_all; got {kind!r}")
+        raise ValueError(f"a link prices all_reduce, all_gather, reduce_scatter and all_to_all; got {kind!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

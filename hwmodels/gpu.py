@@ -109,9 +109,12 @@ class GpuKernels(StackKernels):
                         variants = [f"{kernel}/{source}" for source in self.sources]
                         ask(f"linear attention's {kernel} kernels for {whose}", family, variants, variants[:1])
             if self.profile.links_measured:
-                for each in stage.collectives:
-                    far = each.n > self.device.devices_per_node
-                    variants = self.link_variants(each.kind, far)
+                pairs = [(each.kind, each.n) for each in stage.collectives]
+                if stage.exchange is not None:
+                    pairs += [(kind, stage.exchange.n) for kind in ("all_gather", "reduce_scatter")]
+                for collective, n in pairs:
+                    far = n > self.device.devices_per_node
+                    variants = self.link_variants(collective, far)
                     ask(
                         "collectives between nodes" if far else "collectives", "collective", variants, variants[:1], far
                     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,10 @@ from hwmodels.work import stage_work
 class _Stage:
     """One stage's tables and forms."""
 
-    def __init__(
-        self, work: StageWork, spec: ModelSpec, parallel: ParallelConfig, kernels: Kernels, last: bool
-    ) -> None:
+    def __init__(self, work: StageWork, spec: ModelSpec, data: int, kernels: Kernels, last: bool) -> None:
         self.work, self.kernels = work, kernels
-        self.share = 1.0 / parallel.data
-        self.data = parallel.data
+        self.share = 1.0 / data
+        self.data = data
         self.rows = RowTable(self._rows_s)
         self.logits = RowTable(self._logits_s)
         self.has_head = last
@@ -40,7 +39,8 @@ class _Stage:
         if work.recurrence is not None:
             self.attention += ((*kernels.recurrence_forms(work.recurrence), False),)
         host = kernels.host
-        self.sequence_s = host.sequence_s
+        # Each group has a scheduler and sampler of its own, beside the others.
+        self.sequence_s = host.sequence_s * self.share
         self.row_s, self.step_s = host.row_s, host.step_s
         self.prompt_floor_s, self.decode_floor_s = host.prompt_floor_s, host.decode_floor_s
 
@@ -53,15 +53,23 @@ class _Stage:
 
     def _rows_s(self, rows: FloatArray) -> FloatArray:
         k, own = self.kernels, np.ceil(rows * self.share)
-        total = self._collectives_s(own, False) + own * self.row_s
+        total = self._collectives_s(own, False) + own * self.row_s + self._exchange_s(rows)
         for op in self.work.linears:
             if not op.of_logits:
                 total = total + op.layers * k.gemm_s(own, op.n, op.k, precision=op.precision)
         if self.work.experts is not None:
-            total = total + self.work.experts.layers * k.moe_s(rows, self.work.experts)
+            total = total + self._experts_s(rows)
         for stream in self.work.elementwise:
             total = total + stream.layers * k.elementwise_s(own * stream.bytes_per_row, stream.launches)
         return total
+
+    def _experts_s(self, rows: FloatArray) -> FloatArray:
+        experts = self.work.experts
+        return np.zeros_like(rows) if experts is None else experts.layers * self.kernels.moe_s(rows, experts)
+
+    def _exchange_s(self, rows: FloatArray) -> FloatArray:
+        exchange = self.work.exchange
+        return np.zeros_like(rows) if exchange is None else exchange.layers * self.kernels.exchange_s(rows, exchange)
 
     def _logits_s(self, rows: FloatArray) -> FloatArray:
         own = np.ceil(rows * self.share)
@@ -135,6 +143,50 @@ class _Stage:
         return np.maximum(seconds, np.where(some_prompt, self.prompt_floor_s, self.decode_floor_s)) + own
 
 
+class _Ranks:
+    """A stage under data-parallel attention, rank by rank: each rank's own part, and what all of them do together."""
+
+    def __init__(self, stage: _Stage, spec: ModelSpec, kernels: Kernels) -> None:
+        # Priced as a stage of its own, without experts and floors, which hold for the whole.
+        self._own = _Stage(replace(stage.work, experts=None, exchange=None), spec, 1, kernels, stage.has_head)
+        self._own.prompt_floor_s = self._own.decode_floor_s = 0.0
+        self._stage = stage
+        self._pads = kernels.pads_ranks
+        self._experts = RowTable(stage._experts_s)
+        self._exchange = RowTable(stage._exchange_s)
+
+    def scalar(self, ranks: Sequence[Totals]) -> float:
+        stage, own = self._stage, self._own
+        rows = prompt = fullest = 0
+        slowest = floor = 0.0
+        for totals in ranks:
+            rows += totals[0]
+            prompt += totals[1]
+            fullest = max(fullest, totals[0] - totals[1])
+            slowest = max(slowest, own.scalar(totals))
+            host = (totals[5] + totals[2]) * own.sequence_s + stage.step_s
+            floor = max(floor, (stage.prompt_floor_s if totals[1] else stage.decode_floor_s) + host)
+        sent = prompt + len(ranks) * fullest if self._pads else rows
+        return max(slowest + (self._experts.scalar(rows) + self._exchange.scalar(sent)), floor)
+
+    def array(self, ranks: Sequence[Totals]) -> FloatArray:
+        stage, own = self._stage, self._own
+        shape = np.broadcast_shapes(*(np.shape(column) for totals in ranks for column in totals))
+        rows, prompt, fullest = (np.zeros(shape, np.int64) for _ in range(3))
+        slowest, floor = np.zeros(shape), np.zeros(shape)
+        for some in ranks:
+            totals = Totals(*(np.broadcast_to(np.asarray(column, np.int64), shape) for column in some))
+            rows, prompt = rows + totals.rows, prompt + totals.prefill_rows
+            fullest = np.maximum(fullest, totals.rows - totals.prefill_rows)
+            slowest = np.maximum(slowest, own.array(totals))
+            host = (totals.decode_seqs + totals.prefill_chunks) * own.sequence_s + stage.step_s
+            floor = np.maximum(
+                floor, np.where(totals.prefill_rows > 0, stage.prompt_floor_s, stage.decode_floor_s) + host
+            )
+        sent = prompt + len(ranks) * fullest if self._pads else rows
+        return np.maximum(slowest + (self._experts.array(rows) + self._exchange.array(sent)), floor)
+
+
 class LayerwiseCost:
     """`CostModel` that adds up a model's operations, priced by *kernels*.
 
@@ -166,13 +218,14 @@ class LayerwiseCost:
             _Stage(
                 stage_work(spec, parallel, s, kv_precision=kv_precision),
                 spec,
-                parallel,
+                parallel.data,
                 kernels,
                 s == self.n_stages - 1,
             )
             for s in range(self.n_stages)
         )
         self._scalar = tuple(stage.scalar for stage in self._stages)
+        self._ranks = tuple(_Ranks(stage, spec, kernels) for stage in self._stages) if parallel.data > 1 else ()
         self.scalar_s = self._scalar[0]
         """`iteration_s` of the first stage for totals that are known to be ints."""
         self._handover_bytes = spec.hidden * precision(spec.base_precision).element_bytes / parallel.data
@@ -235,6 +288,24 @@ class LayerwiseCost:
         if isinstance(totals[0], np.ndarray):
             return self._stages[stage].array(totals)
         return self._scalar[stage](Totals(*(int(x) for x in totals)))
+
+    def common_step(self, ranks: Sequence[Totals], stage: int = 0, /) -> Any:
+        """Seconds of one stage in the step that all ranks of data-parallel attention take together.
+
+        *ranks*: what each of `parallel.data` attention groups computes, none of which need be equal; all ints, or int64 arrays
+        that broadcast, equal bit for bit. Attention, dense layers, head and host work are those of the slowest rank; experts
+        and the exchange of rows with them are of all ranks' tokens. Where a graph is replayed on all ranks, rows are exchanged
+        as if each had as many decodes as the fullest. ValueError where there is not one Totals for each rank.
+        """
+        if len(ranks) != self.parallel.data:
+            raise ValueError(f"a common step takes one Totals for each of {self.parallel.data} ranks; got {len(ranks)}")
+        if len(ranks) == 1:
+            return self.iteration_s(ranks[0], stage)
+        if all(type(column) is int for totals in ranks for column in totals):
+            return self._ranks[stage].scalar(ranks)
+        if any(isinstance(column, np.ndarray) for totals in ranks for column in totals):
+            return self._ranks[stage].array(ranks)
+        return self._ranks[stage].scalar([Totals(*(int(column) for column in totals)) for totals in ranks])
 
     def handover_s(self, rows: Any, /) -> Any:
         """Seconds to pass the activations of *rows* to the next stage; by network where a replica spans nodes."""

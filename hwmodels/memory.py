@@ -190,6 +190,11 @@ class MemoryPlan:
         return (self.device_blocks - self.null_blocks) * self.groups
 
     @property
+    def rank_blocks(self) -> int:
+        """Blocks that sequences of one group can get."""
+        return self.device_blocks - self.null_blocks
+
+    @property
     def null_blocks(self) -> int:
         return self.rules.null_blocks if self.rules is not None else 0
 

@@ -137,6 +137,24 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Rows that go to the experts of other attention groups and come back, in `layers` layers, over `n` devices."""
+
+    row_bytes: float
+    """Of one token's hidden state, in the 16 bits of activations."""
+    hidden: int
+    n: int
+    """Devices: `tensor * data`."""
+    tensor: int
+    """Devices of an attention group, which hold the same rows and send a share of them each."""
+    expert: int
+    """Groups of devices with different experts; 1: each device has a slice of every expert."""
+    per_token: int
+    n_experts: int
+    layers: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrence:
     """Gated delta nets of `layers` layers on one device, heads per device: the short convolution and the delta rule.
 
@@ -194,6 +212,8 @@ class StageWork:
     recurrence: Recurrence | None
     resident_bytes: float
     """Weights on one device, embedding and biases included."""
+    exchange: Exchange | None = None
+    """Between the groups of data-parallel attention."""
 
 
 def expected_active_experts(rows: Any, n_experts: int, per_token: int) -> Any:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from hwmodels.device import Device, Interconnect
+from hwmodels.kernels.exchange import distinct_devices
 from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, streamed_forms
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import ModelSpec
-from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence
+from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, Recurrence
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 
@@ -115,6 +116,18 @@ class RooflineKernels:
 
     def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
         return self._link(n > self.device.devices_per_node).collective_s(kind, size_bytes, n)
+
+    @property
+    def pads_ranks(self) -> bool:
+        return False
+
+    def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
+        """The fewest bytes: each row to the devices of its experts alone, or to all where each has a slice of every one."""
+        if exchange.expert == 1:
+            return 2.0 * self.collective_s("all_gather", rows * exchange.row_bytes, exchange.n)
+        own = rows * (exchange.tensor / exchange.n)
+        copies = distinct_devices(exchange.expert, exchange.per_token, exchange.n_experts)
+        return 2.0 * self.collective_s("all_to_all", own * copies * exchange.row_bytes / exchange.tensor, exchange.n)
 
     def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
         return self._link(between_nodes).send_s(size_bytes)

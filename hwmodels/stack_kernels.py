@@ -15,7 +15,7 @@ from hwmodels.kernels.elementwise import streamed_s
 from hwmodels.kernels.families import COLLECTIVE
 from hwmodels.kernels.ops import DecodeForm, PrefillForm, Running, streamed_forms
 from hwmodels.kernels.protocol import HostTimes
-from hwmodels.operations import AttentionShape, Recurrence
+from hwmodels.operations import AttentionShape, Exchange, Recurrence
 from hwmodels.overheads import Overheads, ServingStack
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
@@ -197,6 +197,19 @@ class StackKernels:
         # A ring over each adapter of a node, one a device on InfiniBand; in an exchange each device has its own alone.
         rings = kind != "all_to_all" and self.device.network.kind == "InfiniBand"
         return self._measured_s(kind, size_bytes, n, between_nodes, self.device.devices_per_node if rings else 1)
+
+    @property
+    def pads_ranks(self) -> bool:
+        """A graph is replayed on all ranks at once (vLLM 0.32.0, v1/worker/dp_utils.py; SGLang, dp_attention.py)."""
+        return self.stack.graph
+
+    def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
+        """All rows to every device and their sums back, which stacks do unless told otherwise: vLLM's
+        `allgather_reducescatter` (0.32.0, distributed/device_communicators/all2all.py), whichever experts a row needs."""
+        size_bytes = rows * exchange.row_bytes
+        return self.collective_s("all_gather", size_bytes, exchange.n) + self.collective_s(
+            "reduce_scatter", size_bytes, exchange.n
+        )
 
     def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
         if link := self._datasheet_link(between_nodes):

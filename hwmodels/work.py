@@ -7,7 +7,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hwmodels.model import Attention, Experts, LatentAttention, ModelSpec
-from hwmodels.operations import AttentionShape, Collective, Elementwise, ExpertMlp, Linear, Recurrence, StageWork
+from hwmodels.operations import (
+    AttentionShape,
+    Collective,
+    Elementwise,
+    Exchange,
+    ExpertMlp,
+    Linear,
+    Recurrence,
+    StageWork,
+)
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
 
@@ -63,6 +72,7 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
             *_collectives_of_layers(spec, parallel, count),
         ),
         recurrence=_recurrence(spec, parallel.tensor, count.linear),
+        exchange=_exchange(spec, parallel, count.moe),
         resident_bytes=sum(share.other_bytes for share in shares) + norms + sum(op.weight_bytes for op in linears),
     )
 
@@ -245,17 +255,24 @@ def _collectives_of_layers(spec: ModelSpec, parallel: ParallelConfig, count: _La
         for name, layers in (("attention", count.all), ("mlp", after_mlp)):
             if layers:
                 yield Collective(name=name, kind="all_reduce", bytes_per_row=row, n=t, layers=layers)
-    if parallel.data > 1 and count.moe and spec.experts is not None:
-        if parallel.expert > 1:
-            # Every token travels once to each of its experts, its row split over the devices of its attention group.
-            kind, sent = "all_to_all", min(spec.experts.per_token, parallel.expert) / t
-        else:
-            # Every device holds a slice of every expert and needs the rows of all groups; back it is a reduce-scatter.
-            kind, sent = "all_gather", parallel.data
-        for name in ("dispatch", "combine"):
-            yield Collective(name=name, kind=kind, bytes_per_row=row * sent, n=t * parallel.data, layers=count.moe)
-        if t > 1:
-            yield Collective(name="experts", kind="all_gather", bytes_per_row=row, n=t, layers=count.moe)
+    if parallel.data > 1 and count.moe and t > 1:
+        # Each device of a group has brought back its share of the group's rows.
+        yield Collective(name="experts", kind="all_gather", bytes_per_row=row, n=t, layers=count.moe)
+
+
+def _exchange(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exchange | None:
+    if parallel.data == 1 or not layers or spec.experts is None:
+        return None
+    return Exchange(
+        row_bytes=spec.hidden * precision(spec.base_precision).element_bytes,
+        hidden=spec.hidden,
+        n=parallel.tensor * parallel.data,
+        tensor=parallel.tensor,
+        expert=parallel.expert,
+        per_token=spec.experts.per_token,
+        n_experts=spec.experts.n_experts,
+        layers=layers,
+    )
 
 
 def _elementwise(spec: ModelSpec, tensor: int, count: _Layers, first: bool) -> Iterator[Elementwise]:

@@ -247,6 +247,52 @@ class LeastKvUse:
         return min(range(len(replicas)), key=lambda i: (replicas[i].kv_use, _outstanding(replicas[i]), i))
 
 
+@dataclass(frozen=True)
+class VllmRanks:
+    """The rank with the lowest score; of equals the first from one place on, which moves by one with each request:
+
+    score = waiting + running + 6 x waiting x max(0, share of KV blocks in use - 0.5).
+
+    vLLM 0.32.0's internal load balancer (v1/engine/core_client.py, `DPLBAsyncMPClient.get_core_engine_for_request`) with one
+    front end, whose own count of requests in flight is exact. There waiting requests and KV use are up to 100 ms old
+    (coordinator.py); here they are what they are. With *waiting_weight* w the score is w x waiting + running, as releases before
+    had it with 4 (from knowledge, to be checked there).
+    """
+
+    waiting_weight: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.waiting_weight is not None and not (isfinite(self.waiting_weight) and self.waiting_weight >= 0):
+            raise ValueError(f"waiting_weight is a finite number of at least 0; got {self.waiting_weight}")
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+        n = len(replicas)
+        return min(((request.turn + i) % n for i in range(n)), key=lambda i: self._score(replicas[i]))
+
+    def _score(self, load: ReplicaLoad) -> float:
+        if self.waiting_weight is not None:
+            return self.waiting_weight * load.waiting + load.running
+        return load.waiting + load.running + load.waiting * 6.0 * max(0.0, load.kv_use - 0.5)
+
+
+@dataclass(frozen=True)
+class TrtLlmRanks:
+    """Of the ranks that have fewer requests than each would if all were spread evenly, the one with the fewest tokens; then the
+    fewest requests; then the lowest index.
+
+    TensorRT-LLM 1.x, tensorrt_llm/_torch/pyexecutor, `_balance_requests_across_ranks` under attention data parallelism (from
+    knowledge, to be checked there), for requests that come one by one: there those of one fetch are spread together, the longest
+    first, and tokens are those of the prompts; here they are the KV that is held and what is still to compute.
+    """
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+        active = [_outstanding(load) for load in replicas]
+        expected = max(-(-(sum(active) + 1) // len(replicas)), max(active))
+        tokens = [load.kv_blocks_used * load.block_tokens + load.prefill_tokens for load in replicas]
+        below = [i for i in range(len(replicas)) if active[i] < expected]
+        return min(below, key=lambda i: (tokens[i], active[i], i))
+
+
 @dataclass(frozen=True, kw_only=True)
 class SessionAffinity:
     """A session stays with the replica that got its last request, unless more than *max_waiting* wait there (None: always); *inner*

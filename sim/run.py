@@ -13,7 +13,6 @@ from sim.results import Result
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel
     from sim.engine import Columns, Experiment
-    from sim.engine.columns import ReplicaColumns
     from sim.scenario import Scenario
     from sim.scenario.assembly import Built
 
@@ -80,23 +79,42 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, float]:
     done = {"flops": 0.0, "hbm_bytes": 0.0, "peak_flops_per_s": 0.0, "peak_bytes_per_s": 0.0}
     rows = iter(columns.replicas)
     for machine in experiment.machines:
+        spans = [next(rows).spans for _ in range(len(machine.tenants) * machine.ranks)]
         costs = [spec.cost for spec in machine.tenants if not isinstance(spec.cost, StageTable)]
         if len(costs) < len(machine.tenants):
             return {}
         # Models that share a machine share its GPUs; one that computes in a narrower format has the higher peak.
         done["peak_flops_per_s"] += max(cost.peak_flops_per_s for cost in costs)
         done["peak_bytes_per_s"] += max(cost.peak_bytes_per_s for cost in costs)
-        for cost, spec in zip(costs, machine.tenants, strict=True):
-            _add_work(done, cost, spec.draft_cost, next(rows))
+        if machine.ranks > 1:
+            spans = [_together(spans)]
+        for cost, spec, of_it in zip(costs, machine.tenants, spans, strict=True):
+            _add_work(done, cost, spec.draft_cost, of_it)
     return done
 
 
-def _add_work(done: dict[str, float], cost: CostModel, draft_cost: CostModel | None, replica: ReplicaColumns) -> None:
-    """What a model did on a machine."""
+def _together(of_ranks: list[np.ndarray]) -> np.ndarray:
+    """The steps of ranks, each an iteration of all of them: what is read once by all is counted once."""
+    spans = np.concatenate(of_ranks)
+    starts, step = np.unique(spans["start_ns"], return_inverse=True)
+    found = np.zeros(len(starts), [(name, np.int64) for name in _SPAN_FIELDS])
+    for name in _SPAN_FIELDS:
+        np.add.at(found[name], step, spans[name].astype(np.int64))
+    found["n"] = 1
+    queries = np.zeros(len(starts), np.int64)
+    np.add.at(queries, step, spans["decode_seqs"].astype(np.int64) * spans["query_tokens"])
+    found["query_tokens"] = -(-queries // np.maximum(found["decode_seqs"], 1))
+    found["draft_steps"] = 0
+    np.maximum.at(found["draft_steps"], step, spans["draft_steps"].astype(np.int64))
+    return found
+
+
+def _add_work(done: dict[str, float], cost: CostModel, draft_cost: CostModel | None, spans_of: np.ndarray) -> None:
+    """What a model did on a machine, by its records."""
     from hwmodels.totals import Totals
 
-    for at in range(0, len(replica.spans), _SPANS_AT_ONCE):
-        spans = replica.spans[at : at + _SPANS_AT_ONCE]
+    for at in range(0, len(spans_of), _SPANS_AT_ONCE):
+        spans = spans_of[at : at + _SPANS_AT_ONCE]
         span = {name: spans[name].astype(np.int64) for name in _SPAN_FIELDS}
         queries = span["decode_seqs"] * span["query_tokens"]
         for steps in (0, span["n"] - 1):

@@ -81,7 +81,7 @@ FLOORS = (
     ("theory", "tokens"),
     ("engine",),
     ("scenario", "metrics", "warmup", "protocols", "results", "run"),
-    ("study", "plots", "report", "reproduce", "validation", "placement"),
+    ("bench", "study", "plots", "report", "reproduce", "validation", "placement", "launch"),
     ("cli",),
 )
 """Rooms of `sim/`, from the ground up."""

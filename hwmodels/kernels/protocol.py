@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hwmodels.kernels.ops import DecodeForm, PrefillForm
-from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence
+from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, Recurrence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,16 @@ class Kernels(Protocol):
         ...
 
     def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
-        """An all_reduce, all_gather or all_to_all of *n* devices."""
+        """An all_reduce, all_gather, reduce_scatter or all_to_all of *n* devices."""
+        ...
+
+    def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
+        """Of one layer, both ways: *rows* of all groups to their experts, and what the experts made of them back."""
+        ...
+
+    @property
+    def pads_ranks(self) -> bool:
+        """Whether each group's decodes are padded to those of the fullest, as one graph on all of them asks for."""
         ...
 
     def send_s(self, size_bytes: Any, between_nodes: bool) -> Any: ...

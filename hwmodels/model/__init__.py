@@ -1,6 +1,6 @@
 """Transformers as the cost models see them: shapes, parameters, cache and number formats, read from config.json."""
 
-from hwmodels.model.catalogue import CATALOGUE, load_model, model_catalogue
+from hwmodels.model.catalogue import CATALOGUE, hub_name, load_model, model_catalogue
 from hwmodels.model.config import spec_from_config
 from hwmodels.model.fields import FAMILIES
 from hwmodels.model.spec import Attention, AttentionKind, Experts, LatentAttention, LinearAttention, ModelSpec
@@ -14,6 +14,7 @@ __all__ = [
     "LatentAttention",
     "LinearAttention",
     "ModelSpec",
+    "hub_name",
     "load_model",
     "model_catalogue",
     "spec_from_config",

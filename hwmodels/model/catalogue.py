@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,6 +34,16 @@ def _aliases() -> Mapping[str, str]:
 def _shipped(name: str) -> ModelSpec:
     path = model_catalogue()[name]
     return spec_from_config(read_json(path), name=name, where=f"models/{path.name}")
+
+
+def hub_name(name: str) -> str | None:
+    """Under which name the HuggingFace hub has a catalogue model, as its source says; None for other models."""
+    try:
+        source = load_model(name).source
+    except ValueError:
+        return None
+    found = re.search(r"config\.json of (\S+/\S+) on the HuggingFace hub", source)
+    return found[1] if found else None
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:

@@ -20,6 +20,7 @@ from sim.engine.gate import Gate, eligible
 from sim.engine.handover import Handovers
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
+from sim.engine.ranks import machine_of, ranked
 from sim.engine.requests import RequestState
 from sim.engine.tenant import columns_of
 from workloads import ClosedLoop, Trace
@@ -75,6 +76,8 @@ class _Cluster:
                 priority = _as_array(workload.priority)
             if workload.follows is not None:
                 arrival = _as_array(np.where(workload.follows.counts > 0, -1, workload.arrival_ns))
+            if experiment.in_flight is not None:
+                arrival = array("q", [-1]) * n
         else:
             arrival = array("q", [-1]) * n
         specs = experiment.machines
@@ -94,7 +97,7 @@ class _Cluster:
         for index, spec in enumerate(specs):
             first = sum(len(machine.tenants) for machine in self._machines)
             self._machines.append(
-                Machine(
+                machine_of(
                     self._clock, index, spec, first, self._state, self, seed=experiment.seed, fast_forward=fast_forward,
                     part=experiment.part_of(index),
                 )
@@ -129,8 +132,12 @@ class _Cluster:
         self._reasons: dict[str, int] = {}
         self._sent = 0
         self._front_end = FrontEnd(experiment)
-        self._think = None
-        if isinstance(workload, ClosedLoop):
+        self._think = self._due_ns = None
+        if experiment.in_flight is not None:
+            assert isinstance(workload, Trace)
+            # Whoever may send takes the next of the trace and waits until it is due: clients of a closed loop that have a plan.
+            self._think, self._due_ns = [0] * n, _as_array(workload.arrival_ns)
+        elif isinstance(workload, ClosedLoop):
             self._think = workload.think_ns.tolist() if workload.think_ns is not None else [0] * n
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
@@ -161,6 +168,9 @@ class _Cluster:
                 # Who starts late may find that others have sent all there is to send.
                 for start_ns in workload.start_ns.tolist():
                     Alarm(clock, ARRIVALS, lambda _event: self._send_next(None)).set(start_ns)
+        elif self._due_ns is not None:
+            for _ in range(min(self._experiment.in_flight or 0, self._n)):
+                self._send_next(None)
         elif self._n:
             self._expect(workload)
         horizon_ns = self._experiment.horizon_ns
@@ -244,13 +254,15 @@ class _Cluster:
             machine.deliver(id_)
 
     def _send_next(self, ended_ns: int | None) -> None:
-        """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time."""
+        """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time; with a
+        limit on requests in flight the next of the trace, when it is due."""
         id_ = self._sent
         if id_ >= self._n:
             return
         self._sent += 1
         assert self._think is not None
-        self._send(id_, self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_], ended_ns)
+        sent_ns = self._clock.now_ns if ended_ns is None else ended_ns + self._think[id_]
+        self._send(id_, sent_ns if self._due_ns is None else max(sent_ns, self._due_ns[id_]), ended_ns)
 
     def _send(self, id_: int, sent_ns: int, ended_ns: int | None) -> None:
         """A client sends a request: felt 1 ns after the end that it waited for, if any, at the earliest (see `FELT_AFTER_NS`)."""
@@ -354,7 +366,8 @@ class _Cluster:
                     else {}
                 ),
                 **({} if self._handovers is None else {"links": self._handovers.links()}),
-                "n_stages": sum(len(machine.stages) for machine in self._machines),
+                "n_stages": sum(machine.n_stages for machine in self._machines),
+                **({"ranks": ranks} if (ranks := ranked(self._machines)) else {}),
                 "busy_ns": sum(replica.busy_ns() for replica in replicas),
                 "events": sum(machine.events for machine in self._machines),
             },

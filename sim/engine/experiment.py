@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Literal
 
 from hwmodels.cost import CostModel
-from policies.routers import Router
+from policies.routers import Knowledge, RouteFunction, Router, knowledge_of
 from policies.view import PlanFunction, Scheduler
 from sim.engine.prices import StageTable
 from sim.engine.roles import HandoverSpec, Part
@@ -67,8 +67,14 @@ class MachineSpec:
     tenants: tuple[ReplicaSpec, ...]
     turn: Turn = "rotation"
     """Who may plan when the first stage is free: the models in rotation, or the one whose queue has the oldest head."""
+    ranks: int = 1
+    """Replicas of the attention (attention data parallelism): each has sequences, a queue and the `kv_blocks` of its `ReplicaSpec`
+    to itself, and all step together."""
+    rank_router: Router | RouteFunction | None = None
+    """Which of them gets a request of the machine; None for a machine without ranks."""
 
     def __post_init__(self) -> None:
+        self._check_ranks()
         if not self.tenants:
             raise ValueError("tenants needs at least one ReplicaSpec; got none")
         models = [spec.model for spec in self.tenants]
@@ -78,6 +84,33 @@ class MachineSpec:
             raise ValueError(
                 "tenants of a machine run on the same stages; got pipelines of "
                 f"{', '.join(str(spec.cost.n_stages) for spec in self.tenants)} stages"
+            )
+
+    def _check_ranks(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"ranks is at least 1; got {self.ranks}")
+        if (self.ranks == 1) != (self.rank_router is None):
+            raise ValueError(
+                f"a rank_router is of a machine with ranks, and one with ranks has one; got {self.ranks} ranks"
+            )
+        if self.ranks == 1:
+            return
+        if len(self.tenants) > 1:
+            raise ValueError("models that share a machine have no ranks; give one of the two")
+        (spec,) = self.tenants
+        if spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1:
+            raise ValueError(
+                "ranks step together in one stage with one batch each; pipelines and micro-batches of ranks are not modelled"
+            )
+        if not hasattr(spec.cost, "common_step"):
+            raise ValueError(
+                f"{spec.cost!r} does not say what a step of {self.ranks} ranks takes; give a cost model with common_step"
+            )
+        knows = knowledge_of(self.rank_router)
+        if knows is not None and knows != Knowledge(prefixes=True):
+            raise ValueError(
+                f"{self.rank_router!r} asks for more than loads and cached prefixes as they are, which no router inside a machine "
+                "is told; take another as rank_router"
             )
 
 
@@ -98,6 +131,9 @@ class Experiment:
     admission_serial_s: float = 0.0
     """The front end's work on a request that it does for one request at a time, before the rest: in a burst each waits for those
     before it. All machines share the front end."""
+    in_flight: int | None = None
+    """Requests of a trace that its clients have under way at most; those beyond it wait in the client, as behind a semaphore, and
+    are sent in the trace's order when one has ended: `arrival_ns` of the columns says when. None: no limit."""
     stream: Stream = Stream()  # noqa: RUF009 (frozen, so that all may share one)
     """Which tokens reach a client together; it changes what clients measure, not what machines do."""
     handover: HandoverSpec | None = None
@@ -114,6 +150,13 @@ class Experiment:
             raise ValueError(
                 f"handover has roles for {len(self.handover.roles)} machines and there are {len(self.replicas)}; give one each"
             )
+        if self.in_flight is not None:
+            if self.in_flight < 1:
+                raise ValueError(f"in_flight is at least 1; got {self.in_flight}")
+            if not isinstance(self.workload, Trace):
+                raise ValueError("in_flight is for a trace; clients of a closed loop have one request each under way")
+            if self.workload.follows is not None or self.workload.abort_ns is not None:
+                raise ValueError("in_flight is for requests that wait for no others and that are not given up")
 
     def part_of(self, index: int) -> Part | None:
         """What machine *index* has to do with handing over; None: nothing."""
@@ -129,5 +172,5 @@ class Experiment:
 
     @property
     def tenants(self) -> tuple[ReplicaSpec, ...]:
-        """The models on machines, machine after machine: row i of a result's replicas is tenant i."""
-        return tuple(tenant for machine in self.machines for tenant in machine.tenants)
+        """The models on machines, machine after machine, and rank after rank: row i of a result's replicas is tenant i."""
+        return tuple(tenant for machine in self.machines for tenant in machine.tenants * machine.ranks)

@@ -23,6 +23,7 @@ from sim.engine.machine import Machine
 from sim.engine.requests import RequestState
 from sim.engine.roles import HandoverSpec, KvPath
 from sim.engine.sequences import refusal
+from sim.engine.tenant import Tenant
 
 _ARRIVED: Final = 0
 _GONE: Final = 1
@@ -44,11 +45,15 @@ class Rejects(Protocol):
 class Leg:
     """A request between two machines."""
 
-    __slots__ = ("computed", "found", "has_room", "receiver", "sender", "sends")
+    __slots__ = ("computed", "found", "has_room", "keeper", "lender", "receiver", "sender", "sends")
 
     def __init__(self, receiver: Machine, sender: Machine) -> None:
         self.receiver = receiver
         self.sender = sender
+        self.keeper: Tenant | None = None
+        """Of the receiver's tenants the one that was asked for room ..."""
+        self.lender: Tenant | None = None
+        """... and of the sender's the one that computed the prompt."""
         self.computed = False
         """It is known that the prompt has been computed."""
         self.has_room = False
@@ -56,6 +61,21 @@ class Leg:
         """It is on the link."""
         self.found = 0
         """Tokens that the receiver has in its prefix cache."""
+
+    def ask(self, id_: int) -> None:
+        """Have the receiver take room."""
+        self.keeper = self.receiver.tenant_for(id_)
+        self.receiver.post(self.keeper, id_, ASK)
+
+    def drop(self, id_: int) -> None:
+        """The receiver need not keep room, if it was asked to."""
+        if self.keeper is not None:
+            self.receiver.post(self.keeper, id_, DROP)
+
+    def collect(self, id_: int) -> None:
+        """The sender may free its blocks."""
+        assert self.lender is not None
+        self.sender.post(self.lender, id_, COLLECT)
 
 
 class Handovers:
@@ -85,7 +105,7 @@ class Handovers:
         self._sent_bytes = array("q", bytes(8 * n))
         self._found = array("q", bytes(8 * n))
         self._prefill_replica: array[int] = array("i", [-1]) * n
-        self._machine_of = [machine for machine in machines for _ in machine.tenants]
+        self._lenders = [(machine, tenant) for machine in machines for tenant in machine.tenants]
         self._least_left = 0 if spec.first_token == "decode" else 1
         for machine in machines:
             for tenant in machine.tenants:
@@ -124,13 +144,15 @@ class Handovers:
             machine.deliver(id_)
             return
         assert receiver is not None
-        self._state.replica[id_] = receiver.tenant_of(self._model(id_)).number
         if refusal(machine.tenant_of(self._model(id_)).sequences, id_) is not None:
             # It says why.
             del self.legs[id_]
             machine.deliver(id_)
             return
-        receiver.post(id_, ASK)
+        leg = self.legs[id_]
+        leg.ask(id_)
+        assert leg.keeper is not None
+        self._state.replica[id_] = leg.keeper.number
 
     def _stays(self, id_: int, receiver: Machine) -> bool:
         """Whether the machine that decodes computes the prompt as well, which is short or most of which it has."""
@@ -198,7 +220,7 @@ class Handovers:
             elif what == _GONE:
                 leg = self.legs.pop(id_, None)
                 if leg is not None:
-                    leg.receiver.post(id_, DROP)
+                    leg.drop(id_)
             else:
                 self._on_arrived(id_)
         self._set_to = -1
@@ -207,24 +229,24 @@ class Handovers:
             self._alarm.set(self._set_to)
 
     def _on_prefilled(self, id_: int) -> None:
-        state = self._state
         leg = self.legs.get(id_)
-        if state.status[id_] != UNFINISHED:
+        sender, lender = self._lenders[self._prefill_replica[id_]]
+        if self._state.status[id_] != UNFINISHED:
             # Its client has gone meanwhile.
-            self._machine_of[self._prefill_replica[id_]].post(id_, COLLECT)
+            sender.post(lender, id_, COLLECT)
             return
         if leg is None:
-            sender = self._machine_of[self._prefill_replica[id_]]
             receiver = self._gate.choose(id_, self._able(id_))
             if receiver is None:
-                sender.post(id_, COLLECT)
+                sender.post(lender, id_, COLLECT)
                 return
             leg = self.legs[id_] = Leg(receiver, sender)
+        leg.lender = lender
         leg.computed = True
         if leg.has_room:
             self._send(id_, leg)
-            return
-        leg.receiver.post(id_, ASK)
+        elif leg.keeper is None:
+            leg.ask(id_)
 
     def _on_room(self, id_: int) -> None:
         leg = self.legs.get(id_)
@@ -279,9 +301,10 @@ class Handovers:
     def _on_arrived(self, id_: int) -> None:
         now_ns, state = self._clock.now_ns, self._state
         leg = self.legs.pop(id_)
-        leg.sender.post(id_, COLLECT)
+        assert leg.keeper is not None
+        leg.collect(id_)
         if state.status[id_] != UNFINISHED:
-            leg.receiver.post(id_, DROP)
+            leg.drop(id_)
             return
         self._at["landed_ns"][id_] = now_ns
         tokens = state.prompt[id_] or 1
@@ -292,8 +315,8 @@ class Handovers:
             state.recomputed[id_] += 1
         elif first_token == "arrival":
             state.first_token[id_] = state.token_ns[id_] = now_ns
-        state.replica[id_] = leg.receiver.tenant_of(self._model(id_)).number
-        leg.receiver.post(id_, LAND, tokens)
+        state.replica[id_] = leg.keeper.number
+        leg.receiver.post(leg.keeper, id_, LAND, tokens)
 
     # Clients who go.
 
@@ -307,9 +330,9 @@ class Handovers:
             if leg is not None and not leg.sends:
                 # What is on the link goes to its end.
                 self.legs.pop(id_)
-                leg.receiver.post(id_, DROP)
+                leg.drop(id_)
                 if leg.computed:
-                    leg.sender.post(id_, COLLECT)
+                    leg.collect(id_)
             return True
         if leg is None or prefilled:
             return False
@@ -318,8 +341,8 @@ class Handovers:
             del self.legs[id_]
             return False
         del self.legs[id_]
-        leg.receiver.post(id_, DROP)
-        if state.replica[id_] == leg.sender.tenant_of(self._model(id_)).number:
+        leg.drop(id_)
+        if leg.sender.tenants[0].number <= state.replica[id_] <= leg.sender.tenants[-1].number:
             return False
         state.status[id_] = ABORTED
         return True

@@ -25,6 +25,14 @@ INVARIANTS = {
 }
 
 
+def _tokens_of(tenant: Tenant | None, id_: int, *, kept: bool) -> int:
+    """Tokens that the blocks hold which *tenant* has lent, or keeps, for a request."""
+    exchange = None if tenant is None else tenant.sequences.exchange
+    if exchange is None:
+        return 0
+    return (exchange.kept if kept else exchange.lent).get(id_, 0) * exchange.sequences.kv.block_tokens
+
+
 def tenant_ids(tenant: Tenant) -> set[int]:
     """Requests that wait or run there."""
     return {seq.id for seq in tenant.sequences.queue}.union(*(lane.admitted for lane in tenant.lanes))
@@ -76,16 +84,13 @@ class Watch:
     def _check_handovers(self, handovers: Handovers) -> None:
         """Of those on a link the sender holds the blocks of the whole prompt, and the receiver those that it took for it."""
         for id_, leg in handovers.legs.items():
-            model = 0 if self._state.model is None else self._state.model[id_]
-            lent = leg.sender.tenant_of(model).sequences.exchange
-            kept = leg.receiver.tenant_of(model).sequences.exchange
-            assert lent is not None
-            assert kept is not None
             tokens = self._state.prompt[id_] or 1
-            if leg.computed and lent.lent.get(id_, 0) * lent.sequences.kv.block_tokens < tokens:
-                self._fail("INV-8", f"request {id_} is to be sent, and its sender holds {lent.lent.get(id_, 0)} blocks of it")
-            if leg.sends and kept.kept.get(id_, 0) * kept.sequences.kv.block_tokens < tokens:
-                self._fail("INV-8", f"request {id_} is on its way to a machine that keeps {kept.kept.get(id_, 0)} blocks for it")
+            lent = _tokens_of(leg.lender, id_, kept=False)
+            kept = _tokens_of(leg.keeper, id_, kept=True)
+            if leg.computed and lent < tokens:
+                self._fail("INV-8", f"request {id_} has {tokens} tokens to send, and its sender holds room for {lent}")
+            if leg.sends and kept < tokens:
+                self._fail("INV-8", f"request {id_} is on its way with {tokens} tokens, and its receiver keeps room for {kept}")
 
     def _check_tenant(self, machine: Machine, tenant: Tenant, seen: set[int]) -> None:
         held = 0

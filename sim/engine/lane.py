@@ -44,6 +44,18 @@ class HeldPlan:
         self.until_ns = until_ns
 
 
+class Prepared(NamedTuple):
+    """An iteration of a rank whose length is known when those of the others are."""
+
+    priced: Totals
+    draft_steps: int
+    recorded: tuple[Totals, int, int, int, int]
+    """Totals, draft steps, query tokens, prompts that complete, tokens emitted."""
+    growth: int
+    """KV blocks that its decodes take."""
+    in_vain: int
+
+
 class Ended(NamedTuple):
     """A sequence that has ended in the iteration before, where plans are made ahead: the coming one was made as if it had not."""
 
@@ -65,7 +77,7 @@ class Lane:
 
     __slots__ = (
         "admitted", "bubbles", "bubbles_at_join", "completing", "decodes", "decoding", "held", "index", "last_round_ns",
-        "leaving", "partial", "paused", "run", "span", "through_arrivals", "view", "wake_ns",
+        "leaving", "partial", "paused", "prepared", "run", "span", "through_arrivals", "view", "wake_ns",
     )  # fmt: skip
 
     def __init__(self, index: int, decoding: RunningSet) -> None:
@@ -86,6 +98,8 @@ class Lane:
         self.wake_ns = ALWAYS_NS
         """Where the latest plan was empty: when its answer ends."""
         self.held: HeldPlan | None = None
+        self.prepared: Prepared | None = None
+        """Of a rank: the iteration that is about to start."""
         # In flight, or as it was when the latest span ended:
         self.span: Span | None = None
         self.decodes = False

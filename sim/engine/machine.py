@@ -44,9 +44,23 @@ def found_tokens(kv: KvPool, request: RoutedRequest, grown: int) -> int:
     return found * kv.block_tokens
 
 
-def _prefill_tokens(tenant: Tenant) -> int:
+def prefill_tokens(tenant: Tenant) -> int:
+    """Tokens of prompts that a tenant has still to compute."""
     partial = (each.remaining_tokens for lane in tenant.lanes for each in lane.partial.values())
     return sum(seq.tokens for seq in tenant.sequences.queue) + sum(partial)
+
+
+def put(tenant: Tenant, now_ns: int, id_: int, what: int, tokens: int) -> None:
+    """Leave news where a tenant reads it."""
+    exchange = tenant.sequences.exchange
+    assert exchange is not None
+    exchange.mail.append((now_ns, what, id_, tokens))
+
+
+def surrenders(tenant: Tenant) -> bool:
+    """Whether somebody gave up its room; see `sim.engine.exchange.Exchange.surrender`."""
+    exchange = tenant.sequences.exchange
+    return exchange is not None and exchange.surrender()
 
 
 def _begun_ticks(span: Span, now_ticks: int) -> int:
@@ -141,7 +155,11 @@ class Machine:
 
     @property
     def prefill_tokens(self) -> int:
-        return sum(map(_prefill_tokens, self.tenants))
+        return sum(map(prefill_tokens, self.tenants))
+
+    @property
+    def n_stages(self) -> int:
+        return len(self.stages)
 
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached here."""
@@ -244,13 +262,14 @@ class Machine:
         else:
             self._look_again(now_ns)
 
-    def post(self, id_: int, what: int, tokens: int = 0) -> None:
+    def tenant_for(self, id_: int) -> Tenant:
+        """The tenant that decodes a request whose prompt is computed elsewhere."""
+        return self.tenants[0] if self._alone else self.tenant_of(self._model(id_))
+
+    def post(self, tenant: Tenant, id_: int, what: int, tokens: int = 0) -> None:
         """News of a request from another machine (`sim.engine.exchange`); it is read when the next iteration is planned."""
-        tenant = self.tenants[0] if self._alone else self.tenant_of(self._model(id_))
         now_ns = self._clock.now_ns
-        exchange = tenant.sequences.exchange
-        assert exchange is not None
-        exchange.mail.append((now_ns, what, id_, tokens))
+        put(tenant, now_ns, id_, what, tokens)
         if self._alone and self._lane.span is not None:
             self._cut_short(now_ns)
         else:
@@ -382,7 +401,7 @@ class Machine:
                 self._alarm.set(wake_ns)
             self._look_ns = wake_ns
         elif busy and not self.stages.in_flight and not any(tenant.sequences.awaits for tenant in self.tenants):
-            if any(each.sequences.exchange is not None and each.sequences.exchange.surrender() for each in busy):
+            if any([surrenders(each) for each in busy]):
                 self._look_again(now_ns)
                 return
             tenant = busy[0]

@@ -262,12 +262,12 @@ class Pricing(Prices):
 
     def __init__(self, cost: CostModel, draft: CostModel | None, round_s: float) -> None:
         """*round_s*: fixed cost of every iteration whose decodes submit more than one token each."""
-        self._cost = cost
+        self.cost = cost
         self._iteration_s: Callable[[Totals], float] = getattr(cost, "scalar_s", cost.iteration_s)
         """Seconds of an iteration whose totals are ints: by a shorter way, where the cost model has one."""
-        self._draft = draft
-        self._round_ticks = to_ticks(round_s)
-        self._speculative = draft is not None or round_s > 0
+        self.draft = draft
+        self.round_ticks = to_ticks(round_s)
+        self.speculative = draft is not None or round_s > 0
         self._window = cost.window_tokens is not None
         self._draft_window = draft is not None and draft.window_tokens is not None
         self._decode_lines = Lines(self._decode_ticks, self._window)
@@ -279,49 +279,49 @@ class Pricing(Prices):
     def _decode_ticks(self, key: _Key, kv: Any, kv_window: Any) -> Any:
         """Ticks of decode-only iterations. int64[k], int64[k] -> float64[k]."""
         n, query_tokens, draft_steps = key
-        seconds = self._cost.iteration_s(_decodes(n, query_tokens, kv, kv_window if self._window else 0 * kv))
-        if draft_steps and self._draft is not None:
+        seconds = self.cost.iteration_s(_decodes(n, query_tokens, kv, kv_window if self._window else 0 * kv))
+        if draft_steps and self.draft is not None:
             within = kv_window if self._draft_window else 0 * kv
-            seconds = seconds + draft_steps * self._draft.iteration_s(_decodes(n, 1, kv, within))
-        return _whole_ticks(seconds) + (self._round_ticks if query_tokens > 1 else 0)
+            seconds = seconds + draft_steps * self.draft.iteration_s(_decodes(n, 1, kv, within))
+        return _whole_ticks(seconds) + (self.round_ticks if query_tokens > 1 else 0)
 
     def _draft_pass_ticks(self, key: _Key, kv: Any, _: Any) -> Any:
-        assert self._draft is not None
-        return _whole_ticks(self._draft.iteration_s(_decodes(key[0], 1, kv, 0 * kv)))
+        assert self.draft is not None
+        return _whole_ticks(self.draft.iteration_s(_decodes(key[0], 1, kv, 0 * kv)))
 
     def iteration(self, totals: Totals, draft_steps: int, /) -> int:
         seconds = self._iteration_s(totals)
         # `to_ticks`, inline: this runs once an iteration.
         ticks = int(seconds * TICKS_PER_S + 0.5) if 0.0 <= seconds < LONGEST_ITERATION_S else to_ticks(seconds)
-        if self._speculative:
-            ticks += self._draft_ticks(totals, draft_steps)
+        if self.speculative:
+            ticks += self.draft_ticks(totals, draft_steps)
         return ticks
 
     def stages(self, totals: Totals, draft_steps: int, /) -> tuple[list[int], int]:
         """The draft runs with the first stage."""
-        cost = self._cost
+        cost = self.cost
         stages = [to_ticks(cost.iteration_s(totals, stage)) for stage in range(cost.n_stages)]
-        if self._speculative:
-            stages[0] += self._draft_ticks(totals, draft_steps)
+        if self.speculative:
+            stages[0] += self.draft_ticks(totals, draft_steps)
         return stages, to_ticks(cost.handover_s(totals.rows))
 
-    def _draft_ticks(self, totals: Totals, draft_steps: int) -> int:
+    def draft_ticks(self, totals: Totals, draft_steps: int) -> int:
         """A draft model computes the prompt chunks too, then takes its steps for the decodes."""
         ticks = 0
         rows, prompt, chunks, pairs, prompt_kv, n, kv, _, pairs_window, kv_window = totals
-        if self._draft is not None:
+        if self.draft is not None:
             if prompt:
                 own = _new(Totals, (prompt, prompt, chunks, pairs, prompt_kv, 0, 0, 0, pairs_window, 0))
-                ticks += to_ticks(self._draft.iteration_s(own))
+                ticks += to_ticks(self.draft.iteration_s(own))
             if draft_steps and n:
                 if self._draft_window:
-                    step = self._draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, kv_window))
+                    step = self.draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, kv_window))
                     ticks += to_ticks(draft_steps * step)
                 else:
                     line = self._draft_lines.of(n, 1, 1)(kv, 0)
                     ticks += draft_steps * (line.base + line.slope * kv)
         if rows - prompt > n:
-            ticks += self._round_ticks
+            ticks += self.round_ticks
         return ticks
 
 

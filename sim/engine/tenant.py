@@ -20,7 +20,7 @@ from sim.engine.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
 from sim.engine.exchange import Exchange
 from sim.engine.experiment import ReplicaSpec
-from sim.engine.lane import Elsewhere, Ended, HeldPlan, Lane, LanePrice, QueueView, RunningView
+from sim.engine.lane import Elsewhere, Ended, HeldPlan, Lane, LanePrice, Prepared, QueueView, RunningView
 from sim.engine.padding import padded
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
@@ -47,10 +47,11 @@ class Tenant:
 
     def __init__(
         self, number: int, spec: ReplicaSpec, state: RequestState, outside: Outside, stages: Stages, *,
-        alone: bool, seed: int, fast_forward: bool, part: Part | None = None,
+        alone: bool, seed: int, fast_forward: bool, prices: Prices | None = None, part: Part | None = None,
     ) -> None:  # fmt: skip
-        """*alone*: no pipeline and no other tenant, so that decodes may be held; *number*: of the run's tenants; *part*: what the
-        machine has to do with handing over."""
+        """*alone*: no pipeline and no other tenant, so that decodes may be held; *number*: of the run's tenants; *prices*: of a
+        rank, whose steps its machine takes together with others, and ends (`launch`); *part*: what the machine has to do with
+        handing over."""
         self.number = number
         self.spec = spec
         self.recorder = Recorder()
@@ -59,10 +60,13 @@ class Tenant:
         )
         self._exchange = sequences.exchange
         self.n_in_flight = 0
-        self.prices: Prices = prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
+        self.prices = prices or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
         self.state = state
         self.stages = stages
         self._alone = alone
+        self._is_rank = prices is not None
+        self._by_step = self._is_rank or not alone
+        """Decodes are started one iteration after the other, by a plan that a lane holds."""
         self._fast_forward = fast_forward
         self._seed = seed
         # object: what a policy of somebody else's answers is looked at before it is believed.
@@ -127,7 +131,10 @@ class Tenant:
     # Planning.
 
     def begin(self, lane: Lane, ticks: int) -> int:
-        """Ask the scheduler at *ticks* and start what it plans: the tick at which that ends, or NOTHING."""
+        """Ask the scheduler at *ticks* and start what it plans: the tick at which that ends, or NOTHING.
+
+        Of a rank it is not known yet: what it answers stands for something, and `launch` says the end.
+        """
         decoding, sequences = lane.decoding, self.sequences
         if sequences.given_up:
             let_go(sequences, lane)
@@ -210,7 +217,7 @@ class Tenant:
             lane.forget_the_leaving()
         if stepping_on:
             return self._start_iteration(lane, run, n, growth, ticks, stepping_on)
-        if run or (n and (self._pads_to or not self._alone)):
+        if run or (n and (self._pads_to or self._by_step)):
             if hold > 1 and not run and self._fast_forward and not self._pads_to:
                 arrivals = -1 if plan.through_arrivals else sequences.n_arrivals
                 lane.held = HeldPlan(hold - 1, sequences.n_changes, arrivals, plan.until_ns)
@@ -328,6 +335,11 @@ class Tenant:
         if self._pads_to:
             context = max((seq.cached_tokens for seq in lane.view.running), default=0) if n else 0
             priced = padded(totals, run, query, context, self._pads_to, window)
+        if self._is_rank:
+            lane.prepared = Prepared(
+                priced, draft_steps, (totals, draft_steps, query, n_completing, emitted), growth, len(ended)
+            )
+            return ticks
         if self._alone:
             duration = self.prices.iteration(priced, draft_steps)
         else:
@@ -339,6 +351,17 @@ class Tenant:
             len(self._queue), kv.total - kv.free, decoding.round, bubble_ns, len(ended),
         )  # fmt: skip
         return end
+
+    def launch(self, lane: Lane, ticks: int, duration: int) -> None:
+        """What `begin` prepared at *ticks*, for a rank, takes *duration* ticks."""
+        prepared, sequences, kv = lane.prepared, self.sequences, self._kv
+        assert prepared is not None
+        lane.prepared = None
+        lane.span = Step(ticks, ticks + duration, prepared.growth)
+        self.recorder.add_iteration(
+            ticks, duration, lane.index, *prepared.recorded, sequences.n_admitted, len(self._queue), kv.total - kv.free,
+            lane.decoding.round, 0, prepared.in_vain,
+        )  # fmt: skip
 
     def _start_rounds(self, lane: Lane, plan: Plan, growth: int, ticks: int) -> int:
         """Decode iterations only, as many as nothing can change in; the first takes *growth* blocks."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sim.metrics.columns import STATUS_NAMES, Columns
 from sim.metrics.iterations import iteration_sums, sums_between
+from sim.metrics.ranks import rank_figures
 from sim.metrics.requests import e2el_s, finished, queue_s, slo_met, tpot_s, ttft_s
 from sim.metrics.spread import Blocks, statistics, weighted_statistics
 from sim.metrics.trend import saturated
@@ -91,6 +92,7 @@ def _window_summary(
             "mean": _per(inside.held_ns * 1e-9, span_s * len(pools)) if inside.n else None,
             "max": inside.largest_share if inside.n else None,
         },
+        **rank_figures(columns, begin, end),
         **_prefix_cache(part, meta),
         **({"models": _of_models(part, models, stated, span_s)} if len(models) > 1 else {}),
         "window": {
@@ -116,6 +118,7 @@ def _whole_summary(
     makespan; `mfu` and
     `mbu` are arithmetic and memory traffic over what the replicas' GPUs could have done in the makespan.
     `kv_utilization` is the share of KV blocks in use: mean over time (idle replicas hold none) and largest.
+    Of machines with ranks `ranks` says how evenly these were filled (`sim.metrics.ranks`); each rank counts as a replica.
     Of several *models*, names by `model_index`, there is an entry `models` with what can be said of each.
     """
     requests, meta = columns.requests, columns.meta
@@ -152,6 +155,7 @@ def _whole_summary(
             "mean": _per(iterations.held_ns * 1e-9, replicas_s) if iterations.n else None,
             "max": iterations.largest_share if iterations.n else None,
         },
+        **rank_figures(columns),
         **_prefix_cache(requests, meta),
         "saturated": saturated(requests),
         "speculation": speculation(meta.get("speculation")),

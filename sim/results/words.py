@@ -63,6 +63,20 @@ def _prefix_cache(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     ]
 
 
+def _ranks(ranks: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """How evenly ranks were filled; nothing where there are none."""
+    if ranks is None or not ranks["steps"]:
+        return []
+    text = f"the fullest has {ranks['token_imbalance']:.2f} times the mean tokens of a step"
+    if ranks["kv_imbalance"] is not None:
+        text += f", and {ranks['kv_imbalance']:.2f} times the KV that decodes read"
+    return [("Ranks", f"{text}; {ranks['idle_share']:.1%} idle while others step")]
+
+
+def _steps(summary: Mapping[str, Any]) -> str:
+    return f" of ranks, {summary['ranks']['steps']:,} steps" if "ranks" in summary else ""
+
+
 def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Everything of the summary but the latencies, for people: pairs of name and text."""
     counts = summary["requests"]
@@ -94,10 +108,14 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.insert(1, ("Figures over", window_text(window)))
     saturated = {True: "yes: the queue still grows when arrivals end", False: "no", None: "cannot be said"}
     rows += [
-        ("Simulated time", f"{seconds_text(summary['makespan_s'])} in {summary['iterations']:,} iterations"),
+        (
+            "Simulated time",
+            f"{seconds_text(summary['makespan_s'])} in {summary['iterations']:,} iterations{_steps(summary)}",
+        ),
         ("Busy", f"{share(summary['busy_fraction'])}, MFU {share(summary['mfu'])}, MBU {share(summary['mbu'])}"),
         ("KV memory in use", f"{share(kv['mean'])} on average, {share(kv['max'])} at most"),
         ("Preemptions", f"{summary['preemptions']:,}"),
+        *_ranks(summary.get("ranks")),
         *_prefix_cache(summary.get("prefix_cache")),
         ("Saturated", saturated[summary["saturated"]]),
     ]

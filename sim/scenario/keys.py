@@ -62,12 +62,31 @@ class Distribution(_Named):
 
 
 class Parallel(Section):
-    """How one replica is spread over GPUs."""
+    """How one replica is spread over tensor x pipeline x data GPUs."""
 
     tensor: Annotated[int, Field(ge=1)] = 1
-    """GPUs that share every layer."""
+    """GPUs that share every layer; under `data`, those of a rank, which share its attention."""
     pipeline: Annotated[int, Field(ge=1)] = 1
     """Stages of consecutive layers."""
+    data: Annotated[int, Field(ge=1)] = 1
+    """Ranks of data-parallel attention, for mixtures of experts: each with sequences, a queue, a scheduler and KV memory of its
+    own, on `tensor` GPUs. All step together, and the experts are spread over all their GPUs."""
+    expert: Annotated[int, Field(ge=1)] = 1
+    """Groups of the tensor x data GPUs that hold different experts; within a group each expert is split by columns. 1: every expert
+    is split over all."""
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+    @model_validator(mode="after")
+    def _no_pipelines_of_ranks(self) -> Self:
+        if self.data > 1 and self.pipeline > 1:
+            raise ValueError(
+                f"data {self.data} beside pipeline {self.pipeline}: pipelines whose stages have ranks are not modelled; give one "
+                "of the two as 1"
+            )
+        return self
 
 
 class Memory(Section):
@@ -352,6 +371,7 @@ class Pool(Section):
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Machines in the pool."""
+    rank_router: Policy | None = None
     scheduler: Policy | None = None
     decoding: DecodingSettings | None = None
     memory: Memory | None = None
@@ -398,6 +418,9 @@ class Settings(Section):
     """In flight at once; where it is left out, one for each pipeline stage. One more hides the hand-over between stages."""
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
     router: Policy = Policy(policy="round_robin")
+    rank_router: Policy | None = None
+    """Which rank of a machine gets a request (`parallel.data`); where it is left out, as the serving stack does it: `vllm_ranks`,
+    `trtllm_ranks`, or for the others `round_robin`."""
     scheduler: Policy = Policy(policy="sarathi")
     """Name it: a file that names no scheduler runs under `sarathi`, while `rooftrace run` without a file is the default scenario,
     which asks for `vllm`, the serving stack's own."""

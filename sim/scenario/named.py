@@ -70,6 +70,8 @@ ROUTERS: Mapping[str, str] = {
     "prefix": "policies.routers:Prefix",
     "llm_d": "policies.routers:LlmD",
     "dynamo": "policies.routers:Dynamo",
+    "vllm_ranks": "policies.routers:VllmRanks",
+    "trtllm_ranks": "policies.routers:TrtLlmRanks",
 }
 
 

@@ -29,10 +29,13 @@ def json_schema() -> dict[str, Any]:
     definitions["Window"] = {
         "anyOf": [{"type": "string", "enum": [rule for rule in rules if rule != "arrivals"]}, definitions["Window"]]
     }
-    definitions["Pool"]["properties"]["scheduler"] = {
-        "anyOf": [{"$ref": "#/$defs/Scheduler"}, {"type": "null"}],
-        "default": None,
-    }
+    for properties, key, name in (
+        (definitions["Pool"]["properties"], "scheduler", "Scheduler"),
+        (definitions["Pool"]["properties"], "rank_router", "Router"),
+        (schema["properties"], "rank_router", "Router"),
+    ):
+        described = {kind: value for kind, value in properties[key].items() if kind == "description"}
+        properties[key] = {"anyOf": [{"$ref": f"#/$defs/{name}"}, {"type": "null"}], "default": None, **described}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Rooftrace scenario"}
 
 

@@ -111,7 +111,7 @@ class Scenario(Settings):
             inner = at.get(part)
             if inner is None:
                 inner = at[part] = self._before(settings, path[: depth + 1])
-            elif isinstance(inner, str) and part in ("scheduler", "router", "inner"):
+            elif isinstance(inner, str) and part in ("scheduler", "router", "rank_router", "inner"):
                 inner = at[part] = {"policy": inner}
             elif not isinstance(inner, dict):
                 raise ScenarioError(f"{self._source}: {'.'.join(path[: depth + 1])} has no settings of its own ({key})")
@@ -176,8 +176,8 @@ class Scenario(Settings):
             del content["window"]  # results of scenarios from before there were windows keep their names
         pools = (content["pools"] or {}).values()
         # A scenario that does without them keeps the hash that it had before there were such settings.
-        absent = [(content, "pools"), (content, "placement"), (content, "serving_release")]
-        absent += [(pool, "serving_release") for pool in pools]
+        absent = [(content, "pools"), (content, "placement"), (content, "serving_release"), (content, "rank_router")]
+        absent += [(pool, key) for pool in pools for key in ("serving_release", "rank_router")]
         absent += [
             (content["workload"], key)
             for key in (
@@ -188,6 +188,10 @@ class Scenario(Settings):
         for section, key in absent:
             if section[key] is None:
                 del section[key]
+        for parallel in (content["parallel"], *(pool["parallel"] or {} for pool in pools)):
+            for key in ("data", "expert"):
+                if parallel.get(key) == 1:
+                    del parallel[key]
         files: list[tuple[Any, Any]] = [(content, "model"), (content, "hardware"), (content, "placement")]
         files += [(content["workload"], "trace"), (content["workload"], "sessions")]
         for pool in pools:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -74,7 +73,7 @@ def run_record(key: str, scenario: Scenario) -> dict[str, Any]:
 def gpus(scenario: Scenario) -> int:
     """GPUs that *scenario* occupies: those of a replica times the replicas, over all pools."""
     if scenario.pools is None and scenario.placement is None:
-        return scenario.replicas * math.prod(scenario.parallel.model_dump().values())
+        return scenario.replicas * scenario.parallel.gpus
     from sim.scenario.assembly.pools import pools_of
 
     return sum(pool.gpus for pool in pools_of(scenario))

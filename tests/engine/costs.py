@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from hwmodels.cost import Work
 from hwmodels.totals import Totals
@@ -38,3 +41,17 @@ class Linear:
 
     def work(self, totals: Totals, /) -> Work:
         return Work(2.0 * totals.rows, 1.0 * totals.decode_kv_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked(Linear):
+    """The same of the slowest rank, and what all ranks do together: seconds linear in all their rows."""
+
+    shared_s: float = 0.0
+    shared_row_s: float = 0.0
+
+    def common_step(self, ranks: Sequence[Totals], stage: int = 0, /) -> Any:
+        slowest = self.iteration_s(ranks[0])
+        for totals in ranks[1:]:
+            slowest = np.maximum(slowest, self.iteration_s(totals))
+        return slowest + (self.shared_s + self.shared_row_s * sum(totals.rows for totals in ranks))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, fields, replace
 from math import inf
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from hwmodels.totals import Chunk
 from policies.acceptance import BetaAlpha, Iid, PerPosition
 from policies.decoding import Speculative
 from policies.published import FasterTransformer, Orca, OrcaPaged, Static
-from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Random, RoundRobin
+from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Prefix, Random, RoundRobin, TrtLlmRanks, VllmRanks
 from policies.sarathi import ChunkedOnly, DecodeMaximal
 from policies.schedulers import Sarathi
 from policies.trtllm import TrtLlm
@@ -23,7 +23,7 @@ from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
 from sim.engine.links import LinkSpec
 from sim.engine.roles import HandoverSpec, KvPath, Role, Room
-from tests.engine.costs import Linear
+from tests.engine.costs import Linear, Ranked
 from workloads import ClosedLoop, Follows, Trace
 
 DECODINGS = (
@@ -187,6 +187,31 @@ def a_machine(rng: random.Random, *, speculative: bool, n_models: int) -> Machin
     )
 
 
+def with_ranks(experiment: Experiment, seed: int) -> Experiment:
+    """The same with ranks in the machines that can have them."""
+    rng = random.Random(f"ranks of {seed}")
+    machines: list[MachineSpec] = []
+    for spec in experiment.machines:
+        (tenant,) = spec.tenants[:1]
+        if len(spec.tenants) > 1 or tenant.cost.n_stages > 1 or (tenant.micro_batches or 1) > 1:
+            machines.append(spec)
+            continue
+        assert isinstance(tenant.cost, Linear)
+        cost = Ranked(
+            **{field.name: getattr(tenant.cost, field.name) for field in fields(Linear)},
+            shared_s=rng.choice([0.0, 1e-4]),
+            shared_row_s=rng.choice([0.0, 1e-5]),
+        )
+        ranks = rng.randrange(2, 5)
+        router = rng.choice(
+            [RoundRobin(), Random(), LeastOutstanding(), LeastKv(), Prefix(), VllmRanks(), TrtLlmRanks()]
+        )
+        machines.append(
+            replace(spec, tenants=(replace(tenant, cost=cost, micro_batches=None),), ranks=ranks, rank_router=router)
+        )
+    return replace(experiment, replicas=tuple(machines))
+
+
 def an_experiment(seed: int, *, speculative: bool) -> Experiment:
     """Anything that users might run, small: pools tight and ample, pipelines, micro-batches, models that share a machine,
     arrivals on and off the grid of iteration ends."""
@@ -231,6 +256,7 @@ def an_experiment(seed: int, *, speculative: bool) -> Experiment:
         machines = tuple(a_machine(rng, speculative=speculative, n_models=n_models) for _ in machines)
     return Experiment(
         workload=workload,
+        in_flight=a_limit(random.Random(f"limit of {seed}"), workload),
         replicas=machines,
         router=rng.choice([RoundRobin(), Random(), LeastOutstanding(), PowerOfTwo(), LeastKv()]),
         seed=seed,
@@ -280,6 +306,13 @@ def apart(seed: int, *, speculative: bool) -> Experiment:
     )
     machines = tuple(kinds[role, i] for role, i in zip(roles, pools, strict=True))
     return replace(experiment, replicas=machines, handover=spec)
+
+
+def a_limit(rng: random.Random, workload: Trace | ClosedLoop) -> int | None:
+    """For some traces: requests that clients have under way at most."""
+    if isinstance(workload, ClosedLoop) or workload.follows is not None or workload.abort_ns is not None:
+        return None
+    return rng.choice([None, None, 1, rng.randrange(1, 20)])
 
 
 def clients_who_go(rng: random.Random, output: Any) -> dict[str, Any]:

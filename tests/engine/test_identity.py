@@ -54,6 +54,7 @@ def test_the_random_runs_cover_what_they_should() -> None:
     assert {len(spec.tenants) for experiment in experiments for spec in experiment.machines} == {1, 2, 3}
     assert sum(isinstance(experiment.workload, ClosedLoop) for experiment in experiments) > 10
     assert sum(getattr(experiment.workload, "follows", None) is not None for experiment in experiments) > 20
+    assert sum(experiment.in_flight is not None for experiment in experiments) > 10
     kinds = {type(getattr(tenant.scheduler, "inner", tenant.scheduler)).__name__ for tenant in tenants}
     assert {"OnTheHour", "Impatient", "FasterTransformer", "FewestFirst", "Sarathi", "ChunkedOnly", "Vllm"} <= kinds
     alone = [

@@ -13,14 +13,16 @@ from sim.scenario.assembly.deployment import deployment_of
 from sim.scenario.assembly.manifest import manifest_of
 from sim.scenario.assembly.pools import PoolOf, pools_of
 from sim.scenario.assembly.prefix_cache import check_router
-from sim.scenario.assembly.replica import build_pool
+from sim.scenario.assembly.ranks import with_ranks
+from sim.scenario.assembly.replica import Hosted, build_pool
 from sim.scenario.assembly.scheduler import policy_of
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
 
 if TYPE_CHECKING:
-    from sim.engine import Experiment
+    from sim.engine import Experiment, MachineSpec, ReplicaSpec
     from sim.engine.streaming import Stream
+    from workloads import ClosedLoop, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +42,15 @@ def build(scenario: Scenario) -> Experiment:
     return resolve(scenario).experiment
 
 
-def resolve(scenario: Scenario) -> Built:
-    """The experiment that *scenario* describes, with its provenance.
+def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> Built:
+    """The experiment that *scenario* describes, with its provenance; *workload* in place of the one that it names.
 
     Raises ScenarioError, naming the scenario and the key, where something cannot be found, read or fitted.
     """
-    from sim.engine import Experiment, MachineSpec
+    from sim.engine import Experiment
 
     pools = [_deployed(pool) for pool in pools_of(scenario)]
-    workload = workload_of(scenario)
+    workload = workload_of(scenario) if workload is None else workload
     if scenario.pools is not None or scenario.placement is not None:
         workload, rows = asked_for(scenario, workload, pools)
     else:
@@ -61,10 +63,7 @@ def resolve(scenario: Scenario) -> Built:
         replicas=tuple(
             machine
             for pool, hosted in zip(pools, built, strict=True)
-            for machine in (
-                (hosted[0].spec if len(hosted) == 1 else MachineSpec(tenants=tuple(each.spec for each in hosted))),
-            )
-            * pool.replicas
+            for machine in (_machine(pool, hosted),) * pool.replicas
         ),
         router=router,
         seed=scenario.seed,
@@ -76,6 +75,14 @@ def resolve(scenario: Scenario) -> Built:
         manifest=manifest_of(scenario, pools, built, experiment),
         slo=scenario.slo.model_dump(),
     )
+
+
+def _machine(pool: PoolOf, hosted: Sequence[Hosted]) -> ReplicaSpec | MachineSpec:
+    from sim.engine import MachineSpec
+
+    if len(hosted) > 1:
+        return MachineSpec(tenants=tuple(each.spec for each in hosted))
+    return with_ranks(pool.scenarios[0], hosted[0].spec)
 
 
 def _deployed(pool: PoolOf) -> PoolOf:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sim.scenario import named
 from sim.scenario.assembly.notes import notes_of
 from sim.scenario.assembly.pools import PoolOf
+from sim.scenario.assembly.ranks import ranks_of
 from sim.scenario.assembly.replica import Hosted
 from sim.scenario.settings import Scenario
 
@@ -94,6 +95,7 @@ def _pool_facts(pools: list[PoolOf], built: list[list[Hosted]]) -> dict[str, Any
                 {
                     "serves": name,
                     **each["model"],
+                    **({"ranks": each["ranks"]} if "ranks" in each else {}),
                     "memory": each["memory"],
                     "scheduler": each["scheduler"],
                     "decoding": each["decoding"],
@@ -129,6 +131,7 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
             "sources": dict(device.sources),
         },
         **_interval(deployment, hosted[i]),
+        **ranks_of(pool.scenarios[i]),
         "memory": hosted[i].plan.facts,
         "scheduler": named.shown_policy(hosted[i].spec.scheduler),
         "decoding": {"method": "autoregressive"} if decoding is None else decoding.manifest,

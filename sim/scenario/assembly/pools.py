@@ -37,8 +37,7 @@ class PoolOf:
     @property
     def gpus(self) -> int:
         """GPUs of all its machines."""
-        parallel = self.scenarios[0].parallel
-        return self.replicas * parallel.tensor * parallel.pipeline
+        return self.replicas * self.scenarios[0].parallel.gpus
 
 
 def pools_of(scenario: Scenario) -> list[PoolOf]:

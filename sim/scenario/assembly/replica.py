@@ -13,6 +13,7 @@ from sim.scenario.assembly.decoding import BuiltDecoding, build_decoding, slots_
 from sim.scenario.assembly.memory import memory_of, shared_plan
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import cache_of
+from sim.scenario.assembly.ranks import check_ranks
 from sim.scenario.assembly.refusals import never_gets_on
 from sim.scenario.assembly.scheduler import preempting, scheduler_of
 from sim.scenario.explain import told_by
@@ -44,6 +45,7 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
 
     scenario, deployment = pool.scenarios[i], pool.deployments[i]
     alone = len(pool.serves) == 1
+    check_ranks(scenario, shared=not alone)
     chosen = chosen_by_auto(scenario, deployment, workload)
     scheduler = preempting(scenario, scheduler_of(scenario, deployment, chosen, shared=not alone))
     with told_by(scenario):
@@ -77,7 +79,7 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
     spec = ReplicaSpec(
         cost=deployment.cost,
         scheduler=scheduler,
-        kv_blocks=plan.kv_blocks,
+        kv_blocks=plan.rank_blocks,
         block_tokens=plan.block_tokens,
         micro_batches=scenario.micro_batches,
         max_model_len=deployment.model.max_positions,
@@ -90,7 +92,7 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
             spec,
             decoding=decoding.decoding,
             draft_cost=decoding.draft_cost,
-            kv_blocks=decoding.plan.kv_blocks,
+            kv_blocks=decoding.plan.rank_blocks,
             speculation_overhead_s=decoding.overhead_s,
         )
         plan = decoding.plan

@@ -1,0 +1,20 @@
+"""Measured runs of served models: read from what benchmark tools leave, and laid beside their simulation."""
+
+from sim.bench.load import NotReplayable
+from sim.bench.measured import BenchRun, Latency, Lengths, Offered, RequestRows, ServerSide, SharedPrompts, to_frame
+from sim.bench.replay import Replayed, measured_figures, replay
+
+__all__ = [
+    "BenchRun",
+    "Latency",
+    "Lengths",
+    "NotReplayable",
+    "Offered",
+    "Replayed",
+    "RequestRows",
+    "ServerSide",
+    "SharedPrompts",
+    "measured_figures",
+    "replay",
+    "to_frame",
+]

@@ -1,0 +1,236 @@
+"""What the clients of a measured run send, as a workload of the simulator: the same load drawn anew for each seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sim.bench.measured import BenchRun, Lengths, SharedPrompts
+from sim.errors import RooftraceError
+from sim.scenario import named
+from workloads import ClosedLoop, Empirical, Fixed, LengthDistribution, Stream, Trace, stream
+
+_BLOCK_TOKENS = 16
+_WARM_S = 3600.0
+"""Before the load of a warm run begins: time enough for every prompt to have been answered, and none to the simulator."""
+_NS = 1e9
+
+
+class NotReplayable(RooftraceError, ValueError):
+    """A run that cannot be simulated; the message says what is missing and how to give it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Requests of a run, the limit of its clients, and how many of the first requests only warm the server up."""
+
+    workload: Trace | ClosedLoop
+    in_flight: int | None = None
+    warm_requests: int = 0
+    drawn: bool = True
+    """Whether another seed gives another load."""
+
+
+def load_of(run: BenchRun, seed: int) -> Load:
+    """The load of *run* with the luck of *seed*.
+
+    A recorded run is sent as it was, one with clients in a closed loop, one with a rate by gamma-distributed times, behind its
+    clients' limit on requests in flight. `NotReplayable` names the facts that are missing.
+    """
+    missing = run.missing
+    if missing:
+        either = {"rate_per_s", "concurrency"} <= set(missing)
+        names = [name for name in missing if not (either and name in ("rate_per_s", "concurrency"))]
+        asked = (["run.rate_per_s (or run.concurrency)"] if either else []) + [f"run.{name}" for name in names]
+        raise NotReplayable(f"{run.name}: the file does not say {', '.join(asked)}; give each with --set NAME=VALUE")
+    recorded = recorded_load(run)
+    if recorded is not None:
+        return recorded
+    offered = run.offered
+    n = offered.requests
+    if n is None:
+        assert offered.duration_s is not None
+        assert offered.rate_per_s is not None
+        n = int(offered.rate_per_s * offered.duration_s)
+    if n < 1:
+        raise NotReplayable(f"{run.name}: no request was sent, so that there is nothing to simulate")
+    if offered.shared is not None:
+        return _sharing(run, offered.shared, n, seed)
+    prompt = _tokens(run, "prompt", n, seed, Stream.PROMPT_LENGTHS)
+    output = _tokens(run, "output", n, seed, Stream.OUTPUT_LENGTHS)
+    source = f"the load of {run.name}, seed {seed}"
+    drawn = offered.open or not (offered.prompt.each_tokens or offered.prompt.equal) or not offered.output.equal
+    if offered.open or offered.concurrency is None:
+        trace = Trace(arrival_ns=_planned_ns(run, n, seed), prompt_tokens=prompt, output_tokens=output, source=source)
+        limit = offered.concurrency if offered.concurrency is None or offered.concurrency < n else None
+        return Load(workload=trace, in_flight=limit, drawn=drawn)
+    clients = min(offered.concurrency, n)
+    ramp_s = float(offered.ramp.get("clients_s", 0.0) or 0.0)
+    starts = np.rint(np.linspace(0.0, ramp_s, clients) * _NS).astype(np.int64) if ramp_s else None
+    loop = ClosedLoop(prompt_tokens=prompt, output_tokens=output, concurrency=clients, start_ns=starts, source=source)
+    return Load(workload=loop, drawn=drawn)
+
+
+def recorded_load(run: BenchRun) -> Load | None:
+    """The requests of the rows of *run* at the instants at which they were sent; None where rows do not say, or where clients
+    waited for the server, so that the instants are its doing."""
+    rows = run.rows
+    if rows is None or run.offered.concurrency is not None or run.offered.shared is not None:
+        return None
+    usable = ~rows.failed & np.isfinite(rows.sent_s) & (rows.prompt_tokens >= 0) & (rows.output_tokens >= 1)
+    if not usable.any() or not np.isfinite(rows.sent_s).all():
+        return None
+    order = np.argsort(rows.sent_s[usable], kind="stable")
+    sent_s = rows.sent_s[usable][order]
+    trace = Trace(
+        arrival_ns=np.rint((sent_s - sent_s[0]) * _NS).astype(np.int64),
+        prompt_tokens=rows.prompt_tokens[usable][order],
+        output_tokens=rows.output_tokens[usable][order],
+        source=f"the requests of {run.name} as they were sent",
+    )
+    return Load(workload=trace, drawn=False)
+
+
+def assumed(run: BenchRun) -> Iterator[str]:
+    """What a simulation of *run* takes for granted because its file does not say it, a sentence each."""
+    offered = run.offered
+    if recorded_load(run) is not None:
+        assert run.rows is not None
+        left_out = int((run.rows.failed | (run.rows.output_tokens < 1)).sum())
+        if left_out:
+            yield f"{left_out} requests failed or have no answer; the simulation leaves them out, though the server had them"
+        return
+    for name, lengths in (("prompt", offered.prompt), ("output", offered.output)):
+        mean, each, quantiles = lengths.mean_tokens, lengths.each_tokens, lengths.quantiles_tokens
+        if mean is None or each or lengths.distribution is not None or quantiles or lengths.equal:
+            continue
+        if lengths.std_tokens:
+            yield (
+                f"{name}s are drawn from a normal distribution of the mean and spread that the file has; "
+                f"run.{name}_tokens={{distribution: ...}} says otherwise"
+            )
+        else:
+            yield (
+                f"all {name}s are taken to have the mean of {mean:g} tokens, for the file has no more; "
+                f"run.{name}_tokens={{distribution: ...}} says how they spread"
+            )
+    if offered.open and offered.burstiness is None and "strategy" not in offered.ramp:
+        yield "requests are taken to come at random (Poisson); run.burstiness says otherwise, infinity for evenly"
+    if run.failed:
+        yield f"{run.failed} requests failed; the simulation answers all"
+
+
+def _tokens(run: BenchRun, name: str, n: int, seed: int, of: Stream) -> np.ndarray:
+    lengths: Lengths = getattr(run.offered, name)
+    if lengths.each_tokens:
+        each = np.asarray(lengths.each_tokens, np.int64)
+        # The tools send their requests in the order of the file; a count given by hand goes through them again.
+        return np.maximum(np.resize(each, n), 1)
+    return np.maximum(_distribution(run, name, lengths).sample(stream(seed, of), n), 1)
+
+
+class _Normal:
+    """Whole numbers around a mean, kept within what was seen."""
+
+    def __init__(self, lengths: Lengths) -> None:
+        self._lengths = lengths
+
+    def sample(self, rng: np.random.Generator, n: int, /) -> np.ndarray:
+        of = self._lengths
+        drawn = rng.normal(of.mean_tokens or 0.0, of.std_tokens or 0.0, n)
+        return np.rint(np.clip(drawn, of.min_tokens or 1, of.max_tokens)).astype(np.int64)
+
+
+def _distribution(run: BenchRun, name: str, lengths: Lengths) -> LengthDistribution:
+    if lengths.distribution is not None:
+        settings = dict(lengths.distribution)
+        kind = settings.pop("distribution", None)
+        if not isinstance(kind, str):
+            raise NotReplayable(f"run.{name}_tokens is a number or {{distribution: uniform, ...}}; got {settings!r}")
+        return named.choice(kind, settings, named.DISTRIBUTIONS, key=f"run.{name}_tokens", what="a distribution")
+    mean = lengths.mean_tokens
+    if mean is None:
+        raise NotReplayable(f"{run.name}: the file does not say run.{name}_tokens; give it with --set")
+    if lengths.equal or not (lengths.quantiles_tokens or lengths.std_tokens):
+        return Fixed(tokens=max(1, round(mean)))
+    if lengths.quantiles_tokens and lengths.min_tokens is not None and lengths.max_tokens is not None:
+        points = {0.0: lengths.min_tokens, **lengths.quantiles_tokens, 1.0: lengths.max_tokens}
+        shares = sorted(points)
+        tokens = np.maximum.accumulate([points[share] for share in shares])
+        return Empirical(probabilities=tuple(shares), tokens=tuple(float(each) for each in tokens))
+    return _Normal(lengths)
+
+
+def _planned_ns(run: BenchRun, n: int, seed: int) -> np.ndarray:
+    """When each of *n* requests would be sent if nobody waited."""
+    offered = run.offered
+    rate = offered.rate_per_s
+    rng = stream(seed, Stream.ARRIVALS)
+    ramp: dict[str, Any] = dict(offered.ramp)
+    if "strategy" in ramp:
+        rates = _ramped(ramp, n)
+    elif rate is None or not np.isfinite(rate):
+        return np.zeros(n, np.int64)
+    else:
+        rates = np.full(n, rate)
+    shape = 1.0 if offered.burstiness is None else offered.burstiness
+    gaps_s = (rng.standard_gamma(shape, n) / shape if np.isfinite(shape) else np.ones(n)) / rates
+    at_s = np.cumsum(gaps_s)
+    if offered.fills_time and "strategy" not in ramp:
+        assert rate is not None
+        at_s *= n / rate / at_s[-1]
+    return np.rint(at_s * _NS).astype(np.int64)
+
+
+def _ramped(ramp: dict[str, Any], n: int) -> np.ndarray:
+    """The rate at which each request is followed by the next, as `vllm bench serve` raises it."""
+    start, end = float(ramp["start_per_s"]), float(ramp["end_per_s"])
+    progress = np.arange(n) / max(n - 1, 1)
+    if ramp["strategy"] == "exponential":
+        return start * (end / start) ** progress
+    return start + (end - start) * progress
+
+
+def _sharing(run: BenchRun, shared: SharedPrompts, n: int, seed: int) -> Load:
+    """The load where prompts begin alike; request i asks text i modulo their number, in an order that is shuffled once."""
+    offered = run.offered
+    per_group = shared.prompts_per_group
+    texts = shared.groups * per_group if per_group is not None else max(n, shared.groups)
+    order = stream(seed, Stream.PROMPTS).permutation(texts)
+    tokens_of_text = np.maximum(_tokens(run, "prompt", texts, seed, Stream.PROMPT_LENGTHS), shared.prefix_tokens + 1)
+    group_of_text = np.arange(texts) % shared.groups
+    text = order[np.arange(n) % texts]
+    planned_ns = _planned_ns(run, n, seed)
+    output = _tokens(run, "output", n, seed, Stream.OUTPUT_LENGTHS)
+    warm = 0
+    if shared.warm:
+        warm = texts
+        text = np.concatenate((order, text))
+        planned_ns = np.concatenate((np.zeros(texts, np.int64), planned_ns + int(_WARM_S * _NS)))
+        output = np.concatenate((np.ones(texts, np.int64), output))
+    head = shared.prefix_tokens // _BLOCK_TOKENS
+    blocks = -(-tokens_of_text // _BLOCK_TOKENS)
+    own_start = shared.groups * head + np.concatenate(([0], np.cumsum(blocks - head)))
+    ids = [
+        np.concatenate(
+            (
+                group_of_text[t] * head + np.arange(head),
+                own_start[t] + np.arange(blocks[t] - head),
+            )
+        )
+        for t in range(texts)
+    ]
+    trace = Trace(
+        arrival_ns=planned_ns,
+        prompt_tokens=tokens_of_text[text],
+        output_tokens=output,
+        prefix_blocks=np.concatenate([ids[t] for t in text]).astype(np.int64),
+        prefix_offsets=np.concatenate(([0], np.cumsum(blocks[text]))),
+        prefix_block_tokens=_BLOCK_TOKENS,
+        source=f"the load of {run.name}, {shared.groups} groups of prompts, seed {seed}",
+    )
+    limit = offered.concurrency
+    return Load(workload=trace, in_flight=limit if limit is not None and limit < n else None, warm_requests=warm)

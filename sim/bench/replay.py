@@ -1,0 +1,215 @@
+"""A measured run simulated under its own protocol: a scenario and a `BenchRun` in, the figures that its tool would print out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sim import metrics
+from sim.bench.load import Load, NotReplayable, assumed, load_of
+from sim.bench.measured import BenchRun, Latency
+from sim.metrics.spread import weighted_statistics
+
+if TYPE_CHECKING:
+    from sim.engine import Experiment
+    from sim.engine.columns import Columns
+    from sim.scenario import Scenario
+
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+RATES = ("requests_per_s", "output_tokens_per_s")
+REPLICATIONS = 3
+_NS = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What the simulation of a run says, in the words of the measurement.
+
+    Figures are named `ttft_mean_s`, `tpot_p99_s`, `requests_per_s`, `duration_s`; `measured` has those that the file gives, and
+    `predicted` the same and the mean and median of every latency.
+    """
+
+    run: BenchRun
+    measured: Mapping[str, float]
+    predicted: Mapping[str, float]
+    """Means over the replications."""
+    spread: Mapping[str, float]
+    """Standard deviation between replications; 0 where there is one."""
+    replications: int
+    saturated: bool | None
+    """Whether the simulated server could not take what was offered; None as for `BenchRun.saturated`."""
+    assumed: tuple[str, ...] = ()
+
+    def error(self, name: str) -> float | None:
+        """predicted / measured - 1; None where either is missing or nothing was measured."""
+        theirs, ours = self.measured.get(name), self.predicted.get(name)
+        return None if not theirs or ours is None or not np.isfinite(ours) else ours / theirs - 1.0
+
+
+def replay(scenario: Scenario, run: BenchRun, *, seeds: Iterable[int] | None = None) -> Replayed:
+    """*run* on the deployment of *scenario*, whose own workload is put aside, once for each of *seeds*.
+
+    Without *seeds* these are `REPLICATIONS` from the scenario's own; once where nothing of the load is drawn. `NotReplayable`
+    where the run lacks facts, ScenarioError where the deployment cannot be built.
+    """
+    chosen = list(range(scenario.seed, scenario.seed + REPLICATIONS) if seeds is None else seeds)
+    found: list[dict[str, float]] = []
+    first: Experiment | None = None
+    for seed in chosen:
+        load = load_of(run, seed)
+        first = experiment_of(scenario, load, seed, like=first)
+        found.append(figures(first, load, run))
+        if not load.drawn and first.router.__class__.__name__ != "Random":
+            break
+    return replayed(run, found)
+
+
+def replayed(run: BenchRun, found: Sequence[Mapping[str, float]]) -> Replayed:
+    """Replications of `figures` put together."""
+    names = list(found[0])
+    predicted = {name: statistics.fmean(each[name] for each in found) for name in names}
+    spread = {name: statistics.stdev([each[name] for each in found]) if len(found) > 1 else 0.0 for name in names}
+    return Replayed(
+        run=run,
+        measured=measured_figures(run),
+        predicted=predicted,
+        spread=spread,
+        replications=len(found),
+        saturated=_saturated(run, predicted),
+        assumed=tuple(assumed(run)),
+    )
+
+
+def experiment_of(scenario: Scenario, load: Load, seed: int, *, like: Experiment | None = None) -> Experiment:
+    """The deployment of *scenario* under *load*.
+
+    *like* is one that was made for another draw of the same load: its machines serve again, which saves their assembly.
+    """
+    from sim.scenario.assembly import resolve
+
+    if like is None:
+        like = resolve(scenario, load.workload).experiment
+    return replace(like, workload=load.workload, in_flight=load.in_flight, seed=seed)
+
+
+def figures(experiment: Experiment, load: Load, run: BenchRun) -> dict[str, float]:
+    """Simulate *experiment*, and say what the tool that measured *run* would have printed: every figure that `measured_figures`
+    has, and mean and median of all latencies. Requests that only warm the server up do not count."""
+    from sim.run import simulate
+
+    return figures_of(simulate(experiment).columns, load, run)  # type: ignore[arg-type]
+
+
+def figures_of(columns: Columns, load: Load, run: BenchRun) -> dict[str, float]:
+    """The same of a simulation that has been run."""
+    requests = columns.requests
+    warm = np.arange(len(requests["arrival_ns"])) < load.warm_requests
+    sent_ns = requests["arrival_ns"]
+    if load.warm_requests and requests["finish_ns"][warm].max() > sent_ns[~warm].min():
+        raise NotReplayable(
+            f"{run.name}: warming the server up with {load.warm_requests} prompts takes more than an hour"
+        )
+    counted = ~warm & (requests["status"] == 0)
+    begin_ns = int(sent_ns[~warm].min())
+    if not counted.any():
+        raise NotReplayable(
+            f"{run.name}: no request of its simulation ends; the deployment rejects {_reasons(columns)}"
+        )
+    end_ns = int(requests["finish_ns"][counted].max())
+    offered = run.offered
+    for cut_s, late in ((offered.warmup_s, False), (offered.cooldown_s, True)):
+        if cut_s:
+            keep = sent_ns <= end_ns - cut_s / _NS if late else sent_ns >= begin_ns + cut_s / _NS
+            counted &= keep if (counted & keep).any() else counted
+    part = {name: column[counted] for name, column in requests.items()}
+    span_s = (end_ns - begin_ns) * _NS
+    values = {"ttft": metrics.ttft_s(part), "tpot": metrics.tpot_s(part), "e2el": metrics.e2el_s(part)}
+    found: dict[str, float] = {"duration_s": span_s}
+    for name in LATENCIES:
+        wanted = dict.fromkeys(("mean", "median"))
+        latency: Latency | None = getattr(run, name)
+        wanted |= dict.fromkeys(() if latency is None else latency.statistics)
+        if name == "itl":
+            of_gaps = _gap_statistics(columns, list(wanted)) if latency is not None else {}
+            found |= {f"itl_{key}_s": value for key, value in of_gaps.items()}
+            continue
+        finite = values[name][np.isfinite(values[name])]
+        if finite.size:
+            found |= {f"{name}_{key}_s": _statistic(finite, key) for key in wanted}
+    found["requests_per_s"] = float(counted.sum() / span_s) if span_s > 0 else float("nan")
+    found["output_tokens_per_s"] = float(part["output_tokens"].sum() / span_s) if span_s > 0 else float("nan")
+    found["prompt_tokens_mean"] = float(part["prompt_tokens"].mean())
+    found["output_tokens_mean"] = float(part["output_tokens"].mean())
+    return found
+
+
+def measured_figures(run: BenchRun) -> dict[str, float]:
+    """What the file of *run* gives, by the names of `Replayed`."""
+    found: dict[str, float] = {}
+    for name in LATENCIES:
+        latency: Latency | None = getattr(run, name)
+        for key in () if latency is None else latency.statistics:
+            value = latency.at(key) if latency is not None else None
+            if value is not None:
+                found[f"{name}_{key}_s"] = value
+    for name in ("duration_s", *RATES):
+        value = getattr(run, name)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def _saturated(run: BenchRun, predicted: Mapping[str, float]) -> bool | None:
+    """By the rule of the measured run, on the simulated figures."""
+    if not run.offered.open:
+        return None
+    first = [value for name, value in predicted.items() if name.startswith("ttft_") and "std" not in name]
+    simulated = replace(
+        run,
+        duration_s=predicted["duration_s"],
+        offered=replace(
+            run.offered,
+            requests=run.offered.requests or round((run.offered.rate_per_s or 0.0) * (run.offered.duration_s or 0.0)),
+            output=replace(run.offered.output, mean_tokens=predicted["output_tokens_mean"]),
+        ),
+        ttft=Latency(min_s=min(first, default=0.0)),
+        tpot=Latency(mean_s=predicted.get("tpot_mean_s", 0.0)),
+    )
+    return simulated.saturated
+
+
+def _statistic(values: np.ndarray, name: str) -> float:
+    if name in ("mean", "median", "std", "min", "max"):
+        return float(getattr(np, name)(values))
+    return float(np.percentile(values, float(name.removeprefix("p"))))
+
+
+def _gap_statistics(columns: Columns, names: list[str]) -> dict[str, float]:
+    """Of the gaps between tokens."""
+    from sim.metrics.spread import block_quantile
+
+    blocks = [(gaps, weights) for gaps, weights in columns.itl_blocks() if len(gaps)]
+    if not blocks:
+        return {}
+    plain = weighted_statistics(lambda: blocks)
+    shares = [float(name.removeprefix("p")) / 100 for name in names if name.startswith("p")]
+    quantiles = iter(block_quantile(lambda: blocks, shares) * _NS if shares else [])
+    found = {}
+    for name in names:
+        if name.startswith("p"):
+            found[name] = float(next(quantiles))
+        elif name == "min":
+            found[name] = min(int(gaps.min()) for gaps, _ in blocks) * _NS
+        else:
+            value = plain[name]
+            assert value is not None
+            found[name] = value
+    return found
+
+
+def _reasons(columns: Columns) -> str:
+    return "; ".join(columns.reasons) or "all of them"

@@ -1,0 +1,286 @@
+"""A machine whose attention is replicated over ranks (attention data parallelism).
+
+Each rank is a tenant with sequences, a queue, a scheduler's plans and KV memory of its own; a router inside the machine says which
+one a request goes to. All of them start a step together when any has something to do, and end it together: the price is one of the
+whole step (`sim.engine.common`). Who comes while a step runs, on whichever rank, waits for its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.routers import Refused, RoutedRequest, route_of
+from policies.view import ALWAYS_NS
+from sim.engine.clock import TICK_BITS, TICKS_PER_S
+from sim.engine.common import IDLE, CommonPrices
+from sim.engine.errors import PolicyError
+from sim.engine.events import MACHINES, Alarm, Clock
+from sim.engine.experiment import MachineSpec
+from sim.engine.machine import Machine, found_tokens, prefill_tokens, put, surrenders
+from sim.engine.prices import StageTable
+from sim.engine.pricing import Pricing
+from sim.engine.requests import RequestState
+from sim.engine.roles import Part
+from sim.engine.sequences import Outside, refusal
+from sim.engine.stages import Stages
+from sim.engine.tenant import NOTHING, Tenant
+
+_RANK_STREAM = 0x72616E6B
+"""Names the random stream of routers inside machines."""
+
+
+class RankLoad:
+    """A rank as the router inside its machine sees it: a `policies.routers.ReplicaLoad`."""
+
+    __slots__ = ("_tenant", "no_hit_order", "promised_ns")
+
+    def __init__(self, tenant: Tenant) -> None:
+        self._tenant = tenant
+        self.no_hit_order = -1
+        """Of routers that do not ask for it."""
+        self.promised_ns = 0
+
+    @property
+    def waiting(self) -> int:
+        return self._tenant.sequences.n_waiting
+
+    @property
+    def running(self) -> int:
+        return self._tenant.sequences.n_admitted
+
+    @property
+    def kv_blocks_used(self) -> int:
+        return self._tenant.sequences.kv.used
+
+    @property
+    def kv_use(self) -> float:
+        return self._tenant.sequences.kv.used / self._tenant.sequences.kv.total
+
+    @property
+    def block_tokens(self) -> int:
+        return self._tenant.sequences.kv.block_tokens
+
+    @property
+    def prefill_tokens(self) -> int:
+        return prefill_tokens(self._tenant)
+
+    def found_tokens(self, request: RoutedRequest) -> int:
+        return found_tokens(self._tenant.sequences.kv, request, 0)
+
+    def done_ns(self, model: int, *, waiting: bool) -> int:
+        raise ValueError("ranks have no table of latencies to promise an end by")
+
+
+class RankedMachine(Machine):
+    """Serves the requests that are delivered to it on one of its ranks each.
+
+    To the rest of the run it is a machine; its tenants are its ranks.
+    """
+
+    def __init__(
+        self, clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
+        seed: int, fast_forward: bool, part: Part | None = None,
+    ) -> None:  # fmt: skip
+        """*first_number*: of its first rank, among all tenants of the run; *part*: what it has to do with handing over."""
+        (of_each,) = spec.tenants
+        super().__init__(clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward, part=part)
+        self._alone = False
+        assert not isinstance(of_each.cost, StageTable)
+        pricing = Pricing(of_each.cost, of_each.draft_cost, of_each.speculation_overhead_s)
+        self._prices = CommonPrices(pricing, spec.ranks)
+        self.tenants = [
+            Tenant(
+                first_number + rank, of_each, state, outside, Stages(1),
+                alone=True, seed=seed, fast_forward=fast_forward, prices=self._prices, part=part,
+            )
+            for rank in range(spec.ranks)
+        ]  # fmt: skip
+        self._lanes = [tenant.lanes[0] for tenant in self.tenants]
+        self._loads = [RankLoad(tenant) for tenant in self.tenants]
+        self._router = spec.rank_router
+        assert spec.rank_router is not None
+        self._route_of = route_of(spec.rank_router)
+        self._luck: NDArray[np.float64] | None = None
+        self._seed = seed
+        self._n_routed = 0
+        self._in_step = False
+        self._alarm = Alarm(clock, MACHINES, self._on_step)
+
+    @property
+    def n_stages(self) -> int:
+        """A rank that has nothing to do idles while others step, as a machine would."""
+        return len(self.tenants)
+
+    def found_tokens(self, request: RoutedRequest) -> int:
+        """Tokens of the prompt that are cached on the rank that has most of it; the router inside may choose another."""
+        return max(load.found_tokens(request) for load in self._loads)
+
+    @property
+    def planned_ns(self) -> int:
+        if not self._in_step:
+            return -1
+        return next(lane.span.start_ticks for lane in self._lanes if lane.span is not None) >> TICK_BITS
+
+    def tenant_of(self, model: int) -> Tenant:
+        return self.tenants[0]
+
+    # The doors.
+
+    def deliver(self, id_: int, kv_tokens: int = 0) -> None:
+        """A request comes, with the KV of its first *kv_tokens* tokens; one that can never fit is rejected with its reason."""
+        rank = self._rank_for(id_)
+        if isinstance(rank, Refused):
+            self._state.replica[id_] = self.tenants[max(rank.at, 0)].number
+            self._outside.rejected(id_, rank.reason)
+            return
+        tenant = self.tenants[rank]
+        self._state.replica[id_] = tenant.number
+        reason = refusal(tenant.sequences, id_)
+        if reason is not None:
+            self._outside.rejected(id_, reason)
+            return
+        tenant.sequences.enqueue(id_, kv_tokens, self._clock.now_ns)
+        self.interrupt(self._clock.now_ns)
+
+    def _rank_for(self, id_: int) -> int | Refused:
+        state = self._state
+        if self._luck is None:
+            # By request, whatever the order in which they come.
+            self._luck = np.random.default_rng([self._seed, _RANK_STREAM]).random((len(state.prompt), 2))
+        request = RoutedRequest(
+            id_,
+            state.prompt[id_],
+            self._model(id_),
+            tuple(self._luck[id_].tolist()),
+            state.arrival[id_],
+            -1 if state.deadline is None else state.deadline[id_],
+            self._n_routed,
+        )
+        self._n_routed += 1
+        answer = self._route_of(request, self._loads)
+        if not isinstance(answer, Refused) and not 0 <= answer < len(self.tenants):
+            raise PolicyError(
+                f"{self._router!r} sent request {id_} to rank {answer!r}; expected 0 to {len(self.tenants) - 1}"
+            )
+        return answer
+
+    def interrupt(self, now_ns: int) -> None:
+        """Something has come at *now_ns*, the present instant: ranks that rest start a step."""
+        if not self._in_step:
+            self._alarm.set(now_ns)
+
+    def tenant_for(self, id_: int) -> Tenant:
+        rank = self._rank_for(id_)
+        if isinstance(rank, Refused):
+            raise PolicyError(
+                f"{self._router!r} refused request {id_}, whose KV comes from another machine; take a router that refuses none"
+            )
+        return self.tenants[rank]
+
+    def post(self, tenant: Tenant, id_: int, what: int, tokens: int = 0) -> None:
+        put(tenant, self._clock.now_ns, id_, what, tokens)
+        self.interrupt(self._clock.now_ns)
+
+    def give_up(self, id_: int) -> None:
+        tenant = self.tenants[self._state.replica[id_] - self.tenants[0].number]
+        tenant.sequences.given_up[id_] = self._clock.now_ns
+        self.interrupt(self._clock.now_ns)
+
+    def abort(self, now_ns: int) -> list[int]:
+        self._alarm.cancel()
+        ids: list[int] = []
+        for tenant, lane in zip(self.tenants, self._lanes, strict=True):
+            if lane.span is not None:
+                tenant.commit(lane, 0, self._ticks)
+            tenant.drop_in_flight()
+            ids += tenant.sequences.hand_back(tenant.lanes)
+        self._in_step = False
+        self._ticks = now_ns << TICK_BITS
+        return ids
+
+    # Steps.
+
+    def _on_step(self, _event: object) -> None:
+        clock = self._clock
+        while True:
+            if self._in_step:
+                ticks = self._ticks
+                self.events += 1
+                self._in_step = False
+                for tenant, lane in zip(self.tenants, self._lanes, strict=True):
+                    if lane.span is not None:
+                        tenant.commit(lane, 1, ticks)
+            else:
+                ticks = max(self._ticks, clock.now_ns << TICK_BITS)
+            end = self._start(ticks)
+            if end == NOTHING:
+                self._ticks = ticks
+                self._rest()
+                return
+            self._ticks = end
+            if not self._fast_forward or not clock.runs_free_to(end >> TICK_BITS):
+                self._alarm.set(end >> TICK_BITS)
+                return
+
+    def _start(self, ticks: int) -> int:
+        """Ask every rank at *ticks* and start what they plan, together: the tick at which that ends, or NOTHING."""
+        totals, draft_steps = [IDLE] * len(self.tenants), [0] * len(self.tenants)
+        taking: list[int] = []
+        for rank, (tenant, lane) in enumerate(zip(self.tenants, self._lanes, strict=True)):
+            lane.wake_ns = ALWAYS_NS
+            if tenant.begin(lane, ticks) != NOTHING:
+                taking.append(rank)
+                assert lane.prepared is not None
+                totals[rank], draft_steps[rank] = lane.prepared.priced, lane.prepared.draft_steps
+        if not taking:
+            return NOTHING
+        duration = self._prices.step(totals, draft_steps)
+        for rank in taking:
+            self.tenants[rank].launch(self._lanes[rank], ticks, duration)
+        self._in_step = True
+        return ticks + duration
+
+    def _rest(self) -> None:
+        """Wait for the next interruption, or for the instant that a policy waits for.
+
+        That no rank plans anything is an error when one has work.
+        """
+        now_ns = self._clock.now_ns
+        waited = [lane.wake_ns for lane in self._lanes if now_ns < lane.wake_ns < ALWAYS_NS]
+        if waited:
+            self._alarm.set(min(waited))
+            return
+        busy = [rank for rank, tenant in enumerate(self.tenants) if tenant.sequences.busy]
+        # What one rank waits for comes from other machines; ranks have no memory in common.
+        busy = [rank for rank in busy if not self.tenants[rank].sequences.awaits]
+        if busy:
+            if any([surrenders(self.tenants[rank]) for rank in busy]):
+                self._alarm.set(now_ns)
+                return
+            tenant, lane = self.tenants[busy[0]], self._lanes[busy[0]]
+            raise PolicyError(
+                f"{tenant.spec.scheduler!r} planned nothing at t={self._ticks / TICKS_PER_S:.6f} s on rank {busy[0]} with "
+                f"{len(tenant.sequences.queue)} waiting, {len(lane.partial)} prefilling and "
+                f"{lane.decoding.n + len(lane.paused)} decoding; a plan must make progress when nothing else runs"
+            )
+
+
+def machine_of(
+    clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
+    seed: int, fast_forward: bool, part: Part | None = None,
+) -> Machine:  # fmt: skip
+    """The machine that *spec* describes."""
+    kind = RankedMachine if spec.ranks > 1 else Machine
+    return kind(clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward, part=part)
+
+
+def ranked(machines: Sequence[Machine]) -> list[tuple[int, int]]:
+    """Of each machine with ranks the numbers of its first and its last."""
+    return [
+        (machine.tenants[0].number, machine.tenants[-1].number)
+        for machine in machines
+        if isinstance(machine, RankedMachine)
+    ]

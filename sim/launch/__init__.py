@@ -1,0 +1,10 @@
+"""Commands that start real servers: read into scenarios, and written from them.
+
+`scenario_from` takes a command of vLLM, SGLang or TensorRT-LLM; `export` writes commands, or a manifest, for what was simulated.
+Both name what they cannot carry over.
+"""
+
+from sim.launch.export import Export, export, recommended
+from sim.launch.translate import Translation, scenario_from
+
+__all__ = ["Export", "Translation", "export", "recommended", "scenario_from"]

@@ -1,0 +1,115 @@
+"""From what was simulated to the commands, or the manifest, that start it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sim.errors import OutputError, RooftraceError
+from sim.launch.arguments import ENGINES
+from sim.launch.chosen import Chosen, Export
+from sim.launch.dynamo import manifest
+from sim.launch.writers import WRITERS
+from sim.launch.writing import Writing
+from sim.scenario import Scenario
+from sim.text import unknown
+
+TARGETS = (*ENGINES, "dynamo")
+
+
+def recommended(folder: Path) -> Chosen:
+    """What a folder holds: the scenario of a run, or the best candidate of `rooftrace optimize --out`.
+
+    OutputError where it holds neither; RooftraceError where no candidate keeps the SLO.
+    """
+    if (folder / "ranked.csv").is_file():
+        return _best_candidate(folder)
+    from sim.results import Result
+
+    result = Result.load(folder)
+    scenario = Scenario.from_mapping(_given(result.manifest["scenario"]), source=str(folder))
+    return Chosen(scenario=scenario, reasons=_figures(result.summary))
+
+
+def _figures(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    found = [f"{summary['output_tokens_per_s']:,.0f} output tokens/s, {summary['requests_per_s']:.3g} requests/s"]
+    for name, scale, unit in (("ttft_s", 1.0, "s"), ("tpot_s", 1e3, "ms")):
+        spread = summary.get(name) or {}
+        if spread.get("p50") is not None:
+            found.append(
+                f"{name[:-2].upper()} median {spread['p50'] * scale:.3g} {unit}, p99 {spread['p99'] * scale:.3g} {unit}"
+            )
+    if summary.get("slo_attainment") is not None:
+        found.append(f"{summary['slo_attainment']:.1%} of the requests within the SLO")
+    return tuple(found)
+
+
+def _best_candidate(folder: Path) -> Chosen:
+    import pandas as pd
+
+    manifest_file = folder / "manifest.json"
+    if not manifest_file.is_file():
+        raise OutputError(
+            f"{folder} has ranked.csv and no manifest.json; give the folder that rooftrace optimize wrote"
+        )
+    manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
+    axes = list(manifest["axes"])
+    table = pd.read_csv(folder / "ranked.csv")
+    kept = table[table["keeps"]]
+    if kept.empty:
+        raise RooftraceError(
+            f"none of the {len(table)} candidates in {folder} keeps the SLO; there is nothing to start"
+        )
+    best = kept.iloc[0]
+    scenario = Scenario.from_mapping(_given(manifest["base"]), source=str(folder))
+    scenario = scenario.with_set(*(f"{key}={best[key]}" for key in axes))
+    reasons = [
+        f"best of {len(table)} candidates, {len(kept)} of which keep the SLO: "
+        + ", ".join(f"{key}={best[key]}" for key in axes)
+    ]
+    reasons.append(
+        f"{best['tokens_per_s_per_gpu']:,.0f} output tokens/s a GPU, {best['slo_attainment']:.1%} within the SLO"
+    )
+    if len(kept) > 1:
+        second = kept.iloc[1]
+        reasons.append(
+            "next: "
+            + ", ".join(f"{key}={second[key]}" for key in axes)
+            + f" with {second['tokens_per_s_per_gpu']:,.0f} tokens/s a GPU"
+        )
+    return Chosen(scenario=scenario, reasons=tuple(reasons))
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those that are not set, which were defaults."""
+    return {
+        key: _given(value) if isinstance(value, Mapping) else value
+        for key, value in settings.items()
+        if value is not None
+    }
+
+
+def export(chosen: Chosen, target: str) -> Export:
+    """Commands that start *chosen* with *target*, one a kind of machine, the reasons as comments above them."""
+    if target not in TARGETS:
+        raise RooftraceError(unknown(f"--for {target} is not known", target, list(TARGETS)))
+    scenario = chosen.scenario
+    if target == "dynamo":
+        return manifest(chosen)
+    parts = {name: scenario.pool(name) for name in scenario.pools} if scenario.pools else {"": scenario}
+    lines = [f"# {scenario.model} on {scenario.hardware}, as simulated:" if not scenario.pools else "# as simulated:"]
+    lines += [f"#   {reason}" for reason in chosen.reasons]
+    left: list[str] = []
+    for name, part in parts.items():
+        command = Writing(part, target)
+        WRITERS[target](command)
+        beside = f"pool {name}: " if name else ""
+        if part.replicas > 1:
+            lines.append(f"# {beside}start this {part.replicas} times, behind a router ({scenario.router.policy})")
+        elif name:
+            lines.append(f"# {beside[:-2]}")
+        lines.append(command.text())
+        left += [f"{beside}{text}" for text in command.left_out()]
+    return Export(text="\n".join(lines) + "\n", left_out=tuple(dict.fromkeys(left)))

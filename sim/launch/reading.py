@@ -1,0 +1,139 @@
+"""A command's options, taken one by one: what has not been taken at the end is not modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sim.errors import RooftraceError
+from sim.launch.arguments import Command, json_object, options_of
+
+
+class Reading:
+    """Options as they are taken, and the settings of a scenario as they are put."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.settings: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self._left = dict(command.options)
+        self._timing = {option.name: option.timing for option in options_of(command.engine).values()}
+
+    def _take(self, name: str) -> Any:
+        if name not in self._timing:
+            raise KeyError(f"{self.command.engine} has no option --{name}")
+        return self._left.pop(name, None)
+
+    def text(self, name: str) -> str | None:
+        value = self._take(name)
+        return None if value is None else str(value)
+
+    def switch(self, name: str) -> bool | None:
+        """True or False where it was given; None where the engine decides."""
+        value = self._take(name)
+        return value if isinstance(value, bool) else None if value is None else str(value).lower() not in ("false", "0")
+
+    def integer(self, name: str) -> int | None:
+        """A whole number; vLLM's 4k (4,000) and 4K (4,096) are read as well."""
+        text = self.text(name)
+        if text is None:
+            return None
+        factor = {"k": 1_000, "K": 1_024, "m": 10**6, "M": 2**20}.get(text[-1:], 1)
+        try:
+            return int(text) if factor == 1 else int(float(text[:-1]) * factor)
+        except ValueError:
+            raise RooftraceError(f"--{name} takes a whole number; got {text!r}") from None
+
+    def number(self, name: str) -> float | None:
+        text = self.text(name)
+        try:
+            return None if text is None else float(text)
+        except ValueError:
+            raise RooftraceError(f"--{name} takes a number; got {text!r}") from None
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        value = self._take(name)
+        return None if value is None else json_object(value, f"--{name}")
+
+    def give_back(self, name: str, value: Any) -> None:
+        """An option that was looked at and is not modelled after all."""
+        self._left[name] = value
+
+    def put(self, key: str, value: Any) -> None:
+        """Set the scenario's dotted *key*; None leaves it out."""
+        if value is None:
+            return
+        at = self.settings
+        *path, last = key.split(".")
+        for part in path:
+            at = at.setdefault(part, {})
+        at[last] = value
+
+    def left(self) -> tuple[list[str], list[str]]:
+        """What was not taken: options that may change how long requests take, and those that cannot."""
+        found = {name: _shown(name, value) for name, value in self._left.items()}
+        return [text for name, text in found.items() if self._timing[name]], [
+            text for name, text in found.items() if not self._timing[name]
+        ]
+
+
+def _shown(name: str, value: Any) -> str:
+    return f"--{name}" if value is True else f"--no-{name}" if value is False else f"--{name} {_value(value)}"
+
+
+def _value(value: Any) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value)
+
+
+FLOATS: Mapping[str, str | None] = {
+    "auto": None,
+    "half": "fp16",
+    "float16": "fp16",
+    "fp16": "fp16",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float": "fp32",
+    "float32": "fp32",
+}
+"""Names of number formats that the engines share; None: as the checkpoint has it."""
+CACHES: Mapping[str, str | None] = {
+    **FLOATS,
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "int8_per_token_head": "int8",
+}
+WEIGHTS: Mapping[str, str | None] = {
+    "fp8": "fp8",
+    "fp8_per_tensor": "fp8",
+    "w8a8_fp8": "fp8",
+    "modelopt": "fp8",
+    "modelopt_fp8": "fp8",
+    "fp8_per_block": "fp8_block",
+    "w8a8_int8": "int8",
+    "awq": "int4",
+    "awq_marlin": "int4",
+    "gptq": "int4",
+    "gptq_marlin": "int4",
+    "mxfp4": "mxfp4",
+    "gpt_oss_mxfp4": "mxfp4",
+    "modelopt_fp4": "nvfp4",
+    "nvfp4": "nvfp4",
+}
+"""Quantisations by the engines' names."""
+
+
+def formats(reading: Reading, *, cache: str = "kv-cache-dtype") -> None:
+    """Number formats of weights and KV cache, whose options are called alike by all engines."""
+    for option, key, names in (
+        ("dtype", "precision", FLOATS),
+        ("quantization", "precision", WEIGHTS),
+        (cache, "kv_precision", CACHES),
+    ):
+        given = reading.text(option)
+        if given is None:
+            continue
+        if given in names:
+            reading.put(key, names[given])
+        else:
+            reading.give_back(option, given)

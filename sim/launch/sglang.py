@@ -1,0 +1,74 @@
+"""`python -m sglang.launch_server`: its options as settings (release 0.5.23, python/sglang/srt/server_args.py)."""
+
+from __future__ import annotations
+
+from sim.launch.reading import Reading, formats
+
+_METHODS = {"NGRAM": "ngram", "EAGLE": "eagle", "EAGLE3": "eagle", "NEXTN": "mtp", "STANDALONE": "draft_model"}
+
+
+def settings(reading: Reading, *, experts: bool) -> None:
+    """Put what the command says; *experts*: the model is a mixture of experts."""
+    reading.put("serving_stack", "sglang")
+    reading.put("scheduler.policy", "sglang")
+    formats(reading)
+    devices = reading.integer("tp-size") or 1
+    ranks = reading.integer("dp-size") or 1
+    reading.put("parallel.pipeline", reading.integer("pp-size"))
+    if reading.switch("enable-dp-attention") and ranks > 1:
+        # The devices of --tp-size are shared among the ranks; elsewhere each rank has as many of its own.
+        reading.put("parallel.tensor", max(1, devices // ranks))
+        reading.put("parallel.data", ranks)
+    else:
+        reading.put("parallel.tensor", devices if devices > 1 else None)
+        if ranks > 1:
+            reading.put("replicas", ranks)
+    spread = reading.integer("ep-size")
+    reading.put("parallel.expert", spread if experts and spread and spread > 1 else None)
+    reading.put("memory.mem_fraction_static", reading.number("mem-fraction-static"))
+    page = reading.integer("page-size")
+    reading.put("memory.block_tokens", page)
+    tokens = reading.integer("max-total-tokens")
+    reading.put("memory.kv_blocks", None if tokens is None else tokens // (page or 1))
+    if reading.switch("disable-radix-cache"):
+        reading.put("memory.prefix_caching", False)
+        reading.put("scheduler.disable_radix_cache", True)
+    for name in (
+        "chunked-prefill-size",
+        "max-prefill-tokens",
+        "prefill-max-requests",
+        "max-running-requests",
+        "scheduler-recv-interval",
+    ):
+        reading.put(f"scheduler.{name.replace('-', '_')}", reading.integer(name))
+    for name in ("enable-mixed-chunk", "disable-overlap-schedule"):
+        reading.put(f"scheduler.{name.replace('-', '_')}", reading.switch(name))
+    reading.put("scheduler.schedule_policy", reading.text("schedule-policy"))
+    reading.put("scheduler.schedule_conservativeness", reading.number("schedule-conservativeness"))
+    reading.put("stream_interval", reading.integer("stream-interval"))
+    _speculation(reading)
+
+
+def _speculation(reading: Reading) -> None:
+    algorithm = reading.text("speculative-algorithm")
+    if algorithm is None:
+        return
+    method = _METHODS.get(algorithm.upper())
+    if method is None:
+        reading.give_back("speculative-algorithm", algorithm)
+        return
+    reading.put("decoding.method", method)
+    steps = reading.integer("speculative-num-steps")
+    topk = reading.integer("speculative-eagle-topk") or 1
+    tokens = reading.integer("speculative-num-draft-tokens")
+    if topk > 1:
+        reading.give_back("speculative-eagle-topk", str(topk))
+        reading.notes.append(
+            f"a tree of drafts (--speculative-eagle-topk {topk}) is taken as a chain of its depth; "
+            "decoding.acceptance.tree says more"
+        )
+    # In a chain the tokens that are verified are the drafted ones and the last of the target's own.
+    drafted = steps if steps is not None else None if tokens is None else tokens - 1
+    reading.put("decoding.num_speculative_tokens", drafted)
+    if method == "draft_model":
+        reading.put("decoding.draft.model", reading.text("speculative-draft-model-path"))

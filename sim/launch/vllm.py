@@ -1,0 +1,86 @@
+"""`vllm serve`: its options as settings (release 0.32.0, vllm/engine/arg_utils.py and vllm/entrypoints/launchers/cli_args.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.launch.reading import Reading, formats
+
+_SAME_INTEGERS = (
+    "max-num-seqs",
+    "max-num-batched-tokens",
+    "max-num-active-seqs",
+    "max-num-scheduled-tokens",
+    "long-prefill-token-threshold",
+)
+_SAME_SWITCHES = (
+    "enable-chunked-prefill",
+    "async-scheduling",
+    "scheduler-reserve-full-isl",
+    "long-prefill-token-threshold-adaptive",
+)
+
+
+def settings(reading: Reading, *, experts: bool) -> None:
+    """Put what the command says; *experts*: the model is a mixture of experts, whose data parallelism shares them."""
+    reading.put("serving_stack", "vllm")
+    reading.put("scheduler.policy", "vllm")
+    formats(reading)
+    reading.put("parallel.tensor", reading.integer("tensor-parallel-size"))
+    reading.put("parallel.pipeline", reading.integer("pipeline-parallel-size"))
+    _data_parallel(reading, experts)
+    reading.put("memory.gpu_memory_utilization", reading.number("gpu-memory-utilization"))
+    reading.put("memory.kv_blocks", reading.integer("num-gpu-blocks-override"))
+    reading.put("memory.block_tokens", reading.integer("block-size"))
+    reading.put("memory.prefix_caching", reading.switch("enable-prefix-caching"))
+    for name in _SAME_INTEGERS:
+        reading.put(f"scheduler.{name.replace('-', '_')}", reading.integer(name))
+    for name in _SAME_SWITCHES:
+        reading.put(f"scheduler.{name.replace('-', '_')}", reading.switch(name))
+    reading.put("scheduler.watermark", reading.number("watermark"))
+    reading.put("scheduler.scheduling_policy", reading.text("scheduling-policy"))
+    reading.put("stream_interval", reading.integer("stream-interval"))
+    _speculation(reading)
+
+
+def _data_parallel(reading: Reading, experts: bool) -> None:
+    ranks = reading.integer("data-parallel-size")
+    over_all = reading.switch("enable-expert-parallel")
+    if ranks and ranks > 1:
+        if experts:
+            reading.put("parallel.data", ranks)
+        else:
+            reading.put("replicas", ranks)
+            reading.put("router", "least_outstanding")
+            reading.notes.append(
+                f"--data-parallel-size {ranks} of a dense model is {ranks} replicas behind one router, which is how they work"
+            )
+    if over_all:
+        tensor = reading.settings.get("parallel", {}).get("tensor", 1)
+        reading.put("parallel.expert", tensor * (ranks or 1) if experts else None)
+
+
+def _speculation(reading: Reading) -> None:
+    config: dict[str, Any] = reading.json("speculative-config") or {}
+    for option, key in (("spec-method", "method"), ("spec-model", "model"), ("spec-tokens", "num_speculative_tokens")):
+        value = reading.text(option)
+        if value is not None:
+            config[key] = value
+    if not config:
+        return
+    method = str(config.pop("method", "draft_model" if "model" in config else ""))
+    model = config.pop("model", None)
+    known = {"ngram": "ngram", "draft_model": "draft_model", "medusa": "medusa", "eagle": "eagle", "eagle3": "eagle"}
+    named = "mtp" if method.endswith("mtp") else known.get(method)
+    if named is None:
+        reading.give_back("speculative-config", {"method": method, **config})
+        return
+    reading.put("decoding.method", named)
+    tokens = config.pop("num_speculative_tokens", None)
+    reading.put("decoding.num_speculative_tokens", None if tokens is None else int(tokens))
+    if named == "draft_model" and model is not None:
+        reading.put("decoding.draft.model", model)
+        tensor = config.pop("draft_tensor_parallel_size", None)
+        reading.put("decoding.draft.tensor", None if tensor is None else int(tensor))
+    if config:
+        reading.give_back("speculative-config", config)

@@ -1,0 +1,69 @@
+"""Machines whose attention is replicated over ranks (`parallel.data`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sim.errors import ScenarioError
+from sim.scenario import named
+from sim.scenario.assembly.auto import left_to_choose
+from sim.scenario.explain import told_by
+from sim.scenario.keys import Policy
+from sim.scenario.settings import Scenario
+
+if TYPE_CHECKING:
+    from sim.engine import MachineSpec, ReplicaSpec
+
+_ROUTERS = {"vllm": "vllm_ranks", "trtllm": "trtllm_ranks"}
+"""How serving stacks spread requests over ranks where they are not told; others in turn, as SGLang 0.5.23 does (its
+`load_balance_method` auto, srt/arg_groups/serving_hook.py)."""
+
+
+def check_ranks(scenario: Scenario, *, shared: bool) -> None:
+    """ScenarioError for settings about ranks that say nothing, or what is not modelled; *shared*: the machine hosts others."""
+    ranks = scenario.parallel.data
+    if ranks == 1:
+        if scenario.rank_router is not None:
+            raise ScenarioError(
+                f"{scenario.source}: rank_router: a machine without ranks has nothing to choose between; leave it out, or give "
+                "parallel.data"
+            )
+        return
+    if shared:
+        raise ScenarioError(
+            f"{scenario.source}: parallel.data {ranks}: models that share a machine have no ranks; give each a pool of its own"
+        )
+    if (scenario.micro_batches or 1) > 1:
+        raise ScenarioError(
+            f"{scenario.source}: micro_batches {scenario.micro_batches}: ranks take one batch a step each, and overlapping two of "
+            "them is not modelled; leave micro_batches out"
+        )
+    if found := left_to_choose(scenario):
+        raise ScenarioError(
+            f"{scenario.source}: {found[0][0]}: {named.AUTO_VALUE} chooses for a machine with one scheduler, and each of the "
+            f"{ranks} ranks has its own; give a number"
+        )
+
+
+def with_ranks(scenario: Scenario, spec: ReplicaSpec) -> ReplicaSpec | MachineSpec:
+    """A machine of *spec*, or of as many ranks of it as *scenario* asks for."""
+    from sim.engine import MachineSpec
+
+    if scenario.parallel.data == 1:
+        return spec
+    router = _router(scenario)
+    with told_by(scenario, "rank_router"):
+        return MachineSpec(tenants=(spec,), ranks=scenario.parallel.data, rank_router=router)
+
+
+def ranks_of(scenario: Scenario) -> dict[str, Any]:
+    """What the manifest says of them; empty where there are none."""
+    if scenario.parallel.data == 1:
+        return {}
+    return {"ranks": {"per_machine": scenario.parallel.data, "router": named.shown_policy(_router(scenario))}}
+
+
+def _router(scenario: Scenario) -> Any:
+    asked = scenario.rank_router or Policy(policy=_ROUTERS.get(scenario.serving_stack, "round_robin"))
+    with told_by(scenario, "rank_router"):
+        return named.policy(asked.policy, asked.settings, named.ROUTERS, key="rank_router", method="route")

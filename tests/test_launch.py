@@ -1,0 +1,258 @@
+"""Commands that start servers: what they say becomes settings, nothing is dropped in silence, and exports are read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sim.errors import RooftraceError
+from sim.launch import export, recommended, scenario_from
+from sim.launch.arguments import ENGINES, options_of, read_command
+from sim.launch.chosen import Chosen
+from sim.scenario import Scenario
+
+
+def test_a_command_of_vllm_becomes_the_scenario_that_it_describes() -> None:
+    found = scenario_from(
+        "VLLM_LOGGING_LEVEL=INFO vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 4 --max-num-seqs 512 --max-num-batched-tokens 4k "
+        "--gpu-memory-utilization=0.95 --kv-cache-dtype fp8_e4m3 --no-enable-prefix-caching --port 8080 --max-model-len 32k "
+        "--enforce-eager",
+        hardware="h100-sxm",
+    )
+    assert found.scenario.settings() == {
+        "model": "meta-llama/Llama-3.1-70B-Instruct",
+        "hardware": "h100-sxm",
+        "kv_precision": "fp8",
+        "serving_stack": "vllm",
+        "parallel": {"tensor": 4},
+        "scheduler": {"policy": "vllm", "max_num_seqs": 512, "max_num_batched_tokens": 4000},
+        "memory": {"gpu_memory_utilization": 0.95, "prefix_caching": False},
+        "workload": {"trace": "conversation"},
+    }
+    assert found.not_modelled == ("--max-model-len 32k", "--enforce-eager")
+    assert found.without_effect == ("--port 8080",)
+    assert any("VLLM_LOGGING_LEVEL" in note for note in found.notes)
+
+
+def test_a_command_of_sglang_with_a_chain_of_drafts() -> None:
+    found = scenario_from(
+        "python -m sglang.launch_server --model-path Qwen/Qwen3-32B --tp 4 --mem-fraction-static 0.85 --page-size 64 "
+        "--chunked-prefill-size 4096 --disable-radix-cache --speculative-algorithm STANDALONE --speculative-num-steps 3 "
+        "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --speculative-draft-model-path qwen3-0.6b",
+        hardware="h200",
+        assignments=["decoding.acceptance={alpha: 0.7}"],
+    )
+    settings = found.scenario.settings()
+    assert settings["parallel"] == {"tensor": 4}
+    assert settings["memory"] == {"mem_fraction_static": 0.85, "block_tokens": 64, "prefix_caching": False}
+    assert settings["scheduler"] == {"policy": "sglang", "chunked_prefill_size": 4096, "disable_radix_cache": True}
+    assert settings["decoding"]["num_speculative_tokens"] == 3
+    assert settings["decoding"]["draft"] == {"model": "qwen3-0.6b"}
+    assert not found.not_modelled
+
+
+def test_a_command_of_trtllm_and_the_file_beside_it(tmp_path: Path) -> None:
+    file = tmp_path / "extra.yaml"
+    file.write_text(
+        "kv_cache_config: {free_gpu_memory_fraction: 0.8, enable_block_reuse: false, dtype: fp8}\n"
+        "scheduler_config: {capacity_scheduler_policy: MAX_UTILIZATION}\nmoe_config: {backend: CUTLASS}\n"
+    )
+    found = scenario_from(f"trtllm-serve qwen3-32b --tp_size 2 --extra_llm_api_options {file}", hardware="h200")
+    settings = found.scenario.settings()
+    assert settings["memory"] == {"free_gpu_memory_fraction": 0.8, "prefix_caching": False}
+    assert settings["kv_precision"] == "fp8"
+    assert settings["scheduler"] == {"policy": "trtllm", "capacity_scheduler_policy": "MAX_UTILIZATION"}
+    assert any("moe_config.backend is not modelled" in note for note in found.notes)
+
+
+def test_replicas_of_a_dense_model_are_its_data_parallel_ranks() -> None:
+    found = scenario_from("vllm serve Qwen/Qwen3-32B --data-parallel-size 3", hardware="h200")
+    assert (found.scenario.replicas, found.scenario.router.policy) == (3, "least_outstanding")
+
+
+def test_options_of_a_file_stand_under_those_of_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: Qwen/Qwen3-32B\ntensor-parallel-size: 4\nmax-num-seqs: 64\nenable-prefix-caching: false\n")
+    found = scenario_from(f"vllm serve --config {file} --max-num-seqs 128", hardware="h200")
+    assert found.scenario.scheduler.settings == {"max_num_seqs": 128}
+    assert found.scenario.parallel.tensor == 4
+    assert found.scenario.memory.prefix_caching is False
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("nginx -g off", "starts no server"),
+        ("vllm serve Qwen/Qwen3-32B --tensor-parallel-sze 4", "did you mean --tensor-parallel-size"),
+        ("vllm serve Qwen/Qwen3-32B --max-num-seqs", "needs a value"),
+        ("vllm serve Qwen/Qwen3-32B --max-num-seqs many", "takes a whole number"),
+        ("vllm serve Qwen/Qwen3-32B other", "belongs to no option"),
+        ("vllm serve Qwen/Qwen3-32B --speculative-config {method:ngram}", "not JSON"),
+        (
+            'vllm serve Qwen/Qwen3-32B --speculative-config \'{"method": "ngram", "num_speculative_tokens": 3}\'',
+            "a command does not say it",
+        ),
+        ("vllm serve Qwen/Qwen3-32B --max-num 4", "may be --max-num-"),
+        ("vllm serve", "names no model"),
+        ("vllm serve nobody/no-such-model", "config.json"),
+        ("vllm serve 'Qwen/Qwen3-32B", "not complete"),
+        ("trtllm-serve qwen3-32b --config /no/such.yaml", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(command: str, says: str) -> None:
+    with pytest.raises(RooftraceError, match=says) as caught:
+        scenario_from(command, hardware="h200")
+    assert "\n" not in str(caught.value)
+
+
+_SETTINGS = {
+    "vllm": {
+        "parallel": {"tensor": 2, "pipeline": 2},
+        "scheduler": {"policy": "vllm", "max_num_seqs": 256, "max_num_batched_tokens": 2048, "async_scheduling": False},
+        "memory": {"gpu_memory_utilization": 0.8, "block_tokens": 32, "prefix_caching": True},
+        "kv_precision": "fp8",
+        "stream_interval": 4,
+        "decoding": {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}},
+    },
+    "sglang": {
+        "parallel": {"tensor": 2},
+        "scheduler": {"policy": "sglang", "chunked_prefill_size": 4096, "schedule_policy": "lof"},
+        "memory": {"mem_fraction_static": 0.8, "kv_blocks": 90_000},
+        "kv_precision": "fp8",
+        "decoding": {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}},
+    },
+    "trtllm": {
+        "parallel": {"tensor": 2},
+        "scheduler": {
+            "policy": "trtllm",
+            "max_batch_size": 256,
+            "max_num_tokens": 4096,
+            "enable_chunked_prefill": True,
+        },
+        "memory": {"free_gpu_memory_fraction": 0.8},
+        "kv_precision": "fp8",
+    },
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_exported_is_read_back_as_it_was(engine: str) -> None:
+    settings = {
+        "model": "qwen3-32b",
+        "hardware": "h200",
+        "serving_stack": engine,
+        "workload": {"trace": "conversation"},
+    }
+    scenario = Scenario.from_mapping({**settings, **_SETTINGS[engine]})
+    written = export(Chosen(scenario=scenario, reasons=("because",)), engine)
+    assert written.left_out == ()
+    assert "#   because" in written.text
+    command = "".join(line + "\n" for line in written.text.splitlines() if not line.startswith("#"))
+    set_ = ["decoding.acceptance={alpha: 0.6}"] if "decoding" in settings | _SETTINGS[engine] else []
+    again = scenario_from(command, hardware="h200", assignments=set_).scenario.settings()
+    assert again.pop("model") == "Qwen/Qwen3-32B"
+    wanted = scenario.settings()
+    del wanted["model"]
+    assert again == wanted
+
+
+def test_what_an_export_cannot_say_is_said() -> None:
+    scenario = Scenario.from_mapping(
+        {
+            "model": "qwen3-32b",
+            "hardware": "h200",
+            "scheduler": {"policy": "sarathi", "token_budget": 512},
+            "memory": {"reserve_bytes": 1e9},
+        }
+    )
+    left = export(Chosen(scenario=scenario, reasons=()), "vllm").left_out
+    assert any("sarathi is not vllm's own" in text for text in left)
+    assert "memory.reserve_bytes: 1000000000.0" in left
+
+
+def test_the_best_candidate_of_a_folder_is_what_is_started(tmp_path: Path) -> None:
+    base = Scenario.from_mapping({"model": "qwen3-32b", "hardware": "h200", "scheduler": {"policy": "vllm"}}).resolved()
+    axes = {"parallel.tensor": [2, 4], "scheduler.max_num_seqs": [64]}
+    (tmp_path / "manifest.json").write_text(json.dumps({"base": base, "axes": axes}))
+    head = "parallel.tensor,scheduler.max_num_seqs,keeps,slo_attainment,tokens_per_s_per_gpu\n"
+    (tmp_path / "ranked.csv").write_text(head + "4,64,True,0.995,500\n2,64,False,0.5,700\n")
+    written = export(recommended(tmp_path), "vllm")
+    assert "best of 2 candidates, 1 of which keep the SLO" in written.text
+    assert written.text.endswith("vllm serve Qwen/Qwen3-32B \\\n    --tensor-parallel-size 4 \\\n    --max-num-seqs 64\n")
+    assert written.left_out == ()
+    (tmp_path / "ranked.csv").write_text(head + "2,64,False,0.5,700\n")
+    with pytest.raises(RooftraceError, match="none of the 1 candidates"):
+        recommended(tmp_path)
+
+
+def test_dynamos_manifest_names_every_pool_with_its_devices() -> None:
+    import yaml
+
+    scenario = Scenario.from_mapping(
+        {
+            "scheduler": {"policy": "vllm"},
+            "router": {"policy": "dynamo"},
+            "pools": {
+                "large": {"model": "llama-3.1-70b", "parallel": {"tensor": 4}},
+                "small": {"model": "llama-3.1-8b", "replicas": 2},
+            },
+        }
+    )
+    document = yaml.safe_load(export(Chosen(scenario=scenario, reasons=("because",)), "dynamo").text)
+    services = document["spec"]["services"]
+    assert {name: service["replicas"] for name, service in services.items()} == {"Frontend": 1, "large": 1, "small": 2}
+    assert services["large"]["resources"]["limits"]["gpu"] == "4"
+    assert services["Frontend"]["envs"] == [{"name": "DYN_ROUTER_MODE", "value": "kv"}]
+    arguments = services["small"]["extraPodSpec"]["mainContainer"]["args"]
+    assert arguments[:2] == ["--model", "meta-llama/Meta-Llama-3.1-8B"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_option_of_a_list_can_be_read(engine: str) -> None:
+    start = {"vllm": "vllm serve m", "sglang": "python -m sglang.launch_server", "trtllm": "trtllm-serve m"}[engine]
+    for spelling, option in options_of(engine).items():
+        value = "" if option.takes == "switch" else " 1"
+        assert option.name in read_command(f"{start} {spelling}{value}").options
+
+
+_PARSERS = {
+    "vllm": """
+import vllm.platforms
+from vllm.platforms.cpu import CpuPlatform
+vllm.platforms._current_platform = CpuPlatform()
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = make_arg_parser(FlexibleArgumentParser())
+""",
+    "sglang": """
+import argparse
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+""",
+}
+_PRINT = """
+import json
+print(json.dumps([name for action in parser._actions for name in action.option_strings]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", sorted(_PARSERS))
+def test_the_lists_are_those_of_the_releases(engine: str) -> None:
+    variable = f"ROOFTRACE_{engine.upper()}_PYTHON"
+    python = os.environ.get(variable)
+    if python is None:
+        pytest.skip(f"{variable} names no Python that has {engine}")
+    ran = subprocess.run(
+        [python, "-c", _PARSERS[engine] + _PRINT], capture_output=True, text=True, check=True, timeout=300
+    )
+    theirs = {name.replace("_", "-") for name in json.loads(ran.stdout.splitlines()[-1])} - {"-h", "--help"}
+    table = options_of(engine)
+    opposites = {f"--no-{name[2:]}" for name, option in table.items() if option.negated and name.startswith("--")}
+    assert theirs <= set(table) | opposites
+    assert set(table) <= theirs
