@@ -221,9 +221,7 @@ class Vllm:
     def _queue(self, view: ReplicaView) -> Sequence[WaitingSeq]:
         if self.scheduling_policy == "fcfs" or len(view.waiting) < 2:
             return view.waiting
-        return sorted(
-            view.waiting, key=lambda seq: (not seq.kept_blocks, seq.priority, seq.arrival_ns, seq.id)
-        )
+        return sorted(view.waiting, key=lambda seq: (not seq.kept_blocks, seq.priority, seq.arrival_ns, seq.id))
 
     def _plan_in_order(self, view: ReplicaView) -> Plan:
         """The plan where the budget or the blocks do not serve all who run: one sequence after the other, as admitted."""

@@ -182,7 +182,9 @@ def test_the_best_candidate_of_a_folder_is_what_is_started(tmp_path: Path) -> No
     (tmp_path / "ranked.csv").write_text(head + "4,64,True,0.995,500\n2,64,False,0.5,700\n")
     written = export(recommended(tmp_path), "vllm")
     assert "best of 2 candidates, 1 of which keep the SLO" in written.text
-    assert written.text.endswith("vllm serve Qwen/Qwen3-32B \\\n    --tensor-parallel-size 4 \\\n    --max-num-seqs 64\n")
+    assert written.text.endswith(
+        "vllm serve Qwen/Qwen3-32B \\\n    --tensor-parallel-size 4 \\\n    --max-num-seqs 64\n"
+    )
     assert written.left_out == ()
     (tmp_path / "ranked.csv").write_text(head + "2,64,False,0.5,700\n")
     with pytest.raises(RooftraceError, match="none of the 1 candidates"):

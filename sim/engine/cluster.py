@@ -98,7 +98,14 @@ class _Cluster:
             first = sum(len(machine.tenants) for machine in self._machines)
             self._machines.append(
                 machine_of(
-                    self._clock, index, spec, first, self._state, self, seed=experiment.seed, fast_forward=fast_forward,
+                    self._clock,
+                    index,
+                    spec,
+                    first,
+                    self._state,
+                    self,
+                    seed=experiment.seed,
+                    fast_forward=fast_forward,
                     part=experiment.part_of(index),
                 )
             )
@@ -108,7 +115,9 @@ class _Cluster:
         if handover is not None:
             # Requests come to machines that begin with a prompt; those that decode get theirs from these.
             served = [m for m, role in zip(self._machines, handover.roles, strict=True) if role != "decode"]
-        self._only = self._machines[0] if len(self._machines) == 1 and eligible(self._machines, workload) is None else None
+        self._only = (
+            self._machines[0] if len(self._machines) == 1 and eligible(self._machines, workload) is None else None
+        )
         self._gate = None
         if self._only is None:
             self._gate = Gate(
@@ -126,9 +135,7 @@ class _Cluster:
                 [experiment.seed, _ROUTING_STREAM, 1], contents_in, self.rejected,
             )  # fmt: skip
             self._handovers = Handovers(handover, self._machines, self._gate, gate, self._state, self._clock, self)
-        self._watch = (
-            Watch(self._state, self._machines, self._clock, self._handovers) if check_invariants else None
-        )
+        self._watch = Watch(self._state, self._machines, self._clock, self._handovers) if check_invariants else None
         self._reasons: dict[str, int] = {}
         self._sent = 0
         self._front_end = FrontEnd(experiment)

@@ -163,7 +163,9 @@ class Experiment:
         spec = self.handover
         if spec is None or spec.roles[index] == "both":
             return None
-        return Part(role=spec.roles[index], drops_token=spec.first_token == "decode", headroom_tokens=spec.headroom_tokens)
+        return Part(
+            role=spec.roles[index], drops_token=spec.first_token == "decode", headroom_tokens=spec.headroom_tokens
+        )
 
     @property
     def machines(self) -> tuple[MachineSpec, ...]:

@@ -90,7 +90,9 @@ class Watch:
             if leg.computed and lent < tokens:
                 self._fail("INV-8", f"request {id_} has {tokens} tokens to send, and its sender holds room for {lent}")
             if leg.sends and kept < tokens:
-                self._fail("INV-8", f"request {id_} is on its way with {tokens} tokens, and its receiver keeps room for {kept}")
+                self._fail(
+                    "INV-8", f"request {id_} is on its way with {tokens} tokens, and its receiver keeps room for {kept}"
+                )
 
     def _check_tenant(self, machine: Machine, tenant: Tenant, seen: set[int]) -> None:
         held = 0

@@ -86,7 +86,9 @@ class RankedMachine(Machine):
     ) -> None:  # fmt: skip
         """*first_number*: of its first rank, among all tenants of the run; *part*: what it has to do with handing over."""
         (of_each,) = spec.tenants
-        super().__init__(clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward, part=part)
+        super().__init__(
+            clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward, part=part
+        )
         self._alone = False
         assert not isinstance(of_each.cost, StageTable)
         pricing = Pricing(of_each.cost, of_each.draft_cost, of_each.speculation_overhead_s)

@@ -97,7 +97,10 @@ class HandoverSpec:
         for name in ("local_tokens", "headroom_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is at least 0; got {getattr(self, name)}")
-        by_role = {role: {pool for pool, each in zip(self.pools, self.roles, strict=True) if each == role} for role in self.roles}
+        by_role = {
+            role: {pool for pool, each in zip(self.pools, self.roles, strict=True) if each == role}
+            for role in self.roles
+        }
         for sender in by_role.get("prefill", ()):
             if not any((sender, receiver) in self.paths for receiver in by_role.get("decode", ())):
                 raise ValueError(f"no path leads from pool {sender}")

@@ -128,7 +128,9 @@ class Sequences:
     def busy(self) -> bool:
         """Whether any request waits or has been admitted, or wants room, or there is news to read."""
         exchange = self.exchange
-        return self.n_admitted > 0 or bool(self.queue) or (exchange is not None and bool(exchange.mail or exchange.asked))
+        return (
+            self.n_admitted > 0 or bool(self.queue) or (exchange is not None and bool(exchange.mail or exchange.asked))
+        )
 
     @property
     def n_waiting(self) -> int:

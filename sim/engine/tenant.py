@@ -55,9 +55,7 @@ class Tenant:
         self.number = number
         self.spec = spec
         self.recorder = Recorder()
-        self.sequences = sequences = Sequences(
-            spec, state, outside, self.recorder, alone=alone, part=part
-        )
+        self.sequences = sequences = Sequences(spec, state, outside, self.recorder, alone=alone, part=part)
         self._exchange = sequences.exchange
         self.n_in_flight = 0
         self.prices = prices or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)

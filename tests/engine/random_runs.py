@@ -276,14 +276,18 @@ def apart(seed: int, *, speculative: bool) -> Experiment:
     roles: list[Role] = ["prefill", "decode"]
     roles += [rng.choice(("prefill", "decode", "decode", "both")) for _ in range(rng.choice([0, 0, 1, 2, 3]))]
     rng.shuffle(roles)
-    kinds = {(role, i): a_machine(rng, speculative=speculative, n_models=n_models) for role in set(roles) for i in (0, 1)}
+    kinds = {
+        (role, i): a_machine(rng, speculative=speculative, n_models=n_models) for role in set(roles) for i in (0, 1)
+    }
     pools = [rng.choice([0, 0, 1]) for _ in roles]
     numbers = {kind: number for number, kind in enumerate(kinds)}
     room: Room = rng.choice(["after_prefill", "before_prefill"])
     paths = {
         (numbers["prefill", i], numbers["decode", j]): KvPath(
             link=LinkSpec(
-                rng.choice([inf, 1e9, 1e7, 1e6]), latency_s=rng.choice([0.0, 1e-5, 3e-3]), concurrent_transfers=rng.choice([1, 1, 2])
+                rng.choice([inf, 1e9, 1e7, 1e6]),
+                latency_s=rng.choice([0.0, 1e-5, 3e-3]),
+                concurrent_transfers=rng.choice([1, 1, 2]),
             ),
             shared=rng.choice(["sender", "receiver", "pair", "pools"]),
             bytes_per_token=rng.choice([0.0, 1000.0, 333.3]),
