@@ -193,7 +193,7 @@ class Vllm:
                 cached += found * block_tokens
                 to_compute -= found * block_tokens
             tokens = to_compute or view.query_tokens
-            if limit:
+            if limit and to_compute:
                 tokens = min(tokens, limit)
             if tokens > budget:
                 if not self.enable_chunked_prefill or not to_compute:
