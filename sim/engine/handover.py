@@ -106,6 +106,8 @@ class Handovers:
         self._found = array("q", bytes(8 * n))
         self._prefill_replica: array[int] = array("i", [-1]) * n
         self._lenders = [(machine, tenant) for machine in machines for tenant in machine.tenants]
+        self._kinds: dict[int, dict[int, list[tuple[Machine, Tenant]]]] = {}
+        """For each model the machines that decode it, those of equal memory together."""
         self._least_left = 0 if spec.first_token == "decode" else 1
         for machine in machines:
             for tenant in machine.tenants:
@@ -167,8 +169,18 @@ class Handovers:
 
     def _able(self, id_: int) -> list[Machine]:
         """Machines that can decode the request: whose memory could ever hold it."""
-        model = self._model(id_)
-        return [m for m in self._gate.hosting(id_) if refusal(m.tenant_of(model).sequences, id_) is None]
+        model, hosting = self._model(id_), self._gate.hosting(id_)
+        kinds = self._kinds.get(model)
+        if kinds is None:
+            kinds = self._kinds[model] = {}
+            for machine in hosting:
+                tenant = machine.tenant_of(model)
+                kinds.setdefault(id(tenant.spec), []).append((machine, tenant))
+        refusing = [kind for kind, each in kinds.items() if refusal(each[0][1].sequences, id_) is not None]
+        if not refusing:
+            return hosting
+        gone = {machine for kind in refusing for machine, _ in kinds[kind]}
+        return [machine for machine in hosting if machine not in gone]
 
     def _never(self, id_: int) -> str:
         machines = self._gate.hosting(id_)

@@ -270,9 +270,11 @@ class Machine:
         """News of a request from another machine (`sim.engine.exchange`); it is read when the next iteration is planned."""
         now_ns = self._clock.now_ns
         put(tenant, now_ns, id_, what, tokens)
-        if self._alone and self._lane.span is not None:
+        if not self._alone:
+            self._look_again(now_ns)
+        elif self._lane.span is not None:
             self._cut_short(now_ns)
-        else:
+        elif not tenant.read_at_rest(now_ns):
             self._look_again(now_ns)
 
     def abort(self, now_ns: int) -> list[int]:
