@@ -389,7 +389,7 @@ def notes_of_handover(scenario: Scenario, pools: Sequence[PoolOf], spec: Handove
                 else "each rank reads its part in place, at no further cost"
             )
             notes.append(
-                f"{sender.name} divides KV over {_split(one)} GPUs and {receiver.name} over {_split(two)}: {cost}{more}."
+                f"{sender.name} divides KV over {_split(one)} and {receiver.name} over {_split(two)} GPUs: {cost}{more}."
             )
     return notes
 
