@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwmodels.kernels.attention import WIDEST_GROUP
-from hwmodels.kernels.families import DECODE, GEMM, MLA_DECODE, MLA_PREFILL, MOE, PREFILL
+from hwmodels.kernels.families import DECODE, GEMM, MLA_BMM, MLA_DECODE, MLA_PREFILL, MOE, PREFILL
 from hwmodels.kernels.gemm import library_of
 from hwmodels.kernels.linear_attention import KERNELS, LinearDecodeForm, LinearPrefillForm, layer_forms
 from hwmodels.kernels.moe import EXPERT_FORMATS, ExpertFormat
 from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, Running
-from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence, StageWork
+from hwmodels.operations import AttentionShape, ExpertMlp, HeadProducts, Recurrence, StageWork
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Kernel, Profile
 from hwmodels.stack_kernels import WIDTH, StackKernels, Table, gemm_nodes, moe_nodes
@@ -68,12 +68,45 @@ class GpuKernels(StackKernels):
     def _expert_sources(self, precision: str) -> tuple[str, ...]:
         """Whose measured experts stand for the stack's, the best first.
 
-        TensorRT-LLM's NVFP4 table is of its CUTLASS experts alone. Its servers run the generated kernels of its TRTLLM back end,
-        which FlashInfer hands to SGLang, under whose name they were measured.
+        On Blackwell TensorRT-LLM's NVFP4 table is of its CUTLASS experts alone, and so is that of block-scaled FP8, by which two
+        tokens of DeepSeek's experts split over eight devices take 114 us a layer, more than its servers' whole step has for one.
+        Its servers run the generated kernels of its TRTLLM back end, which FlashInfer hands to SGLang, under whose name they were
+        measured.
         """
-        if precision == "nvfp4" and self.sources[0] == "trtllm" and self.arithmetic(precision)[0] == "fp4":
+        generated = precision in ("nvfp4", "fp8_block") and "fp4" in self.profile.datasheet.peak_flops_per_s
+        if generated and self.sources[0] == "trtllm" and self.arithmetic(precision)[0] in ("fp4", "fp8"):
             return ("sglang", *self.sources)
         return self.sources
+
+    def head_products_s(self, rows: Any, products: HeadProducts) -> Any:
+        dtype, variants = self._head_format(products.precision)
+        params = self.profile.get("mla_bmm", variants)
+        total = self._loss_s(products.flops(rows), dtype, WIDTH[dtype])
+        for k, n in products.shapes:
+            shape = {
+                "tokens": rows,
+                "heads": products.heads,
+                "n": n,
+                "k": k,
+                "dtype": dtype,
+                "weight_bytes": WIDTH[dtype],
+            }
+            seconds = MLA_BMM.seconds(params, self.profile.datasheet, shape)
+            total = total + seconds - np.where(rows > 0, params.launch_s * self._own.launch_overlap, 0.0)
+        return total
+
+    def _head_format(self, precision: str) -> tuple[str, list[str]]:
+        """The arithmetic of products head by head, and the parameter sets that may price them.
+
+        vLLM keeps their matrices in 16 bits whatever the checkpoint (0.32.0, model_executor/layers/attention/mla_attention.py),
+        TensorRT-LLM does on Blackwell; SGLang multiplies those of an FP8 checkpoint in 8 bits, as TensorRT-LLM on Hopper.
+        """
+        peaks = self.profile.datasheet.peak_flops_per_s
+        own = self.sources[0]
+        eight = precision in ("fp8", "fp8_block") and "fp8" in peaks
+        if eight and (own == "sglang" or (own == "trtllm" and "fp4" not in peaks)):
+            return "fp8", [f"fp8/{own}", "fp8/trtllm", "bf16/cublas"]
+        return "bf16", ["bf16/cublas"]
 
     def uses(self, products: Iterable[str], stages: Iterable[StageWork]) -> list[Use]:
         """The kernels that price *stages*, but for what only streams: of each the best that the profile has.
@@ -103,6 +136,9 @@ class GpuKernels(StackKernels):
                 ask(f"{precision} experts", "moe", variants, usual)
             for shape in stage.attention:
                 self._ask_attention(ask, shape)
+            if stage.head_products is not None:
+                variants = self._head_format(stage.head_products.precision)[1]
+                ask("products of each head", "mla_bmm", variants, variants[:1])
             if stage.recurrence is not None and self.profile.has("linear_decode"):
                 for family, whose in (("linear_prefill", "prompts"), ("linear_decode", "decodes")):
                     for kernel in KERNELS:
@@ -110,8 +146,15 @@ class GpuKernels(StackKernels):
                         ask(f"linear attention's {kernel} kernels for {whose}", family, variants, variants[:1])
             if self.profile.links_measured:
                 pairs = [(each.kind, each.n) for each in stage.collectives]
-                if stage.exchange is not None:
-                    pairs += [(kind, stage.exchange.n) for kind in ("all_gather", "reduce_scatter")]
+                exchange = stage.exchange
+                if exchange is not None and (exchange.mode or "").startswith("deepep"):
+                    for way in ("dispatch", "combine"):
+                        variants = self.exchange_variants(way, exchange.mode)
+                        ask(f"DeepEP's {way}", "exchange", variants, variants)
+                elif exchange is not None and exchange.mode == "all_to_all":
+                    pairs.append(("all_to_all", exchange.n))
+                elif exchange is not None:
+                    pairs += [(kind, exchange.n) for kind in ("all_gather", "reduce_scatter")]
                 for collective, n in pairs:
                     far = n > self.device.devices_per_node
                     variants = self.link_variants(collective, far)
@@ -233,9 +276,14 @@ class GpuKernels(StackKernels):
         on Hopper SGLang's table times its absorbed kernel, which its server runs behind a short prefix only (0.5.23,
         srt/models/deepseek_common/attention_backend_handler.py), and which stands for absorbed prompts here. vLLM's own
         kernel was measured inside its module alone: it decodes by FlashAttention or TensorRT-LLM's kernel, as SGLang does.
+        SGLang's decodes of an 8-bit cache on Hopper take four times what the whole module of vLLM does, whose own kernels are
+        near TensorRT-LLM's.
         """
         first = () if self.sources[0] == "vllm" else (self.sources[0],)
-        names = dict.fromkeys((*first, "trtllm", "sglang") if family == "mla_prefill" else (*first, "sglang", "trtllm"))
+        others = ("trtllm", "sglang") if family == "mla_prefill" else ("sglang", "trtllm")
+        if cache_bytes < 1.5 and "fp4" not in self.profile.datasheet.peak_flops_per_s:
+            others = ("trtllm", "sglang")
+        names = dict.fromkeys((*first, *others))
         if absorbed:
             names = {"sglang-absorbed": None, **names}
         formats = ("fp8/", "") if cache_bytes < 1.5 else ("",)
@@ -372,9 +420,10 @@ def _moe_table(profile: Profile, sources: tuple[str, ...], experts: ExpertMlp, d
         "hidden_size": experts.hidden,
         "inter_size": experts.ffn,
         "topk": experts.per_token,
-        "experts": experts.n_experts,
+        "experts": experts.n_experts + experts.redundant,
         "ep": experts.expert,
         "distribution": _ROUTING,
+        "by": experts.load,
     }
     seconds = MOE.seconds(params, profile.datasheet, shape)
     return nodes, np.maximum.accumulate(np.asarray(seconds, float)), params.launch_s

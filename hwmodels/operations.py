@@ -17,12 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from hwmodels.experts import ExpertLoad
 from hwmodels.precision import precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """`rows x k` times `k x n` in each of `layers` layers, on one device. `of_logits`: its rows are the logit rows."""
+    """`rows x k` times `k x n` in each of `layers` layers, on one device.
+
+    `of_logits`: its rows are the logit rows; `of_prompts`: the prompt rows alone.
+    """
 
     name: str
     n: int
@@ -30,6 +34,7 @@ class Linear:
     precision: str
     layers: int = 1
     of_logits: bool = False
+    of_prompts: bool = False
 
     def flops(self, rows: Any) -> Any:
         """Of all its layers."""
@@ -55,18 +60,35 @@ class ExpertMlp:
     """Groups of devices with different experts."""
     precision: str
     layers: int = 1
+    load: ExpertLoad | None = None
+    """Who chooses which expert, and who holds it; None: as the tables of kernels were measured, even where there are none."""
+    redundant: int = 0
+    """Copies beside one of each, over all devices."""
+
+    @property
+    def busiest_share(self) -> float:
+        """Of all (token, expert) pairs, those of the busiest device in the mean."""
+        return 1.0 / self.expert if self.load is None else float(self.load.rank_slots.max()) / self.per_token
 
     def active_experts(self, rows: Any) -> Any:
-        """Expected experts that at least one of *rows* tokens visits, over all devices."""
-        return expected_active_experts(rows, self.n_experts, self.per_token)
+        """Expected experts that at least one of *rows* tokens visits, over all devices, copies counted each."""
+        if self.load is None:
+            return expected_active_experts(rows, self.n_experts, self.per_token)
+        return self.load.awake(rows).sum(axis=-1)
+
+    def flops_of_all(self, rows: Any) -> Any:
+        """Over all groups of devices with different experts: on one device of each, all its layers."""
+        return rows * (6.0 * self.per_token * self.hidden * self.ffn * self.layers)
 
     def flops(self, rows: Any) -> Any:
-        """On one device, of all its layers, with tokens spread evenly over the experts."""
-        return rows * (6.0 * self.per_token / self.expert * self.hidden * self.ffn * self.layers)
+        """On the busiest device, of all its layers."""
+        return rows * (6.0 * self.per_token * self.busiest_share * self.hidden * self.ffn * self.layers)
 
     def read_bytes(self, rows: Any) -> Any:
-        """Weights of the experts that *rows* tokens are expected to visit, on one device, all layers."""
-        return self.active_experts(rows) * (self.expert_bytes * self.layers / self.expert)
+        """Weights of the experts that *rows* tokens are expected to visit, on the busiest device, all layers."""
+        if self.load is None:
+            return self.active_experts(rows) * (self.expert_bytes * self.layers / self.expert)
+        return self.load.awake(rows).max(axis=-1) * (self.expert_bytes * self.layers)
 
     @property
     def expert_bytes(self) -> float:
@@ -115,6 +137,24 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadProducts:
+    """What absorbed latent attention multiplies head by head: queries into the latent before it, its result out of it after.
+
+    Of each product the widths (k, n) of a head's matrix; on one device, all layers. Its matrices are those of the product that
+    expands latents, which are counted there.
+    """
+
+    heads: int
+    shapes: tuple[tuple[int, int], ...]
+    precision: str
+    layers: int
+
+    def flops(self, rows: Any) -> Any:
+        """Of one layer."""
+        return rows * (2.0 * self.heads * sum(k * n for k, n in self.shapes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Elementwise:
     """Kernels that only move activations: read and written bytes of one row, all layers, one device."""
 
@@ -151,7 +191,14 @@ class Exchange:
     """Groups of devices with different experts; 1: each device has a slice of every expert."""
     per_token: int
     n_experts: int
+    """With copies."""
+    load: ExpertLoad
+    """Who chooses which expert, and who holds it."""
     layers: int = 1
+    mode: str | None = None
+    """One of `hwmodels.experts.EXCHANGES`; None: what the serving stack does unless told otherwise."""
+    sent_bytes: float = 2.0
+    """Of one number on the way to the experts, where libraries quantise rows before they send them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +261,8 @@ class StageWork:
     """Weights on one device, embedding and biases included."""
     exchange: Exchange | None = None
     """Between the groups of data-parallel attention."""
+    head_products: HeadProducts | None = None
+    """Of decodes under latent attention, and of prompts where they are absorbed too."""
 
 
 def expected_active_experts(rows: Any, n_experts: int, per_token: int) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from hwmodels.experts import ExpertLayout
 from hwmodels.model import Attention, ModelSpec
 
 
@@ -20,6 +21,8 @@ class ParallelConfig:
     pipeline: int = 1
     expert: int = 1
     data: int = 1
+    layout: ExpertLayout = field(default=ExpertLayout(), kw_only=True)
+    """How experts are chosen, placed and reached."""
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "expert", "data"):
@@ -79,6 +82,8 @@ class ParallelConfig:
             )
         if self.pipeline > spec.n_layers:
             raise ValueError(f"parallel.pipeline {self.pipeline} exceeds the {spec.n_layers} layers of {spec.name}")
+        n_experts = None if spec.experts is None else spec.experts.n_experts
+        self.layout.check(spec.name, n_experts, self.expert, self.data)
         if spec.experts is None:
             for name in ("expert", "data"):
                 if getattr(self, name) > 1:

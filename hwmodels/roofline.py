@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from hwmodels.device import Device, Interconnect
-from hwmodels.kernels.exchange import distinct_devices
 from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm, streamed_forms
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import ModelSpec
-from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, Recurrence
+from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, HeadProducts, Recurrence
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 
@@ -73,6 +72,10 @@ class RooflineKernels:
         flops_s = experts.flops(rows) / experts.layers / self._flops_per_s(experts.precision)
         return np.maximum(flops_s, experts.read_bytes(rows) / experts.layers / self._bytes_per_s)
 
+    def head_products_s(self, rows: Any, products: HeadProducts) -> Any:
+        weights = products.flops(0.5) * number_format(products.precision).weight_bytes
+        return np.maximum(products.flops(rows) / self._flops_per_s(products.precision), weights / self._bytes_per_s)
+
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
         peak = self._flops_per_s(shape.precision)
         pair_s = shape.prefill_flops_per_pair * shape.layers / peak
@@ -118,16 +121,26 @@ class RooflineKernels:
         return self._link(n > self.device.devices_per_node).collective_s(kind, size_bytes, n)
 
     @property
+    def captured(self) -> tuple[int, ...] | None:
+        return None
+
+    @property
     def pads_ranks(self) -> bool:
         return False
 
     def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
-        """The fewest bytes: each row to the devices of its experts alone, or to all where each has a slice of every one."""
-        if exchange.expert == 1:
+        """Unless told otherwise the fewest bytes: each row to the devices of its experts alone.
+
+        To all devices where each has a slice of every expert, or where the exchange is an all-gather; in DeepEP's direct mode
+        once for each expert.
+        """
+        if exchange.expert == 1 or exchange.mode == "allgather_reducescatter":
             return 2.0 * self.collective_s("all_gather", rows * exchange.row_bytes, exchange.n)
-        own = rows * (exchange.tensor / exchange.n)
-        copies = distinct_devices(exchange.expert, exchange.per_token, exchange.n_experts)
-        return 2.0 * self.collective_s("all_to_all", own * copies * exchange.row_bytes / exchange.tensor, exchange.n)
+        # The device that most rows are sent to has as many bytes over its link.
+        load = exchange.load
+        copies = load.rank_slots if exchange.mode == "deepep_low_latency" else load.hits()
+        arriving = float(copies.max()) * exchange.expert
+        return 2.0 * self.collective_s("all_to_all", rows / exchange.n * arriving * exchange.row_bytes, exchange.n)
 
     def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
         return self._link(between_nodes).send_s(size_bytes)

@@ -12,11 +12,11 @@ import numpy as np
 from hwmodels.device import Device, Interconnect
 from hwmodels.kernels.attention import kernel_source
 from hwmodels.kernels.elementwise import streamed_s
-from hwmodels.kernels.families import COLLECTIVE
+from hwmodels.kernels.families import COLLECTIVE, EXCHANGE
 from hwmodels.kernels.ops import DecodeForm, PrefillForm, Running, streamed_forms
 from hwmodels.kernels.protocol import HostTimes
-from hwmodels.operations import AttentionShape, Exchange, Recurrence
-from hwmodels.overheads import Overheads, ServingStack
+from hwmodels.operations import AttentionShape, Exchange, HeadProducts, Recurrence
+from hwmodels.overheads import Overheads, ServingStack, serving_stack
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
 
@@ -32,6 +32,9 @@ _MEASURED_STACKS = {"eager": "vllm", "ideal": "vllm"}
 # With an 8-bit cache TensorRT-LLM's paged context kernels take 8-bit queries alone (attentionOp.cpp), and SGLang's
 # FlashAttention 3 and TensorRT-LLM back ends cast them (flashattention_backend.py, trtllm_mha_backend.py).
 QUANTISING_QUERIES = ("trtllm", "sglang")
+
+_DEEPEP_SMS = 20
+"""Multiprocessors that vLLM 0.32.0 gives to DeepEP's normal kernels (distributed/device_communicators/all2all.py)."""
 
 Table = tuple[np.ndarray, np.ndarray, float]
 """Rows, seconds at each, and the start that the seconds contain."""
@@ -66,6 +69,8 @@ class StackKernels:
     """Of one stage, for host work by the layer."""
     expert_layers: int = 0
     """Those of them with experts."""
+    captured: tuple[int, ...] | None = None
+    """The rows of the graphs of decode steps; empty: the server was told to run without any (`hwmodels.graphs`)."""
 
     @property
     def _own(self) -> Overheads:
@@ -96,12 +101,21 @@ class StackKernels:
     def host(self) -> HostTimes:
         own = self._own
         floor_s = own.layer_host_s * self.layers + own.expert_host_s * self.expert_layers
+        decode_floor_s = 0.0 if self.stack.graph else floor_s
+        launch_floor_s = decode_floor_s
+        if self.captured is not None:
+            # What launches of a layer take was fitted to the eager stack's runs alone.
+            layer_host_s = own.layer_host_s or serving_stack("eager").overheads.layer_host_s
+            launch_floor_s = layer_host_s * self.layers + own.expert_host_s * self.expert_layers
+            if not self.captured:
+                floor_s = decode_floor_s = launch_floor_s
         return HostTimes(
             step_s=own.step_s,
             sequence_s=own.sequence_s,
             row_s=own.row_s,
             prompt_floor_s=floor_s,
-            decode_floor_s=0.0 if self.stack.graph else floor_s,
+            decode_floor_s=decode_floor_s,
+            launch_floor_s=launch_floor_s,
         )
 
     def running(self, shape: AttentionShape) -> Running:
@@ -149,6 +163,11 @@ class StackKernels:
         params = self.profile.get("elementwise", ("add/vidur", "rope/lss", "rope/jax", "add/torch"))
         start_s = _ELEMENTWISE_START_S * (1.0 - self._own.launch_overlap)
         return launches * start_s + streamed_s(params, self.profile.datasheet, size_bytes)
+
+    def head_products_s(self, rows: Any, products: HeadProducts) -> Any:
+        raise ValueError(
+            f"profile {self.profile.name} has no mla_bmm parameters: latent attention has not been measured"
+        )
 
     def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
         sheet = self.profile.datasheet
@@ -201,15 +220,66 @@ class StackKernels:
     @property
     def pads_ranks(self) -> bool:
         """A graph is replayed on all ranks at once (vLLM 0.32.0, v1/worker/dp_utils.py; SGLang, dp_attention.py)."""
-        return self.stack.graph
+        return self.stack.graph and self.captured != ()
 
     def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
-        """All rows to every device and their sums back, which stacks do unless told otherwise: vLLM's
-        `allgather_reducescatter` (0.32.0, distributed/device_communicators/all2all.py), whichever experts a row needs."""
-        size_bytes = rows * exchange.row_bytes
-        return self.collective_s("all_gather", size_bytes, exchange.n) + self.collective_s(
-            "reduce_scatter", size_bytes, exchange.n
-        )
+        """Dispatch and combine of one layer. ValueError for DeepEP without a switch between the devices of a node.
+
+        Unless told otherwise stacks send all rows to every device and bring their sums back: vLLM's `allgather_reducescatter`
+        (0.32.0, distributed/device_communicators/all2all.py), whichever experts a row needs.
+        """
+        n, load = exchange.n, exchange.load
+        if exchange.mode in (None, "allgather_reducescatter"):
+            size_bytes = rows * exchange.row_bytes
+            return self.collective_s("all_gather", size_bytes, n) + self.collective_s("reduce_scatter", size_bytes, n)
+        # One copy to each group that holds one of a token's experts, and there to each device that has a part of it.
+        split = n // exchange.expert
+        if exchange.mode == "all_to_all":
+            arriving = float(load.hits().max()) * exchange.expert * split
+            return 2.0 * self.collective_s("all_to_all", rows / n * arriving * exchange.row_bytes, n)
+        return sum(self._deepep_s(operation, rows / n, exchange) for operation in ("dispatch", "combine"))
+
+    def _deepep_s(self, operation: str, tokens: Any, exchange: Exchange) -> Any:
+        """One direction for *tokens* of each device, by the measured kernels.
+
+        They were measured within a node. Between nodes the network carries beside them, at its own rate, one copy for each node
+        that a token goes to (normal mode, which forwards it there by NVLink), or one for each expert (low latency).
+        """
+        if self.device.link.kind == "PCIe" or self._datasheet_link(False) is not None:
+            raise ValueError(
+                f"DeepEP needs NVLink, and devices of {self.device.name} are joined by {self.device.link.kind}; "
+                "set experts.exchange: allgather_reducescatter"
+            )
+        load, n, direct = exchange.load, exchange.n, exchange.mode == "deepep_low_latency"
+        reached = load.rank_slots if direct else load.hits()
+        number_bytes = exchange.sent_bytes if operation == "dispatch" else 2.0
+        shape = {
+            "tokens": tokens,
+            "hidden": exchange.hidden,
+            "topk": exchange.per_token,
+            "experts": exchange.n_experts,
+            "devices": n,
+            "number_bytes": number_bytes,
+            "sms": 0 if direct else _DEEPEP_SMS,
+            "copies": float(reached.sum()) * (n // exchange.expert),
+            "fullest": float(reached.max() / reached.mean()),
+        }
+        params = self.profile.get("exchange", self.exchange_variants(operation, exchange.mode))
+        within_s = EXCHANGE.seconds(params, self.profile.datasheet, shape)
+        nodes = n // self.device.devices_per_node
+        if n <= self.device.devices_per_node:
+            return within_s
+        copies = exchange.per_token * (1.0 - 1.0 / nodes)
+        if not direct:
+            copies = float(load.hits(nodes).max()) * nodes * (1.0 - 1.0 / nodes)
+        network = self.device.network
+        across_s = network.latency_s + tokens * (copies * exchange.hidden * number_bytes / network.bytes_per_s)
+        return np.maximum(within_s, np.where(np.asarray(tokens) > 0, across_s, 0.0))
+
+    @staticmethod
+    def exchange_variants(operation: str, mode: str | None) -> list[str]:
+        """Parameter sets of one direction of DeepEP's exchange."""
+        return [f"{operation}/deepep-{'low-latency' if mode == 'deepep_low_latency' else 'normal'}"]
 
     def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
         if link := self._datasheet_link(between_nodes):

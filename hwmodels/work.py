@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from hwmodels.experts import even_load
 from hwmodels.model import Attention, Experts, LatentAttention, ModelSpec
 from hwmodels.operations import (
     AttentionShape,
@@ -13,6 +14,7 @@ from hwmodels.operations import (
     Elementwise,
     Exchange,
     ExpertMlp,
+    HeadProducts,
     Linear,
     Recurrence,
     StageWork,
@@ -22,6 +24,10 @@ from hwmodels.precision import precision
 
 _Matrices = list[tuple[str, int, int]]
 """Of each matrix: name, columns n of the result, inner size k."""
+
+
+_EXPAND = "kv_up"
+"""The product that expands latents into keys and values of all heads, which decodes do not: they absorb it."""
 
 
 class _Layers(NamedTuple):
@@ -58,6 +64,7 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
         _attention_share(spec, parallel.tensor, count),
         _mlp_share(spec, parallel.tensor, count.dense),
         _expert_share(spec, parallel, experts),
+        _mtp_share(spec) if spec.is_mtp else _Share([], 0.0),
         _ends_share(spec, parallel.tensor, first, last),
     ]
     norms = count.all * spec.norms_per_layer * spec.norm_params * precision(spec.base_precision).weight_bytes
@@ -73,6 +80,7 @@ def stage_work(spec: ModelSpec, parallel: ParallelConfig, stage: int, *, kv_prec
         ),
         recurrence=_recurrence(spec, parallel.tensor, count.linear),
         exchange=_exchange(spec, parallel, count.moe),
+        head_products=_head_products(spec, parallel.tensor, count.softmax),
         resident_bytes=sum(share.other_bytes for share in shares) + norms + sum(op.weight_bytes for op in linears),
     )
 
@@ -105,7 +113,10 @@ def _attention_share(spec: ModelSpec, tensor: int, count: _Layers) -> _Share:
     linears: list[Linear] = []
     other = 0.0
     if count.softmax:
-        linears += _linears(_attention_matrices(spec, tensor), fmt, count.softmax)
+        linears += [
+            replace(op, of_prompts=op.name == _EXPAND)
+            for op in _linears(_attention_matrices(spec, tensor), fmt, count.softmax)
+        ]
         other += _beside(_attention_matrices(spec, 1), spec.attention_params, fmt, count.softmax)
     if count.linear:
         linears += _linears(_linear_attention_matrices(spec, tensor), fmt, count.linear)
@@ -136,6 +147,8 @@ def _expert_mlp(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exper
         expert=parallel.expert,
         precision=spec.expert_precision,
         layers=layers,
+        load=parallel.layout.load(e.n_experts, e.per_token, parallel.expert),
+        redundant=parallel.layout.redundant,
     )
 
 
@@ -152,9 +165,17 @@ def _expert_share(spec: ModelSpec, parallel: ParallelConfig, experts: ExpertMlp 
         width = -(-e.shared_ffn // parallel.tensor)
         linears += _linears(_mlp_matrices(h, width, True, "shared"), spec.mlp_precision, layers)
         other += layers * e.shared_gate * h * precision(spec.mlp_precision).weight_bytes
-    local = e.n_experts // parallel.expert
+    local = (e.n_experts + experts.redundant) // parallel.expert
     biases = (spec.expert_params - 3 * h * e.ffn) * precision(spec.expert_precision).weight_bytes
     return _Share(linears, other + layers * local * (experts.expert_bytes + biases))
+
+
+def _mtp_share(spec: ModelSpec) -> _Share:
+    """What joins state and embedding in front of each layer for multi-token prediction.
+
+    A plain product in the base format on every device, as vLLM loads it (`eh_proj` of model_executor/models/deepseek_mtp.py).
+    """
+    return _Share(_linears([("mtp_projection", spec.hidden, 2 * spec.hidden)], spec.base_precision, spec.n_layers), 0.0)
 
 
 def _ends_share(spec: ModelSpec, tensor: int, first: bool, last: bool) -> _Share:
@@ -163,15 +184,16 @@ def _ends_share(spec: ModelSpec, tensor: int, first: bool, last: bool) -> _Share
     base_bytes = precision(spec.base_precision).weight_bytes
     linears: list[Linear] = []
     other = 0.0
-    if first:
+    if first and not spec.is_mtp:
         other += (shard + spec.position_rows) * h * base_bytes
+    if first:
         other += (spec.extra_norms - 1) * spec.norm_params * base_bytes
     if last:
         other += (spec.norm_params + spec.lm_head_params) * base_bytes
         if spec.lm_head:
             head = Linear(name="lm_head", n=shard, k=h, precision=spec.base_precision, of_logits=True)
             linears.append(head)
-            if spec.tied_embeddings and first:
+            if spec.is_mtp or (spec.tied_embeddings and first):
                 other -= head.weight_bytes
     return _Share(linears, other)
 
@@ -261,16 +283,34 @@ def _collectives_of_layers(spec: ModelSpec, parallel: ParallelConfig, count: _La
 
 
 def _exchange(spec: ModelSpec, parallel: ParallelConfig, layers: int) -> Exchange | None:
-    if parallel.data == 1 or not layers or spec.experts is None:
+    e = spec.experts
+    if parallel.data == 1 or not layers or e is None:
         return None
+    shape = e.n_experts, e.per_token, parallel.expert
     return Exchange(
         row_bytes=spec.hidden * precision(spec.base_precision).element_bytes,
         hidden=spec.hidden,
         n=parallel.tensor * parallel.data,
         tensor=parallel.tensor,
         expert=parallel.expert,
-        per_token=spec.experts.per_token,
-        n_experts=spec.experts.n_experts,
+        per_token=e.per_token,
+        n_experts=e.n_experts + parallel.layout.redundant,
+        layers=layers,
+        mode=parallel.layout.exchange,
+        # Rows go where experts lie, whatever else is known of their popularity.
+        load=parallel.layout.load(*shape) or even_load(*shape),
+        sent_bytes=1.0 if spec.expert_precision in ("fp8", "fp8_block") else 2.0,
+    )
+
+
+def _head_products(spec: ModelSpec, tensor: int, layers: int) -> HeadProducts | None:
+    a = spec.attention
+    if not layers or not isinstance(a, LatentAttention):
+        return None
+    return HeadProducts(
+        heads=a.n_heads // tensor,
+        shapes=((a.nope_dim, a.kv_lora_rank), (a.kv_lora_rank, a.v_dim)),
+        precision=spec.attention_precision,
         layers=layers,
     )
 
@@ -331,7 +371,7 @@ def _attention_matrices(spec: ModelSpec, tensor: int) -> _Matrices:
         found += [("qkv_down", a.q_lora_rank + a.kv_lora_rank + a.rope_dim, h), ("q_up", query, a.q_lora_rank)]
     else:
         found += [("q", query, h), ("kv_down", a.kv_lora_rank + a.rope_dim, h)]
-    found += [("kv_up", heads * (a.nope_dim + a.v_dim), a.kv_lora_rank), ("attention_out", h, heads * a.v_dim)]
+    found += [(_EXPAND, heads * (a.nope_dim + a.v_dim), a.kv_lora_rank), ("attention_out", h, heads * a.v_dim)]
     if a.index_topk:
         found += [
             ("index_q", a.index_heads * a.index_dim, a.q_lora_rank),

@@ -158,7 +158,12 @@ def _add_draft_work(done: dict[str, float], draft: CostModel, span: Mapping[str,
     window = zero if draft.window_tokens is None else span["decode_kv_window"]
     passes = Totals(seqs, zero, zero, zero, zero, seqs, kv, seqs, zero, window)
     decoding = span["draft_steps"] * (seqs > 0)
-    for totals, times in ((prompts, span["n"] * (span["prefill_rows"] > 0)), (passes, span["n"] * decoding)):
+    done_by = [(prompts, span["n"] * (span["prefill_rows"] > 0)), (passes, span["n"] * decoding)]
+    if getattr(draft, "reads_whole_step", False):
+        first = (decoding > 0).astype(np.int64)
+        whole = passes._replace(rows=seqs * span["query_tokens"])
+        done_by[1:] = [(whole, span["n"] * first), (passes, span["n"] * (decoding - first))]
+    for totals, times in done_by:
         work = draft.work(totals)
         done["flops"] += float(_total(work.flops, times))
         done["hbm_bytes"] += float(_total(work.hbm_bytes, times))

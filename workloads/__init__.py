@@ -3,6 +3,7 @@
 from workloads.arrivals import ArrivalProcess, Deterministic, Gamma, Mmpp, Pareto, Poisson, arrivals_ns
 from workloads.chains import chained
 from workloads.conversations import Conversations
+from workloads.curves import Piecewise, Sinusoidal, read_rates
 from workloads.follows import Follows
 from workloads.functions import FunctionCounts, FunctionInvocations, read_function_counts, read_function_invocations
 from workloads.gamma_windows import GammaWindows, fit_gamma_windows, gamma_windows_from_counts
@@ -12,6 +13,7 @@ from workloads.lengths import Empirical, Fixed, LengthDistribution, LogNormal, R
 from workloads.popularity import assign_models, multi_model, power_law_rates
 from workloads.readers import FORMATS, read_trace
 from workloads.reuse import ReuseCurve, reuse
+from workloads.servegen import ServeGen
 from workloads.sessions import read_sessions
 from workloads.shared_prefix import LoadStage, SharedPrefix
 from workloads.streams import Stream, stream
@@ -35,10 +37,13 @@ __all__ = [
     "LogNormal",
     "Mmpp",
     "Pareto",
+    "Piecewise",
     "Poisson",
     "Resampled",
     "ReuseCurve",
+    "ServeGen",
     "SharedPrefix",
+    "Sinusoidal",
     "Stream",
     "Trace",
     "Uniform",
@@ -56,6 +61,7 @@ __all__ = [
     "power_law_rates",
     "read_function_counts",
     "read_function_invocations",
+    "read_rates",
     "read_sessions",
     "read_trace",
     "reuse",

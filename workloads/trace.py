@@ -132,7 +132,6 @@ class Trace(Requests):
             changes["prefix_offsets"] = offsets
             changes["prefix_blocks"] = self.prefix_blocks[first + np.arange(offsets[-1])]
         changes["follows"] = None if self.follows is None else self.follows.take(index)
-        changes["follows"] = None if self.follows is None else self.follows.take(index)
         return replace(self, **changes)
 
     def limit(self, n: int) -> Trace:

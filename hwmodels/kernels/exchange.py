@@ -52,21 +52,25 @@ def exchange_s(
     devices: Any,
     number_bytes: float,
     sms: Any,
+    copies: Any = None,
+    fullest: float = 1.0,
 ) -> Any:
     """Seconds to send each of *tokens* (of every device) to its experts, or to bring their rows back; 0 without tokens.
 
     With *sms* above 0 a token goes once to each device that holds one of its experts, by that many SMs. With 0 (the
     low-latency mode) it goes once to each expert, and an SM works for each expert, as long as there are SMs. Choices
-    are even and independent. `number_bytes`: of one number of a row on the way. DeepEP (github.com/deepseek-ai/DeepEP).
+    are even and independent, unless `copies` says how often a token goes, and `fullest` how much more than the mean the
+    device receives that receives most. `number_bytes`: of one number of a row on the way. DeepEP (github.com/deepseek-ai/DeepEP).
     """
     sms = np.asarray(sms, float)
     direct = sms == 0
-    copies = _where(direct, topk, distinct_devices(devices, topk, experts))
+    if copies is None:
+        copies = _where(direct, topk, distinct_devices(devices, topk, experts))
     workers = _where(direct, np.minimum(experts, sheet.sm_count), sms)
     row_bytes = np.asarray(hidden, float) * number_bytes
     each = params.token_s + params.copy_s * copies
     by_sms = tokens / workers * (each + (params.own_copies + copies) * (row_bytes / params.sm_bytes_per_s))
     away = 1.0 - 1.0 / np.asarray(devices, float)
-    by_link = tokens * copies * away * row_bytes / (sheet.link_bytes_per_s * params.bandwidth)
+    by_link = tokens * copies * (fullest * away) * row_bytes / (sheet.link_bytes_per_s * params.bandwidth)
     start = params.start_s + params.byte_start_s * row_bytes + params.expert_s * experts
     return none_is_free(start + smooth_max(by_sms, by_link, params.overlap_loss), tokens)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hwmodels.experts import ExpertLoad
 from hwmodels.kernels.parameters import Datasheet, parameter, smooth_max
-from hwmodels.kernels.routing import TILE_ROWS, routed, routed_row
+from hwmodels.kernels.routing import TILE_ROWS, routed, routed_by, routed_row
 
 _GPT_OSS_HIDDEN = 2880
 # Layers (hidden size, experts a token, experts) whose rows in the tables of B200 are 1.3 to 2.5 times slower than their
@@ -130,6 +131,7 @@ def moe_s(
     tp: Any = 1,
     ep: Any = 1,
     distribution: Any = "uniform",
+    by: ExpertLoad | None = None,
     gated: Any = True,
     dtype: str = "bf16",
     weight_bytes: float = 2.0,
@@ -141,14 +143,14 @@ def moe_s(
     """Seconds of the routed experts of one layer on the busiest device of its group; the router comes apart.
 
     `tokens` of the whole expert-parallel group reach E / ep experts here, whose inner size is divided by `tp`. No tile
-    has more than `largest_tile` rows. `experts_active` overrides the expected number of experts awake on this device.
-    `weight_copies` is how many layers the caller cycles through: a benchmark of one keeps few and small experts in L2, a
-    served model never does. Zero tokens cost nothing. What describes the layer is one value, or a column beside a
-    column of tokens.
+    has more than `largest_tile` rows. `by` says in place of `distribution` who chooses and who holds which expert.
+    `experts_active` overrides the expected number of experts awake on this device. `weight_copies` is how many layers the
+    caller cycles through: a benchmark of one keeps few and small experts in L2, a served model never does. Zero tokens cost
+    nothing. What describes the layer is one value, or a column beside a column of tokens.
     """
     tokens = np.asarray(tokens, float)
     shape, flat = tokens.shape, np.atleast_1d(tokens)
-    slots, awake, tiles = _routed(flat, topk, experts, ep, distribution)
+    slots, awake, tiles = _routed(flat, topk, experts, ep, distribution) if by is None else routed_by(by, flat)
     every = flat * np.asarray(topk, float)
     if experts_active is not None:
         awake = np.broadcast_to(np.asarray(experts_active, float), shape).reshape(flat.shape)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hwmodels.kernels.ops import DecodeForm, PrefillForm
-from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, Recurrence
+from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, HeadProducts, Recurrence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,8 @@ class HostTimes:
     """Least time of an iteration with prompt tokens: they are launched kernel by kernel."""
     decode_floor_s: float = 0.0
     """Least time of an iteration without."""
+    launch_floor_s: float = 0.0
+    """Least time of an iteration without that is beyond the captured graphs."""
 
 
 class Kernels(Protocol):
@@ -42,6 +44,10 @@ class Kernels(Protocol):
         """One layer's routed experts."""
         ...
 
+    def head_products_s(self, rows: Any, products: HeadProducts) -> Any:
+        """One layer's, of rows whose latent attention is absorbed."""
+        ...
+
     def prefill_form(self, shape: AttentionShape) -> PrefillForm: ...
 
     def decode_form(self, shape: AttentionShape) -> DecodeForm: ...
@@ -58,6 +64,11 @@ class Kernels(Protocol):
 
     def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
         """Of one layer, both ways: *rows* of all groups to their experts, and what the experts made of them back."""
+        ...
+
+    @property
+    def captured(self) -> tuple[int, ...] | None:
+        """The rows of the graphs that decode steps are padded to, ascending; None: graphs of every size, or none at all."""
         ...
 
     @property

@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hwmodels.experts import ExpertLoad, awake_of, copies_of
+
 TILE_ROWS = (8, 16, 32, 64, 128, 256)
 """Token sides of a grouped tile for which `Routed.tiles` counts."""
 _DRAWS = 8  # of loads over ranks; one rank takes quantiles, which need no draw
 _SEED = 20_240_601
+# Of the normal distribution at 1/16, 3/16 ... 15/16.
+_QUANTILES = np.array([-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534])
 
 
 class Routed(NamedTuple):
@@ -107,9 +111,7 @@ def _uniform(tokens: np.ndarray, topk: int, experts: int, ep: int) -> Routed:
     local, mean = experts // ep, tokens * topk / experts
     hit = 1.0 if topk >= experts else -np.expm1(tokens * math.log1p(-topk / experts))
     awake = np.where(tokens > 0, np.maximum(local * hit, np.minimum(1.0, tokens * topk)), 0.0)
-    # Quantiles of the normal distribution at 1/16, 3/16 ... 15/16.
-    z = np.array([-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534])
-    loads = np.maximum(0.0, mean[:, None] + np.sqrt(mean)[:, None] * z)
+    loads = np.maximum(0.0, mean[:, None] + np.sqrt(mean)[:, None] * _QUANTILES)
     tiles = [np.maximum(awake, local * np.ceil(loads / rows - 0.5).mean(axis=-1)) for rows in TILE_ROWS]
     return Routed(np.maximum(tokens * topk / ep, awake), awake, np.stack(tiles, axis=-1))
 
@@ -135,6 +137,21 @@ def routed(tokens: Any, *, topk: int, experts: int, ep: int = 1, distribution: s
     ranks = counts.reshape(len(tokens), _DRAWS, ep, experts // ep)
     fullest = np.argmax(ranks.sum(axis=-1), axis=-1)
     return _sums(np.take_along_axis(ranks, fullest[..., None, None], axis=2)[:, :, 0, :])
+
+
+def routed_by(load: ExpertLoad, tokens: Any) -> Routed:
+    """What *tokens* (one-dimensional) send to the busiest of the ranks of *load*, expected values."""
+    tokens = np.asarray(tokens, float)
+    slots, mean = load.busiest_slots(tokens), load.rank_slots
+    fullest = int(np.argmax(mean))
+    # Where chance fills a rank beyond its share, it is as if more tokens had come.
+    drawn = (slots / max(float(mean[fullest]), 1e-300))[:, None]
+    own = copies_of(load)[fullest]
+    awake = np.minimum(slots, awake_of(own, drawn))
+    expected = drawn * own
+    loads = np.rint(np.maximum(0.0, expected[..., None] + np.sqrt(expected)[..., None] * _QUANTILES))
+    tiles = [np.maximum(awake, np.ceil(loads / rows).mean(axis=-1).sum(axis=-1)) for rows in TILE_ROWS]
+    return Routed(slots, awake, np.stack(tiles, axis=-1))
 
 
 @functools.cache

@@ -255,8 +255,6 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
         c.integer("mtp_num_hidden_layers", c.integer("num_mtp_modules", 0), least=0),
         least=0,
     )
-    if mtp:
-        notes += (f"The multi-token-prediction layers ({mtp}) are left out: neither loaded nor run.",)
     return ModelSpec(
         **common,
         hidden=hidden,
@@ -273,6 +271,7 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
         tied_embeddings=c.flag("tie_word_embeddings", family in GEMMA),
         window_tokens=window,
         max_positions=c.integer("max_position_embeddings") if c.has("max_position_embeddings") else None,
+        mtp_layers=mtp,
         notes=notes,
     )
 

@@ -141,6 +141,11 @@ class ModelSpec:
     """Embedding, LM head, router, normalisations, and the activations."""
     kv_precision: str | None = None
     """What the checkpoint asks for; None: the base precision."""
+    mtp_layers: int = 0
+    """Layers that predict further tokens, beside `n_layers` and in none of the counts here; `mtp_draft` makes them a model."""
+    is_mtp: bool = False
+    """Its layers are another model's for multi-token prediction: each normalises that model's state and the embedding of the next
+    token, projects both together to the hidden size, and ends in a normalisation; embedding and head are that model's own."""
     notes: tuple[str, ...] = ()
     """What the model leaves out or approximates, in sentences."""
     source: str = ""
@@ -220,6 +225,11 @@ class ModelSpec:
         return self.experts.n_experts * (self.hidden + self.experts.router_bias)
 
     @property
+    def mtp_projection_params(self) -> int:
+        """Of the product in a layer for multi-token prediction that joins state and embedding."""
+        return 2 * self.hidden * self.hidden
+
+    @property
     def embedding_params(self) -> int:
         return self.vocab * self.hidden
 
@@ -229,7 +239,10 @@ class ModelSpec:
         total += (self.n_layers - n_moe) * self.dense_mlp_params
         total += n_moe * (experts_per_layer * self.expert_params + self.shared_expert_params + self.router_params)
         total += (self.n_layers * self.norms_per_layer + self.extra_norms) * self.norm_params
-        total += self.embedding_params * (2 if self.lm_head and not self.tied_embeddings else 1)
+        if self.is_mtp:
+            total += self.n_layers * self.mtp_projection_params
+        else:
+            total += self.embedding_params * (2 if self.lm_head and not self.tied_embeddings else 1)
         return total + self.position_rows * self.hidden + self.lm_head_params
 
     @property
@@ -281,6 +294,36 @@ class ModelSpec:
             + mlp * precision(self.mlp_precision).weight_bytes
             + experts * precision(self.expert_precision).weight_bytes
             + rest * precision(self.base_precision).weight_bytes
+        )
+
+    def mtp_draft(self, layers: int | None = None) -> ModelSpec:
+        """The layers for multi-token prediction as a model of its own: *layers* of them, all where it is None.
+
+        Each has the shape of the last layer that keeps a cache, as in DeepSeek-V3 (arXiv 2412.19437, section 2.2), whose module k
+        is one Transformer block behind a projection of both inputs; embedding and head are shared with the model. ValueError where
+        there are no such layers.
+        """
+        if not self.mtp_layers:
+            raise ValueError(
+                f"{self.name} has no layers for multi-token prediction: its config.json has none of num_nextn_predict_layers, "
+                "mtp_num_hidden_layers and num_mtp_modules, or 0 there"
+            )
+        n = self.mtp_layers if layers is None else layers
+        kind = next(kind for kind in reversed(self.layer_attention) if kind != "linear")
+        return dataclasses.replace(
+            self,
+            name=f"{self.name} MTP",
+            layer_is_moe=(self.layer_is_moe[-1],) * n,
+            layer_attention=(kind,) * n,
+            linear_attention=None,
+            # One for each input, and one before the head.
+            norms_per_layer=self.norms_per_layer + 3,
+            extra_norms=0,
+            position_rows=0,
+            lm_head_params=0,
+            mtp_layers=0,
+            is_mtp=True,
+            notes=(),
         )
 
     def with_precision(self, name: str, *, experts: str | None = None) -> ModelSpec:

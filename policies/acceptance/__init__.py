@@ -16,11 +16,13 @@ Each process is a frozen value with
 from policies.acceptance.chains import BetaAlpha, Iid, MeanLength, PerPosition
 from policies.acceptance.distributions import RULES, FromDistributions, Rule, check_rule
 from policies.acceptance.process import Acceptance
+from policies.acceptance.published import PUBLISHED, Published, published
 from policies.acceptance.recorded import Recorded, read_recorded
 from policies.acceptance.states import TwoState
 from policies.acceptance.trees import Tree, check_accuracies, dense_tree, greedy_tree, path_products
 
 __all__ = [
+    "PUBLISHED",
     "RULES",
     "Acceptance",
     "BetaAlpha",
@@ -28,6 +30,7 @@ __all__ = [
     "Iid",
     "MeanLength",
     "PerPosition",
+    "Published",
     "Recorded",
     "Rule",
     "Tree",
@@ -37,5 +40,6 @@ __all__ = [
     "dense_tree",
     "greedy_tree",
     "path_products",
+    "published",
     "read_recorded",
 ]

@@ -100,6 +100,8 @@ def assumed(run: BenchRun) -> Iterator[str]:
     if recorded_load(run) is not None:
         assert run.rows is not None
         left_out = int((run.rows.failed | (run.rows.output_tokens < 1)).sum())
+        if run.offered.rate_per_s is None:
+            yield "requests are sent when they were; if clients waited for answers, run.concurrency says so"
         if left_out:
             yield f"{left_out} requests failed or have no answer; the simulation leaves them out, though the server had them"
         return

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 MEDIAN = 0.5
+FEWEST = 20
+"""Requests of which the end of a run says whether a queue grew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,13 +255,14 @@ class BenchRun:
         """Whether an open load was more than the server could take: answers ended later than sending and one answer explain.
 
         Sending takes requests / rate; the last answer then takes what an answer takes without a queue, the smallest TTFT that is
-        given and the decoding of an output. 3 % beyond that is called saturated. None for a closed load, and where the file does
-        not say enough.
+        given and the decoding of an output. 3 % beyond that is called saturated. None for a closed load, for fewer than
+        `FEWEST` requests, and where the file does not say enough.
         """
         offered = self.offered
-        if not offered.open or self.duration_s is None or not offered.requests:
+        if not offered.open or self.duration_s is None or (offered.requests or 0) < FEWEST:
             return None
         assert offered.rate_per_s is not None
+        assert offered.requests is not None
         sending_s = max(offered.requests / offered.rate_per_s, offered.duration_s or 0.0)
         first_s = 0.0
         if self.ttft is not None:

@@ -40,7 +40,12 @@ class CommonPrices(Prices):
             seconds += self._draft.common_step([_prompts_of(totals) for totals in ranks])
         steps = max(draft_steps)
         if steps and any(totals.decode_seqs for totals in ranks):
-            seconds += steps * self._draft.common_step([_decodes_of(totals) for totals in ranks])
+            if pricing.draft_rereads:
+                seconds += self._draft.common_step(
+                    [_decodes_of(totals, totals.rows - totals.prefill_rows) for totals in ranks]
+                )
+                steps -= 1
+            seconds += steps * self._draft.common_step([_decodes_of(totals, totals.decode_seqs) for totals in ranks])
         verifies = any(totals.rows - totals.prefill_rows > totals.decode_seqs for totals in ranks)
         return to_ticks(float(seconds)) + verifies * pricing.round_ticks
 
@@ -69,11 +74,11 @@ def _prompts_of(totals: Totals) -> Totals:
     )
 
 
-def _decodes_of(totals: Totals) -> Totals:
-    """One token of each sequence that decodes."""
+def _decodes_of(totals: Totals, tokens: int) -> Totals:
+    """A pass over *tokens* tokens of the sequences that decode, and a guess for each of these."""
     n = totals.decode_seqs
     return IDLE._replace(
-        rows=n,
+        rows=tokens,
         decode_seqs=n,
         decode_kv_tokens=totals.decode_kv_tokens,
         logit_rows=n,

@@ -55,6 +55,9 @@ class Own(Protocol):
     n_arrivals: int
     n_computed: int
 
+    @property
+    def n_with_blocks(self) -> int: ...
+
     def paused_growth(self, lane: Lane, paused: Paused, /) -> int: ...
 
 
@@ -156,7 +159,7 @@ class Exchange:
             sequences.kv.cached(id_, tokens)
         seq = sequences.state.waiting_seq(id_, cached_tokens=tokens)._replace(kept_blocks=blocks)
         # Ahead of those without KV, or one whose blocks are not to be had would keep back others whose blocks are here.
-        sequences.queue.insert(len(self.landed), seq)
+        sequences.queue.insert(sequences.n_with_blocks, seq)
         self.landed[id_] = blocks
         self.promised += sequences.promises.counted(id_)
         sequences.n_computed += not seq.tokens
@@ -202,7 +205,7 @@ class Exchange:
         self.leave_the_queue(id_, seq.cached_tokens)
         state.preemptions[id_] += 1
         state.recomputed[id_] += seq.cached_tokens
-        sequences.queue.insert(len(self.landed), state.waiting_seq(id_, preempted=True))
+        sequences.queue.insert(sequences.n_with_blocks, state.waiting_seq(id_, preempted=True))
         sequences.n_changes += 1
         return True
 

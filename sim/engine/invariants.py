@@ -10,6 +10,7 @@ from sim.engine.events import Clock
 from sim.engine.handover import Handovers
 from sim.engine.lane import Lane
 from sim.engine.machine import Machine
+from sim.engine.ranks import RankedMachine
 from sim.engine.requests import RequestState
 from sim.engine.tenant import Tenant
 
@@ -21,7 +22,9 @@ INVARIANTS = {
     "INV-5": "tokens computed for a sequence are those whose KV exists: none are computed twice, none are skipped",
     "INV-6": "what ends was started before, and what starts has arrived",
     "INV-7": "within an instant ranks never go back: nothing that a machine does is felt by another in the same nanosecond",
-    "INV-8": "KV that is on its way was computed: its sender holds its blocks until it has arrived, and its receiver has kept room",
+    "INV-8": "ranks of a machine that take a step start it and end it together",
+    "INV-9": "blocks that a tier keeps, each counted once, are the bytes that it says it keeps, and no more than it has room for",
+    "INV-10": "KV that is on its way was computed: its sender holds its blocks until it has arrived, and its receiver has kept room",
 }
 
 
@@ -69,6 +72,11 @@ class Watch:
         for machine in self._machines:
             for tenant in machine.tenants:
                 self._check_tenant(machine, tenant, seen)
+            if isinstance(machine, RankedMachine):
+                spans = [lane.span for tenant in machine.tenants for lane in tenant.lanes if lane.span is not None]
+                steps = {(span.start_ticks, span.n, span.end(span.n)) for span in spans}
+                if len(steps) > 1:
+                    self._fail("INV-8", f"machine {machine.index} is in {len(steps)} steps at once")
         state = self._state
         for id_, status in enumerate(state.status):
             if status == FINISHED and (state.left[id_] or id_ in seen):
@@ -88,10 +96,10 @@ class Watch:
             lent = _tokens_of(leg.lender, id_, kept=False)
             kept = _tokens_of(leg.keeper, id_, kept=True)
             if leg.computed and lent < tokens:
-                self._fail("INV-8", f"request {id_} has {tokens} tokens to send, and its sender holds room for {lent}")
+                self._fail("INV-10", f"request {id_} has {tokens} tokens to send, and its sender holds room for {lent}")
             if leg.sends and kept < tokens:
                 self._fail(
-                    "INV-8", f"request {id_} is on its way with {tokens} tokens, and its receiver keeps room for {kept}"
+                    "INV-10", f"request {id_} is on its way with {tokens} tokens, and its receiver keeps room for {kept}"
                 )
 
     def _check_tenant(self, machine: Machine, tenant: Tenant, seen: set[int]) -> None:
@@ -118,6 +126,15 @@ class Watch:
             for id_ in (*exchange.asked, *exchange.kept, *exchange.lent):
                 if id_ in tenant_ids(tenant):
                     self._fail("INV-2", f"request {id_} is between machines and at machine {machine.index}")
+        held += sum(each.blocks for each in tenant.sequences.at_hand.values())
+        loading = tenant.loading
+        if loading is not None:
+            for id_, load in loading.in_flight.items():
+                self._once(id_, seen)
+                held += load.blocks
+            fault = loading.tiers.fault()
+            if fault is not None:
+                self._fail("INV-9", f"machine {machine.index}: {fault}")
         kv = tenant.sequences.kv
         if kv.caches:
             fault = kv.fault()

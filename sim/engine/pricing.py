@@ -270,6 +270,8 @@ class Pricing(Prices):
         self.speculative = draft is not None or round_s > 0
         self._window = cost.window_tokens is not None
         self._draft_window = draft is not None and draft.window_tokens is not None
+        self.draft_rereads: bool = getattr(draft, "reads_whole_step", False)
+        """The first pass of a round reads all tokens that the target verifies."""
         self._decode_lines = Lines(self._decode_ticks, self._window)
         self._draft_lines = Lines(self._draft_pass_ticks, False)
 
@@ -282,12 +284,15 @@ class Pricing(Prices):
         seconds = self.cost.iteration_s(_decodes(n, query_tokens, kv, kv_window if self._window else 0 * kv))
         if draft_steps and self.draft is not None:
             within = kv_window if self._draft_window else 0 * kv
+            if self.draft_rereads:
+                seconds = seconds + self.draft.iteration_s(_drafted(n, query_tokens, kv, within))
+                draft_steps -= 1
             seconds = seconds + draft_steps * self.draft.iteration_s(_decodes(n, 1, kv, within))
         return _whole_ticks(seconds) + (self.round_ticks if query_tokens > 1 else 0)
 
     def _draft_pass_ticks(self, key: _Key, kv: Any, _: Any) -> Any:
         assert self.draft is not None
-        return _whole_ticks(self.draft.iteration_s(_decodes(key[0], 1, kv, 0 * kv)))
+        return _whole_ticks(self.draft.iteration_s(_drafted(key[0], key[1], kv, 0 * kv)))
 
     def iteration(self, totals: Totals, draft_steps: int, /) -> int:
         seconds = self._iteration_s(totals)
@@ -314,12 +319,16 @@ class Pricing(Prices):
                 own = _new(Totals, (prompt, prompt, chunks, pairs, prompt_kv, 0, 0, 0, pairs_window, 0))
                 ticks += to_ticks(self.draft.iteration_s(own))
             if draft_steps and n:
-                if self._draft_window:
-                    step = self.draft.iteration_s(Totals(n, 0, 0, 0, 0, n, kv, n, 0, kv_window))
-                    ticks += to_ticks(draft_steps * step)
-                else:
-                    line = self._draft_lines.of(n, 1, 1)(kv, 0)
-                    ticks += draft_steps * (line.base + line.slope * kv)
+                widths = (
+                    (((rows - prompt) // n, 1), (1, draft_steps - 1)) if self.draft_rereads else ((1, draft_steps),)
+                )
+                for width, times in widths:
+                    if self._draft_window:
+                        step = self.draft.iteration_s(Totals(n * width, 0, 0, 0, 0, n, kv, n, 0, kv_window))
+                        ticks += to_ticks(times * step)
+                    else:
+                        line = self._draft_lines.of(n, width, 1)(kv, 0)
+                        ticks += times * (line.base + line.slope * kv)
         if rows - prompt > n:
             ticks += self.round_ticks
         return ticks
@@ -330,6 +339,12 @@ def _decodes(n: int, query_tokens: int, kv: Any, kv_window: Any) -> Totals:
     none = 0 * kv
     rows = none + n * query_tokens
     return Totals(rows, none, none, none, none, none + n, kv, rows, none, kv_window)
+
+
+def _drafted(n: int, tokens: int, kv: Any, kv_window: Any) -> Totals:
+    """Totals of passes of a draft that read so many tokens of each sequence and guess the next one of each."""
+    none = 0 * kv
+    return Totals(none + n * tokens, none, none, none, none, none + n, kv, none + n, none, kv_window)
 
 
 def _whole_ticks(seconds: Any) -> Any:

@@ -27,6 +27,7 @@ from sim.engine.roles import Part
 from sim.engine.sequences import Outside, refusal
 from sim.engine.stages import Stages
 from sim.engine.tenant import NOTHING, Tenant
+from sim.engine.tiers import SharedStores
 
 _RANK_STREAM = 0x72616E6B
 """Names the random stream of routers inside machines."""
@@ -82,9 +83,10 @@ class RankedMachine(Machine):
 
     def __init__(
         self, clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-        seed: int, fast_forward: bool, part: Part | None = None,
+        seed: int, fast_forward: bool, shared: SharedStores | None = None, part: Part | None = None,
     ) -> None:  # fmt: skip
-        """*first_number*: of its first rank, among all tenants of the run; *part*: what it has to do with handing over."""
+        """*first_number*: of its first rank, among all tenants of the run; *shared*: what machines read of each other's KV; *part*:
+        what it has to do with handing over."""
         (of_each,) = spec.tenants
         super().__init__(
             clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward, part=part
@@ -96,10 +98,14 @@ class RankedMachine(Machine):
         self.tenants = [
             Tenant(
                 first_number + rank, of_each, state, outside, Stages(1),
-                alone=True, seed=seed, fast_forward=fast_forward, prices=self._prices, part=part,
+                alone=True, seed=seed, fast_forward=fast_forward, prices=self._prices, machine=index, shared=shared,
+                part=part,
             )
             for rank in range(spec.ranks)
         ]  # fmt: skip
+        for tenant in self.tenants:
+            if tenant.loading is not None:
+                tenant.loading.rings_at = self._look_at
         self._lanes = [tenant.lanes[0] for tenant in self.tenants]
         self._loads = [RankLoad(tenant) for tenant in self.tenants]
         self._router = spec.rank_router
@@ -186,6 +192,9 @@ class RankedMachine(Machine):
         put(tenant, self._clock.now_ns, id_, what, tokens)
         self.interrupt(self._clock.now_ns)
 
+    def _on_loaded(self, _event: object) -> None:
+        self.interrupt(self._clock.now_ns)
+
     def give_up(self, id_: int) -> None:
         tenant = self.tenants[self._state.replica[id_] - self.tenants[0].number]
         tenant.sequences.given_up[id_] = self._clock.now_ns
@@ -198,7 +207,7 @@ class RankedMachine(Machine):
             if lane.span is not None:
                 tenant.commit(lane, 0, self._ticks)
             tenant.drop_in_flight()
-            ids += tenant.sequences.hand_back(tenant.lanes)
+            ids += tenant.hand_back()
         self._in_step = False
         self._ticks = now_ns << TICK_BITS
         return ids
@@ -258,7 +267,7 @@ class RankedMachine(Machine):
         busy = [rank for rank, tenant in enumerate(self.tenants) if tenant.sequences.busy]
         # What one rank waits for comes from other machines; ranks have no memory in common.
         busy = [rank for rank in busy if not self.tenants[rank].sequences.awaits]
-        if busy:
+        if busy and not any(tenant.n_loading for tenant in self.tenants):
             if any([surrenders(self.tenants[rank]) for rank in busy]):
                 self._alarm.set(now_ns)
                 return
@@ -272,11 +281,13 @@ class RankedMachine(Machine):
 
 def machine_of(
     clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-    seed: int, fast_forward: bool, part: Part | None = None,
+    seed: int, fast_forward: bool, shared: SharedStores | None = None, part: Part | None = None,
 ) -> Machine:  # fmt: skip
     """The machine that *spec* describes."""
     kind = RankedMachine if spec.ranks > 1 else Machine
-    return kind(clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward, part=part)
+    return kind(
+        clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward, shared=shared, part=part
+    )
 
 
 def ranked(machines: Sequence[Machine]) -> list[tuple[int, int]]:

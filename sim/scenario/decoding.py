@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from sim.scenario.section import Section
 from sim.text import shown
 
 # `policies.decoding.METHODS`, which is not imported here to keep the start short; a test compares.
 Method = Literal["autoregressive", "draft_model", "ngram", "medusa", "eagle", "mtp"]
+ALSO_MTP = ("deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "NEXTN", "MTP")
+"""Other names of mtp: those that vLLM had for each family before 0.32.0 and still takes, SGLang's and TensorRT-LLM's."""
+_SAME_NUMBER = {
+    "num_nextn_predict_layers": "TensorRT-LLM's num_nextn_predict_layers is",
+    "max_draft_len": "TensorRT-LLM's max_draft_len is",
+    "speculative_num_steps": "SGLang's speculative_num_steps is",
+    "speculative_num_draft_tokens": "SGLang's speculative_num_draft_tokens less one, without a tree, is",
+}
+"""What stacks call the tokens drafted in a round."""
+
+
+def _by_one_name(method: object) -> object:
+    return "mtp" if method in ALSO_MTP else method
+
+
+AnyMethod = Annotated[
+    Method,
+    BeforeValidator(_by_one_name),
+    WithJsonSchema({"type": "string", "enum": [*get_args(Method), *ALSO_MTP]}),
+]
 Probability = Annotated[float, Field(ge=0, le=1)]
 WITHOUT_DRAFT = {"ngram": "n-gram look-up runs no model", "medusa": "Medusa's heads run inside the target's own step"}
 
@@ -86,10 +106,13 @@ class AcceptanceSettings(Section):
     """Tokens drafted in the recording; num_speculative_tokens where it is left out."""
     distributions: Distributions | None = None
     tree: TreeShape | None = None
+    published: Annotated[str, Field(min_length=1)] | None = None
+    """Rates by the name they are known under, such as deepseek-v3 (`policies.acceptance.PUBLISHED`)."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        kinds = ("alpha", "per_position", "mean_length", "beta", "two_state", "recorded", "distributions", "tree")
+        kinds = ("alpha", "per_position", "mean_length", "beta", "two_state", "recorded", "distributions", "tree",
+                 "published")  # fmt: skip
         given = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of {', '.join(kinds)}; got {' and '.join(given) or 'none'}")
@@ -133,9 +156,10 @@ class Draft(Section):
 class DecodingSettings(Section):
     """One token a step, or several drafted and verified at once. Names follow vLLM."""
 
-    method: Method = "autoregressive"
+    method: AnyMethod = "autoregressive"
     num_speculative_tokens: int | list[list[int | None]] | Literal["adaptive"] | None = None
-    """Tokens drafted per round: a number, rows [lowest batch, highest batch, k] (null: no end), or adaptive."""
+    """Tokens drafted per round: a number, rows [lowest batch, highest batch, k] (null: no end), or adaptive. With method mtp it may
+    be left out: as many as the model has layers for it."""
     max_speculative_tokens: Annotated[int, Field(ge=1)] | None = None
     """The most that adaptive may choose; 8 where it is left out."""
     acceptance: AcceptanceSettings | None = None
@@ -144,8 +168,17 @@ class DecodingSettings(Section):
     b: Annotated[float, Field(gt=0)] | None = None
     """Upper end of the uniform number of rule lenient."""
     draft: Draft | None = None
+    """What drafts; with method mtp the target's own extra layers, where it is left out."""
     overhead_s: Annotated[float, Field(ge=0)] = 0.0
     """Fixed time of every step that verifies drafted tokens, beside target and draft."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_its_name_here(cls, data: Any) -> Any:
+        for key, is_ in _SAME_NUMBER.items():
+            if isinstance(data, dict) and key in data:
+                raise ValueError(f"{is_} num_speculative_tokens here; write it so")
+        return data
 
     @field_validator("num_speculative_tokens", mode="before")
     @classmethod
@@ -175,7 +208,8 @@ class DecodingSettings(Section):
             return self
         if self.acceptance is None:
             raise ValueError(f"method {self.method} needs acceptance, such as acceptance: {{alpha: 0.8}}")
-        if self.num_speculative_tokens is None and self.acceptance.tree is None:
+        own_layers = self.method == "mtp" and self.draft is None
+        if self.num_speculative_tokens is None and self.acceptance.tree is None and not own_layers:
             raise ValueError(f"method {self.method} needs num_speculative_tokens")
         if self.max_speculative_tokens is not None and self.num_speculative_tokens != "adaptive":
             raise ValueError("max_speculative_tokens is for num_speculative_tokens: adaptive")
@@ -184,8 +218,15 @@ class DecodingSettings(Section):
                 f"{WITHOUT_DRAFT[self.method]}, so draft means nothing with method {self.method}; "
                 "say what it costs as overhead_s"
             )
-        if self.method not in WITHOUT_DRAFT and self.draft is None:
-            raise ValueError(f"method {self.method} needs draft: {{model: NAME}}, {{cost_ratio: C}} or {{step_s: T}}")
+        if self.method not in WITHOUT_DRAFT and self.draft is None and not own_layers:
+            beside = ""
+            if self.method == "eagle":
+                beside = (
+                    "; SGLang's EAGLE on a model with layers of its own for it (NEXTN) is method mtp, which needs none"
+                )
+            raise ValueError(
+                f"method {self.method} needs draft: {{model: NAME}}, {{cost_ratio: C}} or {{step_s: T}}{beside}"
+            )
         if (self.rule == "lenient") != (self.b is not None):
             raise ValueError(f"rule lenient and b go together; got rule {self.rule} with b {self.b}")
         if self.rule in ("naive_match", "lenient") and self.acceptance.distributions is None:

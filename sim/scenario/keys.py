@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.section import Section
+from sim.scenario.tiers import Tier
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
 TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain"]
@@ -89,6 +90,44 @@ class Parallel(Section):
         return self
 
 
+class ZipfPopularity(Section):
+    """Popularity of experts that falls as a power of their rank."""
+
+    zipf: Annotated[float, Field(ge=0)]
+    """The exponent; 0 is even."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Which expert has which rank is drawn from it."""
+
+
+class ExpertSettings(Section):
+    """How the experts of a mixture are chosen, placed and reached."""
+
+    popularity: Annotated[str, Field(min_length=1)] | ZipfPopularity = "measured"
+    """`measured`: mildly skewed, as the tables of kernels were timed; `even`; `{zipf: EXPONENT}`; or a file with the weight of each
+    expert, one a line."""
+    placement: Literal["linear", "round_robin", "eplb"] = "linear"
+    """`linear`: consecutive experts on a rank; `round_robin`: dealt out; `eplb`: packed by popularity (vLLM's --enable-eplb)."""
+    redundant: Annotated[int, Field(ge=0)] = 0
+    """Copies of the hottest experts over all ranks, which placement eplb makes (vLLM's num_redundant_experts)."""
+    exchange: (
+        Literal["allgather_reducescatter", "all_to_all", "deepep_high_throughput", "deepep_low_latency"] | None
+    ) = None
+    """How rows reach the experts of other ranks of data-parallel attention; where it is left out, all rows go to every GPU
+    (vLLM's allgather_reducescatter)."""
+
+
+class CudaGraphs(Section):
+    """Which decode steps are replayed as CUDA graphs, padded to the next size that was captured."""
+
+    largest: Annotated[int, Field(ge=1)] | None = None
+    """Rows of the largest (vLLM's max_cudagraph_capture_size, SGLang's cuda-graph-max-bs, max_batch_size of TensorRT-LLM's
+    cuda_graph_config); where it is left out, the stack's default on the device. Larger steps are launched kernel by kernel."""
+    sizes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] | None = None
+    """All of them, in place of the stack's list (vLLM's cudagraph_capture_sizes)."""
+    eager: bool = False
+    """None (vLLM's --enforce-eager, SGLang's --disable-cuda-graph): nothing is padded, every step is launched kernel by kernel."""
+
+
 class Memory(Section):
     """What of the GPUs' memory holds the KV cache, and what happens when it runs out."""
 
@@ -110,8 +149,11 @@ class Memory(Section):
     prefix_caching: bool | None = None
     """Whether KV blocks are found again by prompts that begin alike, where the trace says which do; where it is left out, as the
     stack has it: on for vLLM, SGLang and TensorRT-LLM, off for `eager` and `ideal`."""
-    preemption: Literal["recompute", "none"] = "recompute"
-    """`recompute`: the newest sequences give their KV back and are computed again; `none`: running out is an error."""
+    tiers: list[Tier] = Field(default_factory=list)
+    """Memory behind the KV cache, nearest first: what the device has given up is loaded from there in place of being computed."""
+    preemption: Literal["recompute", "swap", "none"] = "recompute"
+    """`recompute`: the newest sequences give their KV back and are computed again; `swap`: it is moved to the `host` tier and comes
+    back from there; `none`: running out is an error."""
 
     @model_validator(mode="before")
     @classmethod
@@ -177,6 +219,23 @@ class Conversations(Section):
     """Tokens that one id of the generated prompts and answers stands for."""
 
 
+class ServeGen(Section):
+    """Production traffic drawn from the parameters that ServeGen publishes by client and window of time."""
+
+    arrivals: Annotated[str, Field(min_length=1)]
+    """Parquet file: model, client, window_start_s, rate_req_s, family, shape."""
+    lengths: Annotated[str, Field(min_length=1)]
+    """Parquet file: model, client, window_start_s, field, value, probability."""
+    model: Annotated[str, Field(min_length=1)]
+    """Of the files (m-small, deepseek-r1, mm-image), not of the scenario."""
+    start_s: Annotated[float, Field(ge=0)] = 0.0
+    duration_s: Seconds = 86_400.0
+    clients: Annotated[list[int], Field(min_length=1)] | None = None
+    """Some of its clients; all of them where it is left out."""
+    leave_out_without_lengths: bool = False
+    """Leave out clients whose lengths were not published."""
+
+
 class Workload(Section):
     """What arrives: a trace, a generator, or the lengths of a trace under generated arrivals."""
 
@@ -189,6 +248,8 @@ class Workload(Section):
     """Groups that share a system prompt, in stages of load with rates of their own."""
     conversations: Conversations | None = None
     """Conversations whose next prompt contains the last answer; `arrivals` says when they start."""
+    servegen: ServeGen | None = None
+    """Production traffic by client, its rate, burstiness and lengths by the hour."""
     block_tokens: Annotated[int, Field(ge=1)] | None = None
     """Prompt tokens that one of a session's block ids stands for; where it is left out, what the lengths say."""
     format: TraceFormat = "auto"
@@ -201,6 +262,8 @@ class Workload(Section):
     output_tokens: Distribution | None = None
     requests: Annotated[int, Field(ge=1)] | None = None
     """How many to generate."""
+    duration_s: Seconds | None = None
+    """How long requests arrive, in place of how many `requests`."""
     protocol: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = None
     """How the clients of a benchmark behave (inferencex, genai-perf, ...), by name or by its keys, in place of `arrivals` and
     `requests`; the lengths are then the nominal ones, two numbers."""
@@ -226,11 +289,12 @@ class Workload(Section):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         lengths = {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
-        made = [name for name in ("shared_prefix", "conversations") if getattr(self, name) is not None]
+        made = [name for name in ("shared_prefix", "conversations", "servegen") if getattr(self, name) is not None]
         if made:
             return self._made_by(made)
         if self.sessions is not None:
-            others = {"trace": self.trace, **lengths, "requests": self.requests, "sort": self.sort or None}
+            others = {"trace": self.trace, **lengths, "requests": self.requests, "duration_s": self.duration_s}
+            others |= {"sort": self.sort or None}
             others |= {"format": None if self.format == "auto" else self.format, "drop_empty": self.drop_empty or None}
             others |= {"protocol": self.protocol, "concurrency": self.concurrency}
             if misplaced := [name for name, value in others.items() if value is not None]:
@@ -250,6 +314,8 @@ class Workload(Section):
             )
         if self.block_tokens is not None:
             raise ValueError("block_tokens is about the blocks of sessions; give sessions or leave it out")
+        if self.duration_s is not None:
+            self._lasting()
         if self.trace is not None:
             given = [name for name, value in lengths.items() if value is not None]
             if given:
@@ -258,12 +324,12 @@ class Workload(Section):
                     "leave out one or replace the whole section (--set 'workload={...}')"
                 )
             return self
-        needed = {"arrivals": self.arrivals, **lengths, "requests": self.requests}
+        needed = {"arrivals": self.arrivals, **lengths, "requests or duration_s": self.requests or self.duration_s}
         missing = [name for name, value in needed.items() if value is None]
         if missing == list(needed):
             raise ValueError(
-                "give a trace, sessions, or a generator: shared_prefix, conversations, or arrivals, prompt_tokens, output_tokens "
-                "and requests"
+                "give a trace, sessions, or a generator: shared_prefix, conversations, servegen, or arrivals, prompt_tokens, "
+                "output_tokens and requests or duration_s"
             )
         if missing:
             raise ValueError(f"a generated workload also needs {', '.join(missing)}")
@@ -273,16 +339,28 @@ class Workload(Section):
             raise ValueError(f"{', '.join(misplaced)} is about reading a trace, and this workload is generated")
         return self
 
+    def _lasting(self) -> None:
+        if self.requests is not None:
+            raise ValueError("give requests or duration_s, one of the two")
+        if self.trace is not None:
+            raise ValueError(
+                "duration_s is about generated arrivals; a trace says when its requests arrive, and limit shortens it"
+            )
+        if self.arrivals is not None and self.arrivals.process == "closed_loop":
+            raise ValueError(
+                "closed-loop clients send as fast as they are answered; give requests in place of duration_s"
+            )
+
     def _made_by(self, generators: list[str]) -> Self:
         """One of the generators whose prompts share their beginnings."""
         name = generators[0]
         others = {
             key: getattr(self, key) for key in ("trace", "sessions", "block_tokens", "prompt_tokens", "output_tokens")
         }
-        others |= {key: getattr(self, key) for key in ("requests", "protocol", "concurrency")}
+        others |= {key: getattr(self, key) for key in ("requests", "duration_s", "protocol", "concurrency")}
         others |= {"sort": self.sort or None, "drop_empty": self.drop_empty or None}
         others |= {"format": None if self.format == "auto" else self.format, **dict.fromkeys(generators[1:], True)}
-        if name == "shared_prefix":
+        if name != "conversations":
             others["arrivals"] = self.arrivals
         if misplaced := [key for key, value in others.items() if value is not None]:
             raise ValueError(f"{name} already says what is sent, so {' and '.join(misplaced)} cannot be given too")
@@ -294,6 +372,7 @@ class Workload(Section):
 
     def _asked_by_protocol(self) -> Self:
         given = {"trace": self.trace, "arrivals": self.arrivals, "requests": self.requests, "limit": self.limit}
+        given |= {"duration_s": self.duration_s}
         given |= {"sort": self.sort or None, "drop_empty": self.drop_empty or None}
         if misplaced := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"a protocol says who sends what when, so {' and '.join(misplaced)} cannot be given too")
@@ -369,6 +448,8 @@ class Pool(Section):
     serving_release: Annotated[str, Field(min_length=1)] | None = None
     cost_model: Literal["calibrated", "roofline"] | None = None
     parallel: Parallel | None = None
+    experts: ExpertSettings | None = None
+    cuda_graphs: CudaGraphs | None = None
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Machines in the pool."""
@@ -450,6 +531,10 @@ class Settings(Section):
     cost_model: Literal["calibrated", "roofline"] = "calibrated"
     """`calibrated`: kernels as measured, or borrowed from the nearest relative; `roofline`: peaks of the datasheet."""
     parallel: Parallel = Parallel()
+    experts: ExpertSettings | None = None
+    """Of a mixture of experts."""
+    cuda_graphs: CudaGraphs | None = None
+    """Of serving_stack vllm, sglang and trtllm on GPUs; where it is left out, as the stack captures them."""
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     """In flight at once; where it is left out, one for each pipeline stage. One more hides the hand-over between stages."""
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1

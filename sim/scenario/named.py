@@ -82,6 +82,8 @@ PROCESSES: Mapping[str, str] = {
     "deterministic": "workloads:Deterministic",
     "pareto": "workloads:Pareto",
     "mmpp": "workloads:Mmpp",
+    "piecewise": "workloads:Piecewise",
+    "sinusoidal": "workloads:Sinusoidal",
     "closed_loop": "sim.scenario.named:Clients",
 }
 DISTRIBUTIONS: Mapping[str, str] = {

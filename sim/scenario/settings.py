@@ -186,7 +186,7 @@ class Scenario(Settings):
             (content["workload"], key)
             for key in (
                 *("models", "sessions", "block_tokens", "protocol", "concurrency"),
-                *("shared_prefix", "conversations"),
+                *("shared_prefix", "conversations", "servegen", "duration_s"),
             )
         ]
         for section, key in absent:
@@ -198,6 +198,8 @@ class Scenario(Settings):
                     del parallel[key]
         files: list[tuple[Any, Any]] = [(content, "model"), (content, "hardware"), (content, "placement")]
         files += [(content["workload"], "trace"), (content["workload"], "sessions")]
+        files += [(content["workload"]["arrivals"] or {}, "file")]
+        files += [(content["workload"].get("servegen") or {}, key) for key in ("arrivals", "lengths")]
         for pool in pools:
             models = pool["models"] or []
             files += [(pool, "model"), (pool, "hardware"), *((models, i) for i in range(len(models)))]

@@ -30,12 +30,14 @@ def workload_of(scenario: Scenario) -> Trace | ClosedLoop:
         elif settings.shared_prefix is not None:
             made = _shared_prefix(settings.shared_prefix, scenario.seed)
         elif settings.conversations is not None:
-            made = _conversations(settings, settings.conversations, scenario.seed)
+            made = _conversations(scenario, settings.conversations)
+        elif settings.servegen is not None:
+            made = _servegen(scenario, settings.servegen)
         elif settings.protocol is not None:
             made = _by_protocol(settings, scenario.seed)
         else:
             source = _read(scenario, settings) if settings.trace is not None else None
-            made = source if settings.arrivals is None else _generate(settings, source, scenario.seed)
+            made = source if settings.arrivals is None else _generate(scenario, source)
         assert made is not None
         if settings.limit is not None:
             made = _first(made, settings.limit)
@@ -84,13 +86,15 @@ def _sessions(scenario: Scenario, settings: Workload) -> Trace:
         )
     from workloads import read_sessions
 
-    return read_sessions(file, starts=_starts(settings), seed=scenario.seed, block_tokens=settings.block_tokens)
+    return read_sessions(
+        file, starts=_starts(scenario, settings), seed=scenario.seed, block_tokens=settings.block_tokens
+    )
 
 
-def _starts(settings: Workload) -> Any:
+def _starts(scenario: Scenario, settings: Workload) -> Any:
     """When sessions start."""
     assert settings.arrivals is not None
-    starts = _process(settings.arrivals)
+    starts = _process(scenario, settings.arrivals)
     if isinstance(starts, named.Clients):
         raise ScenarioError(
             "workload.arrivals says when sessions start, and each waits for its answers by itself; give arrivals in time"
@@ -106,7 +110,7 @@ def _shared_prefix(settings: keys.SharedPrefix, seed: int) -> Trace:
     return workloads.SharedPrefix(**given, stages=stages).trace(seed)
 
 
-def _conversations(settings: Workload, asked: keys.Conversations, seed: int) -> Trace:
+def _conversations(scenario: Scenario, asked: keys.Conversations) -> Trace:
     import workloads
 
     given: dict[str, Any] = {name: getattr(asked, name) for name in type(asked).model_fields}
@@ -115,7 +119,24 @@ def _conversations(settings: Workload, asked: keys.Conversations, seed: int) -> 
             given[name].distribution, given[name].settings, named.DISTRIBUTIONS,
             key=f"workload.conversations.{name}", what="a distribution",
         )  # fmt: skip
-    return workloads.Conversations(**given).trace(_starts(settings), seed)
+    return workloads.Conversations(**given).trace(_starts(scenario, scenario.workload), scenario.seed)
+
+
+def _servegen(scenario: Scenario, settings: keys.ServeGen) -> Trace:
+    import workloads
+
+    given: dict[str, Any] = {name: getattr(settings, name) for name in type(settings).model_fields}
+    for name in ("arrivals", "lengths"):
+        given[name] = _file(scenario, given[name], f"workload.servegen.{name}")
+    given["clients"] = None if settings.clients is None else tuple(settings.clients)
+    return workloads.ServeGen(**given).trace(scenario.seed)
+
+
+def _file(scenario: Scenario, name: str, key: str) -> Any:
+    file = scenario.find(name)
+    if file is None:
+        raise ScenarioError(f"{key}: {name} does not exist, neither beside the scenario nor in this folder")
+    return file
 
 
 def _by_protocol(settings: Workload, seed: int) -> Trace | ClosedLoop:
@@ -132,10 +153,16 @@ def _by_protocol(settings: Workload, seed: int) -> Trace | ClosedLoop:
     return protocol(settings.protocol).workload(concurrency=settings.concurrency, seed=seed, **lengths)
 
 
-def _process(arrivals: Process) -> Any:
-    return named.choice(
-        arrivals.process, arrivals.settings, named.PROCESSES, key="workload.arrivals", what="an arrival process"
-    )
+def _process(scenario: Scenario, arrivals: Process) -> Any:
+    settings = arrivals.settings
+    if arrivals.process == "piecewise" and "file" in settings:
+        from workloads import read_rates
+
+        if both := sorted({"rates_per_s", "window_s"} & set(settings)):
+            raise ScenarioError(f"workload.arrivals: file says {both[0]} too; leave out one of them")
+        file = _file(scenario, str(settings["file"]), "workload.arrivals.file")
+        settings = {key: value for key, value in settings.items() if key != "file"} | read_rates(file)
+    return named.choice(arrivals.process, settings, named.PROCESSES, key="workload.arrivals", what="an arrival process")
 
 
 def _read(scenario: Scenario, settings: Workload) -> Trace:
@@ -163,11 +190,12 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
     return read_trace(file, settings.format, sort=settings.sort, drop_empty=settings.drop_empty)
 
 
-def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | ClosedLoop:
+def _generate(scenario: Scenario, lengths: Trace | None) -> Trace | ClosedLoop:
     import workloads
 
+    settings, seed = scenario.workload, scenario.seed
     assert settings.arrivals is not None
-    process = _process(settings.arrivals)
+    process = _process(scenario, settings.arrivals)
     if lengths is not None:
         if settings.requests is not None and settings.requests > len(lengths):
             raise ScenarioError(f"workload.requests is {settings.requests}, but the trace has only {len(lengths)}")
@@ -190,8 +218,8 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
         for key, distribution in (("prompt_tokens", settings.prompt_tokens), ("output_tokens", settings.output_tokens))
         if distribution is not None
     )
-    assert settings.requests is not None
     if isinstance(process, named.Clients):
+        assert settings.requests is not None
         return workloads.closed_loop(
             n_requests=settings.requests,
             concurrency=process.concurrency,
@@ -200,7 +228,14 @@ def _generate(settings: Workload, lengths: Trace | None, seed: int) -> Trace | C
             seed=seed,
             mean_think_s=process.mean_think_s,
         )
-    return workloads.synthesize(arrivals=process, prompt=prompt, output=output, n_requests=settings.requests, seed=seed)
+    return workloads.synthesize(
+        arrivals=process,
+        prompt=prompt,
+        output=output,
+        n_requests=settings.requests,
+        duration_s=settings.duration_s,
+        seed=seed,
+    )
 
 
 def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> ClosedLoop:

@@ -38,7 +38,8 @@ class Comparison:
     """Reason -> rows that it leaves without a prediction."""
     notes: tuple[str, ...] = ()
     groups: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Of serving rows: what each is of, by `family`, `stack`, `model`, `device`, `precision` and `load` (requests in flight)."""
+    """Of serving rows: what each is of, by `family`, `stack`, `model`, `device`, `precision`, `load` (requests in flight) and
+    `half` (of the deployments: fitted or held back, where `sim.validation.fit_apart` fits something)."""
 
     @property
     def line(self) -> ErrorLine:
@@ -298,16 +299,14 @@ def _own_profile(measurement: Measurement, hardware: _Hardware | None) -> str | 
 def _silicon(
     measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    from sim.validation.runs import ServedRun, family_of, rows_of, served_run, served_s
+    from sim.validation.runs import ServedRun, rows_of, served_run, served_s
 
     rows = rows_of(measurement)
     got = _Collected(len(measurement))
     done: dict[ServedRun, tuple[float, float]] = {}
-    systems: set[str] = set()
 
     def price(row: Mapping[str, Any]) -> tuple[float, float]:
         run = served_run(row, measurement.path.parent)
-        systems.add(run.device)
         if run not in done:
             own = hardware is not None and hardware.name == run.device
             done[run] = served_s(run, profile=hardware.profile if own and hardware else None)
@@ -315,29 +314,7 @@ def _silicon(
 
     for index, row in enumerate(rows):
         got.put(index, lambda row=row: price(row))
-    groups = {
-        "family": np.array([family_of(row) for row in rows]),
-        "stack": measurement.columns["backend"],
-        "model": measurement.columns["model_path"],
-        "device": measurement.columns["system"],
-        "precision": measurement.columns["precision"],
-        "load": measurement.columns["concurrency"],
-    }
-    single = int((np.isfinite(got.values[0]) & np.isnan(got.values[1])).sum())
-    for predicted, what in zip(got.values, ("ttft", "tpot"), strict=True):
-        reasons = dict(got.reasons)
-        if what == "tpot" and single:
-            reasons[_ONE_TOKEN] = single
-        yield Comparison(
-            file=measurement.path.name,
-            device="+".join(sorted(systems)),
-            quantity=what,
-            predicted=predicted,
-            measured=measurement.columns[f"{what}_ms"] * 1e-3,
-            unmodelled=reasons,
-            groups=groups,
-            notes=measurement.notes,
-        )
+    yield from _served(measurement, rows, got, measurement.columns["concurrency"])
 
 
 def _settings(
@@ -348,18 +325,69 @@ def _settings(
 
 
 def _disaggregated(
-    measurement: Measurement, _hardware: _Hardware | None, _others: Sequence[Measurement]
+    measurement: Measurement, hardware: _Hardware | None, _others: Sequence[Measurement]
 ) -> Iterator[Comparison]:
-    systems = sorted({str(name) for name in measurement.columns["system"]})
-    for what in ("ttft", "tpot"):
+    from sim.validation.apart import ApartRun, apart_run, apart_s, concurrency_of, layout_of, most_clients
+    from sim.validation.runs import rows_of
+
+    rows = rows_of(measurement)
+    clients = most_clients(rows)
+    done: dict[ApartRun, tuple[float, float]] = {}
+
+    def price(row: Mapping[str, Any]) -> tuple[float, float]:
+        run = apart_run(row, measurement.path.parent, clients=clients[layout_of(row)])
+        if run not in done:
+            own = hardware is not None and hardware.name == run.device
+            done[run] = apart_s(run, profile=hardware.profile if own and hardware else None)
+        return done[run]
+
+    got = _Collected(len(measurement))
+    for index, row in enumerate(rows):
+        got.put(index, lambda row=row: price(row))
+    yield from _served(measurement, rows, got, np.array([concurrency_of(row) for row in rows], float))
+
+
+def _served(
+    measurement: Measurement, rows: Sequence[Mapping[str, Any]], got: _Collected, load: np.ndarray
+) -> Iterator[Comparison]:
+    """TTFT and TPOT of serving rows, and what each row is of."""
+    from sim.validation.apart import deployment_of, half_of
+    from sim.validation.runs import family_of
+
+    columns = measurement.columns
+    groups = {
+        "family": np.array([family_of(row) for row in rows]),
+        "stack": columns["backend"],
+        "model": columns["model_path"],
+        "device": columns["system"],
+        "precision": columns["precision"],
+        "load": load,
+        "half": np.array([("fitted", "held back")[half_of(deployment_of(row))] for row in rows]),
+    }
+    single = int((np.isfinite(got.values[0]) & np.isnan(got.values[1])).sum())
+    for predicted, what in zip(got.values, ("ttft", "tpot"), strict=True):
+        reasons = dict(got.reasons)
+        if what == "tpot" and single:
+            reasons[_ONE_TOKEN] = single
         yield Comparison(
             file=measurement.path.name,
-            device="+".join(systems),
+            device="+".join(sorted({_catalogue(str(name)) for name in columns["system"]})),
             quantity=what,
-            predicted=np.full(len(measurement), np.nan),
-            measured=measurement.columns[f"{what}_ms"] * 1e-3,
-            unmodelled={"prefill and decode on separate pools are not simulated": len(measurement)},
+            predicted=predicted,
+            measured=columns[f"{what}_ms"] * 1e-3,
+            unmodelled=reasons,
+            groups=groups,
+            notes=measurement.notes,
         )
+
+
+def _catalogue(name: str) -> str:
+    from hwmodels.device import load_device
+
+    try:
+        return load_device(name).name
+    except ValueError:
+        return name
 
 
 def _requests(

@@ -19,17 +19,18 @@ import numpy as np
 from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import Deployment, deploy
 from hwmodels.device import load_device
+from hwmodels.graphs import DEFAULT_GRAPHS, GraphSettings
 from hwmodels.model import ModelSpec
 from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.totals import Totals
-from sim.errors import RooftraceError
 from sim.protocols import Figures, Protocol, protocol
+from sim.validation.machines import Speculation, Unmodelled, machine_of, stream_of
 from sim.validation.servers import GAP_ANALYSIS, ServerSettings, settings_of, warmed_up
+from sim.validation.speculated import NOT_KNOWN, speculation_of
 
 if TYPE_CHECKING:
     from hwmodels.measured import Measurement
-    from hwmodels.memory import MemoryPlan
     from sim.engine.columns import Columns
     from workloads import ClosedLoop, Trace
 
@@ -44,10 +45,6 @@ RECORDED_SERVER = ServerSettings(known_from="defaults")
 MEASURED_VLLM = "0.19"
 """The release whose account of memory stands for those of measured runs (0.11 to 0.20)."""
 _SEED = 0
-
-
-class Unmodelled(RooftraceError, ValueError):
-    """A row that cannot be predicted; the message is the reason that reports count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +64,7 @@ class ServedRun:
     settings: ServerSettings
     release: str | None = None
     """Of the stack; None: the row does not say, and the terms are those of the newest."""
+    speculation: Speculation | None = None
 
 
 def model_of(label: str) -> ModelSpec:
@@ -79,12 +77,12 @@ def model_of(label: str) -> ModelSpec:
         raise Unmodelled(str(error).partition(";")[0]) from None
 
 
-SPECULATES = "ran with multi-token prediction, and no column says how many of its drafts were accepted"
-
-
 def speculates(row: Mapping[str, Any]) -> bool:
-    """Whether a serving row ran with multi-token prediction, or may have, by its speculation column."""
-    return str(row.get("speculation", "")) not in ("", "nan", "none")
+    """Whether a serving row ran with multi-token prediction, by its speculation column; `Unmodelled` where it may have."""
+    said = str(row.get("speculation", ""))
+    if said == "unknown":
+        raise Unmodelled(NOT_KNOWN)
+    return said not in ("", "nan", "none")
 
 
 def family_of(row: Mapping[str, Any]) -> str:
@@ -120,40 +118,46 @@ def served_run(row: Mapping[str, Any], folder: Path | None = None) -> ServedRun:
     *folder* holds the settings that servers were started with (`sim.validation.servers.SETTINGS`); without them they are the
     stacks' defaults.
     """
-    if speculates(row):
-        raise Unmodelled(SPECULATES)
-    gemm, moe = (str(row[name]) for name in ("gemm_quant_mode", "moe_quant_mode"))
-    if gemm in ("", "nan"):
-        gemm = _MODES.get(str(row["precision"]), "")
-    model = _in_format(model_of(str(row["model_path"])), gemm, moe)
+    speculative = speculates(row)
+    model = formatted(row)
     if str(row["mode"]) != "agg":
         raise Unmodelled(f"mode {row['mode']} is not aggregated serving")
     for name in ("isl", "osl"):
-        if not _whole(row, name, 0):
+        if not whole(row, name, 0):
             raise Unmodelled(f"{name} is not known")
     try:
         device = load_device(str(row["system"]))
         serving_stack(str(row["backend"]))
     except ValueError as error:
         raise Unmodelled(str(error).partition(";")[0]) from None
-    groups = _whole(row, "attention_dp_size", 1)
-    concurrency = _whole(row, "concurrency", 0) or _whole(row, "batch_size", 0) * groups
+    groups = whole(row, "attention_dp_size", 1)
+    concurrency = whole(row, "concurrency", 0) or whole(row, "batch_size", 0) * groups
     if not concurrency:
         raise Unmodelled("neither concurrency nor batch size is known")
     settings = settings_of(row, folder)
+    parallel = _parallel(row, model, device.devices_per_node)
     return ServedRun(
         model=model,
         device=device.name,
-        parallel=_parallel(row, model, device.devices_per_node),
+        parallel=parallel,
         kv_precision=settings.kv_precision or model.kv_precision or model.base_precision,
         stack=str(row["backend"]),
-        prompt_tokens=_whole(row, "isl", 0),
-        output_tokens=_whole(row, "osl", 0),
+        prompt_tokens=whole(row, "isl", 0),
+        output_tokens=whole(row, "osl", 0),
         concurrency=concurrency,
         protocol=protocol_of(row, folder),
         settings=settings,
         release=release_of(row),
+        speculation=speculation_of(model.name, str(row["backend"]), ranks=parallel.data) if speculative else None,
     )
+
+
+def formatted(row: Mapping[str, Any]) -> ModelSpec:
+    """The model of a serving row in the formats that it names."""
+    gemm, moe = (str(row[name]) for name in ("gemm_quant_mode", "moe_quant_mode"))
+    if gemm in ("", "nan"):
+        gemm = _MODES.get(str(row["precision"]), "")
+    return _in_format(model_of(str(row["model_path"])), gemm, moe)
 
 
 def release_of(row: Mapping[str, Any]) -> str | None:
@@ -162,7 +166,8 @@ def release_of(row: Mapping[str, Any]) -> str | None:
     return text if text[:1].isdigit() else None
 
 
-def _whole(row: Mapping[str, Any], name: str, default: int) -> int:
+def whole(row: Mapping[str, Any], name: str, default: int) -> int:
+    """The whole number in a column; *default* where it is blank, 0 or less."""
     value = float(row[name]) if row.get(name) not in (None, "") else math.nan
     return int(value) if value > 0 else default
 
@@ -198,11 +203,11 @@ def _in_format(model: ModelSpec, gemm: str, moe: str) -> ModelSpec:
 
 
 def _parallel(row: Mapping[str, Any], model: ModelSpec, node: int) -> ParallelConfig:
-    tensor, data, pipeline = (_whole(row, name, 1) for name in ("tp_size", "attention_dp_size", "pp_size"))
+    tensor, data, pipeline = (whole(row, name, 1) for name in ("tp_size", "attention_dp_size", "pp_size"))
     if model.experts is not None and "0" in (_digits(row, "moe_tp_size"), _digits(row, "moe_ep_size")):
         raise Unmodelled("moe_tp_size or moe_ep_size is 0 for a model with experts")
     # Without experts the columns say nothing: 0 and blank mean 1.
-    expert_tensor, expert = (_whole(row, name, 1) for name in ("moe_tp_size", "moe_ep_size"))
+    expert_tensor, expert = (whole(row, name, 1) for name in ("moe_tp_size", "moe_ep_size"))
     total = tensor * data
     root = math.isqrt(total)
     if total > node and root * root == total and expert_tensor * expert == total:
@@ -231,52 +236,25 @@ def serve(
     settings: ServerSettings,
     concurrency: int,
     release: str | None = None,
+    speculation: Speculation | None = None,
 ) -> Columns:
     """Run *workload* on one replica of *deployment* behind *stack*; `Unmodelled` where it does not fit in memory.
 
-    At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM.
+    At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM. Groups of data-parallel
+    attention are ranks, among which requests are spread as the stack does by itself.
     """
     from policies.routers import RoundRobin
-    from sim.engine import Experiment, ReplicaSpec, run
-    from sim.engine.streaming import Stream
+    from sim.engine import Experiment, run
 
-    device, tensor = deployment.device, deployment.parallel.tensor
-    scheduler = settings.scheduler(stack.name, device, tensor=tensor, concurrency=concurrency)
-    try:
-        plan = deployment.fitted(_memory(deployment, stack, settings, concurrency, release))
-    except ValueError as error:
-        raise Unmodelled(f"does not fit: {str(error).partition(':')[0]}") from None
+    machine = machine_of(deployment, stack, settings, concurrency=concurrency, release=release, speculation=speculation)
     experiment = Experiment(
         workload=workload,
-        replicas=(
-            ReplicaSpec(
-                cost=deployment.cost,
-                scheduler=scheduler,
-                kv_blocks=plan.kv_blocks,
-                block_tokens=plan.block_tokens,
-            ),
-        ),
+        replicas=(machine,),
         router=RoundRobin(),
         **deployment.front_end._asdict(),
-        stream=Stream(settings.stream_interval, "iterations" if stack.name == "trtllm" else "tokens"),
+        stream=stream_of(stack.name, settings),
     )
     return run(experiment)
-
-
-def _memory(
-    deployment: Deployment, stack: ServingStack, settings: ServerSettings, concurrency: int, release: str | None
-) -> MemoryPlan:
-    from hwmodels.memory import engine_defaults, memory_plan, stack_memory
-
-    defaults = engine_defaults(stack.name, deployment.device, tensor=deployment.parallel.tensor)
-    sequences = settings.max_sequences or min(defaults.max_num_seqs, max(concurrency, 256))
-    return memory_plan(
-        deployment,
-        stack_memory(stack.name, release if stack.name == "vllm" else None),
-        tokens=settings.token_budget or min(8192, defaults.max_num_batched_tokens),
-        sequences=sequences,
-        share=settings.memory_share,
-    )
 
 
 def latencies_s(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
@@ -304,7 +282,13 @@ def served(
         prompt_tokens=run.prompt_tokens, output_tokens=run.output_tokens, concurrency=run.concurrency, seed=_SEED
     )
     columns = serve(
-        deployment, stack, workload, settings=run.settings, concurrency=run.concurrency, release=MEASURED_VLLM
+        deployment,
+        stack,
+        workload,
+        settings=run.settings,
+        concurrency=run.concurrency,
+        release=MEASURED_VLLM,
+        speculation=run.speculation,
     )
     if not (columns.requests["finish_ns"] >= 0).any():
         raise Unmodelled("no request finishes: its KV cache does not fit")
@@ -313,13 +297,28 @@ def served(
 
 def deployed(run: ServedRun, stack: ServingStack, profile: str | None = None) -> Deployment:
     """What *run* ran on, priced under *stack*; `Unmodelled` where it cannot be."""
+    graphs = run.settings.graphs(stack.name)
+    return deployed_on(run.model, run.device, run.parallel, run.kv_precision, stack, profile, graphs=graphs)
+
+
+def deployed_on(
+    model: ModelSpec,
+    device: str,
+    parallel: ParallelConfig,
+    kv_precision: str,
+    stack: ServingStack,
+    profile: str | None = None,
+    *,
+    graphs: GraphSettings = DEFAULT_GRAPHS,
+) -> Deployment:
+    """*model* on one replica of *device*s, priced under *stack*; `Unmodelled` where it cannot be."""
     try:
         return deploy(
-            model=run.model,
-            hardware=run.device,
-            parallel=run.parallel,
-            kv_precision=run.kv_precision,
-            cost=Calibrated(stack=stack, profile=profile),
+            model=model,
+            hardware=device,
+            parallel=parallel,
+            kv_precision=kv_precision,
+            cost=Calibrated(stack=stack, profile=profile, graphs=graphs),
         )
     except ValueError as error:
         raise Unmodelled(str(error).partition(";")[0]) from None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,14 +47,24 @@ def _labels(one: Comparison, *names: str) -> list[str]:
     return [", ".join(str(cell) for cell in cells) for cells in zip(*columns, strict=True)]
 
 
-def served_pair(found: Sequence[Comparison]) -> tuple[Comparison, Comparison] | None:
-    """TPOT and TTFT of the largest file of serving rows among *found*; None where there is none with a prediction."""
+Pair = tuple[Comparison, Comparison]
+"""TPOT and TTFT of the same rows."""
+
+
+def served_pairs(found: Sequence[Comparison]) -> dict[str, Pair]:
+    """TPOT and TTFT of each file of serving rows among *found* that has predictions, those with the most rows first."""
     named = [one for one in found if one.groups and np.isfinite(one.predicted).any()]
     files = sorted({one.file for one in named}, key=lambda name: -max(len(o.measured) for o in named if o.file == name))
-    if not files:
-        return None
-    both = {one.quantity: one for one in named if one.file == files[0]}
-    return both["tpot"], both["ttft"]
+    pairs = {}
+    for file in files:
+        both = {one.quantity: one for one in named if one.file == file}
+        pairs[file] = both["tpot"], both["ttft"]
+    return pairs
+
+
+def served_pair(found: Sequence[Comparison]) -> Pair | None:
+    """The largest file of `served_pairs`; None where there is none with a prediction."""
+    return next(iter(served_pairs(found).values()), None)
 
 
 def errors_by(pair: tuple[Comparison, Comparison], *names: str) -> list[GroupErrors]:
@@ -156,9 +166,78 @@ def served_markdown(found: Sequence[Comparison]) -> str:
             parts += [f"\n### Errors {title}\n", *_table(errors_by(pair, *names))]
         parts.append(_UNEXPLAINED)
         parts += _table(unexplained(pair))
+    parts += _of_their_own(served_pairs(found))
     parts.append(_OTHERS)
     return "\n".join(parts)
 
+
+OWN_FILES = (
+    ("e2e_silicon_speculative_agg.csv", "Multi-token prediction"),
+    ("e2e_silicon_disagg.csv", "Separate pools"),
+    ("e2e_silicon_speculative_disagg.csv", "Separate pools with multi-token prediction"),
+)
+"""Files with a part of their own, and what it is called."""
+
+
+def _of_their_own(pairs: Mapping[str, Pair]) -> Iterator[str]:
+    """The parts on runs with multi-token prediction, and on separate pools."""
+    from hwmodels.tables import read_toml
+    from sim.validation import apart, speculated
+
+    yield _SPECULATED
+    for model, table in speculated.acceptances().items():
+        yield from (
+            f"* {model}, {k} drafted: {100 * entry['alpha']:.0f} %, {entry['source']}" for k, entry in table.items()
+        )
+    yield f"\n### Assumptions about separate pools\n\n{apart.ASSUMED}"
+    yield _PREFILL
+    yield from (
+        f"* {stack}: {entry['factor']:.2f}, {entry['source']}" for stack, entry in read_toml(apart.FILE).items()
+    )
+    for file, title in OWN_FILES:
+        if file not in pairs:
+            continue
+        pair = pairs[file]
+        known = int(np.isfinite(pair[0].predicted).sum())
+        yield f"\n### {title}\n\n`{file}`: {known:,} of {len(pair[0].measured):,} rows predicted.\n"
+        yield from _table(
+            [
+                *_whole(pair),
+                *errors_by(pair, "half"),
+                *errors_by(pair, "half", "stack"),
+                *errors_by(pair, "model", "precision", "device", "stack"),
+                *errors_by(pair, "stack", "load"),
+            ]
+        )
+    yield _STRANGE_POOLS
+
+
+def _whole(pair: Pair) -> list[GroupErrors]:
+    """All rows as one group."""
+    everything = [replace(one, groups={**one.groups, "all": np.full(len(one.measured), "all")}) for one in pair]
+    return errors_by((everything[0], everything[1]), "all")
+
+
+_SPECULATED = """
+### Acceptance of drafted tokens
+
+Rows with multi-token prediction say neither how many tokens a round drafted nor how many were accepted. Depths are those of the
+benchmark's launch scripts: two with SGLang, three with TensorRT-LLM, one with its data-parallel attention. Of each drafted
+token, given that those before it were, so many are accepted:
+"""
+_PREFILL = """
+Prefill workers take longer than the kernels that are priced: how much longer is one figure a stack, fitted to times to the first
+token of half of the deployments. What it stands for is not known (uneven experts, the hand-over of KV between two iterations, no
+overlap of scheduling and computing may all be in it).
+"""
+_STRANGE_POOLS = """
+What is known of the largest errors of separate pools:
+
+* SGLang 0.5.8 in NVFP4 on B200, prompts of 1024 tokens: first tokens take 3 s at 16 requests in flight and 8 s at 512, ten times as
+  long as with multi-token prediction on the same layout. No queue explains it.
+* TensorRT-LLM on H100: seats bind at every concurrency (each seems to have a recipe of its own), while on B200 one recipe serves
+  several. The rule takes the latter for all, so that first tokens of small loads on H100 come far too soon.
+"""
 
 _HEAD = """\
 Each row of `e2e_silicon_agg.csv` is replayed by the protocol of its family, on a server with the settings of its launch script

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
+    from hwmodels.graphs import GraphSettings
     from policies.view import Scheduler
 
 SETTINGS = "e2e_settings_agg.csv"
@@ -69,8 +70,19 @@ class ServerSettings:
     asynchronous: bool = True
     """Iterations are planned while the one before runs."""
 
-    def scheduler(self, stack: str, device: Device, *, tensor: int, concurrency: int) -> Scheduler:
-        """The stack's own scheduler with these settings, for at most *concurrency* requests in flight."""
+    def graphs(self, stack: str) -> GraphSettings:
+        """What it was told of its CUDA graphs, for *stack*; the default of those that are none of a server."""
+        from hwmodels.graphs import DEFAULT_GRAPHS, STACKS, GraphSettings
+
+        return GraphSettings(largest=self.graph_sequences) if stack in STACKS else DEFAULT_GRAPHS
+
+    def scheduler(self, stack: str, device: Device, *, tensor: int, concurrency: int, ranks: int = 1) -> Scheduler:
+        """The stack's own scheduler with these settings, for at most *concurrency* requests in flight.
+
+        *ranks*: of data-parallel attention, each with a scheduler. SGLang's share its limits (0.5.23,
+        srt/arg_groups/parallel_hook.py for chunks, srt/model_executor/pool_configurator.py for requests); those of the others
+        are each rank's.
+        """
         from hwmodels.memory import engine_defaults
         from policies.sglang import Sglang
         from policies.trtllm import TrtLlm
@@ -81,7 +93,8 @@ class ServerSettings:
         # The limits of releases before 0.20; 0.32.0 has 16384 tokens on devices of 160 GiB and more.
         budget = self.token_budget or (8192 if stack == "vllm" else defaults.max_num_batched_tokens)
         if stack == "sglang":
-            seats = self.max_sequences
+            budget = max(budget // ranks, 1)
+            seats = None if self.max_sequences is None else max(self.max_sequences // ranks, 1)
             if self.mixed_chunk:
                 seats = seats or min(concurrency, budget - 1)
             return Sglang(

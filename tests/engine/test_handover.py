@@ -295,7 +295,7 @@ def test_a_sender_that_gives_its_blocks_back_too_early_is_caught(monkeypatch: py
 
     monkeypatch.setattr(Exchange, "depart", hasty)
     trace = Trace(arrival_ns=[0], prompt_tokens=[64], output_tokens=[3])
-    with pytest.raises(InvariantError, match="INV-8 at t="):
+    with pytest.raises(InvariantError, match="INV-10 at t="):
         run(two(trace), check_invariants=True)
 
 

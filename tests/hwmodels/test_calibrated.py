@@ -4,6 +4,7 @@ import dataclasses
 import pickle
 import typing
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,8 @@ from hwmodels.gpu import GpuKernels
 from hwmodels.kernels.attention import attention_decode_s, attention_prefill_s
 from hwmodels.kernels.families import MLA_DECODE, MLA_PREFILL
 from hwmodels.kernels.fitting import errors
-from hwmodels.kernels.ops import SCALARS
+from hwmodels.kernels.ops import ARRAYS, SCALARS
+from hwmodels.layerwise import stages_of
 from hwmodels.measured import read
 from hwmodels.model import load_model
 from hwmodels.operations import AttentionShape
@@ -114,6 +116,37 @@ def test_latent_attention_is_priced_by_the_form_that_was_fitted(stack, prefill, 
     sums = {"seqs": 8, "kv_tokens": 8 * 3000, "query_width": 3, "heads": 16}
     expected = MLA_DECODE.seconds(profile.get("mla_decode", (decode,)), profile.datasheet, sums)
     assert kernels.decode_form(latent_shape(16))(SCALARS, 8, 24, 24_000) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("device", "stack", "file", "median_pct"), [
+    ("h200", "trtllm", "h200_trtllm1.3rc20", 6.0),
+    ("b200", "trtllm", "b200_trtllm1.3rc20", 7.0),
+    ("b200", "vllm", "b200_vllm0.24", 13.0),
+])  # fmt: skip
+def test_parts_of_latent_attention_add_up_to_the_module_that_was_timed_as_a_whole(
+    shared, device, stack, file, median_pct
+):
+    """Nothing of what prices the parts was fitted to the modules."""
+    columns = read(shared / "measured2" / f"mla_module_decode_{file}.csv").columns
+    plain = dataclasses.replace(serving_stack(stack), overheads=Overheads())
+    off = []
+    for heads in (4, 16, 128):
+        spec, parallel = load_model("deepseek-v3").with_precision("bf16"), ParallelConfig(tensor=128 // heads)
+        cost = Calibrated(stack=plain)(spec, load_device(device), parallel, kv_precision="bf16")
+        (work,), kernels = stages_of(cost), cost.kernels
+        some = (columns["num_heads"] == heads) & (columns["gemm_dtype"] == "bf16") & (columns["kv_dtype"] == "bf16")
+        rows, kv = columns["batch_size"][some].astype(float), columns["kv_len"][some].astype(float)
+        own = {op.name: op for op in work.linears}
+        products = [own[name] for name in ("qkv_down", "q_up", "attention_out")]
+        (moved,) = (op for op in work.elementwise if op.name == "rotary_and_cache")
+        seconds = (
+            sum(kernels.gemm_s(rows, op.n, op.k, precision="bf16") for op in products)
+            + kernels.head_products_s(rows, work.head_products)
+            + kernels.decode_form(work.attention[0])(ARRAYS, rows, rows, rows * (kv + 1)) / 61
+            + kernels.elementwise_s(rows * moved.bytes_per_row, moved.launches)
+        )
+        off.append(np.abs(seconds / (columns["latency_us"][some] * 1e-6) - 1.0))
+    assert 100.0 * np.median(np.concatenate(off)) < median_pct
 
 
 @pytest.mark.parametrize("device", ["h100", "h200"])

@@ -96,7 +96,7 @@ seed: 4
         ("seed: 1\nseed: 2", "my.yaml, line 2: not valid YAML: seed is given twice"),
         (
             "workload: {}",
-            "my.yaml: workload: give a trace, sessions, or a generator: shared_prefix, conversations, or arrivals",
+            "my.yaml: workload: give a trace, sessions, or a generator: shared_prefix, conversations, servegen",
         ),
         ("workload: {requests: 5}", "a generated workload also needs arrivals, prompt_tokens, output_tokens"),
         ("workload: {trace: x, prompt_tokens: 5}", "trace already says the lengths"),

@@ -54,6 +54,9 @@ def acceptance_of(settings: DecodingSettings, find: Callable[[str], Path | None]
                 rule=settings.rule or "modified_rejection",
                 b=settings.b,
             )
+        if given.published is not None:
+            key += ".published"
+            return kinds.published(given.published).acceptance
         assert given.tree is not None
         key += ".tree"
         if settings.method in ("ngram", "draft_model"):

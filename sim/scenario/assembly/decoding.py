@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.scenario import named
 from sim.scenario.assembly.acceptance import acceptance_of, check_recording, largest_k
-from sim.scenario.assembly.draft import drafting_of
+from sim.scenario.assembly.draft import drafting_by_own_layers, drafting_of
 from sim.scenario.decoding import WITHOUT_DRAFT, DecodingSettings
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import mean_context
@@ -60,15 +60,24 @@ def build_decoding(
         return None
     if target.model.is_encoder:
         raise ValueError(f"decoding: {target.model.name} is an encoder and emits no tokens; leave decoding out")
+    from policies.acceptance import PUBLISHED
     from policies.decoding import Speculative
 
     manifest: dict[str, Any] = {"method": settings.method, "overhead_s": settings.overhead_s}
     draft_cost: CostModel | None = None
+    if settings.num_speculative_tokens is None and settings.draft is None and settings.method == "mtp":
+        settings = settings.model_copy(update={"num_speculative_tokens": target.model.mtp_layers or None})
+    drafting = None
     if settings.draft is not None:
         drafting = drafting_of(settings.draft, target=target, plan=plan, beside=beside, find=find)
+    elif settings.method == "mtp":
+        drafting = drafting_by_own_layers(target, largest_k(settings), plan=plan, beside=beside)
+    if drafting is not None:
         draft_cost, plan, manifest["draft"] = drafting.cost, drafting.plan, drafting.manifest
     most = _most_running(scheduler, workload)
     acceptance = acceptance_of(settings, find)
+    if settings.acceptance is not None and settings.acceptance.published is not None:
+        manifest["acceptance_source"] = PUBLISHED[settings.acceptance.published].source
     k = settings.num_speculative_tokens
     if k is None:
         k = acceptance.depth  # type: ignore[attr-defined]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
 from sim.scenario.explain import told_by
@@ -11,6 +12,9 @@ from sim.scenario.settings import Scenario
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.device import Device
+    from hwmodels.experts import ExpertLayout
+    from hwmodels.graphs import GraphSettings
+    from sim.scenario.keys import CudaGraphs
 
 
 SAME_FOR_KV = ("bf16", "fp16", "fp32")
@@ -41,19 +45,56 @@ def deployment_of(scenario: Scenario) -> Deployment:
         hardware, profile = _hardware(scenario)
     with told_by(scenario, "serving_release"):
         calibrated = Calibrated.for_stack(scenario.serving_stack, profile, scenario.serving_release)
+    if (graphs := scenario.cuda_graphs) is not None:
+        calibrated = replace(calibrated, graphs=_graphs(scenario, graphs))
+        with told_by(scenario, "cuda_graphs"):
+            calibrated.captured(hardware, scenario.parallel.tensor)
     factory = Roofline if scenario.cost_model == "roofline" else calibrated
     precision, kv_precision = scenario.precision, scenario.kv_precision
     if kv_precision is None and precision in SAME_FOR_KV:
         kv_precision = precision
+    with told_by(scenario, "experts"):
+        layout = _layout(scenario)
     with told_by(scenario):
         return deploy(
             model=model,
             hardware=hardware,
-            parallel=scenario.parallel.model_dump(),
+            parallel={**scenario.parallel.model_dump(), "layout": layout},
             precision=precision,
             kv_precision=kv_precision,
             cost=factory,
         )
+
+
+def _graphs(scenario: Scenario, given: CudaGraphs) -> GraphSettings:
+    from hwmodels.graphs import GraphSettings
+
+    if scenario.cost_model == "roofline":
+        raise ScenarioError(
+            f"{scenario.source}: cuda_graphs: cost_model roofline has no launches and pads nothing; leave cuda_graphs out"
+        )
+    with told_by(scenario, "cuda_graphs"):
+        sizes = None if given.sizes is None else tuple(given.sizes)
+        return GraphSettings(largest=given.largest, sizes=sizes, eager=given.eager)
+
+
+def _layout(scenario: Scenario) -> ExpertLayout:
+    from hwmodels.experts import ExpertLayout, Zipf, read_popularity
+
+    given = scenario.experts
+    if given is None:
+        return ExpertLayout()
+    popularity: Any = given.popularity
+    if not isinstance(popularity, str):
+        popularity = Zipf(exponent=popularity.zipf, seed=popularity.seed)
+    elif popularity not in ("measured", "even"):
+        file = scenario.find(popularity)
+        if file is None:
+            raise ValueError(f"popularity {popularity!r} is neither measured, even, {{zipf: EXPONENT}} nor a file")
+        popularity = read_popularity(file)
+    return ExpertLayout(
+        popularity=popularity, placement=given.placement, redundant=given.redundant, exchange=given.exchange
+    )
 
 
 def _hardware(scenario: Scenario) -> tuple[Device, str | None]:

@@ -59,6 +59,41 @@ def drafting_of(
     return Drafting(cost=time, plan=plan, manifest={"step_s": settings.step_s})
 
 
+def drafting_by_own_layers(
+    target: Deployment, k: int, *, plan: MemoryPlan, beside: Callable[[Deployment], MemoryPlan]
+) -> Drafting:
+    """The extra layers of *target* for multi-token prediction, drafting *k* tokens a round at most.
+
+    ValueError where it has none, or they do not fit beside it.
+    """
+    from hwmodels.mtp import mtp_draft
+
+    try:
+        found = mtp_draft(target, k)
+    except ValueError as error:
+        raise ValueError(
+            f"decoding: {error}; give draft: {{cost_ratio: C}} or {{step_s: T}}, or take another method"
+        ) from None
+    held = found.held
+    both = beside(held)
+    if both.device_blocks - both.null_blocks < 1:
+        raise ValueError(
+            f"decoding: the layers of {target.model.name} for multi-token prediction take "
+            f"{held.weight_bytes_per_device / 1e9:.1f} GB on each GPU, but only {max(plan.stages[0].kv_bytes, 0.0) / 1e9:.1f} GB "
+            "is left beside its others; raise parallel.tensor, or take a larger device"
+        )
+    return Drafting(
+        cost=found.cost,
+        plan=both,
+        manifest={
+            "own_layers": held.model.n_layers,
+            "prompts_through": found.cost.modules,
+            "weight_bytes_per_device": held.weight_bytes_per_device,
+            "kv_bytes_per_token_per_device": held.kv_bytes_per_token_per_device,
+        },
+    )
+
+
 def _draft_deployment(settings: Draft, target: Deployment, find: Callable[[str], Path | None]) -> Deployment:
     from hwmodels.deployment import deploy
     from hwmodels.model import load_model

@@ -61,7 +61,9 @@ class _Around:
 def _of_sglang(around: _Around, at: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "chunked_prefill_size" not in settings:
-        found["chunked_prefill_size"] = around.defaults("sglang").max_num_batched_tokens
+        # arg_groups/parallel_hook.py of SGLang 0.5.23: ranks share it.
+        share = around.scenario.parallel.data
+        found["chunked_prefill_size"] = max(around.defaults("sglang").max_num_batched_tokens // share, 1)
     if around.no_overlap is not None:
         # arg_groups/overrides.py of SGLang 0.5.23, _pipeline_parallel_overlap_disable.
         if settings.get("disable_overlap_schedule") is False:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sim.scenario import named
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import caches, without_cache
+from sim.scenario.assembly.tiers import about_tiers
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
@@ -29,11 +30,18 @@ def notes_of(
     deployments = [deployment for pool in pools for deployment in pool.deployments]
     notes = _left_out(workload, names[0] if len(names) == 1 else "")
     notes += dict.fromkeys(note for each in deployments for note in (*each.notes, *_borrowed(each)))
+    notes += dict.fromkeys(
+        note
+        for pool in pools
+        for each, deployment in zip(pool.scenarios, pool.deployments, strict=True)
+        for note in _extra_layers(each, deployment)
+    )
     notes += dict.fromkeys(note for each in deployments for note in _older_release(scenario, each))
     notes += dict.fromkeys(note for plan in plans for note in plan.notes)
     notes += _unused(scenario)
     if getattr(workload, "prefix_blocks", None) is not None:
         notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in without_cache(each))
+    notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in about_tiers(each, workload))
     notes += _router(scenario, router, pools, workload)
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     notes += _priorities(schedulers, workload)
@@ -101,6 +109,16 @@ def _unused(scenario: Scenario) -> list[str]:
         if unused
         else []
     )
+
+
+def _extra_layers(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
+    """Says so where a model's layers for multi-token prediction stay out."""
+    n, decoding = deployment.model.mtp_layers, scenario.decoding
+    if n and (decoding.method != "mtp" or decoding.draft is not None):
+        yield (
+            f"The multi-token-prediction layers of {deployment.model.name} ({n}) are left out: neither loaded nor run; decoding: "
+            "{method: mtp, acceptance: ...} drafts with them."
+        )
 
 
 def _borrowed(deployment: Deployment) -> Iterator[str]:

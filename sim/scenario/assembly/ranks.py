@@ -8,15 +8,10 @@ from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.auto import left_to_choose
 from sim.scenario.explain import told_by
-from sim.scenario.keys import Policy
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
     from sim.engine import MachineSpec, ReplicaSpec
-
-_ROUTERS = {"vllm": "vllm_ranks", "trtllm": "trtllm_ranks"}
-"""How serving stacks spread requests over ranks where they are not told; others in turn, as SGLang 0.5.23 does (its
-`load_balance_method` auto, srt/arg_groups/serving_hook.py)."""
 
 
 def check_ranks(scenario: Scenario, *, shared: bool) -> None:
@@ -64,6 +59,10 @@ def ranks_of(scenario: Scenario) -> dict[str, Any]:
 
 
 def _router(scenario: Scenario) -> Any:
-    asked = scenario.rank_router or Policy(policy=_ROUTERS.get(scenario.serving_stack, "round_robin"))
+    from policies.routers import rank_router_of
+
+    asked = scenario.rank_router
+    if asked is None:
+        return rank_router_of(scenario.serving_stack)
     with told_by(scenario, "rank_router"):
         return named.policy(asked.policy, asked.settings, named.ROUTERS, key="rank_router", method="route")

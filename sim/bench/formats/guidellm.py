@@ -1,0 +1,244 @@
+"""GuideLLM's benchmarks.json, versions 1 (up to 0.5) and 2: several benchmarks a file.
+
+vllm-project/guidellm. Its inter-token latency is a value a request, (last token - first) / (tokens - 1), which is TPOT here; in
+version 2 each request counts once for each of its gaps. Its own time_per_output_token counts the first token too and is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sim.bench.fields import Fields, Unreadable, checked, config, latencies_of, latency, number, rate, rows_of
+from sim.bench.measured import BenchRun, Latency, Lengths, Offered, RequestRows, SharedPrompts
+
+FORMAT = "GuideLLM"
+_STATISTICS = {"mean": "mean", "median": "median", "std_dev": "std", "min": "min", "max": "max"}
+_PERCENTILES = {
+    "p001": "p0.1", "p01": "p1", "p05": "p5", "p10": "p10", "p25": "p25", "p75": "p75", "p90": "p90", "p95": "p95", "p99": "p99",
+    "p999": "p99.9",
+}  # fmt: skip
+
+
+def is_one(document: Any) -> bool:
+    """Whether *document* is a report of it."""
+    benchmarks = document.get("benchmarks") if isinstance(document, Mapping) else None
+    return (
+        isinstance(benchmarks, list)
+        and bool(benchmarks)
+        and isinstance(benchmarks[0], Mapping)
+        and isinstance(benchmarks[0].get("metrics"), Mapping)
+    )
+
+
+def read(document: Mapping[str, Any], name: str, file: str) -> list[BenchRun]:
+    """The runs in *document*, one a benchmark."""
+    fields = Fields(document)
+    version = number(fields.inner("metadata").values.get("version"), "metadata.version")
+    found = []
+    for at, benchmark in enumerate(fields.items("benchmarks")):
+        one = Fields(benchmark, f"benchmarks[{at}]")
+        own = f"{name}, {at + 1}" if len(fields.items("benchmarks")) > 1 else name
+        found.append(_benchmark(one, fields, own, file, 1 if version is None else int(version)))
+    return found
+
+
+def _benchmark(one: Fields, whole: Fields, name: str, file: str, version: int) -> BenchRun:
+    metrics = one.inner("metrics")
+    # Version 1 keeps what was asked for in args, version 2 in config.
+    asked = one.inner("config") if "config" in one.values else one.inner("args")
+    strategy = asked.inner("strategy")
+    if not strategy.values:
+        strategy = one.inner("scheduler").inner("strategy")
+    totals = one.inner("request_totals") if "request_totals" in one.values else metrics.inner("request_totals")
+    completed, errored, incomplete = (totals.count(key) for key in ("successful", "errored", "incomplete"))
+    notes = []
+    if version > 2:
+        notes.append(
+            f"the report is of version {version}, which is newer than those known here, and is read as version 2"
+        )
+    if incomplete:
+        notes.append(f"requests under way when the run ended, and in none of its figures: {incomplete}")
+    itl = _latency(metrics, "inter_token_latency_ms", 1e-3)
+    ttft = _latency(metrics, "time_to_first_token_ms", 1e-3)
+    if itl is not None and completed and itl.count and itl.count > completed:
+        itl = Latency(
+            **{
+                key: getattr(itl, key)
+                for key in ("mean_s", "median_s", "std_s", "min_s", "max_s", "quantiles_s", "count")
+            },
+            how="as given, each request counted once for each gap",
+        )
+    if ttft is None and itl is None and _latency(metrics, "request_latency", 1.0) is None:
+        raise Unreadable(f"{one.where}.metrics has no latencies of successful requests")
+    rows, more = _rows(one)
+    notes += more
+    # Version 1's list of requests may be a sample of them.
+    complete = rows is not None and completed is not None and int((~rows.failed).sum()) == completed
+    if rows is not None and not complete:
+        notes.append(
+            f"of {(completed or 0) + (errored or 0):,} requests the file keeps {len(rows):,}; these rows are left out"
+        )
+        rows = None
+    of_rows = {} if rows is None else latencies_of(rows)
+    rate_per_s, concurrency, burstiness = _load(strategy, asked)
+    duration = one.number("duration")
+    prompt, output = (_lengths(metrics, f"{side}_token_count") for side in ("prompt", "output"))
+    per_s = {side: _mean_of(metrics, f"{side}tokens_per_second") for side in ("output_", "")}
+    run = BenchRun(
+        name=name,
+        file=file,
+        format=f"{FORMAT} v{min(version, 2)}",
+        offered=Offered(
+            rate_per_s=rate_per_s,
+            concurrency=concurrency,
+            burstiness=burstiness,
+            ramp=_ramp(strategy),
+            warmup_s=one.number("warmup_duration") or None,
+            cooldown_s=one.number("cooldown_duration") or None,
+            requests=None if completed is None else completed + (errored or 0),
+            prompt=prompt,
+            output=output,
+            shared=_shared(whole),
+        ),
+        duration_s=duration,
+        completed=completed,
+        failed=errored,
+        input_tokens=_total(metrics, "prompt_token_count"),
+        output_tokens=_total(metrics, "output_token_count"),
+        requests_per_s=completed / duration if completed is not None and duration else None,
+        output_tokens_per_s=_rate_of(_total(metrics, "output_token_count"), duration),
+        input_tokens_per_s=_rate_of(_total(metrics, "prompt_token_count"), duration),
+        ttft=ttft or of_rows.get("ttft"),
+        tpot=itl or of_rows.get("tpot"),
+        e2el=_latency(metrics, "request_latency", 1.0) or of_rows.get("e2el"),
+        rows=rows,
+        config=config(
+            strategy=strategy.text("type_"),
+            model=_backend(one, whole).get("model") or _backend(one, whole).get("backend_model"),
+            backend=_backend(one, whole).get("kind") or _backend(one, whole).get("backend_type"),
+            version=whole.inner("metadata").values.get("guidellm_version"),
+            output_tokens_per_s_of_the_tool=per_s["output_"],
+        ),
+        notes=tuple(notes),
+    )
+    return checked(run)
+
+
+def _backend(one: Fields, whole: Fields) -> Mapping[str, Any]:
+    spec = whole.inner("config").inner("spec")
+    return {**one.inner("worker").values, **spec.inner("backend").values}
+
+
+def _successful(metrics: Fields, key: str) -> Fields:
+    return metrics.inner(key).inner("successful")
+
+
+def _mean_of(metrics: Fields, key: str) -> float | None:
+    return _successful(metrics, key).number("mean")
+
+
+def _total(metrics: Fields, key: str) -> int | None:
+    value = _successful(metrics, key).number("total_sum")
+    return None if value is None else round(value)
+
+
+def _rate_of(total: int | None, duration: float | None) -> float | None:
+    return total / duration if total is not None and duration else None
+
+
+def _named(found: Fields, scale: float) -> dict[str, float]:
+    """Statistics by name; none where there were no values."""
+    if found.number("count") == 0:
+        return {}
+    values = {statistic: found.number(key, scale=scale) for key, statistic in _STATISTICS.items()}
+    percentiles = found.inner("percentiles")
+    values |= {statistic: percentiles.number(key, scale=scale) for key, statistic in _PERCENTILES.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _latency(metrics: Fields, key: str, scale: float) -> Latency | None:
+    found = _successful(metrics, key)
+    values = _named(found, scale)
+    return latency(values, count=found.count("count")) if values else None
+
+
+def _lengths(metrics: Fields, key: str) -> Lengths:
+    values = _named(_successful(metrics, key), 1.0)
+    quantiles = {float(name[1:]) / 100: value for name, value in values.items() if name[0] == "p"}
+    if values.get("median") is not None:
+        quantiles[0.5] = values["median"]
+    std = values.get("std")
+    return Lengths(
+        mean_tokens=values.get("mean"),
+        # Sums of squares leave 1e-14 where all are equal.
+        std_tokens=None if std is None else 0.0 if std < 1e-6 else std,
+        min_tokens=values.get("min"),
+        max_tokens=values.get("max"),
+        quantiles_tokens=dict(sorted(quantiles.items())),
+    )
+
+
+def _load(strategy: Fields, asked: Fields) -> tuple[float | None, int | None, float | None]:
+    """Rate, requests in flight and burstiness of a strategy by name."""
+    kind = strategy.text("type_") or strategy.text("kind")
+    streams = (
+        strategy.count("streams")
+        or strategy.count("max_concurrency")
+        or asked.inner("profile").count("max_concurrency")
+    )
+    if kind == "synchronous":
+        return None, 1, None
+    if kind == "concurrent":
+        return None, streams, None
+    if kind == "throughput":
+        return math.inf, streams, None
+    if kind in ("constant", "async", "poisson"):
+        even = kind == "constant"
+        per_s = rate(strategy.values.get("rate"), strategy.path("rate"))
+        return per_s, strategy.count("max_concurrency"), math.inf if even else 1.0
+    return None, streams, None
+
+
+def _ramp(strategy: Fields) -> dict[str, Any]:
+    seconds = strategy.number("rampup_duration")
+    return {"clients_s": seconds} if seconds else {}
+
+
+def _shared(whole: Fields) -> SharedPrompts | None:
+    """Groups of prefixes of synthetic data, where there is one kind of them."""
+    spec = whole.inner("config").inner("spec")
+    data = spec.items("data") if spec.values else []
+    if len(data) != 1 or not isinstance(data[0], Mapping):
+        return None
+    buckets = Fields(data[0], "config.spec.data[0]").items("prefix_buckets")
+    if len(buckets) != 1 or not isinstance(buckets[0], Mapping):
+        return None
+    bucket = Fields(buckets[0], "prefix_buckets[0]")
+    groups, tokens = bucket.count("prefix_count"), bucket.count("prefix_tokens")
+    return SharedPrompts(groups=groups, prefix_tokens=tokens) if groups and tokens else None
+
+
+def _rows(one: Fields) -> tuple[RequestRows | None, list[str]]:
+    kinds = one.inner("requests")
+    listed = [
+        (Fields(row, f"{kinds.where}.{kind}[{at}]"), kind != "successful")
+        for kind in ("successful", "errored")
+        for at, row in enumerate(kinds.items(kind))
+    ]
+    if not listed:
+        return None, []
+
+    def each(*keys: str, scale: float = 1.0) -> list[float]:
+        values = [row.first(*keys, least=None, scale=scale) for row, _ in listed]
+        return [math.nan if value is None else value for value in values]
+
+    return rows_of(
+        sent_s=each("start_time", "request_start_time"),
+        ttft_s=each("time_to_first_token_ms", scale=1e-3),
+        e2el_s=each("request_latency"),
+        prompt_tokens=each("prompt_tokens"),
+        output_tokens=each("output_tokens"),
+        failed=[failed for _, failed in listed],
+    )

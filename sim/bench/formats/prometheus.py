@@ -1,0 +1,258 @@
+"""What vLLM and SGLang expose to Prometheus, as text: histograms, KV use, queue, preemptions, cache hits, accepted drafts.
+
+Counters and histograms run since the server started. Quantiles are interpolated within buckets, as histogram_quantile of PromQL
+does; those in the last, open bucket are not known.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sim.bench.fields import LARGEST, Unreadable
+from sim.bench.measured import BenchRun, Latency, Lengths, Offered, ServerSide
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*\})?\s+([^\s]+)(?:\s+-?\d+)?$")
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_QUANTILES = (0.1, 0.25, 0.75, 0.9, 0.95, 0.99)
+_LATENCIES = {
+    "ttft": ("time_to_first_token_seconds",),
+    "tpot": ("request_time_per_output_token_seconds",),
+    "itl": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
+    "e2el": ("e2e_request_latency_seconds",),
+    "queue": ("request_queue_time_seconds", "queue_time_seconds"),
+    "prefill": ("request_prefill_time_seconds",),
+    "decode": ("request_decode_time_seconds",),
+}
+_GAUGES = {
+    "running": ("num_requests_running", "num_running_reqs"),
+    "waiting": ("num_requests_waiting", "num_queue_reqs"),
+}
+_SHARES = {
+    "kv_used": ("kv_cache_usage_perc", "gpu_cache_usage_perc", "token_usage"),
+    "accepted": ("spec_accept_rate",),
+}
+
+
+@dataclass
+class _Family:
+    total: float = 0.0
+    samples: int = 0
+    buckets: dict[float, float] = field(default_factory=dict)
+    sum: float = 0.0
+    count: float = 0.0
+    labels: list[Mapping[str, str]] = field(default_factory=list)
+
+
+def is_one(text: str) -> bool:
+    """Whether *text* is an exposition of Prometheus, or a list of families of one."""
+    lines = [line for line in text.splitlines() if line.strip()][:40]
+    if any(re.match(r"#\s(HELP|TYPE)\s\S", line) for line in lines):
+        return True
+    return bool(lines) and any(re.match(r"(vllm|sglang):\w+[{ ]", line) for line in lines)
+
+
+def read(text: str, name: str, file: str) -> list[BenchRun]:
+    """The server's side of *text*."""
+    families, broken = _families(text)
+    engine = next((each for each in ("vllm", "sglang") if any(name.startswith(f"{each}:") for name in families)), None)
+    if engine is None:
+        if re.search(r"^(vllm|sglang):\w+ (counter|gauge|histogram|summary)\s*$", text, re.MULTILINE):
+            raise Unreadable(
+                "it lists the names of metrics and holds no values; save what the server's /metrics answers"
+            )
+        raise Unreadable("it has metrics of Prometheus, and none of vLLM (vllm:...) or SGLang (sglang:...) among them")
+    own = {key.partition(":")[2]: family for key, family in families.items() if key.startswith(f"{engine}:")}
+    notes = ["counters and histograms run since the server started, not over one benchmark"]
+    if broken:
+        notes.append(f"{broken} lines are not samples of Prometheus and are left out")
+    found: dict[str, Latency | None] = {}
+    for key, names in _LATENCIES.items():
+        found[key], more = _latency(own, names, key)
+        notes += more
+    gauges = {key: _gauge(own, names) for key, names in _GAUGES.items()}
+    shares = {key: _share(own, names, notes) for key, names in _SHARES.items()}
+    hits, queries = (
+        _counter(own, f"prefix_cache_{what}_total", f"gpu_prefix_cache_{what}_total", f"gpu_prefix_cache_{what}")
+        for what in ("hits", "queries")
+    )
+    hit = hits / queries if hits is not None and queries else _share(own, ("cache_hit_rate",), notes)
+    drafts, drafted, accepted = (
+        _counter(own, f"spec_decode_num_{what}_total") for what in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    if accepted is not None and drafted:
+        shares["accepted"] = accepted / drafted
+    length = 1 + accepted / drafts if accepted is not None and drafts else _gauge(own, ("spec_accept_length",))
+    prompt, output = (_counter(own, f"{kind}_tokens_total", f"{kind}_tokens") for kind in ("prompt", "generation"))
+    finished = _counter(own, "request_success_total", "num_requests_total")
+    latest = own.get("e2e_request_latency_seconds")
+    if finished is None and latest is not None:
+        finished = latest.count
+    preemptions = _counter(own, "num_preemptions_total", "num_preemptions", "num_retracted_requests_total")
+    if hit is not None and not 0 <= hit <= 1:
+        notes.append(f"a share of {hit:.3g} of prompt tokens found in the cache cannot be, and is left out")
+        hit = None
+    server = ServerSide(
+        **found,  # type: ignore[arg-type]
+        **gauges,  # type: ignore[arg-type]
+        kv_used=shares["kv_used"],
+        accepted=shares["accepted"],
+        kv_tokens=_capacity(own),
+        preemptions=None if preemptions is None else int(preemptions),
+        prefix_hit=hit,
+        acceptance_length=length,
+        prompt_tokens=None if prompt is None else int(prompt),
+        output_tokens=None if output is None else int(output),
+        finished=None if finished is None else int(finished),
+    )
+    models = dict.fromkeys(
+        labels["model_name"] for family in own.values() for labels in family.labels if labels.get("model_name")
+    )
+    run = BenchRun(
+        name=name,
+        file=file,
+        format=f"Prometheus of {'vLLM' if engine == 'vllm' else 'SGLang'}",
+        offered=Offered(
+            prompt=Lengths(mean_tokens=_mean_of(own, "request_prompt_tokens", prompt, finished)),
+            output=Lengths(mean_tokens=_mean_of(own, "request_generation_tokens", output, finished)),
+        ),
+        completed=server.finished,
+        input_tokens=server.prompt_tokens,
+        output_tokens=server.output_tokens,
+        server=server,
+        config={"model": ", ".join(models)} if models else {},
+        notes=tuple(notes),
+    )
+    return [run]
+
+
+def _families(text: str) -> tuple[dict[str, _Family], int]:
+    """Samples by family, and how many lines are none: engines and pods of one server added up."""
+    families: dict[str, _Family] = {}
+    broken = 0
+    for line in text.splitlines():
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        match, value = _SAMPLE.match(line), math.nan
+        try:
+            value = float(match[3]) if match else math.nan
+        except ValueError:
+            match = None
+        if match is None:
+            broken += 1
+            continue
+        if math.isnan(value):
+            continue
+        if abs(value) > LARGEST:
+            broken += 1
+            continue
+        labels = dict(_LABEL.findall(match[2] or ""))
+        name = match[1]
+        for suffix in ("_bucket", "_sum", "_count"):
+            if name.endswith(suffix) and (suffix != "_bucket" or "le" in labels):
+                break
+        else:
+            suffix = ""
+        family = families.setdefault(name.removesuffix(suffix) if suffix else name, _Family())
+        if suffix == "_bucket":
+            try:
+                edge = float(labels["le"])
+            except ValueError:
+                broken += 1
+                continue
+            family.buckets[edge] = family.buckets.get(edge, 0.0) + value
+        elif suffix == "_sum":
+            family.sum += value
+        elif suffix == "_count":
+            family.count += value
+        else:
+            family.total += value
+        family.samples += 1
+        family.labels.append(labels)
+    return families, broken
+
+
+def _latency(own: Mapping[str, _Family], names: Sequence[str], key: str) -> tuple[Latency | None, list[str]]:
+    family = next((own[name] for name in names if name in own and own[name].count > 0), None)
+    if family is None:
+        return None, []
+    if family.sum < 0:
+        raise Unreadable(f"the histogram of {key.upper()} has a negative sum: a clock ran backwards")
+    notes = []
+    known = {share: value for share in (*_QUANTILES, 0.5) if (value := quantile(family.buckets, share)) is not None}
+    median = known.pop(0.5, None)
+    finite = max((count for edge, count in family.buckets.items() if math.isfinite(edge)), default=0.0)
+    if family.buckets and finite < 0.5 * family.count:
+        notes.append(
+            f"{1 - finite / family.count:.0%} of {key.upper()} lie above the last bucket: percentiles there are not known"
+        )
+    return (
+        Latency(
+            mean_s=family.sum / family.count,
+            median_s=median,
+            quantiles_s=known,
+            count=int(family.count),
+            how="mean of the histogram, percentiles interpolated in its buckets",
+        ),
+        notes,
+    )
+
+
+def quantile(buckets: Mapping[float, float], share: float) -> float | None:
+    """The value below which *share* of a cumulative histogram lies, linear within a bucket; None in the open one."""
+    edges = sorted(buckets)
+    if not edges or buckets[edges[-1]] <= 0:
+        return None
+    rank = share * buckets[edges[-1]]
+    low, before = 0.0, 0.0
+    for edge in edges:
+        count = buckets[edge]
+        if count >= rank and count > before:
+            return None if math.isinf(edge) else low + (edge - low) * (rank - before) / (count - before)
+        low, before = edge, max(count, before)
+    return None
+
+
+def _counter(own: Mapping[str, _Family], *names: str) -> float | None:
+    return next((own[name].total for name in names if name in own and own[name].total >= 0), None)
+
+
+def _gauge(own: Mapping[str, _Family], names: Sequence[str]) -> float | None:
+    """Added up over the engines of a server."""
+    return next((own[name].total for name in names if name in own), None)
+
+
+def _share(own: Mapping[str, _Family], names: Sequence[str], notes: list[str]) -> float | None:
+    """The mean over the engines of a server."""
+    family = next((own[name] for name in names if name in own), None)
+    if family is None:
+        return None
+    value = family.total / family.samples
+    if not 0 <= value <= 1:
+        notes.append(f"a share of {value:.3g} of {names[0]} cannot be, and is left out")
+        return None
+    return value
+
+
+def _mean_of(own: Mapping[str, _Family], histogram: str, total: float | None, finished: float | None) -> float | None:
+    family = own.get(histogram)
+    if family is not None and family.count > 0:
+        return family.sum / family.count
+    return total / finished if total is not None and finished else None
+
+
+def _capacity(own: Mapping[str, _Family]) -> int | None:
+    """KV tokens of the server, of what it says of its cache."""
+    if "max_total_num_tokens" in own:
+        return int(own["max_total_num_tokens"].total)
+    info = own.get("cache_config_info")
+    tokens = 0
+    for labels in info.labels if info is not None else []:
+        try:
+            tokens += int(labels["num_gpu_blocks"]) * int(labels["block_size"])
+        except (KeyError, ValueError):
+            return None
+    return tokens if 0 < tokens < LARGEST else None

@@ -1,0 +1,201 @@
+"""Fit what separate pools and multi-token prediction leave open to half of the deployments, and judge it by the other half.
+
+`python -m sim.validation.fit_apart MEASURED` prints, and with --write puts beside this file, two tables:
+
+* prefill_workers.toml: how many times what is priced a stack's prefill workers take, from times to the first token;
+* acceptances.toml: the share of drafted tokens that is accepted, for each number of tokens drafted that nobody has published one
+  for, from token times.
+
+A deployment is in the first half or the second by a hash of its model, devices, stack and layout; each value is the one of a grid
+that makes the median of the errors of the first half the least, and the errors of the second half are those that count.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hwmodels.measured import read
+from hwmodels.tables import read_toml
+from sim.validation.apart import FILE as WORKERS
+from sim.validation.apart import (
+    ApartRun,
+    apart_run,
+    apart_s,
+    concurrency_of,
+    deployment_of,
+    half_of,
+    layout_of,
+    most_clients,
+)
+from sim.validation.machines import Unmodelled
+from sim.validation.runs import ServedRun, rows_of, served_run, served_s
+from sim.validation.speculated import FILE as ACCEPTANCES
+
+FACTORS = (1.0, 1.4, 1.8, 2.4)
+ALPHAS = (0.4, 0.65, 0.9)
+MOST_CLIENTS = 300
+"""Runs of more requests in flight are not fitted, for the time that they take; all are scored by `rooftrace validate`."""
+APART = "e2e_silicon_disagg.csv"
+SPECULATIVE = ("e2e_silicon_speculative_agg.csv", "e2e_silicon_speculative_disagg.csv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A row of a file, as it is run, and what it measured."""
+
+    run: ApartRun | ServedRun
+    stack: str
+    half: int
+    tpot_s: float
+    ttft_s: float
+
+
+def rows_to_fit(path: Path) -> list[Row]:
+    """The rows of *path* that can be predicted and are not too long."""
+    rows = rows_of(read(path))
+    clients = most_clients(rows) if "prefill_num_workers" in rows[0] else {}
+    found = []
+    for row in rows:
+        try:
+            if clients:
+                if concurrency_of(row) > MOST_CLIENTS:
+                    continue
+                run: ApartRun | ServedRun = apart_run(row, path.parent, clients=clients[layout_of(row)])
+            else:
+                run = served_run(row, path.parent)
+                # Ranks take every step one by one: long answers of many clients take minutes.
+                if run.concurrency > MOST_CLIENTS or (run.parallel.data > 1 and run.output_tokens > 1024):
+                    continue
+        except Unmodelled:
+            continue
+        seconds = {name: float(row[f"{name}_ms"]) * 1e-3 for name in ("tpot", "ttft")}
+        found.append(
+            Row(
+                run=run,
+                stack=run.stack,
+                half=half_of(deployment_of(row)),
+                tpot_s=seconds["tpot"],
+                ttft_s=seconds["ttft"],
+            )
+        )
+    return found
+
+
+def _ttft_ratio(row: Row, factor: float) -> float:
+    assert isinstance(row.run, ApartRun)
+    try:
+        return apart_s(row.run, prefill_factor=factor).ttft_s / row.ttft_s
+    except Unmodelled:
+        return np.nan
+
+
+def _tpot_ratio(row: Row, alpha: float) -> float:
+    from policies.acceptance import Iid
+
+    run = row.run
+    assert run.speculation is not None
+    run = replace(run, speculation=replace(run.speculation, acceptance=Iid(alpha=alpha)))
+    try:
+        found = apart_s(run) if isinstance(run, ApartRun) else served_s(run)
+    except Unmodelled:
+        return np.nan
+    return found.tpot_s / row.tpot_s
+
+
+def best_of(grid: Sequence[float], ratios: np.ndarray, half: np.ndarray) -> tuple[float, float, float]:
+    """The value between the ends of *grid* with the least median error of the rows of half 0, and the median errors of both halves.
+
+    *ratios*: predicted over measured, shape [rows, values of the grid]; between its values their logarithms lie on straight lines.
+    """
+    logs = np.log(ratios)
+    fine = np.linspace(grid[0], grid[-1], 61)
+    between = np.array([[float(np.interp(x, grid, line)) for x in fine] for line in logs])
+    off = np.abs(np.expm1(between))
+    errors = np.nanmedian(off[half == 0], axis=0)
+    best = int(np.argmin(errors))
+    held = off[half == 1][:, best]
+    return float(fine[best]), float(errors[best]), float(np.nanmedian(held)) if len(held) else np.nan
+
+
+def main(folder: Path, *, write: bool, jobs: int) -> None:
+    with ProcessPoolExecutor(jobs) as pool:
+
+        def ratios(of: Any, rows: Sequence[Row], grid: Sequence[float]) -> np.ndarray:
+            asked = [(row, value) for row in rows for value in grid]
+            found = list(pool.map(of, [row for row, _ in asked], [value for _, value in asked], chunksize=4))
+            return np.array(found).reshape(len(rows), len(grid))
+
+        factors: dict[str, tuple[float, str]] = {}
+        rows = rows_to_fit(folder / APART)
+        for stack in sorted({row.stack for row in rows}):
+            mine = [row for row in rows if row.stack == stack]
+            half = np.array([row.half for row in mine])
+            if len(set(half.tolist())) < 2:
+                continue
+            factor, seen, held = best_of(FACTORS, ratios(_ttft_ratio, mine, FACTORS), half)
+            factors[stack] = factor, _said(half, seen, held, "TTFT")
+            print(f"{stack}: {factor:.3g}, {factors[stack][1]}", flush=True)
+        if write:
+            _write(WORKERS, _WORKERS_HEAD, [(stack, {"factor": v, "source": s}) for stack, (v, s) in factors.items()])
+            from sim.validation.apart import prefill_factors
+
+            prefill_factors.cache_clear()
+        rows = [row for name in SPECULATIVE for row in rows_to_fit(folder / name)]
+        known = read_toml(ACCEPTANCES)
+        for model, table in known.items():
+            for depth, entry in table.items():
+                mine = [r for r in rows if r.run.speculation is not None and r.run.speculation.k == int(depth)]
+                if str(entry["source"]).startswith("published") or not mine:
+                    continue
+                half = np.array([row.half for row in mine])
+                alpha, seen, held = best_of(ALPHAS, ratios(_tpot_ratio, mine, ALPHAS), half)
+                entry |= {"alpha": alpha, "source": _said(half, seen, held, "TPOT")}
+                print(f"{model}, {depth} drafted: {alpha:.3g}, {entry['source']}", flush=True)
+        if write:
+            tables = [
+                (f"{model}.{depth}", dict(entry)) for model, table in known.items() for depth, entry in table.items()
+            ]
+            _write(ACCEPTANCES, _ACCEPTANCES_HEAD, tables)
+
+
+def _said(half: np.ndarray, seen: float, held: float, what: str) -> str:
+    return (
+        f"fitted to half of the deployments, {int((half == 0).sum())} rows, where the median error of {what} is "
+        f"{100 * seen:.0f} %; on the {int((half == 1).sum())} rows of the others {100 * held:.0f} %"
+    )
+
+
+def _write(path: Path, head: str, tables: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    import json
+
+    parts = [head]
+    for name, entry in tables:
+        values = [f"{k} = {round(v, 3) if isinstance(v, float) else json.dumps(v)}" for k, v in entry.items()]
+        parts += [f"[{name}]", *values, ""]
+    path.write_text("\n".join(parts), encoding="utf-8")
+
+
+_WORKERS_HEAD = """\
+# How many times what is priced the iterations of prefill workers take, by stack; what it stands for is not known.
+# `python -m sim.validation.fit_apart MEASURED --write` fits it.
+"""
+_ACCEPTANCES_HEAD = """\
+# Share of drafted tokens that are accepted, given that those before them were, by model and tokens drafted in a round.
+# `python -m sim.validation.fit_apart MEASURED --write` fits those that are not published.
+"""
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m sim.validation.fit_apart")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--write", action="store_true", help="put the tables beside this file")
+    parser.add_argument("--jobs", type=int, default=2)
+    told = parser.parse_args()
+    main(told.folder, write=told.write, jobs=told.jobs)

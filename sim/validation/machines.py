@@ -1,0 +1,110 @@
+"""The machines behind measured serving runs: a deployment under its stack's own scheduler and account of memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hwmodels.mtp import mtp_draft
+from sim.errors import RooftraceError
+from sim.validation.servers import ServerSettings
+
+if TYPE_CHECKING:
+    from hwmodels.deployment import Deployment
+    from hwmodels.memory import MemoryPlan
+    from hwmodels.overheads import ServingStack
+    from policies.acceptance import Acceptance
+    from sim.engine import MachineSpec
+    from sim.engine.streaming import Stream
+
+
+class Unmodelled(RooftraceError, ValueError):
+    """A row that cannot be predicted; the message is the reason that reports count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Multi-token prediction as a server ran it."""
+
+    k: int
+    """Tokens drafted in a round."""
+    acceptance: Acceptance
+
+
+def machine_of(
+    deployment: Deployment,
+    stack: ServingStack,
+    settings: ServerSettings,
+    *,
+    concurrency: int,
+    release: str | None = None,
+    speculation: Speculation | None = None,
+) -> MachineSpec:
+    """One replica of *deployment* behind *stack*; `Unmodelled` where it does not fit.
+
+    At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM. Groups of data-parallel
+    attention are ranks, among which requests are spread as the stack does by itself.
+    """
+    from policies.decoding import Speculative
+    from policies.routers import rank_router_of
+    from sim.engine import MachineSpec, ReplicaSpec
+
+    tensor, ranks = deployment.parallel.tensor, deployment.parallel.data
+    scheduler = settings.scheduler(stack.name, deployment.device, tensor=tensor, concurrency=concurrency, ranks=ranks)
+    speculates: dict[str, Any] = {}
+    draft = None
+    try:
+        if speculation is not None:
+            draft = mtp_draft(deployment, speculation.k)
+            speculates = {
+                "decoding": Speculative(
+                    method="mtp", num_speculative_tokens=speculation.k, acceptance=speculation.acceptance
+                ),
+                "draft_cost": draft.cost,
+                "lookahead_tokens": speculation.k,
+            }
+        plan = deployment.fitted(
+            _memory(deployment, stack, settings, concurrency, release, None if draft is None else draft.held)
+        )
+    except ValueError as error:
+        why = str(error)
+        raise Unmodelled(
+            f"does not fit: {why.partition(':')[0]}" if "does not fit" in why else why.partition(";")[0]
+        ) from None
+    replica = ReplicaSpec(
+        cost=deployment.cost,
+        scheduler=scheduler,
+        kv_blocks=plan.rank_blocks,
+        block_tokens=plan.block_tokens,
+        **speculates,
+    )
+    return MachineSpec(tenants=(replica,), ranks=ranks, rank_router=rank_router_of(stack.name) if ranks > 1 else None)
+
+
+def stream_of(stack: str, settings: ServerSettings) -> Stream:
+    """Which tokens reach a client together."""
+    from sim.engine.streaming import Stream
+
+    return Stream(settings.stream_interval, "iterations" if stack == "trtllm" else "tokens")
+
+
+def _memory(
+    deployment: Deployment,
+    stack: ServingStack,
+    settings: ServerSettings,
+    concurrency: int,
+    release: str | None,
+    draft: Deployment | None,
+) -> MemoryPlan:
+    from hwmodels.memory import engine_defaults, memory_plan, stack_memory
+
+    defaults = engine_defaults(stack.name, deployment.device, tensor=deployment.parallel.tensor)
+    sequences = settings.max_sequences or min(defaults.max_num_seqs, max(concurrency, 256))
+    return memory_plan(
+        deployment,
+        stack_memory(stack.name, release if stack.name == "vllm" else None),
+        tokens=settings.token_budget or min(8192, defaults.max_num_batched_tokens),
+        sequences=sequences,
+        share=settings.memory_share,
+        draft=draft,
+    )

@@ -1,0 +1,59 @@
+"""Files spoiled at random are read or refused in a sentence: nothing else happens."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from sim.bench import measured_figures, to_frame
+from sim.bench.reading import read_bytes
+from tests.bench.fuzz import samples, spoiled
+
+LONGEST_S = 10.0
+"""That a file of 100 kB takes on a busy machine; what is meant are minutes."""
+
+
+def go(seed: int, n: int) -> tuple[int, int]:
+    """How many of *n* spoiled files were read, and how many were not."""
+    rng, files = random.Random(seed), samples()
+    read = 0
+    for at in range(n):
+        name, data = files[at % len(files)]
+        bad = spoiled(data, rng)
+        began = time.perf_counter()
+        found = read_bytes(bad, name=name, file=name)
+        assert time.perf_counter() - began < LONGEST_S
+        assert found.runs or found.problems, "a file cannot be read, and nobody says so"
+        for sentence in found.problems:
+            assert sentence.startswith(f"{name}: ")
+            assert sentence.isprintable()
+            assert len(sentence) < 500
+        for run in found.runs:
+            run.to_record()
+            measured_figures(run)
+        if found.runs and at % 20 == 0:
+            to_frame(found.runs)
+        read += bool(found.runs)
+    return read, n - read
+
+
+def test_a_few_hundred_spoiled_files() -> None:
+    read, refused = go(0, 300)
+    # Both must be met, or the files are spoiled too much or too little.
+    assert read > 50
+    assert refused > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_ten_thousand_spoiled_files(seed: int) -> None:
+    read, refused = go(seed, 2000)
+    assert min(read, refused) > 300
+
+
+def test_files_as_they_were_are_read() -> None:
+    for name, data in samples():
+        found = read_bytes(data, name=name, file=name)
+        assert found.runs or name.startswith("vllm_metric_families"), found.problems

@@ -1,0 +1,295 @@
+"""Ranks that step together: beside a second model, by hand, and span for span."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from policies.published import OrcaPaged
+from policies.routers import LeastOutstanding, LlmD, RoundRobin, Router
+from policies.schedulers import Sarathi
+from policies.view import UNTIL_CHANGE, Plan, ReplicaView
+from sim.engine import Columns, Experiment, InvariantError, MachineSpec, PolicyError, ReplicaSpec, StageTable, run
+from sim.engine.tenant import Tenant
+from tests.engine.build import patches_the_engine
+from tests.engine.costs import Linear, Ranked
+from tests.engine.independent import TICKS, Model, Request, Rules
+from tests.engine.random_runs import HoldsTooLong, an_experiment, assert_same, with_ranks
+from tests.engine.test_independent import TICK_S, difference, some_rules, spec_of
+from workloads import ClosedLoop, Trace
+
+US = 1_000
+
+
+# A second model.
+
+
+def serve_on_ranks(requests: Sequence[Request], rules: Rules, n_ranks: int, shared: int, shared_row: int) -> None:
+    """Requests go to ranks in turn; a step takes what the slowest takes, *shared* ticks, and *shared_row* for each row of all."""
+    ranks = [Model(rules) for _ in range(n_ranks)]
+    coming = deque(requests)
+    end: int | None = None
+    at = turn = 0
+    while coming or end is not None:
+        now = min([request.arrival for request in list(coming)[:1]] + ([] if end is None else [end // TICKS]))
+        while coming and coming[0].arrival == now:
+            request, rank = coming.popleft(), ranks[turn % n_ranks]
+            turn += 1
+            most = max(request.prompt, 1) + max(request.output - 1, 0)
+            too_long = rules.longest is not None and request.prompt + request.output > rules.longest
+            if too_long or rules.held(most) > rules.blocks:
+                request.status = "rejected"
+            else:
+                rank.queue.append(request)
+        if end is not None and end // TICKS > now:
+            continue
+        at = max(at, now * TICKS) if end is None else end
+        if end is not None:
+            for rank in ranks:
+                if rank.all[0].steps is not None:
+                    rank.end(rank.all[0], now, lambda _request, _now: None)
+        own, rows = [], 0
+        for rank in ranks:
+            steps = rank.plan(rank.all[0])
+            if steps:
+                own.append(rank.start(rank.all[0], steps, now))
+                rows += sum(tokens or 1 for _, tokens in steps)
+        end = at + max(own) + shared + shared_row * rows if own else None
+
+
+def both(seed: int, *, off_by: int = 0) -> tuple[list[Request], Columns]:
+    """One random case by both models; *off_by*: ticks that a row of all ranks costs the second one more."""
+    rng = random.Random(seed)
+    rules = replace(some_rules(rng, 1, None), micro_batches=1)
+    n, n_ranks = rng.randrange(1, 60), rng.randrange(2, 5)
+    prompt = [rng.randrange(0, 80) for _ in range(n)]
+    output = [rng.randrange(0, 50) if tokens else rng.randrange(1, 50) for tokens in prompt]
+    grid, last = rng.choice([1, 10**6, 5 * 10**6]), rng.choice([1, 10**7, 10**8, 10**9])
+    arrival = sorted(rng.randrange(last + 1) // grid * grid for _ in range(n))
+    shared, shared_row = rng.choice([0, TICKS * 10**5]), rng.choice([0, rng.randrange(TICKS * 10**4)])
+    requests = [Request(i, prompt[i], output[i], arrival=arrival[i]) for i in range(n)]
+    serve_on_ranks(requests, rules, n_ranks, shared, shared_row + off_by)
+    spec = spec_of(rules)
+    assert isinstance(spec.cost, Linear)
+    cost = ranked(spec.cost, shared_s=shared * TICK_S, shared_row_s=shared_row * TICK_S)
+    machine = MachineSpec(tenants=(replace(spec, cost=cost),), ranks=n_ranks, rank_router=RoundRobin())
+    trace = Trace(arrival_ns=arrival, prompt_tokens=prompt, output_tokens=output)
+    return requests, run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()))
+
+
+def ranked(cost: Linear, **shared: float) -> Ranked:
+    return Ranked(fixed_s=cost.fixed_s, row_s=cost.row_s, pair_s=cost.pair_s, kv_s=cost.kv_s, **shared)
+
+
+def test_ranks_equal_a_second_model_of_their_rules() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(40):
+        requests, columns = both(seed)
+        assert difference(requests, columns) is None, f"seed {seed}"
+        seen.update(request.status for request in requests)
+        seen["preempted"] += sum(request.preemptions for request in requests)
+    assert seen["finished"] > 200
+    assert seen["preempted"] > 20
+
+
+def test_the_comparison_notices_a_row_that_costs_a_nanosecond_more() -> None:
+    assert sum(difference(*both(seed, off_by=TICKS)) is not None for seed in range(8)) >= 6
+
+
+# By hand.
+
+# Whole microseconds, so that lines of decodes are exact.
+COST = Ranked(fixed_s=1e-3, row_s=1e-6, kv_s=0.0)
+
+
+def replay(
+    ranks: int, arrivals_us: list[int], prompts: list[int], outputs: list[int], *,
+    cost: Linear = COST, router: Router | None = None, fast_forward: bool = True, scheduler: object = None, kv_blocks: int = 100,
+) -> Columns:  # fmt: skip
+    spec = ReplicaSpec(cost=cost, scheduler=scheduler or OrcaPaged(8), kv_blocks=kv_blocks)  # type: ignore[arg-type]
+    rank_router = (router or RoundRobin()) if ranks > 1 else None
+    machine = MachineSpec(tenants=(spec,), ranks=ranks, rank_router=rank_router)
+    trace = Trace(arrival_ns=[at * US for at in arrivals_us], prompt_tokens=prompts, output_tokens=outputs)
+    return run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()), fast_forward=fast_forward)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_identical_ranks_with_identical_work_take_one_ranks_times(ranks: int) -> None:
+    work = ([0, 2500, 2500], [40, 7, 30], [20, 9, 1])
+    one = replay(1, *work)
+    all_ = replay(ranks, *([each for each in column for _ in range(ranks)] for column in work))
+    for name in ("scheduled_ns", "first_token_ns", "finish_ns"):
+        np.testing.assert_array_equal(all_.requests[name], np.repeat(one.requests[name], ranks))
+    assert set(all_.requests["replica"].tolist()) == set(range(ranks))
+
+
+def test_one_loaded_rank_steps_as_a_machine_alone_and_idle_ones_take_no_time() -> None:
+    class First:
+        def route(self, request: object, replicas: object, /) -> int:
+            return 0
+
+    work = ([0, 0, 5000], [40, 30, 20], [20, 9, 5])
+    loaded = replay(4, *work, router=First())
+    alone = replay(1, *work)
+    np.testing.assert_array_equal(loaded.requests["finish_ns"], alone.requests["finish_ns"])
+    assert [len(replica.spans) > 0 for replica in loaded.replicas] == [True, False, False, False]
+
+
+def test_the_slowest_rank_and_what_all_do_together_set_the_step() -> None:
+    # Rank 0 computes 40 prompt tokens and rank 1 computes 100, then each decodes once.
+    cost = Ranked(fixed_s=1e-3, row_s=1e-6, shared_s=2e-4, shared_row_s=1e-6)
+    columns = replay(2, [0, 0], [40, 100], [2, 2], cost=cost)
+    first = 1000 + 100 + 200 + 140
+    assert columns.requests["first_token_ns"].tolist() == [first * US] * 2
+    assert columns.requests["finish_ns"].tolist() == [(first + 1000 + 1 + 200 + 2) * US] * 2
+
+
+def test_who_comes_to_an_idle_rank_during_a_step_waits_for_its_end() -> None:
+    columns = replay(2, [0, 400], [40, 100], [3, 1])
+    # The first step takes 1,040 us, in the second rank 1 computes its prompt while rank 0 decodes.
+    assert columns.requests["scheduled_ns"].tolist() == [0, 1040 * US]
+    assert columns.requests["first_token_ns"].tolist() == [1040 * US, (1040 + 1100) * US]
+    assert columns.requests["finish_ns"][0] == (1040 + 1100 + 1001) * US
+
+
+def test_ranks_rest_when_none_has_work_and_start_when_somebody_comes() -> None:
+    columns = replay(2, [0, 9000], [40, 40], [1, 1])
+    assert columns.requests["finish_ns"].tolist() == [1040 * US, (9000 + 1040) * US]
+    assert columns.meta["events"] == 2
+
+
+def test_each_rank_has_memory_of_its_own() -> None:
+    # Two prompts of four blocks: of a pool of six one machine admits one at a time, each of two ranks its own.
+    assert replay(1, [0, 0], [64, 64], [2, 2], kv_blocks=6).requests["scheduled_ns"].tolist()[1] > 0
+    columns = replay(2, [0, 0], [64, 64], [2, 2], kv_blocks=6)
+    assert columns.requests["scheduled_ns"].tolist() == [0, 0]
+    assert columns.meta["kv_blocks_total"] == [6, 6]
+
+
+def test_what_can_never_fit_a_rank_is_rejected_although_all_ranks_together_had_room() -> None:
+    columns = replay(2, [0], [100], [2], kv_blocks=6)
+    assert columns.reasons == ("needs 7 KV blocks for prompt and output but the replica has 6",)
+
+
+def test_one_machine_with_ranks_beside_one_without() -> None:
+    spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100)
+    with_two = MachineSpec(tenants=(spec,), ranks=2, rank_router=LeastOutstanding())
+    trace = Trace(arrival_ns=[0] * 4, prompt_tokens=[40] * 4, output_tokens=[3] * 4)
+    experiment = Experiment(workload=trace, replicas=(with_two, spec), router=RoundRobin())
+    columns = run(experiment, check_invariants=True)
+    assert columns.requests["replica"].tolist() == [0, 2, 1, 2]
+    assert columns.meta["ranks"] == [(0, 1)]
+    assert len(experiment.tenants) == len(columns.replicas) == 3
+
+
+# Over random runs.
+
+
+def random_ranks(cases: range) -> list[Experiment]:
+    found = [with_ranks(an_experiment(case, speculative=case % 2 == 0), case) for case in cases]
+    return [experiment for experiment in found if any(machine.ranks > 1 for machine in experiment.machines)]
+
+
+@pytest.mark.parametrize("first", [0, 40])
+def test_plans_that_are_held_give_what_plans_of_each_step_give(first: int) -> None:
+    for experiment in random_ranks(range(first, first + 40)):
+        assert_same(run(experiment), run(experiment, fast_forward=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 4000, 500))
+def test_plans_that_are_held_give_what_plans_of_each_step_give_over_three_thousand_runs(first: int) -> None:
+    for experiment in random_ranks(range(first, first + 500)):
+        assert_same(run(experiment), run(experiment, fast_forward=False, check_invariants=True))
+
+
+def test_the_invariants_hold_at_every_event() -> None:
+    for experiment in random_ranks(range(25)):
+        checked, plain = run(experiment, check_invariants=True), run(experiment)
+        np.testing.assert_array_equal(checked.requests["finish_ns"], plain.requests["finish_ns"])
+
+
+def test_tokens_of_ranks_balance() -> None:
+    for experiment in random_ranks(range(200, 240)):
+        columns = run(experiment)
+        requests, iterations = columns.requests, columns.iterations()
+        done = requests["status"] == 0
+        np.testing.assert_array_equal(requests["emitted_tokens"][done], requests["output_tokens"][done])
+        assert iterations["emitted_tokens"].sum() == requests["emitted_tokens"].sum()
+        total = np.array([tenant.kv_blocks for tenant in experiment.tenants])
+        assert (iterations["kv_blocks_used"] <= total[iterations["replica"]]).all()
+
+
+def test_a_policy_that_lies_about_how_long_its_plan_holds_is_caught_on_ranks() -> None:
+    work = ([0, 0, 3000, 3000], [5] * 4, [60, 60, 5, 5])
+    cost = Ranked(fixed_s=1.000001e-3)
+    fast, stepped = (replay(2, *work, cost=cost, scheduler=HoldsTooLong(), fast_forward=ff) for ff in (True, False))
+    assert not np.array_equal(fast.requests["finish_ns"], stepped.requests["finish_ns"])
+
+
+@patches_the_engine
+def test_ranks_that_do_not_end_together_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Tenant.launch
+
+    def longer(self: Tenant, lane: object, ticks: int, duration: int) -> None:
+        launch(self, lane, ticks, duration + self.number)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tenant, "launch", longer)
+    spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100)
+    machine = MachineSpec(tenants=(spec,), ranks=2, rank_router=RoundRobin())
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[40, 40], output_tokens=[3, 3])
+    with pytest.raises(InvariantError, match="INV-8 at t="):
+        run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()), check_invariants=True)
+
+
+def test_ranks_that_plan_nothing_although_there_is_work_are_an_error() -> None:
+    def idle(view: ReplicaView, /) -> Plan:
+        return Plan(hold=UNTIL_CHANGE)
+
+    with pytest.raises(PolicyError, match=r"planned nothing at t=0\.000000 s on rank 0 with 1 waiting"):
+        replay(2, [0], [5], [5], scheduler=idle)
+
+
+def test_a_horizon_drops_the_step_in_flight_on_every_rank() -> None:
+    spec = ReplicaSpec(cost=COST, scheduler=Sarathi(64, 8), kv_blocks=100)
+    machine = MachineSpec(tenants=(spec,), ranks=2, rank_router=RoundRobin())
+    clients = ClosedLoop(prompt_tokens=np.full(9, 40), output_tokens=np.full(9, 30), concurrency=4, think_ns=None)
+    experiment = Experiment(workload=clients, replicas=(machine,), router=RoundRobin(), horizon_ns=10_500_000)
+    columns = run(experiment, check_invariants=True)
+    ends = columns.iterations()
+    assert (ends["start_ns"] + ends["duration_ns"]).max() <= 10_500_000
+    assert ends["emitted_tokens"].sum() == columns.requests["emitted_tokens"].sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"ranks": 0}, "ranks is at least 1; got 0"),
+        ({"rank_router": None}, "a rank_router is of a machine with ranks"),
+        ({"ranks": 1}, "a rank_router is of a machine with ranks"),
+        ({"rank_router": LlmD()}, "which no router inside a machine is told"),
+        ({"cost": Linear()}, "does not say what a step of 2 ranks takes"),
+        ({"cost": Ranked(n_stages=2)}, "pipelines and micro-batches of ranks are not modelled"),
+        ({"micro_batches": 2}, "pipelines and micro-batches of ranks are not modelled"),
+        ({"cost": StageTable(batch_sizes=(1,), stage_ns=((5,),))}, "does not say what a step of 2 ranks takes"),
+    ],
+)
+def test_what_ranks_cannot_be_is_refused(changes: dict[str, object], sentence: str) -> None:
+    spec = replace(
+        ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100),
+        **{key: value for key, value in changes.items() if key in ("cost", "micro_batches")},  # type: ignore[arg-type]
+    )
+    rest = {key: value for key, value in changes.items() if key in ("ranks", "rank_router")}
+    with pytest.raises(ValueError, match=sentence):
+        MachineSpec(**{"tenants": (spec,), "ranks": 2, "rank_router": RoundRobin(), **rest})  # type: ignore[arg-type]
+
+
+def test_models_that_share_a_machine_have_no_ranks() -> None:
+    spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100)
+    with pytest.raises(ValueError, match="models that share a machine have no ranks"):
+        MachineSpec(tenants=(replace(spec, model=0), replace(spec, model=1)), ranks=2, rank_router=RoundRobin())

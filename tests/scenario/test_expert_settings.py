@@ -1,0 +1,63 @@
+"""`experts:` of a scenario: how experts are chosen, placed and reached."""
+
+from pathlib import Path
+
+import pytest
+
+from hwmodels.experts import ExpertLayout, Zipf
+from sim.errors import ScenarioError
+from sim.scenario import Scenario
+from sim.scenario.assembly.deployment import deployment_of
+
+MOE = {"model": "qwen3-30b-a3b", "hardware": "h200", "parallel": {"tensor": 1, "data": 4, "expert": 4}}
+
+
+def layout(experts, folder=Path(), **settings):
+    given = Scenario.from_mapping({**MOE, **settings, "experts": experts}, source="my.yaml", folder=folder)
+    return deployment_of(given).parallel.layout
+
+
+def test_settings_reach_the_deployment(tmp_path):
+    assert layout({}) == ExpertLayout()
+    assert layout({"popularity": {"zipf": 0.8}, "placement": "eplb", "redundant": 8, "exchange": "all_to_all"}) == (
+        ExpertLayout(popularity=Zipf(exponent=0.8), placement="eplb", redundant=8, exchange="all_to_all")
+    )
+    (tmp_path / "shares.txt").write_text("\n".join(["1"] * 127 + ["30"]))
+    assert layout({"popularity": "shares.txt"}, folder=tmp_path).popularity == (1.0,) * 127 + (30.0,)
+
+
+def test_pools_have_experts_of_their_own():
+    base = Scenario.from_mapping(
+        {**MOE, "pools": {"a": {}, "b": {"experts": {"popularity": "even"}}}, "experts": {"popularity": {"zipf": 1.0}}}
+    )
+    found = [deployment_of(base.pool(name)).parallel.layout.popularity for name in "ab"]
+    assert found == [Zipf(exponent=1.0), "even"]
+
+
+@pytest.mark.parametrize(
+    ("experts", "settings", "message"),
+    [
+        ({"popularity": "none.txt"}, {},
+         "my.yaml: experts: popularity 'none.txt' is neither measured, even, {zipf: EXPONENT} nor a file"),
+        ({"popularity": "short.txt"}, {},
+         "my.yaml: experts.popularity has 2 weights and qwen3-30b-a3b has 128 experts; give one for each"),
+        ({"popularity": "wrong.txt"}, {}, "line 2: expected a number of at least 0, got 'x'"),
+        ({"redundant": 4}, {}, "my.yaml: experts: redundant is 4, and copies of experts are made by placement eplb alone"),
+        ({"popularity": "even", "placement": "eplb", "redundant": 3}, {},
+         "my.yaml: experts.redundant 3 makes 131 experts, which do not divide over 4 ranks; it may be 0, 4, 8, ..."),
+        ({"popularity": "even"}, {"model": "llama-3.1-8b", "parallel": {"tensor": 2}},
+         "my.yaml: experts is about a mixture of experts, and llama-3.1-8b is dense; leave experts out"),
+        ({"exchange": "deepep_low_latency"}, {"hardware": "l40s"},
+         "my.yaml: DeepEP needs NVLink, and devices of l40s are joined by PCIe; set experts.exchange: allgather_reducescatter"),
+        ({"exchange": "nccl"}, {}, "experts.exchange"),
+        ({"popularity": {"zipf": -1}}, {}, "experts.popularity"),
+        ({}, {"parallel": {"data": 3, "expert": 3}}, "my.yaml: parallel.expert 3 does not divide the 128 experts of qwen3-30b-a3b"),
+    ],
+)  # fmt: skip
+def test_bad_settings_in_a_sentence(tmp_path, experts, settings, message):
+    (tmp_path / "short.txt").write_text("1\n2\n")
+    (tmp_path / "wrong.txt").write_text("1\nx\n")
+    with pytest.raises(ScenarioError) as caught:
+        layout(experts, folder=tmp_path, **settings)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
