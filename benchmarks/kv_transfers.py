@@ -1,8 +1,8 @@
 """Measured transfers of KV from machine to machine, beside a fixed cost and bytes over bandwidth.
 
-Bytes are the deployments' own: what each rank of the receiver keeps of the prompt, all ranks sending at once over the node's adapters.
-The two terms of a connector are fitted to its rows (least squares of relative errors); of each row the error is that of a fit to the
-other rows alone.
+Bytes are the deployments' own: what each rank of the receiver keeps of the prompt, all ranks sending at once over the adapters of
+the node. The two terms of a connector are fitted to its rows (least squares of relative errors); of each row the error is that of a
+fit to the other rows alone.
 
     python benchmarks/kv_transfers.py [--file kv_transfer_mooncake.csv]
 """

@@ -38,7 +38,7 @@ def transfer_terms(connector: str) -> TransferTerms:
 
 
 def fitted(n_bytes: ArrayLike, seconds: ArrayLike, line_bytes_per_s: float) -> TransferTerms:
-    """The terms with the least squares of relative errors over measured transfers of *n_bytes* in *seconds* (one shape, two or more).
+    """The terms with the least squares of relative errors over measured transfers: *n_bytes* in *seconds*, two or more.
 
     ValueError where they do not grow with bytes.
     """

@@ -14,9 +14,9 @@ from collections import deque
 from typing import Final, Protocol
 
 from policies.view import ALWAYS_NS, WaitingSeq
+from sim.engine.ahead import Ahead
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import ABORTED, FINISHED
-from sim.engine.ahead import Ahead
 from sim.engine.kv import KvPool
 from sim.engine.lane import Ended, Lane, Paused
 from sim.engine.promises import Promises

@@ -24,7 +24,7 @@ INVARIANTS = {
     "INV-7": "within an instant ranks never go back: nothing that a machine does is felt by another in the same nanosecond",
     "INV-8": "ranks of a machine that take a step start it and end it together",
     "INV-9": "blocks that a tier keeps, each counted once, are the bytes that it says it keeps, and no more than it has room for",
-    "INV-10": "KV that is on its way was computed: its sender holds its blocks until it has arrived, and its receiver has kept room",
+    "INV-10": "KV that is on its way was computed: its sender holds the blocks until it has arrived, its receiver keeps room",
 }
 
 
@@ -99,7 +99,8 @@ class Watch:
                 self._fail("INV-10", f"request {id_} has {tokens} tokens to send, and its sender holds room for {lent}")
             if leg.sends and kept < tokens:
                 self._fail(
-                    "INV-10", f"request {id_} is on its way with {tokens} tokens, and its receiver keeps room for {kept}"
+                    "INV-10",
+                    f"request {id_} is on its way with {tokens} tokens, and its receiver keeps room for {kept}",
                 )
 
     def _check_tenant(self, machine: Machine, tenant: Tenant, seen: set[int]) -> None:

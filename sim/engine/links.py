@@ -74,8 +74,8 @@ class Link:
     ) -> Transfer:
         """Takes the first place that is free.
 
-        *since_ns*: the bytes came to be at hand evenly from then on, the last *last_bytes* of them now, and were sent behind that in
-        what time the place had been free: what nobody had asked for is given away afterwards, so that no promise changes.
+        *since_ns*: the bytes came to be at hand evenly from then on, the last *last_bytes* now, and were sent behind that in what
+        time the place had been free: what nobody had asked for is given away afterwards, so that no promise changes.
         """
         begin = max(now_ns if since_ns is None else since_ns, self._free_ns[0])
         occupied = self.spec.occupied_ns(n_bytes, writes=writes)

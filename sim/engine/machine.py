@@ -77,8 +77,8 @@ class Machine:
         self, clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
         seed: int, fast_forward: bool, shared: SharedStores | None = None, part: Part | None = None,
     ) -> None:  # fmt: skip
-        """*first_number*: of its first tenant, among all of the run; *shared*: what machines read of each other's KV; *part*: what it
-        has to do with handing over."""
+        """*first_number*: of its first tenant, among all of the run; *shared*: what machines read of each other's KV; *part*: what
+        it has to do with handing over."""
         self.index = index
         self.events = 0
         self.no_hit_order = -1

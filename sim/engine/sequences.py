@@ -511,7 +511,8 @@ def refusal(sequences: Sequences, id_: int) -> str | None:
     slots = (prompt or 1) + (output - 1 + sequences.most_beyond if output else sequences.kv.lookahead_tokens)
     needed = kv.blocks(slots if limit is None else min(slots, limit))
     if needed > kv.total:
-        return f"needs {needed} KV blocks for {'its prompt' if sequences.hands_over else 'prompt and output'} but the replica has {kv.total}"
+        what = "its prompt" if sequences.hands_over else "prompt and output"
+        return f"needs {needed} KV blocks for {what} but the replica has {kv.total}"
     return None
 
 

@@ -26,7 +26,7 @@ room at the decode machine, where that is taken after prefill, and for the link.
 def handover_figures(requests: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], span_s: float) -> dict[str, Any]:
     """The entry `handover` of a summary; empty where prefill and decode are not apart.
 
-    `requests` that were handed over and finished, and of those `stages`, in seconds, with the share that each has of all their time;
+    `requests` that were handed over and finished, and of those `stages`, in seconds, with the share of each in all their time;
     `stayed` finished without; `sent_bytes` of all transfers and `found_tokens` that needed none; `link_use` is the time that links
     were at work over all their places and the span, None where nothing crossed one.
     """
@@ -48,7 +48,9 @@ def handover_figures(requests: Mapping[str, NDArray[Any]], meta: Mapping[str, An
             "stayed": int((done & ~over).sum()),
             "sent_bytes": int(requests["sent_bytes"].sum()),
             "found_tokens": int(requests["found_at_decode_tokens"].sum()),
-            "link_use": sum(link["busy_ns"] for link in links) * 1e-9 / (places * span_s) if places and span_s else None,
+            "link_use": sum(link["busy_ns"] for link in links) * 1e-9 / (places * span_s)
+            if places and span_s
+            else None,
             "stages": stages,
         }
     }

@@ -115,7 +115,9 @@ def _request_events(columns: Columns, begin_ns: float, end_ns: float) -> Iterato
         "prompt_tokens",
         "output_tokens",
     )
-    instants = {name: requests[name].tolist() for pair in STAGES.values() for name in pair} if "landed_ns" in requests else {}
+    instants = (
+        {name: requests[name].tolist() for pair in STAGES.values() for name in pair} if "landed_ns" in requests else {}
+    )
     for id_, arrival, scheduled, first, finish, prompt, output in zip(
         *(requests[name][served].tolist() for name in names), strict=True
     ):
@@ -142,7 +144,9 @@ def _transfer_events(requests: Any, begin_ns: float, end_ns: float) -> Iterator[
         name = f"from replica {sender}"
         yield {"ph": "M", "pid": _LINKS, "tid": sender, "name": "thread_name", "args": {"name": name}}
     names = ("request_id", "sent_ns", "landed_ns", "prefill_replica", "replica", "sent_bytes")
-    for id_, sent, landed, sender, receiver, n_bytes in zip(*(requests[name][went].tolist() for name in names), strict=True):
+    for id_, sent, landed, sender, receiver, n_bytes in zip(
+        *(requests[name][went].tolist() for name in names), strict=True
+    ):
         common = {"pid": _LINKS, "tid": sender, "cat": "transfer", "id": id_, "name": f"to replica {receiver}"}
         yield {"ph": "b", "ts": sent / 1e3, "args": {"request": id_, "bytes": n_bytes}, **common}
         yield {"ph": "e", "ts": landed / 1e3, **common}

@@ -67,8 +67,8 @@ STAGE_HEADS = ("mean", "p50", "p90", "p99", "of all time", "")
 
 
 def stage_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Where the time of requests went that were handed over, for a table under `STAGE_HEADS`: stage after stage, as a river that runs
-    from the left to the right; none where prefill and decode are not apart."""
+    """Where the time of requests went that were handed over, for a table under `STAGE_HEADS`: stage after stage, as a river
+    that runs from left to right; none where prefill and decode are not apart."""
     found = summary.get("handover")
     if found is None or not found["requests"]:
         return []

@@ -478,7 +478,7 @@ class KvLink(Section):
     receiver: Annotated[str, Field(min_length=1)] | None = None
     """A pool with role decode; where it is left out, the only one."""
     connector: Literal["mooncake_vllm", "mooncake_sglang"] | None = None
-    """Fixed cost and share of the bandwidth as measured of a connector (docs/pools.md), in place of `latency_s` and of all of it."""
+    """Fixed cost and share of the bandwidth as a connector was measured (docs/pools.md), in place of `latency_s` and of all of it."""
     bandwidth_gb_per_s: Annotated[float, Field(gt=0)] | None = None
     """Of one transfer, all adapters of a machine together, in 10^9 bytes; where it is left out, that of the datasheets' networks:
     an adapter for each GPU of the side that has fewer."""
@@ -579,7 +579,7 @@ class Settings(Section):
             if role in roles and other not in roles:
                 name = next(name for name, pool in (self.pools or {}).items() if pool.role == role)
                 raise ValueError(
-                    f"pools.{name} has role {role} and no pool has role {other}; give one, or role both, which does all of a request"
+                    f"pools.{name} has role {role} and no pool has role {other}; give one, or role both, which does it all"
                 )
         if "prefill" not in roles:
             for key in ("links", "handover"):
@@ -589,8 +589,8 @@ class Settings(Section):
                     )
         elif not self.links:
             raise ValueError(
-                "links is missing: say how KV gets from the prefill pool to the decode pool, such as links: {net: {}} for one between "
-                "the two at the datasheet's bandwidth"
+                "links is missing: say how KV gets from the prefill pool to the decode pool, such as links: {net: {}} for one "
+                "between the two at the datasheet's bandwidth"
             )
         return self
 

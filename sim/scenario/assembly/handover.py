@@ -40,8 +40,8 @@ WAYS: Mapping[str, Way] = {
         room="after_prefill",
         headroom_tokens=0,
         repack=False,
-        source="vLLM 0.32.0, NixlConnector (pull): the prefill request asks for one token, which the proxy drops; the decode engine "
-        "allocates, reads, and computes the last prompt token again (v1/core/sched/scheduler.py `_update_waiting_for_remote_kv`); "
+        source="vLLM 0.32.0, NixlConnector (pull): the prefill request asks for one token, which the proxy drops; the decode "
+        "engine allocates, reads, and computes the last prompt token again (v1/core/sched/scheduler.py `_update_waiting_for_remote_kv`); "
         "ranks of unequal tensor parallelism read their slices of the heads in place (nixl/tp_mapping.py)",
     ),
     "sglang": Way(
@@ -49,8 +49,8 @@ WAYS: Mapping[str, Way] = {
         room="before_prefill",
         headroom_tokens=512,
         repack=True,
-        source="SGLang 0.5.23: the decode server allocates before prefill begins and keeps num_reserved_decode_tokens (512) for each "
-        "request; the first token comes with the KV and is emitted by the decode server (srt/disaggregation/decode.py)",
+        source="SGLang 0.5.23: the decode server allocates before prefill begins and keeps num_reserved_decode_tokens (512) for "
+        "each request; the first token comes with the KV and is emitted by the decode server (srt/disaggregation/decode.py)",
     ),
     "trtllm": Way(
         first_token="arrival",
@@ -65,8 +65,8 @@ WAYS: Mapping[str, Way] = {
         room="before_prefill",
         headroom_tokens=0,
         repack=False,
-        source="Patel et al., Splitwise, ISCA 2024: the prompt machine gives the first token, and the token machine's memory is known "
-        "to have room before layers are sent behind the computation",
+        source="Patel et al., Splitwise, ISCA 2024: the prompt machine gives the first token, and the token machine's memory is "
+        "known to have room before layers are sent behind the computation",
     ),
     "plain": Way(
         first_token="arrival",
@@ -164,8 +164,8 @@ def _same_models(scenario: Scenario, pools: Sequence[PoolOf]) -> None:
                 one, two = _deployments(sender)[name], _deployments(receiver)[name]
                 if one.model != two.model:
                     raise ScenarioError(
-                        f"{scenario.source}: pools.{receiver.name}: {name} is another model here than at pools.{sender.name}; KV is "
-                        "of use to the same model alone"
+                        f"{scenario.source}: pools.{receiver.name}: {name} is another model here than at pools.{sender.name}; KV "
+                        "is of use to the same model alone"
                     )
                 if one.kv_precision != two.kv_precision:
                     raise ScenarioError(
@@ -376,8 +376,8 @@ def notes_of_handover(scenario: Scenario, pools: Sequence[PoolOf], spec: Handove
             )
         if link.latency_s is None and link.connector is None:
             notes.append(
-                f"links.{name} has no latency_s and no connector: transfers take their bytes alone, and measured ones 0.4 to 1.8 ms "
-                "more."
+                f"links.{name} has no latency_s and no connector: transfers take their bytes alone, and measured ones 0.4 to 1.9 "
+                "ms more."
             )
         one, two = sender.deployments[0], receiver.deployments[0]
         if not _same_layout(one, two):
