@@ -360,7 +360,7 @@ class Machine:
             return
         ticks = max(self.stages.free[0], now_ns << TICK_BITS)
         for tenant in self._in_turn():
-            if not tenant.sequences.busy:
+            if not tenant.sequences.busy and not tenant.n_loading:
                 continue
             refused = False
             for _ in range(max(len(tenant.ready), 1)):

@@ -201,7 +201,8 @@ class Tenant:
                 if exchange is not None and (exchange.mail or exchange.asked):
                     # Nothing had been planned that they could come too late for.
                     exchange.read(lane, ticks)
-                    return self.begin(lane, ticks) if queue else NOTHING
+                    if queue:
+                        return self.begin(lane, ticks)
                 if loading is not None and loading.next_ns() <= ticks >> TICK_BITS:
                     # What has come since the plan would have been made ahead.
                     return self.begin(lane, ticks)

@@ -478,7 +478,7 @@ class KvLink(Section):
     receiver: Annotated[str, Field(min_length=1)] | None = None
     """A pool with role decode; where it is left out, the only one."""
     connector: Literal["mooncake_vllm", "mooncake_sglang"] | None = None
-    """Fixed cost and share of the bandwidth as a connector was measured (docs/pools.md), in place of `latency_s` and of all of it."""
+    """Fixed cost and share of the bandwidth as measured (docs/pools.md), in place of `latency_s` and of all of it."""
     bandwidth_gb_per_s: Annotated[float, Field(gt=0)] | None = None
     """Of one transfer, all adapters of a machine together, in 10^9 bytes; where it is left out, that of the datasheets' networks:
     an adapter for each GPU of the side that has fewer."""

@@ -41,7 +41,7 @@ WAYS: Mapping[str, Way] = {
         headroom_tokens=0,
         repack=False,
         source="vLLM 0.32.0, NixlConnector (pull): the prefill request asks for one token, which the proxy drops; the decode "
-        "engine allocates, reads, and computes the last prompt token again (v1/core/sched/scheduler.py `_update_waiting_for_remote_kv`); "
+        "engine allocates, reads, and computes the last prompt token again (`_update_waiting_for_remote_kv` of its scheduler); "
         "ranks of unequal tensor parallelism read their slices of the heads in place (nixl/tp_mapping.py)",
     ),
     "sglang": Way(
