@@ -301,7 +301,7 @@ class Tenant:
             # Who gives way has not given its memory back yet.
             started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
             if not started:
-                if not self._in_turn and (loading.in_flight or sequences.at_hand):
+                if not self._in_turn and (loading.in_flight or sequences.at_hand or sequences.awaits):
                     fits = loading.that_fit(plan.run, held_back)
                     return plan if len(fits) == len(plan.run) else plan._replace(run=fits, hold=1)
                 break
