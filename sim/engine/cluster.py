@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -152,31 +153,11 @@ class _Cluster:
                 )
             )
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
-        handover = experiment.handover
-        served = self._machines
-        if handover is not None:
-            # Requests come to machines that begin with a prompt; those that decode get theirs from these.
-            served = [m for m, role in zip(self._machines, handover.roles, strict=True) if role != "decode"]
         self._only = (
             self._machines[0] if len(self._machines) == 1 and eligible(self._machines, workload) is None else None
         )
-        self._gate = None
-        if self._only is None:
-            self._gate = Gate(
-                experiment.router, served, self._machines, workload, self._state, self._clock,
-                [experiment.seed, _ROUTING_STREAM], contents_in, self.rejected,
-            )  # fmt: skip
+        self._gate, self._handovers = (None, None) if self._only else self._gates(contents_in)
         self._routing = None if self._gate is None else self._gate.routing
-        self._handovers = None
-        if handover is not None:
-            assert self._gate is not None
-            decoding = [m for m, role in zip(self._machines, handover.roles, strict=True) if role == "decode"]
-            # A stream of its own: requests are as lucky at the first router as they are without pools.
-            gate = Gate(
-                handover.router, decoding, self._machines, workload, self._state, self._clock,
-                [experiment.seed, _ROUTING_STREAM, 1], contents_in, self.rejected,
-            )  # fmt: skip
-            self._handovers = Handovers(handover, self._machines, self._gate, gate, self._state, self._clock, self)
         self._watch = Watch(self._state, self._machines, self._clock, self._handovers) if check_invariants else None
         self._reasons: dict[str, int] = {}
         self._sent = 0
@@ -190,6 +171,24 @@ class _Cluster:
             self._think = workload.think_ns.tolist() if workload.think_ns is not None else [0] * n
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
+
+    def _gates(self, contents_in: Callable[[int], Contents] | None) -> tuple[Gate, Handovers | None]:
+        """The router that requests come to, and what is between machines where prefill and decode are apart."""
+        experiment, spec = self._experiment, self._experiment.handover
+        given = experiment.workload, self._state, self._clock
+        luck = [experiment.seed, _ROUTING_STREAM]
+        if spec is None:
+            gate = Gate(experiment.router, self._machines, self._machines, *given, luck, contents_in, self.rejected)
+            return gate, None
+        # Requests come to machines that begin with a prompt; those that decode get theirs from these.
+        first, second = (
+            [m for m, role in zip(self._machines, spec.roles, strict=True) if (role == "decode") is decodes]
+            for decodes in (False, True)
+        )
+        gate = Gate(experiment.router, first, self._machines, *given, luck, contents_in, self.rejected)
+        # A stream of its own: requests are as lucky at the first router as they are without pools.
+        beyond = Gate(spec.router, second, self._machines, *given, [*luck, 1], contents_in, self.rejected)
+        return gate, Handovers(spec, self._machines, gate, beyond, self._state, self._clock, self)
 
     def _contents_in(self, block_tokens: int) -> Contents:
         """What the workload says of contents, in blocks of *block_tokens* tokens."""
