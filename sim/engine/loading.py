@@ -167,8 +167,6 @@ class Loading:
         seq = sequences.state.waiting_seq(id_, cached_tokens=load.tokens, preempted=load.preempted)
         if sequences.kv.caches:
             sequences.kv.loaded(id_, load.tokens)
-        if load.moved:
-            sequences.forget_moved(id_)
         sequences.at_hand[id_] = AtHand(load.blocks, load.tokens, load.on_device, load.by_tier, load.moved)
         sequences.queue.appendleft(seq._replace(shared_blocks=load.blocks))
         sequences.n_computed += not seq.tokens
@@ -177,12 +175,10 @@ class Loading:
         sequences.state.load_ended(id_, load.ends_ns)
 
     def let_go_of(self, id_: int) -> None:
-        """A sequence whose KV has come and that has not been admitted gives its blocks back, and is computed or loaded again."""
+        """A sequence whose KV has come and that has not been admitted gives its blocks back, and is loaded or computed again."""
         sequences = self._sequences
         seq = next(seq for seq in sequences.queue if seq.id == id_)
         at = sequences.queue.index(seq)
-        if sequences.at_hand[id_].moved:
-            sequences.state.recomputed[id_] += sequences.at_hand[id_].tokens
         sequences.drop_at_hand(seq)
         sequences.queue[at] = sequences.state.waiting_seq(id_, preempted=seq.preempted)
         sequences.n_changes += 1

@@ -17,7 +17,7 @@ from policies.routers import RoutedRequest
 from policies.view import ALWAYS_NS
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.errors import PolicyError
-from sim.engine.events import ARRIVALS, MACHINES, Alarm, Clock
+from sim.engine.events import MACHINES, Alarm, Clock
 from sim.engine.experiment import MachineSpec
 from sim.engine.kv import KvPool
 from sim.engine.lane import Lane
@@ -27,7 +27,7 @@ from sim.engine.roles import Part
 from sim.engine.sequences import Outside, refusal
 from sim.engine.span import Span
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant
+from sim.engine.tenant import NOTHING, Tenant, drop_in_flight
 from sim.engine.tiers import SharedStores
 
 
@@ -64,7 +64,7 @@ def surrenders(tenant: Tenant) -> bool:
     return exchange is not None and exchange.surrender()
 
 
-def _begun_ticks(span: Span, now_ticks: int) -> int:
+def begun_ticks(span: Span, now_ticks: int) -> int:
     """When the iteration in flight began."""
     at = span.index_at(now_ticks)
     return span.end(at - 1) if at > 1 else span.start_ticks
@@ -94,23 +94,13 @@ class Machine:
         self.stages = Stages(n_stages)
         self.tenants = [
             Tenant(
-                first_number + i,
-                tenant,
-                state,
-                outside,
-                self.stages,
-                alone=self._alone,
-                seed=seed,
-                fast_forward=fast_forward,
-                part=part,
-                machine=index,
-                shared=shared,
+                first_number + i, tenant, state, outside, self.stages,
+                alone=self._alone, seed=seed, fast_forward=fast_forward, machine=index, shared=shared, part=part,
             )
             for i, tenant in enumerate(spec.tenants)
-        ]
+        ]  # fmt: skip
         for tenant in self.tenants:
-            if tenant.loading is not None:
-                tenant.loading.rings_at = self._look_at
+            tenant.rings(clock, self._on_loaded)
         self._hosting = {tenant.spec.model: tenant for tenant in self.tenants}
         self._turn = 0
         self._promised = [0] * n_stages if isinstance(first.cost, StageTable) else []
@@ -178,7 +168,7 @@ class Machine:
         if not self._alone:
             return self.stages.free[0] >> TICK_BITS if self.stages.in_flight else -1
         span = self._lane.span
-        return -1 if span is None else _begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
+        return -1 if span is None else begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
 
     @property
     def promised_ns(self) -> int:
@@ -258,11 +248,8 @@ class Machine:
             self._ticks = span.end(j)
             self._alarm.set(self._ticks >> TICK_BITS)
 
-    def _look_at(self, at_ns: int) -> None:
-        """KV that was asked for comes at *at_ns*: who waits for it may go on then."""
-        Alarm(self._clock, ARRIVALS, self._on_loaded).set(at_ns)
-
     def _on_loaded(self, _event: object) -> None:
+        """KV that was asked for has come: who waits for it may go on."""
         if self._alone and self._lane.span is not None:
             self._cut_short(self._clock.now_ns)
         else:
@@ -304,7 +291,7 @@ class Machine:
             done = span.index_at(now_ns << TICK_BITS) - 1
             self.tenants[0].commit(self._lane, done, span.end(done) if done else self._ticks)
         for tenant in self.tenants:
-            tenant.drop_in_flight()
+            drop_in_flight(tenant)
         self._ends.clear()
         self._ticks = now_ns << TICK_BITS
         self._promised = [self._ticks] * len(self._promised)

@@ -217,6 +217,7 @@ class Sequences:
                 raise PolicyError(f"{self._scheduler!r} rejected request {id_}, which does not wait here")
             self.queue.remove(seq)
             self.drop_at_hand(seq)
+            self.forget_moved(id_)
             self.n_changes += 1
             if seq.kept_blocks:
                 assert self.exchange is not None
@@ -229,7 +230,6 @@ class Sequences:
         held = self.at_hand.pop(seq.id, None)
         if held is not None:
             self.kv.release(seq.id, held.blocks, held.tokens)
-        self.forget_moved(seq.id)
 
     def forget_moved(self, id_: int) -> None:
         """What host memory has of a sequence that gave way is not needed any more, if it has anything."""
@@ -347,6 +347,7 @@ class Sequences:
         held = self.at_hand.pop(id_, None)
         if held is not None:
             self._count_loaded(seq, held)
+            self.forget_moved(id_)
             # Its blocks are the caller's to take, but for those with content.
             self.kv.give(held.blocks - self.kv.found(id_))
         elif id_ in self.moved:
@@ -538,6 +539,7 @@ def let_go(sequences: Sequences, lane: Lane) -> None:
                 sequences.exchange.leave_the_queue(id_, waiting.cached_tokens)
             else:
                 sequences.drop_at_hand(waiting)
+                sequences.forget_moved(id_)
             continue
         ahead = sequences.ahead
         known = sequences.finding.known(lane, id_, ahead is not None and ahead.seen_ns != ALWAYS_NS)

@@ -18,6 +18,7 @@ from sim.engine.ahead import as_known
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
+from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.exchange import Exchange
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.lane import Elsewhere, Ended, HeldPlan, Lane, LanePrice, Prepared, QueueView, RunningView
@@ -67,6 +68,8 @@ class Tenant:
         self.stages = stages
         self._alone = alone
         self._is_rank = prices is not None
+        self.prompts_wait = False
+        """Of a rank: no prompt is shown to the scheduler, whoever waits."""
         self._by_step = self._is_rank or not alone
         """Decodes are started one iteration after the other, by a plan that a lane holds."""
         self._fast_forward = fast_forward
@@ -106,6 +109,11 @@ class Tenant:
         if isinstance(kv, RunPool):
             kv.gives_up = tiers.evicted if tiers.takes_evicted else None
         return Loading(self.sequences, tiers, swaps=spec.swaps)
+
+    def rings(self, clock: Clock, callback: Callable[[object], None]) -> None:
+        """Have *callback* called whenever KV that was asked for comes."""
+        if self.loading is not None:
+            self.loading.rings_at = lambda at_ns: Alarm(clock, ARRIVALS, callback).set(at_ns)
 
     def _prompt_ns(self, tokens: int, cached: int) -> int:
         """What an iteration takes that computes *tokens* prompt tokens behind *cached* others, and nothing else."""
@@ -224,6 +232,8 @@ class Tenant:
             # Those who have landed are still to be admitted.
             view.promised_blocks -= exchange.promised
         unknown = self._ahead is not None and self._ahead.hide(lane, self._queue_view, given=not self._caches)
+        if self.prompts_wait:
+            view.waiting = view.prefilling = ()
         plan = self._plan(view)
         if not isinstance(plan, Plan):
             raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
@@ -234,8 +244,9 @@ class Tenant:
         if unknown:
             plan, stepping_on = as_known(lane, self._queue_view, plan)
             decode, _, _, hold, _, _, _, _, _ = plan
-        if (sequences.given_up or (loading is not None and self._may_learn(loading, ticks))) and hold > 1:
-            # The next plan is the first that knows who has gone.
+        waits = self.prompts_wait and (queue or partial)
+        if hold > 1 and (waits or sequences.given_up or (loading is not None and self._may_learn(loading, ticks))):
+            # The next plan is the first that knows who has gone, or may be shown who waits.
             hold, plan = 1, plan._replace(hold=1)
         if hold > 1 and queue and (self._kv.writes or (self._caches and not self._alone)):
             # What those who wait would find changes with every step: of who emits what is named, of micro-batches that evict.
@@ -274,7 +285,8 @@ class Tenant:
             if made_ahead and self._speculates:
                 sequences.start_anew(lane)
             return self.begin(lane, ticks)
-        if sequences.at_hand and not sequences.n_admitted and not lane.leaving:
+        closed = ticks >> TICK_BITS < plan.until_ns < ALWAYS_NS
+        if sequences.at_hand and not sequences.n_admitted and not lane.leaving and not closed:
             # They hold memory from each other, or from who is ahead of them.
             assert loading is not None
             loading.let_go_of(next(seq for seq in reversed(sequences.queue) if seq.id in sequences.at_hand).id)
@@ -433,17 +445,6 @@ class Tenant:
         )  # fmt: skip
         return end
 
-    def launch(self, lane: Lane, ticks: int, duration: int) -> None:
-        """What `begin` prepared at *ticks*, for a rank, takes *duration* ticks."""
-        prepared, sequences, kv = lane.prepared, self.sequences, self._kv
-        assert prepared is not None
-        lane.prepared = None
-        lane.span = Step(ticks, ticks + duration, prepared.growth)
-        self.recorder.add_iteration(
-            ticks, duration, lane.index, *prepared.recorded, sequences.n_admitted, len(self._queue), kv.total - kv.free,
-            lane.decoding.round, 0, prepared.in_vain,
-        )  # fmt: skip
-
     def _start_rounds(self, lane: Lane, plan: Plan, growth: int, ticks: int) -> int:
         """Decode iterations only, as many as nothing can change in; the first takes *growth* blocks."""
         decoding, sequences, kv = lane.decoding, self.sequences, self._kv
@@ -482,17 +483,11 @@ class Tenant:
         if lane.decodes:
             sequences.end_rounds(lane, done, span.growth_first, end_ticks >> TICK_BITS)
         if self.loading is not None and lane.run:
-            self._write_prompts(self.loading.tiers, lane, end_ticks >> TICK_BITS)
+            _write_prompts(self.loading.tiers, lane, self.state.prompt, self._kv.block_tokens, end_ticks >> TICK_BITS)
         if lane.completing:
             sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
         if self._finding.ended and self._ahead is None:
             self._finding.free_the_ended()
-
-    def _write_prompts(self, tiers: Tiers, lane: Lane, end_ns: int) -> None:
-        tiers.now_ns = end_ns
-        prompt, block_tokens = self.state.prompt, self._kv.block_tokens
-        for id_, _ in lane.run:
-            tiers.computed(id_, min(lane.partial[id_].cached_tokens, prompt[id_]) // block_tokens)
 
     @property
     def n_loading(self) -> int:
@@ -504,14 +499,34 @@ class Tenant:
         ids = self.sequences.hand_back(self.lanes)
         return ids if self.loading is None else ids + self.loading.reset()
 
-    def drop_in_flight(self) -> None:
-        """Forget the micro-batches that have not left the last stage."""
-        self.recorder.spans.drop_last(self.n_in_flight)
-        self.recorder.stages.drop_last(self.n_in_flight * len(self.stages))
-        for lane in self.lanes:
-            lane.span = None
-            lane.held = lane.view.memo = None
-        self.n_in_flight = 0
+
+def _write_prompts(tiers: Tiers, lane: Lane, prompt: Sequence[int], block_tokens: int, end_ns: int) -> None:
+    """Tell the tiers which prompt blocks a step has computed."""
+    tiers.now_ns = end_ns
+    for id_, _ in lane.run:
+        tiers.computed(id_, min(lane.partial[id_].cached_tokens, prompt[id_]) // block_tokens)
+
+
+def drop_in_flight(tenant: Tenant) -> None:
+    """Forget the micro-batches that have not left the last stage."""
+    tenant.recorder.spans.drop_last(tenant.n_in_flight)
+    tenant.recorder.stages.drop_last(tenant.n_in_flight * len(tenant.stages))
+    for lane in tenant.lanes:
+        lane.span = None
+        lane.held = lane.view.memo = None
+    tenant.n_in_flight = 0
+
+
+def launch(tenant: Tenant, lane: Lane, ticks: int, duration: int) -> None:
+    """What `Tenant.begin` prepared at *ticks*, for a rank, takes *duration* ticks."""
+    prepared, sequences = lane.prepared, tenant.sequences
+    assert prepared is not None
+    lane.prepared = None
+    lane.span = Step(ticks, ticks + duration, prepared.growth)
+    tenant.recorder.add_iteration(
+        ticks, duration, lane.index, *prepared.recorded, sequences.n_admitted, len(sequences.queue), sequences.kv.used,
+        lane.decoding.round, 0, prepared.in_vain,
+    )  # fmt: skip
 
 
 def _still_holds(tenant: Tenant, held: HeldPlan, decoding: RunningSet, ticks: int) -> bool:
