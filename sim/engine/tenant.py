@@ -62,6 +62,7 @@ class Tenant:
         self.recorder = Recorder()
         self.sequences = sequences = Sequences(spec, state, outside, self.recorder, alone=alone, part=part)
         self._exchange = sequences.exchange
+        self._hands_over = sequences.hands_over
         self.n_in_flight = 0
         self.prices = prices or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
         self.state = state
@@ -202,6 +203,9 @@ class Tenant:
             n_decoding += len(lane.paused)
             growth_of_all += sum(sequences.paused_growth(lane, paused) for paused in lane.paused.values())
         partial, queue = lane.partial, self._queue
+        if lane.leaving and self._hands_over and not (n_decoding or partial or queue):
+            # They are known to take no step, so that no plan is needed to say so.
+            lane.forget_the_leaving()
         if not (n_decoding or partial or queue or lane.leaving):
             lane.view.memo = None
             if self._ahead is not None:
@@ -488,6 +492,11 @@ class Tenant:
             sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
         if self._finding.ended and self._ahead is None:
             self._finding.free_the_ended()
+
+    @property
+    def awaits(self) -> bool:
+        """Whether something will come from a tier or from another machine that frees blocks or brings work."""
+        return self.n_loading > 0 or self.sequences.awaits
 
     @property
     def n_loading(self) -> int:
