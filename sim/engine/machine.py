@@ -24,10 +24,10 @@ from sim.engine.lane import Lane
 from sim.engine.prices import StageTable
 from sim.engine.requests import RequestState
 from sim.engine.roles import Part
-from sim.engine.sequences import Outside, refusal
+from sim.engine.sequences import Outside, n_waiting, refusal
 from sim.engine.span import Span
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant, drop_in_flight
+from sim.engine.tenant import NOTHING, Tenant, awaits, drop_in_flight, hand_back, n_loading, read_at_rest, rings
 from sim.engine.tiers import SharedStores
 
 
@@ -118,7 +118,7 @@ class Machine:
             for i, tenant in enumerate(spec.tenants)
         ]  # fmt: skip
         for tenant in self.tenants:
-            tenant.rings(clock, self._on_loaded)
+            rings(tenant, clock, self._on_loaded)
         self._hosting = {tenant.spec.model: tenant for tenant in self.tenants}
         self._turn = 0
         self._promised = [0] * n_stages if isinstance(first.cost, StageTable) else []
@@ -139,8 +139,8 @@ class Machine:
     @property
     def waiting(self) -> int:
         if self._alone:
-            return self.tenants[0].sequences.n_waiting
-        return sum(tenant.sequences.n_waiting for tenant in self.tenants)
+            return n_waiting(self.tenants[0].sequences)
+        return sum(n_waiting(tenant.sequences) for tenant in self.tenants)
 
     @property
     def running(self) -> int:
@@ -293,7 +293,7 @@ class Machine:
         """News of a request from another machine (`sim.engine.exchange`); it is read when the next iteration is planned."""
         now_ns = self._clock.now_ns
         put(tenant, now_ns, id_, what, tokens)
-        if self._lane.span is not None or not (self._alone and tenant.read_at_rest(now_ns)):
+        if self._lane.span is not None or not (self._alone and read_at_rest(tenant, now_ns)):
             self._heed(now_ns)
 
     def abort(self, now_ns: int) -> list[int]:
@@ -311,7 +311,7 @@ class Machine:
         self._ticks = now_ns << TICK_BITS
         self._promised = [self._ticks] * len(self._promised)
         self.stages.stop(self._ticks)
-        return [id_ for tenant in self.tenants for id_ in tenant.hand_back()]
+        return [id_ for tenant in self.tenants for id_ in hand_back(tenant)]
 
     # Turns of a machine that is alone.
 
@@ -362,7 +362,7 @@ class Machine:
             return
         ticks = max(self.stages.free[0], now_ns << TICK_BITS)
         for tenant in _in_turn(self.tenants, self._turn, self._oldest_first):
-            if not tenant.sequences.busy and not tenant.n_loading:
+            if not tenant.sequences.busy and not n_loading(tenant):
                 continue
             refused = False
             for _ in range(max(len(tenant.ready), 1)):
@@ -411,7 +411,7 @@ class Machine:
             if self._alone:
                 self._alarm.set(wake_ns)
             self._look_ns = wake_ns
-        elif busy and not self.stages.in_flight and not any(tenant.awaits for tenant in self.tenants):
+        elif busy and not self.stages.in_flight and not any(map(awaits, self.tenants)):
             if any([surrenders(each) for each in busy]):
                 self._look_again(now_ns)
                 return

@@ -26,10 +26,10 @@ from sim.engine.prices import StageTable
 from sim.engine.pricing import Pricing
 from sim.engine.requests import RequestState
 from sim.engine.roles import Part
-from sim.engine.sequences import Outside, refusal
+from sim.engine.sequences import Outside, n_waiting, refusal
 from sim.engine.span import Span, TapedSpan
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, launch
+from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, hand_back, launch, n_loading, rings
 from sim.engine.tiers import SharedStores
 from sim.engine.uniform import UniformSet
 
@@ -54,7 +54,7 @@ class RankLoad:
 
     @property
     def waiting(self) -> int:
-        return self._tenant.sequences.n_waiting
+        return n_waiting(self._tenant.sequences)
 
     @property
     def running(self) -> int:
@@ -120,7 +120,7 @@ class RankedMachine(Machine):
             for rank in range(spec.ranks)
         ]  # fmt: skip
         for tenant in self.tenants:
-            tenant.rings(clock, self._on_loaded)
+            rings(tenant, clock, self._on_loaded)
         self._lanes = [tenant.lanes[0] for tenant in self.tenants]
         self._loads = [RankLoad(tenant, clock) for tenant in self.tenants]
         # Where sequences speculate each step emits what it does, and loads from tiers come when they come: one by one.
@@ -256,7 +256,7 @@ class RankedMachine(Machine):
             if lane.span is not None:
                 tenant.commit(lane, done, end)
             drop_in_flight(tenant)
-            ids += tenant.hand_back()
+            ids += hand_back(tenant)
         self._in_step = False
         self._waited = Waited()
         self._ticks = now_ns << TICK_BITS
@@ -390,8 +390,8 @@ class RankedMachine(Machine):
             return
         busy = [rank for rank, tenant in enumerate(self.tenants) if tenant.sequences.busy]
         # What one rank waits for comes from other machines; ranks have no memory in common.
-        busy = [rank for rank in busy if not self.tenants[rank].sequences.awaits]
-        if busy and not any(tenant.n_loading for tenant in self.tenants):
+        busy = [rank for rank in busy if not self.tenants[rank].sequences.awaits()]
+        if busy and not any(n_loading(tenant) for tenant in self.tenants):
             if any([surrenders(self.tenants[rank]) for rank in busy]):
                 self._alarm.set(now_ns)
                 return
