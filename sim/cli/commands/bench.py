@@ -328,7 +328,8 @@ def _print_compared(found: Compared) -> None:
     if any(row[1][-1] in "!?" for row in rows):
         legend += " ! saturated, ? saturated on one side only."
     console().print(legend, markup=False, soft_wrap=True)
-    for saturated, where in ((False, "below saturation"), (True, "beyond saturation")):
+    open_loads = any(each.run.saturated is not None for each in found.replays)
+    for saturated, where in ((False, "below saturation" if open_loads else "over all"), (True, "beyond saturation")):
         for name, of in found.errors(saturated=saturated).items():
             figures_of = f"mean error {of.mean:.1%}, median {of.median:.1%}, farthest {of.worst:+.1%}"
             console().print(f"{where}, {titles[name]}: {figures_of} ({of.runs} runs)", markup=False, soft_wrap=True)
