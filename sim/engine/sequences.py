@@ -96,7 +96,6 @@ class Sequences:
         self.finding = Finding(self.kv, state, self.ahead, spec.scheduler)
         self.exchange = None if part is None else Exchange(self, part, outside, alone=alone)
         self.hands_over = self.promises.one_token = self.exchange is not None and self.exchange.hands_over
-        """Whether prompts are only computed here."""
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
