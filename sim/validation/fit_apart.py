@@ -2,12 +2,12 @@
 
 `python -m sim.validation.fit_apart MEASURED` prints, and with --write puts beside this file, two tables:
 
-* prefill_workers.toml: how many times what is priced a stack's prefill workers take, from times to the first token;
+* prefill_workers.toml: how many times what is priced a stack's prefill workers take, from times to the first token. The value is
+  fitted to all deployments; the error that counts is that of each by a fit without it and others of its fold.
 * acceptances.toml: the share of drafted tokens that is accepted, for each number of tokens drafted that nobody has published one
-  for, from token times.
+  for, from token times of half of the deployments; the error that counts is that of the other half.
 
-A deployment is in the first half or the second by a hash of its model, devices, stack and layout; each value is the one of a grid
-that makes the median of the errors of the first half the least, and the errors of the second half are those that count.
+Folds and halves are by a hash of model, devices, stack and layout. Each value is the one that makes the median error the least.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from sim.validation.apart import (
     layout_of,
     most_clients,
 )
+from sim.validation.fit_stacks import fold_of
 from sim.validation.machines import Unmodelled
 from sim.validation.runs import ServedRun, rows_of, served_run, served_s
 from sim.validation.speculated import FILE as ACCEPTANCES
 
-FACTORS = (1.0, 1.4, 1.8, 2.4)
+FACTORS = (0.8, 1.2, 1.8, 2.6)
 ALPHAS = (0.4, 0.65, 0.9)
-MOST_CLIENTS = 300
+MOST_CLIENTS = 130
 """Runs of more requests in flight are not fitted, for the time that they take; all are scored by `rooftrace validate`."""
 APART = "e2e_silicon_disagg.csv"
 SPECULATIVE = ("e2e_silicon_speculative_agg.csv", "e2e_silicon_speculative_disagg.csv")
@@ -53,6 +54,7 @@ class Row:
     run: ApartRun | ServedRun
     stack: str
     half: int
+    fold: int
     tpot_s: float
     ttft_s: float
 
@@ -81,6 +83,7 @@ def rows_to_fit(path: Path) -> list[Row]:
                 run=run,
                 stack=run.stack,
                 half=half_of(deployment_of(row)),
+                fold=fold_of(deployment_of(row)),
                 tpot_s=seconds["tpot"],
                 ttft_s=seconds["ttft"],
             )
@@ -124,7 +127,17 @@ def best_of(grid: Sequence[float], ratios: np.ndarray, half: np.ndarray) -> tupl
     return float(fine[best]), float(errors[best]), float(np.nanmedian(held)) if len(held) else np.nan
 
 
-def main(folder: Path, *, write: bool, jobs: int) -> None:
+def held_in_turn(grid: Sequence[float], ratios: np.ndarray, folds: np.ndarray) -> float:
+    """The median error of all rows, each by the value of a fit that saw no row of its fold."""
+    off = []
+    for fold in sorted(set(folds.tolist())):
+        mine = folds == fold
+        best = best_of(grid, ratios, mine.astype(int))[0]
+        off += [abs(float(np.exp(np.interp(best, grid, np.log(line)))) - 1.0) for line in ratios[mine]]
+    return float(np.nanmedian(off))
+
+
+def main(folder: Path, *, write: bool, jobs: int, only: str | None = None) -> None:
     with ProcessPoolExecutor(jobs) as pool:
 
         def ratios(of: Any, rows: Sequence[Row], grid: Sequence[float]) -> np.ndarray:
@@ -133,20 +146,27 @@ def main(folder: Path, *, write: bool, jobs: int) -> None:
             return np.array(found).reshape(len(rows), len(grid))
 
         factors: dict[str, tuple[float, str]] = {}
-        rows = rows_to_fit(folder / APART)
+        rows = rows_to_fit(folder / APART) if only != "acceptances" else []
         for stack in sorted({row.stack for row in rows}):
             mine = [row for row in rows if row.stack == stack]
-            half = np.array([row.half for row in mine])
-            if len(set(half.tolist())) < 2:
+            if len({row.fold for row in mine}) < 2:
                 continue
-            factor, seen, held = best_of(FACTORS, ratios(_ttft_ratio, mine, FACTORS), half)
-            factors[stack] = factor, _said(half, seen, held, "TTFT")
+            table = ratios(_ttft_ratio, mine, FACTORS)
+            factor, seen, _ = best_of(FACTORS, table, np.zeros(len(mine)))
+            held = held_in_turn(FACTORS, table, np.array([row.fold for row in mine]))
+            factors[stack] = (
+                factor,
+                f"fitted to {len(mine)} rows, where the median error of TTFT is {100 * seen:.0f} %; with deployments held back "
+                f"{100 * held:.0f} %",
+            )
             print(f"{stack}: {factor:.3g}, {factors[stack][1]}", flush=True)
-        if write:
+        if write and factors:
             _write(WORKERS, _WORKERS_HEAD, [(stack, {"factor": v, "source": s}) for stack, (v, s) in factors.items()])
             from sim.validation.apart import prefill_factors
 
             prefill_factors.cache_clear()
+        if only == "workers":
+            return
         rows = [row for name in SPECULATIVE for row in rows_to_fit(folder / name)]
         known = read_toml(ACCEPTANCES)
         for model, table in known.items():
@@ -196,6 +216,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m sim.validation.fit_apart")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--write", action="store_true", help="put the tables beside this file")
+    parser.add_argument("--only", choices=("workers", "acceptances"))
     parser.add_argument("--jobs", type=int, default=2)
     told = parser.parse_args()
-    main(told.folder, write=told.write, jobs=told.jobs)
+    main(told.folder, write=told.write, jobs=told.jobs, only=told.only)
