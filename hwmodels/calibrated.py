@@ -10,8 +10,10 @@ from typing import Any
 from hwmodels.cpu import cpu_cost
 from hwmodels.device import Device, device_catalogue
 from hwmodels.gpu import GpuKernels
+from hwmodels.graphs import DEFAULT_GRAPHS, STACKS, GraphSettings, captured_sizes
 from hwmodels.kernels.families import FAMILIES
 from hwmodels.layerwise import LayerwiseCost
+from hwmodels.memory import engine_defaults
 from hwmodels.model import LatentAttention, ModelSpec
 from hwmodels.operations import StageWork
 from hwmodels.overheads import ServingStack, serving_stack
@@ -30,10 +32,31 @@ class Calibrated:
 
     stack: ServingStack
     profile: str | None = None
+    graphs: GraphSettings = DEFAULT_GRAPHS
 
     @classmethod
-    def for_stack(cls, name: str, profile: str | None = None, release: str | None = None) -> Calibrated:
-        return cls(stack=serving_stack(name, release), profile=profile)
+    def for_stack(
+        cls,
+        name: str,
+        profile: str | None = None,
+        release: str | None = None,
+        graphs: GraphSettings = DEFAULT_GRAPHS,
+    ) -> Calibrated:
+        return cls(stack=serving_stack(name, release), profile=profile, graphs=graphs)
+
+    def captured(self, device: Device, tensor: int) -> tuple[int, ...] | None:
+        """The rows of the graphs that decode steps are padded to; empty: none; None: the stack has no list of them.
+
+        ValueError where graphs are set of a stack or device without.
+        """
+        if self.stack.name in STACKS and self.load(device).kind == "gpu":
+            default = engine_defaults(self.stack.name, device, tensor=tensor).graph_sequences
+            return captured_sizes(self.stack.name, self.graphs, default)
+        if self.graphs != DEFAULT_GRAPHS:
+            raise ValueError(
+                f"CUDA graphs of given sizes are of {', '.join(STACKS)} on GPUs; {self.stack.name} on {device.name} has none"
+            )
+        return None
 
     def load(self, device: Device) -> Profile:
         """The profile that prices *device*: its own, or its nearest relative's on its datasheet numbers."""
@@ -124,12 +147,14 @@ class Calibrated:
                 "price it by the datasheet (cost_model: roofline) or choose another device"
             )
         layers = math.ceil(spec.n_layers / parallel.pipeline)
+        captured = self.captured(device, parallel.tensor)
         kernels = (TpuKernels if profile.kind == "tpu" else GpuKernels)(
             device=device,
             profile=profile,
             stack=self.stack,
             layers=layers,
             expert_layers=layers if spec.experts is not None else 0,
+            captured=captured,
         )
         return LayerwiseCost.on(device, spec, parallel, kernels, kv_precision=kv_precision)
 

@@ -128,6 +128,10 @@ class CpuKernels:
         raise ValueError("a CPU profile is of one device; leave the degrees of parallelism at 1")
 
     @property
+    def captured(self) -> tuple[int, ...] | None:
+        return None
+
+    @property
     def pads_ranks(self) -> bool:
         return False
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hwmodels.cost import Work
 from hwmodels.device import Device
+from hwmodels.graphs import padded
 from hwmodels.kernels.ops import ARRAYS, SCALARS, DecodeForm, Ops, PrefillForm
 from hwmodels.kernels.protocol import Kernels
 from hwmodels.model import ModelSpec
@@ -30,7 +34,13 @@ class _Stage:
         self.work, self.kernels = work, kernels
         self.share = 1.0 / data
         self.data = data
+        captured = kernels.captured or ()
+        self.captured = captured
+        self.widest_gap = max((b - a for a, b in itertools.pairwise((0, *captured))), default=0) * data
+        # Up to so many rows a decode step is a graph's.
+        self.replayed = captured[-1] * data if captured else 1 << 62
         self.rows = RowTable(self._rows_s)
+        self.decode_rows = RowTable(self._padded_rows_s) if captured else self.rows
         self.logits = RowTable(self._logits_s)
         self.has_head = last
         self.encoder = spec.is_encoder
@@ -48,6 +58,7 @@ class _Stage:
         self.sequence_s = host.sequence_s * self.share
         self.row_s, self.step_s = host.row_s, host.step_s
         self.prompt_floor_s, self.decode_floor_s = host.prompt_floor_s, host.decode_floor_s
+        self.launch_floor_s = host.launch_floor_s
 
     def _collectives_s(self, rows: FloatArray, of_logits: bool) -> FloatArray:
         total = np.zeros_like(rows)
@@ -57,15 +68,23 @@ class _Stage:
         return total
 
     def _rows_s(self, rows: FloatArray) -> FloatArray:
-        k, own = self.kernels, np.ceil(rows * self.share)
-        total = self._collectives_s(own, False) + own * self.row_s + self._exchange_s(rows)
+        own = np.ceil(rows * self.share)
+        return self._own_rows_s(own) + own * self.row_s + self._experts_s(rows) + self._exchange_s(rows)
+
+    def _padded_rows_s(self, rows: FloatArray) -> FloatArray:
+        """Of a decode step: dense layers and exchange have as many rows as the graph, host and experts those there are."""
+        own = np.ceil(rows * self.share)
+        fuller = padded(self.captured, own)
+        sent = np.where(fuller > own, fuller * self.data, rows)
+        return self._own_rows_s(fuller) + own * self.row_s + self._experts_s(rows) + self._exchange_s(sent)
+
+    def _own_rows_s(self, own: FloatArray) -> FloatArray:
+        total = self._collectives_s(own, False)
         for op in self.work.linears:
             if not op.of_logits and not op.of_prompts:
-                total = total + op.layers * k.gemm_s(own, op.n, op.k, precision=op.precision)
-        if self.work.experts is not None:
-            total = total + self._experts_s(rows)
+                total = total + op.layers * self.kernels.gemm_s(own, op.n, op.k, precision=op.precision)
         for stream in self.work.elementwise:
-            total = total + stream.layers * k.elementwise_s(own * stream.bytes_per_row, stream.launches)
+            total = total + stream.layers * self.kernels.elementwise_s(own * stream.bytes_per_row, stream.launches)
         return total
 
     def _expanded_s(self, rows: FloatArray) -> FloatArray:
@@ -96,8 +115,13 @@ class _Stage:
         rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = totals
         own = (seqs + chunks) * self.sequence_s + self.step_s
         # A look at the table, inline: this runs once an iteration.
-        exact = self.rows.exact
-        seconds = exact[rows] if 0 <= rows < len(exact) else self.rows.scalar(rows)
+        table = self.rows if prompt else self.decode_rows
+        exact = table.exact
+        seconds = exact[rows] if 0 <= rows < len(exact) else table.scalar(rows)
+        if 0 < prompt < self.widest_gap:
+            # Decodes beside a few prompt tokens take no less than they would alone; beside many they cannot.
+            alone = self.decode_rows.scalar(rows - prompt)
+            seconds = alone if alone > seconds else seconds
         if self.has_head and logits:
             exact = self.logits.exact
             seconds += exact[logits] if 0 <= logits < len(exact) else self.logits.scalar(logits)
@@ -120,6 +144,8 @@ class _Stage:
                 else:
                     seconds += decode(SCALARS, seqs_f, queries, kv)
         floor = self.prompt_floor_s if prompt else self.decode_floor_s
+        if rows - prompt > self.replayed:
+            floor = self.launch_floor_s
         return (seconds if seconds > floor else floor) + own
 
     def array(self, totals: Totals) -> FloatArray:
@@ -129,10 +155,11 @@ class _Stage:
             columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in totals))
         rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = columns
         own = (seqs + chunks) * self.sequence_s + self.step_s
-        seconds = self.rows.array(rows)
+        some_prompt, some_decode = prompt > 0, seqs > 0
+        queries = rows - prompt
+        seconds = self._table_s(rows, queries, some_prompt)
         if self.has_head:
             seconds = seconds + self.logits.array(logits)
-        queries = rows - prompt
         prompt_f, seqs_f = prompt, seqs
         if self.data > 1:
             f = self.share
@@ -141,7 +168,6 @@ class _Stage:
             kv, kv_window = kv * f, kv_window * f
         if self.encoder:
             pairs = 2 * pairs - prompt_f
-        some_prompt, some_decode = prompt > 0, seqs > 0
         # Where nothing of a kind runs, one stands in for zero so that no division fails; the result is not used.
         if some_prompt.any():
             rows_1, chunks_1 = np.where(some_prompt, prompt_f, 1), np.where(some_prompt, chunks, 1)
@@ -153,7 +179,20 @@ class _Stage:
             for _, decode, windowed in self.attention:
                 one = decode(ARRAYS, seqs_1, queries, *((kv_window, kv - kv_window) if windowed else (kv,)))
                 seconds = seconds + np.where(some_decode, one, 0.0)
-        return np.maximum(seconds, np.where(some_prompt, self.prompt_floor_s, self.decode_floor_s)) + own
+        return np.maximum(seconds, self._floor_s(rows - prompt, some_prompt)) + own
+
+    def _table_s(
+        self, rows: NDArray[np.int64], decodes: NDArray[np.int64], some_prompt: NDArray[np.bool_]
+    ) -> FloatArray:
+        if not self.captured:
+            return self.rows.array(rows)
+        alone = self.decode_rows.array(decodes)
+        return np.where(some_prompt, np.maximum(self.rows.array(rows), alone), alone) if some_prompt.any() else alone
+
+    def _floor_s(self, decodes: NDArray[np.int64], some_prompt: NDArray[np.bool_]) -> FloatArray:
+        """Least seconds of the kernels of iterations with so many query tokens of *decodes* over all groups."""
+        of_graphs = np.where(some_prompt, self.prompt_floor_s, self.decode_floor_s)
+        return np.where(decodes > self.replayed, self.launch_floor_s, of_graphs)
 
 
 def _by_rows(prompts: RowTable, decodes: RowTable) -> tuple[PrefillForm, DecodeForm, bool]:
@@ -178,16 +217,22 @@ class _Ranks:
     def __init__(self, stage: _Stage, spec: ModelSpec, kernels: Kernels) -> None:
         # Priced as a stage of its own, without experts and floors, which hold for the whole.
         self._own = _Stage(replace(stage.work, experts=None, exchange=None), spec, 1, kernels, stage.has_head)
-        self._own.prompt_floor_s = self._own.decode_floor_s = 0.0
-        self._stage = stage
+        own = self._own
+        self._floors = own.prompt_floor_s, own.decode_floor_s, own.launch_floor_s
+        self._replayed = own.replayed
+        own.prompt_floor_s = own.decode_floor_s = own.launch_floor_s = 0.0
         # What cannot be exchanged so is said here, and not at the first step.
         stage._exchange_s(np.ones(1))
         self._pads = kernels.pads_ranks
         self._experts = RowTable(stage._experts_s)
         self._exchange = RowTable(stage._exchange_s)
 
+    def _graph(self, rows: int) -> int:
+        sizes = self._own.captured
+        return sizes[bisect_left(sizes, rows)] if sizes and 0 < rows <= sizes[-1] else rows
+
     def scalar(self, ranks: Sequence[Totals]) -> float:
-        stage, own = self._stage, self._own
+        own = self._own
         rows = prompt = fullest = 0
         slowest = floor = 0.0
         for totals in ranks:
@@ -195,13 +240,14 @@ class _Ranks:
             prompt += totals[1]
             fullest = max(fullest, totals[0] - totals[1])
             slowest = max(slowest, own.scalar(totals))
-            host = (totals[5] + totals[2]) * own.sequence_s + stage.step_s
-            floor = max(floor, (stage.prompt_floor_s if totals[1] else stage.decode_floor_s) + host)
-        sent = prompt + len(ranks) * fullest if self._pads else rows
+            host = (totals[5] + totals[2]) * own.sequence_s + own.step_s
+            beyond = totals[0] - totals[1] > self._replayed
+            floor = max(floor, self._floors[2 if beyond else 0 if totals[1] else 1] + host)
+        sent = prompt + len(ranks) * self._graph(fullest) if self._pads else rows
         return max(slowest + (self._experts.scalar(rows) + self._exchange.scalar(sent)), floor)
 
     def array(self, ranks: Sequence[Totals]) -> FloatArray:
-        stage, own = self._stage, self._own
+        own = self._own
         shape = np.broadcast_shapes(*(np.shape(column) for totals in ranks for column in totals))
         rows, prompt, fullest = (np.zeros(shape, np.int64) for _ in range(3))
         slowest, floor = np.zeros(shape), np.zeros(shape)
@@ -210,11 +256,11 @@ class _Ranks:
             rows, prompt = rows + totals.rows, prompt + totals.prefill_rows
             fullest = np.maximum(fullest, totals.rows - totals.prefill_rows)
             slowest = np.maximum(slowest, own.array(totals))
-            host = (totals.decode_seqs + totals.prefill_chunks) * own.sequence_s + stage.step_s
-            floor = np.maximum(
-                floor, np.where(totals.prefill_rows > 0, stage.prompt_floor_s, stage.decode_floor_s) + host
-            )
-        sent = prompt + len(ranks) * fullest if self._pads else rows
+            host = (totals.decode_seqs + totals.prefill_chunks) * own.sequence_s + own.step_s
+            least = np.where(totals.prefill_rows > 0, self._floors[0], self._floors[1])
+            beyond = totals.rows - totals.prefill_rows > self._replayed
+            floor = np.maximum(floor, np.where(beyond, self._floors[2], least) + host)
+        sent = prompt + len(ranks) * padded(own.captured, fullest) if self._pads else rows
         return np.maximum(slowest + (self._experts.array(rows) + self._exchange.array(sent)), floor)
 
 

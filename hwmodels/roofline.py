@@ -121,6 +121,10 @@ class RooflineKernels:
         return self._link(n > self.device.devices_per_node).collective_s(kind, size_bytes, n)
 
     @property
+    def captured(self) -> tuple[int, ...] | None:
+        return None
+
+    @property
     def pads_ranks(self) -> bool:
         return False
 

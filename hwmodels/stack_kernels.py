@@ -16,7 +16,7 @@ from hwmodels.kernels.families import COLLECTIVE, EXCHANGE
 from hwmodels.kernels.ops import DecodeForm, PrefillForm, Running, streamed_forms
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.operations import AttentionShape, Exchange, HeadProducts, Recurrence
-from hwmodels.overheads import Overheads, ServingStack
+from hwmodels.overheads import Overheads, ServingStack, serving_stack
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
 
@@ -69,6 +69,8 @@ class StackKernels:
     """Of one stage, for host work by the layer."""
     expert_layers: int = 0
     """Those of them with experts."""
+    captured: tuple[int, ...] | None = None
+    """The rows of the graphs of decode steps; empty: the server was told to run without any (`hwmodels.graphs`)."""
 
     @property
     def _own(self) -> Overheads:
@@ -99,12 +101,21 @@ class StackKernels:
     def host(self) -> HostTimes:
         own = self._own
         floor_s = own.layer_host_s * self.layers + own.expert_host_s * self.expert_layers
+        decode_floor_s = 0.0 if self.stack.graph else floor_s
+        launch_floor_s = decode_floor_s
+        if self.captured is not None:
+            # What launches of a layer take was fitted to the eager stack's runs alone.
+            layer_host_s = own.layer_host_s or serving_stack("eager").overheads.layer_host_s
+            launch_floor_s = layer_host_s * self.layers + own.expert_host_s * self.expert_layers
+            if not self.captured:
+                floor_s = decode_floor_s = launch_floor_s
         return HostTimes(
             step_s=own.step_s,
             sequence_s=own.sequence_s,
             row_s=own.row_s,
             prompt_floor_s=floor_s,
-            decode_floor_s=0.0 if self.stack.graph else floor_s,
+            decode_floor_s=decode_floor_s,
+            launch_floor_s=launch_floor_s,
         )
 
     def running(self, shape: AttentionShape) -> Running:
@@ -209,7 +220,7 @@ class StackKernels:
     @property
     def pads_ranks(self) -> bool:
         """A graph is replayed on all ranks at once (vLLM 0.32.0, v1/worker/dp_utils.py; SGLang, dp_attention.py)."""
-        return self.stack.graph
+        return self.stack.graph and self.captured != ()
 
     def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
         """Dispatch and combine of one layer. ValueError for DeepEP without a switch between the devices of a node.

@@ -190,8 +190,13 @@ class Vllm:
                 unheld = cache.unheld_blocks(seq.id, found) if found else 0
                 cached += found * block_tokens
                 to_compute -= found * block_tokens
+            if seq.shared_blocks:
+                # What was loaded for it, and is its own already.
+                found, unheld = seq.shared_blocks, 0
+            elif cache is None:
+                found = 0
             tokens = to_compute or view.query_tokens
-            if limit:
+            if limit and to_compute:
                 tokens = min(tokens, limit)
             if tokens > budget:
                 if not self.enable_chunked_prefill or not to_compute:

@@ -23,6 +23,8 @@ class HostTimes:
     """Least time of an iteration with prompt tokens: they are launched kernel by kernel."""
     decode_floor_s: float = 0.0
     """Least time of an iteration without."""
+    launch_floor_s: float = 0.0
+    """Least time of an iteration without that is beyond the captured graphs."""
 
 
 class Kernels(Protocol):
@@ -62,6 +64,11 @@ class Kernels(Protocol):
 
     def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
         """Of one layer, both ways: *rows* of all groups to their experts, and what the experts made of them back."""
+        ...
+
+    @property
+    def captured(self) -> tuple[int, ...] | None:
+        """The rows of the graphs that decode steps are padded to, ascending; None: graphs of every size, or none at all."""
         ...
 
     @property

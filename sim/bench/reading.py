@@ -53,9 +53,11 @@ def read_files(paths: Iterable[str | os.PathLike[str]]) -> Reading:
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:
-    """File names without their ending where that tells them apart."""
-    stems = [path.stem for path in paths]
-    return [stem if stems.count(stem) == 1 else str(path) for path, stem in zip(paths, stems, strict=True)]
+    """The shortest of file name without its ending, file name, and path that tells each apart."""
+    ways = [[path.stem for path in paths], [path.name for path in paths]]
+    return [
+        next((names[at] for names in ways if names.count(names[at]) == 1), str(path)) for at, path in enumerate(paths)
+    ]
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -24,10 +24,14 @@ from sim.engine.ranks import machine_of, ranked
 from sim.engine.requests import RequestState
 from sim.engine.routing import routing_of
 from sim.engine.tenant import columns_of
+from sim.engine.tiers import SharedStores
 from workloads import ClosedLoop, Trace
 
 _ROUTING_STREAM = 0x726F7574
 """Names the random stream of routing draws; the other streams are in `workloads` and `policies`."""
+
+_HITS = {"again": "tier_again"}
+"""Columns of what was loaded that are not called as a tier."""
 
 FELT_AFTER_NS = 1
 """Nothing that one machine does is felt by another sooner."""
@@ -73,6 +77,41 @@ def _turns(models: array[int], n_models: int) -> array[int]:
     return turns
 
 
+def _tier_facts(machines: list[Machine]) -> dict[str, dict[str, int]]:
+    """By kind of tier, all machines together: capacity, what was loaded and stored, how long it waited for its turn."""
+    found: dict[str, dict[str, int]] = {}
+    seen: set[int] = set()
+    for machine in machines:
+        for tenant in machine.tenants:
+            if tenant.loading is None:
+                continue
+            tiers = tenant.loading.tiers
+            for spec, store, counts, link in zip(tiers.specs, tiers.stores, tiers.counts, tiers.links, strict=True):
+                mine = found.setdefault(spec.kind, {})
+                # A store that machines share counts once.
+                own = store is not None and id(store) not in seen
+                facts = {
+                    "capacity_bytes": store.capacity_bytes if own and store is not None else 0,
+                    "used_bytes": store.used_bytes if own and store is not None else 0,
+                    "evicted_blocks": store.evicted if own and store is not None else 0,
+                    "loads": counts.loads,
+                    "loaded_tokens": counts.loaded_blocks * tiers.block_tokens,
+                    "load_bytes": counts.load_bytes,
+                    "load_ns": counts.load_ns,
+                    "load_wait_ns": counts.load_wait_ns,
+                    "stores": counts.stores,
+                    "store_bytes": counts.store_bytes,
+                    "store_wait_ns": counts.store_wait_ns,
+                    "skipped_short": counts.skipped_short,
+                    "skipped_slower": counts.skipped_slower,
+                    "link_busy_ns": link.busy_ns,
+                }
+                seen.add(id(store))
+                for name, value in facts.items():
+                    mine[name] = mine.get(name, 0) + value
+    return found
+
+
 class _Cluster:
     """Arrivals, the router between machines, closed-loop clients, and the end of the run."""
 
@@ -112,11 +151,21 @@ class _Cluster:
         )  # fmt: skip
         self._clock = Clock()
         self._machines: list[Machine] = []
+        tiers = [tier for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
+        stores = SharedStores(peers=any(tier.kind == "peer" for tier in tiers)) if tiers else None
         for index, spec in enumerate(specs):
             first = sum(len(machine.tenants) for machine in self._machines)
             self._machines.append(
                 machine_of(
-                    self._clock, index, spec, first, self._state, self, seed=experiment.seed, fast_forward=fast_forward
+                    self._clock,
+                    index,
+                    spec,
+                    first,
+                    self._state,
+                    self,
+                    seed=experiment.seed,
+                    fast_forward=fast_forward,
+                    shared=stores,
                 )
             )
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
@@ -333,6 +382,8 @@ class _Cluster:
         if self._experiment.horizon_ns is not None:
             makespan_ns = min(max(makespan_ns, self._clock.now_ns), self._experiment.horizon_ns)
         none = np.zeros(self._n, np.int64)
+        tier_hits = {kind: _as_column(hits) for kind, hits in state.tier_hits.items()}
+        loaded = sum((hits for kind, hits in tier_hits.items() if kind not in ("again", "swap")), none)
         bubbles = [_as_column(kind) for kind in state.bubbles] or [none] * len(BUBBLES)
         return Columns(
             requests={
@@ -359,13 +410,15 @@ class _Cluster:
                         "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
                         "computed_prompt_tokens": np.where(
                             _as_column(state.scheduled) >= 0,
-                            _as_column(state.prompt) - _as_column(state.prefix_hits),
+                            _as_column(state.prompt) - _as_column(state.prefix_hits) - loaded,
                             0,
                         ),
                     }
                     if self._caching
                     else {}
                 ),
+                **{f"{_HITS.get(kind, kind)}_hit_tokens": hits for kind, hits in tier_hits.items()},
+                **({"load_ns": np.maximum(_as_column(state.load_ns), 0)} if tier_hits else {}),
                 **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
             },
             reasons=tuple(self._reasons),
@@ -385,6 +438,7 @@ class _Cluster:
                     else {}
                 ),
                 "n_stages": sum(machine.n_stages for machine in self._machines),
+                **({"tiers": _tier_facts(self._machines)} if tier_hits else {}),
                 **({"ranks": ranks} if (ranks := ranked(self._machines)) else {}),
                 "busy_ns": sum(replica.busy_ns() for replica in replicas),
                 "events": sum(machine.events for machine in self._machines),

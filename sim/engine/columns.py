@@ -112,6 +112,21 @@ STAGE = Layout(
     ("bubble", "i"),  # its kind, an index into BUBBLES
 )
 
+LOAD, STORE, MOVE_IN = 0, 1, 2
+TRANSFER_NAMES = ("load", "store", "swap_out")
+
+TRANSFER = Layout(
+    # KV that crosses the link of a tier.
+    ("tier", "i"),
+    ("what", "i"),  # LOAD, STORE or MOVE_IN
+    ("request", "q"),  # -1: of blocks that were evicted
+    ("bytes", "q"),
+    ("asked_ns", "q"),
+    ("begin_ns", "q"),
+    ("sent_ns", "q"),
+    ("arrived_ns", "q"),
+)
+
 _TAPED_AT_ONCE = 4096
 _PIECES_AT_ONCE = 1 << 16
 
@@ -152,6 +167,7 @@ class Recorder:
         self.joins = Records(JOIN)
         self.stages = Records(STAGE)
         """Pipelines: micro-batches numbered as they are sent off."""
+        self.transfers = Records(TRANSFER)
         self.queued_ns: list[int] = []
         """Arrivals during a span that they did not cut: the first instant whose iterations find them in the queue."""
         self.resumed_gaps_ns: list[int] = []
@@ -332,6 +348,8 @@ class ReplicaColumns:
     kv_blocks_total: int
     block_tokens: int
     n_stages: int = 1
+    transfers: NDArray[Any] | None = None
+    """Structured by TRANSFER, in the order in which they were asked for; None without tiers."""
     emitted: dict[int, IntArray] | None = None
     """By lane: tokens of every round of every stay, in the order of `joins`; None where a round emits one."""
     speculation: RoundCounts | None = None
@@ -364,7 +382,7 @@ class Columns:
 
         Columns: replica, lane, start_ns, duration_ns, rows, prefill_tokens, decode_tokens (query tokens of the decodes),
         sequences (that take part), running, waiting, kv_tokens (read by the decodes), kv_blocks_used, emitted_tokens,
-        bubble_ns.
+        bubble_ns; with tiers loads_under_way and stores_under_way as well.
         """
         parts = list(self.iteration_blocks())
         table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -414,12 +432,30 @@ class Columns:
             "kv_blocks_used": used,
             "emitted_tokens": spans["emitted"][row].astype(np.int64),
             "bubble_ns": spans["bubble_ns"][row],
+            **({} if replica.transfers is None else _under_way(replica.transfers, start_ns)),
         }
 
     def _queued_since(self, replica: ReplicaColumns, span_ns: IntArray, start_ns: IntArray) -> IntArray:
         """Requests that have joined the queue between a span's start and an iteration of it."""
         queued = replica.queued_ns
         return np.searchsorted(queued, start_ns, side="right") - np.searchsorted(queued, span_ns, side="right")
+
+    def transfers(self) -> Table | None:
+        """One row a transfer of KV between a device and a tier, in the order in which they were asked for; None without tiers.
+
+        Columns: replica, tier (its place, nearest first), what (an index into `TRANSFER_NAMES`), request (-1: of evicted blocks),
+        bytes, asked_ns, begin_ns, sent_ns, arrived_ns.
+        """
+        parts = [
+            (index, replica.transfers) for index, replica in enumerate(self.replicas) if replica.transfers is not None
+        ]
+        if not parts:
+            return None
+        rows = np.concatenate([part for _, part in parts])
+        table: Table = {"replica": np.concatenate([np.full(len(part), index, np.int32) for index, part in parts])}
+        table |= {name: rows[name] for name in TRANSFER.offset}
+        order = np.lexsort((table["replica"], table["asked_ns"]))
+        return {name: column[order] for name, column in table.items()}
 
     def itl(self) -> tuple[IntArray, IntArray]:
         """Inter-token gaps in ns and how many gaps have that length, as clients see them.
@@ -470,6 +506,15 @@ def _lane_gaps(
             np.concatenate((weights[kept], np.ones(high - low, np.int64))),
         )
         at, first, last_end_ns = to, first + len(ends), int(ends[-1])
+
+
+def _under_way(transfers: NDArray[Any], start_ns: IntArray) -> Table:
+    """Loads and stores of tiers that have been asked for and have not arrived at the start of each iteration."""
+    found: Table = {}
+    for name, mine in (("loads_under_way", transfers["what"] == LOAD), ("stores_under_way", transfers["what"] != LOAD)):
+        asked, arrived = np.sort(transfers["asked_ns"][mine]), np.sort(transfers["arrived_ns"][mine])
+        found[name] = np.searchsorted(asked, start_ns, side="right") - np.searchsorted(arrived, start_ns, side="right")
+    return found
 
 
 class _BlockGrowth:

@@ -12,6 +12,7 @@ from policies.view import PlanFunction, Scheduler
 from sim.engine.prices import StageTable
 from sim.engine.running import Decoding
 from sim.engine.streaming import Stream
+from sim.engine.tiers import TierSpec, check_tiers
 from workloads import ClosedLoop, Trace
 
 Turn = Literal["rotation", "oldest"]
@@ -48,6 +49,12 @@ class ReplicaSpec:
     (`sim.engine.prefix`); None: they are not."""
     prefix_drops_last: bool = False
     """Of what is found the last block is computed again, as vLLM does for drafters that need the target's states (EAGLE, MTP)."""
+    tiers: tuple[TierSpec, ...] = ()
+    """KV memory behind the device, nearest first: what the device has given up is loaded from there."""
+    swaps: bool = False
+    """Sequences that give way are moved to the `host` tier, and come back from there, in place of being computed again."""
+    block_bytes: int = 0
+    """Of a KV block on all devices together, for what crosses the links of tiers."""
 
     def __post_init__(self) -> None:
         for name, least in (("kv_blocks", 1), ("block_tokens", 1), ("lookahead_tokens", 0), ("draft_slots", 0)):
@@ -55,6 +62,20 @@ class ReplicaSpec:
                 raise ValueError(f"{name} is at least {least}; got {getattr(self, name)}")
         if self.micro_batches is not None and self.micro_batches < 1:
             raise ValueError(f"micro_batches is at least 1; got {self.micro_batches}")
+        check_tiers(self.tiers)
+        kinds = [tier.kind for tier in self.tiers]
+        if self.tiers and self.block_bytes < 1:
+            raise ValueError(f"block_bytes is at least 1 where there are tiers; got {self.block_bytes}")
+        if self.tiers and self.prefix_cache is None and not self.swaps:
+            raise ValueError(
+                "tiers keep what a prefix cache gives up, and there is none; give prefix_cache or leave tiers out"
+            )
+        if self.swaps and "host" not in kinds:
+            raise ValueError("sequences that give way are swapped to a tier of kind host, and there is none")
+        if self.swaps and "peer" in kinds:
+            raise ValueError(
+                "sequences cannot be swapped to host memory that other machines read (a tier of kind peer)"
+            )
         if isinstance(self.cost, StageTable) and self.decoding is not None:
             raise ValueError("a table of single-pass latencies has no decode steps, and so no decoding method")
 

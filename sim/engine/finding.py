@@ -99,6 +99,9 @@ class Finding:
         if self.in_turn or not tokens:
             kv.admit(id_, self._to_find(seq, tokens))
         kv.writes_on(id_, state.prompt[id_])
+        if seq.cached_tokens:
+            # It brought its KV.
+            return seq
         found = kv.found(id_) * kv.block_tokens
         if not found:
             return seq

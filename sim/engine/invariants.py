@@ -22,6 +22,7 @@ INVARIANTS = {
     "INV-6": "what ends was started before, and what starts has arrived",
     "INV-7": "within an instant ranks never go back: nothing that a machine does is felt by another in the same nanosecond",
     "INV-8": "ranks of a machine that take a step start it and end it together",
+    "INV-9": "blocks that a tier keeps, each counted once, are the bytes that it says it keeps, and no more than it has room for",
 }
 
 
@@ -84,6 +85,15 @@ class Watch:
             if span is not None and lane.decodes:
                 # Of what is in flight the blocks of the first iteration have been taken, and no others.
                 held += span.growth_first
+        held += sum(each.blocks for each in tenant.sequences.at_hand.values())
+        loading = tenant.loading
+        if loading is not None:
+            for id_, load in loading.in_flight.items():
+                self._once(id_, seen)
+                held += load.blocks
+            fault = loading.tiers.fault()
+            if fault is not None:
+                self._fail("INV-9", f"machine {machine.index}: {fault}")
         kv = tenant.sequences.kv
         if kv.caches:
             fault = kv.fault()

@@ -101,6 +101,9 @@ class KvPool:
     def admit(self, id_: int, blocks: int) -> None:
         """A request holds its first *blocks* blocks, which are cached."""
 
+    def loaded(self, id_: int, tokens: int) -> None:
+        """Of a request that holds blocks for them the first *tokens* tokens have come from elsewhere."""
+
     def writes_on(self, id_: int, prompt_tokens: int) -> None:
         """An admitted request may emit what the workload names."""
 

@@ -17,18 +17,25 @@ class LinkSpec:
     """From the last byte sent to the last byte received; it occupies nothing."""
     concurrent_transfers: int = 1
     """So many go on at once, each with the whole `bandwidth_bytes_per_s`: rails, or copy engines."""
+    write_bytes_per_s: float | None = None
+    """Of a transfer in the other direction; None: the same."""
 
     def __post_init__(self) -> None:
         if not self.bandwidth_bytes_per_s > 0:
             raise ValueError(f"bandwidth_bytes_per_s must be positive, not {self.bandwidth_bytes_per_s!r}")
+        if self.write_bytes_per_s is not None and not self.write_bytes_per_s > 0:
+            raise ValueError(f"write_bytes_per_s must be positive, not {self.write_bytes_per_s!r}")
         if not (isfinite(self.latency_s) and self.latency_s >= 0):
             raise ValueError(f"latency_s must be finite and not negative, not {self.latency_s!r}")
         if self.concurrent_transfers < 1:
             raise ValueError(f"concurrent_transfers must be at least 1, not {self.concurrent_transfers}")
 
-    def occupied_ns(self, n_bytes: int) -> int:
+    def occupied_ns(self, n_bytes: int, *, writes: bool = False) -> int:
         """How long a transfer holds its place on the link."""
-        return 0 if self.bandwidth_bytes_per_s == inf else round(n_bytes / self.bandwidth_bytes_per_s * 1e9)
+        rate = self.bandwidth_bytes_per_s
+        if writes and self.write_bytes_per_s is not None:
+            rate = self.write_bytes_per_s
+        return 0 if rate == inf else round(n_bytes / rate * 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +68,10 @@ class Link:
         """How long a transfer that is asked for now would wait for its turn."""
         return max(0, self._free_ns[0] - now_ns)
 
-    def send(self, now_ns: int, n_bytes: int) -> Transfer:
+    def send(self, now_ns: int, n_bytes: int, *, writes: bool = False) -> Transfer:
         """Takes the first place that is free."""
         begin = max(now_ns, self._free_ns[0])
-        occupied = self.spec.occupied_ns(n_bytes)
+        occupied = self.spec.occupied_ns(n_bytes, writes=writes)
         sent = begin + occupied
         heapq.heapreplace(self._free_ns, sent)
         self.busy_ns += occupied

@@ -17,7 +17,7 @@ from policies.routers import RoutedRequest
 from policies.view import ALWAYS_NS
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.errors import PolicyError
-from sim.engine.events import MACHINES, Alarm, Clock
+from sim.engine.events import ARRIVALS, MACHINES, Alarm, Clock
 from sim.engine.experiment import MachineSpec
 from sim.engine.kv import KvPool
 from sim.engine.lane import Lane
@@ -27,6 +27,7 @@ from sim.engine.sequences import Outside, refusal
 from sim.engine.span import Span
 from sim.engine.stages import Stages
 from sim.engine.tenant import NOTHING, Tenant
+from sim.engine.tiers import SharedStores
 
 
 def found_tokens(kv: KvPool, request: RoutedRequest, grown: int) -> int:
@@ -60,9 +61,9 @@ class Machine:
 
     def __init__(
         self, clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-        seed: int, fast_forward: bool,
+        seed: int, fast_forward: bool, shared: SharedStores | None = None,
     ) -> None:  # fmt: skip
-        """*first_number*: of its first tenant, among all of the run."""
+        """*first_number*: of its first tenant, among all of the run; *shared*: what machines read of each other's KV."""
         self.index = index
         self.events = 0
         self.no_hit_order = -1
@@ -86,9 +87,14 @@ class Machine:
                 alone=self._alone,
                 seed=seed,
                 fast_forward=fast_forward,
+                machine=index,
+                shared=shared,
             )
             for i, tenant in enumerate(spec.tenants)
         ]
+        for tenant in self.tenants:
+            if tenant.loading is not None:
+                tenant.loading.rings_at = self._look_at
         self._hosting = {tenant.spec.model: tenant for tenant in self.tenants}
         self._turn = 0
         self._promised = [0] * n_stages if isinstance(first.cost, StageTable) else []
@@ -236,6 +242,16 @@ class Machine:
             self._ticks = span.end(j)
             self._alarm.set(self._ticks >> TICK_BITS)
 
+    def _look_at(self, at_ns: int) -> None:
+        """KV that was asked for comes at *at_ns*: who waits for it may go on then."""
+        Alarm(self._clock, ARRIVALS, self._on_loaded).set(at_ns)
+
+    def _on_loaded(self, _event: object) -> None:
+        if self._alone and self._lane.span is not None:
+            self._cut_short(self._clock.now_ns)
+        else:
+            self._look_again(self._clock.now_ns)
+
     def give_up(self, id_: int) -> None:
         """The client of a request that is here has gone: it takes no further iteration, and its KV is free when the present one
         ends (where plans are made ahead, when the next one does)."""
@@ -262,7 +278,7 @@ class Machine:
         self._ticks = now_ns << TICK_BITS
         self._promised = [self._ticks] * len(self._promised)
         self.stages.stop(self._ticks)
-        return [id_ for tenant in self.tenants for id_ in tenant.sequences.hand_back(tenant.lanes)]
+        return [id_ for tenant in self.tenants for id_ in tenant.hand_back()]
 
     # Turns of a machine that is alone.
 
@@ -372,7 +388,7 @@ class Machine:
             if self._alone:
                 self._alarm.set(wake_ns)
             self._look_ns = wake_ns
-        elif busy and not self.stages.in_flight:
+        elif busy and not self.stages.in_flight and not any(tenant.n_loading for tenant in busy):
             tenant = busy[0]
             prefilling = sum(len(lane.partial) for lane in tenant.lanes)
             decoding = sum(lane.decoding.n + len(lane.paused) for lane in tenant.lanes)

@@ -51,7 +51,7 @@ class BlockCache(RunPool):
             number = contents.parent[number]
         chain = chains.get(number)
         for at in reversed(missing):
-            chain = chains[at] = Chain(contents.start[at], chain, -1)
+            chain = chains[at] = Chain(contents.start[at], chain, -1, at)
         return chain
 
     def _last_chain(self, id_: int) -> Chain | None:
@@ -97,7 +97,9 @@ class BlockCache(RunPool):
     # Moves.
 
     def admit(self, id_: int, blocks: int) -> None:
-        """A request holds its first *blocks* blocks, which are cached."""
+        """A request holds its first *blocks* blocks, which are cached, unless it holds some already."""
+        if id_ in self._held:
+            return
         self._n_admitted += 1
         held = self._held[id_] = Held(self._n_admitted, blocks)
         held.full = blocks
@@ -106,6 +108,12 @@ class BlockCache(RunPool):
         chain = self._last_chain(id_)
         for run, lo, hi in self._copies(chain, blocks):
             held.entries.append((self._touch(run, lo, hi), hi))
+
+    def loaded(self, id_: int, tokens: int) -> None:
+        """Of a request that holds blocks for them the first *tokens* tokens have come from elsewhere."""
+        self.cached(id_, tokens)
+        held = self._held[id_]
+        held.found = held.full
 
     def writes_on(self, id_: int, prompt_tokens: int) -> None:
         """An admitted request emits what the workload names, if it names more of it than the prompt."""

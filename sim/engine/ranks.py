@@ -26,6 +26,7 @@ from sim.engine.requests import RequestState
 from sim.engine.sequences import Outside, refusal
 from sim.engine.stages import Stages
 from sim.engine.tenant import NOTHING, Tenant
+from sim.engine.tiers import SharedStores
 
 _RANK_STREAM = 0x72616E6B
 """Names the random stream of routers inside machines."""
@@ -81,9 +82,9 @@ class RankedMachine(Machine):
 
     def __init__(
         self, clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-        seed: int, fast_forward: bool,
+        seed: int, fast_forward: bool, shared: SharedStores | None = None,
     ) -> None:  # fmt: skip
-        """*first_number*: of its first rank, among all tenants of the run."""
+        """*first_number*: of its first rank, among all tenants of the run; *shared*: what machines read of each other's KV."""
         (of_each,) = spec.tenants
         super().__init__(clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward)
         self._alone = False
@@ -93,10 +94,13 @@ class RankedMachine(Machine):
         self.tenants = [
             Tenant(
                 first_number + rank, of_each, state, outside, Stages(1),
-                alone=True, seed=seed, fast_forward=fast_forward, prices=self._prices,
+                alone=True, seed=seed, fast_forward=fast_forward, prices=self._prices, machine=index, shared=shared,
             )
             for rank in range(spec.ranks)
         ]  # fmt: skip
+        for tenant in self.tenants:
+            if tenant.loading is not None:
+                tenant.loading.rings_at = self._look_at
         self._lanes = [tenant.lanes[0] for tenant in self.tenants]
         self._loads = [RankLoad(tenant) for tenant in self.tenants]
         self._router = spec.rank_router
@@ -171,6 +175,9 @@ class RankedMachine(Machine):
         if not self._in_step:
             self._alarm.set(now_ns)
 
+    def _on_loaded(self, _event: object) -> None:
+        self.interrupt(self._clock.now_ns)
+
     def give_up(self, id_: int) -> None:
         tenant = self.tenants[self._state.replica[id_] - self.tenants[0].number]
         tenant.sequences.given_up[id_] = self._clock.now_ns
@@ -183,7 +190,7 @@ class RankedMachine(Machine):
             if lane.span is not None:
                 tenant.commit(lane, 0, self._ticks)
             tenant.drop_in_flight()
-            ids += tenant.sequences.hand_back(tenant.lanes)
+            ids += tenant.hand_back()
         self._in_step = False
         self._ticks = now_ns << TICK_BITS
         return ids
@@ -241,7 +248,7 @@ class RankedMachine(Machine):
             self._alarm.set(min(waited))
             return
         busy = [rank for rank, tenant in enumerate(self.tenants) if tenant.sequences.busy]
-        if busy:
+        if busy and not any(tenant.n_loading for tenant in self.tenants):
             tenant, lane = self.tenants[busy[0]], self._lanes[busy[0]]
             raise PolicyError(
                 f"{tenant.spec.scheduler!r} planned nothing at t={self._ticks / TICKS_PER_S:.6f} s on rank {busy[0]} with "
@@ -252,11 +259,11 @@ class RankedMachine(Machine):
 
 def machine_of(
     clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-    seed: int, fast_forward: bool,
+    seed: int, fast_forward: bool, shared: SharedStores | None = None,
 ) -> Machine:  # fmt: skip
     """The machine that *spec* describes."""
     kind = RankedMachine if spec.ranks > 1 else Machine
-    return kind(clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward)
+    return kind(clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward, shared=shared)
 
 
 def ranked(machines: Sequence[Machine]) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ What a request has done belongs to it, never to the machine or the slot that it 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from policies.view import WaitingSeq
@@ -58,8 +58,26 @@ class RequestState:
         """Tokens found in the prefix cache when first admitted ..."""
         self.prefix_hits_again = array("q", self.prefix_hits)
         """... and after preemptions."""
+        self.tier_hits: dict[str, array[int]] = {}
+        """By kind of tier: tokens loaded for its first admission, and (`swap`) those that came back after it had given way."""
+        self.load_ns = array("q")
+        """How long it was held for loads; -1 less when it began, while it is."""
         self.status = bytearray([2]) * n
         self.reason = array("i", [-1]) * n
+
+    def keep_tier_hits(self, kinds: Sequence[str]) -> None:
+        """Loads from tiers of *kinds* are to be counted."""
+        n = len(self.prompt)
+        for kind in kinds:
+            self.tier_hits.setdefault(kind, array("q", bytes(8 * n)))
+        if not len(self.load_ns):
+            self.load_ns = array("q", bytes(8 * n))
+
+    def load_began(self, id_: int, now_ns: int) -> None:
+        self.load_ns[id_] -= now_ns
+
+    def load_ended(self, id_: int, now_ns: int) -> None:
+        self.load_ns[id_] += now_ns
 
     def waiting_seq(self, id_: int, *, cached_tokens: int = 0, preempted: bool = False) -> WaitingSeq:
         """The request as it waits: what it still has to compute beside *cached_tokens* whose KV exists.

@@ -6,6 +6,7 @@ taking moves back that were only tried out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sim.engine.kv import KvPool, OutOfBlocks
@@ -14,9 +15,11 @@ from sim.engine.kv import KvPool, OutOfBlocks
 class Chain:
     """Cached blocks of one chain of contents; see `sim.engine.content`."""
 
-    __slots__ = ("end", "overlaps", "owner", "parent", "runs", "start", "writers")
+    __slots__ = ("end", "number", "overlaps", "owner", "parent", "runs", "start", "writers")
 
-    def __init__(self, start: int, parent: Chain | None, owner: int) -> None:
+    def __init__(self, start: int, parent: Chain | None, owner: int, number: int = -1) -> None:
+        self.number = number
+        """As the workload has it; -1: it is a request's own."""
         self.start = start
         self.parent = parent
         self.owner = owner
@@ -81,7 +84,7 @@ def parts_of(run: Run, hi: int) -> list[Run]:
 class RunPool(KvPool):
     """A pool whose free blocks are blank or in the queue of cached runs that nobody holds."""
 
-    __slots__ = ("_blank", "_chains", "_head", "_held", "_log", "_own", "_prepaid")
+    __slots__ = ("_blank", "_chains", "_head", "_held", "_log", "_own", "_prepaid", "gives_up")
 
     def __init__(
         self,
@@ -103,6 +106,8 @@ class RunPool(KvPool):
         head.before = head.after = head
         self._prepaid = 0
         self._log: list[tuple[Any, ...]] | None = None
+        self.gives_up: Callable[[int, int, int], None] | None = None
+        """Told of evicted blocks: their chain's number (-1 - id: a request's own), the first, and the one after the last."""
 
     def prepay(self, blocks: int) -> None:
         """Take blocks now that `take` will be asked for."""
@@ -134,7 +139,7 @@ class RunPool(KvPool):
             run = self._head.after
             assert run is not None
             assert run.chain is not None
-            chain, size = run.chain, run.hi - run.lo
+            chain, hi, size = run.chain, run.hi, run.hi - run.lo
             alone = not chain.overlaps
             if self._log is not None:
                 self._log.append(("evict", run, run.hi, chain.end, chain.overlaps))
@@ -147,6 +152,8 @@ class RunPool(KvPool):
                 top = run.lo
                 self._unlink(run)
                 self._drop(chain, run)
+            if self.gives_up is not None and self._log is None:
+                self.gives_up(chain.number if chain.owner < 0 else -1 - chain.owner, top, hi)
             chain.end = top if alone else max((run.hi for run in chain.runs), default=chain.start)
 
     def _drop(self, chain: Chain, run: Run) -> None:

@@ -6,8 +6,8 @@ Moves keep the books: KV blocks, what a request has emitted, how many are admitt
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 from policies.view import (
     ALWAYS_NS,
@@ -41,6 +41,19 @@ class Outside(Protocol):
     def rejected(self, id_: int, reason: str, /) -> None: ...
 
 
+class AtHand(NamedTuple):
+    """What one that waits has been loaded, and holds until it is admitted."""
+
+    blocks: int
+    tokens: int
+    on_device: int
+    """Tokens of these that were on the device ..."""
+    by_tier: tuple[tuple[int, int], ...]
+    """... and in tiers: (tier, tokens)."""
+    moved: bool
+    """It had given way and been moved to host memory."""
+
+
 _new = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
 
@@ -66,6 +79,16 @@ class Sequences:
         """Of those that wait: with nothing to compute before they decode."""
         self.given_up: dict[int, int] = {}
         """Requests whose clients have gone, and when; they leave when it is known to whoever plans."""
+        self.at_hand: dict[int, AtHand] = {}
+        """Of those that wait: whose KV has been loaded."""
+        self.moved: dict[int, int] = {}
+        """Of those that gave way: tokens whose KV is in host memory."""
+        self.tier_kinds: tuple[str, ...] = ()
+        self.computed: Callable[[int, int], None] | None = None
+        """Told of each prompt how many of its blocks have been computed, when some have."""
+        self.moves_out: Callable[[int, int], bool] | None = None
+        """Moves a sequence with so many tokens that gives way to host memory; whether it did."""
+        self.forgets_moved: Callable[[int], None] | None = None
         self._in_vain = 0
         """Preemptions since a token was emitted."""
         self._outside = outside
@@ -151,9 +174,23 @@ class Sequences:
             if seq is None:
                 raise PolicyError(f"{self._scheduler!r} rejected request {id_}, which does not wait here")
             self.queue.remove(seq)
-            self.n_computed -= not seq.tokens
+            self.drop_at_hand(seq)
             self.n_changes += 1
             self._outside.rejected(id_, reason)
+
+    def drop_at_hand(self, seq: WaitingSeq) -> None:
+        """One that waits is not to go on from the KV that it has, if it has any: blocks that it holds are free."""
+        self.n_computed -= not seq.tokens
+        held = self.at_hand.pop(seq.id, None)
+        if held is not None:
+            self.kv.release(seq.id, held.blocks, held.tokens)
+        self.forget_moved(seq.id)
+
+    def forget_moved(self, id_: int) -> None:
+        """What host memory has of a sequence that gave way is not needed any more, if it has anything."""
+        if self.moved.pop(id_, 0):
+            assert self.forgets_moved is not None
+            self.forgets_moved(id_)
 
     def choose_decodes(self, lane: Lane, decode: Literal[True] | tuple[int, ...]) -> None:
         """Bring the decoding set in line with the plan: pause who is left out, resume who is named again."""
@@ -227,7 +264,8 @@ class Sequences:
                 "from each other in turn and none gets on; give more KV blocks, or admit a sequence only when all of it fits"
             )
         state.preemptions[id_] += 1
-        state.recomputed[id_] += cached
+        if self.moves_out is None or not self.moves_out(id_, cached):
+            state.recomputed[id_] += cached
         seq = state.waiting_seq(id_, preempted=True)
         # At the end: ahead of those who came after the plan was made.
         unknown = 0 if self.ahead is None else self.ahead.n_unknown
@@ -253,7 +291,25 @@ class Sequences:
         self.n_changes += 1
         if self.state.scheduled[id_] < 0:
             self.state.scheduled[id_] = now_ns
+        held = self.at_hand.pop(id_, None)
+        if held is not None:
+            self._count_loaded(seq, held)
+            # Its blocks are the caller's to take, but for those with content.
+            self.kv.give(held.blocks - self.kv.found(id_))
+        elif id_ in self.moved:
+            # It was found worth computing again.
+            self.state.recomputed[id_] += self.moved[id_]
+            self.forget_moved(id_)
         return self.finding.find(seq, tokens) if self.kv.caches else seq
+
+    def _count_loaded(self, seq: WaitingSeq, held: AtHand) -> None:
+        state = self.state
+        if self.kv.caches:
+            hits = state.prefix_hits_again if seq.preempted else state.prefix_hits
+            hits[seq.id] += held.on_device
+        for tier, tokens in held.by_tier:
+            kind = "swap" if held.moved else "again" if seq.preempted else self.tier_kinds[tier]
+            state.tier_hits[kind][seq.id] += tokens
 
     def join_the_decodes(self, lane: Lane, run: tuple[tuple[int, int], ...], ticks: int) -> tuple[tuple[int, int], ...]:
         """Admit those of *run* that have nothing to compute; what is left of *run*."""
@@ -266,7 +322,7 @@ class Sequences:
                     f"{self._scheduler!r} planned 0 prompt tokens for request {id_}, of which {seq.tokens} are left to compute"
                 )
             self.n_computed -= 1
-            self.take(self.kv.held(seq.cached_tokens), ticks)
+            self.take(self.kv.held(seq.cached_tokens) - self.kv.found(id_), ticks)
             if self.kv.caches:
                 self.kv.cached(id_, seq.cached_tokens)
             self._join(lane, id_, seq.cached_tokens, self.state.token_ns[id_])
@@ -366,6 +422,9 @@ class Sequences:
             lane.paused.clear()
         ids += [seq.id for seq in self.queue]
         self.queue.clear()
+        self.at_hand.clear()
+        for id_ in list(self.moved):
+            self.forget_moved(id_)
         if self.ahead is not None:
             self.ahead.reset()
         self.given_up.clear()
@@ -411,7 +470,7 @@ def let_go(sequences: Sequences, lane: Lane) -> None:
         sequences.n_changes += 1
         if waiting is not None:
             sequences.queue.remove(waiting)
-            sequences.n_computed -= not waiting.tokens
+            sequences.drop_at_hand(waiting)
             continue
         ahead = sequences.ahead
         known = sequences.finding.known(lane, id_, ahead is not None and ahead.seen_ns != ALWAYS_NS)

@@ -20,14 +20,17 @@ from sim.engine.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.lane import Elsewhere, Ended, HeldPlan, Lane, LanePrice, Prepared, QueueView, RunningView
+from sim.engine.loading import Loading
 from sim.engine.padding import padded
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
 from sim.engine.running import RunningSet
+from sim.engine.runs import RunPool
 from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go
 from sim.engine.span import Step
 from sim.engine.stages import Stages
 from sim.engine.taped import TapedSet
+from sim.engine.tiers import SharedStores, Tiers
 from sim.engine.uniform import UniformSet
 
 NOTHING: Final = -1
@@ -45,10 +48,12 @@ class Tenant:
 
     def __init__(
         self, number: int, spec: ReplicaSpec, state: RequestState, outside: Outside, stages: Stages, *,
-        alone: bool, seed: int, fast_forward: bool, prices: Prices | None = None,
+        alone: bool, seed: int, fast_forward: bool, prices: Prices | None = None, machine: int = 0,
+        shared: SharedStores | None = None,
     ) -> None:  # fmt: skip
         """*alone*: no pipeline and no other tenant, so that decodes may be held; *number*: of the run's tenants; *prices*: of a
-        rank, whose steps its machine takes together with others, and ends (`launch`)."""
+        rank, whose steps its machine takes together with others, and ends (`launch`); *shared*: what machines read of each other's
+        KV."""
         self.number = number
         self.spec = spec
         self.recorder = Recorder()
@@ -81,10 +86,31 @@ class Tenant:
         self._max_lanes = spec.micro_batches or len(stages)
         self.lanes: list[Lane] = []
         sequences.finding.lanes = self.lanes
+        self.loading: Loading | None = None
+        if spec.tiers and (self._caches or spec.swaps):
+            self.loading = self._loading_of(machine, shared or SharedStores(peers=False))
         self.ready: deque[Lane] = deque()
         """Lanes that are not in flight, the longest idle first."""
         for _ in range(self._max_lanes if self._max_lanes <= _LANES_AT_ONCE else 1):
             self._add_lane()
+
+    def _loading_of(self, machine: int, shared: SharedStores) -> Loading:
+        spec, kv, state = self.spec, self._kv, self.state
+        contents = state.contents_in(spec.block_tokens) if kv.caches and state.contents_in is not None else None
+        space = (-1 if spec.model is None else spec.model, spec.block_tokens, spec.block_bytes)
+        tiers = Tiers(spec.tiers, space, contents, self.recorder, shared, machine=machine, number=self.number)
+        tiers.price_ns = self._prompt_ns
+        if isinstance(kv, RunPool):
+            kv.gives_up = tiers.evicted if tiers.takes_evicted else None
+        return Loading(self.sequences, tiers, swaps=spec.swaps)
+
+    def _prompt_ns(self, tokens: int, cached: int) -> int:
+        """What an iteration takes that computes *tokens* prompt tokens behind *cached* others, and nothing else."""
+        window = self._window
+        pairs = tokens * cached + tokens * (tokens + 1) // 2
+        within = 0 if window is None else pairs_within(cached, tokens, window)
+        totals = Totals(tokens, tokens, 1, pairs, cached + tokens, 0, 0, 1, within, 0)
+        return sum(self.prices.stages(totals, 0)[0]) >> TICK_BITS
 
     def _add_lane(self) -> Lane:
         spec = self.spec
@@ -130,6 +156,10 @@ class Tenant:
         Of a rank it is not known yet: what it answers stands for something, and `launch` says the end.
         """
         decoding, sequences = lane.decoding, self.sequences
+        loading = self.loading
+        if loading is not None:
+            loading.tiers.now_ns = ticks >> TICK_BITS
+            loading.land(ALWAYS_NS if self._ahead is None else self._ahead.seen_ns)
         if sequences.given_up:
             let_go(sequences, lane)
         if self._finding.ended and self._ahead is not None and self._ahead.seen_ns == ALWAYS_NS:
@@ -153,7 +183,13 @@ class Tenant:
             lane.view.memo = None
             if self._ahead is not None:
                 self._ahead.seen_ns = ALWAYS_NS
+                if loading is not None and loading.next_ns() <= ticks >> TICK_BITS:
+                    # What has come since the plan would have been made ahead.
+                    return self.begin(lane, ticks)
             return NOTHING
+        if sequences.at_hand and growth_of_all > self._kv.free:
+            assert loading is not None
+            loading.make_room(growth_of_all)
         view = lane.view
         view.waiting = self._queue_view if queue else ()
         view.prefilling = tuple(partial.values()) if partial else ()
@@ -168,12 +204,14 @@ class Tenant:
         plan = self._plan(view)
         if not isinstance(plan, Plan):
             raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
+        if loading is not None:
+            plan = self._with_loads(loading, lane, plan, growth_of_all)
         decode, run, preempt, hold, _, reject, _, view.memo, undone = plan
         stepping_on: list[Ended] = []
         if unknown:
             plan, stepping_on = as_known(lane, self._queue_view, plan)
             decode, _, _, hold, _, _, _, _, _ = plan
-        if sequences.given_up and hold > 1:
+        if (sequences.given_up or (loading is not None and self._may_learn(loading, ticks))) and hold > 1:
             # The next plan is the first that knows who has gone.
             hold, plan = 1, plan._replace(hold=1)
         if hold > 1 and queue and (self._kv.writes or (self._caches and not self._alone)):
@@ -211,8 +249,44 @@ class Tenant:
             if made_ahead and self._speculates:
                 sequences.start_anew(lane)
             return self.begin(lane, ticks)
+        if sequences.at_hand and not sequences.n_admitted and not lane.leaving:
+            # They hold memory from each other, or from who is ahead of them.
+            assert loading is not None
+            loading.let_go_of(next(seq for seq in reversed(sequences.queue) if seq.id in sequences.at_hand).id)
+            return self.begin(lane, ticks)
         lane.wake_ns = plan.until_ns
         return NOTHING
+
+    def _with_loads(self, loading: Loading, lane: Lane, plan: Plan, growth: int) -> Plan:
+        """Start the loads of those whom *plan* admits, and what is planned without them."""
+        view, kv, sequences = lane.view, self._kv, self.sequences
+        while plan.run:
+            held_back = growth
+            for id_, tokens in plan.run:
+                if self._by_chunk and id_ in lane.partial:
+                    cached = lane.partial[id_].cached_tokens
+                    held_back += kv.held(cached + tokens) - kv.held(cached)
+            # Who gives way has not given its memory back yet.
+            started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
+            if not started:
+                if not self._in_turn and (loading.in_flight or sequences.at_hand):
+                    fits = loading.that_fit(plan.run, held_back)
+                    return plan if len(fits) == len(plan.run) else plan._replace(run=fits, hold=1)
+                break
+            if started < 0:
+                return plan._replace(run=loading.before_the_first(plan.run), hold=1, through_arrivals=False)
+            view.waiting = self._queue_view if self._queue_view else ()
+            view.free_blocks = kv.free
+            answer = self._plan(view)
+            if not isinstance(answer, Plan):
+                raise PolicyError(f"{self.spec.scheduler!r} answered {answer!r}; expected a policies.view.Plan")
+            plan = answer
+        return plan
+
+    def _may_learn(self, loading: Loading, ticks: int) -> bool:
+        """Whether the next plan may know what this one could not, that KV has come since, or blocks are evicted with every step and
+        written somewhere."""
+        return loading.next_ns() <= ticks >> TICK_BITS or loading.tiers.takes_evicted
 
     # Starting.
 
@@ -372,10 +446,28 @@ class Tenant:
         sequences = self.sequences
         if lane.decodes:
             sequences.end_rounds(lane, done, span.growth_first, end_ticks >> TICK_BITS)
+        if self.loading is not None and lane.run:
+            self._write_prompts(self.loading.tiers, lane, end_ticks >> TICK_BITS)
         if lane.completing:
             sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
         if self._finding.ended and self._ahead is None:
             self._finding.free_the_ended()
+
+    def _write_prompts(self, tiers: Tiers, lane: Lane, end_ns: int) -> None:
+        tiers.now_ns = end_ns
+        prompt, block_tokens = self.state.prompt, self._kv.block_tokens
+        for id_, _ in lane.run:
+            tiers.computed(id_, min(lane.partial[id_].cached_tokens, prompt[id_]) // block_tokens)
+
+    @property
+    def n_loading(self) -> int:
+        """Requests whose KV is on its way."""
+        return 0 if self.loading is None else len(self.loading.in_flight)
+
+    def hand_back(self) -> list[int]:
+        """Give up everything; see `Sequences.hand_back`."""
+        ids = self.sequences.hand_back(self.lanes)
+        return ids if self.loading is None else ids + self.loading.reset()
 
     def drop_in_flight(self) -> None:
         """Forget the micro-batches that have not left the last stage."""
@@ -428,6 +520,7 @@ def columns_of(tenant: Tenant) -> ReplicaColumns:
         kv_blocks_total=tenant.sequences.kv.total,
         block_tokens=tenant.sequences.kv.block_tokens,
         n_stages=len(tenant.stages),
+        transfers=recorder.transfers.array() if tenant.loading is not None else None,
         emitted=_emitted(tenant.lanes) if speculates else None,
         speculation=sum_rounds(lane.decoding.speculation() for lane in tenant.lanes) if speculates else None,
     )

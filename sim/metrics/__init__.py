@@ -4,17 +4,20 @@
 finished, no SLO given) is None, never NaN.
 """
 
-from sim.metrics.columns import STATUS_NAMES, Columns
+from sim.metrics.columns import STATUS_NAMES, TRANSFER_NAMES, Columns, transfers_of
 from sim.metrics.figures import summary
 from sim.metrics.iterations import kv_holdings, last_iteration_end_ns
 from sim.metrics.requests import e2el_s, queue_s, slo_met, tpot_s, ttft_s
 from sim.metrics.spread import STATISTICS, statistics, weighted_quantile, weighted_statistics
+from sim.metrics.tiers import KINDS as TIER_KINDS
 from sim.metrics.trend import saturated
 from sim.metrics.windows import WHOLE, in_window, window_of
 
 __all__ = [
     "STATISTICS",
     "STATUS_NAMES",
+    "TIER_KINDS",
+    "TRANSFER_NAMES",
     "WHOLE",
     "Columns",
     "e2el_s",
@@ -27,6 +30,7 @@ __all__ = [
     "statistics",
     "summary",
     "tpot_s",
+    "transfers_of",
     "ttft_s",
     "weighted_quantile",
     "weighted_statistics",

@@ -14,6 +14,15 @@ FINISHED, REJECTED, UNFINISHED, ABORTED = 0, 1, 2, 3
 STATUS_NAMES = ("finished", "rejected", "unfinished", "aborted")
 
 
+TRANSFER_NAMES = ("load", "store", "swap_out")
+
+
+def transfers_of(columns: Columns) -> Mapping[str, NDArray[Any]] | None:
+    """What crossed the links of KV tiers, one row a transfer; None where there are none, or they were not kept."""
+    transfers = getattr(columns, "transfers", None)
+    return None if transfers is None else transfers()
+
+
 class Columns(Protocol):
     """What the engine returns; see `sim.engine.Columns`."""
 

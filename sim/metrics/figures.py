@@ -13,6 +13,7 @@ from sim.metrics.iterations import iteration_sums, sums_between
 from sim.metrics.ranks import rank_figures
 from sim.metrics.requests import e2el_s, finished, queue_s, slo_met, tpot_s, ttft_s
 from sim.metrics.spread import Blocks, statistics, weighted_statistics
+from sim.metrics.tiers import kv_tiers
 from sim.metrics.trend import saturated
 from sim.metrics.windows import OVER_THE_WHOLE_RUN, WHOLE, window_of
 
@@ -61,6 +62,8 @@ def _window_summary(
         whole_run.append("busy_fraction")
     if "prefix_cache" in whole:
         whole_run.append("prefix_cache.evictions")
+    if "kv_tiers" in whole:
+        whole_run.append("kv_tiers, but for hits and load_s")
     total = int(arrived.sum())
     within = good = None
     if whole["slo_attainment"] is not None:
@@ -94,6 +97,7 @@ def _window_summary(
         },
         **rank_figures(columns, begin, end),
         **_prefix_cache(part, meta),
+        **kv_tiers(part, meta),
         **({"models": _of_models(part, models, stated, span_s)} if len(models) > 1 else {}),
         "window": {
             "rule": window["rule"],
@@ -157,6 +161,7 @@ def _whole_summary(
         },
         **rank_figures(columns),
         **_prefix_cache(requests, meta),
+        **kv_tiers(requests, meta),
         "saturated": saturated(requests),
         "speculation": speculation(meta.get("speculation")),
         **({"models": _of_models(requests, models, limits, span_s)} if len(models) > 1 else {}),

@@ -21,6 +21,7 @@ FILES = (
     "manifest.json",
     "latency.png",
     "timeline.png",
+    "kv_transfers.parquet",
 )
 _MARK = "manifest.json"
 

@@ -49,6 +49,20 @@ def iteration_table(iterations: Mapping[str, NDArray[Any]]) -> pa.Table:
     return pa.table(out)
 
 
+def transfer_table(transfers: Mapping[str, NDArray[Any]]) -> pa.Table:
+    """Transfers of KV tiers as an Arrow table: what they were as text."""
+    import pyarrow as pa
+
+    return pa.table(
+        {
+            name: _text_column(values, metrics.TRANSFER_NAMES)
+            if name == "what"
+            else _number_column(values.astype(np.int64))
+            for name, values in transfers.items()
+        }
+    )
+
+
 def write_parquet(tables: Iterable[pa.Table], path: Path) -> None:
     """Write *tables* of one schema, at least one, under each other; equal tables make equal files.
 

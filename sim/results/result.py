@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import sim.metrics as metrics
 from sim.errors import OutputError
 from sim.results.folder import FILES, staging, write_json
-from sim.results.parquet import iteration_table, request_table, stored_columns, write_parquet
+from sim.results.parquet import iteration_table, request_table, stored_columns, transfer_table, write_parquet
 from sim.results.words import LATENCY_HEADS, fact_rows, latency_rows
 
 if TYPE_CHECKING:
@@ -106,6 +106,13 @@ class Result:
 
         return pa.concat_tables(map(iteration_table, self.columns.iteration_blocks())).to_pandas()
 
+    @functools.cached_property
+    def kv_transfers(self) -> pd.DataFrame | None:
+        """One row a transfer of KV between a device and a tier, as in kv_transfers.parquet; None without tiers, and of a folder
+        that was read back."""
+        transfers = metrics.transfers_of(self.columns)
+        return None if transfers is None else transfer_table(transfers).to_pandas()
+
     def kept(self) -> Result:
         """The same result with iterations, where they are few blocks, worked out once: for files and pictures together."""
         if isinstance(self.columns, _Once):
@@ -137,6 +144,9 @@ class Result:
         write_json(folder / "manifest.json", manifest)
         write_parquet([request_table(self.columns)], folder / "requests.parquet")
         write_parquet(map(iteration_table, kept.columns.iteration_blocks()), folder / "iterations.parquet")
+        transfers = metrics.transfers_of(kept.columns)
+        if transfers is not None:
+            write_parquet([transfer_table(transfers)], folder / "kv_transfers.parquet")
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -206,6 +216,7 @@ class _Once:
         self.reasons = columns.reasons
         self.meta = columns.meta
         self.itl_blocks = columns.itl_blocks
+        self.transfers = lambda: metrics.transfers_of(columns)
         self._columns = columns
         self._kept: list[Mapping[str, NDArray[Any]]] = []
 

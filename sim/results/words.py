@@ -63,6 +63,25 @@ def _prefix_cache(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     ]
 
 
+def _kv_tiers(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for kind in metrics.TIER_KINDS:
+        tier = None if found is None else found.get(kind)
+        if tier is None:
+            continue
+        text = (
+            "nothing was looked up" if tier["hit_rate"] is None else f"{tier['hit_rate']:.1%} of prompt tokens loaded"
+        )
+        if tier.get("loads"):
+            text += f", {tier['loads']:,} loads of {tier['load_bytes'] / 1e9:,.1f} GB, {seconds_text(tier['load_mean_s'])} each"
+        if tier.get("stores"):
+            text += f", {tier['stores']:,} stores of {tier['store_bytes'] / 1e9:,.1f} GB"
+        rows.append((f"KV tier {kind}", text))
+    if found is not None and found["swapped_tokens"]:
+        rows.append(("Swapped", f"{found['swapped_tokens']:,} tokens of preempted sequences came back from the host"))
+    return rows
+
+
 def _ranks(ranks: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """How evenly ranks were filled; nothing where there are none."""
     if ranks is None or not ranks["steps"]:
@@ -117,6 +136,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Preemptions", f"{summary['preemptions']:,}"),
         *_ranks(summary.get("ranks")),
         *_prefix_cache(summary.get("prefix_cache")),
+        *_kv_tiers(summary.get("kv_tiers")),
         ("Saturated", saturated[summary["saturated"]]),
     ]
     for name, model in summary.get("models", {}).items():

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.section import Section
+from sim.scenario.tiers import Tier
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
 TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain"]
@@ -115,6 +116,18 @@ class ExpertSettings(Section):
     (vLLM's allgather_reducescatter)."""
 
 
+class CudaGraphs(Section):
+    """Which decode steps are replayed as CUDA graphs, padded to the next size that was captured."""
+
+    largest: Annotated[int, Field(ge=1)] | None = None
+    """Rows of the largest (vLLM's max_cudagraph_capture_size, SGLang's cuda-graph-max-bs, max_batch_size of TensorRT-LLM's
+    cuda_graph_config); where it is left out, the stack's default on the device. Larger steps are launched kernel by kernel."""
+    sizes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] | None = None
+    """All of them, in place of the stack's list (vLLM's cudagraph_capture_sizes)."""
+    eager: bool = False
+    """None (vLLM's --enforce-eager, SGLang's --disable-cuda-graph): nothing is padded, every step is launched kernel by kernel."""
+
+
 class Memory(Section):
     """What of the GPUs' memory holds the KV cache, and what happens when it runs out."""
 
@@ -136,8 +149,11 @@ class Memory(Section):
     prefix_caching: bool | None = None
     """Whether KV blocks are found again by prompts that begin alike, where the trace says which do; where it is left out, as the
     stack has it: on for vLLM, SGLang and TensorRT-LLM, off for `eager` and `ideal`."""
-    preemption: Literal["recompute", "none"] = "recompute"
-    """`recompute`: the newest sequences give their KV back and are computed again; `none`: running out is an error."""
+    tiers: list[Tier] = Field(default_factory=list)
+    """Memory behind the KV cache, nearest first: what the device has given up is loaded from there in place of being computed."""
+    preemption: Literal["recompute", "swap", "none"] = "recompute"
+    """`recompute`: the newest sequences give their KV back and are computed again; `swap`: it is moved to the `host` tier and comes
+    back from there; `none`: running out is an error."""
 
     @model_validator(mode="before")
     @classmethod
@@ -432,6 +448,7 @@ class Pool(Section):
     cost_model: Literal["calibrated", "roofline"] | None = None
     parallel: Parallel | None = None
     experts: ExpertSettings | None = None
+    cuda_graphs: CudaGraphs | None = None
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Machines in the pool."""
@@ -480,6 +497,8 @@ class Settings(Section):
     parallel: Parallel = Parallel()
     experts: ExpertSettings | None = None
     """Of a mixture of experts."""
+    cuda_graphs: CudaGraphs | None = None
+    """Of serving_stack vllm, sglang and trtllm on GPUs; where it is left out, as the stack captures them."""
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     """In flight at once; where it is left out, one for each pipeline stage. One more hides the hand-over between stages."""
     replicas: Annotated[int, Field(ge=1, le=100_000)] = 1

@@ -19,6 +19,7 @@ import numpy as np
 from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import Deployment, deploy
 from hwmodels.device import load_device
+from hwmodels.graphs import DEFAULT_GRAPHS, GraphSettings
 from hwmodels.model import ModelSpec
 from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
@@ -296,7 +297,8 @@ def served(
 
 def deployed(run: ServedRun, stack: ServingStack, profile: str | None = None) -> Deployment:
     """What *run* ran on, priced under *stack*; `Unmodelled` where it cannot be."""
-    return deployed_on(run.model, run.device, run.parallel, run.kv_precision, stack, profile)
+    graphs = run.settings.graphs(stack.name)
+    return deployed_on(run.model, run.device, run.parallel, run.kv_precision, stack, profile, graphs=graphs)
 
 
 def deployed_on(
@@ -306,6 +308,8 @@ def deployed_on(
     kv_precision: str,
     stack: ServingStack,
     profile: str | None = None,
+    *,
+    graphs: GraphSettings = DEFAULT_GRAPHS,
 ) -> Deployment:
     """*model* on one replica of *device*s, priced under *stack*; `Unmodelled` where it cannot be."""
     try:
@@ -314,7 +318,7 @@ def deployed_on(
             hardware=device,
             parallel=parallel,
             kv_precision=kv_precision,
-            cost=Calibrated(stack=stack, profile=profile),
+            cost=Calibrated(stack=stack, profile=profile, graphs=graphs),
         )
     except ValueError as error:
         raise Unmodelled(str(error).partition(";")[0]) from None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
+    from hwmodels.graphs import GraphSettings
     from policies.view import Scheduler
 
 SETTINGS = "e2e_settings_agg.csv"
@@ -68,6 +69,12 @@ class ServerSettings:
     """Whole prompts that an iteration computes at most; None: as many as its budget holds."""
     asynchronous: bool = True
     """Iterations are planned while the one before runs."""
+
+    def graphs(self, stack: str) -> GraphSettings:
+        """What it was told of its CUDA graphs, for *stack*; the default of those that are none of a server."""
+        from hwmodels.graphs import DEFAULT_GRAPHS, STACKS, GraphSettings
+
+        return GraphSettings(largest=self.graph_sequences) if stack in STACKS else DEFAULT_GRAPHS
 
     def scheduler(self, stack: str, device: Device, *, tensor: int, concurrency: int, ranks: int = 1) -> Scheduler:
         """The stack's own scheduler with these settings, for at most *concurrency* requests in flight.

@@ -20,6 +20,7 @@ from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler, evicts
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
+from sim.engine.tiers import TierKind, TierSpec, WriteRule
 from tests.engine.costs import Linear, Ranked
 from workloads import ClosedLoop, Follows, Trace
 
@@ -326,6 +327,65 @@ def beginnings(rng: random.Random, prompt: Any, output: Any) -> dict[str, Any]:
         "prefix_offsets": np.cumsum([0, *map(len, rows)]),
         "prefix_block_tokens": tokens,
     }
+
+
+def some_tiers(rng: random.Random, block_bytes: int) -> tuple[TierSpec, ...]:
+    """One to three tiers: small and large, fast and slow, written through or when something is evicted."""
+
+    kinds: list[list[TierKind]] = [
+        ["host"],
+        ["host"],
+        ["disk"],
+        ["host", "disk"],
+        ["remote"],
+        ["host", "remote"],
+        ["host", "peer"],
+    ]
+    chosen = rng.choice(kinds)
+
+    def one(kind: TierKind, write: WriteRule) -> TierSpec:
+        return TierSpec(
+            kind=kind,
+            capacity_bytes=0 if kind == "peer" else block_bytes * rng.choice([3, 20, 200]),
+            read_bytes_per_s=block_bytes * rng.choice([50.0, 1e3, 1e5]),
+            write_bytes_per_s=rng.choice([None, block_bytes * 400.0]),
+            latency_s=rng.choice([0.0, 0.0, 1e-4, 5e-3]),
+            write=write,
+            min_load_tokens=rng.choice([0, 0, 12]),
+            skip_when_slower=rng.random() < 0.3,
+            concurrent_transfers=rng.choice([1, 1, 2]),
+            staged=kind != "host" and "host" in chosen and rng.random() < 0.5,
+            store="all" if kind == "remote" else "",
+        )
+
+    rules: list[WriteRule] = ["through", "eviction"]
+    return tuple(one(kind, "through" if "peer" in chosen or kind == "remote" else rng.choice(rules)) for kind in chosen)
+
+
+def with_tiers(experiment: Experiment, seed: int) -> Experiment:
+    """The same with tiers behind every machine, and little memory on it; some move sequences that give way to the host tier."""
+    rng = random.Random(f"tiers of {seed}")
+    block_bytes = 1000
+    tiers = some_tiers(rng, block_bytes)
+    kinds = [tier.kind for tier in tiers]
+    swaps = "host" in kinds and "peer" not in kinds and rng.random() < 0.5
+
+    def behind(tenant: ReplicaSpec) -> ReplicaSpec:
+        mine = (
+            tiers if "remote" in kinds or rng.random() < 0.5 else tuple(replace(tier, latency_s=1e-3) for tier in tiers)
+        )
+        return replace(tenant, tiers=mine, swaps=swaps, block_bytes=block_bytes)
+
+    machines = tuple(
+        replace(spec, tenants=tuple(behind(tenant) for tenant in spec.tenants)) for spec in experiment.machines
+    )
+    workload = experiment.workload
+    if isinstance(workload, Trace) and workload.prefix_blocks is None:
+        shared: dict[str, Any] = {}
+        while not shared:
+            shared = beginnings(rng, workload.prompt_tokens.tolist(), workload.output_tokens.tolist())
+        workload = replace(workload, **shared)
+    return replace(experiment, replicas=machines, workload=workload)
 
 
 def with_scheduler(experiment: Experiment, scheduler: Scheduler) -> Experiment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.device import Device
     from hwmodels.experts import ExpertLayout
+    from hwmodels.graphs import GraphSettings
+    from sim.scenario.keys import CudaGraphs
 
 
 SAME_FOR_KV = ("bf16", "fp16", "fp32")
@@ -42,6 +45,10 @@ def deployment_of(scenario: Scenario) -> Deployment:
         hardware, profile = _hardware(scenario)
     with told_by(scenario, "serving_release"):
         calibrated = Calibrated.for_stack(scenario.serving_stack, profile, scenario.serving_release)
+    if (graphs := scenario.cuda_graphs) is not None:
+        calibrated = replace(calibrated, graphs=_graphs(scenario, graphs))
+        with told_by(scenario, "cuda_graphs"):
+            calibrated.captured(hardware, scenario.parallel.tensor)
     factory = Roofline if scenario.cost_model == "roofline" else calibrated
     precision, kv_precision = scenario.precision, scenario.kv_precision
     if kv_precision is None and precision in SAME_FOR_KV:
@@ -57,6 +64,18 @@ def deployment_of(scenario: Scenario) -> Deployment:
             kv_precision=kv_precision,
             cost=factory,
         )
+
+
+def _graphs(scenario: Scenario, given: CudaGraphs) -> GraphSettings:
+    from hwmodels.graphs import GraphSettings
+
+    if scenario.cost_model == "roofline":
+        raise ScenarioError(
+            f"{scenario.source}: cuda_graphs: cost_model roofline has no launches and pads nothing; leave cuda_graphs out"
+        )
+    with told_by(scenario, "cuda_graphs"):
+        sizes = None if given.sizes is None else tuple(given.sizes)
+        return GraphSettings(largest=given.largest, sizes=sizes, eager=given.eager)
 
 
 def _layout(scenario: Scenario) -> ExpertLayout:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sim.scenario import named
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import caches, without_cache
+from sim.scenario.assembly.tiers import about_tiers
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def notes_of(
     notes += _unused(scenario)
     if getattr(workload, "prefix_blocks", None) is not None:
         notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in without_cache(each))
+    notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in about_tiers(each, workload))
     notes += _router(scenario, router, pools, workload)
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     notes += _priorities(schedulers, workload)

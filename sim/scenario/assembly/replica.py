@@ -16,6 +16,7 @@ from sim.scenario.assembly.prefix_cache import cache_of
 from sim.scenario.assembly.ranks import check_ranks
 from sim.scenario.assembly.refusals import never_gets_on
 from sim.scenario.assembly.scheduler import preempting, scheduler_of
+from sim.scenario.assembly.tiers import check_room, tiers_of
 from sim.scenario.explain import told_by
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
             f"{scenario.source}: {deployment.model.name} is an encoder and emits no tokens, but the workload asks for "
             "some; give output_tokens: 0 or another model"
         )
+    check_room(scenario, plan)
     spec = ReplicaSpec(
         cost=deployment.cost,
         scheduler=scheduler,
@@ -85,6 +87,7 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
         max_model_len=deployment.model.max_positions,
         model=row,
         **cache_of(scenario, workload, plan.block_tokens),
+        **tiers_of(scenario, deployment, plan, alone=alone),
         **slots,
     )
     if decoding is not None:

@@ -50,7 +50,7 @@ def preempting(scenario: Scenario, scheduler: Any) -> Any:
             f"{scenario.source}: memory.preemption none: {scenario.scheduler.policy} says itself who gives way when memory runs "
             "out; leave it out, or choose another scheduler"
         )
-    if scenario.memory.preemption == "recompute" and not evicts(scheduler):
+    if scenario.memory.preemption != "none" and not evicts(scheduler):
         return EvictNewest(inner=scheduler)
     return scheduler
 

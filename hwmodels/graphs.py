@@ -1,0 +1,66 @@
+"""CUDA graphs of decode steps: the sizes that stacks capture, and how many rows a step has once it is padded to one.
+
+vLLM 0.32.0, config/vllm.py `_set_cudagraph_sizes`; SGLang 0.5.23, srt/arg_groups/cuda_graph_hook.py
+`generate_decode_cuda_graph_batch_sizes`; TensorRT-LLM, `CudaGraphConfig` with `enable_padding`, as documented (its source was
+not at hand). vLLM's are tokens, the others' sequences, taken as tokens here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+STACKS = ("vllm", "sglang", "trtllm")
+"""Those that replay graphs of given sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSettings:
+    """What a server was told of its graphs."""
+
+    largest: int | None = None
+    """The largest decode step that is replayed; None: the stack's default on the device."""
+    sizes: tuple[int, ...] | None = None
+    """Every size, in place of the stack's list."""
+    eager: bool = False
+    """None at all (vLLM's enforce_eager): nothing is padded, and every step is launched kernel by kernel."""
+
+    def __post_init__(self) -> None:
+        for name, given in (("largest", self.largest), *(("sizes", size) for size in self.sizes or ())):
+            if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+                raise ValueError(f"{name} of CUDA graphs are whole numbers of at least 1; got {given!r}")
+        if self.sizes is not None and not self.sizes:
+            raise ValueError("sizes of CUDA graphs has none; give eager: true for a server without graphs")
+        if self.sizes is not None and self.largest is not None:
+            raise ValueError("sizes of CUDA graphs say the largest too; leave largest out")
+        if self.eager and (self.sizes is not None or self.largest is not None):
+            raise ValueError("a server without graphs (eager) has no sizes of them; leave out one or the other")
+
+
+DEFAULT_GRAPHS = GraphSettings()
+
+
+def captured_sizes(stack: str, settings: GraphSettings, default_largest: int) -> tuple[int, ...]:
+    """The sizes of the graphs of *stack*, ascending; none where it runs eagerly or is no server."""
+    if settings.eager or stack not in STACKS:
+        return ()
+    if settings.sizes is not None:
+        return tuple(sorted(set(settings.sizes)))
+    largest = settings.largest or default_largest
+    if stack == "sglang":
+        sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, largest + 1, 32)]
+    elif stack == "trtllm":
+        sizes = [1, 2, 4, *range(8, 129, 8), *(1 << power for power in range(8, max(largest - 1, 1).bit_length()))]
+    else:
+        sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
+    return tuple(sorted({size for size in sizes if size < largest} | {largest}))
+
+
+def padded(sizes: tuple[int, ...], rows: np.ndarray) -> np.ndarray:
+    """The least of *sizes* that holds each of *rows*; rows beyond the largest, and none, stay as they are."""
+    if not sizes:
+        return rows
+    at = np.searchsorted(sizes, rows)
+    reached = np.asarray(sizes, rows.dtype)[np.minimum(at, len(sizes) - 1)]
+    return np.where((rows > 0) & (rows <= sizes[-1]), reached, rows)

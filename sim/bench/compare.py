@@ -1,0 +1,226 @@
+"""Measured runs beside their simulation: how far off, where below saturation, and in a table for people and one for programs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sim.bench.load import NotReplayable
+from sim.bench.measured import BenchRun
+from sim.bench.replay import LATENCIES, Replayed, replay
+from sim.errors import RooftraceError
+from sim.text import unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sim.scenario import Scenario
+
+HEADLINES = {
+    "tpot": ("tpot_mean_s", "tpot_median_s"),
+    "ttft": ("ttft_median_s", "ttft_mean_s"),
+    "e2el": ("e2el_mean_s", "e2el_median_s"),
+    "output_tokens_per_s": ("output_tokens_per_s", "requests_per_s"),
+}
+"""The figure that stands for a quantity, and the one that does where a file lacks it. TTFT goes by its median: near saturation a
+mean is one queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Relative errors of one quantity over runs."""
+
+    runs: int
+    mean: float
+    """Of the errors' sizes."""
+    median: float
+    worst: float
+    """The farthest error, with its sign."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Runs that were simulated, and a sentence for each that could not be."""
+
+    replays: tuple[Replayed, ...]
+    problems: tuple[str, ...] = ()
+
+    def errors(self, *, saturated: bool = False) -> dict[str, Errors]:
+        """By quantity, over runs measured below saturation (closed loops among them), or over those beyond it."""
+        found = {}
+        for quantity in HEADLINES:
+            values = [
+                error
+                for each in self.replays
+                if bool(each.run.saturated) is saturated and (error := headline(each, quantity)[3]) is not None
+            ]
+            if values:
+                sizes = [abs(value) for value in values]
+                found[quantity] = Errors(
+                    runs=len(values),
+                    mean=statistics.fmean(sizes),
+                    median=statistics.median(sizes),
+                    worst=max(values, key=abs),
+                )
+        return found
+
+    def exceeded(self, limits: Mapping[str, float], statistic: str = "mean") -> list[str]:
+        """A sentence for each quantity whose error, a share, is above its limit in *limits* (`all`: of every quantity)."""
+        found = self.errors()
+        names = list(HEADLINES)
+        sentences = []
+        for name in limits:
+            if name not in (*names, "all"):
+                raise RooftraceError(unknown(f"--max-error {name} is not a quantity", name, names))
+        judged = {name: limits.get(name, limits.get("all")) for name in names}
+        for name, limit in judged.items():
+            if limit is None:
+                continue
+            if name not in found:
+                if name in limits:
+                    sentences.append(f"{name}: no run below saturation gives it, so that its error is not known")
+                continue
+            value = getattr(found[name], statistic)
+            if value > limit:
+                sentences.append(
+                    f"{name}: {statistic} error {value:.1%} over {found[name].runs} runs, above {limit:.1%}"
+                )
+        if not found:
+            sentences.append("no run lies below saturation, so that no error can be held to a limit")
+        return sentences
+
+
+def compared(
+    scenario: Scenario,
+    runs: Iterable[BenchRun],
+    *,
+    replications: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Compared:
+    """Each of *runs* simulated on the deployment of *scenario* under its own protocol; what could not be is a problem."""
+    replays, problems = [], []
+    seeds = None if replications is None else range(scenario.seed, scenario.seed + replications)
+    for run in runs:
+        if not any(getattr(run, name) for name in LATENCIES):
+            problems.append(f"{run.name}: it has nothing that a client measured, and is not compared")
+            continue
+        if progress is not None:
+            progress(run.name)
+        try:
+            found = replay(scenario, run, seeds=seeds)
+        except NotReplayable as error:
+            problems.append(str(error))
+            continue
+        replays.append(found)
+    return Compared(replays=tuple(replays), problems=tuple(problems))
+
+
+def headline(found: Replayed, quantity: str) -> tuple[str, float | None, float | None, float | None]:
+    """Of a quantity: the figure's name, measured, predicted, and relative error; the first of its figures that was measured."""
+    names = HEADLINES[quantity]
+    name = next((each for each in names if each in found.measured), names[0])
+    return name, found.measured.get(name), found.predicted.get(name), found.error(name)
+
+
+def strange_model(scenario: Scenario, runs: Sequence[BenchRun]) -> list[str]:
+    """A sentence for each model that files name and that is not the scenario's."""
+    from hwmodels.measured import catalogue_model
+    from hwmodels.model import load_model
+
+    try:
+        ours = load_model(scenario.model).name
+    except ValueError:
+        return []
+    found = {}
+    for label in dict.fromkeys(str(run.config["model"]) for run in runs if "model" in run.config):
+        try:
+            theirs = catalogue_model(label).name
+        except ValueError:
+            continue
+        if theirs != ours:
+            found[label] = f"files name the model {label}, and the scenario simulates {ours}"
+    return list(found.values())
+
+
+def load_text(run: BenchRun) -> str:
+    """What was offered, in a few letters: '31.4/s', '16 in flight', '100/s ≤ 440', 'as sent'."""
+    offered = run.offered
+    rate, limit = offered.rate_per_s, offered.concurrency
+    if rate is not None and math.isfinite(rate):
+        return f"{rate:.4g}/s" + (f" ≤ {limit}" if limit is not None else "")
+    if limit is not None:
+        return f"{limit} in flight"
+    return "all at once" if rate is not None else "as sent"
+
+
+def saturation_text(found: Replayed) -> str:
+    """What is said of saturation: '', 'saturated', or who differs."""
+    theirs, ours = found.run.saturated, found.saturated
+    if theirs and ours:
+        return "saturated"
+    if theirs and ours is False:
+        return "saturated, not simulated so"
+    return "simulated saturated" if ours and theirs is False else ""
+
+
+def frame_of(found: Compared) -> pd.DataFrame:
+    """One row a run and figure: measured, predicted, its spread between replications, and the relative error."""
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    for each in found.replays:
+        for name in sorted({*each.measured, *each.predicted} - {"prompt_tokens_mean", "output_tokens_mean"}):
+            rows.append(
+                {
+                    "run": each.run.name,
+                    "load": load_text(each.run),
+                    "saturated_measured": each.run.saturated,
+                    "saturated_predicted": each.saturated,
+                    "figure": name,
+                    "measured": each.measured.get(name),
+                    "predicted": each.predicted.get(name),
+                    "predicted_std": each.spread.get(name),
+                    "error": each.error(name),
+                    "replications": each.replications,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def to_json(found: Compared) -> dict[str, Any]:
+    """Everything that a comparison says, as plain values."""
+    return {
+        "runs": [
+            {
+                "run": each.run.name,
+                "file": each.run.file,
+                "format": each.run.format,
+                "load": load_text(each.run),
+                "saturated": {"measured": each.run.saturated, "predicted": each.saturated},
+                "replications": each.replications,
+                "figures": {
+                    name: {
+                        "measured": each.measured.get(name),
+                        "predicted": each.predicted.get(name),
+                        "predicted_std": each.spread.get(name),
+                        "error": each.error(name),
+                    }
+                    for name in sorted({*each.measured, *each.predicted})
+                },
+                "assumed": list(each.assumed),
+                "notes": list(each.run.notes),
+            }
+            for each in found.replays
+        ],
+        "errors": {
+            where: {
+                name: {"runs": of.runs, "mean": of.mean, "median": of.median, "worst": of.worst}
+                for name, of in found.errors(saturated=saturated).items()
+            }
+            for where, saturated in (("below_saturation", False), ("saturated", True))
+        },
+        "problems": list(found.problems),
+    }

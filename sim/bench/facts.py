@@ -1,0 +1,150 @@
+"""Facts of a measured run that its file does not say, given by hand: `run.KEY=VALUE` among the assignments of --set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sim.bench.fields import Unreadable, number, rate
+from sim.bench.measured import BenchRun, Lengths, SharedPrompts
+from sim.errors import RooftraceError
+from sim.text import shown, unknown
+
+PREFIX = "run."
+_NUMBERS = ("concurrency", "requests", "warmup_requests")
+_SECONDS = {"sending_s": "duration_s", "warmup_s": "warmup_s", "cooldown_s": "cooldown_s"}
+_SHARED = ("groups", "prefix_tokens", "prompts_per_group", "warm")
+_RAMP = ("strategy", "start_per_s", "end_per_s", "clients_s")
+KEYS = (
+    *(
+        "rate_per_s",
+        "concurrency",
+        "burstiness",
+        "fills_time",
+        "requests",
+        "sending_s",
+        "prompt_tokens",
+        "output_tokens",
+    ),
+    *("shared", "ramp", "warmup_requests", "warmup_s", "cooldown_s"),
+)
+"""What may be given; `docs/how-to/your-benchmark.md` says what each is."""
+
+
+class FactError(RooftraceError, ValueError):
+    """A fact that cannot be one; the message says which, and what was expected."""
+
+
+def divided(assignments: Iterable[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Assignments of a scenario's settings, and facts of runs by name: those that begin with `run.`, their values read as YAML."""
+    from sim.scenario.yaml import parse_yaml
+
+    settings, facts = [], {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not key.strip().startswith(PREFIX):
+            settings.append(assignment)
+            continue
+        name = key.strip().removeprefix(PREFIX)
+        if not equals:
+            raise FactError(f"--set {assignment!r}: expected run.KEY=VALUE, such as run.rate_per_s=4")
+        if name not in KEYS:
+            raise FactError(unknown(f"--set {key.strip()}: it is not a fact of a run", name, KEYS))
+        facts[name] = parse_yaml(text, f"--set {key.strip()}")
+    return tuple(settings), facts
+
+
+def with_facts(run: BenchRun, facts: Mapping[str, Any]) -> BenchRun:
+    """*run* with *facts* in place of what its file says; where that was something else, a note says so. FactError names the key."""
+    offered = run.offered
+    notes = []
+    for name, value in facts.items():
+        key = f"{PREFIX}{name}"
+        try:
+            if name == "rate_per_s":
+                changed: dict[str, Any] = {"rate_per_s": rate(value, key)}
+            elif name == "burstiness":
+                changed = {name: rate(value, key)}
+            elif name in _NUMBERS:
+                changed = {name: _whole(value, key)}
+            elif name in _SECONDS:
+                changed = {_SECONDS[name]: number(value, key)}
+            elif name == "fills_time":
+                changed = {name: _flag(value, key)}
+            elif name in ("prompt_tokens", "output_tokens"):
+                changed = {name.removesuffix("_tokens"): _lengths(value, key)}
+            elif name == "shared":
+                changed = {name: None if value is None else _shared(value, key)}
+            else:
+                changed = {name: _ramp(value, key)}
+        except Unreadable as error:
+            raise FactError(str(error)) from None
+        (field, new), *_ = changed.items()
+        old = getattr(offered, field)
+        if _said(old) and old != new:
+            notes.append(f"{key} is given as {shown(value)}, in place of what the file says")
+        offered = replace(offered, **changed)
+    return replace(run, offered=offered, notes=(*run.notes, *notes))
+
+
+def _said(old: Any) -> bool:
+    return old.known if isinstance(old, Lengths) else old not in (None, {}, False)
+
+
+def _whole(value: Any, key: str) -> int | None:
+    found = number(value, key, least=1.0)
+    if found is not None and found != int(found):
+        raise Unreadable(f"{key} is a whole number; got {found:g}")
+    return None if found is None else int(found)
+
+
+def _flag(value: Any, key: str) -> bool:
+    if not isinstance(value, bool):
+        raise Unreadable(f"{key} is true or false; got {shown(value)}")
+    return value
+
+
+def _lengths(value: Any, key: str) -> Lengths:
+    if isinstance(value, Mapping):
+        if not isinstance(value.get("distribution"), str):
+            raise Unreadable(f"{key} is a number of tokens or {{distribution: uniform, ...}}; got {shown(dict(value))}")
+        return Lengths(distribution=dict(value))
+    tokens = _whole(value, key)
+    if tokens is None:
+        raise Unreadable(f"{key} is a number of tokens or {{distribution: uniform, ...}}; got nothing")
+    return Lengths(mean_tokens=float(tokens), std_tokens=0.0, min_tokens=float(tokens), max_tokens=float(tokens))
+
+
+def _section(value: Any, key: str, names: tuple[str, ...]) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise Unreadable(f"{key} is a mapping of {', '.join(names)}; got {shown(value)}")
+    for name in value:
+        if name not in names:
+            raise Unreadable(unknown(f"{key}.{name} is not a setting", str(name), names))
+    return value
+
+
+def _shared(value: Any, key: str) -> SharedPrompts:
+    given = _section(value, key, _SHARED)
+    groups, tokens = (_whole(given.get(name), f"{key}.{name}") for name in ("groups", "prefix_tokens"))
+    if groups is None or tokens is None:
+        raise Unreadable(f"{key} needs groups and prefix_tokens")
+    each = _whole(given.get("prompts_per_group"), f"{key}.prompts_per_group")
+    warm = _flag(given.get("warm", False), f"{key}.warm")
+    return SharedPrompts(groups=groups, prefix_tokens=tokens, prompts_per_group=each, warm=warm)
+
+
+def _ramp(value: Any, key: str) -> dict[str, Any]:
+    given = dict(_section(value, key, _RAMP))
+    if "strategy" in given:
+        if given["strategy"] not in ("linear", "exponential"):
+            raise Unreadable(f"{key}.strategy is linear or exponential; got {shown(given['strategy'])}")
+        for name in ("start_per_s", "end_per_s"):
+            per_s = rate(given.get(name), f"{key}.{name}")
+            if per_s is None or math.isinf(per_s):
+                raise Unreadable(f"{key} needs start_per_s and end_per_s, requests a second")
+    elif number(given.get("clients_s"), f"{key}.clients_s") is None:
+        raise Unreadable(f"{key} needs a strategy with its rates, or clients_s")
+    return given

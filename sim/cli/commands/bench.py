@@ -1,0 +1,341 @@
+"""rooftrace bench: what benchmark tools have measured, as one table and beside its simulation."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sim.cli.exits import USER_ERROR
+from sim.cli.options import Json
+
+if TYPE_CHECKING:
+    from sim.bench import BenchRun
+    from sim.bench.compare import Compared
+
+Files = Annotated[list[Path], typer.Argument(help="Result files of benchmark tools; which tool, their content says.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option("--where", metavar="KEY=VALUE", help="Only runs whose configuration says so, such as arm=plain; repeatable."),
+]  # fmt: skip
+Facts = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="run.KEY: what files do not say of their runs; repeatable."),
+]
+EXCEEDED = 1
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Read measured runs, and lay them beside their simulation.", no_args_is_help=True)
+    group.command()(show)
+    group.command()(compare)
+    app.add_typer(group, name="bench")
+
+
+def show(
+    files: Files,
+    set_: Facts = None,
+    where: Where = None,
+    as_json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print a CSV table of every figure, and nothing else.")] = False,
+) -> None:
+    """Print what result files say: what was offered, what was measured, and what a simulation still needs to be told."""
+    from sim.bench import to_frame
+    from sim.bench.facts import divided
+    from sim.errors import RooftraceError
+
+    if as_json and csv:
+        raise RooftraceError("--json and --csv both print to standard output; give one of them")
+    settings, facts = divided(set_ or ())
+    if settings:
+        raise RooftraceError(
+            f"--set {settings[0]!r}: without a scenario only facts of runs can be set, such as run.rate_per_s=4"
+        )
+    runs = read(files, facts, where or ())
+    if csv:
+        typer.echo(to_frame(runs).to_csv(index=False), nl=False)
+    elif as_json:
+        typer.echo(json.dumps([_plain(run.to_record()) for run in runs], indent=2, allow_nan=False))
+    else:
+        _print_runs(runs)
+
+
+def compare(
+    scenario_file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file (YAML): the deployment.")],
+    files: Files,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a setting of the scenario, or with run.KEY say what files do not.",
+        ),
+    ] = None,
+    where: Where = None,
+    replications: Annotated[
+        int | None, typer.Option(min=1, help="Draws of each load; 3 without.", show_default=False)
+    ] = None,
+    max_error: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--max-error",
+            metavar="PCT",
+            help="Exit with 1 where errors below saturation are above this, in percent: 15, or tpot=15; repeatable.",
+        ),
+    ] = None,
+    statistic: Annotated[str, typer.Option(help="Of errors over runs, for --max-error: mean or median.")] = "mean",
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page to this file.", show_default=False)] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw the runs over their load (PNG).", show_default=False)
+    ] = None,
+    as_json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print a CSV table of every figure, and nothing else.")] = False,
+) -> None:
+    """Simulate measured runs, each as its clients asked, and say how far off the simulation is."""
+    from sim.bench.compare import compared, frame_of, strange_model, to_json
+    from sim.bench.facts import divided
+    from sim.errors import RooftraceError
+    from sim.scenario import Scenario
+
+    if as_json and csv:
+        raise RooftraceError("--json and --csv both print to standard output; give one of them")
+    if statistic not in ("mean", "median"):
+        raise RooftraceError(f"--statistic is mean or median; got {statistic!r}")
+    for option, path in (("--html", html), ("--plot", plot)):
+        if path is not None and not path.parent.is_dir():
+            raise RooftraceError(f"{option} {path}: there is no folder {path.parent}")
+    limits = _limits(max_error or ())
+    settings, facts = divided(set_ or ())
+    scenario = Scenario.load(scenario_file).with_set(*settings)
+    runs = read(files, facts, where or ())
+    for sentence in strange_model(scenario, runs):
+        typer.echo(f"Note: {sentence}", err=True)
+    found = compared(scenario, runs, replications=replications)
+    for problem in found.problems:
+        typer.echo(f"Left out: {problem}", err=True)
+    if not found.replays:
+        raise typer.Exit(USER_ERROR)
+    if csv:
+        typer.echo(frame_of(found).to_csv(index=False), nl=False)
+    elif as_json:
+        typer.echo(json.dumps(_plain(to_json(found)), indent=2, allow_nan=False))
+    else:
+        _print_compared(found)
+    if html is not None:
+        from sim.report.measured import write_measured_report
+
+        write_measured_report(found, scenario, html)
+    if plot is not None:
+        from sim.plots.measured import draw_measured
+
+        draw_measured(found.replays, plot)
+    exceeded = found.exceeded(limits, statistic) if limits else []
+    for sentence in exceeded:
+        typer.echo(f"Above --max-error: {sentence}", err=True)
+    if exceeded:
+        raise typer.Exit(EXCEEDED)
+
+
+def read(files: Sequence[Path], facts: dict[str, Any], where: Sequence[str]) -> list[BenchRun]:
+    """The runs of *files* with *facts* told, those that *where* picks; a sentence on standard error for what could not be read, and
+    exit code 2 where nothing is left."""
+    from sim.bench.facts import with_facts
+    from sim.bench.reading import read_files
+    from sim.errors import RooftraceError
+
+    found = read_files(files)
+    for problem in found.problems:
+        typer.echo(f"Not read: {problem}", err=True)
+    runs = list(found.runs)
+    for condition in where:
+        key, equals, value = condition.partition("=")
+        if not equals:
+            raise RooftraceError(f"--where {condition!r}: expected KEY=VALUE, such as arm=plain")
+        if runs and not any(key in run.config for run in runs):
+            keys = sorted({key for run in runs for key in run.config})
+            raise RooftraceError(f"--where {key}: no run's configuration has it; there are {', '.join(keys) or 'none'}")
+        runs = [run for run in runs if str(run.config.get(key)) == value]
+    if not runs:
+        if found.runs:
+            raise RooftraceError(f"--where {' '.join(where)}: none of {len(found.runs)} runs is so")
+        raise typer.Exit(USER_ERROR)
+    return [with_facts(run, facts) for run in runs]
+
+
+def _limits(given: Sequence[str]) -> dict[str, float]:
+    from sim.errors import RooftraceError
+
+    limits = {}
+    for each in (part for text in given for part in text.split(",")):
+        name, equals, value = each.strip().rpartition("=")
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = math.nan
+        if not limit >= 0:
+            raise RooftraceError(f"--max-error {each}: expected a percentage such as 15, or tpot=15")
+        limits[name if equals else "all"] = limit / 100
+    return limits
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: infinity as a word, NaN as null."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "inf"
+    return value
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None or not math.isfinite(value) else f"{value * 1e3:,.4g}"
+
+
+def _short(runs: Sequence[BenchRun]) -> list[str]:
+    """Names without the file where all are of one, which is then printed above them."""
+    from sim.cli.tables import console
+
+    if len({run.file for run in runs}) > 1 or not all(", " in run.name for run in runs):
+        return [run.name for run in runs]
+    console().print(runs[0].file, markup=False, soft_wrap=True)
+    return [run.name.rpartition(", ")[2] for run in runs]
+
+
+def _print_runs(runs: Sequence[BenchRun]) -> None:
+    from sim.bench.compare import load_text
+    from sim.cli.tables import console, print_table
+
+    heads = ("run", "load", "requests", "tokens in + out", "TTFT ms", "TPOT ms", "ITL ms", "E2EL ms", "out tok/s")
+    rows = []
+    for run, name in zip(runs, _short(runs), strict=True):
+        record = run.to_record()
+
+        def shown(name: str, of: BenchRun = run) -> str:
+            for where in (of, of.server):
+                latency = None if where is None else getattr(where, name)
+                if latency is not None:
+                    value = latency.mean_s if latency.mean_s is not None else latency.median_s
+                    return (
+                        _ms(value) + ("" if latency.mean_s is not None else "~") + ("*" if where is of.server else "")
+                    )
+            return ""
+
+        load = load_text(run) if not {"rate_per_s", "concurrency"} & set(run.missing) else "not said"
+        lengths = [
+            f"{value:,.0f}" if (value := record[f"{side}_tokens_mean"]) else "?" for side in ("prompt", "output")
+        ]
+        rows.append(
+            (
+                name,
+                load + (" saturated" if run.saturated else ""),
+                "" if run.offered.requests is None else f"{run.offered.requests:,}",
+                " + ".join(lengths),
+                *(shown(each) for each in ("ttft", "tpot", "itl", "e2el")),
+                "" if run.output_tokens_per_s is None else f"{run.output_tokens_per_s:,.1f}",
+            )
+        )
+    print_table(heads, rows, left=2, fold_left=True)
+    marks = "".join(cell for row in rows for cell in row)
+    words = (
+        ["latencies are means"]
+        + (["~ a median"] if "~" in marks else [])
+        + (["* by the server"] if "*" in marks else [])
+    )
+    console().print(f"{', '.join(words)}; --csv and --json have every figure", markup=False)
+    formats: dict[str, list[str]] = {}
+    for run in runs:
+        formats.setdefault(run.format, []).append(run.name)
+    for name, names in formats.items():
+        console().print(f"{name}: {_several(names)}", markup=False)
+    for run in runs:
+        side = run.server
+        if side is not None:
+            facts = {
+                "running": side.running, "waiting": side.waiting, "KV used": side.kv_used, "KV tokens": side.kv_tokens,
+                "preemptions": side.preemptions, "prefix hits": side.prefix_hit, "drafts accepted": side.accepted,
+                "tokens a round": side.acceptance_length,
+            }  # fmt: skip
+            said = ", ".join(f"{key} {value:,.4g}" for key, value in facts.items() if value is not None)
+            if said:
+                console().print(f"{run.name}, the server: {said}", markup=False, soft_wrap=True)
+    _print_notes([(run.name, note) for run in runs for note in run.notes])
+    asked: dict[tuple[str, ...], list[str]] = {}
+    for run in runs:
+        if run.missing:
+            asked.setdefault(run.missing, []).append(run.name)
+    for missing, names in asked.items():
+        either = {"rate_per_s", "concurrency"} <= set(missing)
+        keys = [f"run.{name}" for name in missing if not (either and name in ("rate_per_s", "concurrency"))]
+        keys = (["run.rate_per_s or run.concurrency"] if either else []) + keys
+        told = f"a simulation needs to be told {', '.join(keys)} (--set)"
+        console().print(f"{_several(names)}: {told}", markup=False, soft_wrap=True)
+
+
+def _several(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _print_notes(said: Sequence[tuple[str, str]]) -> None:
+    """Each sentence once, with the first run that it is of and how many more there are."""
+    from sim.cli.tables import console
+
+    of: dict[str, list[str]] = {}
+    for name, sentence in said:
+        of.setdefault(sentence, []).append(name)
+    for sentence, names in of.items():
+        console().print(f"{_several(names)}: {sentence}", markup=False, soft_wrap=True)
+
+
+def _print_compared(found: Compared) -> None:
+    from sim.bench.compare import HEADLINES, headline, load_text, saturation_text
+    from sim.cli.tables import console, print_table
+
+    titles = {"tpot": "TPOT", "ttft": "TTFT", "e2el": "E2EL", "output_tokens_per_s": "tok/s"}
+    heads = ["run", "load"]
+    for title in titles.values():
+        heads += [title, "sim.", "error"]
+    rows = []
+    figures: dict[str, set[str]] = {}
+    for each, short in zip(found.replays, _short([each.run for each in found.replays]), strict=True):
+        mark = {"": "", "saturated": " !"}.get(saturation_text(each), " ?")
+        cells = [short, load_text(each.run) + mark]
+        for quantity in HEADLINES:
+            name, theirs, ours, error = headline(each, quantity)
+            if theirs is not None:
+                figures.setdefault(quantity, set()).add(name)
+            rate = quantity == "output_tokens_per_s"
+            cells += ["" if value is None else f"{value:,.0f}" if rate else _ms(value) for value in (theirs, ours)]
+            cells.append("" if error is None else f"{error:+.1%}")
+        rows.append(cells)
+    print_table(heads, rows, left=2, fold_left=True)
+    stated = ", ".join(name for names in figures.values() for name in sorted(names))
+    legend = (
+        f"Measured, simulated (sim.) and error; latencies in ms. Figures: {stated}; simulated over {_draws(found)}."
+    )
+    if any(row[1][-1] in "!?" for row in rows):
+        legend += " ! saturated, ? saturated on one side only."
+    console().print(legend, markup=False, soft_wrap=True)
+    for saturated, where in ((False, "below saturation"), (True, "beyond saturation")):
+        for name, of in found.errors(saturated=saturated).items():
+            figures_of = f"mean error {of.mean:.1%}, median {of.median:.1%}, farthest {of.worst:+.1%}"
+            console().print(f"{where}, {titles[name]}: {figures_of} ({of.runs} runs)", markup=False, soft_wrap=True)
+    theirs = [each for each in found.replays if each.run.saturated is not None]
+    if theirs:
+        right = sum(bool(each.run.saturated) == bool(each.saturated) for each in theirs)
+        console().print(f"saturation: simulated as measured in {right} of {len(theirs)} open loads", markup=False)
+    for each in found.replays:
+        said = saturation_text(each)
+        if said:
+            console().print(f"  {each.run.name}: {said}", markup=False)
+    _print_notes([(each.run.name, note) for each in found.replays for note in (*each.run.notes, *each.assumed)])
+
+
+def _draws(found: Compared) -> str:
+    counts = sorted({each.replications for each in found.replays})
+    return " or ".join(f"{n} draw{'s' if n > 1 else ''}" for n in counts)

@@ -1,0 +1,219 @@
+"""Sequences whose KV is on its way from a tier, or has come and waits with them for their turn.
+
+A plan that admits a sequence of which a tier has more than the device starts its load, and is asked for again without it: it takes
+the blocks that the KV needs, no seat and none of the batch's tokens. When its KV has come it stands at the head of the queue, with
+fewer tokens to compute, until a plan admits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from policies.view import ALWAYS_NS, WaitingSeq
+from sim.engine.sequences import AtHand, Sequences
+from sim.engine.tiers import Segment, Tiers
+
+
+class Load(NamedTuple):
+    """A load in flight."""
+
+    ends_ns: int
+    order: int
+    blocks: int
+    """Of the device, that its sequence holds."""
+    tokens: int
+    """Whose KV it will have then."""
+    preempted: bool
+    on_device: int
+    """Tokens of these that were found on the device ..."""
+    by_tier: tuple[tuple[int, int], ...]
+    """... and in tiers: (tier, tokens)."""
+    moved: bool
+    """Whether it comes back from where it was moved when it gave way."""
+
+
+class Loading:
+    """A tenant's loads."""
+
+    def __init__(self, sequences: Sequences, tiers: Tiers, *, swaps: bool) -> None:
+        """*swaps*: sequences that give way are moved to host memory."""
+        self._sequences = sequences
+        self.tiers = tiers
+        self.in_flight: dict[int, Load] = {}
+        self._n = 0
+        self.rings_at: Callable[[int], None] = _nobody
+        """Has the machine look again at an instant; set by it."""
+        sequences.computed = tiers.computed
+        sequences.tier_kinds = tuple(spec.kind for spec in tiers.specs)
+        sequences.forgets_moved = tiers.forget
+        sequences.state.keep_tier_hits((*sequences.tier_kinds, "again", *(("swap",) if swaps else ())))
+        if swaps:
+            sequences.moves_out = self._move_out
+
+    # Starting.
+
+    def _wants(self, id_: int, tokens: int) -> WaitingSeq | None:
+        """One of the queue that is to be computed, and that a tier may have something of."""
+        sequences = self._sequences
+        seq = next((seq for seq in sequences.queue if seq.id == id_), None) if tokens else None
+        return None if seq is None or seq.cached_tokens else seq
+
+    def _worth(self, seq: WaitingSeq) -> tuple[int, list[Segment]]:
+        """Blocks of a sequence on the device, and which tiers have more."""
+        kv = self._sequences.kv
+        on_device = kv.found_blocks(seq.id, seq.tokens) if kv.caches else 0
+        return on_device, self.tiers.segments(seq.id, on_device, (seq.tokens - 1) // kv.block_tokens)
+
+    def wanted(self, run: Sequence[tuple[int, int]]) -> bool:
+        """Whether a tier has something of one whom *run* admits."""
+        return len(self.before_the_first(run)) < len(run)
+
+    def before_the_first(self, run: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        """*run* without the admissions from the first one on of whom a tier has something."""
+        kept: list[tuple[int, int]] = []
+        waits = False
+        for id_, tokens in run:
+            seq = self._wants(id_, tokens)
+            waits = waits or (seq is not None and (id_ in self._sequences.moved or bool(self._worth(seq)[1])))
+            if not waits or all(seq.id != id_ for seq in self._sequences.queue):
+                kept.append((id_, tokens))
+        return tuple(kept)
+
+    def that_fit(self, run: Sequence[tuple[int, int]], held_back: int) -> tuple[tuple[int, int], ...]:
+        """*run* without the admissions for which those who load leave no memory: some schedulers take a machine on which nobody
+        runs to be empty. *held_back*: free blocks that others are to take."""
+        sequences, kv = self._sequences, self._sequences.kv
+        waiting = {seq.id: seq for seq in sequences.queue}
+        kept: list[tuple[int, int]] = []
+        free = kv.free - held_back
+        for id_, tokens in run:
+            seq = waiting.get(id_)
+            if seq is not None and free >= 0:
+                cached, held = seq.cached_tokens, seq.shared_blocks
+                if not cached and kv.caches:
+                    held = kv.found_blocks(id_, seq.tokens)
+                    free -= kv.unheld_blocks(id_, held)
+                free -= (kv.held(cached + tokens) if kv.by_chunk else kv.blocks(cached + seq.tokens)) - held
+            if seq is None or free >= 0:
+                kept.append((id_, tokens))
+        return tuple(kept)
+
+    def start(self, run: Sequence[tuple[int, int]], held_back: int) -> int:
+        """Start the load of the first of those whom *run* admits of whom a tier has something: 1, or 0 where there is none.
+
+        -1 where memory is short, so that it and those behind it have to wait. *held_back*: free blocks that others are to take."""
+        sequences, kv = self._sequences, self._sequences.kv
+        for id_, tokens in run:
+            seq = self._wants(id_, tokens)
+            if seq is None:
+                continue
+            moved = sequences.moved.get(id_, 0)
+            by_tier: tuple[tuple[int, int], ...]
+            if moved:
+                on_device = kv.found_blocks(id_, seq.tokens) if kv.caches else 0
+                blocks, reach, segments = kv.blocks(moved), moved, list[Segment]()
+                if on_device * kv.block_tokens >= moved:
+                    # The device has it all.
+                    sequences.forget_moved(id_)
+                    continue
+                by_tier = ((self.tiers.home, moved - on_device * kv.block_tokens),)
+            else:
+                on_device, segments = self._worth(seq)
+                if not segments:
+                    continue
+                blocks = segments[-1].hi
+                reach = blocks * kv.block_tokens
+                by_tier = tuple((each.tier, (each.hi - each.lo) * kv.block_tokens) for each in segments)
+            new = blocks - on_device
+            needed = new + (kv.unheld_blocks(id_, on_device) if on_device else 0)
+            if needed + held_back > kv.free:
+                return -1
+            sequences.queue.remove(seq)
+            tiers = self.tiers
+            # Asked for before the device gives something up for it, which might be written over what is to be read.
+            ends_ns = tiers.move_back(id_, new) if moved else tiers.load(id_, segments)
+            kv.admit(id_, on_device)
+            kv.take(new)
+            self._n += 1
+            self.in_flight[id_] = Load(
+                ends_ns, self._n, blocks, reach, seq.preempted, on_device * kv.block_tokens, by_tier, moved > 0
+            )
+            sequences.state.load_began(id_, tiers.now_ns)
+            sequences.n_changes += 1
+            self.rings_at(ends_ns)
+            return 1
+        return 0
+
+    # Ending.
+
+    def land(self, known_ns: int) -> bool:
+        """Those whose KV had come by *known_ns* stand at the head of the queue, the first to come first; whether there were any."""
+        if not self.in_flight:
+            return False
+        now_ns = min(known_ns, self.tiers.now_ns)
+        due = sorted((load.ends_ns, load.order, id_) for id_, load in self.in_flight.items() if load.ends_ns <= now_ns)
+        for _, _, id_ in reversed(due):
+            self._land(id_)
+        return bool(due)
+
+    def next_ns(self) -> int:
+        """When the next load ends."""
+        return min((load.ends_ns for load in self.in_flight.values()), default=ALWAYS_NS)
+
+    def _land(self, id_: int) -> None:
+        sequences = self._sequences
+        load = self.in_flight.pop(id_)
+        seq = sequences.state.waiting_seq(id_, cached_tokens=load.tokens, preempted=load.preempted)
+        if sequences.kv.caches:
+            sequences.kv.loaded(id_, load.tokens)
+        if load.moved:
+            sequences.forget_moved(id_)
+        sequences.at_hand[id_] = AtHand(load.blocks, load.tokens, load.on_device, load.by_tier, load.moved)
+        sequences.queue.appendleft(seq._replace(shared_blocks=load.blocks))
+        sequences.n_computed += not seq.tokens
+        sequences.n_changes += 1
+        sequences.n_arrivals += 1
+        sequences.state.load_ended(id_, load.ends_ns)
+
+    def let_go_of(self, id_: int) -> None:
+        """A sequence whose KV has come and that has not been admitted gives its blocks back, and is computed or loaded again."""
+        sequences = self._sequences
+        seq = next(seq for seq in sequences.queue if seq.id == id_)
+        at = sequences.queue.index(seq)
+        if sequences.at_hand[id_].moved:
+            sequences.state.recomputed[id_] += sequences.at_hand[id_].tokens
+        sequences.drop_at_hand(seq)
+        sequences.queue[at] = sequences.state.waiting_seq(id_, preempted=seq.preempted)
+        sequences.n_changes += 1
+
+    def make_room(self, blocks: int) -> bool:
+        """Have those who wait with their KV give it back, the last of the queue first, until *blocks* blocks are free; whether any
+        did."""
+        sequences = self._sequences
+        did = False
+        while sequences.at_hand and sequences.kv.free < blocks:
+            last: WaitingSeq = next(seq for seq in reversed(sequences.queue) if seq.id in sequences.at_hand)
+            self.let_go_of(last.id)
+            did = True
+        return did
+
+    # Giving way.
+
+    def _move_out(self, id_: int, tokens: int) -> bool:
+        """A sequence that gives way is moved to host memory, if there is room for it."""
+        sequences = self._sequences
+        if not tokens or self.tiers.move_out_of_the_device(id_, sequences.kv.blocks(tokens)) < 0:
+            return False
+        sequences.moved[id_] = tokens
+        return True
+
+    def reset(self) -> list[int]:
+        """Nothing is on its way; who waited for it."""
+        ids = list(self.in_flight)
+        self.in_flight.clear()
+        return ids
+
+
+def _nobody(at_ns: int) -> None:
+    pass

@@ -1,0 +1,115 @@
+"""The memory behind a replica's KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sim.errors import ScenarioError
+from sim.scenario.assembly.prefix_cache import caches
+from sim.scenario.settings import Scenario
+
+if TYPE_CHECKING:
+    from hwmodels.deployment import Deployment
+    from hwmodels.memory import MemoryPlan
+    from sim.engine.tiers import TierSpec
+    from sim.scenario.tiers import Tier
+    from workloads import ClosedLoop, Trace
+
+_GIB = 1 << 30
+
+
+def tiers_of(scenario: Scenario, deployment: Deployment, plan: MemoryPlan, *, alone: bool) -> dict[str, Any]:
+    """The tiers of a `ReplicaSpec`, none where none are asked for; ScenarioError for tiers that cannot be."""
+    from sim.engine.tiers import check_tiers
+
+    tiers, swaps = scenario.memory.tiers, scenario.memory.preemption == "swap"
+    where = f"{scenario.source}: memory.tiers"
+    if swaps and not any(tier.kind == "host" for tier in tiers):
+        raise ScenarioError(
+            f"{scenario.source}: memory.preemption swap: sequences that give way are moved to a tier of kind host, and "
+            "memory.tiers has none; give one, or preemption: recompute"
+        )
+    if not tiers:
+        return {}
+    if not alone:
+        raise ScenarioError(f"{where}: models that share a machine have no tiers yet; give each a pool of its own")
+    if not caches(scenario) and not swaps:
+        raise ScenarioError(
+            f"{where}: tiers keep the blocks of a prefix cache, and there is none (memory.prefix_caching); switch it on, or "
+            "leave tiers out"
+        )
+    # A block is on the devices of one group of data-parallel attention, a part of it on each.
+    block_bytes = round(sum(stage.block_bytes for stage in plan.stages) * deployment.parallel.tensor)
+    for i, tier in enumerate(tiers):
+        if tier.gib is not None and tier.gib * _GIB < block_bytes:
+            raise ScenarioError(
+                f"{where}.{i}: {tier.gib:g} GiB do not hold one KV block of {block_bytes / 1e6:.3g} MB; give more, or leave the "
+                "tier out"
+            )
+    specs = tuple(_spec(tier, deployment, f"{where}.{i}", scenario.parallel.data) for i, tier in enumerate(tiers))
+    try:
+        check_tiers(specs)
+    except ValueError as error:
+        raise ScenarioError(f"{where}: {error}") from None
+    if swaps and any(tier.kind == "peer" for tier in tiers):
+        raise ScenarioError(f"{where}: sequences cannot be swapped to host memory that other replicas read (kind peer)")
+    return {"tiers": specs, "swaps": swaps, "block_bytes": block_bytes}
+
+
+def _spec(tier: Tier, deployment: Deployment, where: str, ranks: int) -> TierSpec:
+    """A tier of one rank: each of them has its share of the link, and of what is not a store of all."""
+    from sim.engine.tiers import TierSpec
+
+    read, latency_s = tier.read_gb_per_s, 0.0 if tier.latency_ms is None else tier.latency_ms / 1e3
+    if tier.kind == "host":
+        link = deployment.device.host
+        if read is None and link is None:
+            raise ScenarioError(
+                f"{where}: a tier of kind host needs read_gb_per_s: nothing is known of the link between {deployment.device.title} "
+                "and its host"
+            )
+        if read is None and link is not None:
+            read = link.bytes_per_s * deployment.parallel.n_devices / 1e9
+        if tier.latency_ms is None and link is not None:
+            latency_s = link.latency_s
+    assert read is not None
+    return TierSpec(
+        kind=tier.kind,
+        read_bytes_per_s=read * 1e9 / ranks,
+        write_bytes_per_s=None if tier.write_gb_per_s is None else tier.write_gb_per_s * 1e9 / ranks,
+        latency_s=latency_s,
+        capacity_bytes=0 if tier.gib is None else round(tier.gib * _GIB / (1 if tier.kind == "remote" else ranks)),
+        write=tier.write,
+        min_load_tokens=tier.min_load_tokens,
+        skip_when_slower=tier.skip_when_slower,
+        concurrent_transfers=tier.concurrent_transfers,
+        staged=tier.staged and tier.kind != "host",
+        store=tier.store if tier.kind == "remote" else "",
+    )
+
+
+def check_room(scenario: Scenario, plan: MemoryPlan) -> None:
+    """ScenarioError for a KV cache, given in blocks, that is larger than the memory of its devices."""
+    for stage in plan.stages:
+        if plan.override is not None and plan.override * stage.block_bytes > stage.device_bytes > 0:
+            raise ScenarioError(
+                f"{scenario.source}: memory.kv_blocks: {plan.override:,} blocks of {stage.block_bytes / 1e6:.3g} MB are "
+                f"{plan.override * stage.block_bytes / 1e9:.0f} GB on each device, which has {stage.device_bytes / 1e9:.0f}; "
+                "give fewer, or leave it out for as many as fit"
+            )
+
+
+def about_tiers(scenario: Scenario, workload: Trace | ClosedLoop) -> Iterator[str]:
+    """A note for tiers that have nothing to find, or whose bandwidth is that of a datasheet."""
+    tiers = scenario.memory.tiers
+    if tiers and getattr(workload, "prefix_blocks", None) is None:
+        what = (
+            "only swapped sequences use the host tier" if scenario.memory.preemption == "swap" else "tiers find nothing"
+        )
+        yield f"The workload does not say which prompts begin alike: {what}."
+    if any(tier.kind == "host" and tier.read_gb_per_s is None for tier in tiers):
+        yield (
+            "The host tier's bandwidth is the rate of the GPU's link by its datasheet, which copies do not quite reach; "
+            "memory.tiers.N.read_gb_per_s takes a measured one."
+        )

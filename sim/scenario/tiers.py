@@ -1,0 +1,51 @@
+"""Settings of the memory behind a machine's KV cache: `memory.tiers`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from sim.scenario.section import Section
+
+_Rate = Annotated[float, Field(gt=0)]
+
+
+class Tier(Section):
+    """Memory behind the KV cache of each replica, nearest first: blocks that the device has given up are loaded from there."""
+
+    kind: Literal["host", "disk", "remote", "peer"]
+    """`host` memory and `disk` are a replica's own, a `remote` store is shared by all, `peer` is the host memory of the other
+    replicas."""
+    gib: Annotated[float, Field(gt=0)] | None = None
+    """Its size in GiB: of each replica, of a `remote` store in all. A `peer` has none of its own."""
+    read_gb_per_s: _Rate | None = None
+    """Bandwidth of a replica's link to it in GB/s, all of its GPUs together; for a `host` tier, where it is left out, the link of
+    the GPU's datasheet, once for each GPU."""
+    write_gb_per_s: _Rate | None = None
+    """Where it is left out, as it reads. Both directions share the link."""
+    latency_ms: Annotated[float, Field(ge=0)] | None = None
+    """Of each load and store, beside its bytes; where it is left out, none, and for a `host` tier that of the datasheet."""
+    write: Literal["through", "eviction"] = "through"
+    """`through`: prompt blocks are written when they have been computed, as vLLM's offloading and LMCache do; `eviction`: when the
+    device, or the tier before this one, gives them up."""
+    min_load_tokens: Annotated[int, Field(ge=0)] = 0
+    """A load that would gain fewer tokens is left out."""
+    skip_when_slower: bool = False
+    """A load is left out that would take longer, its turn on the link included, than to compute its tokens."""
+    concurrent_transfers: Annotated[int, Field(ge=1)] = 1
+    """Transfers that the link does at once, each at its whole bandwidth."""
+    staged: bool = False
+    """What is loaded comes to host memory first: the time of a copy from there to the GPUs is added, but no wait for its turn."""
+    store: str = "shared"
+    """Of a `remote` tier: which store; replicas that name the same one share it."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.kind != "host" and self.read_gb_per_s is None:
+            raise ValueError(f"a tier of kind {self.kind} needs read_gb_per_s, the bandwidth of a replica's link to it")
+        if self.kind == "peer" and self.gib is not None:
+            raise ValueError("a tier of kind peer is the host memory of the other replicas: leave gib out")
+        if self.kind != "peer" and self.gib is None:
+            raise ValueError(f"a tier of kind {self.kind} needs gib, its size in GiB")
+        return self

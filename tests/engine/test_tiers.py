@@ -1,0 +1,284 @@
+"""KV behind the device: what is loaded, what it takes, and that spans, books and everybody else stay as they were."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.routers import RoundRobin
+from policies.vllm import Vllm
+from sim.engine import Columns, Experiment, InvariantError, ReplicaSpec, run
+from sim.engine.stores import Store
+from sim.engine.tiers import TierSpec
+from tests.engine.build import patches_the_engine
+from tests.engine.costs import Linear
+from tests.engine.random_runs import an_experiment, assert_same, with_tiers
+from tests.engine.test_prefix import S, a_trace
+from tests.engine.two_levels import found_by_level
+from workloads import Trace
+
+ONE_SEAT = Vllm(max_num_batched_tokens=64, max_num_seqs=1, async_scheduling=False)
+HOST = TierSpec(kind="host", capacity_bytes=100_000, read_bytes_per_s=4000.0, write_bytes_per_s=2000.0, latency_s=0.5)
+"""Four blocks of 1,000 bytes a second to the device, two from it."""
+
+A, B = [1, 2, 3], [11, 12, 13, 14]
+
+
+def served(trace: Trace, *tiers: TierSpec, machines: int = 1, fast_forward: bool = True, **spec: Any) -> Columns:
+    replica = ReplicaSpec(
+        cost=Linear(fixed_s=1.0),
+        **{
+            "scheduler": ONE_SEAT, "kv_blocks": 4, "block_tokens": 4, "prefix_cache": "blocks", "tiers": tiers,
+            "block_bytes": 1000, **spec,
+        },
+    )  # fmt: skip
+    experiment = Experiment(workload=trace, replicas=(replica,) * machines, router=RoundRobin())
+    checked = run(experiment, check_invariants=True)
+    assert_same(checked, run(experiment, fast_forward=fast_forward))
+    return checked
+
+
+def seconds(columns: Columns, name: str) -> list[float]:
+    return (columns.requests[name] / S).tolist()
+
+
+def test_two_prompts_one_seat_and_a_host_tier_by_hand() -> None:
+    # A is computed by 1 s; its two full blocks are written from then to 2 s, and are there at 2.5 s. B needs all of the device from
+    # 3 s to 4 s; its three blocks are on the link until 5.5 s. A, back at 5 s, waits half a second for its turn, is read in another
+    # half and is here at 6.5 s. C takes the seat meanwhile, from 5.25 s to 6.25 s. Of A one token is computed.
+    trace = a_trace((0, 9, 1, A), (3, 13, 1, B), (5, 9, 1, A), (5.25, 1, 1, []))
+    columns = served(trace, HOST)
+    assert seconds(columns, "first_token_ns") == [1.0, 4.0, 7.5, 6.25]
+    assert seconds(columns, "scheduled_ns") == [0.0, 3.0, 6.5, 5.25]
+    assert seconds(columns, "load_ns") == [0.0, 0.0, 1.5, 0.0]
+    assert columns.requests["host_hit_tokens"].tolist() == [0, 0, 8, 0]
+    assert columns.requests["computed_prompt_tokens"].tolist() == [9, 13, 1, 1]
+    moved = columns.transfers()
+    assert moved is not None
+    assert [moved[name].tolist() for name in ("what", "request", "bytes")] == [[1, 1, 0], [0, 1, 2], [2000, 3000, 2000]]
+    assert [(moved[name] / S).tolist() for name in ("asked_ns", "begin_ns", "sent_ns", "arrived_ns")] == [
+        [1.0, 4.0, 5.0], [1.0, 4.0, 5.5], [2.0, 5.5, 6.0], [2.5, 6.0, 6.5],
+    ]  # fmt: skip
+    assert columns.iterations()["loads_under_way"].tolist() == [0, 0, 1, 0]
+    facts = columns.meta["tiers"]["host"]
+    assert (facts["used_bytes"], facts["load_wait_ns"], facts["link_busy_ns"]) == (5000, S // 2, 3 * S)
+
+
+def test_what_has_not_arrived_is_not_found() -> None:
+    late = replace(HOST, latency_s=10.0)
+    columns = served(a_trace((0, 9, 1, A), (3, 13, 1, B), (5, 9, 1, A)), late)
+    assert columns.requests["host_hit_tokens"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "loads", "skipped"),
+    [
+        ({}, 1, "skipped_short"),
+        ({"min_load_tokens": 8}, 1, "skipped_short"),
+        ({"min_load_tokens": 9}, 0, "skipped_short"),
+        # Half a second for its turn, half to be read and half of latency, against a second of computing.
+        ({"skip_when_slower": True}, 0, "skipped_slower"),
+        ({"skip_when_slower": True, "latency_s": 0.0}, 1, "skipped_slower"),
+    ],
+)
+def test_a_load_that_is_not_worth_it_is_left_out(rule: dict[str, Any], loads: int, skipped: str) -> None:
+    columns = served(a_trace((0, 9, 1, A), (3, 13, 1, B), (5, 9, 1, A)), replace(HOST, **rule))
+    facts = columns.meta["tiers"]["host"]
+    assert facts["loads"] == loads
+    assert (facts[skipped] > 0) == (not loads)
+    assert columns.requests["computed_prompt_tokens"].tolist() == [9, 13, 1 if loads else 9]
+
+
+def test_a_tier_that_nobody_loads_from_changes_nothing() -> None:
+    unused = replace(HOST, min_load_tokens=1 << 40)
+    for seed in range(12):
+        plain = an_experiment(seed, speculative=seed % 2 == 0)
+        machines = tuple(
+            replace(spec, tenants=tuple(replace(tenant, tiers=(unused,), block_bytes=1000) for tenant in spec.tenants))
+            for spec in plain.machines
+        )
+        with_tier, without = run(replace(plain, replicas=machines)), run(plain)
+        for name, column in without.requests.items():
+            np.testing.assert_array_equal(column, with_tier.requests[name], err_msg=name)
+
+
+def test_what_the_device_gives_up_goes_to_the_host_and_what_that_gives_up_to_the_disk() -> None:
+    host = replace(HOST, write="eviction", capacity_bytes=2000, latency_s=0.0)
+    disk = TierSpec(kind="disk", capacity_bytes=10_000, read_bytes_per_s=1000.0, write="eviction")
+    # B gives up A's blocks to the host; C (B's of another name) gives up B's, for which A's go on to the disk.
+    trace = a_trace((0, 9, 1, A), (10, 13, 1, B), (20, 13, 1, [21, 22, 23, 24]), (40, 9, 1, A))
+    columns = served(trace, host, disk)
+    assert columns.requests["disk_hit_tokens"].tolist() == [0, 0, 0, 8]
+    assert columns.requests["host_hit_tokens"].tolist() == [0, 0, 0, 0]
+    # Two blocks at 1,000 bytes a second, and a step.
+    assert seconds(columns, "finish_ns")[3] == 43.0
+
+
+def test_a_remote_store_is_read_by_all_machines_and_a_peer_by_others() -> None:
+    # Requests go to two machines in turn: the second asks for what the first has computed.
+    trace = a_trace((0, 9, 1, A), (10, 9, 1, A))
+    remote = TierSpec(kind="remote", capacity_bytes=10_000, read_bytes_per_s=1000.0, store="s")
+    assert served(trace, remote, machines=2).requests["remote_hit_tokens"].tolist() == [0, 8]
+    peer = TierSpec(kind="peer", read_bytes_per_s=1000.0, latency_s=0.25)
+    columns = served(trace, HOST, peer, machines=2)
+    assert columns.requests["peer_hit_tokens"].tolist() == [0, 8]
+    assert seconds(columns, "finish_ns")[1] == 10 + 2 + 0.25 + 1
+    staged = served(trace, HOST, replace(peer, staged=True), machines=2)
+    # The two blocks go on from host memory: half a second, and the latency of its link.
+    assert seconds(staged, "finish_ns")[1] == 10 + 2 + 0.25 + 0.5 + 0.5 + 1
+    assert served(trace, HOST, machines=2).requests["host_hit_tokens"].tolist() == [0, 0]
+
+
+def test_who_gives_way_comes_back_from_host_memory_by_hand() -> None:
+    # Two prompts of 4 tokens, a block each, and memory for three blocks. Both decode from 1 s; the second gives way at once, when
+    # two more blocks are needed and one is free: 4 tokens, a block, are written by 1.5 s. The first ends at 5 s, with 4 decode
+    # steps. The second is read from 5 s to 5.25 s and decodes four times more.
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[4, 4], output_tokens=[5, 5])
+    host = replace(HOST, latency_s=0.0)
+    both = Vllm(max_num_batched_tokens=64, max_num_seqs=2, async_scheduling=False, scheduler_reserve_full_isl=False)
+    columns = served(trace, host, scheduler=both, kv_blocks=3, prefix_cache=None, swaps=True)
+    assert seconds(columns, "finish_ns") == [5.0, 9.25]
+    assert columns.requests["preemptions"].tolist() == [0, 1]
+    assert columns.requests["recomputed_tokens"].tolist() == [0, 0]
+    assert columns.requests["swap_hit_tokens"].tolist() == [0, 4]
+    assert columns.meta["tiers"]["host"]["used_bytes"] == 0
+    again = served(trace, scheduler=both, kv_blocks=3, prefix_cache=None)
+    assert again.requests["recomputed_tokens"].tolist() == [0, 4]
+
+
+def test_who_finds_no_room_in_host_memory_is_computed_again() -> None:
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[4, 4], output_tokens=[5, 5])
+    both = Vllm(max_num_batched_tokens=64, max_num_seqs=2, async_scheduling=False, scheduler_reserve_full_isl=False)
+    columns = served(
+        trace, replace(HOST, capacity_bytes=999), scheduler=both, kv_blocks=3, prefix_cache=None, swaps=True
+    )
+    assert columns.requests["recomputed_tokens"].tolist() == [0, 4]
+
+
+@pytest.mark.parametrize("on_eviction", [False, True])
+def test_requests_one_at_a_time_find_what_a_plain_count_of_two_levels_finds(on_eviction: bool) -> None:
+    loaded = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        groups = [[100 * g + i for i in range(rng.randrange(1, 8))] for g in range(6)]
+        requests = []
+        for n in range(60):
+            ids = [*rng.choice(groups), *(10_000 + 20 * n + i for i in range(rng.randrange(0, 4)))]
+            ids = rng.choice(requests)[3] if requests and rng.random() < 0.3 else ids
+            # Not whole blocks: of a prompt that is known in full the last block is computed again, and for a while held twice.
+            requests.append((100.0 * n, 4 * len(ids) + rng.choice([1, 2, 3]), 1, ids))
+        trace = a_trace(*requests)
+        device, tier = rng.choice([12, 20]), rng.choice([15, 30, 60])
+        host = TierSpec(
+            kind="host",
+            capacity_bytes=1000 * tier,
+            read_bytes_per_s=1e6,
+            write="eviction" if on_eviction else "through",
+        )
+        replica = ReplicaSpec(
+            cost=Linear(fixed_s=1.0), scheduler=ONE_SEAT, kv_blocks=device, block_tokens=4, prefix_cache="blocks",
+            tiers=(host,), block_bytes=1000,
+        )  # fmt: skip
+        found = run(Experiment(workload=trace, replicas=(replica,), router=RoundRobin())).requests
+        hits = list(
+            zip((found["prefix_hit_tokens"] // 4).tolist(), (found["host_hit_tokens"] // 4).tolist(), strict=True)
+        )
+        assert hits == found_by_level(trace, device, tier, on_eviction=on_eviction)
+        loaded += sum(in_tier for _, in_tier in hits)
+    assert loaded > 500
+
+
+def assert_spans_equal_stepping(seeds: range) -> None:
+    for seed in seeds:
+        experiment = with_tiers(an_experiment(seed, speculative=seed % 2 == 0), seed)
+        fast = run(experiment)
+        stepped = run(experiment, fast_forward=False)
+        assert_same(fast, stepped)
+        assert fast.meta.get("tiers") == stepped.meta.get("tiers")
+
+
+def test_spans_equal_stepping_with_tiers() -> None:
+    assert_spans_equal_stepping(range(25))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10_000, 15_000, 500))
+def test_spans_equal_stepping_with_tiers_over_five_thousand_runs(seed: int) -> None:
+    assert_spans_equal_stepping(range(seed, seed + 500))
+
+
+def test_the_books_hold_at_every_event_with_tiers() -> None:
+    for seed in range(100, 110):
+        experiment = with_tiers(an_experiment(seed, speculative=seed % 2 == 0), seed)
+        checked, plain = run(experiment, check_invariants=True), run(experiment)
+        np.testing.assert_array_equal(checked.requests["finish_ns"], plain.requests["finish_ns"])
+
+
+@pytest.mark.slow
+def test_the_random_runs_use_every_kind_of_tier() -> None:
+    loads = dict.fromkeys(("host", "disk", "remote", "peer"), 0)
+    swapped = 0
+    for seed in range(500):
+        columns = run(with_tiers(an_experiment(seed, speculative=seed % 2 == 0), seed))
+        for kind, facts in columns.meta.get("tiers", {}).items():
+            loads[kind] += facts["loads"]
+        swapped += int(columns.requests["swap_hit_tokens"].sum()) if "swap_hit_tokens" in columns.requests else 0
+    assert min(loads.values()) > 9
+    assert swapped > 100
+
+
+@patches_the_engine
+def test_a_store_that_loses_a_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    put = Store.put
+
+    def lossy(self: Store, pieces: Any, now_ns: int, ready_ns: int) -> Any:
+        gone = put(self, pieces, now_ns, ready_ns)
+        self.used_bytes -= 1000
+        return gone
+
+    monkeypatch.setattr(Store, "put", lossy)
+    with pytest.raises(InvariantError, match="INV-9 at t="):
+        served(a_trace((0, 9, 1, A), (3, 13, 1, B)), HOST)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"tiers": (HOST,), "prefix_cache": None}, "tiers keep what a prefix cache gives up, and there is none"),
+        ({"tiers": (HOST, HOST)}, "one tier of kind host at most"),
+        ({"tiers": (TierSpec(kind="peer", read_bytes_per_s=1.0),)}, "there is no tier of kind host"),
+        ({"swaps": True}, "swapped to a tier of kind host, and there is none"),
+        ({"tiers": (HOST,), "block_bytes": 0}, "block_bytes is at least 1"),
+    ],
+)
+def test_tiers_that_cannot_be_are_refused(spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ReplicaSpec(
+            **{
+                "cost": Linear(),
+                "scheduler": ONE_SEAT,
+                "kv_blocks": 4,
+                "prefix_cache": "blocks",
+                "block_bytes": 1,
+                **spec,
+            }
+        )
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"read_bytes_per_s": 0.0}, "bandwidth of the tier's link and above 0"),
+        ({"capacity_bytes": 0}, "a host tier has capacity_bytes"),
+        ({"latency_s": -1.0}, "latency_s is a finite time"),
+        ({"write": "sometimes"}, "write is through or eviction"),
+        ({"kind": "tape"}, "kind is one of host, disk, remote, peer"),
+    ],
+)
+def test_a_tier_that_cannot_be_is_refused(setting: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        replace(HOST, **setting)
