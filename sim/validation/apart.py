@@ -20,7 +20,7 @@ from hwmodels.parallel import ParallelConfig
 from hwmodels.tables import read_toml
 from sim.protocols import Figures, Protocol, protocol
 from sim.validation.machines import Speculation, Unmodelled, machine_of, stream_of
-from sim.validation.runs import MEASURED_VLLM, deployed_on, formatted, speculates, whole
+from sim.validation.runs import MEASURED_VLLM, deployed_on, formatted, surely_speculates, whole
 from sim.validation.servers import ServerSettings, settings_of
 from sim.validation.speculated import speculation_of
 
@@ -129,7 +129,7 @@ def apart_run(row: Mapping[str, Any], folder: Path | None = None, *, clients: in
 
     *clients*: the highest concurrency that rows of its layout have; None: its own.
     """
-    speculative = speculates(row)
+    speculative = surely_speculates(row)
     for phase in ("prefill", "decode"):
         if not whole(row, f"{phase}_num_workers", 0):
             raise Unmodelled("the numbers of prefill and decode workers are not known")
@@ -152,7 +152,7 @@ def apart_run(row: Mapping[str, Any], folder: Path | None = None, *, clients: in
     known = settings_of(
         {**row, "tp_size": row["decode_tp_size"], "attention_dp_size": row["decode_attention_dp_size"]}, folder
     )
-    seats = _seats(stack, max(clients or 0, concurrency), workers * decode.data)
+    seats = seats_of(stack, max(clients or 0, concurrency), workers * decode.data)
     speculation = speculation_of(model.name, stack, ranks=decode.data) if speculative else None
     each = 1 if speculation is None else speculation.k + 1
     return ApartRun(
@@ -187,7 +187,7 @@ def apart_run(row: Mapping[str, Any], folder: Path | None = None, *, clients: in
     )
 
 
-def _seats(stack: str, clients: int, ranks: int) -> int | None:
+def seats_of(stack: str, clients: int, ranks: int) -> int | None:
     """Sequences that each of *ranks* decode ranks runs at once; None: no limit that *clients* would meet."""
     if stack != "trtllm" or clients & (clients - 1) == 0:
         return None

@@ -78,11 +78,15 @@ def model_of(label: str) -> ModelSpec:
 
 
 def speculates(row: Mapping[str, Any]) -> bool:
-    """Whether a serving row ran with multi-token prediction, by its speculation column; `Unmodelled` where it may have."""
-    said = str(row.get("speculation", ""))
-    if said == "unknown":
+    """Whether a serving row ran with multi-token prediction, or may have, by its speculation column."""
+    return str(row.get("speculation", "")) not in ("", "nan", "none")
+
+
+def surely_speculates(row: Mapping[str, Any]) -> bool:
+    """Whether it did; `Unmodelled` where it may have."""
+    if str(row.get("speculation", "")) == "unknown":
         raise Unmodelled(NOT_KNOWN)
-    return said not in ("", "nan", "none")
+    return speculates(row)
 
 
 def family_of(row: Mapping[str, Any]) -> str:
@@ -118,7 +122,7 @@ def served_run(row: Mapping[str, Any], folder: Path | None = None) -> ServedRun:
     *folder* holds the settings that servers were started with (`sim.validation.servers.SETTINGS`); without them they are the
     stacks' defaults.
     """
-    speculative = speculates(row)
+    speculative = surely_speculates(row)
     model = formatted(row)
     if str(row["mode"]) != "agg":
         raise Unmodelled(f"mode {row['mode']} is not aggregated serving")
