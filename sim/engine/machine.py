@@ -23,6 +23,7 @@ from sim.engine.kv import KvPool
 from sim.engine.lane import Lane
 from sim.engine.prices import StageTable
 from sim.engine.requests import RequestState
+from sim.engine.roles import Part
 from sim.engine.sequences import Outside, refusal
 from sim.engine.span import Span
 from sim.engine.stages import Stages
@@ -50,6 +51,19 @@ def prefill_tokens(tenant: Tenant) -> int:
     return sum(seq.tokens for seq in tenant.sequences.queue) + sum(partial)
 
 
+def put(tenant: Tenant, now_ns: int, id_: int, what: int, tokens: int) -> None:
+    """Leave news where a tenant reads it."""
+    exchange = tenant.sequences.exchange
+    assert exchange is not None
+    exchange.mail.append((now_ns, what, id_, tokens))
+
+
+def surrenders(tenant: Tenant) -> bool:
+    """Whether somebody gave up its room; see `sim.engine.exchange.Exchange.surrender`."""
+    exchange = tenant.sequences.exchange
+    return exchange is not None and exchange.surrender()
+
+
 def _begun_ticks(span: Span, now_ticks: int) -> int:
     """When the iteration in flight began."""
     at = span.index_at(now_ticks)
@@ -61,9 +75,10 @@ class Machine:
 
     def __init__(
         self, clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-        seed: int, fast_forward: bool, shared: SharedStores | None = None,
+        seed: int, fast_forward: bool, shared: SharedStores | None = None, part: Part | None = None,
     ) -> None:  # fmt: skip
-        """*first_number*: of its first tenant, among all of the run; *shared*: what machines read of each other's KV."""
+        """*first_number*: of its first tenant, among all of the run; *shared*: what machines read of each other's KV; *part*: what
+        it has to do with handing over."""
         self.index = index
         self.events = 0
         self.no_hit_order = -1
@@ -87,6 +102,7 @@ class Machine:
                 alone=self._alone,
                 seed=seed,
                 fast_forward=fast_forward,
+                part=part,
                 machine=index,
                 shared=shared,
             )
@@ -115,8 +131,8 @@ class Machine:
     @property
     def waiting(self) -> int:
         if self._alone:
-            return len(self.tenants[0].sequences.queue)
-        return sum(len(tenant.sequences.queue) for tenant in self.tenants)
+            return self.tenants[0].sequences.n_waiting
+        return sum(tenant.sequences.n_waiting for tenant in self.tenants)
 
     @property
     def running(self) -> int:
@@ -263,6 +279,21 @@ class Machine:
         else:
             self._look_again(now_ns)
 
+    def tenant_for(self, id_: int) -> Tenant:
+        """The tenant that decodes a request whose prompt is computed elsewhere."""
+        return self.tenants[0] if self._alone else self.tenant_of(self._model(id_))
+
+    def post(self, tenant: Tenant, id_: int, what: int, tokens: int = 0) -> None:
+        """News of a request from another machine (`sim.engine.exchange`); it is read when the next iteration is planned."""
+        now_ns = self._clock.now_ns
+        put(tenant, now_ns, id_, what, tokens)
+        if not self._alone:
+            self._look_again(now_ns)
+        elif self._lane.span is not None:
+            self._cut_short(now_ns)
+        elif not tenant.read_at_rest(now_ns):
+            self._look_again(now_ns)
+
     def abort(self, now_ns: int) -> list[int]:
         """Stop at *now_ns*: iterations that have ended by then count, the others have not been. All memory is free afterwards;
         the requests are handed back, those that ran before those that waited."""
@@ -388,7 +419,15 @@ class Machine:
             if self._alone:
                 self._alarm.set(wake_ns)
             self._look_ns = wake_ns
-        elif busy and not self.stages.in_flight and not any(tenant.n_loading for tenant in busy):
+        elif (
+            busy
+            and not self.stages.in_flight
+            and not any(tenant.n_loading for tenant in busy)
+            and not any(tenant.sequences.awaits for tenant in self.tenants)
+        ):
+            if any([surrenders(each) for each in busy]):
+                self._look_again(now_ns)
+                return
             tenant = busy[0]
             prefilling = sum(len(lane.partial) for lane in tenant.lanes)
             decoding = sum(lane.decoding.n + len(lane.paused) for lane in tenant.lanes)

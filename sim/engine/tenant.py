@@ -18,12 +18,14 @@ from sim.engine.ahead import as_known
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
+from sim.engine.exchange import Exchange
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.lane import Elsewhere, Ended, HeldPlan, Lane, LanePrice, Prepared, QueueView, RunningView
 from sim.engine.loading import Loading
 from sim.engine.padding import padded
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
+from sim.engine.roles import ONE_EACH, Part
 from sim.engine.running import RunningSet
 from sim.engine.runs import RunPool
 from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go
@@ -49,15 +51,16 @@ class Tenant:
     def __init__(
         self, number: int, spec: ReplicaSpec, state: RequestState, outside: Outside, stages: Stages, *,
         alone: bool, seed: int, fast_forward: bool, prices: Prices | None = None, machine: int = 0,
-        shared: SharedStores | None = None,
+        shared: SharedStores | None = None, part: Part | None = None,
     ) -> None:  # fmt: skip
         """*alone*: no pipeline and no other tenant, so that decodes may be held; *number*: of the run's tenants; *prices*: of a
         rank, whose steps its machine takes together with others, and ends (`launch`); *shared*: what machines read of each other's
-        KV."""
+        KV; *part*: what the machine has to do with handing over."""
         self.number = number
         self.spec = spec
         self.recorder = Recorder()
-        self.sequences = sequences = Sequences(spec, state, outside, self.recorder, alone=alone)
+        self.sequences = sequences = Sequences(spec, state, outside, self.recorder, alone=alone, part=part)
+        self._exchange = sequences.exchange
         self.n_in_flight = 0
         self.prices = prices or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
         self.state = state
@@ -131,7 +134,7 @@ class Tenant:
             price=LanePrice(lane, self.prices, self.stages, self._window, self._pads_to),
             elsewhere=Elsewhere(self.lanes, lane),
             prompt_tokens=self.state.prompt,
-            max_tokens=self.state.max_tokens,
+            max_tokens=ONE_EACH if self.sequences.hands_over else self.state.max_tokens,
             by_chunk=self._by_chunk,
             lookahead_tokens=self._kv.lookahead_tokens,
             draft_slots=spec.draft_slots,
@@ -147,6 +150,15 @@ class Tenant:
         if not self.ready and len(self.lanes) < self._max_lanes:
             self._add_lane()
         return self.ready.popleft() if self.ready else None
+
+    def read_at_rest(self, now_ns: int) -> bool:
+        """Read news while nothing runs and nobody waits; whether that is all that there is to do."""
+        exchange = self._exchange
+        assert exchange is not None
+        if self._queue or self.sequences.n_admitted or (self._ahead is not None and self._ahead.seen_ns != ALWAYS_NS):
+            return False
+        exchange.read(self.lanes[0], now_ns << TICK_BITS)
+        return not self._queue and not exchange.asked
 
     # Planning.
 
@@ -164,6 +176,9 @@ class Tenant:
             let_go(sequences, lane)
         if self._finding.ended and self._ahead is not None and self._ahead.seen_ns == ALWAYS_NS:
             self._finding.free_the_ended()
+        exchange = self._exchange
+        if exchange is not None and (exchange.mail or exchange.asked):
+            exchange.read(lane, ticks)
         held = lane.held
         if held is not None:
             if _still_holds(self, held, decoding, ticks):
@@ -183,6 +198,10 @@ class Tenant:
             lane.view.memo = None
             if self._ahead is not None:
                 self._ahead.seen_ns = ALWAYS_NS
+                if exchange is not None and (exchange.mail or exchange.asked):
+                    # Nothing had been planned that they could come too late for.
+                    exchange.read(lane, ticks)
+                    return self.begin(lane, ticks) if queue else NOTHING
                 if loading is not None and loading.next_ns() <= ticks >> TICK_BITS:
                     # What has come since the plan would have been made ahead.
                     return self.begin(lane, ticks)
@@ -200,6 +219,9 @@ class Tenant:
         view.now_ns, view.rounds = ticks >> TICK_BITS, decoding.round
         view.after_prefill = bool(lane.run)
         view.promised_blocks = sequences.promises.blocks
+        if exchange is not None and view.promised_blocks >= 0:
+            # Those who have landed are still to be admitted.
+            view.promised_blocks -= exchange.promised
         unknown = self._ahead is not None and self._ahead.hide(lane, self._queue_view, given=not self._caches)
         plan = self._plan(view)
         if not isinstance(plan, Plan):
@@ -216,6 +238,8 @@ class Tenant:
             hold, plan = 1, plan._replace(hold=1)
         if hold > 1 and queue and (self._kv.writes or (self._caches and not self._alone)):
             # What those who wait would find changes with every step: of who emits what is named, of micro-batches that evict.
+            hold, plan = 1, plan._replace(hold=1)
+        if hold > 1 and exchange is not None and self._exchange_may_act(exchange, unknown=unknown):
             hold, plan = 1, plan._replace(hold=1)
         if reject:
             sequences.reject(reject)
@@ -256,6 +280,13 @@ class Tenant:
             return self.begin(lane, ticks)
         lane.wake_ns = plan.until_ns
         return NOTHING
+
+    def _exchange_may_act(self, exchange: Exchange, *, unknown: bool) -> bool:
+        """Whether the next look may read news, or find room for somebody, that this one did not."""
+        if exchange.mail:
+            return True
+        # What somebody who asks for room would find changes with every step, as for those who wait.
+        return bool(exchange.asked) and (unknown or self._kv.writes or (self._caches and not self._alone))
 
     def _with_loads(self, loading: Loading, lane: Lane, plan: Plan, growth: int) -> Plan:
         """Start the loads of those whom *plan* admits, and what is planned without them."""
@@ -312,12 +343,14 @@ class Tenant:
         for id_, tokens in run:
             partial = partials.get(id_)
             if partial is None:
-                _, left, arrival_ns, model, deadline_ns, _, cached, priority, _ = sequences.admit(
+                _, left, arrival_ns, model, deadline_ns, _, cached, priority, _, kept = sequences.admit(
                     lane, id_, ticks >> TICK_BITS, tokens
                 )
                 if not by_chunk:
                     blocks -= -(left + cached) // block_tokens
-                if caches:
+                if kept:
+                    blocks -= kept
+                elif caches:
                     blocks -= kv.found(id_)
             else:
                 _, cached, left, arrival_ns, model, deadline_ns, priority = partial
@@ -362,8 +395,9 @@ class Tenant:
             decode_kv += kv_read
             decode_window += 0 if window is None else seen(kv_read, window)
         output_left = self.state.left
-        for id_ in completing:
-            emitted += output_left[id_] > 0
+        if self._exchange is None or not self._exchange.drops_token:
+            for id_ in completing:
+                emitted += output_left[id_] > 0
         n_completing = len(completing)
         totals = _new(
             Totals,

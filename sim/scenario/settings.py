@@ -27,6 +27,10 @@ slo: {ttft_s: 1.0, tpot_s: 0.05}
 """
 
 
+_OF_ALL_POOLS = ("pools", "placement", "links", "handover")
+"""Settings that a pool, as a scenario of its own, does not have."""
+
+
 class Scenario(Settings):
     """What to simulate. Built from keyword arguments, `Scenario.load(path)` or `Scenario.default()`.
 
@@ -135,7 +139,7 @@ class Scenario(Settings):
     def pool(self, name: str, **over: Any) -> Scenario:
         """The pool called *name* as a scenario of its own, its settings and *over* over those of the top level."""
         assert self.pools is not None
-        settings = {key: value for key, value in self.settings().items() if key not in ("pools", "placement")}
+        settings = {key: value for key, value in self.settings().items() if key not in _OF_ALL_POOLS}
         own = self.pools[name].model_dump(exclude_unset=True)
         for key, value in {**own, **over}.items():
             if key in ("parallel", "memory") and value is not None:
@@ -176,7 +180,7 @@ class Scenario(Settings):
             del content["window"]  # results of scenarios from before there were windows keep their names
         pools = (content["pools"] or {}).values()
         # A scenario that does without them keeps the hash that it had before there were such settings.
-        absent = [(content, "pools"), (content, "placement"), (content, "serving_release"), (content, "rank_router")]
+        absent = [(content, key) for key in (*_OF_ALL_POOLS, "serving_release", "rank_router")]
         absent += [(pool, key) for pool in pools for key in ("serving_release", "rank_router")]
         absent += [
             (content["workload"], key)

@@ -175,6 +175,7 @@ def _rate(
 
 def _print(found: Choice, out: Path | None, part: str) -> None:
     from sim.cli.tables import print_facts, print_table
+    from sim.text import short_keys
 
     ranked = found.table.sort_values(["keeps", found.column], ascending=[False, True])
     columns = [found.column, "slo_attainment", "tokens_per_s_per_gpu", "tokens_per_s_per_user"]
@@ -187,9 +188,8 @@ def _print(found: Choice, out: Path | None, part: str) -> None:
         )
         for row in ranked.head(_SHOWN).to_dict("records")
     ]
-    short = [key.rpartition(".")[2] for key in found.axes]
     heads = (
-        *(brief if short.count(brief) == 1 else key for key, brief in zip(found.axes, short, strict=True)),
+        *short_keys(found.axes),
         found.column,
         "attained",
         "tok/s/GPU",
@@ -214,8 +214,12 @@ def _write(found: Choice, out: Path) -> None:
     ranked = found.table.sort_values(["keeps", found.column], ascending=[False, True])
     ranked.to_csv(out / "ranked.csv", index=False)
     varied = [key for key in found.axes if 1 < found.table[key].map(str).nunique() <= plots.MAX_HUES]
-    figure = plots.figure(title="Throughput per GPU against the speed that one user sees", width=7, height=5)
-    plots.pareto(found.table, figure.subplots(), hue=varied[0] if varied else None)
+    front = int(found.table["on_front"].sum())
+    # Those on the front are named under the picture.
+    figure = plots.figure(
+        title="Throughput per GPU against the speed that one user sees", width=7, height=5 + 0.18 * front
+    )
+    plots.pareto(found.table, figure.subplots(), hue=varied[0] if varied else None, named=found.axes)
     plots.save(figure, out / "pareto")
 
 

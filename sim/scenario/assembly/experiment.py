@@ -10,6 +10,7 @@ from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.asked import asked_for
 from sim.scenario.assembly.deployment import deployment_of
+from sim.scenario.assembly.handover import handover_of
 from sim.scenario.assembly.manifest import manifest_of
 from sim.scenario.assembly.pools import PoolOf, pools_of
 from sim.scenario.assembly.prefix_cache import check_router
@@ -58,6 +59,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
     router = policy_of(scenario, "router", named.ROUTERS, "route")
     check_router(scenario, router, workload)
     built = [build_pool(pool, workload, rows) for pool in pools]
+    handover = handover_of(scenario, pools, built, workload)
     experiment = Experiment(
         workload=workload,
         replicas=tuple(
@@ -68,6 +70,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
         router=router,
         seed=scenario.seed,
         stream=_stream(scenario, pools),
+        handover=handover,
         **_front_end(scenario, pools),
     )
     return Built(
