@@ -39,7 +39,7 @@ from sim.validation.machines import Unmodelled
 from sim.validation.runs import ServedRun, rows_of, served_run, served_s
 from sim.validation.speculated import FILE as ACCEPTANCES
 
-FACTORS = (0.8, 1.2, 1.8, 2.6)
+FACTORS = (1.0, 1.6, 2.4, 3.6)
 ALPHAS = (0.4, 0.65, 0.9)
 MOST_CLIENTS = 130
 """Runs of more requests in flight are not fitted, for the time that they take; all are scored by `rooftrace validate`."""
