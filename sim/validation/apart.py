@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hwmodels.totals import Totals
     from sim.engine import Experiment
     from sim.engine.columns import Columns
+    from sim.engine.roles import Role
 
 FILE = Path(__file__).with_name("prefill_workers.toml")
 SAME_MODEL = {"deepseek-ai/DeepSeek-R1": "deepseek-ai/DeepSeek-V3"}
@@ -115,7 +116,7 @@ def half_of(deployment: str) -> int:
     return hashlib.blake2b(deployment.encode(), digest_size=8).digest()[0] % 2
 
 
-def most_clients(rows: list[Mapping[str, Any]]) -> dict[tuple[str, ...], int]:
+def most_clients(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], int]:
     """The highest concurrency of each layout."""
     found: dict[tuple[str, ...], int] = {}
     for row in rows:
@@ -268,14 +269,14 @@ def experiment_of(
     for workers in (run.prefill, run.decode):
         deployment = deployed_on(run.model, run.device, workers.parallel, run.kv_precision, stack, profile)
         deployments.append(deployment)
-        prefills = workers is run.prefill
+        first = workers is run.prefill
         machine = machine_of(
-            replace(deployment, cost=Slower(deployment.cost, factor)) if prefills and factor != 1 else deployment,
+            replace(deployment, cost=Slower(deployment.cost, factor)) if first and factor != 1 else deployment,
             stack,
             workers.settings,
             concurrency=-(-run.concurrency // workers.number),
             release=MEASURED_VLLM,
-            speculation=None if prefills else run.speculation,
+            speculation=None if first else run.speculation,
         )
         machines += [machine] * workers.number
     path = KvPath(
@@ -283,7 +284,9 @@ def experiment_of(
         # What a GPU of the receiver keeps comes over its own card.
         bytes_per_token=deployments[1].kv_bytes_per_token_per_device,
     )
-    roles = ("prefill",) * run.prefill.number + ("decode",) * run.decode.number
+    prefills: Role = "prefill"
+    decodes: Role = "decode"
+    roles = (prefills,) * run.prefill.number + (decodes,) * run.decode.number
     return Experiment(
         workload=run.protocol.workload(
             prompt_tokens=run.prompt_tokens, output_tokens=run.output_tokens, concurrency=run.concurrency, seed=seed
