@@ -181,7 +181,6 @@ OWN_FILES = (
 
 def _of_their_own(pairs: Mapping[str, Pair]) -> Iterator[str]:
     """The parts on runs with multi-token prediction, and on separate pools."""
-    from hwmodels.tables import read_toml
     from sim.validation import apart, speculated
 
     yield _SPECULATED
@@ -190,10 +189,6 @@ def _of_their_own(pairs: Mapping[str, Pair]) -> Iterator[str]:
             f"* {model}, {k} drafted: {100 * entry['alpha']:.0f} %, {entry['source']}" for k, entry in table.items()
         )
     yield f"\n### Assumptions about separate pools\n\n{apart.ASSUMED}"
-    yield _PREFILL
-    yield from (
-        f"* {stack}: {entry['factor']:.2f}, {entry['source']}" for stack, entry in read_toml(apart.FILE).items()
-    )
     for file, title in OWN_FILES:
         if file not in pairs:
             continue
@@ -224,11 +219,6 @@ _SPECULATED = """
 Rows with multi-token prediction say neither how many tokens a round drafted nor how many were accepted. Depths are those of the
 benchmark's launch scripts: two with SGLang, three with TensorRT-LLM, one with its data-parallel attention. Of each drafted
 token, given that those before it were, so many are accepted:
-"""
-_PREFILL = """
-Prefill workers take longer than the kernels that are priced: how much longer is one figure a stack, fitted to times to the first
-token of half of the deployments. What it stands for is not known (uneven experts, the hand-over of KV between two iterations, no
-overlap of scheduling and computing may all be in it).
 """
 _STRANGE_POOLS = """
 What is known of the largest errors of separate pools:

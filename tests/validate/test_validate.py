@@ -19,7 +19,7 @@ from sim.plots.served import draw_served
 from sim.protocols import Protocol
 from sim.validation.apart import apart_run, apart_s, concurrency_of, half_of, seats_of
 from sim.validation.files import Comparison, compare, validate
-from sim.validation.fit_apart import best_of, held_in_turn
+from sim.validation.fit_acceptance import best_of
 from sim.validation.runs import Unmodelled, latencies_s, rows_of, served_run, served_s
 from sim.validation.served import errors_by, served_markdown, served_pair, unexplained
 from sim.validation.speculated import NOT_KNOWN
@@ -228,8 +228,6 @@ def test_a_run_of_separate_pools_is_near_what_was_measured(shared):
     found = apart_s(run)
     assert found.tpot_s * 1e3 == pytest.approx(row["tpot_ms"], rel=0.25)
     assert found.ttft_s * 1e3 == pytest.approx(row["ttft_ms"], rel=0.3)
-    slower = apart_s(run, prefill_factor=4.0)
-    assert slower.ttft_s > found.ttft_s + 0.05
     # Who waits for room in the decode workers waits for his first token.
     seats = replace(run.decode, settings=replace(run.decode.settings, max_sequences=1))
     assert apart_s(replace(run, decode=seats)).ttft_s > 5 * found.ttft_s
@@ -267,7 +265,6 @@ def test_the_value_with_the_least_median_error_is_found_and_judged_by_the_others
     value, seen, held = best_of(grid, ratios, np.arange(40) % 2)
     assert value == pytest.approx(truth, abs=0.02)
     assert max(seen, held) < 0.02
-    assert held_in_turn(grid, ratios, np.arange(40) % 5) < 0.02
 
 
 def test_iterations_of_the_public_measurements(shared):
