@@ -499,3 +499,18 @@ def test_latencies_are_missing_where_a_request_did_not_end():
     assert ttft[0] == pytest.approx(1e-8)
     assert tpot[0] == pytest.approx(1e-8)
     assert np.isnan([ttft[1], tpot[1]]).all()
+
+
+def test_the_page_has_a_part_for_separate_pools_with_fitted_and_held_back_apart():
+    tpot, ttft = served([("trtllm", "a", 4), ("sglang", "a", 300)], [1.1, 0.7])
+    halves = {"half": np.array(["fitted", "held back"])}
+    pair = [replace(one, file="e2e_silicon_disagg.csv", groups={**one.groups, **halves}) for one in (tpot, ttft)]
+    page = served_markdown(pair)
+    part = page[page.index("### Separate pools") :]
+    assert "2 of 2 rows predicted" in part
+    assert "| all | 2 | 0 | 20.0 |" in part
+    assert "| fitted | 1 | 0 | 10.0 |" in part
+    assert "| held back, sglang | 1 | 0 | 30.0 |" in part
+    assert "published: DeepSeek-V3 technical report" in page
+    assert "Workers are chosen in turn" in page
+    assert "Separate pools with multi-token prediction" not in page
