@@ -302,6 +302,9 @@ def served(
 def deployed(run: ServedRun, stack: ServingStack, profile: str | None = None) -> Deployment:
     """What *run* ran on, priced under *stack*; `Unmodelled` where it cannot be."""
     graphs = run.settings.graphs(stack.name)
+    if run.speculation is not None and graphs.largest is not None and stack.name != "vllm":
+        # They count sequences, each of which has as many rows as it verifies tokens.
+        graphs = replace(graphs, largest=graphs.largest * (run.speculation.k + 1))
     return deployed_on(run.model, run.device, run.parallel, run.kv_precision, stack, profile, graphs=graphs)
 
 
