@@ -189,11 +189,11 @@ def peers(data: Path, read_gb_per_s: float) -> str:
         experiment = build(Scenario.from_mapping(settings))
         ids = np.arange(-(-tokens // 16), dtype=np.int64)
         trace = Trace(
-            arrival_ns=[0, 100 * 10**9],
-            prompt_tokens=[tokens, tokens],
-            output_tokens=[1, 1],
+            arrival_ns=np.array([0, 100 * 10**9]),
+            prompt_tokens=np.array([tokens, tokens]),
+            output_tokens=np.array([1, 1]),
             prefix_blocks=np.tile(ids, 2),
-            prefix_offsets=[0, len(ids), 2 * len(ids)],
+            prefix_offsets=np.array([0, len(ids), 2 * len(ids)]),
             prefix_block_tokens=16,
         )
         requests = run(replace(experiment, workload=trace, router=RoundRobin())).requests

@@ -55,6 +55,7 @@ ENGINE = (
 )
 SPECULATION = ("tests/engine/test_meanings.py", "tests/policies/test_decoding.py", "tests/policies/test_acceptance.py")
 POLICIES = ("tests/policies/test_schedulers.py", "tests/policies/test_sarathi.py")
+TIERS = ("tests/engine/test_tiers.py",)
 PREFIXES = ("tests/engine/test_prefix.py", "tests/oracle/test_vllm.py")
 SGLANG = ("tests/policies/test_sglang.py",)
 INTERVALS = ("tests/study/test_paired.py", "tests/study/test_statistics.py", "tests/study/test_compare.py")
@@ -77,6 +78,39 @@ def _of(file: str, tests: tuple[str, ...], *changes: tuple[str, str, str]) -> li
 
 
 MUTATIONS = [
+    *_of(
+        "sim/engine/stores.py",
+        TIERS,
+        (
+            "what has not arrived is found",
+            "kept.ready_ns <= now_ns:\n                    at",
+            "True:\n                    at",
+        ),
+        (
+            "the first block of a prompt gives way first",
+            "(kept.stamp, -kept.lo, self._n, kept)",
+            "(kept.stamp, kept.lo, self._n, kept)",
+        ),
+    ),
+    *_of(
+        "sim/engine/tiers.py",
+        TIERS,
+        ("loads do not renew what they read", "            self._use(source, self._pieces(id_, lo, hi))\n", ""),
+        (
+            "a host gives nothing on to the disk",
+            "        if (\n            gone\n",
+            "        if (\n            not gone\n",
+        ),
+    ),
+    *_of(
+        "sim/engine/loading.py",
+        TIERS,
+        (
+            "who has been loaded stands last",
+            "sequences.queue.appendleft(seq._replace",
+            "sequences.queue.append(seq._replace",
+        ),
+    ),
     *_of(
         "sim/engine/prefix.py",
         PREFIXES,
@@ -577,19 +611,19 @@ MUTATIONS = [
         ("tests/engine/test_pricing.py", *ENGINE),
         (
             "a draft takes one step",
-            "seconds = seconds + draft_steps * self._draft.iteration_s(",
-            "seconds = seconds + self._draft.iteration_s(",
+            "seconds = seconds + draft_steps * self.draft.iteration_s(",
+            "seconds = seconds + self.draft.iteration_s(",
         ),
-        ("rounds have no fixed cost", "+ (self._round_ticks if query_tokens > 1 else 0)", ""),
+        ("rounds have no fixed cost", "+ (self.round_ticks if query_tokens > 1 else 0)", ""),
         (
             "the draft does not compute prompts",
-            "                ticks += to_ticks(self._draft.iteration_s(own))\n",
+            "                ticks += to_ticks(self.draft.iteration_s(own))\n",
             "                pass\n",
         ),
         (
             "rounds beside prompts have no fixed cost",
-            "        if rows - prompt > n:\n            ticks += self._round_ticks",
-            "        if False:\n            ticks += self._round_ticks",
+            "        if rows - prompt > n:\n            ticks += self.round_ticks",
+            "        if False:\n            ticks += self.round_ticks",
         ),
         (
             "a draft takes one step beside prompts",
@@ -895,12 +929,49 @@ MUTATIONS = [
     *_of(
         "policies/routers.py",
         ("tests/policies/test_routers.py",),
-        ("queues are not seen by the router", "return load.waiting + load.running", "return load.running"),
+        ("queues are not seen by the router", "return load.waiting + load.running\n\n", "return load.running\n\n"),
+        ("who waits on a rank counts where memory is ample", "max(0.0, load.kv_use - 0.5)", "load.kv_use"),
+        ("ties between ranks go to the first", "((request.turn + i) % n for i in range(n))", "range(n)"),
+        (
+            "TensorRT-LLM's ranks fill unevenly",
+            "below = [i for i in range(len(replicas)) if active[i] < expected]",
+            "below = range(len(replicas))",
+        ),
         ("the second draw may be the first", "second += second >= first", "second += 0"),
         (
             "the fuller of two is taken",
             "if _outstanding(replicas[second]) < _outstanding(replicas[first]):",
             "if _outstanding(replicas[second]) > _outstanding(replicas[first]):",
+        ),
+    ),
+    *_of(
+        "policies/ranks.py",
+        ("tests/policies/test_ranks.py",),
+        ("prompts of ranks wait for nobody", "if all_decode and for_others < self.timeout_iters:", "if False:"),
+        ("prompts wait although a rank has nothing to decode", "all(rank.decodes for rank in ranks)", "True"),
+        (
+            "who waits for others waits for more as well",
+            "return False, Waited(0, waited.for_more + 1)",
+            "return False, waited",
+        ),
+    ),
+    *_of(
+        "sim/engine/ranks.py",
+        ("tests/engine/test_ranks.py",),
+        ("an arrival does not end the steps in flight", "elif self._n_steps > 1:", "elif False:"),
+        (
+            "only the first rank's work is priced",
+            "duration = self._prices.step(totals, draft_steps)",
+            "duration = self._prices.step([totals[taking[0]]] + [IDLE] * (len(totals) - 1), draft_steps)",
+        ),
+    ),
+    *_of(
+        "sim/metrics/ranks.py",
+        ("tests/scenario/test_ranks.py",),
+        (
+            "the mean is of the ranks that step",
+            "return most[some] * n_ranks / total[some]",
+            "return most[some] / total[some]",
         ),
     ),
     *_of(

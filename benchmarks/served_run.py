@@ -1,64 +1,65 @@
-"""A measured run of a served model beside its simulation, nothing fitted to it.
+"""Measured runs of a served model beside their simulation, nothing fitted to them: what `rooftrace bench compare` prints, arm by arm.
 
     python -m benchmarks.served_run [../shared/serving/inference_perf_h100_llama3-8b.csv]
 
 Llama-3.1-8B on one H100 behind vLLM 0.11.0, measured by inference-perf (commit 7de5ef2 of kubernetes-sigs/inference-perf,
-Apache-2.0): seven rates of 60 s for each arm, prompts of 204 tokens and 64 output tokens. The client holds at most 440 requests in
-flight, so that rates beyond saturation are a closed loop of 440. Below it TPOT and TTFT are compared, beyond it throughput.
-
-The arm `chunk_prefix` repeats its prompts to a server with a prefix cache, which is not simulated: its rows show what is missing.
+Apache-2.0): seven rates of 60 s for each arm, 100 prompts of 204 tokens in ten groups, 64 output tokens. The client holds at most
+440 requests in flight. A burst before the first stage has sent all prompts; only `chunk_prefix` caches them. The
+newest terms of vLLM price the server, and with --release those fitted to another release.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+from pathlib import Path
 
-from sim.run import simulate
+from sim.bench.compare import HEADLINES, compared, headline, load_text, saturation_text
+from sim.bench.facts import divided, with_facts
+from sim.bench.reading import read_files
 from sim.scenario import Scenario
 
-IN_FLIGHT = 440
-SETTINGS = {
-    "plain": "max_num_seqs: 128, enable_chunked_prefill: false",
-    "batch192": "max_num_seqs: 192, enable_chunked_prefill: false",
-    "chunk_prefix": "max_num_seqs: 128",
+SCENARIO = Path(__file__).parents[1] / "examples" / "bench" / "served-h100.yaml"
+FACTS = (
+    "run.prompt_tokens=204",
+    "run.output_tokens=64",
+    "run.concurrency=440",
+    "run.burstiness=1",
+    "run.fills_time=true",
+)
+ARMS = {
+    "plain": (),
+    "batch192": ("scheduler.max_num_seqs=192",),
+    "chunk_prefix": (
+        "scheduler.enable_chunked_prefill=true",
+        "memory.prefix_caching=true",
+        "run.shared={groups: 10, prompts_per_group: 10, prefix_tokens: 128, warm: true}",
+    ),
 }
 
 
 def main() -> None:
+    """Print a table of each arm."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="?", default="../shared/serving/inference_perf_h100_llama3-8b.csv")
-    with open(parser.parse_args().file) as file:
-        rows = list(csv.DictReader(file))
-    print(f"{'arm':14}{'rate':>8}{'':3}{'TPOT ms':>9}{'measured':>9}{'error':>7}{'TTFT ms':>9}{'measured':>9}", end="")
-    print(f"{'req/s':>8}{'measured':>9}{'error':>7}")
-    for row in rows:
-        rate, requests = float(row["requested_rate_req_s"]), int(row["requests"])
-        saturated = float(row["completed_rate_req_s"]) < 0.97 * rate
-        arrivals = (
-            f"{{process: closed_loop, concurrency: {IN_FLIGHT}}}"
-            if saturated
-            else f"{{process: poisson, rate_per_s: {rate}}}"
-        )
-        scenario = Scenario.default().with_set(
-            "model=llama-3.1-8b",
-            "hardware=h100-sxm",
-            # Release 0.11.0 did not schedule asynchronously unless asked to.
-            f"scheduler={{policy: vllm, max_num_batched_tokens: 8192, async_scheduling: false, {SETTINGS[row['arm']]}}}",
-            f"workload={{arrivals: {arrivals}, prompt_tokens: 204, output_tokens: 64, requests: {requests}}}",
-        )
-        summary = simulate(scenario).summary
-        tpot, ttft, served = summary["tpot_s"]["mean"], summary["ttft_s"]["mean"], summary["requests_per_s"]
-        measured = [float(row[name]) for name in ("tpot_mean_s", "ttft_mean_s", "completed_rate_req_s")]
-        mark = "*" if saturated else ""
-        print(
-            f"{row['arm']:14}{rate:8.1f}{mark:3}{tpot * 1e3:9.2f}{measured[0] * 1e3:9.2f}{tpot / measured[0] - 1:7.1%}",
-            end="",
-        )
-        print(
-            f"{ttft * 1e3:9.1f}{measured[1] * 1e3:9.1f}{served:8.1f}{measured[2]:9.1f}{served / measured[2] - 1:7.1%}"
-        )
-    print("* beyond saturation")
+    parser.add_argument("--release", help="serving_release, whose terms price the server")
+    asked = parser.parse_args()
+    runs = read_files([asked.file]).runs
+    release = (f"serving_release='{asked.release}'",) if asked.release else ()
+    for arm, own in ARMS.items():
+        settings, facts = divided((*FACTS, *own, *release))
+        scenario = Scenario.load(SCENARIO).with_set(*settings)
+        found = compared(scenario, [with_facts(run, facts) for run in runs if run.config["arm"] == arm])
+        print(arm)
+        for each in found.replays:
+            cells = []
+            for quantity in HEADLINES:
+                _, theirs, ours, error = headline(each, quantity)
+                scale = 1.0 if quantity == "output_tokens_per_s" else 1e3
+                cells.append(f"{quantity[:6]} {(theirs or 0) * scale:9.2f} {(ours or 0) * scale:9.2f} {error or 0:+8.1%}")
+            print(f"  {load_text(each.run):16}{'   '.join(cells)}  {saturation_text(each)}")
+        for saturated, where in ((False, "below"), (True, "beyond")):
+            for name, of in found.errors(saturated=saturated).items():
+                print(f"  {where} saturation, {name}: mean {of.mean:.1%}, median {of.median:.1%}, farthest {of.worst:+.1%}")
 
 
 if __name__ == "__main__":

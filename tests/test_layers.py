@@ -58,17 +58,22 @@ def test_ground_floor_rooms_import_nothing_of_ours_but_themselves(room: str) -> 
 
 def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
     allowed = {
-        *("hwmodels.cost", "hwmodels.totals", "policies.view", "policies.routers", "workloads"),
+        *("hwmodels.cost", "hwmodels.totals", "policies.view", "policies.routers", "policies.ranks", "workloads"),
         *(
             "hwmodels.cost.CostModel",
+            "hwmodels.cost.RankedCostModel",
             "workloads.ClosedLoop",
             "workloads.Follows",
             "workloads.Trace",
             "workloads.chained",
         ),
         *(f"hwmodels.totals.{name}" for name in ("Totals", "Chunk", "seen", "pairs_within")),
-        *(f"policies.routers.{name}" for name in ("Router", "RoutedRequest", "ReplicaLoad", "Refused", "route_of")),
+        *(
+            f"policies.routers.{name}"
+            for name in ("Router", "RoutedRequest", "ReplicaLoad", "Refused", "RouteFunction", "route_of")
+        ),
         *(f"policies.routers.{name}" for name in ("Knowledge", "knowledge_of")),
+        *(f"policies.ranks.{name}" for name in ("PromptBalance", "RankWork", "Waited")),
     }
     for path in files("sim/engine"):
         ours = {name for name in imports(path) if name.split(".")[0] in GROUND}

@@ -87,7 +87,8 @@ def number(value: Any, name: str, *, least: float | None = 0.0, scale: float = 1
     if math.isnan(found):
         return None
     if least is not None and found < least:
-        backwards = " (a clock that ran backwards?)" if re.search(r"_ms$|_s$|latenc|ttft|tpot|itl|time", name) else ""
+        clock = re.search(r"_ms$|(?<!per)_s$|latenc|ttft|tpot|itl|time", name)
+        backwards = " (a clock that ran backwards?)" if clock else ""
         raise Unreadable(f"{name} is at least {least:g}; got {found:g}{backwards}")
     if not abs(found) * scale <= LARGEST:
         raise Unreadable(f"{name} is a finite number of reasonable size; got {found:g}")
@@ -114,7 +115,7 @@ def rate(value: Any, name: str) -> float | None:
         raise Unreadable(f"{name} is a number of requests a second or inf; got {shown(value)}")
     if isinstance(value, float) and math.isinf(value) and value > 0:
         return math.inf
-    found = number(value, name)
+    found = number(value, name, least=None)
     if found is not None and found <= 0:
         raise Unreadable(f"{name} is above 0 or inf; got {found:g}")
     return found

@@ -116,7 +116,7 @@ def assumed(run: BenchRun) -> Iterator[str]:
             )
         else:
             yield (
-                f"all {name}s are taken to have the mean of {mean:g} tokens, for the file has no more; "
+                f"all {name}s are taken to be as long as their mean, for the file has no more of them; "
                 f"run.{name}_tokens={{distribution: ...}} says how they spread"
             )
     if offered.open and offered.burstiness is None and "strategy" not in offered.ramp:

@@ -27,10 +27,12 @@ def print_table(
     left: int = 1,
     fold: int = 0,
     fold_left: bool = False,
+    least: int = 0,
 ) -> None:
     """Print a table whose first *left* and last *fold* columns are text, and the others numbers set to the right.
 
-    The last *fold* columns go on over several lines where they are long; with *fold_left* the first *left* do too.
+    The last *fold* columns go on over several lines where they are long; with *fold_left* the first *left* do too,
+    but never below *least* columns of the terminal each.
     """
     from rich import box
     from rich.table import Table
@@ -40,7 +42,11 @@ def print_table(
         wraps = index >= len(heads) - fold or (fold_left and index < left)
         text = index < left or wraps
         table.add_column(
-            head, justify="left" if text else "right", overflow="fold" if wraps else "ellipsis", no_wrap=not wraps
+            head,
+            justify="left" if text else "right",
+            overflow="fold" if wraps else "ellipsis",
+            no_wrap=not wraps,
+            min_width=least if index < left and least else None,
         )
     for row in rows:
         table.add_row(*row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, IntArray
 from sim.engine.content import Contents, contents_of
 from sim.engine.events import ARRIVALS, Alarm, Clock
-from sim.engine.experiment import Experiment
+from sim.engine.experiment import Experiment, MachineSpec
 from sim.engine.followers import Followers
 from sim.engine.front_end import FrontEnd
 from sim.engine.gate import Gate, eligible
@@ -59,6 +60,28 @@ def _as_column(values: array[int], dtype: type[np.signedinteger] = np.int64) -> 
     return np.frombuffer(values, dtype)
 
 
+def _stores(specs: Sequence[MachineSpec]) -> SharedStores | None:
+    """What tiers of several machines share; None where no machine has a tier."""
+    kinds = [tier.kind for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
+    return SharedStores(peers="peer" in kinds) if kinds else None
+
+
+def _tier_columns(state: RequestState) -> dict[str, NDArray[Any]]:
+    """Tokens of each request that were loaded, by kind of tier, and how long it was held; empty without tiers."""
+    if not state.tier_hits:
+        return {}
+    return {
+        **{f"{_HITS.get(kind, kind)}_hit_tokens": _as_column(hits) for kind, hits in state.tier_hits.items()},
+        "load_ns": np.maximum(_as_column(state.load_ns), 0),
+    }
+
+
+def _loaded(state: RequestState) -> NDArray[Any]:
+    """Prompt tokens of each request that were loaded when it was first admitted."""
+    none = np.zeros(len(state.prompt), np.int64)
+    return sum((_as_column(hits) for kind, hits in state.tier_hits.items() if kind not in ("again", "swap")), none)
+
+
 def _tier_facts(machines: list[Machine]) -> dict[str, dict[str, int]]:
     """By kind of tier, all machines together: capacity, what was loaded and stored, how long it waited for its turn."""
     found: dict[str, dict[str, int]] = {}
@@ -92,6 +115,20 @@ def _tier_facts(machines: list[Machine]) -> dict[str, dict[str, int]]:
                 for name, value in facts.items():
                     mine[name] = mine.get(name, 0) + value
     return found
+
+
+def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[int] | None]:
+    """Where clients wait for answers: how long each thinks before a request, and when that is due by the trace's own plan.
+
+    With a limit on requests in flight whoever may send takes the next of the trace and waits until it is due: a closed loop's
+    clients that have a plan. None where nobody waits, and where there is no plan.
+    """
+    workload = experiment.workload
+    if isinstance(workload, ClosedLoop):
+        return [0] * len(workload) if workload.think_ns is None else workload.think_ns.tolist(), None
+    if experiment.in_flight is None:
+        return None, None
+    return [0] * len(workload), _as_array(workload.arrival_ns)
 
 
 class _Cluster:
@@ -133,8 +170,7 @@ class _Cluster:
         )  # fmt: skip
         self._clock = Clock()
         self._machines: list[Machine] = []
-        tiers = [tier for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
-        stores = SharedStores(peers=any(tier.kind == "peer" for tier in tiers)) if tiers else None
+        stores = _stores(specs)
         for index, spec in enumerate(specs):
             first = sum(len(machine.tenants) for machine in self._machines)
             self._machines.append(
@@ -152,44 +188,36 @@ class _Cluster:
                 )
             )
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
-        handover = experiment.handover
-        served = self._machines
-        if handover is not None:
-            # Requests come to machines that begin with a prompt; those that decode get theirs from these.
-            served = [m for m, role in zip(self._machines, handover.roles, strict=True) if role != "decode"]
         self._only = (
             self._machines[0] if len(self._machines) == 1 and eligible(self._machines, workload) is None else None
         )
-        self._gate = None
-        if self._only is None:
-            self._gate = Gate(
-                experiment.router, served, self._machines, workload, self._state, self._clock,
-                [experiment.seed, _ROUTING_STREAM], contents_in, self.rejected,
-            )  # fmt: skip
+        self._gate, self._handovers = (None, None) if self._only else self._gates(contents_in)
         self._routing = None if self._gate is None else self._gate.routing
-        self._handovers = None
-        if handover is not None:
-            assert self._gate is not None
-            decoding = [m for m, role in zip(self._machines, handover.roles, strict=True) if role == "decode"]
-            # A stream of its own: requests are as lucky at the first router as they are without pools.
-            gate = Gate(
-                handover.router, decoding, self._machines, workload, self._state, self._clock,
-                [experiment.seed, _ROUTING_STREAM, 1], contents_in, self.rejected,
-            )  # fmt: skip
-            self._handovers = Handovers(handover, self._machines, self._gate, gate, self._state, self._clock, self)
         self._watch = Watch(self._state, self._machines, self._clock, self._handovers) if check_invariants else None
         self._reasons: dict[str, int] = {}
         self._sent = 0
         self._front_end = FrontEnd(experiment)
-        self._think = self._due_ns = None
-        if experiment.in_flight is not None:
-            assert isinstance(workload, Trace)
-            # Whoever may send takes the next of the trace and waits until it is due: clients of a closed loop that have a plan.
-            self._think, self._due_ns = [0] * n, _as_array(workload.arrival_ns)
-        elif isinstance(workload, ClosedLoop):
-            self._think = workload.think_ns.tolist() if workload.think_ns is not None else [0] * n
+        self._think, self._due_ns = _waiting_clients(experiment)
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
+
+    def _gates(self, contents_in: Callable[[int], Contents] | None) -> tuple[Gate, Handovers | None]:
+        """The router that requests come to, and what is between machines where prefill and decode are apart."""
+        experiment, spec = self._experiment, self._experiment.handover
+        given = experiment.workload, self._state, self._clock
+        luck = [experiment.seed, _ROUTING_STREAM]
+        if spec is None:
+            gate = Gate(experiment.router, self._machines, self._machines, *given, luck, contents_in, self.rejected)
+            return gate, None
+        # Requests come to machines that begin with a prompt; those that decode get theirs from these.
+        first, second = (
+            [m for m, role in zip(self._machines, spec.roles, strict=True) if (role == "decode") is decodes]
+            for decodes in (False, True)
+        )
+        gate = Gate(experiment.router, first, self._machines, *given, luck, contents_in, self.rejected)
+        # A stream of its own: requests are as lucky at the first router as they are without pools.
+        beyond = Gate(spec.router, second, self._machines, *given, [*luck, 1], contents_in, self.rejected)
+        return gate, Handovers(spec, self._machines, gate, beyond, self._state, self._clock, self)
 
     def _contents_in(self, block_tokens: int) -> Contents:
         """What the workload says of contents, in blocks of *block_tokens* tokens."""
@@ -362,8 +390,7 @@ class _Cluster:
         if self._experiment.horizon_ns is not None:
             makespan_ns = min(max(makespan_ns, self._clock.now_ns), self._experiment.horizon_ns)
         none = np.zeros(self._n, np.int64)
-        tier_hits = {kind: _as_column(hits) for kind, hits in state.tier_hits.items()}
-        loaded = sum((hits for kind, hits in tier_hits.items() if kind not in ("again", "swap")), none)
+        tiers = _tier_columns(state)
         bubbles = [_as_column(kind) for kind in state.bubbles] or [none] * len(BUBBLES)
         return Columns(
             requests={
@@ -390,7 +417,7 @@ class _Cluster:
                         "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
                         "computed_prompt_tokens": np.where(
                             _as_column(state.scheduled) >= 0,
-                            _as_column(state.prompt) - _as_column(state.prefix_hits) - loaded,
+                            _as_column(state.prompt) - _as_column(state.prefix_hits) - _loaded(state),
                             0,
                         ),
                     }
@@ -398,8 +425,7 @@ class _Cluster:
                     else {}
                 ),
                 **({} if self._handovers is None else self._handovers.columns()),
-                **{f"{_HITS.get(kind, kind)}_hit_tokens": hits for kind, hits in tier_hits.items()},
-                **({"load_ns": np.maximum(_as_column(state.load_ns), 0)} if tier_hits else {}),
+                **tiers,
                 **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
             },
             reasons=tuple(self._reasons),
@@ -420,7 +446,7 @@ class _Cluster:
                 ),
                 **({} if self._handovers is None else {"links": self._handovers.links()}),
                 "n_stages": sum(machine.n_stages for machine in self._machines),
-                **({"tiers": _tier_facts(self._machines)} if tier_hits else {}),
+                **({"tiers": _tier_facts(self._machines)} if tiers else {}),
                 **({"ranks": ranks} if (ranks := ranked(self._machines)) else {}),
                 "busy_ns": sum(replica.busy_ns() for replica in replicas),
                 "events": sum(machine.events for machine in self._machines),

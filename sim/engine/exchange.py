@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from policies.view import ALWAYS_NS, WaitingSeq
 from sim.engine.ahead import Ahead
+from sim.engine.brought import Brought
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import ABORTED, FINISHED
 from sim.engine.kv import KvPool
@@ -50,13 +51,11 @@ class Own(Protocol):
     promises: Promises
     ahead: Ahead | None
     given_up: dict[int, int]
+    brought: Brought
     n_admitted: int
     n_changes: int
     n_arrivals: int
     n_computed: int
-
-    @property
-    def n_with_blocks(self) -> int: ...
 
     def paused_growth(self, lane: Lane, paused: Paused, /) -> int: ...
 
@@ -65,13 +64,14 @@ class Exchange:
     """The part of a tenant's `Sequences` that deals with other machines; made where its machine has a part in handing over."""
 
     __slots__ = (
-        "_outside", "asked", "drops_token", "hands_over", "headroom_tokens", "joined_ns", "kept", "landed", "lent", "mail",
-        "promised", "sequences",
+        "_alone", "_outside", "asked", "drops_token", "hands_over", "headroom_tokens", "joined_ns", "kept", "landed", "lent",
+        "mail", "promised", "sequences",
     )  # fmt: skip
 
-    def __init__(self, sequences: Own, part: Part, outside: Elsewhere) -> None:
+    def __init__(self, sequences: Own, part: Part, outside: Elsewhere, *, alone: bool) -> None:
         self.sequences = sequences
         self._outside = outside
+        self._alone = alone
         self.joined_ns: array[int] | None = None
         """Of each request, when it was admitted with its KV."""
         self.hands_over = part.role == "prefill"
@@ -117,6 +117,15 @@ class Exchange:
         while self.asked and self._make_room(self.asked[0], lane, ticks):
             self.asked.popleft()
 
+    def may_act(self, *, unknown: bool) -> bool:
+        """Whether the next look may read news, or find room for somebody, that this one did not. *unknown*: the present plan does
+        not know all that has happened."""
+        if self.mail:
+            return True
+        kv = self.sequences.kv
+        # What somebody who asks for room would find changes with every step, as for those who wait.
+        return bool(self.asked) and (unknown or kv.writes or (kv.caches and not self._alone))
+
     def _make_room(self, id_: int, lane: Lane, ticks: int) -> bool:
         sequences = self.sequences
         kv, state, promises = sequences.kv, sequences.state, sequences.promises
@@ -159,7 +168,7 @@ class Exchange:
             sequences.kv.cached(id_, tokens)
         seq = sequences.state.waiting_seq(id_, cached_tokens=tokens)._replace(kept_blocks=blocks)
         # Ahead of those without KV, or one whose blocks are not to be had would keep back others whose blocks are here.
-        sequences.queue.insert(sequences.n_with_blocks, seq)
+        sequences.queue.insert(n_with_blocks(sequences), seq)
         self.landed[id_] = blocks
         self.promised += sequences.promises.counted(id_)
         sequences.n_computed += not seq.tokens
@@ -170,6 +179,8 @@ class Exchange:
         if self.joined_ns is not None and self.joined_ns[id_] < 0:
             self.joined_ns[id_] = now_ns
         self._out_of_the_queue(id_)
+        if self.sequences.kv.caches:
+            self.sequences.kv.writes_on(id_, self.sequences.state.prompt[id_])
 
     def _out_of_the_queue(self, id_: int) -> None:
         del self.landed[id_]
@@ -205,7 +216,7 @@ class Exchange:
         self.leave_the_queue(id_, seq.cached_tokens)
         state.preemptions[id_] += 1
         state.recomputed[id_] += seq.cached_tokens
-        sequences.queue.insert(sequences.n_with_blocks, state.waiting_seq(id_, preempted=True))
+        sequences.queue.insert(n_with_blocks(sequences), state.waiting_seq(id_, preempted=True))
         sequences.n_changes += 1
         return True
 
@@ -247,3 +258,13 @@ class Exchange:
             each.clear()
         self.promised = 0
         return [id_ for id_ in ids if self.sequences.state.status[id_] != FINISHED]
+
+
+def n_with_blocks(sequences: Own) -> int:
+    """Those at the head of the queue who hold their blocks already."""
+    n = 0
+    for seq in sequences.queue:
+        if not (seq.kept_blocks or seq.id in sequences.brought.at_hand):
+            break
+        n += 1
+    return n

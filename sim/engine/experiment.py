@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Literal
 
 from hwmodels.cost import CostModel
+from policies.ranks import PromptBalance
 from policies.routers import Knowledge, RouteFunction, Router, knowledge_of
 from policies.view import PlanFunction, Scheduler
 from sim.engine.prices import StageTable
@@ -93,11 +94,13 @@ class MachineSpec:
     to itself, and all step together."""
     rank_router: Router | RouteFunction | None = None
     """Which of them gets a request of the machine; None for a machine without ranks."""
+    prompt_balance: PromptBalance | None = None
+    """When prompts of ranks may start; None: whenever a rank's scheduler says so."""
 
     def __post_init__(self) -> None:
-        self._check_ranks()
         if not self.tenants:
             raise ValueError("tenants needs at least one ReplicaSpec; got none")
+        self._check_ranks()
         models = [spec.model for spec in self.tenants]
         if len(self.tenants) > 1 and (None in models or len(set(models)) < len(models)):
             raise ValueError(f"tenants of a machine serve a different model each; got {models!r}")
@@ -114,11 +117,13 @@ class MachineSpec:
             raise ValueError(
                 f"a rank_router is of a machine with ranks, and one with ranks has one; got {self.ranks} ranks"
             )
+        if self.ranks == 1 and self.prompt_balance is not None:
+            raise ValueError("prompt_balance is between ranks, and a machine without has nothing to balance")
         if self.ranks == 1:
             return
         if len(self.tenants) > 1:
             raise ValueError("models that share a machine have no ranks; give one of the two")
-        (spec,) = self.tenants
+        spec = next(iter(self.tenants))
         if spec.cost.n_stages > 1 or (spec.micro_batches or 1) > 1:
             raise ValueError(
                 "ranks step together in one stage with one batch each; pipelines and micro-batches of ranks are not modelled"

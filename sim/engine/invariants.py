@@ -127,7 +127,7 @@ class Watch:
             for id_ in (*exchange.asked, *exchange.kept, *exchange.lent):
                 if id_ in tenant_ids(tenant):
                     self._fail("INV-2", f"request {id_} is between machines and at machine {machine.index}")
-        held += sum(each.blocks for each in tenant.sequences.at_hand.values())
+        held += sum(each.blocks for each in tenant.sequences.brought.at_hand.values())
         loading = tenant.loading
         if loading is not None:
             for id_, load in loading.in_flight.items():

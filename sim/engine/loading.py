@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from policies.view import ALWAYS_NS, WaitingSeq
-from sim.engine.sequences import AtHand, Sequences
+from sim.engine.brought import AtHand
+from sim.engine.sequences import Sequences
 from sim.engine.tiers import Segment, Tiers
 
 
@@ -44,12 +45,11 @@ class Loading:
         self._n = 0
         self.rings_at: Callable[[int], None] = _nobody
         """Has the machine look again at an instant; set by it."""
-        sequences.computed = tiers.computed
-        sequences.tier_kinds = tuple(spec.kind for spec in tiers.specs)
-        sequences.forgets_moved = tiers.forget
-        sequences.state.keep_tier_hits((*sequences.tier_kinds, "again", *(("swap",) if swaps else ())))
+        sequences.brought.kinds = tuple(spec.kind for spec in tiers.specs)
+        sequences.brought.forgets = tiers.forget
+        sequences.state.keep_tier_hits((*sequences.brought.kinds, "again", *(("swap",) if swaps else ())))
         if swaps:
-            sequences.moves_out = self._move_out
+            sequences.brought.moves_out = self._move_out
 
     # Starting.
 
@@ -75,7 +75,7 @@ class Loading:
         waits = False
         for id_, tokens in run:
             seq = self._wants(id_, tokens)
-            waits = waits or (seq is not None and (id_ in self._sequences.moved or bool(self._worth(seq)[1])))
+            waits = waits or (seq is not None and (id_ in self._sequences.brought.moved or bool(self._worth(seq)[1])))
             if not waits or all(seq.id != id_ for seq in self._sequences.queue):
                 kept.append((id_, tokens))
         return tuple(kept)
@@ -108,14 +108,14 @@ class Loading:
             seq = self._wants(id_, tokens)
             if seq is None:
                 continue
-            moved = sequences.moved.get(id_, 0)
+            moved = sequences.brought.moved.get(id_, 0)
             by_tier: tuple[tuple[int, int], ...]
             if moved:
                 on_device = kv.found_blocks(id_, seq.tokens) if kv.caches else 0
                 blocks, reach, segments = kv.blocks(moved), moved, list[Segment]()
                 if on_device * kv.block_tokens >= moved:
                     # The device has it all.
-                    sequences.forget_moved(id_)
+                    sequences.brought.forget_moved(id_)
                     continue
                 by_tier = ((self.tiers.home, moved - on_device * kv.block_tokens),)
             else:
@@ -167,9 +167,7 @@ class Loading:
         seq = sequences.state.waiting_seq(id_, cached_tokens=load.tokens, preempted=load.preempted)
         if sequences.kv.caches:
             sequences.kv.loaded(id_, load.tokens)
-        if load.moved:
-            sequences.forget_moved(id_)
-        sequences.at_hand[id_] = AtHand(load.blocks, load.tokens, load.on_device, load.by_tier, load.moved)
+        sequences.brought.at_hand[id_] = AtHand(load.blocks, load.tokens, load.on_device, load.by_tier, load.moved)
         sequences.queue.appendleft(seq._replace(shared_blocks=load.blocks))
         sequences.n_computed += not seq.tokens
         sequences.n_changes += 1
@@ -177,13 +175,12 @@ class Loading:
         sequences.state.load_ended(id_, load.ends_ns)
 
     def let_go_of(self, id_: int) -> None:
-        """A sequence whose KV has come and that has not been admitted gives its blocks back, and is computed or loaded again."""
+        """A sequence whose KV has come and that has not been admitted gives its blocks back, and is loaded or computed again."""
         sequences = self._sequences
         seq = next(seq for seq in sequences.queue if seq.id == id_)
         at = sequences.queue.index(seq)
-        if sequences.at_hand[id_].moved:
-            sequences.state.recomputed[id_] += sequences.at_hand[id_].tokens
-        sequences.drop_at_hand(seq)
+        sequences.n_computed -= not seq.tokens
+        sequences.brought.give_back(id_)
         sequences.queue[at] = sequences.state.waiting_seq(id_, preempted=seq.preempted)
         sequences.n_changes += 1
 
@@ -192,8 +189,8 @@ class Loading:
         did."""
         sequences = self._sequences
         did = False
-        while sequences.at_hand and sequences.kv.free < blocks:
-            last: WaitingSeq = next(seq for seq in reversed(sequences.queue) if seq.id in sequences.at_hand)
+        while sequences.brought.at_hand and sequences.kv.free < blocks:
+            last: WaitingSeq = next(seq for seq in reversed(sequences.queue) if seq.id in sequences.brought.at_hand)
             self.let_go_of(last.id)
             did = True
         return did
@@ -205,7 +202,7 @@ class Loading:
         sequences = self._sequences
         if not tokens or self.tiers.move_out_of_the_device(id_, sequences.kv.blocks(tokens)) < 0:
             return False
-        sequences.moved[id_] = tokens
+        sequences.brought.moved[id_] = tokens
         return True
 
     def reset(self) -> list[int]:

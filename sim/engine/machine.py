@@ -17,17 +17,17 @@ from policies.routers import RoutedRequest
 from policies.view import ALWAYS_NS
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.errors import PolicyError
-from sim.engine.events import ARRIVALS, MACHINES, Alarm, Clock
+from sim.engine.events import MACHINES, Alarm, Clock
 from sim.engine.experiment import MachineSpec
 from sim.engine.kv import KvPool
 from sim.engine.lane import Lane
 from sim.engine.prices import StageTable
 from sim.engine.requests import RequestState
 from sim.engine.roles import Part
-from sim.engine.sequences import Outside, refusal
+from sim.engine.sequences import Outside, n_waiting, refusal
 from sim.engine.span import Span
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant
+from sim.engine.tenant import NOTHING, Tenant, awaits, drop_in_flight, hand_back, n_loading, read_at_rest, rings
 from sim.engine.tiers import SharedStores
 
 
@@ -64,7 +64,25 @@ def surrenders(tenant: Tenant) -> bool:
     return exchange is not None and exchange.surrender()
 
 
-def _begun_ticks(span: Span, now_ticks: int) -> int:
+def _in_turn(tenants: list[Tenant], turn: int, oldest_first: bool) -> Sequence[Tenant]:
+    """Whom to ask: in rotation, or those with the oldest waiting request first."""
+    if oldest_first:
+        # Requests are numbered in order of arrival.
+        return sorted(tenants, key=lambda tenant: tenant.sequences.queue[0].id if tenant.sequences.queue else ALWAYS_NS)
+    return tenants[turn:] + tenants[:turn]
+
+
+def _stuck(tenant: Tenant, ticks: int) -> PolicyError:
+    """Nothing runs, and the plan for who waits is empty."""
+    prefilling = sum(len(lane.partial) for lane in tenant.lanes)
+    decoding = sum(lane.decoding.n + len(lane.paused) for lane in tenant.lanes)
+    return PolicyError(
+        f"{tenant.spec.scheduler!r} planned nothing at t={ticks / TICKS_PER_S:.6f} s with {len(tenant.sequences.queue)} waiting, "
+        f"{prefilling} prefilling and {decoding} decoding; a plan must make progress when nothing else runs"
+    )
+
+
+def begun_ticks(span: Span, now_ticks: int) -> int:
     """When the iteration in flight began."""
     at = span.index_at(now_ticks)
     return span.end(at - 1) if at > 1 else span.start_ticks
@@ -94,23 +112,13 @@ class Machine:
         self.stages = Stages(n_stages)
         self.tenants = [
             Tenant(
-                first_number + i,
-                tenant,
-                state,
-                outside,
-                self.stages,
-                alone=self._alone,
-                seed=seed,
-                fast_forward=fast_forward,
-                part=part,
-                machine=index,
-                shared=shared,
+                first_number + i, tenant, state, outside, self.stages,
+                alone=self._alone, seed=seed, fast_forward=fast_forward, machine=index, shared=shared, part=part,
             )
             for i, tenant in enumerate(spec.tenants)
-        ]
+        ]  # fmt: skip
         for tenant in self.tenants:
-            if tenant.loading is not None:
-                tenant.loading.rings_at = self._look_at
+            rings(tenant, clock, self._on_loaded)
         self._hosting = {tenant.spec.model: tenant for tenant in self.tenants}
         self._turn = 0
         self._promised = [0] * n_stages if isinstance(first.cost, StageTable) else []
@@ -131,8 +139,8 @@ class Machine:
     @property
     def waiting(self) -> int:
         if self._alone:
-            return self.tenants[0].sequences.n_waiting
-        return sum(tenant.sequences.n_waiting for tenant in self.tenants)
+            return n_waiting(self.tenants[0].sequences)
+        return sum(n_waiting(tenant.sequences) for tenant in self.tenants)
 
     @property
     def running(self) -> int:
@@ -178,7 +186,7 @@ class Machine:
         if not self._alone:
             return self.stages.free[0] >> TICK_BITS if self.stages.in_flight else -1
         span = self._lane.span
-        return -1 if span is None else _begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
+        return -1 if span is None else begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
 
     @property
     def promised_ns(self) -> int:
@@ -247,6 +255,13 @@ class Machine:
             self._look_ns = now_ns
             self._alarm.set(now_ns)
 
+    def _heed(self, now_ns: int) -> None:
+        """Plan anew as soon as what is in flight has ended."""
+        if self._alone and self._lane.span is not None:
+            self._cut_short(now_ns)
+        else:
+            self._look_again(now_ns)
+
     def _cut_short(self, now_ns: int) -> None:
         """End the span in flight with the iteration in flight, or with the one after it where that has been planned."""
         tenant, span = self.tenants[0], self._lane.span
@@ -258,15 +273,9 @@ class Machine:
             self._ticks = span.end(j)
             self._alarm.set(self._ticks >> TICK_BITS)
 
-    def _look_at(self, at_ns: int) -> None:
-        """KV that was asked for comes at *at_ns*: who waits for it may go on then."""
-        Alarm(self._clock, ARRIVALS, self._on_loaded).set(at_ns)
-
     def _on_loaded(self, _event: object) -> None:
-        if self._alone and self._lane.span is not None:
-            self._cut_short(self._clock.now_ns)
-        else:
-            self._look_again(self._clock.now_ns)
+        """KV that was asked for has come: who waits for it may go on."""
+        self._heed(self._clock.now_ns)
 
     def give_up(self, id_: int) -> None:
         """The client of a request that is here has gone: it takes no further iteration, and its KV is free when the present one
@@ -274,10 +283,7 @@ class Machine:
         tenant = self.tenants[0] if self._alone else self.tenant_of(self._model(id_))
         now_ns = self._clock.now_ns
         tenant.sequences.given_up[id_] = now_ns
-        if self._alone and self._lane.span is not None:
-            self._cut_short(now_ns)
-        else:
-            self._look_again(now_ns)
+        self._heed(now_ns)
 
     def tenant_for(self, id_: int) -> Tenant:
         """The tenant that decodes a request whose prompt is computed elsewhere."""
@@ -287,12 +293,8 @@ class Machine:
         """News of a request from another machine (`sim.engine.exchange`); it is read when the next iteration is planned."""
         now_ns = self._clock.now_ns
         put(tenant, now_ns, id_, what, tokens)
-        if not self._alone:
-            self._look_again(now_ns)
-        elif self._lane.span is not None:
-            self._cut_short(now_ns)
-        elif not tenant.read_at_rest(now_ns):
-            self._look_again(now_ns)
+        if self._lane.span is not None or not (self._alone and read_at_rest(tenant, now_ns)):
+            self._heed(now_ns)
 
     def abort(self, now_ns: int) -> list[int]:
         """Stop at *now_ns*: iterations that have ended by then count, the others have not been. All memory is free afterwards;
@@ -304,12 +306,12 @@ class Machine:
             done = span.index_at(now_ns << TICK_BITS) - 1
             self.tenants[0].commit(self._lane, done, span.end(done) if done else self._ticks)
         for tenant in self.tenants:
-            tenant.drop_in_flight()
+            drop_in_flight(tenant)
         self._ends.clear()
         self._ticks = now_ns << TICK_BITS
         self._promised = [self._ticks] * len(self._promised)
         self.stages.stop(self._ticks)
-        return [id_ for tenant in self.tenants for id_ in tenant.hand_back()]
+        return [id_ for tenant in self.tenants for id_ in hand_back(tenant)]
 
     # Turns of a machine that is alone.
 
@@ -359,8 +361,8 @@ class Machine:
         if self.stages.first_free_ns > now_ns:
             return
         ticks = max(self.stages.free[0], now_ns << TICK_BITS)
-        for tenant in self._in_turn():
-            if not tenant.sequences.busy:
+        for tenant in _in_turn(self.tenants, self._turn, self._oldest_first):
+            if not tenant.sequences.busy and not n_loading(tenant):
                 continue
             refused = False
             for _ in range(max(len(tenant.ready), 1)):
@@ -379,16 +381,6 @@ class Machine:
                 refused = refused or not lane.admitted
                 tenant.ready.append(lane)
         self._rest()
-
-    def _in_turn(self) -> Sequence[Tenant]:
-        """Whom to ask: in rotation, or those with the oldest waiting request first."""
-        tenants = self.tenants
-        if self._oldest_first:
-            # Requests are numbered in order of arrival.
-            return sorted(
-                tenants, key=lambda tenant: tenant.sequences.queue[0].id if tenant.sequences.queue else ALWAYS_NS
-            )
-        return tenants[self._turn :] + tenants[: self._turn]
 
     def _end(self, now_ns: int) -> None:
         """The micro-batch that is first to leave the last stage has left it."""
@@ -419,20 +411,8 @@ class Machine:
             if self._alone:
                 self._alarm.set(wake_ns)
             self._look_ns = wake_ns
-        elif (
-            busy
-            and not self.stages.in_flight
-            and not any(tenant.n_loading for tenant in busy)
-            and not any(tenant.sequences.awaits for tenant in self.tenants)
-        ):
+        elif busy and not self.stages.in_flight and not any(map(awaits, self.tenants)):
             if any([surrenders(each) for each in busy]):
                 self._look_again(now_ns)
                 return
-            tenant = busy[0]
-            prefilling = sum(len(lane.partial) for lane in tenant.lanes)
-            decoding = sum(lane.decoding.n + len(lane.paused) for lane in tenant.lanes)
-            raise PolicyError(
-                f"{tenant.spec.scheduler!r} planned nothing at t={max(self._ticks, now_ns << TICK_BITS) / TICKS_PER_S:.6f} s with "
-                f"{len(tenant.sequences.queue)} waiting, {prefilling} prefilling and {decoding} decoding; "
-                "a plan must make progress when nothing else runs"
-            )
+            raise _stuck(busy[0], max(self._ticks, now_ns << TICK_BITS))

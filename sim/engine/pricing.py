@@ -288,11 +288,11 @@ class Pricing(Prices):
                 seconds = seconds + self.draft.iteration_s(_drafted(n, query_tokens, kv, within))
                 draft_steps -= 1
             seconds = seconds + draft_steps * self.draft.iteration_s(_decodes(n, 1, kv, within))
-        return _whole_ticks(seconds) + (self.round_ticks if query_tokens > 1 else 0)
+        return whole_ticks(seconds) + (self.round_ticks if query_tokens > 1 else 0)
 
     def _draft_pass_ticks(self, key: _Key, kv: Any, _: Any) -> Any:
         assert self.draft is not None
-        return _whole_ticks(self.draft.iteration_s(_drafted(key[0], key[1], kv, 0 * kv)))
+        return whole_ticks(self.draft.iteration_s(_drafted(key[0], key[1], kv, 0 * kv)))
 
     def iteration(self, totals: Totals, draft_steps: int, /) -> int:
         seconds = self._iteration_s(totals)
@@ -347,7 +347,7 @@ def _drafted(n: int, tokens: int, kv: Any, kv_window: Any) -> Totals:
     return Totals(none + n * tokens, none, none, none, none, none + n, kv, none + n, none, kv_window)
 
 
-def _whole_ticks(seconds: Any) -> Any:
+def whole_ticks(seconds: Any) -> Any:
     """`to_ticks`, elementwise: float64 whole numbers."""
     seconds = np.asarray(seconds, np.float64)
     wrong = ~((seconds >= 0.0) & (seconds < LONGEST_ITERATION_S))

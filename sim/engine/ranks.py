@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hwmodels.totals import Totals
+from policies.ranks import PromptBalance, RankWork, Waited
 from policies.routers import Refused, RoutedRequest, route_of
 from policies.view import ALWAYS_NS
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
@@ -19,16 +21,20 @@ from sim.engine.common import IDLE, CommonPrices
 from sim.engine.errors import PolicyError
 from sim.engine.events import MACHINES, Alarm, Clock
 from sim.engine.experiment import MachineSpec
-from sim.engine.machine import Machine, found_tokens, prefill_tokens, put, surrenders
+from sim.engine.machine import Machine, begun_ticks, found_tokens, prefill_tokens, put, surrenders
 from sim.engine.prices import StageTable
 from sim.engine.pricing import Pricing
 from sim.engine.requests import RequestState
 from sim.engine.roles import Part
-from sim.engine.sequences import Outside, refusal
+from sim.engine.sequences import Outside, n_waiting, refusal
+from sim.engine.span import Span, TapedSpan
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant
+from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, hand_back, launch, n_loading, rings
 from sim.engine.tiers import SharedStores
+from sim.engine.uniform import UniformSet
 
+_FEWEST, _MOST = 6, 1024
+"""Steps that are one event: fewer are sooner priced one by one, and more would mostly be cut."""
 _RANK_STREAM = 0x72616E6B
 """Names the random stream of routers inside machines."""
 
@@ -36,29 +42,39 @@ _RANK_STREAM = 0x72616E6B
 class RankLoad:
     """A rank as the router inside its machine sees it: a `policies.routers.ReplicaLoad`."""
 
-    __slots__ = ("_tenant", "no_hit_order", "promised_ns")
+    __slots__ = ("_clock", "_lane", "_tenant", "no_hit_order", "promised_ns")
 
-    def __init__(self, tenant: Tenant) -> None:
+    def __init__(self, tenant: Tenant, clock: Clock) -> None:
         self._tenant = tenant
+        self._lane = tenant.lanes[0]
+        self._clock = clock
         self.no_hit_order = -1
         """Of routers that do not ask for it."""
         self.promised_ns = 0
 
     @property
     def waiting(self) -> int:
-        return self._tenant.sequences.n_waiting
+        return n_waiting(self._tenant.sequences)
 
     @property
     def running(self) -> int:
         return self._tenant.sequences.n_admitted
 
     @property
+    def grown(self) -> int:
+        """Blocks that the steps in flight have taken by now beyond those of the first."""
+        span = self._lane.span
+        if span is None or span.n == 1:
+            return 0
+        return self._lane.decoding.blocks_for(span.index_at(self._clock.now_ns << TICK_BITS)) - span.growth_first
+
+    @property
     def kv_blocks_used(self) -> int:
-        return self._tenant.sequences.kv.used
+        return self._tenant.sequences.kv.used + self.grown
 
     @property
     def kv_use(self) -> float:
-        return self._tenant.sequences.kv.used / self._tenant.sequences.kv.total
+        return self.kv_blocks_used / self._tenant.sequences.kv.total
 
     @property
     def block_tokens(self) -> int:
@@ -69,7 +85,7 @@ class RankLoad:
         return prefill_tokens(self._tenant)
 
     def found_tokens(self, request: RoutedRequest) -> int:
-        return found_tokens(self._tenant.sequences.kv, request, 0)
+        return found_tokens(self._tenant.sequences.kv, request, self.grown)
 
     def done_ns(self, model: int, *, waiting: bool) -> int:
         raise ValueError("ranks have no table of latencies to promise an end by")
@@ -104,17 +120,24 @@ class RankedMachine(Machine):
             for rank in range(spec.ranks)
         ]  # fmt: skip
         for tenant in self.tenants:
-            if tenant.loading is not None:
-                tenant.loading.rings_at = self._look_at
+            rings(tenant, clock, self._on_loaded)
         self._lanes = [tenant.lanes[0] for tenant in self.tenants]
-        self._loads = [RankLoad(tenant) for tenant in self.tenants]
+        self._loads = [RankLoad(tenant, clock) for tenant in self.tenants]
+        # Where sequences speculate each step emits what it does, and loads from tiers come when they come: one by one.
+        self._joins = fast_forward and of_each.decoding is None and self.tenants[0].loading is None
         self._router = spec.rank_router
         assert spec.rank_router is not None
         self._route_of = route_of(spec.rank_router)
         self._luck: NDArray[np.float64] | None = None
         self._seed = seed
         self._n_routed = 0
+        self._balance = spec.prompt_balance
+        self._waited = Waited()
+        self._works: list[RankWork] = []
+        """As of the first of the steps in flight."""
         self._in_step = False
+        self._n_steps = 0
+        """Of those in flight together."""
         self._alarm = Alarm(clock, MACHINES, self._on_step)
 
     @property
@@ -128,9 +151,17 @@ class RankedMachine(Machine):
 
     @property
     def planned_ns(self) -> int:
-        if not self._in_step:
-            return -1
-        return next(lane.span.start_ticks for lane in self._lanes if lane.span is not None) >> TICK_BITS
+        span = self._span
+        return -1 if span is None else begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
+
+    @property
+    def _span(self) -> Span | None:
+        """The steps in flight, as one of the ranks has them; each ends them when all do."""
+        return next((lane.span for lane in self._lanes if lane.span is not None), None) if self._in_step else None
+
+    @property
+    def _grown(self) -> int:
+        return sum(load.grown for load in self._loads)
 
     def tenant_of(self, model: int) -> Tenant:
         return self.tenants[0]
@@ -151,7 +182,12 @@ class RankedMachine(Machine):
             self._outside.rejected(id_, reason)
             return
         tenant.sequences.enqueue(id_, kv_tokens, self._clock.now_ns)
-        self.interrupt(self._clock.now_ns)
+        held = self._lanes[rank].held
+        if self._n_steps > 1 and held is not None and held.arrivals == -1 and self._balance is None:
+            # Its plan is the same whoever waits.
+            tenant.recorder.queued_ns.append(self._clock.now_ns)
+        else:
+            self.interrupt(self._clock.now_ns)
 
     def _rank_for(self, id_: int) -> int | Refused:
         state = self._state
@@ -176,9 +212,19 @@ class RankedMachine(Machine):
         return answer
 
     def interrupt(self, now_ns: int) -> None:
-        """Something has come at *now_ns*, the present instant: ranks that rest start a step."""
-        if not self._in_step:
+        """Something has come at *now_ns*, the present instant: ranks that rest start a step, others end with the one in flight."""
+        span = self._span
+        if span is None:
             self._alarm.set(now_ns)
+        elif self._n_steps > 1:
+            j = span.index_at(now_ns << TICK_BITS)
+            if j < self._n_steps:
+                self._n_steps = j
+                self._ticks = span.end(j)
+                for tenant, lane in zip(self.tenants, self._lanes, strict=True):
+                    if lane.span is not None:
+                        lane.span.cut(j, tenant.recorder)
+                self._alarm.set(self._ticks >> TICK_BITS)
 
     def tenant_for(self, id_: int) -> Tenant:
         rank = self._rank_for(id_)
@@ -203,12 +249,16 @@ class RankedMachine(Machine):
     def abort(self, now_ns: int) -> list[int]:
         self._alarm.cancel()
         ids: list[int] = []
+        span = self._span
+        done = 0 if span is None else span.index_at(now_ns << TICK_BITS) - 1
+        end = self._ticks if span is None or not done else span.end(done)
         for tenant, lane in zip(self.tenants, self._lanes, strict=True):
             if lane.span is not None:
-                tenant.commit(lane, 0, self._ticks)
-            tenant.drop_in_flight()
-            ids += tenant.hand_back()
+                tenant.commit(lane, done, end)
+            drop_in_flight(tenant)
+            ids += hand_back(tenant)
         self._in_step = False
+        self._waited = Waited()
         self._ticks = now_ns << TICK_BITS
         return ids
 
@@ -220,10 +270,15 @@ class RankedMachine(Machine):
             if self._in_step:
                 ticks = self._ticks
                 self.events += 1
-                self._in_step = False
+                self._in_step, n = False, self._n_steps
+                if self._balance is not None:
+                    for _ in range(n - 1):
+                        _, self._waited = self._balance.start(self._works, self._waited)
                 for tenant, lane in zip(self.tenants, self._lanes, strict=True):
                     if lane.span is not None:
-                        tenant.commit(lane, 1, ticks)
+                        if lane.held is not None:
+                            lane.held.left -= n - 1
+                        tenant.commit(lane, n, ticks)
             else:
                 ticks = max(self._ticks, clock.now_ns << TICK_BITS)
             end = self._start(ticks)
@@ -240,6 +295,8 @@ class RankedMachine(Machine):
         """Ask every rank at *ticks* and start what they plan, together: the tick at which that ends, or NOTHING."""
         totals, draft_steps = [IDLE] * len(self.tenants), [0] * len(self.tenants)
         taking: list[int] = []
+        if self._balance is not None:
+            self._let_prompts_start(self._balance)
         for rank, (tenant, lane) in enumerate(zip(self.tenants, self._lanes, strict=True)):
             lane.wake_ns = ALWAYS_NS
             if tenant.begin(lane, ticks) != NOTHING:
@@ -248,11 +305,78 @@ class RankedMachine(Machine):
                 totals[rank], draft_steps[rank] = lane.prepared.priced, lane.prepared.draft_steps
         if not taking:
             return NOTHING
+        self._in_step = True
+        n = self._alike(taking) if self._joins else 1
+        if n >= _FEWEST:
+            return self._start_several(taking, totals, n, ticks)
+        self._n_steps = 1
         duration = self._prices.step(totals, draft_steps)
         for rank in taking:
-            self.tenants[rank].launch(self._lanes[rank], ticks, duration)
-        self._in_step = True
+            launch(self.tenants[rank], self._lanes[rank], ticks, duration)
         return ticks + duration
+
+    def _alike(self, taking: Sequence[int]) -> int:
+        """For how many steps all would do what they are about to do, if nobody comes: decodes, and nothing else."""
+        if any(tenant.sequences.busy for rank, tenant in enumerate(self.tenants) if rank not in taking):
+            return 1
+        n = _MOST
+        for rank in taking:
+            lane, sequences = self._lanes[rank], self.tenants[rank].sequences
+            held, decoding, prepared = lane.held, lane.decoding, lane.prepared
+            if held is None or lane.run or sequences.given_up or not isinstance(decoding, UniformSet):
+                return 1
+            if sequences.exchange is not None and sequences.exchange.mail:
+                # What came while the present plan was there is read by the next.
+                return 1
+            assert prepared is not None
+            n = min(n, held.left + 1, decoding.until_finish(), decoding.until_bend())
+            if n > 1:
+                n = decoding.rounds_within(sequences.kv.free + prepared.growth, n)
+        return n
+
+    def _start_several(self, taking: Sequence[int], totals: Sequence[Totals], n: int, ticks: int) -> int:
+        """*n* steps as one event, fewer where a plan ends at an instant."""
+        growth = [(0, 0)] * len(totals)
+        sets = {rank: decoding for rank in taking if isinstance(decoding := self._lanes[rank].decoding, UniformSet)}
+        for rank, decoding in sets.items():
+            growth[rank] = decoding.n, decoding.window_growth
+        ends = self._prices.steps(totals, growth, n).cumsum()
+        until_ns = min(held.until_ns for rank in taking if (held := self._lanes[rank].held) is not None)
+        if until_ns < ALWAYS_NS:
+            # The first is run in any case; a further one if the one before it ends before that instant.
+            ends = ends[: int(ends.searchsorted((until_ns << TICK_BITS) - ticks)) + 1]
+        n = len(ends)
+        step = np.arange(n)
+        for rank, decoding in sets.items():
+            tenant, lane = self.tenants[rank], self._lanes[rank]
+            prepared, sequences = lane.prepared, tenant.sequences
+            assert prepared is not None
+            lane.prepared = None
+            kv, window = growth[rank]
+            lane.span = TapedSpan(
+                ticks, ends, prepared.growth, decoding,
+                prepared.priced.decode_kv_tokens + step * kv, prepared.priced.decode_kv_window + step * window,
+                np.full(n, decoding.n),
+            )  # fmt: skip
+            lane.span.open(
+                tenant.recorder,
+                lane.index,
+                sequences.n_admitted,
+                len(sequences.queue),
+                sequences.kv.used,
+                decoding.round,
+            )
+        self._n_steps = n
+        return ticks + int(ends[-1])
+
+    def _let_prompts_start(self, balance: PromptBalance) -> None:
+        self._works = [
+            RankWork(bool(tenant.sequences.queue or lane.partial), bool(lane.decoding.n or lane.paused))
+            for tenant, lane in zip(self.tenants, self._lanes, strict=True)
+        ]
+        starts, self._waited = balance.start(self._works, self._waited)
+        for tenant in self.tenants:
+            tenant.prompts_wait = not starts
 
     def _rest(self) -> None:
         """Wait for the next interruption, or for the instant that a policy waits for.
@@ -266,8 +390,8 @@ class RankedMachine(Machine):
             return
         busy = [rank for rank, tenant in enumerate(self.tenants) if tenant.sequences.busy]
         # What one rank waits for comes from other machines; ranks have no memory in common.
-        busy = [rank for rank in busy if not self.tenants[rank].sequences.awaits]
-        if busy and not any(tenant.n_loading for tenant in self.tenants):
+        busy = [rank for rank in busy if not self.tenants[rank].sequences.awaits()]
+        if busy and not any(n_loading(tenant) for tenant in self.tenants):
             if any([surrenders(self.tenants[rank]) for rank in busy]):
                 self._alarm.set(now_ns)
                 return

@@ -6,8 +6,8 @@ Moves keep the books: KV blocks, what a request has emitted, how many are admitt
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 from policies.view import (
     ALWAYS_NS,
@@ -20,10 +20,11 @@ from policies.view import (
     takes_by_chunk,
 )
 from sim.engine.ahead import Ahead
+from sim.engine.brought import Brought
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.columns import ABORTED, FINISHED, UNFINISHED, Recorder
 from sim.engine.errors import PolicyError
-from sim.engine.exchange import Exchange
+from sim.engine.exchange import Exchange, n_with_blocks
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.finding import Finding
 from sim.engine.kv import OutOfBlocks
@@ -49,19 +50,6 @@ class Outside(Protocol):
     def has_room(self, id_: int, now_ns: int, found_tokens: int, /) -> None:
         """There is room here for the KV of one that was computed elsewhere, of which *found_tokens* tokens are cached here."""
         ...
-
-
-class AtHand(NamedTuple):
-    """What one that waits has been loaded, and holds until it is admitted."""
-
-    blocks: int
-    tokens: int
-    on_device: int
-    """Tokens of these that were on the device ..."""
-    by_tier: tuple[tuple[int, int], ...]
-    """... and in tiers: (tier, tokens)."""
-    moved: bool
-    """It had given way and been moved to host memory."""
 
 
 _new = tuple[object, ...].__new__
@@ -91,16 +79,7 @@ class Sequences:
         """Of those that wait: with nothing to compute before they decode."""
         self.given_up: dict[int, int] = {}
         """Requests whose clients have gone, and when; they leave when it is known to whoever plans."""
-        self.at_hand: dict[int, AtHand] = {}
-        """Of those that wait: whose KV has been loaded."""
-        self.moved: dict[int, int] = {}
-        """Of those that gave way: tokens whose KV is in host memory."""
-        self.tier_kinds: tuple[str, ...] = ()
-        self.computed: Callable[[int, int], None] | None = None
-        """Told of each prompt how many of its blocks have been computed, when some have."""
-        self.moves_out: Callable[[int, int], bool] | None = None
-        """Moves a sequence with so many tokens that gives way to host memory; whether it did."""
-        self.forgets_moved: Callable[[int], None] | None = None
+        self.brought = Brought(self.kv, state)
         self._in_vain = 0
         """Preemptions since a token was emitted."""
         self._outside = outside
@@ -116,8 +95,9 @@ class Sequences:
         self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
         self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
         self.finding = Finding(self.kv, state, self.ahead, in_turn=admits_in_turn(spec.scheduler))
-        self.exchange = None if part is None else Exchange(self, part, outside)
-        self.promises.one_token = self.hands_over
+        self.exchange = None if part is None else Exchange(self, part, outside, alone=alone)
+        self.hands_over = self.promises.one_token = self.exchange is not None and self.exchange.hands_over
+        """Whether prompts are only computed here."""
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
@@ -155,30 +135,9 @@ class Sequences:
             self.n_admitted > 0 or bool(self.queue) or (exchange is not None and bool(exchange.mail or exchange.asked))
         )
 
-    @property
-    def n_with_blocks(self) -> int:
-        """Those at the head of the queue who hold their blocks already."""
-        n = 0
-        for seq in self.queue:
-            if not (seq.kept_blocks or seq.id in self.at_hand):
-                break
-            n += 1
-        return n
-
-    @property
-    def n_waiting(self) -> int:
-        """Requests in the queue, and those on their way to it from another machine."""
-        return len(self.queue) if self.exchange is None else len(self.queue) + self.exchange.coming
-
-    @property
     def awaits(self) -> bool:
         """Whether something will come from another machine that frees blocks or brings work."""
         return self.exchange is not None and self.exchange.holds
-
-    @property
-    def hands_over(self) -> bool:
-        """Whether prompts are only computed here."""
-        return self.exchange is not None and self.exchange.hands_over
 
     def running_seq(self, lane: Lane, id_: int) -> RunningSeq:
         """An admitted sequence as policies see it."""
@@ -216,26 +175,13 @@ class Sequences:
             if seq is None:
                 raise PolicyError(f"{self._scheduler!r} rejected request {id_}, which does not wait here")
             self.queue.remove(seq)
-            self.drop_at_hand(seq)
+            self.n_computed -= not seq.tokens
+            self.brought.gone(id_)
             self.n_changes += 1
             if seq.kept_blocks:
                 assert self.exchange is not None
                 self.exchange.leave_the_queue(id_, seq.cached_tokens)
             self._outside.rejected(id_, reason)
-
-    def drop_at_hand(self, seq: WaitingSeq) -> None:
-        """One that waits is not to go on from the KV that it has, if it has any: blocks that it holds are free."""
-        self.n_computed -= not seq.tokens
-        held = self.at_hand.pop(seq.id, None)
-        if held is not None:
-            self.kv.release(seq.id, held.blocks, held.tokens)
-        self.forget_moved(seq.id)
-
-    def forget_moved(self, id_: int) -> None:
-        """What host memory has of a sequence that gave way is not needed any more, if it has anything."""
-        if self.moved.pop(id_, 0):
-            assert self.forgets_moved is not None
-            self.forgets_moved(id_)
 
     def choose_decodes(self, lane: Lane, decode: Literal[True] | tuple[int, ...]) -> None:
         """Bring the decoding set in line with the plan: pause who is left out, resume who is named again."""
@@ -309,18 +255,17 @@ class Sequences:
                 "from each other in turn and none gets on; give more KV blocks, or admit a sequence only when all of it fits"
             )
         state.preemptions[id_] += 1
-        if self.moves_out is None or not self.moves_out(id_, cached):
+        if self.brought.moves_out is None or not self.brought.moves_out(id_, cached):
             state.recomputed[id_] += cached
         seq = state.waiting_seq(id_, preempted=True)
         # At the end: ahead of those who came after the plan was made.
         unknown = 0 if self.ahead is None else self.ahead.n_unknown
         # Behind those whose blocks are here already, which would have to wait for it otherwise.
-        first = 0 if self.exchange is None else self.n_with_blocks
+        first = 0 if self.exchange is None else n_with_blocks(self)
         self.queue.insert(max(len(self.queue) - unknown, 0) if self._preempted_last else first, seq)
 
     def admit(self, lane: Lane, id_: int, now_ns: int, tokens: int) -> WaitingSeq:
-        """Take a request from the queue into the lane, to compute *tokens* tokens; its KV blocks are the caller's to take, but for
-        those that it finds in the prefix cache."""
+        """Take a request from the queue into the lane, to compute *tokens* tokens; blocks that it lacks are its caller's."""
         queue = self.queue
         if queue and queue[0].id == id_:
             seq = queue.popleft()
@@ -340,29 +285,10 @@ class Sequences:
         if seq.kept_blocks:
             assert self.exchange is not None
             self.exchange.take_in(id_, now_ns)
-            if self.kv.caches:
-                self.kv.writes_on(id_, self.state.prompt[id_])
             return seq
         self.promises.make(id_)
-        held = self.at_hand.pop(id_, None)
-        if held is not None:
-            self._count_loaded(seq, held)
-            # Its blocks are the caller's to take, but for those with content.
-            self.kv.give(held.blocks - self.kv.found(id_))
-        elif id_ in self.moved:
-            # It was found worth computing again.
-            self.state.recomputed[id_] += self.moved[id_]
-            self.forget_moved(id_)
+        self.brought.admitted(seq)
         return self.finding.find(seq, tokens) if self.kv.caches else seq
-
-    def _count_loaded(self, seq: WaitingSeq, held: AtHand) -> None:
-        state = self.state
-        if self.kv.caches:
-            hits = state.prefix_hits_again if seq.preempted else state.prefix_hits
-            hits[seq.id] += held.on_device
-        for tier, tokens in held.by_tier:
-            kind = "swap" if held.moved else "again" if seq.preempted else self.tier_kinds[tier]
-            state.tier_hits[kind][seq.id] += tokens
 
     def join_the_decodes(self, lane: Lane, run: tuple[tuple[int, int], ...], ticks: int) -> tuple[tuple[int, int], ...]:
         """Admit those of *run* that have nothing to compute; what is left of *run*."""
@@ -464,34 +390,38 @@ class Sequences:
         state.status[id_] = FINISHED
         self._outside.finished(id_, end_ns)
 
-    def hand_back(self, lanes: Sequence[Lane]) -> list[int]:
-        """Give up everything: all blocks are free, and the requests are the caller's, those that ran, lane by lane, before those
-        that waited."""
-        ids: list[int] = []
-        for lane in lanes:
-            for id_ in list(lane.decoding):
-                departure = self._leave(lane, id_)
-                self.state.token_ns[id_] = _last_token_ns(lane, departure)
-            lane.forget_the_leaving()
-            ids += lane.admitted
-            lane.admitted.clear()
-            lane.partial.clear()
-            lane.paused.clear()
-        ids += [seq.id for seq in self.queue]
-        self.queue.clear()
-        if self.exchange is not None:
-            ids += self.exchange.hand_back()
-        self.at_hand.clear()
-        for id_ in list(self.moved):
-            self.forget_moved(id_)
-        if self.ahead is not None:
-            self.ahead.reset()
-        self.given_up.clear()
-        self.n_admitted = self.n_computed = 0
-        self.promises.reset()
-        self.finding.ended.clear()
-        self.kv.reset()
-        return ids
+
+def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
+    """Give up everything: all blocks are free, and the requests are the caller's, those that ran, lane by lane, before those
+    that waited."""
+    ids: list[int] = []
+    for lane in lanes:
+        for id_ in list(lane.decoding):
+            departure = sequences._leave(lane, id_)
+            sequences.state.token_ns[id_] = _last_token_ns(lane, departure)
+        lane.forget_the_leaving()
+        ids += lane.admitted
+        lane.admitted.clear()
+        lane.partial.clear()
+        lane.paused.clear()
+    ids += [seq.id for seq in sequences.queue]
+    sequences.queue.clear()
+    if sequences.exchange is not None:
+        ids += sequences.exchange.hand_back()
+    sequences.brought.reset()
+    if sequences.ahead is not None:
+        sequences.ahead.reset()
+    sequences.given_up.clear()
+    sequences.n_admitted = sequences.n_computed = 0
+    sequences.promises.reset()
+    sequences.finding.ended.clear()
+    sequences.kv.reset()
+    return ids
+
+
+def n_waiting(sequences: Sequences) -> int:
+    """Requests in the queue, and those on their way to it from another machine."""
+    return len(sequences.queue) + (0 if sequences.exchange is None else sequences.exchange.coming)
 
 
 def _last_token_ns(lane: Lane, departure: Departure) -> int:
@@ -532,12 +462,11 @@ def let_go(sequences: Sequences, lane: Lane) -> None:
         sequences.n_changes += 1
         if waiting is not None:
             sequences.queue.remove(waiting)
+            sequences.n_computed -= not waiting.tokens
+            sequences.brought.gone(id_)
             if waiting.kept_blocks:
                 assert sequences.exchange is not None
-                sequences.n_computed -= not waiting.tokens
                 sequences.exchange.leave_the_queue(id_, waiting.cached_tokens)
-            else:
-                sequences.drop_at_hand(waiting)
             continue
         ahead = sequences.ahead
         known = sequences.finding.known(lane, id_, ahead is not None and ahead.seen_ns != ALWAYS_NS)

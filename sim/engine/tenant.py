@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from sim.engine.ahead import as_known
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
 from sim.engine.errors import PolicyError
-from sim.engine.exchange import Exchange
+from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.lane import Elsewhere, Ended, HeldPlan, Lane, LanePrice, Prepared, QueueView, RunningView
 from sim.engine.loading import Loading
@@ -29,6 +30,7 @@ from sim.engine.roles import ONE_EACH, Part
 from sim.engine.running import RunningSet
 from sim.engine.runs import RunPool
 from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go
+from sim.engine.sequences import hand_back as give_all_back
 from sim.engine.span import Step
 from sim.engine.stages import Stages
 from sim.engine.taped import TapedSet
@@ -67,6 +69,8 @@ class Tenant:
         self.stages = stages
         self._alone = alone
         self._is_rank = prices is not None
+        self.prompts_wait = False
+        """Of a rank: no prompt is shown to the scheduler, whoever waits."""
         self._by_step = self._is_rank or not alone
         """Decodes are started one iteration after the other, by a plan that a lane holds."""
         self._fast_forward = fast_forward
@@ -91,74 +95,17 @@ class Tenant:
         sequences.finding.lanes = self.lanes
         self.loading: Loading | None = None
         if spec.tiers and (self._caches or spec.swaps):
-            self.loading = self._loading_of(machine, shared or SharedStores(peers=False))
+            self.loading = _loading_of(self, machine, shared or SharedStores(peers=False))
         self.ready: deque[Lane] = deque()
         """Lanes that are not in flight, the longest idle first."""
         for _ in range(self._max_lanes if self._max_lanes <= _LANES_AT_ONCE else 1):
-            self._add_lane()
-
-    def _loading_of(self, machine: int, shared: SharedStores) -> Loading:
-        spec, kv, state = self.spec, self._kv, self.state
-        contents = state.contents_in(spec.block_tokens) if kv.caches and state.contents_in is not None else None
-        space = (-1 if spec.model is None else spec.model, spec.block_tokens, spec.block_bytes)
-        tiers = Tiers(spec.tiers, space, contents, self.recorder, shared, machine=machine, number=self.number)
-        tiers.price_ns = self._prompt_ns
-        if isinstance(kv, RunPool):
-            kv.gives_up = tiers.evicted if tiers.takes_evicted else None
-        return Loading(self.sequences, tiers, swaps=spec.swaps)
-
-    def _prompt_ns(self, tokens: int, cached: int) -> int:
-        """What an iteration takes that computes *tokens* prompt tokens behind *cached* others, and nothing else."""
-        window = self._window
-        pairs = tokens * cached + tokens * (tokens + 1) // 2
-        within = 0 if window is None else pairs_within(cached, tokens, window)
-        totals = Totals(tokens, tokens, 1, pairs, cached + tokens, 0, 0, 1, within, 0)
-        return sum(self.prices.stages(totals, 0)[0]) >> TICK_BITS
-
-    def _add_lane(self) -> Lane:
-        spec = self.spec
-        decoding = (
-            UniformSet(spec.block_tokens, self._window)
-            if spec.decoding is None
-            else TapedSet(
-                spec.block_tokens, self._window, spec.decoding, self._seed, self.state.rounds,
-                lookahead_tokens=self._kv.lookahead_tokens, max_model_len=spec.max_model_len,
-                ahead=self._ahead is not None,
-            )
-        )  # fmt: skip
-        lane = Lane(len(self.lanes), decoding)
-        lane.view = ReplicaView(
-            block_tokens=spec.block_tokens,
-            total_blocks=self._kv.total,
-            running=RunningView(lane, self.sequences.running_seq),
-            price=LanePrice(lane, self.prices, self.stages, self._window, self._pads_to),
-            elsewhere=Elsewhere(self.lanes, lane),
-            prompt_tokens=self.state.prompt,
-            max_tokens=ONE_EACH if self.sequences.hands_over else self.state.max_tokens,
-            by_chunk=self._by_chunk,
-            lookahead_tokens=self._kv.lookahead_tokens,
-            draft_slots=spec.draft_slots,
-            max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
-            cache=self._kv if self._caches else None,
-        )
-        self.lanes.append(lane)
-        self.ready.append(lane)
-        return lane
+            _add_lane(self)
 
     def next_lane(self) -> Lane | None:
         """The lane that has been idle longest, taken from `ready`; None where all are in flight."""
         if not self.ready and len(self.lanes) < self._max_lanes:
-            self._add_lane()
+            _add_lane(self)
         return self.ready.popleft() if self.ready else None
-
-    def read_at_rest(self, now_ns: int) -> bool:
-        """Read news while nothing runs and nobody waits; whether that is all that there is to do."""
-        exchange = self._exchange
-        assert exchange is not None
-        if self._queue or self.sequences.n_admitted or (self._ahead is not None and self._ahead.seen_ns != ALWAYS_NS):
-            return False
-        exchange.read(self.lanes[0], now_ns << TICK_BITS)
-        return not self._queue and not exchange.asked
 
     # Planning.
 
@@ -194,19 +141,13 @@ class Tenant:
             n_decoding += len(lane.paused)
             growth_of_all += sum(sequences.paused_growth(lane, paused) for paused in lane.paused.values())
         partial, queue = lane.partial, self._queue
+        if lane.leaving and sequences.hands_over and not (n_decoding or partial or queue):
+            # They are known to take no step, so that no plan is needed to say so.
+            lane.forget_the_leaving()
         if not (n_decoding or partial or queue or lane.leaving):
             lane.view.memo = None
-            if self._ahead is not None:
-                self._ahead.seen_ns = ALWAYS_NS
-                if exchange is not None and (exchange.mail or exchange.asked):
-                    # Nothing had been planned that they could come too late for.
-                    exchange.read(lane, ticks)
-                    return self.begin(lane, ticks) if queue else NOTHING
-                if loading is not None and loading.next_ns() <= ticks >> TICK_BITS:
-                    # What has come since the plan would have been made ahead.
-                    return self.begin(lane, ticks)
-            return NOTHING
-        if sequences.at_hand and growth_of_all > self._kv.free:
+            return self.begin(lane, ticks) if self._ahead is not None and _has_come(self, lane, ticks) else NOTHING
+        if sequences.brought.at_hand and growth_of_all > self._kv.free:
             assert loading is not None
             loading.make_room(growth_of_all)
         view = lane.view
@@ -218,28 +159,29 @@ class Tenant:
         view.growth_blocks = growth_of_all
         view.now_ns, view.rounds = ticks >> TICK_BITS, decoding.round
         view.after_prefill = bool(lane.run)
-        view.promised_blocks = sequences.promises.blocks
-        if exchange is not None and view.promised_blocks >= 0:
-            # Those who have landed are still to be admitted.
-            view.promised_blocks -= exchange.promised
+        # Those who have landed are still to be admitted.
+        view.promised_blocks = sequences.promises.blocks - (0 if exchange is None else exchange.promised)
         unknown = self._ahead is not None and self._ahead.hide(lane, self._queue_view, given=not self._caches)
+        if self.prompts_wait:
+            view.waiting = view.prefilling = ()
         plan = self._plan(view)
         if not isinstance(plan, Plan):
             raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
         if loading is not None:
-            plan = self._with_loads(loading, lane, plan, growth_of_all)
+            plan = _with_loads(self, loading, lane, plan, growth_of_all)
         decode, run, preempt, hold, _, reject, _, view.memo, undone = plan
         stepping_on: list[Ended] = []
         if unknown:
             plan, stepping_on = as_known(lane, self._queue_view, plan)
             decode, _, _, hold, _, _, _, _, _ = plan
-        if (sequences.given_up or (loading is not None and self._may_learn(loading, ticks))) and hold > 1:
-            # The next plan is the first that knows who has gone.
+        waits = self.prompts_wait and (queue or partial)
+        if hold > 1 and (waits or sequences.given_up or (loading is not None and _may_learn(loading, ticks))):
+            # The next plan is the first that knows who has gone, or may be shown who waits.
             hold, plan = 1, plan._replace(hold=1)
         if hold > 1 and queue and (self._kv.writes or (self._caches and not self._alone)):
             # What those who wait would find changes with every step: of who emits what is named, of micro-batches that evict.
             hold, plan = 1, plan._replace(hold=1)
-        if hold > 1 and exchange is not None and self._exchange_may_act(exchange, unknown=unknown):
+        if hold > 1 and exchange is not None and exchange.may_act(unknown=unknown):
             hold, plan = 1, plan._replace(hold=1)
         if reject:
             sequences.reject(reject)
@@ -273,51 +215,14 @@ class Tenant:
             if made_ahead and self._speculates:
                 sequences.start_anew(lane)
             return self.begin(lane, ticks)
-        if sequences.at_hand and not sequences.n_admitted and not lane.leaving:
+        closed = ticks >> TICK_BITS < plan.until_ns < ALWAYS_NS
+        if sequences.brought.at_hand and not sequences.n_admitted and not lane.leaving and not closed:
             # They hold memory from each other, or from who is ahead of them.
             assert loading is not None
-            loading.let_go_of(next(seq for seq in reversed(sequences.queue) if seq.id in sequences.at_hand).id)
+            loading.let_go_of(next(seq for seq in reversed(sequences.queue) if seq.id in sequences.brought.at_hand).id)
             return self.begin(lane, ticks)
         lane.wake_ns = plan.until_ns
         return NOTHING
-
-    def _exchange_may_act(self, exchange: Exchange, *, unknown: bool) -> bool:
-        """Whether the next look may read news, or find room for somebody, that this one did not."""
-        if exchange.mail:
-            return True
-        # What somebody who asks for room would find changes with every step, as for those who wait.
-        return bool(exchange.asked) and (unknown or self._kv.writes or (self._caches and not self._alone))
-
-    def _with_loads(self, loading: Loading, lane: Lane, plan: Plan, growth: int) -> Plan:
-        """Start the loads of those whom *plan* admits, and what is planned without them."""
-        view, kv, sequences = lane.view, self._kv, self.sequences
-        while plan.run:
-            held_back = growth
-            for id_, tokens in plan.run:
-                if self._by_chunk and id_ in lane.partial:
-                    cached = lane.partial[id_].cached_tokens
-                    held_back += kv.held(cached + tokens) - kv.held(cached)
-            # Who gives way has not given its memory back yet.
-            started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
-            if not started:
-                if not self._in_turn and (loading.in_flight or sequences.at_hand):
-                    fits = loading.that_fit(plan.run, held_back)
-                    return plan if len(fits) == len(plan.run) else plan._replace(run=fits, hold=1)
-                break
-            if started < 0:
-                return plan._replace(run=loading.before_the_first(plan.run), hold=1, through_arrivals=False)
-            view.waiting = self._queue_view if self._queue_view else ()
-            view.free_blocks = kv.free
-            answer = self._plan(view)
-            if not isinstance(answer, Plan):
-                raise PolicyError(f"{self.spec.scheduler!r} answered {answer!r}; expected a policies.view.Plan")
-            plan = answer
-        return plan
-
-    def _may_learn(self, loading: Loading, ticks: int) -> bool:
-        """Whether the next plan may know what this one could not, that KV has come since, or blocks are evicted with every step and
-        written somewhere."""
-        return loading.next_ns() <= ticks >> TICK_BITS or loading.tiers.takes_evicted
 
     # Starting.
 
@@ -348,10 +253,7 @@ class Tenant:
                 )
                 if not by_chunk:
                     blocks -= -(left + cached) // block_tokens
-                if kept:
-                    blocks -= kept
-                elif caches:
-                    blocks -= kv.found(id_)
+                blocks -= kept or (kv.found(id_) if caches else 0)
             else:
                 _, cached, left, arrival_ns, model, deadline_ns, priority = partial
                 if by_chunk:
@@ -432,17 +334,6 @@ class Tenant:
         )  # fmt: skip
         return end
 
-    def launch(self, lane: Lane, ticks: int, duration: int) -> None:
-        """What `begin` prepared at *ticks*, for a rank, takes *duration* ticks."""
-        prepared, sequences, kv = lane.prepared, self.sequences, self._kv
-        assert prepared is not None
-        lane.prepared = None
-        lane.span = Step(ticks, ticks + duration, prepared.growth)
-        self.recorder.add_iteration(
-            ticks, duration, lane.index, *prepared.recorded, sequences.n_admitted, len(self._queue), kv.total - kv.free,
-            lane.decoding.round, 0, prepared.in_vain,
-        )  # fmt: skip
-
     def _start_rounds(self, lane: Lane, plan: Plan, growth: int, ticks: int) -> int:
         """Decode iterations only, as many as nothing can change in; the first takes *growth* blocks."""
         decoding, sequences, kv = lane.decoding, self.sequences, self._kv
@@ -481,36 +372,171 @@ class Tenant:
         if lane.decodes:
             sequences.end_rounds(lane, done, span.growth_first, end_ticks >> TICK_BITS)
         if self.loading is not None and lane.run:
-            self._write_prompts(self.loading.tiers, lane, end_ticks >> TICK_BITS)
+            _write_prompts(self.loading.tiers, lane, self.state.prompt, self._kv.block_tokens, end_ticks >> TICK_BITS)
         if lane.completing:
             sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
         if self._finding.ended and self._ahead is None:
             self._finding.free_the_ended()
 
-    def _write_prompts(self, tiers: Tiers, lane: Lane, end_ns: int) -> None:
-        tiers.now_ns = end_ns
-        prompt, block_tokens = self.state.prompt, self._kv.block_tokens
-        for id_, _ in lane.run:
-            tiers.computed(id_, min(lane.partial[id_].cached_tokens, prompt[id_]) // block_tokens)
 
-    @property
-    def n_loading(self) -> int:
-        """Requests whose KV is on its way."""
-        return 0 if self.loading is None else len(self.loading.in_flight)
+def _has_come(tenant: Tenant, lane: Lane, ticks: int) -> bool:
+    """Whether there is something to plan after all, which came since a plan would have been made ahead: none was that it could
+    come too late for."""
+    sequences, exchange, loading = tenant.sequences, tenant.sequences.exchange, tenant.loading
+    assert sequences.ahead is not None
+    sequences.ahead.seen_ns = ALWAYS_NS
+    if exchange is not None and (exchange.mail or exchange.asked):
+        exchange.read(lane, ticks)
+    return bool(sequences.queue) or (loading is not None and loading.next_ns() <= ticks >> TICK_BITS)
 
-    def hand_back(self) -> list[int]:
-        """Give up everything; see `Sequences.hand_back`."""
-        ids = self.sequences.hand_back(self.lanes)
-        return ids if self.loading is None else ids + self.loading.reset()
 
-    def drop_in_flight(self) -> None:
-        """Forget the micro-batches that have not left the last stage."""
-        self.recorder.spans.drop_last(self.n_in_flight)
-        self.recorder.stages.drop_last(self.n_in_flight * len(self.stages))
-        for lane in self.lanes:
-            lane.span = None
-            lane.held = lane.view.memo = None
-        self.n_in_flight = 0
+def read_at_rest(tenant: Tenant, now_ns: int) -> bool:
+    """Read news from other machines while nothing runs and nobody waits; whether that is all that there is to do."""
+    exchange, sequences = tenant.sequences.exchange, tenant.sequences
+    assert exchange is not None
+    if (
+        sequences.queue
+        or sequences.n_admitted
+        or (sequences.ahead is not None and sequences.ahead.seen_ns != ALWAYS_NS)
+    ):
+        return False
+    exchange.read(tenant.lanes[0], now_ns << TICK_BITS)
+    return not sequences.queue and not exchange.asked
+
+
+def awaits(tenant: Tenant) -> bool:
+    """Whether something will come from a tier or from another machine that frees blocks or brings work."""
+    return n_loading(tenant) > 0 or tenant.sequences.awaits()
+
+
+def _add_lane(tenant: Tenant) -> Lane:
+    spec = tenant.spec
+    decoding = (
+        UniformSet(spec.block_tokens, tenant._window)
+        if spec.decoding is None
+        else TapedSet(
+            spec.block_tokens, tenant._window, spec.decoding, tenant._seed, tenant.state.rounds,
+            lookahead_tokens=tenant._kv.lookahead_tokens, max_model_len=spec.max_model_len,
+            ahead=tenant._ahead is not None,
+        )
+    )  # fmt: skip
+    lane = Lane(len(tenant.lanes), decoding)
+    lane.view = ReplicaView(
+        block_tokens=spec.block_tokens,
+        total_blocks=tenant._kv.total,
+        running=RunningView(lane, tenant.sequences.running_seq),
+        price=LanePrice(lane, tenant.prices, tenant.stages, tenant._window, tenant._pads_to),
+        elsewhere=Elsewhere(tenant.lanes, lane),
+        prompt_tokens=tenant.state.prompt,
+        max_tokens=ONE_EACH if tenant.sequences.hands_over else tenant.state.max_tokens,
+        by_chunk=tenant._by_chunk,
+        lookahead_tokens=tenant._kv.lookahead_tokens,
+        draft_slots=spec.draft_slots,
+        max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
+        cache=tenant._kv if tenant._caches else None,
+    )
+    tenant.lanes.append(lane)
+    tenant.ready.append(lane)
+    return lane
+
+
+def _loading_of(tenant: Tenant, machine: int, shared: SharedStores) -> Loading:
+    spec, kv, state = tenant.spec, tenant._kv, tenant.state
+    contents = state.contents_in(spec.block_tokens) if kv.caches and state.contents_in is not None else None
+    space = (-1 if spec.model is None else spec.model, spec.block_tokens, spec.block_bytes)
+    tiers = Tiers(spec.tiers, space, contents, tenant.recorder, shared, machine=machine, number=tenant.number)
+    tiers.price_ns = partial(_prompt_ns, tenant)
+    if isinstance(kv, RunPool):
+        kv.gives_up = tiers.evicted if tiers.takes_evicted else None
+    return Loading(tenant.sequences, tiers, swaps=spec.swaps)
+
+
+def rings(tenant: Tenant, clock: Clock, callback: Callable[[object], None]) -> None:
+    """Have *callback* called whenever KV that was asked for comes."""
+    if tenant.loading is not None:
+        tenant.loading.rings_at = lambda at_ns: Alarm(clock, ARRIVALS, callback).set(at_ns)
+
+
+def _prompt_ns(tenant: Tenant, tokens: int, cached: int) -> int:
+    """What an iteration takes that computes *tokens* prompt tokens behind *cached* others, and nothing else."""
+    window = tenant._window
+    pairs = tokens * cached + tokens * (tokens + 1) // 2
+    within = 0 if window is None else pairs_within(cached, tokens, window)
+    totals = Totals(tokens, tokens, 1, pairs, cached + tokens, 0, 0, 1, within, 0)
+    return sum(tenant.prices.stages(totals, 0)[0]) >> TICK_BITS
+
+
+def _with_loads(tenant: Tenant, loading: Loading, lane: Lane, plan: Plan, growth: int) -> Plan:
+    """Start the loads of those whom *plan* admits, and what is planned without them."""
+    view, kv, sequences = lane.view, tenant._kv, tenant.sequences
+    while plan.run:
+        held_back = growth
+        for id_, tokens in plan.run:
+            if tenant._by_chunk and id_ in lane.partial:
+                cached = lane.partial[id_].cached_tokens
+                held_back += kv.held(cached + tokens) - kv.held(cached)
+        # Who gives way has not given its memory back yet.
+        started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
+        if not started:
+            if not tenant._in_turn and (loading.in_flight or sequences.brought.at_hand or sequences.awaits()):
+                fits = loading.that_fit(plan.run, held_back)
+                return plan if len(fits) == len(plan.run) else plan._replace(run=fits, hold=1)
+            break
+        if started < 0:
+            return plan._replace(run=loading.before_the_first(plan.run), hold=1, through_arrivals=False)
+        view.waiting = tenant._queue_view if tenant._queue_view else ()
+        view.free_blocks = kv.free
+        answer = tenant._plan(view)
+        if not isinstance(answer, Plan):
+            raise PolicyError(f"{tenant.spec.scheduler!r} answered {answer!r}; expected a policies.view.Plan")
+        plan = answer
+    return plan
+
+
+def _may_learn(loading: Loading, ticks: int) -> bool:
+    """Whether the next plan may know what this one could not, that KV has come since, or blocks are evicted with every step and
+    written somewhere."""
+    return loading.next_ns() <= ticks >> TICK_BITS or loading.tiers.takes_evicted
+
+
+def n_loading(tenant: Tenant) -> int:
+    """Requests whose KV is on its way."""
+    return 0 if tenant.loading is None else len(tenant.loading.in_flight)
+
+
+def hand_back(tenant: Tenant) -> list[int]:
+    """Give up everything; see `Sequences.hand_back`."""
+    ids = give_all_back(tenant.sequences, tenant.lanes)
+    return ids if tenant.loading is None else ids + tenant.loading.reset()
+
+
+def _write_prompts(tiers: Tiers, lane: Lane, prompt: Sequence[int], block_tokens: int, end_ns: int) -> None:
+    """Tell the tiers which prompt blocks a step has computed."""
+    tiers.now_ns = end_ns
+    for id_, _ in lane.run:
+        tiers.computed(id_, min(lane.partial[id_].cached_tokens, prompt[id_]) // block_tokens)
+
+
+def drop_in_flight(tenant: Tenant) -> None:
+    """Forget the micro-batches that have not left the last stage."""
+    tenant.recorder.spans.drop_last(tenant.n_in_flight)
+    tenant.recorder.stages.drop_last(tenant.n_in_flight * len(tenant.stages))
+    for lane in tenant.lanes:
+        lane.span = None
+        lane.held = lane.view.memo = None
+    tenant.n_in_flight = 0
+
+
+def launch(tenant: Tenant, lane: Lane, ticks: int, duration: int) -> None:
+    """What `Tenant.begin` prepared at *ticks*, for a rank, takes *duration* ticks."""
+    prepared, sequences = lane.prepared, tenant.sequences
+    assert prepared is not None
+    lane.prepared = None
+    lane.span = Step(ticks, ticks + duration, prepared.growth)
+    tenant.recorder.add_iteration(
+        ticks, duration, lane.index, *prepared.recorded, sequences.n_admitted, len(sequences.queue), sequences.kv.used,
+        lane.decoding.round, 0, prepared.in_vain,
+    )  # fmt: skip
 
 
 def _still_holds(tenant: Tenant, held: HeldPlan, decoding: RunningSet, ticks: int) -> bool:

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
+import numpy as np
+
 from hwmodels.totals import Chunk, seen
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
-from sim.engine.columns import Piece, RoundCounts
+from sim.engine.columns import IntArray, Piece, RoundCounts
 from sim.engine.pricing import Prices
 from sim.engine.running import Departure, RunningSet
 from sim.engine.span import BentSpan, DecodeSpan
@@ -187,6 +189,11 @@ class UniformSet(RunningSet):
             else:
                 blocks += sum(residues[first:]) + sum(residues[: last + 1])
         return blocks
+
+    def blocks_in(self, rounds: int, /) -> IntArray:
+        """New KV blocks in each of the next *rounds* rounds."""
+        at = -(self.round + np.arange(rounds)) % self._block_tokens
+        return np.array(self._residues, np.int64)[at]
 
     def rounds_within(self, free_blocks: int, rounds: int) -> int:
         """The most of the next *rounds* rounds that *free_blocks* new KV blocks allow."""

@@ -22,6 +22,8 @@ _PANELS = (
 )
 _COLOURS = ("blue", "vermillion", "green", "purple", "orange", "sky")
 _MOST = len(_COLOURS)
+_WIDE = 4.0
+"""Latencies farther apart than this are drawn on logarithms."""
 
 
 def measured_figure(replays: Sequence[Replayed]) -> Figure:
@@ -42,14 +44,16 @@ def measured_figure(replays: Sequence[Replayed]) -> Figure:
         if by_clients:
             ax.set_xscale("log", base=2)
             ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        if "tpot" in shown or "ttft" in shown:
+        values = [
+            found[shown] for each in replays for found in (each.measured, each.predicted) if found.get(shown, 0.0) > 0.0
+        ]
+        if scale != 1.0 and values and max(values) > _WIDE * min(values):
             ax.set_yscale("log")
             ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             ax.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if str(value)[0] in "25" else "")
             ax.tick_params(axis="y", which="minor", labelsize=7)
         else:
             ax.set_ylim(bottom=0)
-        del scale
     panels[0].legend(fontsize=7, frameon=False)
     figure.suptitle(
         "Open marks were measured, filled ones with a line are simulated; crosses lie beyond saturation",

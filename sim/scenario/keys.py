@@ -90,6 +90,15 @@ class Parallel(Section):
         return self
 
 
+class PromptBalance(Section):
+    """When prompts of ranks may start: where every rank has some, as TensorRT-LLM's `attention_dp_config` with `enable_balance`."""
+
+    timeout_iters: Annotated[int, Field(ge=1)] = 50
+    """Steps after which they start although not every rank has one."""
+    batching_wait_iters: Annotated[int, Field(ge=0)] = 10
+    """Steps for which they wait for more where every rank has one."""
+
+
 class ZipfPopularity(Section):
     """Popularity of experts that falls as a power of their rank."""
 
@@ -454,6 +463,7 @@ class Pool(Section):
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Machines in the pool."""
     rank_router: Policy | None = None
+    prompt_balance: PromptBalance | None = None
     scheduler: Policy | None = None
     decoding: DecodingSettings | None = None
     memory: Memory | None = None
@@ -478,7 +488,7 @@ class KvLink(Section):
     receiver: Annotated[str, Field(min_length=1)] | None = None
     """A pool with role decode; where it is left out, the only one."""
     connector: Literal["mooncake_vllm", "mooncake_sglang"] | None = None
-    """Fixed cost and share of the bandwidth as a connector was measured (docs/pools.md), in place of `latency_s` and of all of it."""
+    """Fixed cost and share of the bandwidth as measured (docs/pools.md), in place of `latency_s` and of all of it."""
     bandwidth_gb_per_s: Annotated[float, Field(gt=0)] | None = None
     """Of one transfer, all adapters of a machine together, in 10^9 bytes; where it is left out, that of the datasheets' networks:
     an adapter for each GPU of the side that has fewer."""
@@ -542,6 +552,8 @@ class Settings(Section):
     rank_router: Policy | None = None
     """Which rank of a machine gets a request (`parallel.data`); where it is left out, as the serving stack does it: `vllm_ranks`,
     `trtllm_ranks`, or for the others `round_robin`."""
+    prompt_balance: PromptBalance | None = None
+    """Prompts of ranks start together; where it is left out, each when its rank's scheduler says so."""
     scheduler: Policy = Policy(policy="sarathi")
     """Name it: a file that names no scheduler runs under `sarathi`, while `rooftrace run` without a file is the default scenario,
     which asks for `vllm`, the serving stack's own."""

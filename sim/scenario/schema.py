@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from sim.scenario import decoding, keys, named
+from sim.scenario import decoding, keys, named, tiers
 from sim.scenario.keys import Settings
 
 
@@ -46,7 +46,7 @@ def _describe(schema: dict[str, Any]) -> None:
     """
     sections = {
         node.name: node
-        for module in (keys, decoding)
+        for module in (keys, decoding, tiers)
         for node in ast.parse(inspect.getsource(module)).body
         if isinstance(node, ast.ClassDef)
     }

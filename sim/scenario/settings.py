@@ -180,8 +180,9 @@ class Scenario(Settings):
             del content["window"]  # results of scenarios from before there were windows keep their names
         pools = (content["pools"] or {}).values()
         # A scenario that does without them keeps the hash that it had before there were such settings.
-        absent = [(content, key) for key in (*_OF_ALL_POOLS, "serving_release", "rank_router")]
-        absent += [(pool, key) for pool in pools for key in ("serving_release", "rank_router")]
+        absent = [(content, key) for key in (*_OF_ALL_POOLS, "serving_release")]
+        absent += [(section, key) for section in (content, *pools) for key in ("rank_router", "prompt_balance")]
+        absent += [(pool, "serving_release") for pool in pools]
         absent += [
             (content["workload"], key)
             for key in (

@@ -78,7 +78,12 @@ def machine_of(
         block_tokens=plan.block_tokens,
         **speculates,
     )
-    return MachineSpec(tenants=(replica,), ranks=ranks, rank_router=rank_router_of(stack.name) if ranks > 1 else None)
+    return MachineSpec(
+        tenants=(replica,),
+        ranks=ranks,
+        rank_router=rank_router_of(stack.name) if ranks > 1 else None,
+        prompt_balance=settings.prompt_balance if ranks > 1 else None,
+    )
 
 
 def stream_of(stack: str, settings: ServerSettings) -> Stream:

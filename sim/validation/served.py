@@ -252,8 +252,8 @@ Models on devices behind stacks whose median error is beyond 15 % of TPOT or 30 
 correction of them is made anywhere. What is known of the largest:
 
 * First tokens of TensorRT-LLM in InferenceX: one time of admission and one host time a layer stand for all models, and gpt-oss
-  answers sooner than that, DeepSeek later. DeepSeek with attention data parallelism waits longest: how its groups are balanced and
-  wait for each other's prompts is not modelled.
+  answers sooner than that, DeepSeek later. With attention data parallelism prompts wait for each other besides, by settings that
+  are assumed to be the same in all rows ([parallel.md](parallel.md#beside-measured-runs)).
 * Qwen3-235B behind vLLM 0.12 and DeepSeek-R1-NVFP4 take two to four times what kernels take, as those who gathered the rows say.
   They inform no fit.
 * Short outputs behind SGLang 0.5.6: its first tokens come sooner than one prompt an iteration allows.

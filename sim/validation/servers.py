@@ -10,13 +10,14 @@ import csv
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hwmodels.device import Device
     from hwmodels.graphs import GraphSettings
+    from policies.ranks import PromptBalance
     from policies.view import Scheduler
 
 SETTINGS = "e2e_settings_agg.csv"
@@ -34,6 +35,10 @@ GAP_ANALYSIS = "internal-gap-analysis"
 """The provenance whose servers were started by a generator (`generated`)."""
 GENERATED_SPARE_TOKENS = 1500
 """Of its token budgets: C + ISL + 1500 (ai-dynamo/aiconfigurator, cli/backends/trtllm.py and the rule files of its generator)."""
+BALANCE = (60, 0)
+"""Of TensorRT-LLM's ranks in InferenceX: `attention_dp_config` with enable_balance, timeout_iters 60 and batching_wait_iters 0, as
+its launch scripts of DeepSeek write it (from knowledge, to be checked there; the settings table has no column for it). Taken for
+all of its rows with data-parallel attention."""
 _RELEASE_WITH_OVERLAP = (0, 14)
 """Of vLLM: the first that schedules asynchronously by itself."""
 
@@ -67,6 +72,8 @@ class ServerSettings:
     """SGLang enable_mixed_chunk."""
     prompts_per_iteration: int | None = None
     """Whole prompts that an iteration computes at most; None: as many as its budget holds."""
+    prompt_balance: PromptBalance | None = None
+    """Between ranks of data-parallel attention."""
     asynchronous: bool = True
     """Iterations are planned while the one before runs."""
 
@@ -146,8 +153,17 @@ def settings_of(row: Mapping[str, Any], folder: Path | None = None) -> ServerSet
                 best = max(
                     lines, key=lambda line: (-abs((_number(line["concurrency"]) or 0) - wanted), line["measured"])
                 )
-                return _of_script(best, known_from)
-    return ServerSettings(known_from="defaults", kv_precision=_cache_by_default(row))
+                return replace(_of_script(best, known_from), prompt_balance=_balance(row))
+    return ServerSettings(known_from="defaults", kv_precision=_cache_by_default(row), prompt_balance=_balance(row))
+
+
+def _balance(row: Mapping[str, Any]) -> PromptBalance | None:
+    from policies.ranks import PromptBalance
+
+    if str(row["backend"]) != "trtllm" or (_number(row.get("attention_dp_size")) or 1) <= 1:
+        return None
+    timeout_iters, batching_wait_iters = BALANCE
+    return PromptBalance(timeout_iters=timeout_iters, batching_wait_iters=batching_wait_iters)
 
 
 def _generated(row: Mapping[str, Any]) -> ServerSettings:

@@ -13,6 +13,7 @@ from hwmodels.totals import Chunk
 from policies.acceptance import BetaAlpha, Iid, PerPosition
 from policies.decoding import Speculative
 from policies.published import FasterTransformer, Orca, OrcaPaged, Static
+from policies.ranks import PromptBalance
 from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Prefix, Random, RoundRobin, TrtLlmRanks, VllmRanks
 from policies.sarathi import ChunkedOnly, DecodeMaximal
 from policies.schedulers import Sarathi
@@ -208,7 +209,15 @@ def with_ranks(experiment: Experiment, seed: int) -> Experiment:
             [RoundRobin(), Random(), LeastOutstanding(), LeastKv(), Prefix(), VllmRanks(), TrtLlmRanks()]
         )
         machines.append(
-            replace(spec, tenants=(replace(tenant, cost=cost, micro_batches=None),), ranks=ranks, rank_router=router)
+            replace(
+                spec,
+                tenants=(replace(tenant, cost=cost, micro_batches=None),),
+                ranks=ranks,
+                rank_router=router,
+                prompt_balance=rng.choice(
+                    [None, None, PromptBalance(), PromptBalance(timeout_iters=5, batching_wait_iters=1)]
+                ),
+            )
         )
     return replace(experiment, replicas=tuple(machines))
 

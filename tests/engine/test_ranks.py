@@ -11,10 +11,22 @@ import numpy as np
 import pytest
 
 from policies.published import OrcaPaged
+from policies.ranks import PromptBalance
 from policies.routers import LeastOutstanding, LlmD, RoundRobin, Router
 from policies.schedulers import Sarathi
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView
-from sim.engine import Columns, Experiment, InvariantError, MachineSpec, PolicyError, ReplicaSpec, StageTable, run
+from sim.engine import (
+    Columns,
+    Experiment,
+    InvariantError,
+    MachineSpec,
+    PolicyError,
+    ReplicaSpec,
+    StageTable,
+    ranks,
+    run,
+)
+from sim.engine.lane import Lane
 from sim.engine.tenant import Tenant
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear, Ranked
@@ -118,14 +130,14 @@ def replay(
     return run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()), fast_forward=fast_forward)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_identical_ranks_with_identical_work_take_one_ranks_times(ranks: int) -> None:
+@pytest.mark.parametrize("n_ranks", [2, 3, 8])
+def test_identical_ranks_with_identical_work_take_one_ranks_times(n_ranks: int) -> None:
     work = ([0, 2500, 2500], [40, 7, 30], [20, 9, 1])
     one = replay(1, *work)
-    all_ = replay(ranks, *([each for each in column for _ in range(ranks)] for column in work))
+    all_ = replay(n_ranks, *([each for each in column for _ in range(n_ranks)] for column in work))
     for name in ("scheduled_ns", "first_token_ns", "finish_ns"):
-        np.testing.assert_array_equal(all_.requests[name], np.repeat(one.requests[name], ranks))
-    assert set(all_.requests["replica"].tolist()) == set(range(ranks))
+        np.testing.assert_array_equal(all_.requests[name], np.repeat(one.requests[name], n_ranks))
+    assert set(all_.requests["replica"].tolist()) == set(range(n_ranks))
 
 
 def test_one_loaded_rank_steps_as_a_machine_alone_and_idle_ones_take_no_time() -> None:
@@ -163,6 +175,15 @@ def test_ranks_rest_when_none_has_work_and_start_when_somebody_comes() -> None:
     assert columns.meta["events"] == 2
 
 
+def test_steps_in_which_all_ranks_decode_the_same_are_one_event_that_an_arrival_cuts() -> None:
+    alike = replay(2, [0, 0], [40, 40], [300, 300])
+    assert alike.meta["events"] < 5
+    cut = replay(2, [0, 0, 100_500], [40, 40, 40], [300, 300, 1])
+    # The 100th step after the first ends 1,040 + 100 x 1,001 us after the start.
+    assert cut.requests["scheduled_ns"][2] == (1040 + 100 * 1001) * US
+    assert_same(cut, replay(2, [0, 0, 100_500], [40, 40, 40], [300, 300, 1], fast_forward=False))
+
+
 def test_each_rank_has_memory_of_its_own() -> None:
     # Two prompts of four blocks: of a pool of six one machine admits one at a time, each of two ranks its own.
     assert replay(1, [0, 0], [64, 64], [2, 2], kv_blocks=6).requests["scheduled_ns"].tolist()[1] > 0
@@ -185,6 +206,39 @@ def test_one_machine_with_ranks_beside_one_without() -> None:
     assert columns.requests["replica"].tolist() == [0, 2, 1, 2]
     assert columns.meta["ranks"] == [(0, 1)]
     assert len(experiment.tenants) == len(columns.replicas) == 3
+
+
+# Prompts that wait for each other.
+
+
+def with_balance(balance: PromptBalance, arrivals_us: list[int], outputs: list[int]) -> Columns:
+    spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100)
+    machine = MachineSpec(tenants=(spec,), ranks=2, rank_router=RoundRobin(), prompt_balance=balance)
+    trace = Trace(arrival_ns=[at * US for at in arrivals_us], prompt_tokens=[40] * len(outputs), output_tokens=outputs)
+    return run(Experiment(workload=trace, replicas=(machine,), router=RoundRobin()), check_invariants=True)
+
+
+def test_a_prompt_waits_until_every_rank_has_one() -> None:
+    # Two decode from 1,040 us on, steps of 1,001 us; the third prompt comes in the second step, the fourth in the fourth.
+    balance = PromptBalance(timeout_iters=50, batching_wait_iters=0)
+    columns = with_balance(balance, [0, 0, 1500, 3500], [20, 20, 2, 2])
+    fifth = 1040 + 3 * 1001
+    assert columns.requests["scheduled_ns"].tolist() == [0, 0, fifth * US, fifth * US]
+
+
+def test_a_prompt_waits_no_longer_than_its_steps_and_not_for_a_rank_that_has_nothing_to_decode() -> None:
+    balance = PromptBalance(timeout_iters=5, batching_wait_iters=0)
+    columns = with_balance(balance, [0, 0, 1500], [20, 20, 2])
+    # Steps without prompts count as well, from the second on: the sixth is the fifth of these.
+    assert columns.requests["scheduled_ns"][2] == (1040 + 4 * 1001) * US
+    columns = with_balance(balance, [0, 0, 1500], [20, 1, 2])
+    assert columns.requests["scheduled_ns"][2] == (1040 + 1001) * US
+
+
+def test_prompts_that_every_rank_has_wait_for_more() -> None:
+    balance = PromptBalance(timeout_iters=50, batching_wait_iters=3)
+    columns = with_balance(balance, [0, 0, 1500, 1500], [20, 20, 2, 2])
+    assert columns.requests["scheduled_ns"].tolist() == [0, 0] + [(1040 + 4 * 1001) * US] * 2
 
 
 # Over random runs.
@@ -234,12 +288,12 @@ def test_a_policy_that_lies_about_how_long_its_plan_holds_is_caught_on_ranks() -
 
 @patches_the_engine
 def test_ranks_that_do_not_end_together_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = Tenant.launch
+    launch = ranks.launch
 
-    def longer(self: Tenant, lane: object, ticks: int, duration: int) -> None:
-        launch(self, lane, ticks, duration + self.number)  # type: ignore[arg-type]
+    def longer(tenant: Tenant, lane: Lane, ticks: int, duration: int) -> None:
+        launch(tenant, lane, ticks, duration + tenant.number)
 
-    monkeypatch.setattr(Tenant, "launch", longer)
+    monkeypatch.setattr(ranks, "launch", longer)
     spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100)
     machine = MachineSpec(tenants=(spec,), ranks=2, rank_router=RoundRobin())
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[40, 40], output_tokens=[3, 3])
@@ -272,6 +326,7 @@ def test_a_horizon_drops_the_step_in_flight_on_every_rank() -> None:
         ({"ranks": 0}, "ranks is at least 1; got 0"),
         ({"rank_router": None}, "a rank_router is of a machine with ranks"),
         ({"ranks": 1}, "a rank_router is of a machine with ranks"),
+        ({"ranks": 1, "rank_router": None, "prompt_balance": PromptBalance()}, "has nothing to balance"),
         ({"rank_router": LlmD()}, "which no router inside a machine is told"),
         ({"cost": Linear()}, "does not say what a step of 2 ranks takes"),
         ({"cost": Ranked(n_stages=2)}, "pipelines and micro-batches of ranks are not modelled"),
@@ -284,7 +339,7 @@ def test_what_ranks_cannot_be_is_refused(changes: dict[str, object], sentence: s
         ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100),
         **{key: value for key, value in changes.items() if key in ("cost", "micro_batches")},  # type: ignore[arg-type]
     )
-    rest = {key: value for key, value in changes.items() if key in ("ranks", "rank_router")}
+    rest = {key: value for key, value in changes.items() if key not in ("cost", "micro_batches")}
     with pytest.raises(ValueError, match=sentence):
         MachineSpec(**{"tenants": (spec,), "ranks": 2, "rank_router": RoundRobin(), **rest})  # type: ignore[arg-type]
 

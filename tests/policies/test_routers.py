@@ -19,6 +19,9 @@ from policies.routers import (
     RoundRobin,
     RoutedRequest,
     SessionAffinity,
+    TrtLlmRanks,
+    VllmRanks,
+    rank_router_of,
 )
 
 BUSY, CALM, IDLE = Load(waiting=5, running=3), Load(running=2), Load()
@@ -155,3 +158,41 @@ def test_weights_are_not_negative_nor_all_zero():
         LlmD(prefix=-1.0)
     with pytest.raises(ValueError, match="some weight has to be above 0"):
         LlmD(queue=0.0, kv=0.0, prefix=0.0, no_hit_lru=0.0)
+
+
+# Between ranks.
+
+
+def test_vllm_counts_requests_and_weighs_those_that_wait_where_memory_is_short() -> None:
+    # 4 requests each; the first's queue counts 2 x 6 x (0.75 - 0.5) = 3 more, that of the second nothing below half of its memory.
+    loads = (Load(waiting=2, running=2, kv_use=0.75), Load(waiting=2, running=2, kv_use=0.4), Load(running=5))
+    assert [VllmRanks().route(RoutedRequest(0, turn=turn), loads) for turn in range(3)] == [1, 1, 1]
+    assert VllmRanks().route(RoutedRequest(0), (loads[0], Load(running=6), Load(running=8))) == 1
+
+
+def test_vllm_goes_on_from_the_next_rank_among_equals() -> None:
+    assert [VllmRanks().route(RoutedRequest(9, turn=turn), (IDLE, IDLE, CALM)) for turn in range(4)] == [0, 1, 0, 0]
+
+
+def test_vllm_before_counted_four_for_each_that_waits() -> None:
+    loads = (Load(waiting=1), Load(running=3), Load(running=5))
+    assert VllmRanks(waiting_weight=4.0).route(RoutedRequest(0), loads) == 1
+    assert VllmRanks().route(RoutedRequest(0), loads) == 0
+    with pytest.raises(ValueError, match="waiting_weight is a finite number of at least 0; got -1"):
+        VllmRanks(waiting_weight=-1)
+
+
+def test_trtllm_spreads_requests_evenly_before_it_looks_at_tokens() -> None:
+    # Seven requests with this one are three a rank at most: the first has them, of the others the one with the fewest tokens.
+    few, many = Load(running=1, kv_blocks_used=90), Load(running=2, kv_blocks_used=10, prefill_tokens=100)
+    assert TrtLlmRanks().route(RoutedRequest(0), (Load(running=3), few, many)) == 2
+    assert TrtLlmRanks().route(RoutedRequest(0), (IDLE, IDLE)) == 0
+    assert (
+        TrtLlmRanks().route(RoutedRequest(0), (Load(running=2, kv_blocks_used=5), Load(running=2, kv_blocks_used=4)))
+        == 1
+    )
+
+
+def test_each_stack_has_its_own_way_between_ranks() -> None:
+    found = [rank_router_of(stack) for stack in ("vllm", "trtllm", "sglang", "eager")]
+    assert found == [VllmRanks(), TrtLlmRanks(), RoundRobin(), RoundRobin()]

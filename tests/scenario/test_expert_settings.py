@@ -1,13 +1,15 @@
-"""`experts:` of a scenario: how experts are chosen, placed and reached."""
+"""`experts:` and `cuda_graphs:` of a scenario: how experts are chosen, placed and reached; what decode steps are padded to."""
 
 from pathlib import Path
 
 import pytest
 
 from hwmodels.experts import ExpertLayout, Zipf
+from sim.engine import run
 from sim.errors import ScenarioError
 from sim.scenario import Scenario
 from sim.scenario.assembly.deployment import deployment_of
+from sim.scenario.assembly.experiment import build
 
 MOE = {"model": "qwen3-30b-a3b", "hardware": "h200", "parallel": {"tensor": 1, "data": 4, "expert": 4}}
 
@@ -61,3 +63,55 @@ def test_bad_settings_in_a_sentence(tmp_path, experts, settings, message):
         layout(experts, folder=tmp_path, **settings)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def graphs(settings, **others):
+    given = Scenario.from_mapping({"model": "llama-3.1-8b", "cuda_graphs": settings, **others}, source="my.yaml")
+    return deployment_of(given).cost.kernels.captured
+
+
+def test_graphs_that_a_server_was_told_of():
+    assert graphs({"sizes": [8, 2]}) == (2, 8)
+    assert graphs({"largest": 6}) == (1, 2, 4, 6)
+    assert graphs({"eager": True}) == ()
+    assert graphs({})[-1] == graphs(None)[-1] == 512
+    assert graphs(None, serving_stack="ideal") is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "others", "message"),
+    [
+        ({"sizes": [8], "largest": 16}, {}, "my.yaml: cuda_graphs: sizes of CUDA graphs say the largest too; leave largest out"),
+        ({"eager": True, "sizes": [8]}, {}, "my.yaml: cuda_graphs: a server without graphs (eager) has no sizes of them"),
+        ({"largest": 8}, {"serving_stack": "ideal"},
+         "my.yaml: cuda_graphs: CUDA graphs of given sizes are of vllm, sglang, trtllm on GPUs; ideal on h100-sxm has none"),
+        ({"largest": 8}, {"cost_model": "roofline"}, "my.yaml: cuda_graphs: cost_model roofline has no launches"),
+        ({"larges": 8}, {}, "cuda_graphs.larges is not a setting; did you mean largest?"),
+        ({"sizes": [0]}, {}, "cuda_graphs.sizes"),
+    ],
+)  # fmt: skip
+def test_bad_graphs_in_a_sentence(settings, others, message):
+    with pytest.raises(ScenarioError) as caught:
+        graphs(settings, **others)
+    assert message in str(caught.value)
+
+
+def test_spans_equal_stepping_where_steps_are_padded_and_experts_uneven():
+    given = Scenario.from_mapping(
+        {
+            **MOE,
+            "experts": {"popularity": {"zipf": 0.7}, "placement": "eplb", "redundant": 4},
+            "cuda_graphs": {"largest": 16},
+            "scheduler": "vllm",
+            "workload": {
+                "arrivals": {"process": "poisson", "rate_per_s": 40.0},
+                "prompt_tokens": 200,
+                "output_tokens": {"distribution": "uniform", "min_tokens": 5, "max_tokens": 90},
+                "requests": 80,
+            },
+        }
+    )
+    experiment = build(given)
+    spans, steps = run(experiment), run(experiment, fast_forward=False)
+    for name in ("first_token_ns", "finish_ns"):
+        assert spans.requests[name].tolist() == steps.requests[name].tolist()

@@ -167,7 +167,9 @@ def read(files: Sequence[Path], facts: dict[str, Any], where: Sequence[str]) -> 
 
 
 def _limits(given: Sequence[str]) -> dict[str, float]:
+    from sim.bench.compare import HEADLINES
     from sim.errors import RooftraceError
+    from sim.text import unknown
 
     limits = {}
     for each in (part for text in given for part in text.split(",")):
@@ -178,6 +180,8 @@ def _limits(given: Sequence[str]) -> dict[str, float]:
             limit = math.nan
         if not limit >= 0:
             raise RooftraceError(f"--max-error {each}: expected a percentage such as 15, or tpot=15")
+        if equals and name not in HEADLINES:
+            raise RooftraceError(unknown(f"--max-error {name} is not a quantity", name, HEADLINES))
         limits[name if equals else "all"] = limit / 100
     return limits
 
@@ -194,7 +198,10 @@ def _plain(value: Any) -> Any:
 
 
 def _ms(value: float | None) -> str:
-    return "" if value is None or not math.isfinite(value) else f"{value * 1e3:,.4g}"
+    if value is None or not math.isfinite(value):
+        return ""
+    ms = value * 1e3
+    return f"{ms:,.0f}" if ms >= 1000 else f"{ms:.4g}"
 
 
 def _short(runs: Sequence[BenchRun]) -> list[str]:
@@ -240,7 +247,7 @@ def _print_runs(runs: Sequence[BenchRun]) -> None:
                 "" if run.output_tokens_per_s is None else f"{run.output_tokens_per_s:,.1f}",
             )
         )
-    print_table(heads, rows, left=2, fold_left=True)
+    print_table(heads, rows, left=2, fold_left=True, least=8)
     marks = "".join(cell for row in rows for cell in row)
     words = (
         ["latencies are means"]
@@ -311,9 +318,9 @@ def _print_compared(found: Compared) -> None:
                 figures.setdefault(quantity, set()).add(name)
             rate = quantity == "output_tokens_per_s"
             cells += ["" if value is None else f"{value:,.0f}" if rate else _ms(value) for value in (theirs, ours)]
-            cells.append("" if error is None else f"{error:+.1%}")
+            cells.append("" if error is None else f"{error:+.0%}" if abs(error) >= 1 else f"{error:+.1%}")
         rows.append(cells)
-    print_table(heads, rows, left=2, fold_left=True)
+    print_table(heads, rows, left=2, fold_left=True, least=9)
     stated = ", ".join(name for names in figures.values() for name in sorted(names))
     legend = (
         f"Measured, simulated (sim.) and error; latencies in ms. Figures: {stated}; simulated over {_draws(found)}."

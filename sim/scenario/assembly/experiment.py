@@ -10,7 +10,7 @@ from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.asked import asked_for
 from sim.scenario.assembly.deployment import deployment_of
-from sim.scenario.assembly.handover import handover_of
+from sim.scenario.assembly.handover import check_models, handover_of
 from sim.scenario.assembly.manifest import manifest_of
 from sim.scenario.assembly.pools import PoolOf, pools_of
 from sim.scenario.assembly.prefix_cache import check_router
@@ -51,6 +51,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
     from sim.engine import Experiment
 
     pools = [_deployed(pool) for pool in pools_of(scenario)]
+    check_models(scenario, pools)
     workload = workload_of(scenario) if workload is None else workload
     if scenario.pools is not None or scenario.placement is not None:
         workload, rows = asked_for(scenario, workload, pools)

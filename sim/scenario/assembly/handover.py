@@ -41,7 +41,7 @@ WAYS: Mapping[str, Way] = {
         headroom_tokens=0,
         repack=False,
         source="vLLM 0.32.0, NixlConnector (pull): the prefill request asks for one token, which the proxy drops; the decode "
-        "engine allocates, reads, and computes the last prompt token again (v1/core/sched/scheduler.py `_update_waiting_for_remote_kv`); "
+        "engine allocates, reads, and computes the last prompt token again (`_update_waiting_for_remote_kv` of its scheduler); "
         "ranks of unequal tensor parallelism read their slices of the heads in place (nixl/tp_mapping.py)",
     ),
     "sglang": Way(
@@ -91,7 +91,6 @@ def handover_of(
     with told_by(scenario, "handover.router"):
         router = named.policy(policy.policy, policy.settings, named.ROUTERS, key="handover.router", method="route")
     check_router(scenario, router, workload)
-    _same_models(scenario, pools)
     _can_hold(scenario, pools, built, workload)
     with told_by(scenario, "handover"):
         return HandoverSpec(
@@ -146,8 +145,8 @@ def _deployments(pool: PoolOf) -> dict[str, Deployment]:
     return dict(zip(pool.serves, pool.deployments, strict=True))
 
 
-def _same_models(scenario: Scenario, pools: Sequence[PoolOf]) -> None:
-    """Each model that is prefilled is decoded somewhere, each that is decoded is prefilled, and both keep the same KV."""
+def check_models(scenario: Scenario, pools: Sequence[PoolOf]) -> None:
+    """ScenarioError unless each model that is prefilled is decoded somewhere and the other way round, and both keep the same KV."""
     sides = {role: [pool for _, pool in _of_role(pools, role)] for role in ("prefill", "decode")}
     for role, other in (("prefill", "decode"), ("decode", "prefill")):
         there = {name for pool in sides[other] for name in pool.serves}

@@ -11,6 +11,7 @@ from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
+    from policies.ranks import PromptBalance
     from sim.engine import MachineSpec, ReplicaSpec
 
 
@@ -18,11 +19,12 @@ def check_ranks(scenario: Scenario, *, shared: bool) -> None:
     """ScenarioError for settings about ranks that say nothing, or what is not modelled; *shared*: the machine hosts others."""
     ranks = scenario.parallel.data
     if ranks == 1:
-        if scenario.rank_router is not None:
-            raise ScenarioError(
-                f"{scenario.source}: rank_router: a machine without ranks has nothing to choose between; leave it out, or give "
-                "parallel.data"
-            )
+        for key in ("rank_router", "prompt_balance"):
+            if getattr(scenario, key) is not None:
+                raise ScenarioError(
+                    f"{scenario.source}: {key}: this is between the ranks of a machine, and it has one; leave it out, or give "
+                    "parallel.data"
+                )
         return
     if shared:
         raise ScenarioError(
@@ -48,14 +50,29 @@ def with_ranks(scenario: Scenario, spec: ReplicaSpec) -> ReplicaSpec | MachineSp
         return spec
     router = _router(scenario)
     with told_by(scenario, "rank_router"):
-        return MachineSpec(tenants=(spec,), ranks=scenario.parallel.data, rank_router=router)
+        return MachineSpec(
+            tenants=(spec,), ranks=scenario.parallel.data, rank_router=router, prompt_balance=_balance(scenario)
+        )
 
 
 def ranks_of(scenario: Scenario) -> dict[str, Any]:
     """What the manifest says of them; empty where there are none."""
     if scenario.parallel.data == 1:
         return {}
-    return {"ranks": {"per_machine": scenario.parallel.data, "router": named.shown_policy(_router(scenario))}}
+    balance = scenario.prompt_balance
+    return {
+        "ranks": {
+            "per_machine": scenario.parallel.data,
+            "router": named.shown_policy(_router(scenario)),
+            **({} if balance is None else {"prompt_balance": balance.model_dump()}),
+        }
+    }
+
+
+def _balance(scenario: Scenario) -> PromptBalance | None:
+    from policies.ranks import PromptBalance
+
+    return None if scenario.prompt_balance is None else PromptBalance(**scenario.prompt_balance.model_dump())
 
 
 def _router(scenario: Scenario) -> Any:

@@ -111,5 +111,5 @@ def about_tiers(scenario: Scenario, workload: Trace | ClosedLoop) -> Iterator[st
     if any(tier.kind == "host" and tier.read_gb_per_s is None for tier in tiers):
         yield (
             "The host tier's bandwidth is the rate of the GPU's link by its datasheet, which copies do not quite reach; "
-            "memory.tiers.N.read_gb_per_s takes a measured one."
+            "read_gb_per_s of the tier takes a measured one."
         )

@@ -1,0 +1,56 @@
+"""When prompts may start, where ranks step together and a prompt on one of them keeps all waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class RankWork(NamedTuple):
+    """What a rank has before a step."""
+
+    prompts: bool
+    """Some wait, or are computed in part."""
+    decodes: bool
+
+
+class Waited(NamedTuple):
+    """Steps since ..."""
+
+    for_others: int = 0
+    """... prompts were let start that not every rank had ..."""
+    for_more: int = 0
+    """... and since every rank had some."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptBalance:
+    """Prompts start where every rank has some, so that decodes wait for them once and not in turn; or after *timeout_iters* steps.
+
+    Where every rank has some they wait *batching_wait_iters* steps for more. Nobody waits while some rank has nothing to decode.
+    TensorRT-LLM's `attention_dp_config` with `enable_balance` (1.x, tensorrt_llm/_torch/pyexecutor/py_executor.py,
+    `_balance_adp_requests`; from knowledge, to be checked there), whose defaults these are. There a rank has prompts whose
+    scheduler has found room for one; here also one whose prompts wait for memory or a seat.
+    """
+
+    timeout_iters: int = 50
+    batching_wait_iters: int = 10
+
+    def __post_init__(self) -> None:
+        if self.timeout_iters < 1:
+            raise ValueError(f"timeout_iters is at least 1; got {self.timeout_iters}")
+        if self.batching_wait_iters < 0:
+            raise ValueError(f"batching_wait_iters is at least 0; got {self.batching_wait_iters}")
+
+    def start(self, ranks: Sequence[RankWork], waited: Waited) -> tuple[bool, Waited]:
+        """Whether prompts may start in the coming step, and what has been waited after it."""
+        all_decode = all(rank.decodes for rank in ranks)
+        if all(rank.prompts for rank in ranks):
+            if all_decode and waited.for_more < self.batching_wait_iters:
+                return False, Waited(0, waited.for_more + 1)
+            return True, Waited(0, 0 if all_decode else waited.for_more)
+        for_others = waited.for_others + 1
+        if all_decode and for_others < self.timeout_iters:
+            return False, Waited(for_others, waited.for_more)
+        return True, Waited(0, waited.for_more)

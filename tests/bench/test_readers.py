@@ -1,0 +1,265 @@
+"""What readers make of result files: published samples where they are at hand, and files of our own after the tools' fields."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.bench import BenchRun, to_frame
+from sim.bench.reading import read_bytes, read_files
+from tests.bench import own
+from tests.bench.fuzz import FIXTURES
+
+published = pytest.mark.skipif(not FIXTURES.is_dir(), reason="the published samples are not beside the repository")
+
+
+def of(text: str | dict[str, Any] | list[Any]) -> list[BenchRun]:
+    data = text if isinstance(text, str) else json.dumps(text)
+    found = read_bytes(data.encode(), name="a", file="a")
+    assert not found.problems, found.problems
+    return list(found.runs)
+
+
+def refused(text: str | dict[str, Any]) -> str:
+    data = text if isinstance(text, str) else json.dumps(text)
+    found = read_bytes(data.encode(), name="a", file="a")
+    assert not found.runs
+    (sentence,) = found.problems
+    return sentence
+
+
+def sample(name: str) -> BenchRun:
+    (run,) = read_files([FIXTURES / name]).runs
+    return run
+
+
+@published
+def test_vllm_in_milliseconds_with_the_old_key_of_goodput() -> None:
+    run = sample("vllm_bench/vllm_bench_h100_2replicas.json")
+    assert run.format == "vllm bench serve"
+    assert (run.offered.rate_per_s, run.offered.burstiness, run.offered.concurrency) == (3.6, 100.0, None)
+    assert (run.completed, run.failed, run.duration_s) == (200, 0, 57.42171942605637)
+    assert run.ttft is not None
+    assert run.ttft.mean_s == pytest.approx(0.24357119981985306)
+    assert run.ttft.quantiles_s == pytest.approx({0.95: 0.2570488001947524, 0.99: 0.26166546687526766})
+    assert (run.offered.prompt.mean_tokens, run.offered.output.mean_tokens) == (7999.0, 200.0)
+    assert run.config["model"] == "meta-llama/Llama-3.1-8B-Instruct"
+    assert run.missing == ()
+
+
+@published
+def test_requests_that_failed_are_those_that_did_not_complete() -> None:
+    run = sample("vllm_bench/vllm_bench_a100_failures.json")
+    assert (run.completed, run.failed, run.offered.requests) == (240, 10, 250)
+    assert any("10 of 250 requests failed" in note for note in run.notes)
+
+
+@published
+def test_vllm_in_seconds() -> None:
+    run = sample("vllm_bench/inferencex_seconds.json")
+    assert run.tpot is not None
+    assert (run.tpot.median_s, run.tpot.mean_s) == (0.021819560194578695, None)
+    assert (run.offered.rate_per_s, run.offered.concurrency) == (math.inf, 16)
+
+
+@published
+def test_aiperf_says_the_same_three_ways() -> None:
+    runs = [sample(f"aiperf/profile_export{end}") for end in ("_aiperf.json", "_aiperf.csv", ".jsonl")]
+    for run in runs:
+        assert (run.completed, run.failed) == (89, 11)
+        for quantity in ("ttft", "tpot", "itl", "e2el"):
+            theirs, ours = getattr(runs[0], quantity), getattr(run, quantity)
+            assert ours.mean_s == pytest.approx(theirs.mean_s, rel=1e-3)
+            assert ours.at("p99") == pytest.approx(theirs.at("p99"), rel=1e-3)
+        assert run.output_tokens == 21624
+    assert runs[0].offered.concurrency == 100
+    assert runs[1].missing == ("rate_per_s", "concurrency")
+
+
+@published
+def test_guidellm_of_both_versions() -> None:
+    one = sample("guidellm/guidellm_benchmarks_v1.json")
+    assert (one.format, one.offered.concurrency, one.completed) == ("GuideLLM v1", 1, 46)
+    assert one.tpot is not None
+    assert one.tpot.mean_s == pytest.approx(4.941609e-3)
+    runs = read_files([FIXTURES / "guidellm/guidellm_report_v2.json"]).runs
+    assert [run.offered.rate_per_s for run in runs] == [2.0, 4.0]
+    assert {run.format for run in runs} == {"GuideLLM v2"}
+    assert runs[0].offered.burstiness == math.inf
+    assert runs[0].offered.shared is not None
+    assert (runs[0].offered.shared.groups, runs[0].offered.shared.prefix_tokens) == (4, 16)
+
+
+@published
+def test_blank_lines_that_were_counted_as_tokens_are_taken_out_with_a_note() -> None:
+    run = sample("inference_perf/stage_3_lifecycle_metrics.json")
+    assert run.tpot is not None
+    # The server's own histogram over the same stage has 15.4 ms.
+    assert run.tpot.mean_s == pytest.approx(0.0154, rel=0.02)
+    assert run.itl is None
+    assert any("blank lines" in note for note in run.notes)
+    newer = sample("inference_perf/inference_perf_lifecycle.yaml")
+    assert newer.tpot is not None
+    assert newer.tpot.how == "as given"
+
+
+@published
+def test_the_servers_side_of_a_stage() -> None:
+    run = sample("inference_perf/stage_3_prometheus_metrics.json")
+    assert run.ttft is None
+    assert run.server is not None
+    assert run.server.ttft is not None
+    assert (run.server.ttft.mean_s, run.server.preemptions) == (0.038419, 0)
+
+
+@published
+def test_metrics_of_sglang() -> None:
+    run = sample("prometheus/sglang_metrics.prom")
+    assert run.server is not None
+    assert (run.server.running, run.server.waiting, run.server.kv_used) == (162.0, 2826.0, 0.28)
+    assert run.server.ttft is not None
+    # 77 % of the first tokens lie above the last bucket.
+    assert run.server.ttft.median_s is None
+    assert run.server.ttft.at("p10") == pytest.approx(7.5 + 2.5 * (1100.8 - 941) / (1330 - 941))
+
+
+def test_vllm_with_details_has_rows() -> None:
+    (run,) = of(own.VLLM_DETAILED)
+    assert run.rows is not None
+    assert run.rows.failed.tolist() == [False, False, False, True]
+    assert run.rows.sent_s.tolist() == pytest.approx([0.0, 0.4, 1.0, 1.5])
+    assert run.rows.e2el_s[:3] == pytest.approx([0.09, 0.09, 0.06])
+    assert run.rows.tpot_s[:3] == pytest.approx([0.02, 0.01, 0.02])
+    assert run.offered.prompt.each_tokens == (100, 110, 90, 100)
+    assert run.offered.output.each_tokens == (3, 4, 2)
+
+
+def test_lines_of_sglang_are_runs() -> None:
+    runs = of(own.FILES["sglang.jsonl"])
+    assert [run.offered.rate_per_s for run in runs] == [2.0, 4.0, math.inf]
+    assert runs[0].offered.prompt.distribution == {"distribution": "uniform", "min_tokens": 512, "max_tokens": 1024}
+    assert runs[0].config["tensor_parallel"] == 2
+
+
+def test_a_line_that_is_cut_off_leaves_the_others() -> None:
+    text = own.FILES["sglang.jsonl"]
+    found = read_bytes(text[:-40].encode(), name="a", file="a")
+    assert len(found.runs) == 2
+    assert found.problems == ("a: line 3 is left out: it is cut off: the JSON ends in line 1 before its last bracket",)
+
+
+def test_genai_perf() -> None:
+    (run,) = of(own.GENAI_PERF)
+    assert run.format == "genai-perf JSON"
+    assert run.tpot is not None
+    assert (run.offered.concurrency, run.tpot.mean_s, run.completed) == (1, 7.4e-3, 20)
+
+
+def test_metrics_of_vllm() -> None:
+    (run,) = of(own.VLLM_PROMETHEUS)
+    side = run.server
+    assert side is not None
+    assert (side.running, side.waiting, side.kv_used, side.kv_tokens, side.preemptions) == (3.0, 1.0, 0.25, 16_000, 2)
+    assert (side.prefix_hit, side.accepted, side.acceptance_length, side.finished) == (0.25, 0.5, 2.5, 10)
+    assert side.ttft is not None
+    assert (side.ttft.mean_s, side.ttft.median_s) == pytest.approx((0.035, 0.03))
+    assert side.ttft.at("p90") is None
+    assert (run.offered.prompt.mean_tokens, run.offered.output.mean_tokens) == (100.0, 40.0)
+
+
+def test_busy_lines_of_a_log() -> None:
+    (run,) = of(own.VLLM_LOG)
+    assert run.server is not None
+    assert (run.output_tokens_per_s, run.server.running, run.server.kv_used) == pytest.approx((40.0, 3.0, 0.2))
+    assert (run.server.kv_tokens, run.server.preemptions) == (446_128, 3)
+
+
+def test_a_log_of_requests_is_an_open_load() -> None:
+    (run,) = of(own.REQUEST_LOG)
+    assert (run.completed, run.failed, run.missing) == (3, 1, ())
+    assert run.ttft is not None
+    assert run.ttft.mean_s == pytest.approx((0.05 + 0.06 + 0.07) / 3)
+    assert any("not in order of arrival" in note for note in run.notes)
+
+
+def test_a_row_that_is_no_run_leaves_the_others() -> None:
+    found = read_bytes(own.RUNS.encode(), name="a", file="a")
+    assert [run.offered.rate_per_s for run in found.runs] == [2.0, 8.0]
+    assert found.runs[0].config == {"arm": "a"}
+    assert found.problems == ("a: row 2: ttft_mean_ms is a number; got 'x'",)
+
+
+def test_single_requests_of_inference_perf() -> None:
+    (run,) = of(own.REQUESTS_OF_INFERENCE_PERF)
+    assert run.ttft is not None
+    assert run.tpot is not None
+    assert (run.ttft.mean_s, run.tpot.mean_s) == pytest.approx((0.1, 0.075))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"completed": 0, "failed": 4}, "no request completed"),
+        ({"mean_ttft_ms": -3.0}, "mean_ttft_ms is at least 0; got -3 (a clock that ran backwards?)"),
+        ({"mean_ttft_ms": "fast"}, "mean_ttft_ms is a number; got 'fast'"),
+        ({"request_rate": "soon"}, "request_rate is a number of requests a second or inf; got 'soon'"),
+        ({"duration": 0}, "duration is above 0"),
+        ({"max_concurrency": 0}, "max_concurrency is at least 1 or null; got 0"),
+        ({"completed": 9, "failed": None}, "completed is 9, more than the 4 prompts"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(change: dict[str, Any], words: str) -> None:
+    assert words in refused({**own.VLLM_DETAILED, **change})
+
+
+def test_tokens_that_do_not_add_up_are_noted() -> None:
+    (run,) = of({**own.VLLM_DETAILED, "total_output_tokens": 90})
+    assert any("output tokens of the requests add up to 9; the file gives 90" in note for note in run.notes)
+    assert any("90 output tokens in 2.5 s are 36 a second; the file says 3.6" in note for note in run.notes)
+
+
+def test_requests_whose_clock_ran_backwards_are_counted_as_failed() -> None:
+    (run,) = of({**own.VLLM_DETAILED, "ttfts": [0.05, -0.06, 0.04, 0.0]})
+    assert run.rows is not None
+    assert run.rows.failed.tolist() == [False, True, False, True]
+    assert any("end before they begin" in note for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it is empty"),
+        ("{", "it is cut off"),
+        ('{"a": 1}', "it is not a result that is known here (its keys: 'a'); read are vllm bench serve"),
+        ('{"a": 1, "a": 2}', "the key 'a' is there twice"),
+        ("[" * 100_000, "it is nested or filled beyond"),
+        ("a,b,c\n1,2,3\n", "it is a table, and its columns"),
+        ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
+        ("vllm:x_total counter\nvllm:y gauge\n", "holds no values"),
+        ("# TYPE go_threads gauge\ngo_threads 3\n", "none of vLLM"),
+    ],
+)
+def test_what_is_no_result_is_one_sentence(text: str, words: str) -> None:
+    assert words in refused(text)
+
+
+def test_a_folder_or_a_file_that_is_not_there_leaves_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(own.VLLM_DETAILED))
+    found = read_files([tmp_path, tmp_path / "b.json", tmp_path / "a.json"])
+    assert [run.name for run in found.runs] == ["a"]
+    assert [problem.rpartition(": ")[2] for problem in found.problems] == [
+        "it is a folder; give the files in it",
+        "there is no such file",
+    ]
+
+
+def test_a_table_of_runs_has_units_in_its_names() -> None:
+    frame = to_frame([*of(own.VLLM_DETAILED), *of(own.GENAI_PERF)])
+    assert frame["ttft_mean_s"].tolist() == pytest.approx([0.05, 0.03])
+    assert frame["output_tokens_per_s"].tolist() == pytest.approx([3.6, 128.0])
+    assert np.isnan(frame["rate_req_s"][1])

@@ -1,0 +1,167 @@
+"""Loads of measured runs, and their simulation under their own protocol."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sim.bench import BenchRun, Latency, Lengths, NotReplayable, Offered, SharedPrompts, replay
+from sim.bench.compare import compared
+from sim.bench.facts import FactError, divided, with_facts
+from sim.bench.load import load_of
+from sim.bench.reading import read_bytes
+from sim.scenario import Scenario
+from tests.bench import own
+from workloads import ClosedLoop, Trace
+
+SCENARIO = Scenario.from_mapping({"model": "llama-3.1-8b", "hardware": "h100-sxm", "scheduler": "vllm"})
+
+
+def a_run(**offered: object) -> BenchRun:
+    given = {
+        "rate_per_s": 10.0, "burstiness": 1.0, "requests": 60, "prompt": Lengths(mean_tokens=200.0, std_tokens=0.0),
+        "output": Lengths(mean_tokens=20.0, std_tokens=0.0), **offered,
+    }  # fmt: skip
+    latency = Latency(mean_s=0.1, median_s=0.1, quantiles_s={0.99: 0.2})
+    return BenchRun(
+        name="a", file="a", format="x", offered=Offered(**given), ttft=latency, tpot=latency, itl=latency, duration_s=6.5  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def arrivals_s(run: BenchRun, seed: int = 0) -> np.ndarray:
+    workload = load_of(run, seed).workload
+    assert isinstance(workload, Trace)
+    return workload.arrival_ns / 1e9
+
+
+def test_times_are_stretched_where_the_tool_does_it() -> None:
+    assert arrivals_s(a_run(fills_time=True))[-1] == pytest.approx(6.0)
+    assert arrivals_s(a_run())[-1] != pytest.approx(6.0, rel=1e-3)
+
+
+def test_even_and_ramped_times() -> None:
+    assert np.diff(arrivals_s(a_run(burstiness=math.inf))) == pytest.approx(0.1)
+    ramp = {"strategy": "linear", "start_per_s": 1.0, "end_per_s": 10.0}
+    gaps = np.diff(arrivals_s(a_run(burstiness=math.inf, ramp=ramp)))
+    assert gaps[0] > 0.8
+    assert gaps[-1] == pytest.approx(0.1, rel=0.01)
+
+
+def test_clients_without_a_rate_are_a_closed_loop_that_may_start_one_by_one() -> None:
+    load = load_of(a_run(rate_per_s=math.inf, concurrency=4, ramp={"clients_s": 3.0}), 0)
+    assert isinstance(load.workload, ClosedLoop)
+    assert load.workload.start_ns is not None
+    assert (load.workload.start_ns / 1e9).tolist() == [0, 1, 2, 3]
+    assert not load.drawn
+
+
+def test_a_rate_behind_a_limit_on_requests_in_flight() -> None:
+    load = load_of(a_run(concurrency=3), 0)
+    assert (load.in_flight, load.drawn) == (3, True)
+
+
+def test_lengths_of_single_requests_are_kept() -> None:
+    (run,) = read_bytes(json.dumps(own.VLLM_DETAILED).encode(), name="a", file="a").runs
+    load = load_of(run, 0)
+    assert load.workload.prompt_tokens.tolist() == [100, 110, 90]
+    assert isinstance(load.workload, Trace)
+    assert (load.workload.arrival_ns / 1e9).tolist() == [0.0, 0.4, 1.0]
+
+
+def test_prompts_that_begin_alike_on_a_warm_server_find_all_but_the_end() -> None:
+    shared = SharedPrompts(groups=2, prefix_tokens=128, prompts_per_group=3, warm=True)
+    warm, cold = a_run(shared=shared), a_run(shared=replace(shared, warm=False))
+    load = load_of(warm, 0)
+    assert load.warm_requests == 6
+    assert isinstance(load.workload, Trace)
+    assert load.workload.prefix_blocks is not None
+    texts = {tuple(load.workload.prefix_of(row).tolist()) for row in range(len(load.workload))}
+    assert len(texts) == 6
+    assert len({text[:8] for text in texts}) == 2
+    times = [replay(SCENARIO, run, seeds=[0]).predicted["ttft_mean_s"] for run in (warm, cold, a_run())]
+    assert times[0] < times[1] < times[2]
+
+
+def test_the_figures_are_those_that_the_file_gives_and_all_means_and_medians() -> None:
+    found = replay(SCENARIO, a_run(), seeds=[0, 1])
+    assert set(found.measured) <= set(found.predicted)
+    assert {"ttft_p99_s", "itl_p99_s", "tpot_mean_s", "e2el_median_s", "requests_per_s"} <= set(found.predicted)
+    assert found.replications == 2
+    assert found.spread["ttft_mean_s"] > 0
+    assert found.error("ttft_mean_s") == pytest.approx(found.predicted["ttft_mean_s"] / 0.1 - 1)
+
+
+def test_a_run_made_by_the_simulator_is_found_again() -> None:
+    run = a_run(requests=200)
+    truth = replay(SCENARIO, run, seeds=[7])
+    made = {name: Latency(mean_s=truth.predicted[f"{name}_mean_s"], median_s=truth.predicted[f"{name}_median_s"])
+            for name in ("ttft", "tpot", "e2el")}  # fmt: skip
+    again = replay(SCENARIO, replace(run, duration_s=truth.predicted["duration_s"], **made), seeds=[1, 2, 3])
+    assert abs(again.error("tpot_mean_s") or 1) < 0.05
+    assert abs(again.error("ttft_median_s") or 1) < 0.05
+
+
+def test_a_rate_beyond_what_the_server_takes_is_named_saturated() -> None:
+    slow = Lengths(mean_tokens=4000.0, std_tokens=0.0)
+    found = replay(SCENARIO, a_run(rate_per_s=60.0, requests=300, prompt=slow), seeds=[0])
+    assert found.saturated
+    assert not replay(SCENARIO, a_run(rate_per_s=2.0, requests=40), seeds=[0]).saturated
+    assert a_run().saturated is False
+    assert replace(a_run(), duration_s=20.0).saturated is True
+    assert replace(a_run(requests=10), duration_s=20.0).saturated is None
+
+
+def test_what_is_missing_is_asked_for_by_name_and_may_be_given() -> None:
+    run = a_run(rate_per_s=None, requests=None, output=Lengths())
+    asked = r"run.rate_per_s \(or run.concurrency\), run.output_tokens, run.requests; give each with --set"
+    with pytest.raises(NotReplayable, match=asked):
+        load_of(run, 0)
+    settings, facts = divided(
+        [
+            "replicas=2",
+            "run.concurrency=4",
+            "run.requests=20",
+            "run.output_tokens={distribution: uniform, min_tokens: 5, max_tokens: 9}",
+        ]
+    )
+    assert settings == ("replicas=2",)
+    outputs = load_of(with_facts(run, facts), 0).workload.output_tokens
+    assert len(outputs) == 20
+    assert set(outputs.tolist()) == {5, 6, 7, 8, 9}
+
+
+def test_a_fact_that_contradicts_the_file_is_noted() -> None:
+    run = with_facts(a_run(), {"prompt_tokens": 300})
+    assert run.notes == ("run.prompt_tokens is given as 300, in place of what the file says",)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("run.rate_per=3", "is not a fact of a run; did you mean rate_per_s"),
+        ("run.rate_per_s=-1", "run.rate_per_s is above 0 or inf; got -1"),
+        ("run.requests=2.5", "run.requests is a whole number; got 2.5"),
+        ("run.prompt_tokens=many", "run.prompt_tokens is a number; got 'many'"),
+        ("run.shared={groups: 3}", "run.shared needs groups and prefix_tokens"),
+        ("run.fills_time=1", "run.fills_time is true or false; got 1"),
+        ("run.ramp={strategy: linear}", "run.ramp needs start_per_s and end_per_s"),
+    ],
+)
+def test_a_fact_that_cannot_be_one_is_one_sentence(assignment: str, words: str) -> None:
+    with pytest.raises(FactError, match=words.replace("{", r"\{")):
+        with_facts(a_run(), divided([assignment])[1])
+
+
+def test_errors_are_told_apart_by_saturation_and_held_to_limits() -> None:
+    found = compared(SCENARIO, [a_run(), replace(a_run(), duration_s=20.0), a_run(rate_per_s=None)], replications=1)
+    assert len(found.replays) == 2
+    assert found.problems[0].startswith("a: the file does not say run.rate_per_s")
+    assert found.errors()["tpot"].runs == found.errors(saturated=True)["tpot"].runs == 1
+    assert found.exceeded({"tpot": 100.0, "ttft": 100.0}) == []
+    (sentence,) = found.exceeded({"tpot": 0.01})
+    assert sentence.startswith("tpot: mean error ")
+    assert found.exceeded({"e2el": 1.0}) == ["e2el: no run below saturation gives it, so that its error is not known"]

@@ -1,0 +1,122 @@
+"""`memory.tiers`: what a scenario makes of them, what a run says of them, and what is refused in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.errors import ScenarioError
+from sim.results import Result
+from sim.run import simulate
+from sim.scenario import Scenario
+from sim.scenario.assembly import build, resolve
+
+LOAD = {
+    "groups": 12, "prompts_per_group": 2, "system_prompt_tokens": 800, "question_tokens": 40, "output_tokens": 4,
+    "stages": [{"rate_per_s": 4.0, "duration_s": 10.0}],
+}  # fmt: skip
+
+
+def scenario(memory: dict[str, Any], **settings: Any) -> Scenario:
+    return Scenario.from_mapping(
+        {
+            "model": "llama-3.1-8b", "hardware": "h100-sxm", "scheduler": {"policy": "vllm"}, "memory": memory,
+            "workload": {"shared_prefix": LOAD}, **settings,
+        }
+    )  # fmt: skip
+
+
+def test_a_host_tier_has_the_link_of_the_datasheet_once_for_each_gpu() -> None:
+    (tier,) = build(scenario({"tiers": [{"kind": "host", "gib": 2.0}]})).tenants[0].tiers
+    assert (tier.read_bytes_per_s, tier.latency_s, tier.capacity_bytes) == (63e9, 3e-6, 2 << 30)
+    two = build(scenario({"tiers": [{"kind": "host", "gib": 2.0}]}, parallel={"tensor": 2})).tenants[0]
+    assert two.tiers[0].read_bytes_per_s == 126e9
+    # 32 layers, 8 heads of 128, two bytes, keys and values, 16 tokens.
+    assert two.block_bytes == 32 * 8 * 128 * 2 * 2 * 16
+    notes = resolve(scenario({"tiers": [{"kind": "host", "gib": 2.0}]})).manifest["notes"]
+    assert any("by its datasheet" in note for note in notes)
+
+
+def test_what_is_loaded_is_in_the_summary_the_requests_and_a_file(tmp_path: Path) -> None:
+    memory = {"kv_blocks": 120, "tiers": [{"kind": "host", "gib": 2.0, "read_gb_per_s": 10.0}]}
+    result = simulate(build(scenario(memory)))
+    tier = result.summary["kv_tiers"]["host"]
+    assert tier["hits"] == int(result.requests["host_hit_tokens"].sum()) > 1000
+    assert tier["hit_rate"] == tier["hits"] / result.summary["prefix_cache"]["queries"]
+    assert tier["loads"] == len(result.kv_transfers.query("what == 'load'"))
+    found = Result.load(result.save(tmp_path / "run"))
+    assert found.summary["kv_tiers"] == result.summary["kv_tiers"]
+    assert (tmp_path / "run" / "kv_transfers.parquet").is_file()
+    assert {"loads_under_way", "stores_under_way"} <= set(found.iterations.columns)
+    computed = result.requests.eval("prompt_tokens - prefix_hit_tokens - host_hit_tokens")
+    assert computed.tolist() == result.requests["computed_prompt_tokens"].tolist()
+    without = simulate(build(scenario({"kv_blocks": 120})))
+    assert "kv_tiers" not in without.summary
+    assert without.summary["ttft_s"]["mean"] > result.summary["ttft_s"]["mean"]
+
+
+def test_ranks_have_their_share_of_a_host() -> None:
+    memory = {"tiers": [{"kind": "host", "gib": 4.0, "read_gb_per_s": 80.0}]}
+    moe = scenario(memory, model="qwen3-30b-a3b", parallel={"data": 4, "tensor": 1, "expert": 4})
+    (tier,) = build(moe).tenants[0].tiers
+    assert (tier.capacity_bytes, tier.read_bytes_per_s) == (1 << 30, 20e9)
+
+
+DISK = {"kind": "disk", "gib": 10.0, "read_gb_per_s": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        ({"tiers": [{"kind": "disk", "gib": 10.0}]}, "a tier of kind disk needs read_gb_per_s, the bandwidth of"),
+        ({"tiers": [{"kind": "host"}]}, "a tier of kind host needs gib, its size in GiB"),
+        ({"tiers": [{"kind": "peer", "gib": 1.0, "read_gb_per_s": 1.0}]}, "leave gib out"),
+        ({"tiers": [{"kind": "peer", "read_gb_per_s": 1.0}]}, "there is no tier of kind host"),
+        ({"tiers": [{**DISK, "staged": True}]}, "staged loads come over the link of the host tier"),
+        ({"tiers": [DISK], "prefix_caching": False}, "tiers keep the blocks of a prefix cache, and there is none"),
+        ({"tiers": [{**DISK, "gib": 0.001}]}, "do not hold one KV block of"),
+        ({"tiers": [DISK], "preemption": "swap"}, "moved to a tier of kind host, and memory.tiers has none"),
+        ({"preemption": "swap"}, "moved to a tier of kind host, and memory.tiers has none"),
+        ({"kv_blocks": 100_000}, "are 210 GB on each device, which has 8"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(memory: dict[str, Any], words: str) -> None:
+    with pytest.raises(ScenarioError, match=words) as caught:
+        build(scenario(memory))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_device_whose_host_link_nobody_knows_needs_a_bandwidth() -> None:
+    with pytest.raises(ScenarioError, match="a tier of kind host needs read_gb_per_s: nothing is known of the link"):
+        build(scenario({"tiers": [{"kind": "host", "gib": 1.0}]}, hardware="tpu-v5e", parallel={"tensor": 4}))
+
+
+def test_a_workload_that_shares_nothing_says_that_tiers_find_nothing() -> None:
+    plain = {
+        "arrivals": {"process": "poisson", "rate_per_s": 1.0},
+        "prompt_tokens": 50,
+        "output_tokens": 5,
+        "requests": 3,
+    }
+    tiers = {"tiers": [{"kind": "host", "gib": 2.0}]}
+    notes = resolve(scenario(tiers, workload=plain)).manifest["notes"]
+    assert "The workload does not say which prompts begin alike: tiers find nothing." in notes
+    swapping = resolve(scenario({**tiers, "preemption": "swap"}, workload=plain)).manifest["notes"]
+    assert "The workload does not say which prompts begin alike: only swapped sequences use the host tier." in swapping
+
+
+def test_sequences_that_give_way_are_swapped() -> None:
+    load = {
+        "arrivals": {"process": "poisson", "rate_per_s": 50.0}, "prompt_tokens": 200, "output_tokens": 200, "requests": 40,
+    }  # fmt: skip
+    tiers = [{"kind": "host", "gib": 4.0}]
+    for policy in ("vllm", "sarathi"):
+        settings = {"workload": load, "scheduler": {"policy": policy}}
+        swapped = simulate(build(scenario({"kv_blocks": 200, "tiers": tiers, "preemption": "swap"}, **settings)))
+        again = simulate(build(scenario({"kv_blocks": 200}, **settings)))
+        assert again.summary["preemptions"] > 0
+        assert again.requests["recomputed_tokens"].sum() > 0
+        assert swapped.requests["recomputed_tokens"].sum() == 0
+        assert swapped.summary["kv_tiers"]["swapped_tokens"] > 0
