@@ -79,11 +79,15 @@ def model_of(label: str) -> ModelSpec:
 
 
 def speculates(row: Mapping[str, Any]) -> bool:
-    """Whether a serving row ran with multi-token prediction, by its speculation column; `Unmodelled` where it may have."""
-    said = str(row.get("speculation", ""))
-    if said == "unknown":
+    """Whether a serving row ran with multi-token prediction, or may have, by its speculation column."""
+    return str(row.get("speculation", "")) not in ("", "nan", "none")
+
+
+def surely_speculates(row: Mapping[str, Any]) -> bool:
+    """Whether it did; `Unmodelled` where it may have."""
+    if str(row.get("speculation", "")) == "unknown":
         raise Unmodelled(NOT_KNOWN)
-    return said not in ("", "nan", "none")
+    return speculates(row)
 
 
 def family_of(row: Mapping[str, Any]) -> str:
@@ -119,7 +123,7 @@ def served_run(row: Mapping[str, Any], folder: Path | None = None) -> ServedRun:
     *folder* holds the settings that servers were started with (`sim.validation.servers.SETTINGS`); without them they are the
     stacks' defaults.
     """
-    speculative = speculates(row)
+    speculative = surely_speculates(row)
     model = formatted(row)
     if str(row["mode"]) != "agg":
         raise Unmodelled(f"mode {row['mode']} is not aggregated serving")
@@ -324,6 +328,9 @@ def served(
 def deployed(run: ServedRun, stack: ServingStack, profile: str | None = None) -> Deployment:
     """What *run* ran on, priced under *stack*; `Unmodelled` where it cannot be."""
     graphs = run.settings.graphs(stack.name)
+    if run.speculation is not None and graphs.largest is not None and stack.name != "vllm":
+        # They count sequences, each of which has as many rows as it verifies tokens.
+        graphs = replace(graphs, largest=graphs.largest * (run.speculation.k + 1))
     return deployed_on(run.model, run.device, run.parallel, run.kv_precision, stack, profile, graphs=graphs)
 
 
