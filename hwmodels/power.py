@@ -1,7 +1,7 @@
 """Power of a device by what it does: idle, bound by its memory, bound by its arithmetic.
 
-Measured on one device, a B200 (power.toml says where). Other devices are taken to draw the same share of their limit (TDP) at the same
-shares of their peaks; that is an assumption, and `PowerModel.basis` says so.
+Measured on one device, a B200 (power.toml says where). Other devices are taken to draw the same share of their limit (TDP) at the
+same shares of their peaks; that is an assumption, and `PowerModel.basis` says so.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
 
     Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s; by machine busy_s and power_share_s, the share of its devices' power
     limit integrated over the time for which it is busy; and prompt_share, the part of the busy time that prompts take, by the time
-    that prompts and decodes of each iteration would take on a roofline of their own. Within a span only the KV tokens read change, evenly,
-    and work is affine in them: the mean of its first and last iteration is that of all. Empty where a model is known by a table
-    of latencies only, which says nothing of its work.
+    that prompts and decodes of each iteration would take on a roofline of their own. Within a span only the KV tokens read change,
+    evenly, and work is affine in them: the mean of its first and last iteration is that of all; power is the mean of the two. Empty
+    where a model is known by a table of latencies only, which says nothing of its work.
     """
     from sim.engine.prices import StageTable
 

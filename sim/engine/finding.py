@@ -127,7 +127,7 @@ class Finding:
         for id_, tokens in run:
             if tokens and id_ not in lane.partial:
                 seq = next((seq for seq in queue if seq.id == id_), None)
-                if seq is not None:
+                if seq is not None and not seq.kept_blocks:
                     self.kv.admit(id_, self._to_find(seq, tokens))
 
     def find(self, seq: WaitingSeq, tokens: int) -> WaitingSeq:

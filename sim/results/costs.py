@@ -1,11 +1,13 @@
 """Device-hours, money, energy and carbon of a run: functions of what its machines did and of what their devices cost and draw.
 
 Energy is of the devices alone, times `pue`: idle power while nothing runs, and otherwise by the bandwidth and arithmetic that each
-iteration reaches (`hwmodels.power`), with a 90 % interval; `tdp_joule` is every device at its limit for the whole run, the upper bound.
+iteration reaches (`hwmodels.power`), with a 90 % interval; `tdp_joule` is every device at its limit for the whole run, the upper
+bound.
 
-Money is device-hours times price. It is divided between prompts and answers by the time that each kind of token would take on a
-roofline of its own (`prompt_share`): the rest of the time, idle included, is divided alike. Prompt tokens found in a cache are not
-computed and cost nothing but the memory that holds them, so that `usd_per_m_cached` is 0 and `usd_per_m_input` is of computed ones; `usd_per_m_output` puts all on the answers.
+Money is device-hours times price. `usd_per_m_output` puts all of it on the answers. Divided between prompts and answers
+(`usd_per_m_input`, of computed prompt tokens, and `usd_per_m_generated`) it follows the time that each would take on a roofline of
+its own (`prompt_share`); idle time is divided alike. Prompt tokens found in a cache are not computed and cost no more than
+the memory that holds them: `usd_per_m_cached` is 0.
 """
 
 from __future__ import annotations
@@ -22,20 +24,20 @@ _DEVICES = ("tensor", "pipeline", "data")
 
 
 def costs_of(columns: Columns, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a whole run costs; None for an experiment made by hand, and where models are tables of latencies, whose work is not known.
+    """What a whole run costs; None for an experiment made by hand, and for models that are tables of latencies, of unknown work.
 
     The scenario's `costs` says what is other than in the catalogue.
     """
     machines = _machines(manifest)
     meta, requests = columns.meta, columns.requests
     shares, busy, part = (meta.get(name) for name in ("power_share_s", "busy_s", "prompt_share"))
-    if not machines or shares is None or len(shares) != len(machines):
+    if not machines or shares is None or busy is None or len(shares) != len(machines):
         return None
     asked = manifest.get("scenario", {}).get("costs") or {}
     answered = requests["first_token_ns"] >= 0
     computed = requests["computed_prompt_tokens"] if "computed_prompt_tokens" in requests else requests["prompt_tokens"]
     prompt, output = int(computed[answered].sum()), int(requests["emitted_tokens"].sum())
-    span_s = max(0, int(requests["finish_ns"].max(initial=0)) - int(requests["arrival_ns"].min(initial=0))) * 1e-9
+    span_s = max(0, int(requests["finish_ns"].max()) - int(requests["arrival_ns"].min())) * 1e-9
     usd = _usd(machines, asked.get("usd_per_device_hour"), span_s)
     energy = _energy(machines, shares, busy, span_s, asked.get("pue", 1.0))
     carbon = asked.get("carbon_g_per_kwh")

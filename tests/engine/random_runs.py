@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler, evicts
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
+from sim.engine.links import LinkSpec
+from sim.engine.roles import HandoverSpec, KvPath, Role, Room
 from sim.engine.tiers import TierKind, TierSpec, WriteRule
 from tests.engine.costs import Linear, Ranked
 from workloads import ClosedLoop, Follows, Trace
@@ -274,6 +277,52 @@ def an_experiment(seed: int, *, speculative: bool) -> Experiment:
         admission_s_per_token=rng.choice([0.0, 1e-5]),
         admission_serial_s=rng.choice([0.0, 0.0, 2e-3]),
     )
+
+
+def apart(seed: int, *, speculative: bool) -> Experiment:
+    """The same workloads on machines that prefill and machines that decode, with some that do both, and links between them."""
+    experiment = an_experiment(seed, speculative=speculative)
+    rng = random.Random(f"pools of {seed}")
+    workload = experiment.workload
+    n_models = max(len(workload.models), 1) if isinstance(workload, Trace) else 1
+    roles: list[Role] = ["prefill", "decode"]
+    roles += [rng.choice(("prefill", "decode", "decode", "both")) for _ in range(rng.choice([0, 0, 1, 2, 3]))]
+    rng.shuffle(roles)
+    kinds = {
+        (role, i): a_machine(rng, speculative=speculative, n_models=n_models) for role in set(roles) for i in (0, 1)
+    }
+    pools = [rng.choice([0, 0, 1]) for _ in roles]
+    numbers = {kind: number for number, kind in enumerate(kinds)}
+    room: Room = rng.choice(["after_prefill", "before_prefill"])
+    paths = {
+        (numbers["prefill", i], numbers["decode", j]): KvPath(
+            link=LinkSpec(
+                rng.choice([inf, 1e9, 1e7, 1e6]),
+                latency_s=rng.choice([0.0, 1e-5, 3e-3]),
+                concurrent_transfers=rng.choice([1, 1, 2]),
+            ),
+            shared=rng.choice(["sender", "receiver", "pair", "pools"]),
+            bytes_per_token=rng.choice([0.0, 1000.0, 333.3]),
+            bytes_per_sequence=rng.choice([0.0, 5e4]),
+            layers=rng.choice([1, 4]) if room == "before_prefill" else 1,
+            repack_s_per_byte=rng.choice([0.0, 1e-9]),
+        )
+        for i in (0, 1)
+        for j in (0, 1)
+    }
+    spec = HandoverSpec(
+        roles=tuple(roles),
+        pools=tuple(numbers[role, i] for role, i in zip(roles, pools, strict=True)),
+        paths=paths,
+        router=rng.choice([RoundRobin(), Random(), LeastOutstanding(), PowerOfTwo(), LeastKv()]),
+        first_token=rng.choice(["prefill", "arrival", "decode"]),
+        room=room,
+        local_tokens=rng.choice([0, 0, 0, 20]),
+        headroom_tokens=rng.choice([0, 0, 8]),
+    )
+    machines = tuple(kinds[role, i] for role, i in zip(roles, pools, strict=True))
+    found = replace(experiment, replicas=machines, handover=spec)
+    return with_ranks(found, seed) if seed % 4 == 0 else found
 
 
 def with_trees(
