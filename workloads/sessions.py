@@ -64,8 +64,8 @@ def _trace(columns: dict[str, Any], starts: ArrivalProcess, seed: int, block_tok
     tokens = block_tokens if block_tokens is not None else _block_tokens(prompt, counts)
     if (row := first_row((counts > 0) & (counts < prompt // tokens))) is not None:
         raise ValueError(
-            f"row {row + 1}, column hash_ids: {counts[row]} ids of {tokens} tokens do not cover the prompt of {prompt[row]}; mend the "
-            "row, or leave its ids empty"
+            f"row {row + 1}, column hash_ids: {counts[row]} ids of {tokens} tokens do not cover the prompt of {prompt[row]}; mend "
+            "the row, or leave its ids empty"
         )
     pieces = _with_answers(np.split(ids, id_offsets[1:-1]), follows, prompt, output, tokens)
     pieces = [pieces[row] for row in order.tolist()]
@@ -170,8 +170,8 @@ def _block_tokens(prompt: IntArray, counts: IntArray) -> int:
         if (found := _fits(prompt[rows], counts[rows])) is not None:
             return found
     raise ValueError(
-        "the lengths of prompts and of hash_ids leave open how many tokens an id stands for; give block_tokens, and mend rows whose "
-        "ids do not cover their prompt"
+        "the lengths of prompts and of hash_ids leave open how many tokens an id stands for; give block_tokens, and mend rows "
+        "whose ids do not cover their prompt"
     )
 
 
