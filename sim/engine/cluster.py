@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, IntArray
+from sim.engine.columns import ABORTED, BUBBLES, LOST, REJECTED, UNFINISHED, Columns, IntArray
 from sim.engine.content import Contents, contents_of
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment, MachineSpec
+from sim.engine.fleet import Fleet
 from sim.engine.followers import Followers
 from sim.engine.front_end import FrontEnd
 from sim.engine.gate import Gate, eligible
@@ -188,12 +189,15 @@ class _Cluster:
                 )
             )
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
-        self._only = (
-            self._machines[0] if len(self._machines) == 1 and eligible(self._machines, workload) is None else None
-        )
+        alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
+        self._only = self._machines[0] if alone else None
         self._gate, self._handovers = (None, None) if self._only else self._gates(contents_in)
         self._routing = None if self._gate is None else self._gate.routing
-        self._watch = Watch(self._state, self._machines, self._clock, self._handovers) if check_invariants else None
+        self._fleet = None
+        if experiment.fleet is not None and self._gate is not None:
+            given = self._machines, self._gate, self._state, self._clock, self
+            self._fleet = Fleet(experiment.fleet, *given, experiment.seed)
+        self._watch = Watch(self._state, self._machines, self._clock, self._handovers, self._fleet) if check_invariants else None
         self._reasons: dict[str, int] = {}
         self._sent = 0
         self._front_end = FrontEnd(experiment)
@@ -250,11 +254,15 @@ class _Cluster:
                 self._send_next(None)
         elif self._n:
             self._expect(workload)
+        if self._fleet is not None:
+            self._fleet.begin()
         horizon_ns = self._experiment.horizon_ns
         if self._watch is not None:
             self._watch.run(horizon_ns)
         else:
             clock.run(until=horizon_ns)
+        if self._fleet is not None:
+            self._fleet.close()
         for machine in self._machines:
             machine.abort(clock.now_ns)
         return self._columns()
@@ -326,6 +334,9 @@ class _Cluster:
         if self._handovers is not None:
             self._handovers.come(id_)
             return
+        if self._fleet is not None:
+            self._fleet.come(id_)
+            return
         machine = self._gate.choose(id_)
         if machine is not None:
             machine.deliver(id_)
@@ -362,6 +373,8 @@ class _Cluster:
     def finished(self, id_: int, now_ns: int) -> None:
         if self._handovers is not None:
             self._handovers.ended(id_, now_ns)
+        if self._fleet is not None:
+            self._fleet.ended(id_, now_ns)
         if self._think is not None:
             self._send_next(now_ns)
         elif self._followers is not None:
@@ -376,9 +389,12 @@ class _Cluster:
         assert self._handovers is not None
         self._handovers.has_room(id_, now_ns, found_tokens)
 
-    def rejected(self, id_: int, reason: str) -> None:
+    def lost(self, id_: int, reason: str) -> None:
+        self.rejected(id_, reason, LOST)
+
+    def rejected(self, id_: int, reason: str, status: int = REJECTED) -> None:
         state = self._state
-        state.status[id_] = REJECTED
+        state.status[id_] = status
         state.reason[id_] = self._reasons.setdefault(reason, len(self._reasons))
         self.finished(id_, self._clock.now_ns)
 
@@ -425,6 +441,11 @@ class _Cluster:
                     else {}
                 ),
                 **({} if self._handovers is None else self._handovers.columns()),
+                **(
+                    {}
+                    if self._fleet is None
+                    else {"failures": _as_column(self._fleet.failures, np.int32), "held_ns": _as_column(self._fleet.held_ns)}
+                ),
                 **tiers,
                 **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
             },
@@ -445,6 +466,7 @@ class _Cluster:
                     else {}
                 ),
                 **({} if self._handovers is None else {"links": self._handovers.links()}),
+                **({} if self._fleet is None else {"fleet": self._fleet.facts()}),
                 "n_stages": sum(machine.n_stages for machine in self._machines),
                 **({"tiers": _tier_facts(self._machines)} if tiers else {}),
                 **({"ranks": ranks} if (ranks := ranked(self._machines)) else {}),
