@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import ceil, isfinite
 
-from policies.control.seen import PoolSeen, Seen
+from policies.control.seen import Seen
 
 
 def _check_target(target: float) -> None:
@@ -64,16 +64,17 @@ class Knative:
     def remembers_s(self) -> float:
         return 2 * self.stable_s
 
-    def _asked(self, past: Sequence[PoolSeen], seconds: float, interval_s: float) -> int:
-        last = past[-max(round(seconds / interval_s), 1) :]
-        return ceil(sum(pool.concurrency for pool in last) / len(last) / self.target - 1e-9)
-
     def wanted(self, seen: Seen, /) -> int:
         past = seen.past or (seen.mine,)
-        stable = self._asked(past, self.stable_s, seen.interval_s)
-        n = max(round(self.stable_s / seen.interval_s), 1)
-        for back in range(min(n, len(past))):
-            until = past[: len(past) - back]
-            if self._asked(until, self.panic_s, seen.interval_s) >= self.panic_at * max(until[-1].ready, 1):
-                return max(self._asked(past, self.panic_s, seen.interval_s), stable, seen.mine.machines)
-        return stable
+        sums = [0, *accumulate(pool.concurrency for pool in past)]
+
+        def asked(seconds: float, end: int) -> int:
+            """By the mean of so many seconds, of which the last is the interval before *end*."""
+            n = min(max(round(seconds / seen.interval_s), 1), end)
+            return ceil((sums[end] - sums[end - n]) / n / self.target - 1e-9)
+
+        n, now = max(round(self.stable_s / seen.interval_s), 1), len(past)
+        recent = range(max(now - n, 0), now)
+        if any(asked(self.panic_s, i + 1) >= self.panic_at * max(past[i].ready, 1) for i in recent):
+            return max(asked(self.panic_s, now), asked(self.stable_s, now), seen.mine.machines)
+        return asked(self.stable_s, now)

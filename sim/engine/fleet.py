@@ -138,10 +138,19 @@ class Fleet:
             Alarm(self._clock, CONTROL, partial(self._on_outage, outage.machine, down_ns)).set(round(outage.at_s * 1e9))
 
     def _over(self) -> bool:
-        """Whether all requests have ended: nothing that happens to machines from here on matters."""
+        """Whether nothing that happens to machines from here on matters: all requests have ended, or those that have not wait for
+        what cannot come."""
         at = self._state.status.find(UNFINISHED, self._first_unfinished)
-        self._first_unfinished = max(at, 0)
-        return at < 0
+        if at < 0:
+            return True
+        self._first_unfinished = at
+        return not self._clock.expects(CONTROL) and not any(map(self._can_be_served, self.held))
+
+    def _can_be_served(self, id_: int) -> bool:
+        """Whether a machine that has not failed for good hosts the model that a request asks for."""
+        return self._state.status[id_] == UNFINISHED and any(
+            self.states[machine.index] != FAILED or self._returns[machine.index] for machine in self._gate.hosting(id_)
+        )
 
     def close(self) -> None:
         """At the end of the run: who is held still is held until then."""
@@ -309,7 +318,7 @@ class Fleet:
         self._life[index].cancel()
         drained = self.states[index] == DRAINING
         self._returns[index] = down_ns >= 0
-        self._note(index, OFF if drained else FAILED)
+        self._note(index, OFF if drained and down_ns >= 0 else FAILED)
         if down_ns >= 0 and not drained:
             self._life[index].set(self._clock.now_ns + down_ns)
         self._hand_on(index)
@@ -404,12 +413,12 @@ class Fleet:
         pool.at_most += wanted > most
         wanted = min(max(wanted, scaling.min_machines), most)
         self._go_to(pool, wanted, mine.machines)
-        self._check_that_somebody_comes(pool, wanted, most)
+        self._check_that_somebody_comes(pool, wanted)
         pool.alarm.set(now_ns + round(scaling.interval_s * 1e9))
 
-    def _check_that_somebody_comes(self, pool: _Pool, wanted: int, most: int) -> None:
-        nobody = self.held and not any(state in (STARTING, READY, DRAINING) for state in self.states)
-        pool.without = pool.without + 1 if nobody and not wanted and most else 0
+    def _check_that_somebody_comes(self, pool: _Pool, wanted: int) -> None:
+        left = not wanted and any(self._would_serve(pool, id_) and self._can_be_served(id_) for id_ in self.held)
+        pool.without = pool.without + 1 if left else 0
         if pool.without >= _MOST_WITHOUT:
             assert pool.scaling is not None
             raise PolicyError(

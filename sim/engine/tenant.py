@@ -525,6 +525,8 @@ def drop_in_flight(tenant: Tenant) -> None:
         lane.span = None
         lane.held = lane.view.memo = None
     tenant.n_in_flight = 0
+    tenant.ready.clear()
+    tenant.ready.extend(tenant.lanes)
 
 
 def launch(tenant: Tenant, lane: Lane, ticks: int, duration: int) -> None:
