@@ -183,7 +183,8 @@ class FasterTransformer:
             output = max(output, view.max_tokens[seq.id])
             wanted = (len(chunks) + 1) * view.blocks(prompt + output + drafted)
             # Where memory is held for others who do not run here, the first of a batch waits for it as well.
-            alone = not chunks and not view.elsewhere and view.blocks_to_admit(seq) <= view.free_blocks
+            empty = view.free_blocks >= view.total_blocks
+            alone = not chunks and not view.elsewhere and (empty or view.blocks_to_admit(seq) <= view.free_blocks)
             if len(chunks) == self.batch_size or (wanted > free and not alone):
                 break
             chunks.append((seq.id, seq.tokens))

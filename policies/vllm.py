@@ -207,9 +207,11 @@ class Vllm:
             reserve = kept if occupied else 0
             if self.scheduler_reserve_full_isl:
                 whole = min(cached + (to_compute or 1), view.max_model_len)
-                if view.blocks(whole) - found - seq.kept_blocks + unheld + reserve > free:
+                if view.blocks(whole) - found - seq.shared_blocks - seq.kept_blocks + unheld + reserve > free:
                     return True
-            new = _blocks(view, cached + (tokens if view.by_chunk else to_compute or tokens)) - found - seq.kept_blocks
+            # What the engine has looked up for it is among its cached tokens.
+            had = found + seq.shared_blocks + seq.kept_blocks
+            new = _blocks(view, cached + (tokens if view.by_chunk else to_compute or tokens)) - had
             needed = new + unheld
             if needed + reserve > free:
                 return True
@@ -268,7 +270,9 @@ class Vllm:
                     left += had_tokens
                     left_input += had_tokens + draft_slots
                 free += victim.blocks + had_blocks
-                if view.cache is not None:
+                if view.cache is None:
+                    free -= victim.shared_blocks
+                else:
                     with_content = view.cache.full_blocks(victim.id)
                     free += view.cache.freed_by(victim.id, gone_holders) - with_content
                 preempted.append(victim.id)

@@ -19,7 +19,7 @@ from sim.engine.tiers import TierSpec, check_tiers
 from workloads import ClosedLoop, Trace
 
 Turn = Literal["rotation", "oldest"]
-PrefixCacheKind = Literal["blocks"]
+PrefixCacheKind = Literal["blocks", "tree"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class ReplicaSpec:
     """Row of the workload's models whose requests it serves; None: all."""
     prefix_cache: PrefixCacheKind | None = None
     """How KV blocks are found again where the workload says what prompts have in common: `blocks` as vLLM does it
-    (`sim.engine.prefix`); None: they are not."""
+    (`sim.engine.prefix`), `tree` as SGLang does it (`sim.engine.radix`); None: they are not."""
     prefix_drops_last: bool = False
     """Of what is found the last block is computed again, as vLLM does for drafters that need the target's states (EAGLE, MTP)."""
     tiers: tuple[TierSpec, ...] = ()
@@ -66,6 +66,10 @@ class ReplicaSpec:
         if self.micro_batches is not None and self.micro_batches < 1:
             raise ValueError(f"micro_batches is at least 1; got {self.micro_batches}")
         check_tiers(self.tiers)
+        if self.tiers and self.prefix_cache == "tree":
+            raise ValueError(
+                "tiers keep the blocks of a prefix cache, and prefix_cache is tree; give blocks or leave tiers out"
+            )
         kinds = [tier.kind for tier in self.tiers]
         if self.tiers and self.block_bytes < 1:
             raise ValueError(f"block_bytes is at least 1 where there are tiers; got {self.block_bytes}")

@@ -248,7 +248,9 @@ class Handovers:
             sender.post(lender, id_, COLLECT)
             return
         if leg is None:
-            receiver = self._gate.choose(id_, self._able(id_))
+            # Where all are of one kind, they were found able when it came.
+            one_kind = len(self._kinds[self._model(id_)]) == 1
+            receiver = self._gate.choose(id_, None if one_kind else self._able(id_))
             if receiver is None:
                 sender.post(lender, id_, COLLECT)
                 return

@@ -33,7 +33,7 @@ from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, hand_back, launch
 from sim.engine.tiers import SharedStores
 from sim.engine.uniform import UniformSet
 
-_FEWEST, _MOST = 6, 1024
+_FEWEST, _MOST = 16, 1024
 """Steps that are one event: fewer are sooner priced one by one, and more would mostly be cut."""
 _RANK_STREAM = 0x72616E6B
 """Names the random stream of routers inside machines."""

@@ -13,7 +13,6 @@ from policies.view import (
     ALWAYS_NS,
     RunningSeq,
     WaitingSeq,
-    admits_in_turn,
     plans_ahead,
     preempted_last,
     reserves,
@@ -27,13 +26,13 @@ from sim.engine.errors import PolicyError
 from sim.engine.exchange import Exchange, n_with_blocks
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.finding import Finding
-from sim.engine.kv import OutOfBlocks
+from sim.engine.kv import KvPool, OutOfBlocks
 from sim.engine.lane import Ended, Lane, Paused
 from sim.engine.prefix import pool_of
 from sim.engine.promises import Promises
 from sim.engine.requests import RequestState
 from sim.engine.roles import Part
-from sim.engine.running import Departure
+from sim.engine.running import Departure, RunningSet
 
 
 class Outside(Protocol):
@@ -96,10 +95,9 @@ class Sequences:
         self.ahead = Ahead() if alone and plans_ahead(spec.scheduler) else None
         self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
         self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
-        self.finding = Finding(self.kv, state, self.ahead, in_turn=admits_in_turn(spec.scheduler))
+        self.finding = Finding(self.kv, state, self.ahead, spec.scheduler)
         self.exchange = None if part is None else Exchange(self, part, outside, alone=alone)
         self.hands_over = self.promises.one_token = self.exchange is not None and self.exchange.hands_over
-        """Whether prompts are only computed here."""
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
@@ -244,7 +242,7 @@ class Sequences:
             state.preemptions[id_] += 1
             self.finding.free_one(id_, beside, lane.leaving[id_].emitted_last - scheduled)
             return
-        known = self.finding.known(lane, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
+        known = self.finding.kept(lane, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
         cached, blocks, token_ns = self.take_out(lane, id_)
         if token_ns >= 0:
             state.token_ns[id_] = token_ns
@@ -324,7 +322,7 @@ class Sequences:
         decoding = lane.decoding
         self._in_vain = 0
         if rounds > 1:
-            self.kv.take(decoding.blocks_for(rounds) - growth_first)
+            _take_for_rounds(self.kv, decoding, rounds, growth_first)
         lane.last_round_ns = end_ns
         departures = decoding.advance(rounds)
         if not departures:
@@ -356,6 +354,7 @@ class Sequences:
                 state.left[id_] = left = left - 1
             if left:
                 self._join(lane, id_, cached, end_ns)
+                self.finding.complete(id_, cached)
             else:
                 self._end(lane, id_, self.kv.held(cached), end_ns, cached, 1, slots_before=cached)
 
@@ -431,6 +430,17 @@ def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
 def n_waiting(sequences: Sequences) -> int:
     """Requests in the queue, and those on their way to it from another machine."""
     return len(sequences.queue) + (0 if sequences.exchange is None else sequences.exchange.coming)
+
+
+def _take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
+    """The blocks of so many decode steps, of which *taken* have been taken."""
+    if kv.caches_late:
+        # What the last of them evicts depends on what there was before it.
+        before = decoding.blocks_for(rounds - 1)
+        kv.take(before - taken)
+        kv.before_decodes(decoding.n)
+        taken = before
+    kv.take(decoding.blocks_for(rounds) - taken)
 
 
 def _last_token_ns(lane: Lane, departure: Departure) -> int:

@@ -63,6 +63,20 @@ def _prefix_cache(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     ]
 
 
+def _fitted(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if not found:
+        return []
+    texts = []
+    for quantity in ("tpot", "ttft"):
+        # Errors of runs that were left out say more than those of runs that were fitted.
+        kind = next((kind for kind in ("left_out", "fitted") if f"{quantity}_error_{kind}" in found), None)
+        if kind is not None:
+            texts.append(f"{quantity.upper()} {found[f'{quantity}_error_{kind}']:.1%} {kind.replace('_', ' ')}")
+    runs = found["runs"]
+    errors = f"; mean error {', '.join(texts)}" if texts else ""
+    return [("Serving stack", f"{found['file']}, fitted to {runs} run{'s' * (runs != 1)} of {found['of']}{errors}")]
+
+
 STAGE_HEADS = ("mean", "p50", "p90", "p99", "of all time", "")
 
 
@@ -190,6 +204,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         texts += [] if whole is None else [f"p99 E2EL {seconds_text(whole)}"]
         texts += [] if model["slo_attainment"] is None else [f"{share(model['slo_attainment'])} within the SLO"]
         rows.append((name, ", ".join(texts)))
+    rows += _fitted(summary.get("fitted_stack"))
     speculation = summary.get("speculation")
     if speculation is not None and speculation["num_drafts"]:
         rows += [

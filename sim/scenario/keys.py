@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.section import Section
@@ -19,6 +20,21 @@ WeightPrecision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "int8", "i
 KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
 # Known to `hwmodels.overheads.serving_stacks` as well; a test compares.
 ServingStack = Literal["vllm", "trtllm", "sglang", "eager", "ideal"]
+_STACKS = get_args(ServingStack)
+
+
+def _stack_or_file(value: str) -> str:
+    if value not in _STACKS and not value.endswith(".toml"):
+        raise PydanticCustomError("literal_error", "not a serving stack", {"expected": ", ".join(_STACKS)})
+    return value
+
+
+StackOrFile = Annotated[
+    str,
+    AfterValidator(_stack_or_file),
+    WithJsonSchema({"anyOf": [{"enum": list(_STACKS)}, {"type": "string", "pattern": r"\.toml$"}]}),
+]
+"""A stack by name, or a file that `rooftrace bench fit` wrote."""
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -453,7 +469,7 @@ class Pool(Section):
     hardware: Annotated[str, Field(min_length=1)] | None = None
     precision: WeightPrecision | None = None
     kv_precision: KvPrecision | None = None
-    serving_stack: ServingStack | None = None
+    serving_stack: StackOrFile | None = None
     serving_release: Annotated[str, Field(min_length=1)] | None = None
     cost_model: Literal["calibrated", "roofline"] | None = None
     parallel: Parallel | None = None
@@ -533,8 +549,9 @@ class Settings(Section):
     """Of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
     kv_precision: KvPrecision | None = None
     """Of the KV cache; where it is left out, that of floating-point weights, or the checkpoint's."""
-    serving_stack: ServingStack = "vllm"
-    """Whose kernels and overheads: host work of a step, sampling, launches, tokenisation. `ideal` has none."""
+    serving_stack: StackOrFile = "vllm"
+    """Whose kernels and overheads: host work of a step, sampling, launches, tokenisation. `ideal` has none. A file (.toml) that
+    `rooftrace bench fit` wrote has those of a deployment that was measured."""
     serving_release: Annotated[str, Field(min_length=1)] | None = None
     """Of the serving stack ("0.12"): its overheads are those fitted to the newest release that is not after it; where it is left
     out, the newest there are."""

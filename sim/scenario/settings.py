@@ -207,6 +207,11 @@ class Scenario(Settings):
         for decoding in (content["decoding"], *(pool["decoding"] for pool in pools)):
             if decoding is not None:
                 files += [(decoding["draft"] or {}, "model"), (decoding["acceptance"] or {}, "recorded")]
+        files += [
+            (section, "serving_stack")
+            for section in (content, *pools)
+            if (section["serving_stack"] or "").endswith(".toml")
+        ]
         for section, key in files:
             name = section[key] if isinstance(section, list) else section.get(key)
             file = self.find(name) if name else None
@@ -223,6 +228,29 @@ class Scenario(Settings):
             if (candidate / "config.json").is_file():
                 return candidate / "config.json"
         return None
+
+    @property
+    def stack_file(self) -> Path | None:
+        """The file of a fitted stack that `serving_stack` names; None for a stack by name. ScenarioError where it is not there."""
+        if not self.serving_stack.endswith(".toml"):
+            return None
+        file = self.find(self.serving_stack)
+        if file is None:
+            raise ScenarioError(
+                f"{self._source}: serving_stack: {self.serving_stack} does not exist; `rooftrace bench fit` writes such a file"
+            )
+        return file
+
+    @property
+    def stack_name(self) -> str:
+        """The serving stack's name, that which a file was fitted over included; ScenarioError for a file that is none."""
+        file = self.stack_file
+        if file is None:
+            return self.serving_stack
+        from hwmodels.stack_files import load_stack_file
+
+        with explain.told_by(self, "serving_stack"):
+            return load_stack_file(file).stack.name
 
     def to_yaml(self) -> str:
         """The settings that were made, as YAML that `Scenario.load` reads back."""

@@ -18,6 +18,7 @@ from policies.ranks import PromptBalance
 from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Prefix, Random, RoundRobin, TrtLlmRanks, VllmRanks
 from policies.sarathi import ChunkedOnly, DecodeMaximal
 from policies.schedulers import Sarathi
+from policies.sglang import Sglang
 from policies.trtllm import TrtLlm
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler, evicts
 from policies.vllm import Vllm, VllmV0
@@ -266,6 +267,7 @@ def an_experiment(seed: int, *, speculative: bool) -> Experiment:
     machines = (machine,) * rng.choice([1, 1, 2, 3])
     if n_models > 1 or rng.random() < 0.2:
         machines = tuple(a_machine(rng, speculative=speculative, n_models=n_models) for _ in machines)
+    machines = with_trees(random.Random(f"trees of {seed}"), machines)
     return Experiment(
         workload=workload,
         in_flight=a_limit(random.Random(f"limit of {seed}"), workload),
@@ -323,6 +325,40 @@ def apart(seed: int, *, speculative: bool) -> Experiment:
     machines = tuple(kinds[role, i] for role, i in zip(roles, pools, strict=True))
     found = replace(experiment, replicas=machines, handover=spec)
     return with_ranks(found, seed) if seed % 4 == 0 else found
+
+
+def with_trees(
+    rng: random.Random, machines: tuple[MachineSpec | ReplicaSpec, ...]
+) -> tuple[MachineSpec | ReplicaSpec, ...]:
+    """For some workloads the same machines with a radix cache, under SGLang's scheduler or whatever they have."""
+    if rng.random() < 0.6:
+        return machines
+    scheduler = an_sglang(rng) if rng.random() < 0.6 else None
+    page = rng.choice([1, 4, None])
+
+    def of(spec: ReplicaSpec) -> ReplicaSpec:
+        tokens = spec.kv_blocks * spec.block_tokens
+        size = spec.block_tokens if page is None else page
+        tree = replace(spec, prefix_cache="tree", block_tokens=size, kv_blocks=tokens // size)
+        return tree if scheduler is None else replace(tree, scheduler=EvictNewest(scheduler))
+
+    return tuple(
+        of(each) if isinstance(each, ReplicaSpec) else replace(each, tenants=tuple(map(of, each.tenants)))
+        for each in machines
+    )
+
+
+def an_sglang(rng: random.Random) -> Sglang:
+    return Sglang(
+        chunked_prefill_size=rng.choice([-1, 48, 96]),
+        max_prefill_tokens=rng.choice([60, 16384]),
+        max_running_requests=rng.choice([4, 12, 40]),
+        schedule_policy=rng.choice(["fcfs", "lof", "lpm"]),
+        schedule_conservativeness=rng.choice([0.0, 0.3, 1.0]),
+        enable_mixed_chunk=False,
+        scheduler_recv_interval=rng.choice([1, 1, 5]),
+        disable_overlap_schedule=rng.random() < 0.5,
+    )
 
 
 def a_limit(rng: random.Random, workload: Trace | ClosedLoop) -> int | None:
@@ -434,7 +470,9 @@ def with_tiers(experiment: Experiment, seed: int) -> Experiment:
         mine = (
             tiers if "remote" in kinds or rng.random() < 0.5 else tuple(replace(tier, latency_s=1e-3) for tier in tiers)
         )
-        return replace(tenant, tiers=mine, swaps=swaps, block_bytes=block_bytes)
+        # A tree feeds no tiers.
+        cache = "blocks" if tenant.prefix_cache == "tree" else tenant.prefix_cache
+        return replace(tenant, tiers=mine, swaps=swaps, block_bytes=block_bytes, prefix_cache=cache)
 
     machines = tuple(
         replace(spec, tenants=tuple(behind(tenant) for tenant in spec.tenants)) for spec in experiment.machines

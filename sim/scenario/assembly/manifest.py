@@ -87,7 +87,7 @@ def _pool_facts(pools: list[PoolOf], built: list[list[Hosted]]) -> dict[str, Any
     found, first = {}, 0
     for pool, hosted in zip(pools, built, strict=True):
         facts = [_facts(pool, hosted, i) for i in range(len(hosted))]
-        last = first + pool.replicas * len(hosted) - 1
+        last = first + pool.replicas * len(hosted) * pool.scenarios[0].parallel.data - 1
         found[pool.name] = {
             "role": pool.role,
             "replicas": pool.replicas,
@@ -148,6 +148,9 @@ def _interval(deployment: Deployment, hosted: Hosted) -> dict[str, Any]:
 
     profile = deployment.profile
     if not isinstance(deployment.made_by, Calibrated) or profile is None or hosted.decoding is not None:
+        return {}
+    if deployment.made_by.stack.fit:
+        # Deployments held back of the catalogue's fit say nothing of one that was fitted itself.
         return {}
     stack = deployment.made_by.stack.name
     found = serving_interval(
