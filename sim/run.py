@@ -67,10 +67,10 @@ def _run(experiment: Experiment, fast_forward: bool) -> Columns:
     return columns
 
 
-def work_done(experiment: Experiment, columns: Columns) -> dict[str, float]:
+def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
     """Arithmetic and memory traffic of a run over all replicas, and what their GPUs could do in a second.
 
-    Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s. Within a span only the KV tokens read change, evenly,
+    Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s; of machines that come and go, machine_peaks has the last two of each. Within a span only the KV tokens read change, evenly,
     and work is affine in them: the mean of its first and last iteration is that of all. Empty where a model is known by a table
     of latencies only, which says nothing of its work.
     """
@@ -78,19 +78,21 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, float]:
 
     done = {"flops": 0.0, "hbm_bytes": 0.0, "peak_flops_per_s": 0.0, "peak_bytes_per_s": 0.0}
     rows = iter(columns.replicas)
+    peaks: list[tuple[float, float]] = []
     for machine in experiment.machines:
         spans = [next(rows).spans for _ in range(len(machine.tenants) * machine.ranks)]
         costs = [spec.cost for spec in machine.tenants if not isinstance(spec.cost, StageTable)]
         if len(costs) < len(machine.tenants):
             return {}
         # Models that share a machine share its GPUs; one that computes in a narrower format has the higher peak.
-        done["peak_flops_per_s"] += max(cost.peak_flops_per_s for cost in costs)
-        done["peak_bytes_per_s"] += max(cost.peak_bytes_per_s for cost in costs)
+        peaks.append((max(cost.peak_flops_per_s for cost in costs), max(cost.peak_bytes_per_s for cost in costs)))
+        done["peak_flops_per_s"] += peaks[-1][0]
+        done["peak_bytes_per_s"] += peaks[-1][1]
         if machine.ranks > 1:
             spans = [_together(spans)]
         for cost, spec, of_it in zip(costs, machine.tenants, spans, strict=True):
             _add_work(done, cost, spec.draft_cost, of_it)
-    return done
+    return done if experiment.fleet is None else {**done, "machine_peaks": peaks}
 
 
 def _together(of_ranks: list[np.ndarray]) -> np.ndarray:

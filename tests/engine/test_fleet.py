@@ -175,7 +175,7 @@ def test_a_policy_or_schedule_that_forgets_nothing_comes_back_to_those_that_drai
     assert columns.requests["replica"].tolist() == [0, 1, 0, 1]
 
 
-def balance(seed: int) -> None:
+def balance(seed: int, *, stepped: bool) -> None:
     """A random fleet with failures: invariants at every event, the same stepped, and nothing vanishes or is counted twice."""
     experiment = an_experiment(seed, speculative=seed % 3 == 0)
     if seed % 5 == 0:
@@ -184,10 +184,11 @@ def balance(seed: int) -> None:
     fleet = experiment.fleet
     assert fleet is not None
     columns = run(experiment, check_invariants=True)
-    stepped = run(experiment, fast_forward=False)
-    assert_same(columns, stepped)
     facts = columns.meta["fleet"]
-    assert facts == stepped.meta["fleet"]
+    if stepped:
+        slow = run(experiment, fast_forward=False)
+        assert_same(columns, slow)
+        assert facts == slow.meta["fleet"]
     requests, iterations = columns.requests, columns.iterations()
     status, times = requests["status"], requests["failures"]
     finished = status == FINISHED
@@ -226,17 +227,17 @@ def balance(seed: int) -> None:
         assert all(b in follows[a] for a, b in zip(states, states[1:], strict=False))
 
 
-@pytest.mark.parametrize("seed", range(0, 30, 10))
+@pytest.mark.parametrize("seed", range(0, 50, 10))
 def test_fleets_with_failures_keep_their_books(seed: int) -> None:
     for case in range(seed, seed + 10):
-        balance(case)
+        balance(case, stepped=case % 5 == 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 2100, 50))
 def test_two_thousand_fleets_with_failures_keep_their_books(seed: int) -> None:
     for case in range(seed, seed + 50):
-        balance(case)
+        balance(case, stepped=True)
 
 
 def test_without_a_reason_to_change_a_fleet_is_what_it_was() -> None:
@@ -254,10 +255,10 @@ def _without_fleet(columns: Any) -> Any:
 
 
 def test_the_availability_of_machines_that_fail_is_what_renewal_theory_says() -> None:
-    """Up 30 s, down 10 s on average, Weibull and exponential: ready for 3/4 of the time. 40 machines for 4,000 s are 4,000 cycles;
+    """Up 30 s, down 10 s on average, Weibull and exponential: ready for 3/4 of the time. 20 machines for 4,000 s are 2,000 cycles;
     the share's standard deviation is about 0.005 by the central limit theorem for alternating renewals, and the bound is 4 of it
     (a false alarm in 16,000 for each)."""
-    n, horizon_s = 40, 4_000.0
+    n, horizon_s = 20, 4_000.0
     for shape in (1.0, 2.0):
         workload = Trace(arrival_ns=[0, round(horizon_s * S)], prompt_tokens=[8] * 2, output_tokens=[0] * 2)
         failing = Failing(up=Life(mean_s=30.0, shape=shape), down=Life(mean_s=10.0))
@@ -291,8 +292,8 @@ def staircase() -> Trace:
 
 
 def test_the_perfect_controller_has_as_many_machine_hours_as_a_staircase_counts() -> None:
-    """At 1 request/s each, machines that take 60 s to start: one all the time, two more from 1,140 s (540 s, ready at 600 s), one
-    less at 1,200 s and one less at 1,800 s, each looked at every 60 s."""
+    """At 1 request/s each, machines that take 60 s to start: one all the time, two more that are started at 540 s and
+    serve from 600 s, of which one goes at 1,200 s and the other at 1,800 s: 600 (1 + 3 + 2 + 1) s, and 2 * 60 s of starting."""
     workload = staircase()
     policy = Perfect(rate_per_s=1.0, step_s=60.0).told((workload.arrival_ns / S).tolist(), 60.0)
     scaling = Scaling(policy=policy, min_machines=1, initial=1, interval_s=60.0, phases=(("load", 60.0),))
@@ -306,9 +307,8 @@ def test_the_perfect_controller_has_as_many_machine_hours_as_a_staircase_counts(
         )
     )
     starting, ready = (_seconds(columns, state, 2400.0) for state in (STARTING, READY))
-    # Started at 480 s, since a machine started at the next look would be late by 60 s - 0: looks are 60 s apart.
     assert starting == 2 * 60
-    assert ready == 2400 + (1200 - 540) + (1800 - 540)
+    assert ready == 600 * (1 + 3 + 2 + 1)
     assert _seconds(columns, DRAINING, 2400.0) < 2 * 0.5 + 1e-6
 
 
