@@ -70,7 +70,8 @@ def _run(experiment: Experiment, fast_forward: bool) -> Columns:
 def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
     """Arithmetic and memory traffic of a run over all replicas, and what their GPUs could do in a second.
 
-    Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s; of machines that come and go, machine_peaks has the last two of each. Within a span only the KV tokens read change, evenly,
+    Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s; of machines that come and go `machine_peaks` has the last two
+    of each. Within a span only the KV tokens read change, evenly,
     and work is affine in them: the mean of its first and last iteration is that of all. Empty where a model is known by a table
     of latencies only, which says nothing of its work.
     """

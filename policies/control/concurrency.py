@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil, isfinite
+from typing import ClassVar
 
 from policies.control.seen import Seen
 
@@ -25,6 +26,8 @@ class Concurrency:
 
     target: float
     tolerance: float = 0.1
+    down_window_s: ClassVar[float] = 300.0
+    """Kubernetes' stabilisation of fewer, which the run has in mind unless told otherwise."""
 
     def __post_init__(self) -> None:
         _check_target(self.target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, isfinite
-from typing import Literal
+from typing import ClassVar, Literal
 
 from policies.control.seen import PoolSeen, Seen
 
@@ -36,6 +36,8 @@ class TargetTracking:
     """Per machine."""
     measure: Measure = "concurrency"
     tolerance: float = 0.1
+    down_window_s: ClassVar[float] = 300.0
+    """Kubernetes' stabilisation of fewer, which the run has in mind unless told otherwise."""
 
     def __post_init__(self) -> None:
         if not (isfinite(self.target) and self.target > 0):

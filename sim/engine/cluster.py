@@ -197,7 +197,9 @@ class _Cluster:
         if experiment.fleet is not None and self._gate is not None:
             given = self._machines, self._gate, self._state, self._clock, self
             self._fleet = Fleet(experiment.fleet, *given, experiment.seed)
-        self._watch = Watch(self._state, self._machines, self._clock, self._handovers, self._fleet) if check_invariants else None
+        self._watch = (
+            Watch(self._state, self._machines, self._clock, self._handovers, self._fleet) if check_invariants else None
+        )
         self._reasons: dict[str, int] = {}
         self._sent = 0
         self._front_end = FrontEnd(experiment)
@@ -444,7 +446,10 @@ class _Cluster:
                 **(
                     {}
                     if self._fleet is None
-                    else {"failures": _as_column(self._fleet.failures, np.int32), "held_ns": _as_column(self._fleet.held_ns)}
+                    else {
+                        "failures": _as_column(self._fleet.failures, np.int32),
+                        "held_ns": _as_column(self._fleet.held_ns),
+                    }
                 ),
                 **tiers,
                 **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},

@@ -204,7 +204,9 @@ class Experiment:
                 "handover or fleet"
             )
         if any(tenant.tiers or tenant.swaps for tenant in self.tenants):
-            raise ValueError("machines that come, go or fail are modelled without tiers behind their KV; leave out tiers or fleet")
+            raise ValueError(
+                "machines that come, go or fail are modelled without tiers behind their KV; leave out tiers or fleet"
+            )
 
     def part_of(self, index: int) -> Part | None:
         """What machine *index* has to do with handing over; None: nothing."""

@@ -112,7 +112,12 @@ class Fleet:
         self.held_ns = array("q", bytes(8 * n_requests))
         self.failures = array("i", bytes(4 * n_requests))
         state.again = bytearray(n_requests)
-        self._log: tuple[array[int], array[int], array[int], array[int]] = (array("q"), array("q"), array("q"), array("q"))
+        self._log: tuple[array[int], array[int], array[int], array[int]] = (
+            array("q"),
+            array("q"),
+            array("q"),
+            array("q"),
+        )
         self._counts = dict.fromkeys(
             ("starts", "called_back", "drains", "drains_cut_short", "failures", "outages_missed", "resumed", "retried", "lost",
              "discarded_tokens"), 0,

@@ -134,16 +134,16 @@ class FleetSpec:
     def __post_init__(self) -> None:
         n = len(self.names)
         if len(self.scaling) != n or len(self.failing) != n:
-            raise ValueError(f"{n} pools have a scaling and a failing each; got {len(self.scaling)}, {len(self.failing)}")
+            raise ValueError(
+                f"{n} pools have a scaling and a failing each; got {len(self.scaling)}, {len(self.failing)}"
+            )
         if any(not 0 <= pool < n for pool in self.pools):
             raise ValueError(f"pools are numbers from 0 to {n - 1}; got {self.pools!r}")
         if self.retries is not None and self.retries < 0:
             raise ValueError(f"retries is at least 0; got {self.retries}")
         for outage in self.outages:
             if not 0 <= outage.machine < len(self.pools):
-                raise ValueError(
-                    f"there is no machine {outage.machine}; they count from 0 to {len(self.pools) - 1}"
-                )
+                raise ValueError(f"there is no machine {outage.machine}; they count from 0 to {len(self.pools) - 1}")
         for name, scaling, number in zip(self.names, self.scaling, range(n), strict=True):
             have = self.pools.count(number)
             if scaling is not None and scaling.initial > have:

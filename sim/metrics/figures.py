@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.columns import STATUS_NAMES, Columns
-from sim.metrics.handover import handover_figures
 from sim.metrics.fleet import fleet_figures, replica_s, serving_s, stage_s
+from sim.metrics.handover import handover_figures
 from sim.metrics.iterations import iteration_sums, sums_between
 from sim.metrics.ranks import rank_figures
 from sim.metrics.requests import e2el_s, finished, queue_s, slo_met, tpot_s, ttft_s
@@ -94,7 +94,9 @@ def _window_summary(
         "makespan_s": span_s,
         "iterations": inside.n,
         "preemptions": int(part["preemptions"].sum()),
-        "busy_fraction": _per(inside.busy_ns * 1e-9, replica_s(meta, begin, end)) if one_stage_each else whole["busy_fraction"],
+        "busy_fraction": _per(inside.busy_ns * 1e-9, replica_s(meta, begin, end))
+        if one_stage_each
+        else whole["busy_fraction"],
         "kv_utilization": {
             "mean": _per(inside.held_ns * 1e-9, replica_s(meta, begin, end)) if inside.n else None,
             "max": inside.largest_share if inside.n else None,

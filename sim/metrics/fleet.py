@@ -15,35 +15,41 @@ STATES = ("off", "starting", "ready", "draining", "failed")
 OFF, STARTING, READY, DRAINING, FAILED = range(5)
 
 
-def seconds_by_state(fleet: Mapping[str, Any], begin_ns: int, end_ns: int) -> FloatArray:
-    """Seconds that each machine was in each state between two instants: shape [machines, states]."""
-    found = np.zeros((len(fleet["pools"]), len(STATES)))
-    machine, state, length_ns = _stays(fleet, begin_ns, end_ns)
-    np.add.at(found, (machine, state), length_ns * 1e-9)
-    return found
-
-
-def _stays(fleet: Mapping[str, Any], begin_ns: int, end_ns: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Of each entry of the log the machine, the state, and for how much of the time between two instants it was in it."""
+def stays(fleet: Mapping[str, Any], begin_ns: int, end_ns: int) -> dict[str, NDArray[Any]]:
+    """Of each time that a machine was in a state between two instants: `machine`, `state`, `phase` (of one that starts), `begin_ns`
+    and `end_ns`, cut at the two."""
     log = {name: np.asarray(column, np.int64) for name, column in fleet["log"].items()}
     order = np.lexsort((np.arange(len(log["at_ns"])), log["machine"]))
-    at_ns, machine, state = log["at_ns"][order], log["machine"][order], log["state"][order]
+    at_ns, machine = log["at_ns"][order], log["machine"][order]
     last = np.append(machine[1:] != machine[:-1], True)
     until_ns = np.where(last, end_ns, np.append(at_ns[1:], end_ns))
-    length_ns = np.maximum(np.minimum(until_ns, end_ns) - np.maximum(at_ns, begin_ns), 0)
-    return machine, state, length_ns
+    begins = np.clip(at_ns, begin_ns, end_ns)
+    return {
+        "machine": machine,
+        "state": log["state"][order],
+        "phase": log["phase"][order],
+        "begin_ns": begins,
+        "end_ns": np.clip(until_ns, begins, end_ns),
+    }
+
+
+def seconds_by_state(fleet: Mapping[str, Any], begin_ns: int, end_ns: int) -> FloatArray:
+    """Seconds that each machine was in each state between two instants: shape [machines, states]."""
+    found = np.zeros((len(fleet["pools"]), len(STATES)), np.int64)
+    each = stays(fleet, begin_ns, end_ns)
+    np.add.at(found, (each["machine"], each["state"]), each["end_ns"] - each["begin_ns"])
+    return found * 1e-9
 
 
 def seconds_by_phase(fleet: Mapping[str, Any], begin_ns: int, end_ns: int) -> dict[str, float]:
     """Seconds that machines spent in each phase of starting, all machines together."""
-    machine, state, length_ns = _stays(fleet, begin_ns, end_ns)
-    order = np.lexsort((np.arange(len(machine)), np.asarray(fleet["log"]["machine"], np.int64)))
-    phase = np.asarray(fleet["log"]["phase"], np.int64)[order]
-    found: dict[str, float] = {}
-    for index, number, length in zip(*(each[state == STARTING].tolist() for each in (machine, phase, length_ns)), strict=True):
-        name = fleet["phases"][fleet["pools"][index]][number]
-        found[name] = found.get(name, 0.0) + length * 1e-9
-    return found
+    each = stays(fleet, begin_ns, end_ns)
+    starting = np.flatnonzero(each["state"] == STARTING)
+    found: dict[str, int] = {}
+    for row in starting.tolist():
+        name = fleet["phases"][fleet["pools"][each["machine"][row]]][each["phase"][row]]
+        found[name] = found.get(name, 0) + int(each["end_ns"][row] - each["begin_ns"][row])
+    return {name: length_ns * 1e-9 for name, length_ns in found.items()}
 
 
 def serving_s(meta: Mapping[str, Any], begin_ns: int, end_ns: int) -> FloatArray | None:
@@ -58,7 +64,7 @@ def stage_s(meta: Mapping[str, Any], begin_ns: int, end_ns: int) -> float:
     """Seconds of pipeline stages (one a machine without a pipeline) that could serve between two instants."""
     serving = serving_s(meta, begin_ns, end_ns)
     if serving is None:
-        return meta["n_stages"] * (end_ns - begin_ns) * 1e-9
+        return (end_ns - begin_ns) * 1e-9 * meta["n_stages"]
     return float((serving * np.asarray(meta["fleet"]["n_stages"])).sum())
 
 
@@ -66,7 +72,7 @@ def replica_s(meta: Mapping[str, Any], begin_ns: int, end_ns: int) -> float:
     """The same of replicas, a model on a machine or a rank of one each."""
     serving = serving_s(meta, begin_ns, end_ns)
     if serving is None:
-        return len(meta["kv_blocks_total"]) * (end_ns - begin_ns) * 1e-9
+        return (end_ns - begin_ns) * 1e-9 * len(meta["kv_blocks_total"])
     return float((serving * np.asarray(meta["fleet"]["n_tenants"])).sum())
 
 
@@ -126,13 +132,6 @@ def _levels(fleet: Mapping[str, Any], wanted: int, begin_ns: int, end_ns: int) -
             at_ns.append(at)
             levels.append(int(now.sum()))
     return np.array(at_ns), np.array(levels)
-
-
-def machines_over_time(
-    fleet: Mapping[str, Any], begin_ns: int, end_ns: int
-) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
-    """By state but `off`: instants (ns), and how many machines are in it from each on."""
-    return {name: _levels(fleet, i, begin_ns, end_ns) for i, name in enumerate(STATES) if name != "off"}
 
 
 def _time_at_none(fleet: Mapping[str, Any], begin_ns: int, end_ns: int) -> float:

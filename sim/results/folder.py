@@ -22,6 +22,7 @@ FILES = (
     "latency.png",
     "timeline.png",
     "kv_transfers.parquet",
+    "fleet.png",
 )
 _MARK = "manifest.json"
 

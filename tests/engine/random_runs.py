@@ -547,7 +547,9 @@ def with_fleet(experiment: Experiment, seed: int) -> Experiment:
     def policy() -> Control:
         return rng.choice(
             [
-                TargetTracking(target=rng.choice([1.0, 4.0]), measure=rng.choice(["concurrency", "running", "waiting"])),
+                TargetTracking(
+                    target=rng.choice([1.0, 4.0]), measure=rng.choice(["concurrency", "running", "waiting"])
+                ),
                 TargetTracking(target=0.5, measure="kv_use"),
                 Concurrency(target=rng.choice([1.0, 5.0])),
                 Knative(target=2.0, stable_s=0.3, panic_s=0.05),

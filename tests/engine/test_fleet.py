@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import random
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from policies.control import Concurrency, Control, Knative, Perfect, RateModel, Schedule, Seen, TargetTracking
+from policies.control import Perfect, Seen
 from policies.published import OrcaPaged
 from policies.routers import LeastOutstanding, RoundRobin
 from policies.schedulers import Sarathi
 from sim.engine import FINISHED, UNFINISHED, Experiment, PolicyError, ReplicaSpec, run
-from sim.engine.lives import DRAINING, FAILED, OFF, READY, STARTING, Failing, FleetSpec, Life, Outage, Scaling
 from sim.engine.columns import ABORTED, LOST, REJECTED
+from sim.engine.lives import DRAINING, FAILED, OFF, READY, STARTING, Failing, FleetSpec, Life, Outage, Scaling
 from tests.engine.costs import Linear
 from tests.engine.random_runs import an_experiment, assert_same, with_fleet, with_ranks
 from workloads import Trace
@@ -139,7 +139,9 @@ def test_a_request_whose_machines_fail_again_and_again_is_lost() -> None:
     assert columns.meta["fleet"]["failures"] == 3
 
 
-@pytest.mark.parametrize(("answer", "text"), [(-1, "asked for -1 machines of pool all"), (1.5, "asked for 1.5 machines")])
+@pytest.mark.parametrize(
+    ("answer", "text"), [(-1, "asked for -1 machines of pool all"), (1.5, "asked for 1.5 machines")]
+)
 def test_a_policy_that_asks_for_what_cannot_be_is_told_so(answer: Any, text: str) -> None:
     workload = Trace(arrival_ns=[0, 9 * S], prompt_tokens=[8] * 2, output_tokens=[0] * 2)
     scaling = Scaling(policy=Says((answer,)), min_machines=0, initial=1, interval_s=5.0)
@@ -156,7 +158,9 @@ def test_a_policy_that_leaves_requests_without_a_machine_for_ever_ends_the_run_i
     experiment = Experiment(
         workload=workload, replicas=(one_at_a_time(),), router=RoundRobin(), fleet=fleet_of(1, scaling)
     )
-    with pytest.raises(PolicyError, match=r"asked for no machine of pool all 10,000 times in a row while 1 requests wait"):
+    with pytest.raises(
+        PolicyError, match=r"asked for no machine of pool all 10,000 times in a row while 1 requests wait"
+    ):
         run(experiment)
 
 
@@ -224,7 +228,7 @@ def balance(seed: int, *, stepped: bool) -> None:
             DRAINING: {READY, OFF, FAILED},
             FAILED: {READY, OFF},
         }
-        assert all(b in follows[a] for a, b in zip(states, states[1:], strict=False))
+        assert all(b in follows[a] for a, b in itertools.pairwise(states))
 
 
 @pytest.mark.parametrize("seed", range(0, 50, 10))
@@ -288,7 +292,9 @@ def test_the_availability_of_machines_that_fail_is_what_renewal_theory_says() ->
 def staircase() -> Trace:
     """Requests evenly spaced: 1/s for 600 s, 3/s for 600 s, 2/s for 600 s, 1/s for 600 s."""
     at_s = [600 * stair + i / rate for stair, rate in enumerate((1, 3, 2, 1)) for i in range(600 * rate)]
-    return Trace(arrival_ns=[round(at * S) for at in at_s], prompt_tokens=[8] * len(at_s), output_tokens=[0] * len(at_s))
+    return Trace(
+        arrival_ns=[round(at * S) for at in at_s], prompt_tokens=[8] * len(at_s), output_tokens=[0] * len(at_s)
+    )
 
 
 def test_the_perfect_controller_has_as_many_machine_hours_as_a_staircase_counts() -> None:
