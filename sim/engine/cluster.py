@@ -267,7 +267,7 @@ class _Cluster:
             self._fleet.close()
         for machine in self._machines:
             machine.abort(clock.now_ns)
-        return self._columns()
+        return _columns(self)
 
     def _expect(self, workload: Trace) -> None:
         """Set the clock for the requests of a trace that wait for no answer."""
@@ -400,82 +400,84 @@ class _Cluster:
         state.reason[id_] = self._reasons.setdefault(reason, len(self._reasons))
         self.finished(id_, self._clock.now_ns)
 
-    def _columns(self) -> Columns:
-        state = self._state
-        finish, output, left = (_as_column(column) for column in (state.finish, state.output, state.left))
-        replicas = tuple(columns_of(tenant) for machine in self._machines for tenant in machine.tenants)
-        makespan_ns = int(finish.max(initial=0))
-        if self._experiment.horizon_ns is not None:
-            makespan_ns = min(max(makespan_ns, self._clock.now_ns), self._experiment.horizon_ns)
-        none = np.zeros(self._n, np.int64)
-        tiers = _tier_columns(state)
-        bubbles = [_as_column(kind) for kind in state.bubbles] or [none] * len(BUBBLES)
-        return Columns(
-            requests={
-                "request_id": np.arange(self._n),
-                "deadline_ns": _as_column(state.deadline) if state.deadline is not None else none - 1,
-                "model_index": none if state.model is None else _as_column(state.model),
-                **({} if state.priority is None else {"priority": _as_column(state.priority)}),
-                "arrival_ns": _as_column(state.arrival),
-                "scheduled_ns": _as_column(state.scheduled),
-                "first_token_ns": _as_column(state.first_token),
-                "finish_ns": finish,
-                "prompt_tokens": _as_column(state.prompt),
-                "output_tokens": output,
-                "emitted_tokens": output - left,
-                "replica": _as_column(state.replica, np.int32),
-                "preemptions": _as_column(state.preemptions, np.int32),
-                "recomputed_tokens": _as_column(state.recomputed),
-                "status": np.frombuffer(state.status, np.int8),
-                "reason": _as_column(state.reason, np.int32),
-                "bubble_ns": np.sum(bubbles, axis=0),
-                **(
-                    {
-                        "prefix_hit_tokens": _as_column(state.prefix_hits),
-                        "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
-                        "computed_prompt_tokens": np.where(
-                            _as_column(state.scheduled) >= 0,
-                            _as_column(state.prompt) - _as_column(state.prefix_hits) - _loaded(state),
-                            0,
-                        ),
-                    }
-                    if self._caching
-                    else {}
-                ),
-                **({} if self._handovers is None else self._handovers.columns()),
-                **(
-                    {}
-                    if self._fleet is None
-                    else {
-                        "failures": _as_column(self._fleet.failures, np.int32),
-                        "held_ns": _as_column(self._fleet.held_ns),
-                    }
-                ),
-                **tiers,
-                **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
-            },
-            reasons=tuple(self._reasons),
-            replicas=replicas,
-            stream=self._experiment.stream,
-            meta={
-                "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
-                "makespan_ns": makespan_ns,
-                "preemptions": sum(state.preemptions),
-                **(
-                    {
-                        "prefix_evictions": sum(
-                            tenant.sequences.kv.evicted for machine in self._machines for tenant in machine.tenants
-                        )
-                    }
-                    if self._caching
-                    else {}
-                ),
-                **({} if self._handovers is None else {"links": self._handovers.links()}),
-                **({} if self._fleet is None else {"fleet": self._fleet.facts()}),
-                "n_stages": sum(machine.n_stages for machine in self._machines),
-                **({"tiers": _tier_facts(self._machines)} if tiers else {}),
-                **({"ranks": ranks} if (ranks := ranked(self._machines)) else {}),
-                "busy_ns": sum(replica.busy_ns() for replica in replicas),
-                "events": sum(machine.events for machine in self._machines),
-            },
-        )
+
+def _columns(cluster: _Cluster) -> Columns:
+    """What the run leaves behind."""
+    state = cluster._state
+    finish, output, left = (_as_column(column) for column in (state.finish, state.output, state.left))
+    replicas = tuple(columns_of(tenant) for machine in cluster._machines for tenant in machine.tenants)
+    makespan_ns = int(finish.max(initial=0))
+    if cluster._experiment.horizon_ns is not None:
+        makespan_ns = min(max(makespan_ns, cluster._clock.now_ns), cluster._experiment.horizon_ns)
+    none = np.zeros(cluster._n, np.int64)
+    tiers = _tier_columns(state)
+    bubbles = [_as_column(kind) for kind in state.bubbles] or [none] * len(BUBBLES)
+    return Columns(
+        requests={
+            "request_id": np.arange(cluster._n),
+            "deadline_ns": _as_column(state.deadline) if state.deadline is not None else none - 1,
+            "model_index": none if state.model is None else _as_column(state.model),
+            **({} if state.priority is None else {"priority": _as_column(state.priority)}),
+            "arrival_ns": _as_column(state.arrival),
+            "scheduled_ns": _as_column(state.scheduled),
+            "first_token_ns": _as_column(state.first_token),
+            "finish_ns": finish,
+            "prompt_tokens": _as_column(state.prompt),
+            "output_tokens": output,
+            "emitted_tokens": output - left,
+            "replica": _as_column(state.replica, np.int32),
+            "preemptions": _as_column(state.preemptions, np.int32),
+            "recomputed_tokens": _as_column(state.recomputed),
+            "status": np.frombuffer(state.status, np.int8),
+            "reason": _as_column(state.reason, np.int32),
+            "bubble_ns": np.sum(bubbles, axis=0),
+            **(
+                {
+                    "prefix_hit_tokens": _as_column(state.prefix_hits),
+                    "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
+                    "computed_prompt_tokens": np.where(
+                        _as_column(state.scheduled) >= 0,
+                        _as_column(state.prompt) - _as_column(state.prefix_hits) - _loaded(state),
+                        0,
+                    ),
+                }
+                if cluster._caching
+                else {}
+            ),
+            **({} if cluster._handovers is None else cluster._handovers.columns()),
+            **(
+                {}
+                if cluster._fleet is None
+                else {
+                    "failures": _as_column(cluster._fleet.failures, np.int32),
+                    "held_ns": _as_column(cluster._fleet.held_ns),
+                }
+            ),
+            **tiers,
+            **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
+        },
+        reasons=tuple(cluster._reasons),
+        replicas=replicas,
+        stream=cluster._experiment.stream,
+        meta={
+            "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
+            "makespan_ns": makespan_ns,
+            "preemptions": sum(state.preemptions),
+            **(
+                {
+                    "prefix_evictions": sum(
+                        tenant.sequences.kv.evicted for machine in cluster._machines for tenant in machine.tenants
+                    )
+                }
+                if cluster._caching
+                else {}
+            ),
+            **({} if cluster._handovers is None else {"links": cluster._handovers.links()}),
+            **({} if cluster._fleet is None else {"fleet": cluster._fleet.facts()}),
+            "n_stages": sum(machine.n_stages for machine in cluster._machines),
+            **({"tiers": _tier_facts(cluster._machines)} if tiers else {}),
+            **({"ranks": ranks} if (ranks := ranked(cluster._machines)) else {}),
+            "busy_ns": sum(replica.busy_ns() for replica in replicas),
+            "events": sum(machine.events for machine in cluster._machines),
+        },
+    )

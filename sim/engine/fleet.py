@@ -136,6 +136,7 @@ class Fleet:
                 else:
                     self._note(index)
             if scaling is not None:
+                pool.asked.append((0.0, scaling.initial))
                 pool.alarm = Alarm(self._clock, CONTROL, partial(self._on_interval, pool))
                 pool.alarm.set(round(scaling.interval_s * 1e9))
         for outage in self._spec.outages:

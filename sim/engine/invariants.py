@@ -27,7 +27,7 @@ INVARIANTS = {
     "INV-8": "ranks of a machine that take a step start it and end it together",
     "INV-9": "blocks that a tier keeps, each counted once, are the bytes that it says it keeps, and no more than it has room for",
     "INV-10": "KV that is on its way was computed: its sender holds the blocks until it has arrived, its receiver keeps room",
-    "INV-11": "a request that has come and not ended is with a machine that serves, held for one, or on its way again: one of these",
+    "INV-11": "a request that has come and not ended is with a machine that serves, held for one or on its way again: one of these",
 }
 
 

@@ -70,7 +70,7 @@ def _fleet_headline(summary: Mapping[str, Any]) -> str:
     text = f"{fleet['machine_hours']:,.2f} machine-hours, {fleet['machines_mean'] or 0:.1f} machines on average"
     text += f" and {fleet['machines_max']} at most"
     if fleet["failures"]:
-        text += f"; {fleet['failures']:,} failures"
+        text += f"; machines failed {fleet['failures']:,} time{'s' if fleet['failures'] > 1 else ''}"
     within = summary["slo_attainment"]
     return text if within is None else f"{text}; {within:.1%} of requests within the SLO"
 

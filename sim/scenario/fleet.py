@@ -35,7 +35,7 @@ class Autoscale(Section):
     interval_s: _Mean = 15.0
     start: Annotated[str, Field(min_length=1)] | dict[str, _Time] | None = None
     """What a machine goes through until it is ready: phases in order with their seconds ({image: 2, weights: 130}), or the name of
-    a measured start (qwen3-32b-h100-cold, qwen3-32b-h100-restore); where it is left out, it is ready at once, and a note says so."""
+    a measured start (qwen3-32b-h100-cold, qwen3-32b-h100-restore); where it is left out, it is ready at once, which a note says."""
     provision_s: _Time = 0.0
     """Getting the machine, a phase before those."""
     down_window_s: _Time | None = None
