@@ -149,7 +149,7 @@ class Finding:
         found = kv.found(id_) * kv.block_tokens
         if not found:
             return seq
-        if seq.preempted:
+        if seq.preempted or (state.again is not None and state.again[id_]):
             state.prefix_hits_again[id_] += found
         else:
             state.prefix_hits[id_] += found

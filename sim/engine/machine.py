@@ -306,7 +306,11 @@ class Machine:
         if self._alone and self._lane.span is not None:
             span = self._lane.span
             done = span.index_at(now_ns << TICK_BITS) - 1
+            n = span.n
             self.tenants[0].commit(self._lane, done, span.end(done) if done else self._ticks)
+            if 0 < done < n:
+                # The step in flight had taken its blocks, and what they evict is gone.
+                self.tenants[0].sequences.kv.take(self._lane.decoding.growth_blocks)
         for tenant in self.tenants:
             drop_in_flight(tenant)
         self._ends.clear()

@@ -254,7 +254,10 @@ class RankedMachine(Machine):
         end = self._ticks if span is None or not done else span.end(done)
         for tenant, lane in zip(self.tenants, self._lanes, strict=True):
             if lane.span is not None:
+                n = lane.span.n
                 tenant.commit(lane, done, end)
+                if 0 < done < n:
+                    tenant.sequences.kv.take(lane.decoding.growth_blocks)
             drop_in_flight(tenant)
             ids += hand_back(tenant)
         self._in_step = False

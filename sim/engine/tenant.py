@@ -385,6 +385,7 @@ class Tenant:
         if done < span.n or not span.is_recorded:
             span.close(self.recorder, done)
             if not done:
+                _undo_prompts(lane)
                 return
         if self._ahead is not None:
             self._ahead.seen_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
@@ -539,14 +540,25 @@ def _write_prompts(tiers: Tiers, lane: Lane, prompt: Sequence[int], block_tokens
         tiers.computed(id_, min(lane.partial[id_].cached_tokens, prompt[id_]) // block_tokens)
 
 
+def _undo_prompts(lane: Lane) -> None:
+    """The prompt tokens of an iteration that does not come to its end have not been computed."""
+    for id_, tokens in lane.run:
+        partial = lane.partial[id_]
+        lane.partial[id_] = partial._replace(cached_tokens=partial.cached_tokens - tokens)
+
+
 def drop_in_flight(tenant: Tenant) -> None:
     """Forget the micro-batches that have not left the last stage."""
     tenant.recorder.spans.drop_last(tenant.n_in_flight)
     tenant.recorder.stages.drop_last(tenant.n_in_flight * len(tenant.stages))
     for lane in tenant.lanes:
+        if lane.span is not None:
+            _undo_prompts(lane)
         lane.span = None
         lane.held = lane.view.memo = None
     tenant.n_in_flight = 0
+    tenant.ready.clear()
+    tenant.ready.extend(tenant.lanes)
 
 
 def launch(tenant: Tenant, lane: Lane, ticks: int, duration: int) -> None:

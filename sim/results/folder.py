@@ -23,8 +23,8 @@ FILES = (
     "timeline.png",
 )
 """What every folder has, pictures last."""
-SOMETIMES = ("kv_transfers.parquet",)
-"""What a folder has where KV crossed links."""
+SOMETIMES = ("kv_transfers.parquet", "fleet.png")
+"""What a folder has where KV crossed links, and where machines come and go."""
 _MARK = "manifest.json"
 
 

@@ -152,6 +152,35 @@ def _ranks(ranks: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return [("Ranks", f"{text}; {ranks['idle_share']:.1%} idle while others step")]
 
 
+def _fleet(fleet: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Machines that come, go and fail; nothing where all are there from beginning to end."""
+    if fleet is None:
+        return []
+    seconds = fleet["machine_s"]
+    parts = [
+        f"{seconds[name] / 3600:,.2f} {name}" for name in ("ready", "starting", "draining", "failed") if seconds[name]
+    ]
+    rows = [
+        ("Machine-hours", f"{fleet['machine_hours']:,.2f}: {', '.join(parts)}; {fleet['machines_max']} ready at most")
+    ]
+    if fleet["starts"] or fleet["drains"]:
+        back = f", {fleet['called_back']:,} called back while they drained" if fleet["called_back"] else ""
+        rows.append(("Autoscaling", f"{fleet['starts']:,} starts, {fleet['drains']:,} drains{back}"))
+    asked = fleet["requests"]
+    if fleet["failures"]:
+        ends = [f"{asked[name]:,} requests {name}" for name in ("resumed", "retried", "lost") if asked[name]]
+        availability = "-" if fleet["availability"] is None else f"{fleet['availability']:.2%}"
+        rows.append(("Failures", ", ".join([f"{fleet['failures']:,}", f"availability {availability}", *ends])))
+    if asked["held"] or fleet["without_machine_s"]:
+        text = f"{seconds_text(fleet['without_machine_s'])}: {asked['held']:,} requests were held for one"
+        if asked["held"]:
+            text += f", {seconds_text(fleet['held_s']['max'])} at most"
+        if asked["held_to_the_end"]:
+            text += f", {asked['held_to_the_end']:,} to the end of the run"
+        rows.append(("No machine ready", text))
+    return rows
+
+
 def _steps(summary: Mapping[str, Any]) -> str:
     return f" of ranks, {summary['ranks']['steps']:,} steps" if "ranks" in summary else ""
 
@@ -194,7 +223,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
     ends = [
         f"{counts[key]:,} {key}"
-        for key in ("finished", "rejected", "aborted", "unfinished")
+        for key in ("finished", "rejected", "aborted", "lost", "unfinished")
         if key == "finished" or counts.get(key)
     ]
     rows = [
@@ -217,6 +246,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Busy", f"{share(summary['busy_fraction'])}, MFU {share(summary['mfu'])}, MBU {share(summary['mbu'])}"),
         ("KV memory in use", f"{share(kv['mean'])} on average, {share(kv['max'])} at most"),
         ("Preemptions", f"{summary['preemptions']:,}"),
+        *_fleet(summary.get("fleet")),
         *_ranks(summary.get("ranks")),
         *_prefix_cache(summary.get("prefix_cache")),
         *_handover(summary.get("handover")),

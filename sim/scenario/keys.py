@@ -10,6 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_va
 from pydantic_core import PydanticCustomError
 
 from sim.scenario.decoding import DecodingSettings
+from sim.scenario.fleet import Autoscale, Failures
 from sim.scenario.section import Section
 from sim.scenario.tiers import Tier
 
@@ -488,7 +489,8 @@ class Pool(Section):
     cuda_graphs: CudaGraphs | None = None
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Machines in the pool."""
+    """Machines in the pool, at the beginning where it is autoscaled."""
+    autoscale: Autoscale | None = None
     rank_router: Policy | None = None
     prompt_balance: PromptBalance | None = None
     scheduler: Policy | None = None
@@ -597,6 +599,10 @@ class Settings(Section):
     """Between pools that prefill and pools that decode, by a name of your choice."""
     handover: HandoverSettings | None = None
     """Between pools that prefill and pools that decode: who emits the first token, when room is taken, what stays."""
+    autoscale: Autoscale | None = None
+    """Machines come and go; where it is left out, all of them are there from beginning to end."""
+    failures: Failures | None = None
+    """Machines fail and come back, or are slow."""
     placement: Annotated[str, Field(min_length=1)] | None = None
     """A file that `rooftrace place --out` wrote: its groups are the pools, a machine of `hardware` devices each."""
     workload: Workload = Workload(trace="conversation")

@@ -27,7 +27,7 @@ slo: {ttft_s: 1.0, tpot_s: 0.05}
 """
 
 
-_OF_ALL_POOLS = ("pools", "placement", "links", "handover")
+_OF_ALL_POOLS = ("pools", "placement", "links", "handover", "failures")
 """Settings that a pool, as a scenario of its own, does not have."""
 
 
