@@ -22,6 +22,8 @@ FILES = (
     "latency.png",
     "timeline.png",
     "kv_transfers.parquet",
+    "arrivals.csv",
+    "replay.yaml",
 )
 _MARK = "manifest.json"
 
