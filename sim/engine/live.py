@@ -122,6 +122,11 @@ class LiveRun(_Cluster):
 
     # Requests.
 
+    @property
+    def id_tokens(self) -> int:
+        """Tokens that a digest stands for."""
+        return self._tree.id_tokens
+
     def send(
         self, *, prompt_tokens: int, output_tokens: int, max_tokens: int, digests: Sequence[int], model: int = 0,
         priority: int = 0, session: int = -1,
@@ -154,6 +159,8 @@ class LiveRun(_Cluster):
 
     def stop(self) -> Columns:
         """Every client that still waits goes; what the run leaves, when all of that has come to rest."""
+        if self._asked_ns >= self.now_ns:
+            self.advance(self._asked_ns + AFTER_NS)
         for id_ in range(self._n):
             self.give_up(id_)
         self._clock.run()
@@ -175,6 +182,9 @@ class LiveRun(_Cluster):
 
     def first_token_ns(self, id_: int) -> int:
         return self._state.first_token[id_]
+
+    def finish_ns(self, id_: int) -> int:
+        return self._state.finish[id_]
 
     def preemptions(self, id_: int) -> int:
         return self._state.preemptions[id_]

@@ -16,13 +16,12 @@ _PIECE: Final = re.compile(r" ?[A-Za-z]{1,6}|[0-9]{1,3}| ?[^\sA-Za-z0-9]|\s{1,16
 MOST_CHARACTERS: Final = 16
 """Of a piece of the approximation."""
 
-WORDS: Final = tuple(
-    (
-        " the of and to in is that it for was on are as with his they at be this from have or by one had not but what all were when "
-        "we there can an your which their said if do will each about how up out them then she many some so these would other into "
-        "has more her two like him see time could no make than first been its who now people my made over did down only way find use"
-    ).split(" ")[1:]
+_TEXT: Final = (
+    "the of and to in is that it for was on are as with his they at be this from have or by one had not but what all were when we "
+    "there can an your which their said if do will each about how up out them then she many some so these would other into has "
+    "more her two like him see time could no make than first been its who now people my made over did down only way find use"
 )
+WORDS: Final = tuple(_TEXT.split())
 """What answers consist of: each of these, with the blank before it, is one token to the tokenizers in use."""
 
 
@@ -46,8 +45,8 @@ class Tokens(Protocol):
 class Approximate:
     """Words in pieces of up to six letters, numbers of up to three digits, every other character by itself.
 
-    English prose has about 4.4 characters a piece, as byte-pair vocabularies of 100,000 tokens and more have; code and other languages
-    are further off.
+    English prose has about 4.4 characters a piece, as byte-pair vocabularies of 100,000 tokens and more have; code and other
+    languages are further off.
     """
 
     told = "approximate: pieces of up to six letters or three digits, every other character by itself"
@@ -68,8 +67,8 @@ class FromFile:
             from tokenizers import Tokenizer
         except ImportError:
             raise ScenarioError(
-                "--tokenizer needs the package tokenizers, which is not installed: pip install tokenizers, or leave it out to count "
-                "tokens approximately"
+                "--tokenizer needs the package tokenizers, which is not installed: pip install tokenizers, or leave it out to "
+                "count tokens approximately"
             ) from None
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():

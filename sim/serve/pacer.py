@@ -102,9 +102,9 @@ class Pacer:
         self._warned_ns = now_ns
         late, self._late_before = self.handed.late - self._late_before, self.handed.late
         self._warn(
-            f"the endpoint runs late: {late} writes since the last warning came more than {self.bound_s * 1e3:g} ms behind simulated "
-            f"time, the worst {self._worst_s * 1e3:.0f} ms; what clients measure includes that. Send less, lower --speed, or give it "
-            "a core of its own"
+            f"the endpoint runs late: {late} writes since the last warning came more than {self.bound_s * 1e3:g} ms behind "
+            f"simulated time, the worst {self._worst_s * 1e3:.0f} ms; what clients measure includes that. Send less, lower "
+            "--speed, or give it a core of its own"
         )
         self._worst_s = 0.0
 
