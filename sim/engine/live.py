@@ -14,17 +14,16 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from policies.routers import knowledge_of
-from sim.engine.cluster import _ROUTING_STREAM, _Cluster, _turns  # pyright: ignore[reportPrivateUsage]
+from sim.engine.cluster import _Cluster  # pyright: ignore[reportPrivateUsage]
 from sim.engine.columns import UNFINISHED, Columns
 from sim.engine.content import Contents
 from sim.engine.events import ARRIVALS, Alarm
 from sim.engine.experiment import Experiment
+from sim.engine.grown import GrownContents
 from sim.engine.lane import Lane
 from sim.engine.sequences import never_fits
-from sim.engine.tree import Tree
 from workloads import Trace
 
-_LUCK_AT_ONCE = 1024
 AFTER_NS = 1
 """Requests are this far apart at least, so that which came first is known of all of them."""
 
@@ -78,27 +77,25 @@ class LiveRun(_Cluster):
         workload = experiment.workload
         if not isinstance(workload, Trace) or workload.prefix_block_tokens is None or len(workload) != 1:
             raise ValueError("a live run takes a live_trace for its workload")
+        if experiment.handover is not None:
+            raise ValueError(
+                "prefill and decode on machines of their own are not served live; replay a trace of the requests (rooftrace run)"
+            )
         knows = knowledge_of(experiment.router)
         if knows is not None and knows.sent is not None and len(experiment.replicas) > 1:
             raise ValueError(
                 f"the router {experiment.router!r} keeps an index of prompts that were sent, which is made for prompts that are "
                 "known beforehand; give another router to a live run"
             )
-        self._tree = Tree(workload.prefix_block_tokens)
+        self._tree = GrownContents(workload.prefix_block_tokens)
         self._listener = listener
         super().__init__(experiment, False, False)
         self._state.clear()
         self._n = 0
         self._state.told = self._tell
-        self._models = max(len(workload.models), 1)
-        self._turns_of = [0] * self._models
-        if self._turn is not None:
-            self._turn = _turns(array("q"), self._models)
-        if self._session is not None:
-            del self._session[:]
-        self._draws = np.random.default_rng([experiment.seed, _ROUTING_STREAM])
-        if self._luck is not None:
-            self._luck = self._draws.random((_LUCK_AT_ONCE, 2))
+        if self._gate is not None:
+            self._gate.clear()
+        self._sessions = array("q")
         self._given_up_ns = array("q")
         self._asked_ns = -1
 
@@ -140,13 +137,9 @@ class LiveRun(_Cluster):
         self._state.add(prompt_tokens, output_tokens, max_tokens, now_ns, model, priority)
         self._given_up_ns.append(-1)
         self._tree.add(digests, prompt_tokens, output_tokens)
-        if self._turn is not None:
-            self._turn.append(self._turns_of[model])
-            self._turns_of[model] += 1
-        if self._session is not None:
-            self._session.append(session)
-        if self._luck is not None and id_ >= len(self._luck):
-            self._luck = np.concatenate((self._luck, self._draws.random((len(self._luck), 2))))
+        self._sessions.append(session)
+        if self._gate is not None:
+            self._gate.add(model, session)
         self._send(id_, now_ns, None)
         return id_
 
@@ -213,7 +206,7 @@ class LiveRun(_Cluster):
 
     def refusal(self, prompt_tokens: int, output_tokens: int, model: int = 0) -> str | None:
         """Why no machine could ever serve such a request; None where one can."""
-        machines = self._machines if self._hosting is None else self._hosting[model]
+        machines = [machine for machine in self._machines if machine.hosts(model)]
         if not machines:
             return "no machine hosts the model"
         reasons = [never_fits(machine.tenant_of(model).sequences, prompt_tokens, output_tokens) for machine in machines]
@@ -234,7 +227,7 @@ class LiveRun(_Cluster):
             **column,
             model_index=None if state.model is None else np.array(state.model, np.int64),
             priority=None if state.priority is None or not any(state.priority) else np.array(state.priority, np.int64),
-            session=None if self._session is None or max(self._session) < 0 else np.array(self._session, np.int64),
+            session=np.array(self._sessions, np.int64) if max(self._sessions) >= 0 else None,
             abort_ns=np.where(gone < 0, -1, gone - column["arrival_ns"]) if (gone >= 0).any() else None,
             prefix_blocks=ids.astype(np.int64),
             prefix_offsets=offsets,

@@ -142,5 +142,6 @@ class RequestState:
                 cached_tokens,
                 0 if self.priority is None else self.priority[id_],
                 0,
+                0,
             ),
         )

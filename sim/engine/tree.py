@@ -1,108 +1,274 @@
-"""Contents of prompts that come one by one: the tree of `sim.engine.content`, grown with every request.
+"""A tree of contents over the pages of a pool: what `sim.engine.radix` finds, puts in, locks and evicts.
 
-A chain keeps the digests of its blocks, eight bytes each; forks alone are looked up in a table.
+A node is a run of pages, of which only the ends are known: contents are compared by the chains of `sim.engine.content`, so that
+work follows how often prompts fork and not how long they are.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 
 from sim.engine.content import Contents
+from sim.engine.kv import KvPool
+
+_ENDLESS = 1 << 60
+_STEP = 1 << 32
+"""Between two uses; nodes nearer to the root are a little older."""
+
+Keys = list[tuple[int, int]]
+"""What follows what, and up to which page: chains of the contents, or -1 - id for what is a request's own."""
 
 
-class Tree:
-    """Who begins as whom, of requests in the order in which they come; equal to `contents_of` of all of them."""
+class Node:
+    """Pages *lo* to *hi*, counted from the beginning of all that have them."""
 
-    __slots__ = ("_begin", "_digests", "_forks", "_of", "_parent", "_rows", "id_tokens")
+    __slots__ = ("children", "hi", "keys", "lo", "parent", "refs", "used")
 
-    def __init__(self, id_tokens: int) -> None:
-        self.id_tokens = id_tokens
-        """Tokens that one digest stands for."""
-        self._begin = array("q")
-        """Of each chain its first block, counted in ids from the beginning ..."""
-        self._parent = array("q")
-        """... and the chain that it leaves; -1: none."""
-        self._digests: list[array[int]] = []
-        self._forks: dict[tuple[int, int, int], int] = {}
-        """By chain, place and digest the chain that begins there."""
-        self._rows: list[tuple[int, int]] = []
-        """Of each request the chain on which it ends, and its ids."""
-        self._of: dict[int, Contents] = {}
+    def __init__(self, lo: int, hi: int, keys: Keys, parent: Node | None, refs: int, used: int) -> None:
+        self.lo = lo
+        self.hi = hi
+        self.keys = keys
+        self.parent = parent
+        """None for the root, and for what has been evicted."""
+        self.children: dict[int, Node] = {}
+        """By the key of their first page."""
+        self.refs = refs
+        """Sequences that hold it or what comes after it."""
+        self.used = used
+        """When it was used last."""
 
-    def contents_in(self, block_tokens: int) -> Contents:
-        """The contents in blocks of *block_tokens* tokens, which go on growing; asked for before the first request comes.
 
-        ValueError where neither size divides the other.
-        """
-        if self.id_tokens % block_tokens and block_tokens % self.id_tokens:
-            raise ValueError(
-                f"ids stand for {self.id_tokens} tokens and a KV block holds {block_tokens}; one has to divide the other"
-            )
-        if block_tokens not in self._of:
-            if self._rows:
-                raise ValueError("contents are asked for before the first request comes")
-            self._of[block_tokens] = Contents(block_tokens, array("q"), array("q"), array("q"), array("q"))
-        return self._of[block_tokens]
+class Held:
+    """What a sequence holds of the tree."""
 
-    def add(self, digests: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:
-        """The next request, whose tokens are named by *digests*, each of `id_tokens` tokens and from 0 to 2**63 - 1."""
-        number = self._place(digests)
-        count = len(digests)
-        self._rows.append((number, count))
-        of_the_prompt = -(-prompt_tokens // self.id_tokens)
-        told = min(count * self.id_tokens, prompt_tokens + (output_tokens if count > of_the_prompt else 0))
-        for size, contents in self._of.items():
-            for chain in range(len(contents.start), len(self._begin)):
-                begin = self._begin[chain] * self.id_tokens // size
-                before = self._parent[chain]
-                while before >= 0 and contents.start[before] >= begin:
-                    before = contents.parent[before]
-                contents.start.append(begin)
-                contents.parent.append(before)
-            blocks, chain = told // size, number
-            while chain >= 0 and contents.start[chain] >= blocks:
-                chain = contents.parent[chain]
-            contents.chain.append(chain)
-            contents.named.append(blocks if chain >= 0 else 0)
+    __slots__ = ("computed", "found", "node", "order")
 
-    def _place(self, digests: Sequence[int]) -> int:
-        """The chain on which *digests* end, made or made longer where nobody has had them; -1: there are none."""
-        count, at = len(digests), 0
-        number = self._forks.get((-1, 0, digests[0]), -1) if count else -1
+    def __init__(self, order: int, found: int, node: Node) -> None:
+        self.order = order
+        """Of admission."""
+        self.found = found
+        """Pages that it found when it was admitted."""
+        self.node = node
+        """Where its part of the tree ends."""
+        self.computed = 0
+        """Tokens of which the tree has the full pages."""
+
+
+class TreePool(KvPool):
+    """A pool whose free pages are without content or in nodes of a tree that nobody holds."""
+
+    __slots__ = ("_blank", "_clock", "_contents", "_heap", "_held", "_n_nodes", "_n_pushed", "_paths", "_root")
+
+    def __init__(
+        self, total: int, block_tokens: int, contents: Contents, *, by_chunk: bool = False, lookahead_tokens: int = 0,
+        limit: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(total, block_tokens, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit)
+        self.caches = self.caches_late = True
+        self._contents = contents
+        self._clock = self._n_pushed = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._blank = self.total
+        """Free pages without content."""
+        self._root = Node(0, 0, [], None, 1, 0)
+        self._n_nodes = 0
+        self._heap: list[tuple[int, int, Node]] = []
+        """Leaves that nobody holds by their last use; entries that have been overtaken stay until they are met."""
+        self._held: dict[int, Held] = {}
+        self._paths: dict[int, Keys] = {}
+
+    def _path(self, id_: int) -> Keys:
+        """All that a request reads and writes."""
+        path = self._paths.get(id_)
+        if path is not None:
+            return path
+        contents = self._contents
+        path = [(-1 - id_, _ENDLESS)]
+        number, end = contents.chain[id_], contents.named[id_]
         while number >= 0:
-            mine, begin = self._digests[number], self._begin[number]
-            end = begin + len(mine)
-            upto = min(count, end)
-            while at < upto and mine[at - begin] == digests[at]:
+            if contents.start[number] < end:
+                path.append((number, end))
+                end = contents.start[number]
+            number = contents.parent[number]
+        path.reverse()
+        self._paths[id_] = path
+        return path
+
+    def _walk(self, id_: int, upto: int) -> tuple[Node, int]:
+        """How far the tree has a request's first *upto* pages, and the node that this ends in or at. Nothing is used or split."""
+        path, node, end, at = self._path(id_), self._root, 0, 0
+        while end < upto:
+            while path[at][1] <= end:
                 at += 1
-            if at == count:
-                return number
-            if at == end:
-                mine.extend(digests[at:])
-                return number
-            following = self._forks.get((number, at, digests[at]), -1)
-            if following < 0:
+            child = node.children.get(path[at][0])
+            if child is None:
                 break
-            number = following
-        if at == count:
-            return number
-        new = len(self._begin)
-        self._begin.append(at)
-        self._parent.append(number)
-        self._digests.append(array("q", digests[at:]))
-        self._forks[number, at, digests[at]] = new
-        return new
+            end, node = self._common(child, path, at, upto), child
+            if end < child.hi:
+                break
+        return node, end
 
-    def digests_of(self, row: int) -> list[int]:
-        """What names the tokens of a request."""
-        number, count = self._rows[row]
-        pieces: list[array[int]] = []
-        while number >= 0:
-            begin = self._begin[number]
-            pieces.append(self._digests[number][: count - begin])
-            number, count = self._parent[number], begin
-        return [digest for piece in reversed(pieces) for digest in piece]
+    def _match(self, id_: int, upto: int) -> tuple[Node, int]:
+        """The same, which counts as use: what is found ends with its node, which is split for that."""
+        node, end = self._walk(id_, upto)
+        if end < node.hi:
+            rest, node = node, self._split(node, end)
+            self._use(rest)
+        self._clock += 1
+        used, above = self._clock * _STEP, node
+        while above.parent is not None:
+            above.used = used
+            used -= 1
+            above = above.parent
+        if node.parent is not None and not node.refs and not node.children:
+            self._push(node)
+        return node, end
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    def _insert(self, id_: int, upto: int) -> tuple[Node, int]:
+        """The node that a request's first *upto* pages end with, and how many of them were there already."""
+        path, node, end, at = self._path(id_), self._root, 0, 0
+        while end < upto:
+            while path[at][1] <= end:
+                at += 1
+            child = node.children.get(path[at][0])
+            if child is None:
+                keys = [key for i, key in enumerate(path[at:]) if not i or path[at + i - 1][1] < upto]
+                self._clock += 1
+                leaf = Node(end, upto, keys, node, 0, self._clock * _STEP)
+                node.children[keys[0][0]] = leaf
+                self._n_nodes += 1
+                self.free += upto - end
+                return leaf, end
+            self._use(child)
+            end = self._common(child, path, at, upto)
+            if end < child.hi:
+                node = self._split(child, end)
+                self._use(node)
+                self._use(child)
+            else:
+                node = child
+        return node, end
+
+    def _common(self, node: Node, path: Keys, at: int, limit: int) -> int:
+        """Up to which page *node* and *path* are the same, from segment *at* of the path on."""
+        end, limit = node.lo, min(node.hi, limit)
+        here = 0
+        while end < limit:
+            while path[at][1] <= end:
+                at += 1
+            while node.keys[here][1] <= end:
+                here += 1
+            if path[at][0] != node.keys[here][0]:
+                break
+            end = min(path[at][1], node.keys[here][1], limit)
+        return end
+
+    def _split(self, node: Node, at: int) -> Node:
+        """The part of *node* below page *at*, which becomes its parent."""
+        parent = node.parent
+        assert parent is not None
+        keys = node.keys
+        upper = Node(
+            node.lo, at, [key for i, key in enumerate(keys) if not i or keys[i - 1][1] < at], parent, node.refs, 0
+        )
+        parent.children[keys[0][0]] = upper
+        node.keys = keys = [key for key in keys if key[1] > at]
+        node.lo, node.parent = at, upper
+        upper.children[keys[0][0]] = node
+        self._n_nodes += 1
+        return upper
+
+    def _use(self, node: Node) -> None:
+        self._clock += 1
+        node.used = self._clock * _STEP
+        if not node.refs and not node.children:
+            self._push(node)
+
+    def _push(self, leaf: Node) -> None:
+        heap = self._heap
+        if len(heap) > 64 + 4 * self._n_nodes:
+            heap[:] = [entry for entry in heap if self._is_due(entry)]
+            heapify(heap)
+        self._n_pushed += 1
+        heappush(heap, (leaf.used, self._n_pushed, leaf))
+
+    @staticmethod
+    def _is_due(entry: tuple[int, int, Node]) -> bool:
+        used, _, node = entry
+        return node.parent is not None and node.used == used and not node.refs and not node.children
+
+    def _lock(self, node: Node) -> None:
+        while node.parent is not None:
+            if not node.refs:
+                self.free -= node.hi - node.lo
+            node.refs += 1
+            node = node.parent
+
+    def _unlock(self, node: Node) -> None:
+        while node.parent is not None:
+            node.refs -= 1
+            if not node.refs:
+                self.free += node.hi - node.lo
+                if not node.children:
+                    self._push(node)
+            node = node.parent
+
+    def make_room(self, blocks: int) -> None:
+        """Evict leaves until *blocks* pages are without content, or nothing is left that could go."""
+        heap = self._heap
+        while self._blank < blocks and heap:
+            entry = heappop(heap)
+            if not self._is_due(entry):
+                continue
+            leaf = entry[2]
+            parent = leaf.parent
+            assert parent is not None
+            del parent.children[leaf.keys[0][0]]
+            leaf.parent = None
+            self._n_nodes -= 1
+            self._blank += leaf.hi - leaf.lo
+            self.evicted += leaf.hi - leaf.lo
+            if parent.parent is not None and not parent.refs and not parent.children:
+                self._push(parent)
+
+    @property
+    def held_again(self) -> int:
+        return sum((node.hi - node.lo) * (node.refs - 1) for node in self._nodes() if node.refs > 1)
+
+    def _nodes(self) -> list[Node]:
+        found: list[Node] = []
+        left = list(self._root.children.values())
+        while left:
+            node = left.pop()
+            found.append(node)
+            left.extend(node.children.values())
+        return found
+
+    def fault(self) -> str | None:
+        """What of the books does not hold, in words; None where all does. For `sim.engine.invariants`."""
+        holders: dict[Node, int] = {}
+        for held in self._held.values():
+            node = held.node
+            while node.parent is not None:
+                holders[node] = holders.get(node, 0) + 1
+                node = node.parent
+            if node is not self._root:
+                return "somebody holds pages that are not in the tree"
+        queued = {entry[2] for entry in self._heap if self._is_due(entry)}
+        nodes = self._nodes()
+        for node in nodes:
+            parent = node.parent
+            assert parent is not None
+            if node.lo != parent.hi or node.hi <= node.lo or parent.children.get(node.keys[0][0]) is not node:
+                return f"pages {node.lo} to {node.hi} follow those up to {parent.hi}"
+            if node.refs != holders.get(node, 0):
+                return f"a node is counted {node.refs} times and held by {holders.get(node, 0)}"
+            if (node in queued) != (not node.refs and not node.children):
+                return f"a {'leaf' if not node.children else 'node'} that {node.refs} hold is wrongly among those to be evicted"
+        if len(nodes) != self._n_nodes:
+            return f"the tree has {len(nodes)} nodes and counts {self._n_nodes}"
+        free = self._blank + sum(node.hi - node.lo for node in nodes if not node.refs)
+        said = self.free  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return None if free == said else f"{free} pages are free, and {said} are said to be"

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.columns import STATUS_NAMES, Columns
+from sim.metrics.handover import handover_figures
 from sim.metrics.iterations import iteration_sums, sums_between
 from sim.metrics.ranks import rank_figures
 from sim.metrics.requests import e2el_s, finished, queue_s, slo_met, tpot_s, ttft_s
@@ -60,6 +61,8 @@ def _window_summary(
     one_stage_each = meta["n_stages"] == len(pools)
     if not one_stage_each:
         whole_run.append("busy_fraction")
+    if "handover" in whole:
+        whole_run.append("handover.link_use")
     if "prefix_cache" in whole:
         whole_run.append("prefix_cache.evictions")
     if "kv_tiers" in whole:
@@ -97,6 +100,7 @@ def _window_summary(
         },
         **rank_figures(columns, begin, end),
         **_prefix_cache(part, meta),
+        **handover_figures(part, meta, whole["makespan_s"]),
         **kv_tiers(part, meta),
         **({"models": _of_models(part, models, stated, span_s)} if len(models) > 1 else {}),
         "window": {
@@ -161,6 +165,7 @@ def _whole_summary(
         },
         **rank_figures(columns),
         **_prefix_cache(requests, meta),
+        **handover_figures(requests, meta, span_s),
         **kv_tiers(requests, meta),
         "saturated": saturated(requests),
         "speculation": speculation(meta.get("speculation")),

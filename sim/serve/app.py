@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from sim.serve.bodies import Asked, Refusal, asked_of, read
 from sim.serve.counting import Tokens, digests, filler
-from sim.serve.prometheus import head, sample
 from sim.serve.exchange import Exchange
+from sim.serve.prometheus import head, sample
 from sim.serve.session import Session
 
 Receive = Callable[[], Awaitable[Any]]

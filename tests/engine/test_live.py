@@ -10,7 +10,7 @@ import pytest
 from sim import Scenario
 from sim.engine import Experiment, LiveRun, live_trace, run
 from sim.engine.content import contents_of
-from sim.engine.tree import Tree
+from sim.engine.grown import GrownContents
 from sim.scenario.assembly import resolve
 
 
@@ -104,7 +104,7 @@ FRONT_END = ("admission_s", "admission_s_per_token", "admission_serial_s")
 @pytest.mark.parametrize("size", [1, 16, 64])
 def test_a_tree_that_grows_names_what_all_at_once_do(seed: int, size: int) -> None:
     rng = np.random.default_rng(seed)
-    tree = Tree(16)
+    tree = GrownContents(16)
     grown = tree.contents_in(size)
     rows, prompts, outputs = [], [], []
     for _ in range(200):
