@@ -47,6 +47,11 @@ def _run(experiment: Experiment, fast_forward: bool) -> Columns:
     except PolicyError as error:
         way_out = "; in a scenario: memory.preemption: recompute" if error.short_of_memory else ""
         raise ScenarioError(f"{error}{way_out}") from error
+    return completed(experiment, columns)
+
+
+def completed(experiment: Experiment, columns: Columns) -> Columns:
+    """*columns* with what is worked out once a run has ended: the work that was done, and how its drafts fared."""
     columns.meta.update(work_done(experiment, columns))
     rounds = [replica.speculation for replica in columns.replicas if replica.speculation is not None]
     if rounds:

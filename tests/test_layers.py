@@ -87,7 +87,7 @@ FLOORS = (
     ("theory", "tokens"),
     ("engine",),
     ("scenario", "metrics", "warmup", "protocols", "results", "run", "work"),
-    ("bench", "study", "plots", "report", "reproduce", "validation", "placement", "launch"),
+    ("bench", "study", "plots", "report", "reproduce", "validation", "placement", "launch", "serve"),
     ("cli",),
 )
 """Rooms of `sim/`, from the ground up."""

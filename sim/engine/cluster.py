@@ -300,21 +300,24 @@ class _Cluster:
         self._giving_up.set(self._aborts[0][0])
 
     def _on_abort(self, _event: object) -> None:
-        aborts, now_ns, state = self._aborts, self._clock.now_ns, self._state
+        aborts, now_ns = self._aborts, self._clock.now_ns
         while aborts and aborts[0][0] <= now_ns:
-            _, id_ = aborts.popleft()
-            if state.status[id_] != UNFINISHED:
-                continue
-            if self._handovers is not None and self._handovers.give_up(id_):
-                continue
-            if state.replica[id_] < 0:
-                # It has not come through the front end yet.
-                state.status[id_] = ABORTED
-                continue
-            number = state.replica[id_]
-            next(m for m in self._machines if m.tenants[0].number <= number <= m.tenants[-1].number).give_up(id_)
+            self._give_up(aborts.popleft()[1])
         if aborts:
             self._giving_up.set(aborts[0][0])
+
+    def _give_up(self, id_: int) -> None:
+        """The client of a request has gone."""
+        number = self._state.replica[id_]
+        if self._state.status[id_] != UNFINISHED:
+            return
+        if self._handovers is not None and self._handovers.give_up(id_):
+            return
+        if number < 0:
+            # It has not come through the front end yet.
+            self._state.status[id_] = ABORTED
+            return
+        next(m for m in self._machines if m.tenants[0].number <= number <= m.tenants[-1].number).give_up(id_)
 
     def _on_trace(self, _event: object) -> None:
         visible, order = self._visible, self._order

@@ -191,9 +191,10 @@ class RankedMachine(Machine):
 
     def _rank_for(self, id_: int) -> int | Refused:
         state = self._state
-        if self._luck is None:
+        if self._luck is None or id_ >= len(self._luck):
             # By request, whatever the order in which they come.
-            self._luck = np.random.default_rng([self._seed, _RANK_STREAM]).random((len(state.prompt), 2))
+            n = max(len(state.prompt), 2 * id_)
+            self._luck = np.random.default_rng([self._seed, _RANK_STREAM]).random((n, 2))
         request = RoutedRequest(
             id_,
             state.prompt[id_],
