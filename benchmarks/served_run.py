@@ -55,11 +55,15 @@ def main() -> None:
             for quantity in HEADLINES:
                 _, theirs, ours, error = headline(each, quantity)
                 scale = 1.0 if quantity == "output_tokens_per_s" else 1e3
-                cells.append(f"{quantity[:6]} {(theirs or 0) * scale:9.2f} {(ours or 0) * scale:9.2f} {error or 0:+8.1%}")
+                cells.append(
+                    f"{quantity[:6]} {(theirs or 0) * scale:9.2f} {(ours or 0) * scale:9.2f} {error or 0:+8.1%}"
+                )
             print(f"  {load_text(each.run):16}{'   '.join(cells)}  {saturation_text(each)}")
         for saturated, where in ((False, "below"), (True, "beyond")):
             for name, of in found.errors(saturated=saturated).items():
-                print(f"  {where} saturation, {name}: mean {of.mean:.1%}, median {of.median:.1%}, farthest {of.worst:+.1%}")
+                print(
+                    f"  {where} saturation, {name}: mean {of.mean:.1%}, median {of.median:.1%}, farthest {of.worst:+.1%}"
+                )
 
 
 if __name__ == "__main__":
