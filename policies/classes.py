@@ -20,7 +20,11 @@ DEMOTED = 1 << 40
 
 
 def without(view: ReplicaView, gone: Iterable[RunningSeq], **changes: Any) -> ReplicaView:
-    """*view* as it will be when the running sequences *gone* have given way, with *changes*."""
+    """*view* as it will be when the running sequences *gone* have given way, with *changes*.
+
+    Without its prefix cache: what that would have then cannot be tried out, so that a scheduler that looks there itself is asked
+    whether all of a prompt fits.
+    """
     gone = list(gone)
     ids = {seq.id for seq in gone}
     prefilling = tuple(seq for seq in view.prefilling if seq.id not in ids)
@@ -32,6 +36,7 @@ def without(view: ReplicaView, gone: Iterable[RunningSeq], **changes: Any) -> Re
         growth_blocks=view.growth_blocks - sum(seq.growth_blocks for seq in gone),
         running=tuple(seq for seq in view.running if seq.id not in ids),
         promised_blocks=-1,
+        cache=None,
         **changes,
     )
 

@@ -512,8 +512,8 @@ def knowledge_of(router: object) -> Knowledge | None:
 
 @dataclass(frozen=True)
 class Reserve:
-    """The first *machines* machines are for requests of priority *priority* and before it (smaller goes first), which may go to any;
-    the inner router chooses among those that are shown to it. Where there are no others, all are shown."""
+    """The first *machines* machines are for requests of priority *priority* and before it (smaller goes first), which may go to
+    any; the inner router chooses among those that are shown to it. Where there are no others, all are shown."""
 
     inner: Router | RouteFunction
     machines: int

@@ -2,6 +2,9 @@
 
 from sim.results.folder import FILES, staging
 from sim.results.result import Result
-from sim.results.words import LATENCY_HEADS, fact_rows, latency_rows, over, window_text
+from sim.results.words import GROUP_HEADS, LATENCY_HEADS, fact_rows, group_rows, latency_rows, over, window_text
 
-__all__ = ["FILES", "LATENCY_HEADS", "Result", "fact_rows", "latency_rows", "over", "staging", "window_text"]
+__all__ = [
+    *("FILES", "GROUP_HEADS", "LATENCY_HEADS", "Result", "fact_rows", "group_rows", "latency_rows", "over", "staging"),
+    "window_text",
+]

@@ -45,7 +45,14 @@ class Result:
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
         """Every metric, nested as in summary.json, over the scenario's `window`; see `sim.metrics.summary`."""
-        return metrics.summary(self.columns, slo=self.slo, window=self._window, models=self.manifest.get("models", ()))
+        return metrics.summary(
+            self.columns,
+            slo=self.slo,
+            window=self._window,
+            models=self.manifest.get("models", ()),
+            classes=self.manifest.get("classes", ()),
+            tenants=self.manifest.get("tenants", ()),
+        )
 
     @property
     def intervals(self) -> dict[str, dict[str, Any]]:

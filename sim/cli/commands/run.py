@@ -93,11 +93,14 @@ def _write_events(result: Any, path: Path) -> None:
 
 def _print(result: Any, folder: Path) -> None:
     from sim.cli.tables import console, print_facts, print_table
-    from sim.results import LATENCY_HEADS, fact_rows, latency_rows
+    from sim.results import GROUP_HEADS, LATENCY_HEADS, fact_rows, group_rows, latency_rows
 
     console().print(result.label, style="bold", markup=False)
     rows = [(name, *cells) for name, cells in latency_rows(result.summary)]
     print_table(("Latency", *LATENCY_HEADS), rows)
+    groups = group_rows(result.summary)
+    if groups:
+        print_table(("Who", "requests", *GROUP_HEADS), [(name, total, *cells) for name, total, cells in groups])
     facts = fact_rows(result.summary)
     rejections = result.rejections
     if rejections:

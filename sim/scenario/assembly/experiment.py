@@ -16,6 +16,7 @@ from sim.scenario.assembly.prefix_cache import check_router
 from sim.scenario.assembly.ranks import with_ranks
 from sim.scenario.assembly.replica import Hosted, build_pool
 from sim.scenario.assembly.scheduler import policy_of
+from sim.scenario.classes import check_asked, classed
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
 
@@ -50,7 +51,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
     from sim.engine import Experiment
 
     pools = [_deployed(pool) for pool in pools_of(scenario)]
-    workload = workload_of(scenario) if workload is None else workload
+    workload = classed(scenario, workload_of(scenario)) if workload is None else workload
     if scenario.pools is not None or scenario.placement is not None:
         workload, rows = asked_for(scenario, workload, pools)
     else:
@@ -58,6 +59,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
     router = policy_of(scenario, "router", named.ROUTERS, "route")
     check_router(scenario, router, workload)
     built = [build_pool(pool, workload, rows) for pool in pools]
+    check_asked(scenario, [hosted.spec.scheduler for pool in built for hosted in pool], workload)
     experiment = Experiment(
         workload=workload,
         replicas=tuple(
