@@ -627,7 +627,7 @@ MUTATIONS = [
         ),
         (
             "a draft takes one step beside prompts",
-            "ticks += draft_steps * (line.base + line.slope * kv)",
+            "ticks += times * (line.base + line.slope * kv)",
             "ticks += line.base + line.slope * kv",
         ),
         ("verified tokens cost as one", "rows = none + n * query_tokens", "rows = none + n"),

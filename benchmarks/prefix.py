@@ -4,7 +4,8 @@
 
 Requests of 4,000 tokens in blocks of 16, one after the other, half of each shared with an earlier one, over a cache that is full:
 processor time in microseconds a request. Then requests per second of processor time of a replay on 8 machines, with the cache and
-without, the best of three runs each.
+without, the best of three runs each. Then, on one machine, what the engine finds at several loads beside an ideal cache that is as
+large as the pool, and one that is as large as what running requests leave of it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from sim.engine.prefix import BlockCache
 
 DEFAULT_TRACE = Path(__file__).parents[2] / "shared" / "traces" / "mooncake_conversation.jsonl"
 BLOCK_TOKENS = 16
+LOADS = (0.002, 0.03, 0.06, 0.09, 0.12, 0.15)
+"""Of the trace's rate; at the first, requests are served one at a time but for bursts."""
 BLOCKS = 250
 """Of a request."""
 
@@ -72,6 +75,33 @@ def requests_per_s(trace: Path, caching: bool) -> float:
     return best
 
 
+def by_load(trace: Path, factor: float) -> tuple[float, ...]:
+    """At *factor* of the trace's rate: requests a second, the share of the pool that running requests hold when prompts are
+    computed, and shares of prompt tokens found: by the engine, and by ideal caches of the pool's size and of the rest's."""
+    from dataclasses import replace
+
+    from sim.engine import run
+    from sim.scenario import Scenario
+    from sim.scenario.assembly import build
+    from workloads import reuse
+
+    experiment = build(Scenario.default().with_set(f"workload={{trace: {trace}}}"))
+    workload = experiment.workload.scale_rate(factor)
+    columns = run(replace(experiment, workload=workload))
+    held, computed = [], []
+    for block in columns.iteration_blocks():
+        prompts = block["prefill_tokens"] > 0
+        held.append(block["kv_blocks_used"][prompts])
+        computed.append(block["prefill_tokens"][prompts])
+    pool = columns.meta["kv_blocks_total"][0]
+    used = float(np.average(np.concatenate(held), weights=np.concatenate(computed))) / pool
+    curve = reuse(workload)
+    tokens = pool * experiment.tenants[0].block_tokens
+    found = columns.requests["prefix_hit_tokens"].sum() / workload.prompt_tokens.sum()
+    rate = len(workload) / (int(workload.arrival_ns.max() - workload.arrival_ns.min()) * 1e-9)
+    return rate, used, float(found), float(curve.hit_rate(tokens)), float(curve.hit_rate(tokens * (1 - used)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--trace", type=Path, default=DEFAULT_TRACE, help="Mooncake's conversation trace")
@@ -81,6 +111,10 @@ def main() -> None:
     if not options.trace.exists():
         print(f"{options.trace} is not here: the replay is left out")
         return
+    print("requests/s  held by who runs  found, %  ideal, %  ideal of the rest, %")
+    for factor in LOADS:
+        rate, used, *found = by_load(options.trace, factor)
+        print(f"{rate:10.3f}  {used:16.2f}  " + "  ".join(f"{100 * share:8.2f}" for share in found), flush=True)
     on, off = requests_per_s(options.trace, True), requests_per_s(options.trace, False)
     print(f"replay on 8 machines: {on:,.0f} requests/s with the cache, {off:,.0f} without, ratio {on / off:.2f}")
 

@@ -1,4 +1,4 @@
-"""Measured runs of a served model beside their simulation, nothing fitted to them: what `rooftrace bench compare` prints, arm by arm.
+"""Measured runs of a served model beside their simulation, nothing fitted: what `rooftrace bench compare` prints, arm by arm.
 
     python -m benchmarks.served_run [../shared/serving/inference_perf_h100_llama3-8b.csv]
 

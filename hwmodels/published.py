@@ -21,7 +21,7 @@ from hwmodels.kernels.ops import DecodeForm, Ops, PrefillForm
 from hwmodels.kernels.protocol import HostTimes
 from hwmodels.layerwise import LayerwiseCost
 from hwmodels.model import ModelSpec, load_model
-from hwmodels.operations import AttentionShape, ExpertMlp, Recurrence
+from hwmodels.operations import AttentionShape, Exchange, ExpertMlp, HeadProducts, Recurrence
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 from hwmodels.roofline import RooflineKernels
@@ -154,6 +154,20 @@ class PublishedKernels:
 
     def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
         raise ValueError("the published times are of dense models; use another cost model for a mixture of experts")
+
+    @property
+    def captured(self) -> tuple[int, ...] | None:
+        return None
+
+    @property
+    def pads_ranks(self) -> bool:
+        return False
+
+    def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
+        raise ValueError("the published times are of dense models; use another cost model for a mixture of experts")
+
+    def head_products_s(self, rows: Any, products: HeadProducts) -> Any:
+        raise ValueError("the published times are of full multi-head attention; use another cost model")
 
     def prefill_form(self, shape: AttentionShape) -> PrefillForm:
         if shape.kind != "gqa" or shape.windowed:

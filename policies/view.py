@@ -34,6 +34,9 @@ class WaitingSeq(NamedTuple):
     """Smaller goes first, as in vLLM."""
     shared_blocks: int = 0
     """KV blocks of its cached tokens that others hold already: admitting it takes none for them."""
+    kept_blocks: int = 0
+    """KV blocks that are kept for it here, the KV of its cached tokens in them: they are not among the free ones, and admitting it
+    takes none for them. Such sequences stand ahead of all others in the queue."""
 
 
 class PartialSeq(NamedTuple):
@@ -108,8 +111,8 @@ class StepPrice(Protocol):
 
 
 class PrefixCache(Protocol):
-    """The KV blocks of a model that can be found again, for a scheduler that `admits_in_turn`: what a plan would find and evict on
-    its way, one move after the other. All moves between `try_out` and `undo` are taken back."""
+    """The KV blocks of a model that can be found again, for a scheduler that `admits_in_turn` or `looks_itself`: what a plan would
+    find and evict on its way, one move after the other. All moves between `try_out` and `undo` are taken back."""
 
     def try_out(self) -> None: ...
 
@@ -117,6 +120,19 @@ class PrefixCache(Protocol):
 
     def found_blocks(self, id_: int, tokens: int, /) -> int:
         """Blocks that a waiting sequence with so many tokens would find now."""
+        ...
+
+    def look(self, id_: int, tokens: int, /) -> int:
+        """The same, asked by a scheduler that `looks_itself`: where a look counts as use, they have been used, and this is not
+        taken back."""
+        ...
+
+    def wait(self, queue: Sequence[WaitingSeq], /) -> None:
+        """Such a scheduler has seen who waits, and not asked for each. Not taken back either."""
+        ...
+
+    def beginning(self, id_: int, tokens: int, /) -> object:
+        """What the first *tokens* tokens of a request are called: the same for all that begin with them. None: nobody knows."""
         ...
 
     def unheld_blocks(self, id_: int, blocks: int, /) -> int:
@@ -203,7 +219,7 @@ class ReplicaView:
     """Of classes of service."""
     cache: PrefixCache | None = None
     """None where no blocks are found again. What each of those who wait would find is among its `cached_tokens`, but for a
-    scheduler that `admits_in_turn`, which asks here."""
+    scheduler that `admits_in_turn` or `looks_itself`, which asks here."""
 
     @property
     def n_running(self) -> int:
@@ -220,8 +236,9 @@ class ReplicaView:
 
     def blocks_to_admit(self, seq: WaitingSeq) -> int:
         """KV blocks that admitting *seq* takes: of the KV that it brings, and of what it computes first, which is its tokens or,
-        where it has none to compute, a decode step. Those that others hold already are not taken again."""
-        return -(-((seq.tokens or self.query_tokens) + seq.cached_tokens) // self.block_tokens) - seq.shared_blocks
+        where it has none to compute, a decode step. Those that others hold already, and those kept for it, are not taken again."""
+        whole = -(-((seq.tokens or self.query_tokens) + seq.cached_tokens) // self.block_tokens)
+        return whole - seq.shared_blocks - seq.kept_blocks
 
 
 class Plan(NamedTuple):
@@ -252,6 +269,9 @@ class Plan(NamedTuple):
     undone: tuple[tuple[int, int], ...] = ()
     """(id, prompt tokens) of those in *preempt* that had been planned to run before they gave way, by a scheduler that
     `admits_in_turn`: they took blocks first, for which others were evicted."""
+    order: tuple[int, ...] | None = None
+    """Those who run, as the scheduler lists them, where that is not in order of admission and content is cached when it has been
+    computed: of those who end together the content of the last was used last. Others follow."""
 
 
 _new: Final = tuple[object, ...].__new__
@@ -259,7 +279,7 @@ _new: Final = tuple[object, ...].__new__
 
 def prompts(run: tuple[tuple[int, int], ...], decode: bool) -> Plan:
     """`Plan(decode, run)`, without the detour through the constructor of a NamedTuple: once an iteration with prompt tokens."""
-    return _new(Plan, (decode, run, (), 1, False, (), ALWAYS_NS, None, ()))
+    return _new(Plan, (decode, run, (), 1, False, (), ALWAYS_NS, None, (), None))
 
 
 class Scheduler(Protocol):
@@ -305,6 +325,14 @@ def admits_in_turn(scheduler: object) -> bool:
     For others the engine shows what is found at the time of the look, and keeps it for those whom the plan admits.
     """
     return bool(_asked(scheduler, "admits_in_turn"))
+
+
+def looks_itself(scheduler: object) -> bool:
+    """Whether *scheduler*, or one that it wraps, looks itself for what those who wait would find in the prefix cache, as SGLang
+    does for one after the other: by an attribute `looks_itself`. Its queue shows sequences without what they would find, and those
+    whom its plan admits hold it before anybody takes blocks.
+    """
+    return bool(_asked(scheduler, "looks_itself"))
 
 
 def evicts(scheduler: object) -> bool:

@@ -55,6 +55,19 @@ def test_a_command_of_sglang_with_a_chain_of_drafts() -> None:
     assert not found.not_modelled
 
 
+def test_a_drafter_of_sglang_without_a_checkpoint_is_the_models_own_layers() -> None:
+    command = (
+        "python -m sglang.launch_server --model-path deepseek-v3 --tp 8 --speculative-algorithm EAGLE "
+        "--speculative-num-steps 1"
+    )
+    given = {"hardware": "b200", "assignments": ["decoding.acceptance={alpha: 0.8}"]}
+    assert scenario_from(command, **given).scenario.decoding.method == "mtp"
+    own = [*given["assignments"], "decoding.draft={cost_ratio: 0.1}"]
+    other = scenario_from(f"{command} --speculative-draft-model-path x", hardware="b200", assignments=own)
+    assert other.scenario.decoding.method == "eagle"
+    assert any("speculative-draft-model-path" in option for option in other.not_modelled)
+
+
 def test_a_command_of_trtllm_and_the_file_beside_it(tmp_path: Path) -> None:
     file = tmp_path / "extra.yaml"
     file.write_text(

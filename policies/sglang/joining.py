@@ -128,15 +128,31 @@ class Adder(Room):
             return self.paged(tokens) + self.page + max(left, 0) + IGNORE_EOS_RESERVE_TOKENS >= self.pool
         return self._demand(seq) >= self.pool
 
-    def add(self, seq: WaitingSeq) -> str:
-        """`add_one_req`: take the request in if it fits, and say what that leaves for the next one."""
+    def add(self, seq: WaitingSeq, found: int = 0, unheld: int = 0) -> str:
+        """`add_one_req`: take the request in if it fits, and say what that leaves for the next one. *found*: pages of it that are
+        in the prefix cache; *unheld*: of these, those that nobody holds, and that count as free until it takes them."""
         most = self._settings.prefill_max_requests
         if most is not None and len(self.chunks) >= most:
             return SPENT
+        if seq.kept_blocks:
+            # What another machine has computed (`get_new_prebuilt_batch`) found its memory before it came.
+            return self._take(seq, seq.tokens)
         if self._settings.to_its_end:
             return self._add_to_its_end(seq)
-        if self._demand(seq) >= self._left:
+        # What it finds is locked while it is considered.
+        if self._demand(seq) - found * self.page >= self._left - unheld * self.page:
             return NO_MEMORY
+        if found:
+            seq = seq._replace(tokens=seq.tokens - found * self.page, cached_tokens=found * self.page)
+        before, verdict = len(self.chunks), self._cut(seq)
+        if len(self.chunks) == before:
+            return verdict
+        self._available -= unheld * self.page
+        self.blocks -= found - unheld
+        return self.verdict()
+
+    def _cut(self, seq: WaitingSeq) -> str:
+        """Take in of it what the budgets of the step allow."""
         paged = self.paged(seq.tokens)
         if self._chunk is None:
             if self.chunks and paged >= self._input:
@@ -150,7 +166,8 @@ class Adder(Room):
 
     def _take(self, seq: WaitingSeq, tokens: int) -> str:
         self.cut = tokens < seq.tokens
-        self.blocks += self._blocks(seq.cached_tokens + (tokens if self._by_chunk else seq.tokens))
+        whole = self._blocks(seq.cached_tokens + (tokens if self._by_chunk else seq.tokens))
+        self.blocks += max(whole - seq.kept_blocks, 0)
         self._spend(seq.id, tokens, 0 if self.cut else self._clipped(seq.id))
         return self.verdict()
 

@@ -30,6 +30,8 @@ class Past(NamedTuple):
     """... and what each one since does."""
     known: tuple[int, ...] | None = None
     """The queue as far as it was received, where that is not before every step."""
+    queue: tuple[int, ...] | None = None
+    """The queue as it was sorted last, where that depends on what the cache held."""
 
 
 class Running(NamedTuple):

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 from policies.sglang.joining import GO_ON, NO_MEMORY, OUT_OF_ROOM, SPENT, Adder, Room
 from policies.sglang.past import Past, Running
 from policies.sglang.settings import PROMPT_STEP, Settings
-from policies.view import UNTIL_CHANGE, Plan, ReplicaView, RunningSeq, WaitingSeq
+from policies.view import UNTIL_CHANGE, Plan, PrefixCache, ReplicaView, RunningSeq, WaitingSeq
 
 RETRACT_DECODE_STEPS = 20
 """Decode steps that a retraction leaves room for in the share: environ.py."""
+IN_BATCH_PREFIX_CACHING_THRESHOLD = 32
+"""Who finds no more tokens waits for another one who begins with as many of the same: schedule_policy.py, two names for it."""
+WAITING_QUEUE_PREFIX_MATCH_MAX = 128
+"""A longer queue is not sorted by what its requests find: schedule_policy.py."""
 _new = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
 
@@ -32,11 +37,12 @@ class Sglang(Settings):
     evicts: ClassVar[bool] = True
     reserves: ClassVar[bool] = True
     preempted_last: ClassVar[bool] = True
+    looks_itself: ClassVar[bool] = True
 
     def plan(self, view: ReplicaView, /) -> Plan:
         past = self._recalled(view)
         queue, known = self._queue(view, past)
-        past = past._replace(known=known)
+        past = past._replace(known=known, queue=tuple(seq.id for seq in queue) if self.by_prefix else None)
         if not (view.prefilling or (queue and not past.full)):
             return self._decode(view, past, bool(queue))
         seats = self.seats(view.total_blocks * view.block_tokens, view.max_model_len)
@@ -47,6 +53,9 @@ class Sglang(Settings):
     def _is_ahead(self, view: ReplicaView) -> bool:
         """Whether the plan is made ahead: not in a pipeline, where prompts take all their blocks at once."""
         return self.async_scheduling and view.by_chunk
+
+    def _cache(self, view: ReplicaView) -> PrefixCache | None:
+        return None if self.disable_radix_cache else view.cache
 
     def _recalled(self, view: ReplicaView) -> Past:
         """What holds at this look: after a pause nothing does."""
@@ -86,10 +95,37 @@ class Sglang(Settings):
                 heard = set(known)
                 known += tuple(id_ for id_ in waiting if id_ not in heard)
             queue = [waiting[id_] for id_ in known]
+        if past.queue is not None:
+            # Sorted as it was last; who has come since follows.
+            waiting = {seq.id: seq for seq in queue}
+            queue = [waiting.pop(id_) for id_ in past.queue if id_ in waiting]
+            queue += waiting.values()
         if self.schedule_policy == "lof" and len(queue) > 1:
             room = Room(view)
             queue = sorted(queue, key=lambda seq: -room.max_new(seq.id))
         return queue, known
+
+    def _looked_over(self, view: ReplicaView, queue: Sequence[WaitingSeq]) -> Sequence[WaitingSeq]:
+        """The queue as `calc_priority` leaves it: with `lpm` those first who would find most, and last those of whom another one
+        who waits is to compute the beginning."""
+        cache = self._cache(view)
+        if cache is None:
+            return queue
+        if not self.by_prefix or len(queue) > WAITING_QUEUE_PREFIX_MATCH_MAX:
+            cache.wait(queue)
+            return queue
+        found: dict[int, float] = {}
+        begun: set[object] = set()
+        for seq in queue:
+            tokens = seq.tokens + seq.cached_tokens
+            matched = cache.look(seq.id, tokens + 1) * view.block_tokens
+            found[seq.id] = -min(matched, tokens - 1)
+            if matched <= IN_BATCH_PREFIX_CACHING_THRESHOLD <= tokens:
+                beginning = cache.beginning(seq.id, IN_BATCH_PREFIX_CACHING_THRESHOLD)
+                if beginning in begun:
+                    found[seq.id] = inf
+                begun.add(beginning)
+        return sorted(queue, key=lambda seq: found[seq.id])
 
     def _running(self, view: ReplicaView, past: Past) -> list[Running]:
         """The decode batch as SGLang lists it, with those that are leaving."""
@@ -133,7 +169,12 @@ class Sglang(Settings):
         n_leaving = view.n_leaving
         n_batch = view.n_decoding + n_leaving
         running = self._running(view, past)
+        queue = self._looked_over(view, queue)
+        past = past._replace(queue=tuple(seq.id for seq in queue) if self.by_prefix else None)
         adder = Adder(self, view, past, running)
+        cache = self._cache(view)
+        if cache is not None:
+            cache.try_out()
         goes_on = False
         for partial in view.prefilling:
             goes_on = adder.go_on(partial)
@@ -148,11 +189,20 @@ class Sglang(Settings):
             if adder.never_fits(seq):
                 reject.append((seq.id, OUT_OF_ROOM))
                 continue
-            verdict = adder.add(seq)
+            found = unheld = 0
+            if cache is not None and not seq.cached_tokens:
+                found = cache.look(seq.id, seq.tokens)
+                unheld = cache.unheld_blocks(seq.id, found)
+            n_before = len(adder.chunks)
+            verdict = adder.add(seq, found, unheld)
+            if cache is not None and len(adder.chunks) > n_before:
+                cache.admit(seq.id, found)
             if verdict != GO_ON:
                 if verdict == NO_MEMORY:
                     full = bool(adder.chunks) or n_batch > 0
                 break
+        if cache is not None:
+            cache.undo()
         chunks = tuple(adder.chunks)
         if not chunks:
             return self._decode(view, past._replace(full=full), bool(queue), tuple(reject))
@@ -184,8 +234,10 @@ class Sglang(Settings):
             polled=self._polled(past),
             weight=PROMPT_STEP,
             known=past.known,
+            queue=past.queue,
         )
-        return Plan(decode=mixed, run=chunks, reject=tuple(reject), memo=memo)
+        listed = (*(id_ for id_, _ in chunks), *(each.seq.id for each in running)) if mixed else None
+        return Plan(decode=mixed, run=chunks, reject=tuple(reject), memo=memo, order=listed)
 
     def _decode(self, view: ReplicaView, past: Past, waits: bool, reject: tuple[tuple[int, str], ...] = ()) -> Plan:
         """`update_running_batch`: a decode step of all, or of those who are left after a retraction."""
@@ -204,18 +256,22 @@ class Sglang(Settings):
         if self.scheduler_recv_interval > 1:
             hold = min(hold, max(self.scheduler_recv_interval - polled, 1))
             through_arrivals = True
-        return Plan(True, (), (), hold, through_arrivals, reject, memo=memo)
+        return Plan(True, (), (), hold, through_arrivals, reject, memo=memo, order=memo.order)
 
     def _retract(self, view: ReplicaView, past: Past) -> Plan:
         """`retract_decode`: fewest tokens emitted first, of equals the longest prompt, of those again the last of the batch."""
-        free, growth = view.free_blocks, view.growth_blocks
+        free, growth, cache = view.free_blocks, view.growth_blocks, view.cache
+        freed: dict[object, int] = {}
         kept = self._running(view, past)
         kept.sort(key=lambda each: (each.emitted, -each.prompt), reverse=True)
         gone: list[int] = []
         while kept and growth > free:
             seq = kept.pop().seq
             gone.append(seq.id)
-            free += seq.blocks - seq.shared_blocks
+            if cache is None:
+                free += seq.blocks
+            else:
+                free += seq.blocks - cache.full_blocks(seq.id) + cache.freed_by(seq.id, freed)
             growth -= seq.growth_blocks
         emitted = sum(each.emitted for each in kept)
         ratio = (emitted + RETRACT_DECODE_STEPS * len(kept)) / (sum(each.max_new for each in kept) + 1)
@@ -228,4 +284,4 @@ class Sglang(Settings):
             polled=past.polled + 1,
             known=None if past.known is None else (*past.known, *gone),
         )
-        return Plan(decode=bool(kept), preempt=tuple(gone), memo=memo)
+        return Plan(decode=bool(kept), preempt=tuple(gone), memo=memo, order=memo.order)

@@ -15,7 +15,7 @@ NEW_TOKEN_RATIO_DECAY_STEPS = 600
 """... in this many decode steps."""
 PROMPT_STEP = 1000
 """What a step with prompt tokens counts towards `scheduler_recv_interval`; one of decodes counts 1: environ.py."""
-NEEDS_A_CACHE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
+BY_THE_CACHE = ("dfs-weight", "hrrn", "shortest-prefill-first")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Settings:
     max_running_requests: int | None = None
     """None: 2,048, or up to 4,096 where the pool holds more than four times the model's context (kv_cache_configurator.py)."""
     schedule_policy: str = "fcfs"
-    """fcfs, or lof: those that may emit most first."""
+    """fcfs; lof: those that may emit most first; or lpm: those first who find most in the prefix cache, as long as no more than 128
+    wait. Without a prefix cache lpm is fcfs."""
     schedule_conservativeness: float = 1.0
     enable_mixed_chunk: bool = False
     scheduler_recv_interval: int = 1
@@ -41,8 +42,8 @@ class Settings:
     ignore_eos: bool = False
     """Every request emits all that it may, and its client has said so, as benchmarks do: all of it is kept for it."""
     disable_radix_cache: bool = False
-    """True: with *ignore_eos* a request joins as soon as the pool lasts at each of the ends to come. There is no prefix cache here
-    either way."""
+    """True: nothing is looked up, and with *ignore_eos* a request joins as soon as the pool lasts at each of the ends to come.
+    Whether KV is found again is said where the memory is (`memory.prefix_caching`)."""
 
     def __post_init__(self) -> None:
         if self.chunked_prefill_size != -1:
@@ -54,13 +55,13 @@ class Settings:
                 at_least(name, getattr(self, name), 1)
         if self.scheduler_recv_interval > PROMPT_STEP:
             raise ValueError(f"scheduler_recv_interval is at most {PROMPT_STEP}; got {self.scheduler_recv_interval}")
-        if self.schedule_policy in NEEDS_A_CACHE:
+        if self.schedule_policy in BY_THE_CACHE:
             raise ValueError(
-                f"schedule_policy {self.schedule_policy} orders requests by what a prefix cache holds, and there is none here; "
-                "SGLang takes fcfs in its place where its cache is disabled"
+                f"schedule_policy {self.schedule_policy} orders requests by the prefix cache in a way that is not modelled here; "
+                "lpm is the one that is"
             )
-        if self.schedule_policy not in ("fcfs", "lof"):
-            raise ValueError(f"schedule_policy is fcfs or lof; got {self.schedule_policy!r}")
+        if self.schedule_policy not in ("fcfs", "lof", "lpm"):
+            raise ValueError(f"schedule_policy is fcfs, lof or lpm; got {self.schedule_policy!r}")
         if not (isfinite(self.schedule_conservativeness) and self.schedule_conservativeness >= 0):
             raise ValueError(
                 f"schedule_conservativeness is a number of at least 0; got {self.schedule_conservativeness!r}"
@@ -70,6 +71,11 @@ class Settings:
                 f"enable_mixed_chunk leaves no prompt tokens in a chunk of {self.chunked_prefill_size} beside "
                 f"{self.max_running_requests or 'up to 4096'} decodes; give max_running_requests below chunked_prefill_size"
             )
+
+    @property
+    def by_prefix(self) -> bool:
+        """Whether the queue is sorted by what its requests would find."""
+        return self.schedule_policy == "lpm"
 
     @property
     def async_scheduling(self) -> bool:

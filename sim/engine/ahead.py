@@ -68,12 +68,12 @@ class Ahead:
         self.seen_ns = ALWAYS_NS
 
 
-def as_known(lane: Lane, queue: QueueView, plan: Plan) -> tuple[Plan, list[Ended]]:
+def as_known(lane: Lane, queue: QueueView, plan: Plan) -> tuple[Plan, dict[int, Ended]]:
     """*plan* without those who have ended, and held no longer than what was hidden from it cannot change it; and who of those who
     have ended takes a step all the same."""
     leaving, view = lane.leaving, lane.view
     wanted = set(leaving) - set(plan.preempt) if plan.decode is True else set(plan.decode or ())
-    stepping_on = [ended for id_, ended in leaving.items() if ended.steps_on and id_ in wanted]
+    stepping_on = {id_: ended for id_, ended in leaving.items() if ended.steps_on and id_ in wanted}
     if isinstance(plan.decode, tuple):
         plan = plan._replace(decode=tuple(id_ for id_ in plan.decode if id_ not in leaving))
     if _may_change(leaving, queue, plan, view):

@@ -5,25 +5,24 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.routers import Refused, RoutedRequest, route_of
 from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, IntArray
 from sim.engine.content import Contents, contents_of
-from sim.engine.errors import PolicyError
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment, MachineSpec
 from sim.engine.followers import Followers
 from sim.engine.front_end import FrontEnd
+from sim.engine.gate import Gate, eligible
+from sim.engine.handover import Handovers
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.ranks import machine_of, ranked
 from sim.engine.requests import RequestState
-from sim.engine.routing import routing_of
 from sim.engine.tenant import columns_of
 from sim.engine.terms import class_columns, terms_of
 from sim.engine.tiers import SharedStores
@@ -66,23 +65,6 @@ def _stores(specs: Sequence[MachineSpec]) -> SharedStores | None:
     """What tiers of several machines share; None where no machine has a tier."""
     kinds = [tier.kind for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
     return SharedStores(peers="peer" in kinds) if kinds else None
-
-
-def _eligible(machines: list[Machine], workload: Trace | ClosedLoop) -> list[list[Machine]] | None:
-    """For each model the machines that host it; None where every machine serves every request."""
-    if all(tenant.spec.model is None for machine in machines for tenant in machine.tenants):
-        return None
-    n_models = max(len(workload.models), 1) if isinstance(workload, Trace) else 1
-    return [[machine for machine in machines if machine.hosts(model)] for model in range(n_models)]
-
-
-def _turns(models: array[int], n_models: int) -> array[int]:
-    """Of each request, how many for the same model have a lower number."""
-    turns, seen = array("q"), [0] * n_models
-    for model in models:
-        turns.append(seen[model])
-        seen[model] += 1
-    return turns
 
 
 def _tier_columns(state: RequestState) -> dict[str, NDArray[Any]]:
@@ -203,29 +185,41 @@ class _Cluster:
                     self,
                     seed=experiment.seed,
                     fast_forward=fast_forward,
+                    part=experiment.part_of(index),
                     shared=stores,
                 )
             )
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
-        self._watch = Watch(self._state, self._machines, self._clock) if check_invariants else None
-        self._route_of = route_of(experiment.router)
-        self._hosting = _eligible(self._machines, workload)
-        """For each model the machines that host it; None where every machine serves every request."""
-        self._turn = _turns(model, len(self._hosting)) if self._hosting is not None and model is not None else None
-        """Of each request, how many for the same model have a lower number; None where that is its number."""
-        self._only = self._machines[0] if len(self._machines) == 1 and self._hosting is None else None
-        self._luck = None if self._only else np.random.default_rng([experiment.seed, _ROUTING_STREAM]).random((n, 2))
-        session = workload.session if isinstance(workload, Trace) else None
-        self._session = None if session is None else _as_array(session)
-        self._routing = None
-        if self._only is None:
-            self._routing = routing_of(experiment.router, self._machines, self._clock, self._prompt, contents_in)
+        self._only = (
+            self._machines[0] if len(self._machines) == 1 and eligible(self._machines, workload) is None else None
+        )
+        self._gate, self._handovers = (None, None) if self._only else self._gates(contents_in)
+        self._routing = None if self._gate is None else self._gate.routing
+        self._watch = Watch(self._state, self._machines, self._clock, self._handovers) if check_invariants else None
         self._reasons: dict[str, int] = {}
         self._sent = 0
         self._front_end = FrontEnd(experiment)
         self._think, self._due_ns = _waiting_clients(experiment)
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
+
+    def _gates(self, contents_in: Callable[[int], Contents] | None) -> tuple[Gate, Handovers | None]:
+        """The router that requests come to, and what is between machines where prefill and decode are apart."""
+        experiment, spec = self._experiment, self._experiment.handover
+        given = experiment.workload, self._state, self._clock
+        luck = [experiment.seed, _ROUTING_STREAM]
+        if spec is None:
+            gate = Gate(experiment.router, self._machines, self._machines, *given, luck, contents_in, self.rejected)
+            return gate, None
+        # Requests come to machines that begin with a prompt; those that decode get theirs from these.
+        first, second = (
+            [m for m, role in zip(self._machines, spec.roles, strict=True) if (role == "decode") is decodes]
+            for decodes in (False, True)
+        )
+        gate = Gate(experiment.router, first, self._machines, *given, luck, contents_in, self.rejected)
+        # A stream of its own: requests are as lucky at the first router as they are without pools.
+        beyond = Gate(spec.router, second, self._machines, *given, [*luck, 1], contents_in, self.rejected)
+        return gate, Handovers(spec, self._machines, gate, beyond, self._state, self._clock, self)
 
     def _contents_in(self, block_tokens: int) -> Contents:
         """What the workload says of contents, in blocks of *block_tokens* tokens."""
@@ -303,6 +297,8 @@ class _Cluster:
             _, id_ = aborts.popleft()
             if state.status[id_] != UNFINISHED:
                 continue
+            if self._handovers is not None and self._handovers.give_up(id_):
+                continue
             if state.replica[id_] < 0:
                 # It has not come through the front end yet.
                 state.status[id_] = ABORTED
@@ -328,42 +324,13 @@ class _Cluster:
         if self._only is not None:
             self._only.deliver(id_)
             return
-        state = self._state
-        model = 0 if state.model is None else state.model[id_]
-        machines = self._machines if self._hosting is None else self._hosting[model]
-        if not machines:
-            self.rejected(id_, "no machine hosts the model")
+        assert self._gate is not None
+        if self._handovers is not None:
+            self._handovers.come(id_)
             return
-        assert self._luck is not None
-        request = RoutedRequest(
-            id_,
-            self._prompt[id_],
-            model,
-            tuple(self._luck[id_].tolist()),
-            state.arrival[id_],
-            -1 if state.deadline is None else state.deadline[id_],
-            id_ if self._turn is None else self._turn[id_],
-            -1 if self._session is None else self._session[id_],
-            priority=0 if state.priority is None else state.priority[id_],
-        )
-        routing = self._routing
-        if routing is None:
-            answer = self._route_of(request, machines)
-        else:
-            request, shown = routing.show(request, machines)
-            answer = self._route_of(request, shown)
-        if isinstance(answer, Refused):
-            if answer.at >= 0:
-                state.replica[id_] = machines[answer.at].tenant_of(model).number
-            self.rejected(id_, answer.reason)
-            return
-        if not 0 <= answer < len(machines):
-            raise PolicyError(
-                f"{self._experiment.router!r} sent request {id_} to replica {answer!r}; expected 0 to {len(machines) - 1}"
-            )
-        if routing is not None:
-            routing.sent(request, machines[answer])
-        machines[answer].deliver(id_)
+        machine = self._gate.choose(id_)
+        if machine is not None:
+            machine.deliver(id_)
 
     def _send_next(self, ended_ns: int | None) -> None:
         """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time; with a
@@ -395,11 +362,21 @@ class _Cluster:
     # What machines tell.
 
     def finished(self, id_: int, now_ns: int) -> None:
+        if self._handovers is not None:
+            self._handovers.ended(id_, now_ns)
         if self._think is not None:
             self._send_next(now_ns)
         elif self._followers is not None:
             for follower, sent_ns in self._followers.ended(id_, now_ns):
                 self._send(follower, sent_ns, now_ns)
+
+    def prefilled(self, id_: int, end_ns: int) -> None:
+        assert self._handovers is not None
+        self._handovers.prefilled(id_, end_ns)
+
+    def has_room(self, id_: int, now_ns: int, found_tokens: int) -> None:
+        assert self._handovers is not None
+        self._handovers.has_room(id_, now_ns, found_tokens)
 
     def rejected(self, id_: int, reason: str) -> None:
         state = self._state
@@ -450,6 +427,7 @@ class _Cluster:
                     if self._caching
                     else {}
                 ),
+                **({} if self._handovers is None else self._handovers.columns()),
                 **tiers,
                 **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
             },
@@ -469,6 +447,7 @@ class _Cluster:
                     if self._caching
                     else {}
                 ),
+                **({} if self._handovers is None else {"links": self._handovers.links()}),
                 "n_stages": sum(machine.n_stages for machine in self._machines),
                 **({"tiers": _tier_facts(self._machines)} if tiers else {}),
                 **({"ranks": ranks} if (ranks := ranked(self._machines)) else {}),

@@ -84,6 +84,8 @@ SPAN = Layout(
     ("round", "i"),  # decode rounds of the lane before this span
     ("bubble_ns", "q"),  # idle time of the stages ahead of this micro-batch
     ("in_vain", "i"),  # of decode_seqs: those that had ended
+    ("found", "q"),  # tokens that those it admits have found in the prefix cache
+    ("evicted", "i"),  # blocks whose content has gone since the span before it that had prompt tokens
 )
 
 _pack_span: Final = SPAN.pack
@@ -181,11 +183,17 @@ class Recorder:
         self._bent_before: list[int] = []
         """Of every bent span: entries of `queued_ns` when it started."""
         self._taped_before: list[tuple[int, int]] = []
+        self._evicted = 0
+
+    def newly_evicted(self, evicted: int) -> int:
+        """Of so many blocks whose content has gone in all, those since this was asked last."""
+        before, self._evicted = self._evicted, evicted
+        return evicted - before
 
     def add_iteration(
         self, start_ticks: int, ticks: int, lane: int, totals: Totals, draft_steps: int, query_tokens: int,
         completions: int, emitted: int, running: int, waiting: int, blocks_used: int, round_: int, bubble_ns: int,
-        in_vain: int,
+        in_vain: int, found: int, evicted: int,
     ) -> None:  # fmt: skip
         """One iteration of its own."""
         _, prompt, chunks, pairs, prompt_kv, n, kv, _, pairs_window, kv_window = totals
@@ -193,7 +201,7 @@ class Recorder:
         buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, lane, prompt, chunks, pairs, prompt_kv,
             pairs_window, n, query_tokens, draft_steps, kv, kv_window, 0, completions, emitted, running, waiting,
-            blocks_used, round_, bubble_ns, in_vain,
+            blocks_used, round_, bubble_ns, in_vain, found, evicted,
         )  # fmt: skip
 
     def add_decodes(
@@ -204,7 +212,7 @@ class Recorder:
         buffer = self._span_buffer
         buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, n, first_ticks, growth_ticks, lane, 0, 0, 0, 0,
-            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0, 0, 0,
         )  # fmt: skip
 
     def add_taped(
@@ -220,7 +228,7 @@ class Recorder:
         buffer = self._span_buffer
         buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), _TAPED, 0, lane, 0, 0, 0, 0,
-            0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, 0, round_, 0, 0,
+            0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, 0, round_, 0, 0, 0, 0,
         )  # fmt: skip
         self._taped_before.append((blocks_before, n_queued))
         at = self._n_taped
@@ -245,7 +253,7 @@ class Recorder:
         buffer = self._span_buffer
         buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, n, _BENT, 0, lane, 0, 0, 0, 0,
-            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0, 0, 0,
         )  # fmt: skip
         self._bent_before.append(len(self.queued_ns))
 
@@ -382,7 +390,10 @@ class Columns:
 
         Columns: replica, lane, start_ns, duration_ns, rows, prefill_tokens, decode_tokens (query tokens of the decodes),
         sequences (that take part), running, waiting, kv_tokens (read by the decodes), kv_blocks_used, emitted_tokens,
-        bubble_ns; with tiers loads_under_way and stores_under_way as well.
+        bubble_ns; where blocks are found again, prefix_hit_tokens (that those whom it admits have found, beside what it
+        computes of prompts) and prefix_evictions (blocks whose content has gone since the replica's iteration with prompt
+        tokens before, for this one and for decodes between; 0 where an iteration has none); with tiers loads_under_way and
+        stores_under_way as well.
         """
         parts = list(self.iteration_blocks())
         table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -432,6 +443,11 @@ class Columns:
             "kv_blocks_used": used,
             "emitted_tokens": spans["emitted"][row].astype(np.int64),
             "bubble_ns": spans["bubble_ns"][row],
+            **(
+                {"prefix_hit_tokens": spans["found"][row], "prefix_evictions": spans["evicted"][row].astype(np.int64)}
+                if "prefix_hit_tokens" in self.requests
+                else {}
+            ),
             **({} if replica.transfers is None else _under_way(replica.transfers, start_ns)),
         }
 

@@ -11,13 +11,14 @@ from policies.ranks import PromptBalance
 from policies.routers import Knowledge, RouteFunction, Router, knowledge_of
 from policies.view import PlanFunction, Scheduler
 from sim.engine.prices import StageTable
+from sim.engine.roles import HandoverSpec, Part
 from sim.engine.running import Decoding
 from sim.engine.streaming import Stream
 from sim.engine.tiers import TierSpec, check_tiers
 from workloads import ClosedLoop, Trace
 
 Turn = Literal["rotation", "oldest"]
-PrefixCacheKind = Literal["blocks"]
+PrefixCacheKind = Literal["blocks", "tree"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class ReplicaSpec:
     """Row of the workload's models whose requests it serves; None: all."""
     prefix_cache: PrefixCacheKind | None = None
     """How KV blocks are found again where the workload says what prompts have in common: `blocks` as vLLM does it
-    (`sim.engine.prefix`); None: they are not."""
+    (`sim.engine.prefix`), `tree` as SGLang does it (`sim.engine.radix`); None: they are not."""
     prefix_drops_last: bool = False
     """Of what is found the last block is computed again, as vLLM does for drafters that need the target's states (EAGLE, MTP)."""
     tiers: tuple[TierSpec, ...] = ()
@@ -64,6 +65,10 @@ class ReplicaSpec:
         if self.micro_batches is not None and self.micro_batches < 1:
             raise ValueError(f"micro_batches is at least 1; got {self.micro_batches}")
         check_tiers(self.tiers)
+        if self.tiers and self.prefix_cache == "tree":
+            raise ValueError(
+                "tiers keep the blocks of a prefix cache, and prefix_cache is tree; give blocks or leave tiers out"
+            )
         kinds = [tier.kind for tier in self.tiers]
         if self.tiers and self.block_bytes < 1:
             raise ValueError(f"block_bytes is at least 1 where there are tiers; got {self.block_bytes}")
@@ -161,6 +166,8 @@ class Experiment:
     are sent in the trace's order when one has ended: `arrival_ns` of the columns says when. None: no limit."""
     stream: Stream = Stream()  # noqa: RUF009 (frozen, so that all may share one)
     """Which tokens reach a client together; it changes what clients measure, not what machines do."""
+    handover: HandoverSpec | None = None
+    """Prefill and decode on machines of their own; None: each machine serves its requests from beginning to end."""
 
     def __post_init__(self) -> None:
         if not self.replicas:
@@ -169,6 +176,10 @@ class Experiment:
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is a finite time of at least 0; got {value!r}")
+        if self.handover is not None and len(self.handover.roles) != len(self.replicas):
+            raise ValueError(
+                f"handover has roles for {len(self.handover.roles)} machines and there are {len(self.replicas)}; give one each"
+            )
         if self.in_flight is not None:
             if self.in_flight < 1:
                 raise ValueError(f"in_flight is at least 1; got {self.in_flight}")
@@ -176,6 +187,15 @@ class Experiment:
                 raise ValueError("in_flight is for a trace; clients of a closed loop have one request each under way")
             if self.workload.follows is not None or self.workload.abort_ns is not None:
                 raise ValueError("in_flight is for requests that wait for no others and that are not given up")
+
+    def part_of(self, index: int) -> Part | None:
+        """What machine *index* has to do with handing over; None: nothing."""
+        spec = self.handover
+        if spec is None or spec.roles[index] == "both":
+            return None
+        return Part(
+            role=spec.roles[index], drops_token=spec.first_token == "decode", headroom_tokens=spec.headroom_tokens
+        )
 
     @property
     def machines(self) -> tuple[MachineSpec, ...]:

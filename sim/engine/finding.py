@@ -3,34 +3,66 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from policies.view import WaitingSeq
+from policies.view import PlanFunction, Scheduler, WaitingSeq, admits_in_turn, looks_itself
 from sim.engine.ahead import Ahead
 from sim.engine.kv import KvPool
-from sim.engine.lane import Lane
+from sim.engine.lane import Ended, Lane
 from sim.engine.requests import RequestState
 
 
 class Finding:
     """A tenant's prefix cache as its sequences meet it; idle where there is none."""
 
-    def __init__(self, kv: KvPool, state: RequestState, ahead: Ahead | None, *, in_turn: bool) -> None:
+    def __init__(
+        self, kv: KvPool, state: RequestState, ahead: Ahead | None, scheduler: Scheduler | PlanFunction
+    ) -> None:
         self.kv = kv
         self.state = state
         self.ahead = ahead
-        self.in_turn = in_turn
+        # A tree cannot take back what a plan would evict on its way: it shows what is found, as to others.
+        self.in_turn = admits_in_turn(scheduler) and not kv.caches_late
         """Whether who is admitted finds what is cached when its turn comes, and not all at once before anybody takes blocks."""
+        self.described_to_it = kv.caches and not (self.in_turn or (kv.caches_late and looks_itself(scheduler)))
+        """Whether the scheduler is shown what those who wait would find."""
         self.lanes: Sequence[Lane] = ()
         """Of the tenant."""
         self.ended: list[tuple[int, int, int, int]] = []
-        """Those who have ended and whose blocks are still theirs: order of admission, id, blocks, and tokens that are cached."""
+        """Those who have ended and whose blocks are still theirs: order of admission, id, blocks, and tokens that are cached. With
+        0 blocks: those whose prompts are complete, where these are found only from then on."""
+        self.listed: tuple[int, ...] | None = None
+        """Those who run as their scheduler lists them, where that is not in order of admission: `policies.view.Plan.order`."""
         kv.progress = self._progress
 
     def end(self, id_: int, blocks: int, cached: int, emitted_last: int) -> None:
         """A sequence has ended with so many tokens cached."""
-        known = cached if self.ahead is not None or not emitted_last else cached - emitted_last + 1
-        self.ended.append((self.kv.order(id_), id_, blocks, known))
+        known = cached
+        if not (self.kv.caches_late or self.ahead is not None or not emitted_last):
+            known = cached - emitted_last + 1
+        self.ended.append((self._rank(id_), id_, blocks, known))
+
+    def _rank(self, id_: int) -> int:
+        """Whose turn it is of those who end, or complete their prompts, together."""
+        if self.listed is not None and id_ in self.listed:
+            return self.listed.index(id_) - len(self.listed)
+        return self.kv.order(id_)
+
+    def complete(self, id_: int, cached: int) -> None:
+        """A prompt is complete, *cached* tokens long."""
+        if self.kv.caches_late:
+            self.ended.append((self._rank(id_), id_, 0, cached))
+
+    def go_on(self, lane: Lane) -> None:
+        """Prompts in chunks can be found as far as they are computed."""
+        for id_, cached, *_ in lane.partial.values():
+            self.kv.computed(id_, cached)
+
+    def step_on(self, ended: Mapping[int, Ended]) -> None:
+        """Those who have *ended* have taken the step that comes to nothing: the KV of their latest token is there."""
+        for i, (order, id_, blocks, known) in enumerate(self.ended):
+            if id_ in ended and blocks:
+                self.ended[i] = (order, id_, blocks + ended[id_].growth_blocks, known + 1)
 
     def known(self, lane: Lane, id_: int, made_ahead: bool, *, scheduled: bool = False) -> int:
         """Tokens of an admitted sequence that are in the prefix cache when it is planned for.
@@ -40,6 +72,8 @@ class Finding:
         """
         if not self.kv.caches or id_ in lane.partial:
             return 0
+        if self.kv.caches_late:
+            return lane.decoding.state_of(id_)[0] if id_ in lane.decoding else lane.paused[id_].cached
         if id_ not in lane.decoding:
             return lane.paused[id_].cached if id_ in lane.paused else 0
         cached, emitted = lane.decoding.state_of(id_)[0], lane.decoding.last_emitted(id_)
@@ -49,6 +83,10 @@ class Finding:
             # What its prompt's last chunk makes it emit is not known yet.
             return cached - emitted + scheduled if emitted else cached
         return cached + scheduled
+
+    def kept(self, lane: Lane, id_: int, made_ahead: bool, *, scheduled: bool) -> int:
+        """Tokens of one that gives way that can be found again from now on: 0 where no more can than before."""
+        return 0 if self.kv.caches_late else self.known(lane, id_, made_ahead, scheduled=scheduled)
 
     def _progress(self, id_: int) -> int:
         """The same of one that takes a step in the coming iteration."""
@@ -89,7 +127,7 @@ class Finding:
         for id_, tokens in run:
             if tokens and id_ not in lane.partial:
                 seq = next((seq for seq in queue if seq.id == id_), None)
-                if seq is not None:
+                if seq is not None and not seq.kept_blocks:
                     self.kv.admit(id_, self._to_find(seq, tokens))
 
     def find(self, seq: WaitingSeq, tokens: int) -> WaitingSeq:
@@ -117,11 +155,14 @@ class Finding:
         if entry is not None:
             self.ended.remove(entry)
             _, _, blocks, known = entry
-            self.kv.release(id_, blocks + beside, known - unknown)
+            self.kv.release(id_, blocks + beside, 0 if self.kv.caches_late else known - unknown)
 
     def free_the_ended(self) -> None:
         """Those who have ended give their blocks back, in the order in which they were admitted."""
         self.ended.sort()
         for _, id_, blocks, known in self.ended:
-            self.kv.release(id_, blocks, known)
+            if blocks:
+                self.kv.release(id_, blocks, known)
+            else:
+                self.kv.computed(id_, known)
         self.ended.clear()

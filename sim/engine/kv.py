@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from policies.view import WaitingSeq
 
 
 class OutOfBlocks(Exception):
@@ -17,6 +19,7 @@ class KvPool:
         "block_tokens",
         "by_chunk",
         "caches",
+        "caches_late",
         "evicted",
         "free",
         "lookahead_tokens",
@@ -42,7 +45,9 @@ class KvPool:
         self.lookahead_tokens = lookahead_tokens if by_chunk else 0
         self._limit = limit
         self.caches = False
-        """Whether blocks are found again by their content."""
+        """Whether blocks are found again by their content ..."""
+        self.caches_late = False
+        """... and that only from when the iteration has ended which computed it."""
         self.evicted = 0
         """Blocks with content that gave way to others."""
         self.progress: Callable[[int], int] | None = None
@@ -94,6 +99,17 @@ class KvPool:
         """Blocks that a waiting request with *tokens* tokens would find now: one token at least is computed."""
         return 0
 
+    def look(self, id_: int, tokens: int) -> int:
+        """The same, asked by a scheduler that looks for itself: where looking counts as use, they have been used."""
+        return self.found_blocks(id_, tokens)
+
+    def wait(self, queue: Sequence[WaitingSeq]) -> None:
+        """A scheduler that looks for itself has seen who waits, and not asked what each of them would find."""
+
+    def beginning(self, id_: int, tokens: int) -> object:
+        """What the first *tokens* tokens of a request are called: the same for all that begin with them. None: nobody knows."""
+        return None
+
     def unheld_blocks(self, id_: int, blocks: int) -> int:
         """Of the first *blocks* cached blocks of a request those that nobody holds: they count as free until it takes them."""
         return 0
@@ -136,6 +152,21 @@ class KvPool:
 
     def cached(self, id_: int, tokens: int) -> None:
         """The first *tokens* tokens of an admitted request are computed, or about to be."""
+
+    def computed(self, id_: int, tokens: int) -> None:
+        """The first *tokens* tokens of an admitted request have been computed, and can be found from now on."""
+
+    def make_room(self, blocks: int) -> None:
+        """As many blocks are about to be taken, or looked for in vain."""
+
+    def gave_way(self, kept: int) -> None:
+        """One of a batch has given way, and *kept* sequences go on."""
+
+    def before_prompts(self, tokens: int, prompts: int) -> None:
+        """An iteration with so many prompts, and *tokens* tokens of them, is about to take its blocks."""
+
+    def before_decodes(self, sequences: int) -> None:
+        """A decode step of so many sequences is about to take its blocks."""
 
     def freed_by(self, id_: int, gone: dict[object, int]) -> int:
         """Blocks with content that come free when a request gives way after others; *gone* keeps count of these."""

@@ -54,6 +54,10 @@ class Prepared(NamedTuple):
     growth: int
     """KV blocks that its decodes take."""
     in_vain: int
+    found: int
+    """Tokens that those it admits have found."""
+    evicted: int
+    """Blocks whose content has gone."""
 
 
 class Ended(NamedTuple):

@@ -16,9 +16,11 @@ has.
 
 from __future__ import annotations
 
+from policies.view import looks_itself
 from sim.engine.content import Contents
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.kv import KvPool
+from sim.engine.radix import RadixCache
 from sim.engine.requests import RequestState
 from sim.engine.runs import Chain, Held, Run, RunPool, parts_of
 
@@ -264,6 +266,19 @@ def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool
             by_chunk=by_chunk,
             lookahead_tokens=spec.lookahead_tokens,
             limit=spec.max_model_len,
+        )
+    if spec.prefix_cache == "tree":
+        return RadixCache(
+            spec.kv_blocks,
+            spec.block_tokens,
+            state.contents_in(spec.block_tokens),
+            state.prompt,
+            by_chunk=by_chunk,
+            lookahead_tokens=spec.lookahead_tokens,
+            limit=spec.max_model_len,
+            drops_last=spec.prefix_drops_last,
+            token_contents=state.contents_in(1),
+            used_by_looks=looks_itself(spec.scheduler),
         )
     return BlockCache(
         spec.kv_blocks,

@@ -110,5 +110,6 @@ class RequestState:
                 cached_tokens,
                 0 if self.priority is None else self.priority[id_],
                 0,
+                0,
             ),
         )

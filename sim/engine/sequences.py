@@ -13,7 +13,6 @@ from policies.view import (
     ALWAYS_NS,
     RunningSeq,
     WaitingSeq,
-    admits_in_turn,
     plans_ahead,
     preempted_last,
     reserves,
@@ -24,14 +23,16 @@ from sim.engine.brought import Brought
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.columns import ABORTED, FINISHED, UNFINISHED, Recorder
 from sim.engine.errors import PolicyError
+from sim.engine.exchange import Exchange, n_with_blocks
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.finding import Finding
-from sim.engine.kv import OutOfBlocks
+from sim.engine.kv import KvPool, OutOfBlocks
 from sim.engine.lane import Ended, Lane, Paused
 from sim.engine.prefix import pool_of
 from sim.engine.promises import Promises
 from sim.engine.requests import RequestState
-from sim.engine.running import Departure
+from sim.engine.roles import Part
+from sim.engine.running import Departure, RunningSet
 
 
 class Outside(Protocol):
@@ -40,6 +41,14 @@ class Outside(Protocol):
     def finished(self, id_: int, now_ns: int, /) -> None: ...
 
     def rejected(self, id_: int, reason: str, /) -> None: ...
+
+    def prefilled(self, id_: int, end_ns: int, /) -> None:
+        """A prompt is done that is decoded elsewhere."""
+        ...
+
+    def has_room(self, id_: int, now_ns: int, found_tokens: int, /) -> None:
+        """There is room here for the KV of one that was computed elsewhere, of which *found_tokens* tokens are cached here."""
+        ...
 
 
 _new = tuple[object, ...].__new__
@@ -53,8 +62,10 @@ class Sequences:
     """The requests of one model on a machine."""
 
     def __init__(
-        self, spec: ReplicaSpec, state: RequestState, outside: Outside, recorder: Recorder, *, alone: bool
-    ) -> None:
+        self, spec: ReplicaSpec, state: RequestState, outside: Outside, recorder: Recorder, *, alone: bool,
+        part: Part | None = None,
+    ) -> None:  # fmt: skip
+        """*part*: what the machine has to do with handing over; None: nothing."""
         self.queue: deque[WaitingSeq] = deque()
         # Not by chunk where several micro-batches share a pool: each may hold part of a prompt that can only go on if another gives
         # way, and a scheduler sees its own alone.
@@ -82,7 +93,9 @@ class Sequences:
         self.ahead = Ahead() if alone and plans_ahead(spec.scheduler) else None
         self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
         self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
-        self.finding = Finding(self.kv, state, self.ahead, in_turn=admits_in_turn(spec.scheduler))
+        self.finding = Finding(self.kv, state, self.ahead, spec.scheduler)
+        self.exchange = None if part is None else Exchange(self, part, outside, alone=alone)
+        self.hands_over = self.promises.one_token = self.exchange is not None and self.exchange.hands_over
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
@@ -114,8 +127,15 @@ class Sequences:
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or has been admitted."""
-        return self.n_admitted > 0 or bool(self.queue)
+        """Whether any request waits or has been admitted, or wants room, or there is news to read."""
+        exchange = self.exchange
+        return (
+            self.n_admitted > 0 or bool(self.queue) or (exchange is not None and bool(exchange.mail or exchange.asked))
+        )
+
+    def awaits(self) -> bool:
+        """Whether something will come from another machine that frees blocks or brings work."""
+        return self.exchange is not None and self.exchange.holds
 
     def running_seq(self, lane: Lane, id_: int) -> RunningSeq:
         """An admitted sequence as policies see it."""
@@ -156,6 +176,9 @@ class Sequences:
             self.n_computed -= not seq.tokens
             self.brought.gone(id_)
             self.n_changes += 1
+            if seq.kept_blocks:
+                assert self.exchange is not None
+                self.exchange.leave_the_queue(id_, seq.cached_tokens)
             self._outside.rejected(id_, reason)
 
     def choose_decodes(self, lane: Lane, decode: Literal[True] | tuple[int, ...]) -> None:
@@ -217,7 +240,7 @@ class Sequences:
             state.preemptions[id_] += 1
             self.finding.free_one(id_, beside, lane.leaving[id_].emitted_last - scheduled)
             return
-        known = self.finding.known(lane, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
+        known = self.finding.kept(lane, id_, self.ahead is not None and self.ahead.made, scheduled=scheduled)
         cached, blocks, token_ns = self.take_out(lane, id_)
         if token_ns >= 0:
             state.token_ns[id_] = token_ns
@@ -235,7 +258,9 @@ class Sequences:
         seq = state.waiting_seq(id_, preempted=True)
         # At the end: ahead of those who came after the plan was made.
         unknown = 0 if self.ahead is None else self.ahead.n_unknown
-        self.queue.insert(max(len(self.queue) - unknown, 0) if self._preempted_last else 0, seq)
+        # Behind those whose blocks are here already, which would have to wait for it otherwise.
+        first = 0 if self.exchange is None else n_with_blocks(self)
+        self.queue.insert(max(len(self.queue) - unknown, 0) if self._preempted_last else first, seq)
 
     def admit(self, lane: Lane, id_: int, now_ns: int, tokens: int) -> WaitingSeq:
         """Take a request from the queue into the lane, to compute *tokens* tokens; blocks that it lacks are its caller's."""
@@ -252,10 +277,14 @@ class Sequences:
             seq = found
         lane.admitted[id_] = None
         self.n_admitted += 1
-        self.promises.make(id_)
         self.n_changes += 1
         if self.state.scheduled[id_] < 0:
             self.state.scheduled[id_] = now_ns
+        if seq.kept_blocks:
+            assert self.exchange is not None
+            self.exchange.take_in(id_, now_ns)
+            return seq
+        self.promises.make(id_)
         self.brought.admitted(seq)
         return self.finding.find(seq, tokens) if self.kv.caches else seq
 
@@ -270,7 +299,7 @@ class Sequences:
                     f"{self._scheduler!r} planned 0 prompt tokens for request {id_}, of which {seq.tokens} are left to compute"
                 )
             self.n_computed -= 1
-            self.take(self.kv.held(seq.cached_tokens) - self.kv.found(id_), ticks)
+            self.take(self.kv.held(seq.cached_tokens) - (seq.kept_blocks or self.kv.found(id_)), ticks)
             if self.kv.caches:
                 self.kv.cached(id_, seq.cached_tokens)
             self._join(lane, id_, seq.cached_tokens, self.state.token_ns[id_])
@@ -291,7 +320,7 @@ class Sequences:
         decoding = lane.decoding
         self._in_vain = 0
         if rounds > 1:
-            self.kv.take(decoding.blocks_for(rounds) - growth_first)
+            _take_for_rounds(self.kv, decoding, rounds, growth_first)
         lane.last_round_ns = end_ns
         departures = decoding.advance(rounds)
         if not departures:
@@ -309,6 +338,10 @@ class Sequences:
         state = self.state
         for id_ in lane.completing:
             _, cached, _, _, _, _, _ = lane.partial.pop(id_)
+            if self.exchange is not None and self.exchange.leaves(id_):
+                self._in_vain = 0
+                self.exchange.depart(lane, id_, cached, end_ns)
+                continue
             left = state.left[id_]
             if left:
                 self._in_vain = 0
@@ -319,6 +352,7 @@ class Sequences:
                 state.left[id_] = left = left - 1
             if left:
                 self._join(lane, id_, cached, end_ns)
+                self.finding.complete(id_, cached)
             else:
                 self._end(lane, id_, self.kv.held(cached), end_ns, cached, 1, slots_before=cached)
 
@@ -355,30 +389,49 @@ class Sequences:
         state.status[id_] = FINISHED
         self._outside.finished(id_, end_ns)
 
-    def hand_back(self, lanes: Sequence[Lane]) -> list[int]:
-        """Give up everything: all blocks are free, and the requests are the caller's, those that ran, lane by lane, before those
-        that waited."""
-        ids: list[int] = []
-        for lane in lanes:
-            for id_ in list(lane.decoding):
-                departure = self._leave(lane, id_)
-                self.state.token_ns[id_] = _last_token_ns(lane, departure)
-            lane.forget_the_leaving()
-            ids += lane.admitted
-            lane.admitted.clear()
-            lane.partial.clear()
-            lane.paused.clear()
-        ids += [seq.id for seq in self.queue]
-        self.queue.clear()
-        self.brought.reset()
-        if self.ahead is not None:
-            self.ahead.reset()
-        self.given_up.clear()
-        self.n_admitted = self.n_computed = 0
-        self.promises.reset()
-        self.finding.ended.clear()
-        self.kv.reset()
-        return ids
+
+def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
+    """Give up everything: all blocks are free, and the requests are the caller's, those that ran, lane by lane, before those
+    that waited."""
+    ids: list[int] = []
+    for lane in lanes:
+        for id_ in list(lane.decoding):
+            departure = sequences._leave(lane, id_)
+            sequences.state.token_ns[id_] = _last_token_ns(lane, departure)
+        lane.forget_the_leaving()
+        ids += lane.admitted
+        lane.admitted.clear()
+        lane.partial.clear()
+        lane.paused.clear()
+    ids += [seq.id for seq in sequences.queue]
+    sequences.queue.clear()
+    if sequences.exchange is not None:
+        ids += sequences.exchange.hand_back()
+    sequences.brought.reset()
+    if sequences.ahead is not None:
+        sequences.ahead.reset()
+    sequences.given_up.clear()
+    sequences.n_admitted = sequences.n_computed = 0
+    sequences.promises.reset()
+    sequences.finding.ended.clear()
+    sequences.kv.reset()
+    return ids
+
+
+def n_waiting(sequences: Sequences) -> int:
+    """Requests in the queue, and those on their way to it from another machine."""
+    return len(sequences.queue) + (0 if sequences.exchange is None else sequences.exchange.coming)
+
+
+def _take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
+    """The blocks of so many decode steps, of which *taken* have been taken."""
+    if kv.caches_late:
+        # What the last of them evicts depends on what there was before it.
+        before = decoding.blocks_for(rounds - 1)
+        kv.take(before - taken)
+        kv.before_decodes(decoding.n)
+        taken = before
+    kv.take(decoding.blocks_for(rounds) - taken)
 
 
 def _last_token_ns(lane: Lane, departure: Departure) -> int:
@@ -393,10 +446,13 @@ def refusal(sequences: Sequences, id_: int) -> str | None:
         return f"prompt and output exceed the model's context of {limit} tokens"
     # The last token is never cached: nothing comes after it.
     kv = sequences.kv
+    if sequences.hands_over:
+        output = min(output, 1)
     slots = (prompt or 1) + (output - 1 + sequences.most_beyond if output else sequences.kv.lookahead_tokens)
     needed = kv.blocks(slots if limit is None else min(slots, limit))
     if needed > kv.total:
-        return f"needs {needed} KV blocks for prompt and output but the replica has {kv.total}"
+        what = "its prompt" if sequences.hands_over else "prompt and output"
+        return f"needs {needed} KV blocks for {what} but the replica has {kv.total}"
     return None
 
 
@@ -418,6 +474,9 @@ def let_go(sequences: Sequences, lane: Lane) -> None:
             sequences.queue.remove(waiting)
             sequences.n_computed -= not waiting.tokens
             sequences.brought.gone(id_)
+            if waiting.kept_blocks:
+                assert sequences.exchange is not None
+                sequences.exchange.leave_the_queue(id_, waiting.cached_tokens)
             continue
         ahead = sequences.ahead
         known = sequences.finding.known(lane, id_, ahead is not None and ahead.seen_ns != ALWAYS_NS)

@@ -4,17 +4,20 @@ A tenant has one *lane* for each micro-batch that may be in flight. It shows its
 and commits what has ended; when a lane may plan, the machine says.
 """
 
+# pyright: reportPrivateUsage=false
+# The functions below the class are the tenant's own, kept outside of it so that either can be read in one sitting.
+
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import numpy as np
 
 from hwmodels.totals import Totals, pairs_within, seen
-from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, pads_to, plan_of
+from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, admits_in_turn, looks_itself, pads_to, plan_of
 from sim.engine.ahead import as_known
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import IntArray, Recorder, ReplicaColumns, sum_rounds
@@ -26,9 +29,11 @@ from sim.engine.loading import Loading
 from sim.engine.padding import padded
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
+from sim.engine.roles import ONE_EACH, Part
 from sim.engine.running import RunningSet
 from sim.engine.runs import RunPool
 from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go
+from sim.engine.sequences import hand_back as give_all_back
 from sim.engine.span import Step
 from sim.engine.stages import Stages
 from sim.engine.taped import TapedSet
@@ -41,6 +46,8 @@ NOTHING: Final = -1
 _LANES_AT_ONCE = 64
 """More micro-batches than these get their lanes when they are needed."""
 
+_NOBODY: Final[Mapping[int, Ended]] = {}
+
 _new: Final = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor: a third of the time, several times an iteration."""
 
@@ -51,20 +58,21 @@ class Tenant:
     def __init__(
         self, number: int, spec: ReplicaSpec, state: RequestState, outside: Outside, stages: Stages, *,
         alone: bool, seed: int, fast_forward: bool, prices: Prices | None = None, machine: int = 0,
-        shared: SharedStores | None = None,
+        shared: SharedStores | None = None, part: Part | None = None,
     ) -> None:  # fmt: skip
         """*alone*: no pipeline and no other tenant, so that decodes may be held; *number*: of the run's tenants; *prices*: of a
         rank, whose steps its machine takes together with others, and ends (`launch`); *shared*: what machines read of each other's
-        KV."""
+        KV; *part*: what the machine has to do with handing over."""
         self.number = number
         self.spec = spec
         self.recorder = Recorder()
-        self.sequences = sequences = Sequences(spec, state, outside, self.recorder, alone=alone)
+        self.sequences = sequences = Sequences(spec, state, outside, self.recorder, alone=alone, part=part)
+        self._exchange = sequences.exchange
         self.n_in_flight = 0
         self.prices = prices or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
         self.state = state
         self.stages = stages
-        self._alone = alone
+        self.alone = alone
         self._is_rank = prices is not None
         self.prompts_wait = False
         """Of a rank: no prompt is shown to the scheduler, whoever waits."""
@@ -81,9 +89,10 @@ class Tenant:
         self._ahead = sequences.ahead
         self._by_chunk = sequences.kv.by_chunk
         self._caches = sequences.kv.caches
+        self._late = sequences.kv.caches_late
         self._finding = sequences.finding
         self._in_turn = sequences.finding.in_turn
-        shown = sequences.finding.described if self._caches and not sequences.finding.in_turn else None
+        shown = sequences.finding.described if sequences.finding.described_to_it else None
         self._queue_view = QueueView(sequences.queue, shown)
         self.n_sent = 0
         self._speculates = spec.decoding is not None
@@ -120,6 +129,11 @@ class Tenant:
             let_go(sequences, lane)
         if self._finding.ended and self._ahead is not None and self._ahead.seen_ns == ALWAYS_NS:
             self._finding.free_the_ended()
+        exchange = self._exchange
+        if exchange is not None and (exchange.mail or exchange.asked):
+            exchange.read(lane, ticks)
+        if self._late and lane.partial:
+            self._finding.go_on(lane)
         held = lane.held
         if held is not None:
             if _still_holds(self, held, decoding, ticks):
@@ -135,14 +149,12 @@ class Tenant:
             n_decoding += len(lane.paused)
             growth_of_all += sum(sequences.paused_growth(lane, paused) for paused in lane.paused.values())
         partial, queue = lane.partial, self._queue
+        if lane.leaving and sequences.hands_over and not (n_decoding or partial or queue):
+            # They are known to take no step, so that no plan is needed to say so.
+            lane.forget_the_leaving()
         if not (n_decoding or partial or queue or lane.leaving):
             lane.view.memo = None
-            if self._ahead is not None:
-                self._ahead.seen_ns = ALWAYS_NS
-                if loading is not None and loading.next_ns() <= ticks >> TICK_BITS:
-                    # What has come since the plan would have been made ahead.
-                    return self.begin(lane, ticks)
-            return NOTHING
+            return self.begin(lane, ticks) if self._ahead is not None and _has_come(self, lane, ticks) else NOTHING
         if sequences.brought.at_hand and growth_of_all > self._kv.free:
             assert loading is not None
             loading.make_room(growth_of_all)
@@ -155,7 +167,8 @@ class Tenant:
         view.growth_blocks = growth_of_all
         view.now_ns, view.rounds = ticks >> TICK_BITS, decoding.round
         view.after_prefill = bool(lane.run)
-        view.promised_blocks = sequences.promises.blocks
+        # Those who have landed are still to be admitted.
+        view.promised_blocks = sequences.promises.blocks - (0 if exchange is None else exchange.promised)
         unknown = self._ahead is not None and self._ahead.hide(lane, self._queue_view, given=not self._caches)
         if self.prompts_wait:
             view.waiting = view.prefilling = ()
@@ -164,26 +177,26 @@ class Tenant:
             raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
         if loading is not None:
             plan = _with_loads(self, loading, lane, plan, growth_of_all)
-        decode, run, preempt, hold, _, reject, _, view.memo, undone = plan
-        stepping_on: list[Ended] = []
+        decode, run, preempt, hold, _, reject, _, view.memo, undone, order = plan
+        stepping_on: Mapping[int, Ended] = _NOBODY
         if unknown:
             plan, stepping_on = as_known(lane, self._queue_view, plan)
-            decode, _, _, hold, _, _, _, _, _ = plan
+            decode, _, _, hold, *_ = plan
         waits = self.prompts_wait and (queue or partial)
         if hold > 1 and (waits or sequences.given_up or (loading is not None and _may_learn(loading, ticks))):
             # The next plan is the first that knows who has gone, or may be shown who waits.
             hold, plan = 1, plan._replace(hold=1)
-        if hold > 1 and queue and (self._kv.writes or (self._caches and not self._alone)):
-            # What those who wait would find changes with every step: of who emits what is named, of micro-batches that evict.
+        if hold > 1 and queue and self._caches and _may_find_more(self):
+            hold, plan = 1, plan._replace(hold=1)
+        if hold > 1 and exchange is not None and exchange.may_act(unknown=unknown):
             hold, plan = 1, plan._replace(hold=1)
         if reject:
             sequences.reject(reject)
+        if self._late:
+            self._finding.listed = order
         if preempt or decode is not True or lane.paused or sequences.n_computed:
-            if preempt and self._caches and self._in_turn:
-                give_way_in_turn(sequences, lane, decode, run + undone, preempt)
-            else:
-                for id_ in preempt:
-                    sequences.preempt(lane, id_)
+            if preempt:
+                _give_way(self, lane, decode, run + undone, preempt, growth_of_all)
             if sequences.n_computed:
                 run = sequences.join_the_decodes(lane, run, ticks)
             if decode is not False:
@@ -220,34 +233,40 @@ class Tenant:
     # Starting.
 
     def _start_iteration(
-        self, lane: Lane, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int, ended: Sequence[Ended] = ()
-    ) -> int:
+        self, lane: Lane, run: tuple[tuple[int, int], ...], n: int, growth: int, ticks: int,
+        ended: Mapping[int, Ended] = _NOBODY,
+    ) -> int:  # fmt: skip
         """One iteration with prompt chunks and a decode step of *n* sequences, all or none, that takes *growth* blocks; and a step
         of those who have *ended*, which comes to nothing."""
         sequences, kv, window = self.sequences, self._kv, self._window
         decoding, partials = lane.decoding, lane.partial
         block_tokens, by_chunk = kv.block_tokens, self._by_chunk
         blocks, in_vain = growth, 0
+        found = evicted = 0
         caches = self._caches
         if caches:
             # Those who have ended take the blocks of a step that comes to nothing, and give them back.
-            in_vain = sum(gone.growth_blocks for gone in ended)
+            in_vain = sum(gone.growth_blocks for gone in ended.values())
             if not self._in_turn:
                 self._finding.keep(self._queue, lane, run)
-            sequences.take(growth + in_vain, ticks)
             blocks = 0
+            if self._late:
+                kv.before_prompts(sum(tokens for _, tokens in run), len(run))
+            else:
+                sequences.take(growth + in_vain, ticks)
         rows = pairs = pairs_window = prompt_kv = 0
         completing: list[int] = []
         for id_, tokens in run:
             partial = partials.get(id_)
             if partial is None:
-                _, left, arrival_ns, model, deadline_ns, _, cached, priority, _ = sequences.admit(
+                _, left, arrival_ns, model, deadline_ns, _, cached, priority, _, kept = sequences.admit(
                     lane, id_, ticks >> TICK_BITS, tokens
                 )
                 if not by_chunk:
                     blocks -= -(left + cached) // block_tokens
-                if caches:
-                    blocks -= kv.found(id_)
+                had = kept or (kv.found(id_) if caches else 0)
+                blocks -= had
+                found += 0 if kept else had * block_tokens
             else:
                 _, cached, left, arrival_ns, model, deadline_ns, priority = partial
                 if by_chunk:
@@ -276,23 +295,23 @@ class Tenant:
         if blocks:
             sequences.take(blocks, ticks)
         if caches:
-            kv.give(in_vain)
-            if self._finding.ended:
-                self._finding.free_the_ended()
+            _all_taken(self, n, growth + in_vain, in_vain, ticks, ended)
+            evicted = self.recorder.newly_evicted(kv.evicted) if run else 0
         query, draft_steps = decoding.query_tokens, decoding.draft_steps
         decode_rows = decode_kv = decode_window = emitted = 0
         if n:
             decode_rows = n * query
             decode_kv = decoding.cached + decode_rows
             emitted, decode_window = decoding.next_round()
-        for gone in ended:
+        for gone in ended.values():
             kv_read = gone.cached + query
             decode_rows += query
             decode_kv += kv_read
             decode_window += 0 if window is None else seen(kv_read, window)
         output_left = self.state.left
-        for id_ in completing:
-            emitted += output_left[id_] > 0
+        if self._exchange is None or not self._exchange.drops_token:
+            for id_ in completing:
+                emitted += output_left[id_] > 0
         n_completing = len(completing)
         totals = _new(
             Totals,
@@ -312,10 +331,16 @@ class Tenant:
             priced = padded(totals, run, query, context, self._pads_to, window)
         if self._is_rank:
             lane.prepared = Prepared(
-                priced, draft_steps, (totals, draft_steps, query, n_completing, emitted), growth, len(ended)
+                priced,
+                draft_steps,
+                (totals, draft_steps, query, n_completing, emitted),
+                growth,
+                len(ended),
+                found,
+                evicted,
             )
             return ticks
-        if self._alone:
+        if self.alone:
             duration = self.prices.iteration(priced, draft_steps)
         else:
             duration, bubble_ns = _through_stages(self, lane, priced, draft_steps, ticks)
@@ -323,7 +348,7 @@ class Tenant:
         lane.span = Step(ticks, end, growth)
         self.recorder.add_iteration(
             ticks, duration, lane.index, totals, draft_steps, query, n_completing, emitted, sequences.n_admitted,
-            len(self._queue), kv.total - kv.free, decoding.round, bubble_ns, len(ended),
+            len(self._queue), kv.total - kv.free, decoding.round, bubble_ns, len(ended), found, evicted,
         )  # fmt: skip
         return end
 
@@ -331,6 +356,8 @@ class Tenant:
         """Decode iterations only, as many as nothing can change in; the first takes *growth* blocks."""
         decoding, sequences, kv = lane.decoding, self.sequences, self._kv
         free = kv.free
+        if self._late:
+            kv.before_decodes(decoding.n)
         if growth:
             sequences.take(growth, ticks)
         if self._finding.ended:
@@ -372,6 +399,36 @@ class Tenant:
             self._finding.free_the_ended()
 
 
+def _has_come(tenant: Tenant, lane: Lane, ticks: int) -> bool:
+    """Whether there is something to plan after all, which came since a plan would have been made ahead: none was that it could
+    come too late for."""
+    sequences, exchange, loading = tenant.sequences, tenant.sequences.exchange, tenant.loading
+    assert sequences.ahead is not None
+    sequences.ahead.seen_ns = ALWAYS_NS
+    if exchange is not None and (exchange.mail or exchange.asked):
+        exchange.read(lane, ticks)
+    return bool(sequences.queue) or (loading is not None and loading.next_ns() <= ticks >> TICK_BITS)
+
+
+def read_at_rest(tenant: Tenant, now_ns: int) -> bool:
+    """Read news from other machines while nothing runs and nobody waits; whether that is all that there is to do."""
+    exchange, sequences = tenant.sequences.exchange, tenant.sequences
+    assert exchange is not None
+    if (
+        sequences.queue
+        or sequences.n_admitted
+        or (sequences.ahead is not None and sequences.ahead.seen_ns != ALWAYS_NS)
+    ):
+        return False
+    exchange.read(tenant.lanes[0], now_ns << TICK_BITS)
+    return not sequences.queue and not exchange.asked
+
+
+def awaits(tenant: Tenant) -> bool:
+    """Whether something will come from a tier or from another machine that frees blocks or brings work."""
+    return n_loading(tenant) > 0 or tenant.sequences.awaits()
+
+
 def _add_lane(tenant: Tenant) -> Lane:
     spec = tenant.spec
     decoding = (
@@ -391,13 +448,15 @@ def _add_lane(tenant: Tenant) -> Lane:
         price=LanePrice(lane, tenant.prices, tenant.stages, tenant._window, tenant._pads_to),
         elsewhere=Elsewhere(tenant.lanes, lane),
         prompt_tokens=tenant.state.prompt,
-        max_tokens=tenant.state.max_tokens,
+        max_tokens=ONE_EACH if tenant.sequences.hands_over else tenant.state.max_tokens,
         by_chunk=tenant._by_chunk,
         lookahead_tokens=tenant._kv.lookahead_tokens,
         draft_slots=spec.draft_slots,
         max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
         terms=tenant.state.terms,
-        cache=tenant._kv if tenant._caches else None,
+        cache=tenant._kv
+        if tenant._caches and (looks_itself if tenant._late else admits_in_turn)(spec.scheduler)
+        else None,
     )
     tenant.lanes.append(lane)
     tenant.ready.append(lane)
@@ -442,7 +501,7 @@ def _with_loads(tenant: Tenant, loading: Loading, lane: Lane, plan: Plan, growth
         # Who gives way has not given its memory back yet.
         started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
         if not started:
-            if not tenant._in_turn and (loading.in_flight or sequences.brought.at_hand):
+            if not tenant._in_turn and (loading.in_flight or sequences.brought.at_hand or sequences.awaits()):
                 fits = loading.that_fit(plan.run, held_back)
                 return plan if len(fits) == len(plan.run) else plan._replace(run=fits, hold=1)
             break
@@ -470,7 +529,7 @@ def n_loading(tenant: Tenant) -> int:
 
 def hand_back(tenant: Tenant) -> list[int]:
     """Give up everything; see `Sequences.hand_back`."""
-    ids = tenant.sequences.hand_back(tenant.lanes)
+    ids = give_all_back(tenant.sequences, tenant.lanes)
     return ids if tenant.loading is None else ids + tenant.loading.reset()
 
 
@@ -499,8 +558,52 @@ def launch(tenant: Tenant, lane: Lane, ticks: int, duration: int) -> None:
     lane.span = Step(ticks, ticks + duration, prepared.growth)
     tenant.recorder.add_iteration(
         ticks, duration, lane.index, *prepared.recorded, sequences.n_admitted, len(sequences.queue), sequences.kv.used,
-        lane.decoding.round, 0, prepared.in_vain,
+        lane.decoding.round, 0, prepared.in_vain, prepared.found, prepared.evicted,
     )  # fmt: skip
+
+
+def _give_way(
+    tenant: Tenant,
+    lane: Lane,
+    decode: bool | tuple[int, ...],
+    run: tuple[tuple[int, int], ...],
+    preempt: tuple[int, ...],
+    growth: int,
+) -> None:
+    """Preempt those whom a plan names; *growth*: blocks that all would have taken who decode."""
+    sequences, kv = tenant.sequences, tenant.sequences.kv
+    if kv.caches and sequences.finding.in_turn:
+        give_way_in_turn(sequences, lane, decode, run, preempt)
+        return
+    if kv.caches_late:
+        # Before anybody gives way, what nobody holds does.
+        kv.make_room(growth)
+    kept = lane.decoding.n + len(lane.paused) + len(lane.leaving)
+    for id_ in preempt:
+        sequences.preempt(lane, id_)
+        kept -= 1
+        kv.gave_way(kept)
+
+
+def _all_taken(tenant: Tenant, n: int, decodes: int, in_vain: int, ticks: int, ended: Mapping[int, Ended]) -> None:
+    """The prompts of an iteration have taken their blocks: what is left of it, *decodes* of the decodes where these come last."""
+    sequences, finding = tenant.sequences, tenant.sequences.finding
+    if sequences.kv.caches_late:
+        sequences.kv.before_decodes(n + len(ended))
+        sequences.take(decodes, ticks)
+        finding.step_on(ended)
+    else:
+        sequences.kv.give(in_vain)
+    if finding.ended:
+        finding.free_the_ended()
+
+
+def _may_find_more(tenant: Tenant) -> bool:
+    """Whether those who wait may find something else with every step: of who emits what is named, of micro-batches that evict; or
+    with the next one, which makes known what the one before it has computed."""
+    kv = tenant.sequences.kv
+    late = kv.caches_late and bool(tenant.sequences.finding.ended)
+    return kv.writes or late or (kv.caches and not tenant.alone)
 
 
 def _still_holds(tenant: Tenant, held: HeldPlan, decoding: RunningSet, ticks: int) -> bool:

@@ -57,6 +57,10 @@ def _speculation(reading: Reading) -> None:
     if method is None:
         reading.give_back("speculative-algorithm", algorithm)
         return
+    drafter = reading.text("speculative-draft-model-path")
+    if algorithm.upper() == "EAGLE" and drafter is None:
+        # SGLang drafts by the model's own layers where no checkpoint is named, as with NEXTN.
+        method = "mtp"
     reading.put("decoding.method", method)
     steps = reading.integer("speculative-num-steps")
     topk = reading.integer("speculative-eagle-topk") or 1
@@ -71,4 +75,6 @@ def _speculation(reading: Reading) -> None:
     drafted = steps if steps is not None else None if tokens is None else tokens - 1
     reading.put("decoding.num_speculative_tokens", drafted)
     if method == "draft_model":
-        reading.put("decoding.draft.model", reading.text("speculative-draft-model-path"))
+        reading.put("decoding.draft.model", drafter)
+    elif drafter is not None:
+        reading.give_back("speculative-draft-model-path", drafter)

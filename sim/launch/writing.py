@@ -25,7 +25,7 @@ class Writing:
         if own != target:
             self._left.append(f"scheduler {own} is not {target}'s own; the server runs its own")
             self._scheduler = {}
-        if scenario.serving_stack not in (target, "ideal", "eager"):
+        if scenario.stack_name not in (target, "ideal", "eager"):
             self._left.append(
                 f"it was simulated with the kernels and overheads of {scenario.serving_stack}, not of {target}"
             )

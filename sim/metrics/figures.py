@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sim.metrics.classes import fairness, limits_of, within
 from sim.metrics.columns import STATUS_NAMES, Columns
+from sim.metrics.handover import handover_figures
 from sim.metrics.iterations import iteration_sums, sums_between
 from sim.metrics.ranks import rank_figures
 from sim.metrics.requests import e2el_s, finished, queue_s, tpot_s, ttft_s
@@ -64,6 +65,8 @@ def _window_summary(
     one_stage_each = meta["n_stages"] == len(pools)
     if not one_stage_each:
         whole_run.append("busy_fraction")
+    if "handover" in whole:
+        whole_run.append("handover.link_use")
     if "prefix_cache" in whole:
         whole_run.append("prefix_cache.evictions")
     if "kv_tiers" in whole:
@@ -100,6 +103,7 @@ def _window_summary(
         },
         **rank_figures(columns, begin, end),
         **_prefix_cache(part, meta),
+        **handover_figures(part, meta, whole["makespan_s"]),
         **kv_tiers(part, meta),
         **_by_group(part, groups, slo, span_s, end),
         "window": {
@@ -163,6 +167,7 @@ def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None, 
         },
         **rank_figures(columns),
         **_prefix_cache(requests, meta),
+        **handover_figures(requests, meta, span_s),
         **kv_tiers(requests, meta),
         "saturated": saturated(requests),
         "speculation": speculation(meta.get("speculation")),

@@ -57,7 +57,7 @@ def plot_level(
         if fill:
             ax.stairs(level, edges_s, color=color, alpha=0.2, fill=True)
     dress(ax, y=label)
-    top = max((float(level.max(initial=0.0)) for level in levels.values()), default=0.0)
+    top = max((float(np.nan_to_num(level).max(initial=0.0)) for level in levels.values()), default=0.0)
     ax.set_ylim(0, (1.3 if len(levels) > 1 else 1.08) * top or 1.0)  # head room for the legend
     if len(levels) > 1:
         ax.legend(fontsize=8, frameon=False, loc="upper right", ncols=len(levels))

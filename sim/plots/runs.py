@@ -107,7 +107,8 @@ def timeline_figure(
     kv_blocks_total: Sequence[int],
     title: str,
 ) -> Figure:
-    """Requests waiting and running, KV memory in use and tokens a second over time, one above the other.
+    """Requests waiting and running, KV memory in use, the share of prompt tokens found in a prefix cache, where there is one, and
+    tokens a second over time, one above the other.
 
     *iterations* gives them in blocks, in order of start within a replica, as often as it is called; *last_end_ns* is the
     end of the last, -1 without any.
@@ -127,6 +128,7 @@ def timeline_figure(
 
     kv_share = np.zeros(_TIMELINE_BINS)
     prompt_rate, output_rate = np.zeros(_TIMELINE_BINS), np.zeros(_TIMELINE_BINS)
+    found_rate = np.zeros(_TIMELINE_BINS) if "prefix_hit_tokens" in requests else None
     total_blocks = float(sum(kv_blocks_total)) or 1.0
     for block in iterations():
         lane_of = block["replica"].astype(np.int64) << 32 | block["lane"]
@@ -136,12 +138,22 @@ def timeline_figure(
             start, duration = block["start_ns"][mine], block["duration_ns"][mine]
             prompt_rate += rate_per_s(edges_ns, start, duration, block["prefill_tokens"][mine])
             output_rate += rate_per_s(edges_ns, start, duration, block["emitted_tokens"][mine])
+            if found_rate is not None:
+                found_rate += rate_per_s(edges_ns, start, duration, block["prefix_hit_tokens"][mine])
     for _, start, held_ns, used in metrics.kv_holdings(iterations()):
         kv_share += rate_per_s(edges_ns, start, held_ns, used * (held_ns * 1e-9)) / total_blocks
 
-    figure = sheet(11, 8.4, title=title, layout=None)
+    figure = sheet(11, 8.4 if found_rate is None else 9.9, title=title, layout=None)
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.06, top=0.92, hspace=0.12)
-    queue_ax, running_ax, kv_ax, prompt_ax, output_ax = figure.subplots(5, 1, sharex=True)
+    axes = list(figure.subplots(5 if found_rate is None else 6, 1, sharex=True))
+    if found_rate is not None:
+        asked = prompt_rate + found_rate
+        # Where nobody is admitted there is no share; nothing is drawn.
+        share = np.divide(100 * found_rate, asked, out=np.full(_TIMELINE_BINS, np.nan), where=asked > 0)
+        found_ax = axes.pop(3)
+        plot_level(found_ax, edges_s, {"found": share}, label="prompt found, %", fill=True)
+        found_ax.set_ylim(0, 100)
+    queue_ax, running_ax, kv_ax, prompt_ax, output_ax = axes
     plot_level(queue_ax, edges_s, {"waiting": waiting}, label="requests waiting", fill=True)
     plot_level(running_ax, edges_s, {"running": running}, label="requests running", fill=True)
     plot_level(kv_ax, edges_s, {"KV": kv_share * 100}, label="KV blocks used, %", fill=True)

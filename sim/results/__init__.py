@@ -2,9 +2,29 @@
 
 from sim.results.folder import FILES, staging
 from sim.results.result import Result
-from sim.results.words import GROUP_HEADS, LATENCY_HEADS, fact_rows, group_rows, latency_rows, over, window_text
+from sim.results.words import (
+    GROUP_HEADS,
+    LATENCY_HEADS,
+    STAGE_HEADS,
+    fact_rows,
+    group_rows,
+    latency_rows,
+    over,
+    stage_rows,
+    window_text,
+)
 
 __all__ = [
-    *("FILES", "GROUP_HEADS", "LATENCY_HEADS", "Result", "fact_rows", "group_rows", "latency_rows", "over", "staging"),
+    "FILES",
+    "GROUP_HEADS",
+    "LATENCY_HEADS",
+    "STAGE_HEADS",
+    "Result",
+    "fact_rows",
+    "group_rows",
+    "latency_rows",
+    "over",
+    "stage_rows",
+    "staging",
     "window_text",
 ]

@@ -45,7 +45,7 @@ class Result:
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
         """Every metric, nested as in summary.json, over the scenario's `window`; see `sim.metrics.summary`."""
-        return metrics.summary(
+        found = metrics.summary(
             self.columns,
             slo=self.slo,
             window=self._window,
@@ -53,6 +53,8 @@ class Result:
             classes=self.manifest.get("classes", ()),
             tenants=self.manifest.get("tenants", ()),
         )
+        fitted = fitted_stack(self.manifest)
+        return {**found, "fitted_stack": fitted} if fitted else found
 
     @property
     def intervals(self) -> dict[str, dict[str, Any]]:
@@ -213,6 +215,22 @@ class Result:
             f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>"
             f"<table><tbody>{facts}</tbody></table></div>"
         )
+
+
+def fitted_stack(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a fitted serving stack came from: its file, of what, to how many runs, and its errors; empty for a stack by name."""
+    hardware = [manifest.get("hardware", {}), *(pool["hardware"] for pool in manifest.get("pools", {}).values())]
+    fits = [fit for each in hardware if (fit := each.get("serving_stack", {}).get("fit"))]
+    if not fits:
+        return {}
+    errors = {key: value for key, value in fits[0].items() if "_error_" in key}
+    return {
+        "file": ", ".join(dict.fromkeys(fit["file"] for fit in fits)),
+        "of": fits[0]["of"],
+        "runs": len(fits[0].get("runs", ())),
+        "set_aside": len(fits[0].get("set_aside", ())),
+        **errors,
+    }
 
 
 class _Once:

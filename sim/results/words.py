@@ -79,6 +79,63 @@ def _prefix_cache(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     ]
 
 
+def _fitted(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if not found:
+        return []
+    texts = []
+    for quantity in ("tpot", "ttft"):
+        # Errors of runs that were left out say more than those of runs that were fitted.
+        kind = next((kind for kind in ("left_out", "fitted") if f"{quantity}_error_{kind}" in found), None)
+        if kind is not None:
+            texts.append(f"{quantity.upper()} {found[f'{quantity}_error_{kind}']:.1%} {kind.replace('_', ' ')}")
+    runs = found["runs"]
+    errors = f"; mean error {', '.join(texts)}" if texts else ""
+    return [("Serving stack", f"{found['file']}, fitted to {runs} run{'s' * (runs != 1)} of {found['of']}{errors}")]
+
+
+STAGE_HEADS = ("mean", "p50", "p90", "p99", "of all time", "")
+
+
+def stage_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """Where the time of requests went that were handed over, for a table under `STAGE_HEADS`: stage after stage, as a river
+    that runs from left to right; none where prefill and decode are not apart."""
+    found = summary.get("handover")
+    if found is None or not found["requests"]:
+        return []
+    names = {
+        "queue_s": "Queue",
+        "prefill_s": "Prefill",
+        "wait_s": "Wait for room and link",
+        "transfer_s": "Transfer",
+        "decode_queue_s": "Decode queue",
+        "decode_s": "Decode",
+    }
+    rows, begin = [], 0.0
+    for key, name in names.items():
+        stage = found["stages"][key]
+        share = stage["share"] or 0.0
+        first, last = round(begin * _RIVER), round((begin + share) * _RIVER)
+        begin += share
+        river = "·" * first + ("█" * (last - first) or "▏")
+        texts = ["-" if stage[head] is None else seconds_text(stage[head]) for head in STAGE_HEADS[:4]]
+        rows.append((name, [*texts, f"{share:.1%}", river.ljust(_RIVER, "·")[: _RIVER + 1]]))
+    return rows
+
+
+_RIVER = 30
+"""Characters that the whole time of a request takes."""
+
+
+def _handover(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    use = "" if found["link_use"] is None else f", links busy {found['link_use']:.1%}"
+    text = f"{found['requests']:,} requests, {found['sent_bytes'] / 1e9:,.4g} GB of KV{use}"
+    text += f", {found['found_tokens']:,} tokens found and not sent" if found["found_tokens"] else ""
+    text += f"; {found['stayed']:,} stayed on one machine" if found["stayed"] else ""
+    return [("Handed over", text)]
+
+
 def _kv_tiers(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for kind in metrics.TIER_KINDS:
@@ -152,6 +209,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Preemptions", f"{summary['preemptions']:,}"),
         *_ranks(summary.get("ranks")),
         *_prefix_cache(summary.get("prefix_cache")),
+        *_handover(summary.get("handover")),
         *_kv_tiers(summary.get("kv_tiers")),
         ("Saturated", saturated[summary["saturated"]]),
     ]
@@ -168,6 +226,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         texts += [] if whole is None else [f"p99 E2EL {seconds_text(whole)}"]
         texts += [] if model["slo_attainment"] is None else [f"{share(model['slo_attainment'])} within the SLO"]
         rows.append((name, ", ".join(texts)))
+    rows += _fitted(summary.get("fitted_stack"))
     speculation = summary.get("speculation")
     if speculation is not None and speculation["num_drafts"]:
         rows += [

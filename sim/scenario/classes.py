@@ -66,7 +66,7 @@ def terms_of(scenario: Scenario) -> list[ServiceClass]:
     ]
 
 
-def check_asked(scenario: Scenario, schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> None:
+def check_classes(scenario: Scenario, schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> None:
     """ScenarioError where a scheduler goes by what nobody says of the requests."""
     from policies.classes import KeepSlo, WeightedFair
 

@@ -33,6 +33,7 @@ def json_schema() -> dict[str, Any]:
         (definitions["Pool"]["properties"], "scheduler", "Scheduler"),
         (definitions["Pool"]["properties"], "rank_router", "Router"),
         (schema["properties"], "rank_router", "Router"),
+        (definitions["HandoverSettings"]["properties"], "router", "Router"),
     ):
         described = {kind: value for kind, value in properties[key].items() if kind == "description"}
         properties[key] = {"anyOf": [{"$ref": f"#/$defs/{name}"}, {"type": "null"}], "default": None, **described}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,14 @@ from policies.ranks import PromptBalance
 from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Prefix, Random, RoundRobin, TrtLlmRanks, VllmRanks
 from policies.sarathi import ChunkedOnly, DecodeMaximal
 from policies.schedulers import Sarathi
+from policies.sglang import Sglang
 from policies.trtllm import TrtLlm
 from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler, evicts
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
+from sim.engine.links import LinkSpec
+from sim.engine.roles import HandoverSpec, KvPath, Role, Room
 from sim.engine.tiers import TierKind, TierSpec, WriteRule
 from tests.engine.costs import Linear, Ranked
 from workloads import ClosedLoop, Follows, Trace
@@ -261,6 +265,7 @@ def an_experiment(seed: int, *, speculative: bool) -> Experiment:
     machines = (machine,) * rng.choice([1, 1, 2, 3])
     if n_models > 1 or rng.random() < 0.2:
         machines = tuple(a_machine(rng, speculative=speculative, n_models=n_models) for _ in machines)
+    machines = with_trees(random.Random(f"trees of {seed}"), machines)
     return Experiment(
         workload=workload,
         in_flight=a_limit(random.Random(f"limit of {seed}"), workload),
@@ -271,6 +276,86 @@ def an_experiment(seed: int, *, speculative: bool) -> Experiment:
         admission_s=rng.choice([0.0, 0.0, 1e-3]),
         admission_s_per_token=rng.choice([0.0, 1e-5]),
         admission_serial_s=rng.choice([0.0, 0.0, 2e-3]),
+    )
+
+
+def apart(seed: int, *, speculative: bool) -> Experiment:
+    """The same workloads on machines that prefill and machines that decode, with some that do both, and links between them."""
+    experiment = an_experiment(seed, speculative=speculative)
+    rng = random.Random(f"pools of {seed}")
+    workload = experiment.workload
+    n_models = max(len(workload.models), 1) if isinstance(workload, Trace) else 1
+    roles: list[Role] = ["prefill", "decode"]
+    roles += [rng.choice(("prefill", "decode", "decode", "both")) for _ in range(rng.choice([0, 0, 1, 2, 3]))]
+    rng.shuffle(roles)
+    kinds = {
+        (role, i): a_machine(rng, speculative=speculative, n_models=n_models) for role in set(roles) for i in (0, 1)
+    }
+    pools = [rng.choice([0, 0, 1]) for _ in roles]
+    numbers = {kind: number for number, kind in enumerate(kinds)}
+    room: Room = rng.choice(["after_prefill", "before_prefill"])
+    paths = {
+        (numbers["prefill", i], numbers["decode", j]): KvPath(
+            link=LinkSpec(
+                rng.choice([inf, 1e9, 1e7, 1e6]),
+                latency_s=rng.choice([0.0, 1e-5, 3e-3]),
+                concurrent_transfers=rng.choice([1, 1, 2]),
+            ),
+            shared=rng.choice(["sender", "receiver", "pair", "pools"]),
+            bytes_per_token=rng.choice([0.0, 1000.0, 333.3]),
+            bytes_per_sequence=rng.choice([0.0, 5e4]),
+            layers=rng.choice([1, 4]) if room == "before_prefill" else 1,
+            repack_s_per_byte=rng.choice([0.0, 1e-9]),
+        )
+        for i in (0, 1)
+        for j in (0, 1)
+    }
+    spec = HandoverSpec(
+        roles=tuple(roles),
+        pools=tuple(numbers[role, i] for role, i in zip(roles, pools, strict=True)),
+        paths=paths,
+        router=rng.choice([RoundRobin(), Random(), LeastOutstanding(), PowerOfTwo(), LeastKv()]),
+        first_token=rng.choice(["prefill", "arrival", "decode"]),
+        room=room,
+        local_tokens=rng.choice([0, 0, 0, 20]),
+        headroom_tokens=rng.choice([0, 0, 8]),
+    )
+    machines = tuple(kinds[role, i] for role, i in zip(roles, pools, strict=True))
+    found = replace(experiment, replicas=machines, handover=spec)
+    return with_ranks(found, seed) if seed % 4 == 0 else found
+
+
+def with_trees(
+    rng: random.Random, machines: tuple[MachineSpec | ReplicaSpec, ...]
+) -> tuple[MachineSpec | ReplicaSpec, ...]:
+    """For some workloads the same machines with a radix cache, under SGLang's scheduler or whatever they have."""
+    if rng.random() < 0.6:
+        return machines
+    scheduler = an_sglang(rng) if rng.random() < 0.6 else None
+    page = rng.choice([1, 4, None])
+
+    def of(spec: ReplicaSpec) -> ReplicaSpec:
+        tokens = spec.kv_blocks * spec.block_tokens
+        size = spec.block_tokens if page is None else page
+        tree = replace(spec, prefix_cache="tree", block_tokens=size, kv_blocks=tokens // size)
+        return tree if scheduler is None else replace(tree, scheduler=EvictNewest(scheduler))
+
+    return tuple(
+        of(each) if isinstance(each, ReplicaSpec) else replace(each, tenants=tuple(map(of, each.tenants)))
+        for each in machines
+    )
+
+
+def an_sglang(rng: random.Random) -> Sglang:
+    return Sglang(
+        chunked_prefill_size=rng.choice([-1, 48, 96]),
+        max_prefill_tokens=rng.choice([60, 16384]),
+        max_running_requests=rng.choice([4, 12, 40]),
+        schedule_policy=rng.choice(["fcfs", "lof", "lpm"]),
+        schedule_conservativeness=rng.choice([0.0, 0.3, 1.0]),
+        enable_mixed_chunk=False,
+        scheduler_recv_interval=rng.choice([1, 1, 5]),
+        disable_overlap_schedule=rng.random() < 0.5,
     )
 
 
@@ -383,7 +468,9 @@ def with_tiers(experiment: Experiment, seed: int) -> Experiment:
         mine = (
             tiers if "remote" in kinds or rng.random() < 0.5 else tuple(replace(tier, latency_s=1e-3) for tier in tiers)
         )
-        return replace(tenant, tiers=mine, swaps=swaps, block_bytes=block_bytes)
+        # A tree feeds no tiers.
+        cache = "blocks" if tenant.prefix_cache == "tree" else tenant.prefix_cache
+        return replace(tenant, tiers=mine, swaps=swaps, block_bytes=block_bytes, prefix_cache=cache)
 
     machines = tuple(
         replace(spec, tenants=tuple(behind(tenant) for tenant in spec.tenants)) for spec in experiment.machines

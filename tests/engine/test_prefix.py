@@ -227,12 +227,14 @@ def test_without_ids_or_without_a_cache_nothing_changes() -> None:
 
 
 def test_the_random_runs_find_and_evict() -> None:
-    runs = [run(an_experiment(seed, speculative=seed % 2 == 0)) for seed in range(60)]
-    caching = [columns for columns in runs if "prefix_hit_tokens" in columns.requests]
-    assert len(caching) > 15
-    assert sum(sum(hits(columns)) for columns in caching) > 2000
-    assert sum(columns.meta["prefix_evictions"] for columns in caching) > 1000
-    assert sum(int(columns.requests["prefix_hit_again_tokens"].sum()) for columns in caching) > 100
+    experiments = [an_experiment(seed, speculative=seed % 2 == 0) for seed in range(120)]
+    for kind in ("blocks", "tree"):
+        runs = [run(experiment) for experiment in experiments if experiment.tenants[0].prefix_cache == kind]
+        caching = [columns for columns in runs if "prefix_hit_tokens" in columns.requests]
+        assert len(caching) > 15
+        assert sum(sum(hits(columns)) for columns in caching) > 2000
+        assert sum(columns.meta["prefix_evictions"] for columns in caching) > 1000
+        assert sum(int(columns.requests["prefix_hit_again_tokens"].sum()) for columns in caching) > 100
 
 
 def test_another_scheduler_keeps_what_it_was_shown() -> None:

@@ -96,12 +96,18 @@ def test_a_load_that_is_not_worth_it_is_left_out(rule: dict[str, Any], loads: in
 def test_a_tier_that_nobody_loads_from_changes_nothing() -> None:
     unused = replace(HOST, min_load_tokens=1 << 40)
     for seed in range(12):
-        plain = an_experiment(seed, speculative=seed % 2 == 0)
-        machines = tuple(
-            replace(spec, tenants=tuple(replace(tenant, tiers=(unused,), block_bytes=1000) for tenant in spec.tenants))
-            for spec in plain.machines
-        )
-        with_tier, without = run(replace(plain, replicas=machines)), run(plain)
+        drawn = an_experiment(seed, speculative=seed % 2 == 0)
+
+        def with_tenants(**changes: Any) -> Any:
+            machines = (
+                replace(spec, tenants=tuple(replace(tenant, **changes) for tenant in spec.tenants))
+                for spec in drawn.machines  # noqa: B023
+            )
+            return replace(drawn, replicas=tuple(machines))  # noqa: B023
+
+        # A tree feeds no tiers.
+        with_tier = run(with_tenants(prefix_cache="blocks", tiers=(unused,), block_bytes=1000))
+        without = run(with_tenants(prefix_cache="blocks"))
         for name, column in without.requests.items():
             np.testing.assert_array_equal(column, with_tier.requests[name], err_msg=name)
 

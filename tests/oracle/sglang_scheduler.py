@@ -32,7 +32,7 @@ from typing import Any
 
 os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
 
-PLAIN, STOP, VOCABULARY = 7, 9, 32
+PLAIN, STOP, VOCABULARY = 7, 9, 1 << 40
 
 
 class _Name(type):
@@ -134,7 +134,7 @@ def a_scheduler(settings: dict[str, Any]) -> Any:
     rows = ReqToTokenPool(seats, tokens + page + 8, "cpu", False)
     tree = UnifiedRadixCache(
         CacheInitParams(
-            disable=True, req_to_token_pool=rows, token_to_kv_pool_allocator=allocator, page_size=page,
+            disable=not settings.get("id_tokens"), req_to_token_pool=rows, token_to_kv_pool_allocator=allocator, page_size=page,
             tree_components=(ComponentType.FULL,),
         )
     )  # fmt: skip
@@ -199,14 +199,26 @@ def a_scheduler(settings: dict[str, Any]) -> Any:
     return self
 
 
-def a_request(id_: int, prompt: int, max_tokens: int, *, ignore_eos: bool) -> Any:
+def tokens_of(id_: int, request: dict[str, Any], id_tokens: int) -> list[int]:
+    """All tokens of prompt and answer, no two of them the same: those that its ids name, and others of its own."""
+    prompt, whole = request["prompt"], request["prompt"] + request["output"]
+    ids = request["ids"]
+    named = min(len(ids) * id_tokens, whole if len(ids) > -(-prompt // id_tokens) else prompt)
+    own = (1 << 30) + (id_ << 20)
+    return [1000 + ids[at // id_tokens] * id_tokens + at % id_tokens if at < named else own + at for at in range(whole)]
+
+
+def a_request(id_: int, tokens: list[int], asked: dict[str, Any], *, ignore_eos: bool) -> Any:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    sampling = SamplingParams(max_new_tokens=max_tokens, temperature=0.0, stop_token_ids=[STOP], ignore_eos=ignore_eos)
+    # A request stops at its last token, which it has but once.
+    sampling = SamplingParams(
+        max_new_tokens=asked["max_tokens"], temperature=0.0, stop_token_ids=[tokens[-1]], ignore_eos=ignore_eos
+    )
     sampling.normalize(None)
-    # Prompts that share nothing, but the cache is off anyway.
-    return Req(str(id_), "", array("q", [PLAIN] * prompt), sampling, eos_token_ids={STOP}, vocab_size=VOCABULARY)
+    prompt = array("q", tokens[: asked["prompt"]])
+    return Req(str(id_), "", prompt, sampling, eos_token_ids={tokens[-1]}, vocab_size=VOCABULARY)
 
 
 class Loop:
@@ -217,6 +229,19 @@ class Loop:
         self.requests = workload["requests"]
         self.scheduler = a_scheduler(self.settings)
         self.reqs: dict[int, Any] = {}
+        id_tokens = self.settings.get("id_tokens", 0)
+        # Without a cache prompts share nothing that matters.
+        self.tokens = [
+            tokens_of(id_, asked, id_tokens)
+            if id_tokens
+            else [PLAIN] * (asked["prompt"] + asked["output"] - 1) + [STOP]
+            for id_, asked in enumerate(self.requests)
+        ]
+        self.evicted = 0
+        self.begun: set[int] = set()
+        """Those who have been admitted."""
+        tree = self.scheduler.tree_cache
+        tree.update_eviction_metrics = self.evict
         self.came = 0
         self.steps: list[dict[str, Any]] = []
         self.retracted: list[int] = []
@@ -229,6 +254,9 @@ class Loop:
 
         self.scheduler._add_request_to_queue = added
 
+    def evict(self, n: int, start: float) -> None:
+        self.evicted += n
+
     def receive(self, step: int) -> None:
         """`ingest_requests` before step *step*: those that have come by then."""
         scheduler = self.scheduler
@@ -238,9 +266,7 @@ class Loop:
         while self.came < len(self.requests) and self.requests[self.came]["step"] <= step:
             id_, asked = self.came, self.requests[self.came]
             self.came += 1
-            req = self.reqs[id_] = a_request(
-                id_, asked["prompt"], asked["max_tokens"], ignore_eos=self.settings["ignore_eos"]
-            )
+            req = self.reqs[id_] = a_request(id_, self.tokens[id_], asked, ignore_eos=self.settings["ignore_eos"])
             scheduler.init_req_max_new_tokens(req)
             scheduler._add_request_to_queue(req)
 
@@ -262,10 +288,24 @@ class Loop:
                 "step": step,
                 "run": run,
                 "decode": sorted(decodes),
-                "retract": self.retracted,
+                "retract": list(self.retracted),
                 "free": self.scheduler.token_to_kv_pool_allocator.available_size(),
             }
         )
+        tree = self.scheduler.tree_cache
+        if not tree.disable:
+            step_now = self.steps[-1]
+            self.begun.difference_update(self.retracted)
+            # Those whose prompts go on have found nothing now.
+            starts = (
+                {}
+                if mode.is_decode()
+                else dict(zip((int(req.rid) for req in batch.reqs), batch.prefix_lens, strict=True))
+            )
+            step_now["found"] = {id_: starts[id_] for id_, _ in run if id_ not in self.begun}
+            self.begun.update(id_ for id_, _ in run)
+            step_now["evictable"] = tree.evictable_size()
+            step_now["evicted"], self.evicted = self.evicted, 0
         self.retracted = []
         self.scheduler.forward_ct += 1
         batch.input_ids = torch.zeros(len(batch.reqs), dtype=torch.int64)
@@ -278,7 +318,8 @@ class Loop:
         made = []
         for req in batch.reqs:
             output = self.requests[int(req.rid)]["output"]
-            made.append(STOP if len(req.output_ids) + 1 == output else PLAIN)
+            tokens = self.tokens[int(req.rid)]
+            made.append(tokens[min(len(tokens) - output + len(req.output_ids), len(tokens) - 1)])
         result = SimpleNamespace(
             copy_done=None, auxiliary_host_output=None, routed_experts_output=None, indexer_topk_output=None,
             logits_output=None, next_token_ids=torch.tensor(made), can_run_cuda_graph=False,
@@ -354,7 +395,7 @@ def run(workload: dict[str, Any]) -> dict[str, Any]:
         "scheduler_recv_interval": settings["scheduler_recv_interval"],
         "disable_overlap_schedule": settings["disable_overlap_schedule"],
         "page_size": settings["page_size"],
-        "disable_radix_cache": True,
+        "disable_radix_cache": not settings.get("id_tokens"),
         "attention_backend": "torch_native",
         "pp_max_micro_batch_size": min(settings["max_running_requests"], settings["pool_tokens"] // 2),
     }

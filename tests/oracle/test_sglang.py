@@ -3,9 +3,10 @@
 Needs a Python with sglang 0.5.23: ROOFTRACE_SGLANG_PYTHON names it, `sglang_scheduler.py` says how to make one and which parts of
 the release run. Recorded decisions of the release on the first workloads are compared everywhere.
 
-Switched off on both sides: the prefix cache and what `policies.sglang` leaves out. Where plans are made ahead, a workload is
-compared up to its first retraction, and requests are received before every step: of 900 workloads with longer intervals among
-them two differed by the step of a poll, which is not understood yet.
+Switched off on both sides: what `policies.sglang` leaves out, and the prefix cache, but for the workloads of
+`sglang_prefix_cases`, where the tokens found and evicted, those free and those kept for others are compared in every step as well.
+Where plans are made ahead, a workload is compared up to its first retraction, and requests are received before every step: of 900
+workloads with longer intervals among them two differed by the step of a poll, which is not understood yet.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ from policies.view import Plan, ReplicaView
 from sim.engine import Experiment, ReplicaSpec, run
 from sim.engine.errors import PolicyError
 from tests.engine.costs import Linear
+from tests.oracle import sglang_prefix_cases
 from workloads import Trace
 
 RELEASE = "0.5.23"
 RECORDED = Path(__file__).with_name(f"sglang-{RELEASE}.json.gz")
+RECORDED_PREFIXES = Path(__file__).with_name(f"sglang-{RELEASE}-prefixes.json.gz")
+"""Steps of the release over the first short workloads with shared beginnings."""
 STEP = ("step", "run", "decode", "retract", "free")
 """What is noted: when an iteration starts, prompt tokens by request, who decodes, who is retracted, tokens of the pool left."""
 STEP_NS = 1_000_000
@@ -153,12 +157,20 @@ def theirs(workloads: list[dict[str, Any]]) -> list[dict[str, Any]]:
         pytest.fail(f"SGLang's scheduler did not run: {done.stderr[-2000:]}")
     answer = json.loads(done.stdout)
     assert answer["release"] == RELEASE
-    return answer["results"]
+    return [by_number(each) for each in answer["results"]]
+
+
+def by_number(result: dict[str, Any]) -> dict[str, Any]:
+    """The same with requests by number, which JSON writes as strings."""
+    for step in result["steps"]:
+        if "found" in step:
+            step["found"] = {int(id_): tokens for id_, tokens in step["found"].items()}
+    return result
 
 
 def difference(workload: dict[str, Any], other: dict[str, Any]) -> str | None:
     """The first step in which ours and SGLang's differ; None where none does."""
-    steps = ours(workload)
+    steps = sglang_prefix_cases.ours(workload, OURS) if "id_tokens" in workload["settings"] else ours(workload)
     if not workload["settings"]["disable_overlap_schedule"]:
         # After a retraction a token in flight has been dropped there, and kept here.
         last = next((j for j, step in enumerate(other["steps"]) if step["retract"]), None)
@@ -180,7 +192,8 @@ def difference(workload: dict[str, Any], other: dict[str, Any]) -> str | None:
 
 def compare(workloads: list[dict[str, Any]]) -> dict[str, int]:
     """Compare step by step; counts of what SGLang did. Fails at the first workload that differs."""
-    seen = dict.fromkeys(("workloads", "steps", "with prompts", "mixed", "cut", "retracted", "stalled"), 0)
+    names = ("workloads", "steps", "with prompts", "mixed", "cut", "retracted", "stalled", "found", "evicted")
+    seen = dict.fromkeys(names, 0)
     for i, (workload, other) in enumerate(zip(workloads, theirs(workloads), strict=True)):
         found = difference(workload, other)
         assert found is None, f"workload {i}: {found}"
@@ -192,6 +205,8 @@ def compare(workloads: list[dict[str, Any]]) -> dict[str, int]:
         seen["retracted"] += sum(len(step["retract"]) for step in steps)
         seen["cut"] += sum(len(step["run"]) - len(step["retract"]) for step in steps) - len(workload["requests"])
         seen["stalled"] += other["died"] is not None
+        seen["found"] += sum(sum(step.get("found", {}).values()) for step in steps)
+        seen["evicted"] += sum(step.get("evicted", 0) for step in steps)
     return seen
 
 
@@ -199,6 +214,18 @@ def workloads(n: int, *, overlap: bool) -> list[dict[str, Any]]:
     rng = random.Random(15 if overlap else 14)
     drawn = [a_workload(rng, overlap=overlap) for _ in range(n)]
     return [each for each in drawn if not overlap or each["settings"]["scheduler_recv_interval"] == 1]
+
+
+def prefix_workloads(n: int, *, overlap: bool) -> list[dict[str, Any]]:
+    """Of *n* drawn those that are compared."""
+    rng = random.Random(17 if overlap else 16)
+    drawn = [sglang_prefix_cases.with_prefixes(a_workload(rng, overlap=overlap), rng) for _ in range(n)]
+    return [each for each in drawn if not overlap or each["settings"]["scheduler_recv_interval"] == 1]
+
+
+def short(workloads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of which little is to be kept, and that find, evict or retract something."""
+    return [each for each in workloads if sum(request["output"] for request in each["requests"]) < 500][:15]
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["synchronous", "overlap"])
@@ -215,6 +242,37 @@ def test_every_step_is_the_one_that_sglang_has_been_recorded_to_take(overlap: bo
         assert found is None, f"workload {i}: {found}"
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["synchronous", "overlap"])
+def test_what_is_found_and_evicted_is_what_sglang_has_been_recorded_to_find_and_evict(overlap: bool) -> None:
+    recorded = json.loads(gzip.decompress(RECORDED_PREFIXES.read_bytes()))
+    assert recorded["release"] == RELEASE
+    decided = recorded["overlap" if overlap else "synchronous"]
+    cases = short(prefix_workloads(150, overlap=overlap))
+    assert len(cases) == len(decided) == 15
+    for i, (workload, other) in enumerate(zip(cases, decided, strict=True)):
+        found = difference(workload, by_number(other))
+        assert found is None, f"workload {i}: {found}"
+    steps = [step for each in decided for step in each["steps"]]
+    assert sum(sum(step["found"].values()) for step in steps) > 1000
+    assert sum(step["evicted"] for step in steps) > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 2000, 500))
+def test_every_token_that_is_found_or_evicted_is_sglang_s_own(first: int) -> None:
+    seen = compare(prefix_workloads(2000, overlap=False)[first : first + 500])
+    assert seen["found"] > 50_000
+    assert seen["evicted"] > 100_000
+    assert seen["retracted"] > 100
+
+
+@pytest.mark.slow
+def test_every_token_found_or_evicted_by_plans_made_ahead_is_sglang_s_own() -> None:
+    seen = compare(prefix_workloads(1000, overlap=True))
+    assert seen["found"] > 50_000
+    assert seen["evicted"] > 100_000
+
+
 @pytest.mark.slow
 def test_every_step_is_the_one_that_sglang_takes() -> None:
     seen = compare(workloads(2000, overlap=False))
@@ -227,3 +285,17 @@ def test_every_step_made_ahead_is_the_one_that_sglang_takes() -> None:
     seen = compare(workloads(1000, overlap=True))
     assert seen["mixed"] > 500
     assert seen["retracted"] > 100
+
+
+def record() -> None:
+    """Write the recorded steps with shared beginnings anew: `python -m tests.oracle.test_sglang`."""
+    found = {
+        "synchronous" if not overlap else "overlap": theirs(short(prefix_workloads(150, overlap=overlap)))
+        for overlap in (False, True)
+    }
+    kept = json.dumps({"release": RELEASE, **found}, separators=(",", ":"))
+    RECORDED_PREFIXES.write_bytes(gzip.compress(kept.encode(), mtime=0))
+
+
+if __name__ == "__main__":
+    record()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from sim.errors import ScenarioError
+from sim.plots.runs import timeline_figure
 from sim.run import simulate
 from sim.scenario import Scenario
 from sim.scenario.assembly import resolve
@@ -32,13 +35,13 @@ def scenario(trace: Path, **settings: str) -> Scenario:
 
 @pytest.mark.parametrize(
     ("stack", "cache"),
-    [("vllm", "blocks"), ("trtllm", "blocks"), ("sglang", "blocks"), ("eager", None), ("ideal", None)],
+    [("vllm", "blocks"), ("trtllm", "blocks"), ("sglang", "tree"), ("eager", None), ("ideal", None)],
 )
 def test_it_is_on_where_the_stack_has_it_on(trace: Path, stack: str, cache: str | None) -> None:
     built = resolve(scenario(trace, serving_stack=stack))
     assert built.experiment.tenants[0].prefix_cache == cache
     others = [note for note in built.manifest["notes"] if "evicted by vLLM's rules" in note]
-    assert len(others) == (stack in ("sglang", "trtllm"))
+    assert len(others) == (stack == "trtllm")
     said = [note for note in built.manifest["notes"] if "share a beginning" in note]
     assert len(said) == (cache is None)
     if said:
@@ -90,3 +93,37 @@ def test_drafters_that_read_the_target_lose_a_block(trace: Path) -> None:
     )
     assert resolve(eagle).experiment.tenants[0].prefix_drops_last
     assert not resolve(scenario(trace)).experiment.tenants[0].prefix_drops_last
+
+
+def test_lpm_without_a_cache_says_that_it_sorts_by_nothing(trace: Path) -> None:
+    asked = {"serving_stack": "sglang", "scheduler": "{policy: sglang, schedule_policy: lpm}"}
+    note = "scheduler.schedule_policy is lpm and there is no radix cache: requests are served first come, first served."
+    assert note not in resolve(scenario(trace, **asked)).manifest["notes"]
+    assert note in resolve(scenario(trace, **asked, memory__prefix_caching="false")).manifest["notes"]
+
+
+def test_a_scheduler_without_its_cache_has_none(trace: Path) -> None:
+    asked = {"serving_stack": "sglang", "scheduler": "{policy: sglang, disable_radix_cache: true}"}
+    built = resolve(scenario(trace, **asked))
+    assert built.experiment.tenants[0].prefix_cache is None
+    assert "scheduler.disable_radix_cache is on: every prompt is computed in full." in "".join(built.manifest["notes"])
+    with pytest.raises(
+        ScenarioError, match=r"memory\.prefix_caching is on and scheduler.disable_radix_cache is as well"
+    ):
+        resolve(scenario(trace, **asked, memory__prefix_caching="true"))
+
+
+def test_the_picture_of_a_run_shows_the_share_that_is_found(trace: Path, tmp_path: Path) -> None:
+    result = simulate(resolve(scenario(trace)).experiment)
+    arguments: dict[str, Any] = {
+        "iterations": result.columns.iteration_blocks,
+        "last_end_ns": 0,
+        "kv_blocks_total": [9],
+    }
+    figure = timeline_figure(requests=result.columns.requests, title="", **arguments)
+    labels = [ax.get_ylabel() for ax in figure.axes]
+    assert labels[2:4] == ["KV blocks used, %", "prompt found, %"]
+    share = figure.axes[3].patches[0].get_data().values
+    assert np.nanmax(share) == pytest.approx(100 * 64 / 120)
+    bare = {name: column for name, column in result.columns.requests.items() if name != "prefix_hit_tokens"}
+    assert len(timeline_figure(requests=bare, title="", **arguments).axes) == 5

@@ -150,6 +150,21 @@ def test_what_ranks_cannot_be_is_said_in_one_sentence(assignment: str, sentence:
     assert "\n" not in str(error.value)
 
 
+def test_pools_without_ranks_stand_beside_one_that_has_some() -> None:
+    mixed = Scenario.from_yaml("""\
+rank_router: round_robin
+pools:
+  a: {model: qwen3-30b-a3b, parallel: {data: 2, expert: 2}}
+  b: {model: llama-3.2-1b, replicas: 2}
+workload: {trace: conversation, limit: 10, models: {qwen3-30b-a3b: 1, llama-3.2-1b: 1}}
+""")
+    found = resolve(mixed)
+    assert [machine.ranks for machine in found.experiment.machines] == [2, 1, 1]
+    assert [pool["rows"] for pool in found.manifest["pools"].values()] == [[0, 1], [2, 3]]
+    with pytest.raises(ScenarioError, match=r"pools\.b\.rank_router: this is between the ranks of a machine"):
+        resolve(mixed.with_set("pools.b.rank_router=round_robin"))
+
+
 @pytest.mark.parametrize("key", ["rank_router=round_robin", "prompt_balance={}"])
 def test_what_is_between_ranks_needs_some(key: str) -> None:
     with pytest.raises(

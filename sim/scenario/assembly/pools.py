@@ -11,6 +11,7 @@ from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
+    from sim.engine.roles import Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class PoolOf:
     """By what names a workload asks for the models."""
     scenarios: tuple[Scenario, ...]
     deployments: tuple[Deployment, ...] = ()
+    role: Role = "both"
 
     @property
     def replicas(self) -> int:
@@ -50,10 +52,10 @@ def pools_of(scenario: Scenario) -> list[PoolOf]:
     for name, pool in scenario.pools.items():
         if pool.models is None:
             one = scenario.pool(name)
-            found.append(PoolOf(name=name, serves=(one.model,), scenarios=(one,)))
+            found.append(PoolOf(name=name, serves=(one.model,), scenarios=(one,), role=pool.role))
         else:
             models = tuple(scenario.pool(name, model=_original(scenario, model)) for model in pool.models)
-            found.append(PoolOf(name=name, serves=tuple(pool.models), scenarios=models))
+            found.append(PoolOf(name=name, serves=tuple(pool.models), scenarios=models, role=pool.role))
     return found
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.auto import left_to_choose
+from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
 
@@ -15,16 +17,24 @@ if TYPE_CHECKING:
     from sim.engine import MachineSpec, ReplicaSpec
 
 
-def check_ranks(scenario: Scenario, *, shared: bool) -> None:
-    """ScenarioError for settings about ranks that say nothing, or what is not modelled; *shared*: the machine hosts others."""
-    ranks = scenario.parallel.data
-    if ranks == 1:
+def check_asked(scenario: Scenario, pools: Sequence[PoolOf]) -> None:
+    """ScenarioError for settings between ranks where there are none: of a pool, or of the top level and no pool has any."""
+    of_pools = list((scenario.pools or {}).items())
+    asked = [(name, own, [pool for pool in pools if pool.name == name]) for name, own in of_pools]
+    for where, settings, meant in [("", scenario, pools), *asked]:
         for key in ("rank_router", "prompt_balance"):
-            if getattr(scenario, key) is not None:
+            if getattr(settings, key) is not None and all(pool.scenarios[0].parallel.data == 1 for pool in meant):
+                path = f"pools.{where}.{key}" if where else key
                 raise ScenarioError(
-                    f"{scenario.source}: {key}: this is between the ranks of a machine, and it has one; leave it out, or give "
+                    f"{scenario.source}: {path}: this is between the ranks of a machine, and it has one; leave it out, or give "
                     "parallel.data"
                 )
+
+
+def check_ranks(scenario: Scenario, *, shared: bool) -> None:
+    """ScenarioError for what is not modelled of ranks; *shared*: the machine hosts others."""
+    ranks = scenario.parallel.data
+    if ranks == 1:
         return
     if shared:
         raise ScenarioError(
@@ -80,6 +90,6 @@ def _router(scenario: Scenario) -> Any:
 
     asked = scenario.rank_router
     if asked is None:
-        return rank_router_of(scenario.serving_stack)
+        return rank_router_of(scenario.stack_name)
     with told_by(scenario, "rank_router"):
         return named.policy(asked.policy, asked.settings, named.ROUTERS, key="rank_router", method="route")

@@ -1,0 +1,187 @@
+"""The radix cache: what a tree of tokens finds, what gives way, and in what order SGLang's scheduler asks for it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.routers import RoundRobin
+from policies.schedulers import Sarathi
+from policies.sglang import Sglang
+from policies.view import Scheduler
+from policies.vllm import Vllm
+from policies.wrappers import EvictNewest
+from sim.engine import Columns, Experiment, ReplicaSpec, run
+from tests.engine.costs import Linear
+from tests.engine.radix import found_tokens
+from workloads import Trace
+
+S = 10**9
+
+
+def a_trace(*requests: tuple[float, int, int, list[int]], tokens: int = 1) -> Trace:
+    """(arrival in seconds, prompt, output, ids)."""
+    return Trace(
+        arrival_ns=[round(at * S) for at, *_ in requests],
+        prompt_tokens=[prompt for _, prompt, _, _ in requests],
+        output_tokens=[output for _, _, output, _ in requests],
+        prefix_blocks=np.array([id_ for *_, ids in requests for id_ in ids], np.int64),
+        prefix_offsets=np.cumsum([0, *(len(ids) for *_, ids in requests)]),
+        prefix_block_tokens=tokens,
+    )
+
+
+def served(trace: Trace, *, blocks: int = 100, scheduler: Scheduler | None = None, **spec: Any) -> Columns:
+    chosen = Sglang(disable_overlap_schedule=True) if scheduler is None else scheduler
+    replica = ReplicaSpec(
+        cost=Linear(fixed_s=1.0),
+        scheduler=chosen,
+        kv_blocks=blocks,
+        **{"block_tokens": 1, "prefix_cache": "tree", **spec},
+    )
+    return run(Experiment(workload=trace, replicas=(replica,), router=RoundRobin()), check_invariants=True)
+
+
+def hits(columns: Columns) -> list[int]:
+    return columns.requests["prefix_hit_tokens"].tolist()
+
+
+def test_single_tokens_are_found_and_one_at_least_is_computed() -> None:
+    columns = served(a_trace((0, 5, 1, [1, 2, 3, 4, 5]), (10, 5, 1, [1, 2, 3, 4, 5]), (20, 5, 1, [1, 2, 3, 9, 9])))
+    assert hits(columns) == [0, 4, 3]
+
+
+def test_pages_are_found_whole() -> None:
+    ids = list(range(10))
+    columns = served(a_trace((0, 10, 1, ids), (10, 10, 1, ids), (20, 9, 1, ids[:9])), block_tokens=4, blocks=25)
+    assert hits(columns) == [0, 8, 8]
+
+
+def test_who_is_admitted_together_computes_the_same_twice_and_holds_it_once() -> None:
+    ids = list(range(20))
+    columns = served(a_trace((0, 20, 4, ids), (0, 20, 4, ids), (10, 20, 1, ids)))
+    assert hits(columns) == [0, 0, 19]
+    # Tokens held while the two decode: 20 of the prompt once, and what each has emitted.
+    assert columns.iterations()["kv_blocks_used"].tolist()[:3] == [40, 22, 24]
+
+
+def test_what_was_decoded_is_found_when_its_sequence_has_ended_and_not_before() -> None:
+    ids = list(range(30))
+    columns = served(a_trace((0, 10, 6, ids[:16]), (3.5, 18, 1, ids[:18]), (20, 18, 1, ids[:18])))
+    # The sixth token is never computed; the third request finds all that the second has.
+    assert hits(columns) == [0, 10, 17]
+    columns = served(a_trace((0, 10, 6, ids[:16]), (20, 18, 1, ids[:18])))
+    assert hits(columns) == [0, 15]
+
+
+def test_the_leaf_that_was_used_least_recently_gives_way_whole_its_answer_before_its_prompt() -> None:
+    one, two = list(range(20)), list(range(100, 120))
+    last = list(range(200, 230))
+    # Of 100 tokens two prompts of 20 take 58, with answers of which 9 are kept each; the next takes 30, and the fourth lacks 8.
+    columns = served(
+        a_trace((0, 20, 10, one), (20, 20, 10, two), (40, 30, 1, last), (50, 20, 1, [300 + i for i in last[:20]]),
+                (60, 20, 1, one), (70, 20, 1, two)),
+    )  # fmt: skip
+    assert columns.meta["prefix_evictions"] == 9
+    assert hits(columns) == [0, 0, 0, 0, 19, 19]
+
+
+def test_what_a_retracted_sequence_decoded_is_gone_and_its_prompt_is_not() -> None:
+    columns = served(
+        a_trace((0, 20, 30, list(range(20))), (0, 19, 30, list(range(100, 119)))),
+        blocks=84,
+        scheduler=Sglang(disable_overlap_schedule=True, schedule_conservativeness=0.0),
+    )
+    assert columns.meta["preemptions"] == 1
+    # Its prompt may have had to go as well, but for what room was needed.
+    assert columns.requests["prefix_hit_again_tokens"].tolist() in ([20, 0], [0, 19])
+
+
+def test_lpm_serves_those_first_who_find_most_and_one_of_those_who_begin_alike() -> None:
+    known, new = list(range(60)), list(range(1000, 1060))
+    trace = a_trace(
+        (0, 60, 1, known),
+        (10, 50, 1, new[:50]), (10, 50, 1, [*new[:49], 7]), (10, 40, 1, known[:40]), (10, 50, 1, known[:50]),
+    )  # fmt: skip
+    one_by_one = {"prefill_max_requests": 1, "disable_overlap_schedule": True}
+    lpm = served(trace, blocks=1000, scheduler=Sglang(schedule_policy="lpm", **one_by_one))
+    assert hits(lpm) == [0, 0, 49, 39, 49]
+    order = np.argsort(lpm.requests["scheduled_ns"], kind="stable").tolist()
+    assert order == [0, 4, 3, 1, 2]
+    fcfs = served(trace, blocks=1000, scheduler=Sglang(**one_by_one))
+    assert np.argsort(fcfs.requests["scheduled_ns"], kind="stable").tolist() == [0, 1, 2, 3, 4]
+    # In one batch the second of the like would have computed all of it.
+    at_once = served(trace, blocks=1000)
+    assert hits(at_once) == [0, 0, 0, 39, 49]
+
+
+def test_lpm_leaves_a_queue_of_more_than_128_as_it_came() -> None:
+    known = list(range(60))
+    others = [(10.0, 50, 1, [1000 + 100 * i + j for j in range(50)]) for i in range(128)]
+    scheduler = Sglang(schedule_policy="lpm", prefill_max_requests=1, disable_overlap_schedule=True)
+    trace = a_trace((0, 60, 1, known), *others, (10, 50, 1, known[:50]))
+    columns = served(trace, blocks=20_000, scheduler=scheduler)
+    scheduled = columns.requests["scheduled_ns"]
+    # The first of 129 goes as it came; then the queue is short enough to be sorted.
+    assert np.argsort(scheduled, kind="stable").tolist()[:3] == [0, 1, 129]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_requests_one_at_a_time_find_what_a_plain_count_does(seed: int) -> None:
+    rng = random.Random(seed)
+    capacity = rng.choice([120, 200, 400])
+    fresh = iter(range(10**6))
+    texts: list[list[int]] = [[next(fresh) for _ in range(30)] for _ in range(3)]
+    requests = []
+    for _ in range(100):
+        text = rng.choice(texts)
+        prompt = text[: rng.randrange(1, 50)]
+        prompt = prompt + [next(fresh) for _ in range(rng.randrange(0 if prompt else 1, 20))]
+        answer = [next(fresh) for _ in range(rng.randrange(1, 12))]
+        requests.append((prompt, answer))
+        if rng.random() < 0.5:
+            texts.append(prompt + answer)
+    requests = [(prompt[-60:], answer) for prompt, answer in requests]
+    trace = a_trace(*((100 * i, len(p), len(a), p + a) for i, (p, a) in enumerate(requests)))
+    columns = served(trace, blocks=capacity)
+    expected, evicted = found_tokens(requests, capacity)
+    assert hits(columns) == expected
+    assert columns.meta["prefix_evictions"] == evicted
+    assert sum(expected) > 200
+    assert evicted > 200
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        EvictNewest(Sarathi(token_budget=64, max_sequences=8)),
+        Vllm(max_num_batched_tokens=64, max_num_seqs=8, async_scheduling=False),
+    ],
+)
+def test_other_schedulers_find_in_the_tree_what_they_are_shown(scheduler: Scheduler) -> None:
+    ids = list(range(20))
+    columns = served(a_trace((0, 20, 3, ids), (10, 20, 3, ids), (20, 15, 3, ids[:15])), scheduler=scheduler)
+    assert hits(columns) == [0, 19, 14]
+
+
+@pytest.mark.parametrize("cache", ["blocks", "tree"])
+def test_iterations_say_what_was_found_and_evicted(cache: str) -> None:
+    one, two, other = list(range(20)), list(range(100, 120)), list(range(200, 280))
+    trace = a_trace((0, 20, 4, one), (10, 80, 1, other), (20, 20, 4, one), (30, 20, 4, two), (40, 20, 1, one))
+    columns = served(trace, prefix_cache=cache)
+    table = columns.iterations()
+    prompts = table["prefill_tokens"] > 0
+    found = table["prefix_hit_tokens"][prompts].tolist()
+    assert found == hits(columns)
+    assert (table["prefill_tokens"][prompts] + found).tolist() == [20, 80, 20, 20, 20]
+    assert not table["prefix_hit_tokens"][~prompts].any()
+    # What decodes evict is said with the next prompt.
+    assert 0 < table["prefix_evictions"].sum() == columns.meta["prefix_evictions"]
+
+
+def test_runs_without_contents_say_nothing_of_what_is_found() -> None:
+    bare = Trace(arrival_ns=[0], prompt_tokens=[5], output_tokens=[2])
+    assert "prefix_hit_tokens" not in served(bare).iterations()
