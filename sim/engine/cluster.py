@@ -25,6 +25,7 @@ from sim.engine.machine import Machine
 from sim.engine.ranks import machine_of, ranked
 from sim.engine.requests import RequestState
 from sim.engine.tenant import columns_of
+from sim.engine.terms import class_columns, terms_of
 from sim.engine.tiers import SharedStores
 from workloads import ClosedLoop, Trace
 
@@ -169,6 +170,7 @@ class _Cluster:
             self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined, priority, max_tokens,
             contents_in,
         )  # fmt: skip
+        self._state.terms = terms_of(workload)
         self._clock = Clock()
         self._machines: list[Machine] = []
         stores = _stores(specs)
@@ -421,6 +423,7 @@ def _columns(cluster: _Cluster) -> Columns:
             "deadline_ns": _as_column(state.deadline) if state.deadline is not None else none - 1,
             "model_index": none if state.model is None else _as_column(state.model),
             **({} if state.priority is None else {"priority": _as_column(state.priority)}),
+            **class_columns(cluster._experiment.workload),
             "arrival_ns": _as_column(state.arrival),
             "scheduled_ns": _as_column(state.scheduled),
             "first_token_ns": _as_column(state.first_token),

@@ -203,6 +203,7 @@ class RankedMachine(Machine):
             state.arrival[id_],
             -1 if state.deadline is None else state.deadline[id_],
             self._n_routed,
+            priority=0 if state.priority is None else state.priority[id_],
         )
         self._n_routed += 1
         answer = self._route_of(request, self._loads)

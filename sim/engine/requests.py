@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from policies.view import WaitingSeq
+from policies.view import NO_TERMS, Terms, WaitingSeq
 from sim.engine.columns import BUBBLES, UNFINISHED
 from sim.engine.content import Contents
 from sim.engine.lane import Lane
@@ -38,6 +38,8 @@ class RequestState:
         """Relative to arrival, -1 absent; None: nobody has one."""
         self.priority = priority
         """None: 0 for all."""
+        self.terms: Terms = NO_TERMS
+        """Of classes of service."""
         self.left = output[:]
         """Tokens still to emit; of a sequence that decodes, as of when it joined the others."""
         self.arrival = arrival

@@ -456,6 +456,7 @@ def _add_lane(tenant: Tenant) -> Lane:
         lookahead_tokens=tenant._kv.lookahead_tokens,
         draft_slots=spec.draft_slots,
         max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
+        terms=tenant.state.terms,
         cache=tenant._kv
         if tenant._caches and (looks_itself if tenant._late else admits_in_turn)(spec.scheduler)
         else None,
