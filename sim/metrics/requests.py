@@ -43,7 +43,7 @@ def slo_met(
     tpot_limit_s: float | FloatArray | None = None,
     e2el_limit_s: float | FloatArray | None = None,
 ) -> NDArray[np.bool_]:
-    """Which requests finished within every limit given, one for all or one a request, and within their own deadline where they have one.
+    """Which requests finished within every limit given, one for all or one a request, and within their own deadline if they have one.
 
     Shape [n].
 
