@@ -215,7 +215,7 @@ class Tenant:
                 lane.held = HeldPlan(hold - 1, sequences.n_changes, arrivals, plan.until_ns)
             return self._start_iteration(lane, run, n, growth, ticks)
         if n:
-            return self._start_rounds(lane, plan, growth, ticks)
+            return _start_rounds(self, lane, plan, growth, ticks)
         made_ahead = self._ahead is not None and self._ahead.made
         if made_ahead or preempt or reject or len(run) < len(plan.run):
             if made_ahead and self._speculates:
@@ -352,27 +352,6 @@ class Tenant:
         )  # fmt: skip
         return end
 
-    def _start_rounds(self, lane: Lane, plan: Plan, growth: int, ticks: int) -> int:
-        """Decode iterations only, as many as nothing can change in; the first takes *growth* blocks."""
-        decoding, sequences, kv = lane.decoding, self.sequences, self._kv
-        free = kv.free
-        if self._late:
-            kv.before_decodes(decoding.n)
-        if growth:
-            sequences.take(growth, ticks)
-        if self._finding.ended:
-            self._finding.free_the_ended()
-        lane.run = ()
-        lane.completing = ()
-        lane.decodes = True
-        lane.through_arrivals = plan.through_arrivals
-        hold = plan.hold if self._fast_forward else 1
-        span = lane.span = decoding.span(ticks, hold, plan.until_ns, free, growth, self.prices)
-        self.n_in_flight += 1
-        used = kv.total - kv.free
-        span.open(self.recorder, lane.index, sequences.n_admitted, len(self._queue), used, decoding.round)
-        return span.end(span.n)
-
     # Ending.
 
     def commit(self, lane: Lane, done: int, end_ticks: int) -> None:
@@ -400,6 +379,28 @@ class Tenant:
             self.state.told(lane, end_ticks >> TICK_BITS)
         if self._finding.ended and self._ahead is None:
             self._finding.free_the_ended()
+
+
+def _start_rounds(tenant: Tenant, lane: Lane, plan: Plan, growth: int, ticks: int) -> int:
+    """Decode iterations only, as many as nothing can change in; the first takes *growth* blocks."""
+    decoding, sequences, kv = lane.decoding, tenant.sequences, tenant._kv
+    free = kv.free
+    if tenant._late:
+        kv.before_decodes(decoding.n)
+    if growth:
+        sequences.take(growth, ticks)
+    if tenant._finding.ended:
+        tenant._finding.free_the_ended()
+    lane.run = ()
+    lane.completing = ()
+    lane.decodes = True
+    lane.through_arrivals = plan.through_arrivals
+    hold = plan.hold if tenant._fast_forward else 1
+    span = lane.span = decoding.span(ticks, hold, plan.until_ns, free, growth, tenant.prices)
+    tenant.n_in_flight += 1
+    used = kv.total - kv.free
+    span.open(tenant.recorder, lane.index, sequences.n_admitted, len(tenant._queue), used, decoding.round)
+    return span.end(span.n)
 
 
 def _has_come(tenant: Tenant, lane: Lane, ticks: int) -> bool:

@@ -146,8 +146,9 @@ class CudaGraphs(Section):
     """Which decode steps are replayed as CUDA graphs, padded to the next size that was captured."""
 
     largest: Annotated[int, Field(ge=1)] | None = None
-    """Rows of the largest (vLLM's max_cudagraph_capture_size, SGLang's cuda-graph-max-bs, max_batch_size of TensorRT-LLM's
-    cuda_graph_config); where it is left out, the stack's default on the device. Larger steps are launched kernel by kernel."""
+    """The largest: tokens (vLLM's max_cudagraph_capture_size), or sequences, which with drafts have several tokens each (SGLang's
+    cuda-graph-max-bs, max_batch_size of TensorRT-LLM's cuda_graph_config). Where it is left out, the stack's default on the device.
+    Larger steps are launched kernel by kernel."""
     sizes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] | None = None
     """All of them, in place of the stack's list (vLLM's cudagraph_capture_sizes)."""
     eager: bool = False
