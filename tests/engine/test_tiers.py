@@ -133,6 +133,31 @@ def test_what_the_device_gives_up_goes_to_the_host_and_what_that_gives_up_to_the
     assert seconds(columns, "finish_ns")[3] == 43.0
 
 
+def who_waits_with_its_kv(answer: int) -> Columns:
+    """Two loads of two blocks, of requests 3 and 4, come while request 5, of one token and *answer* more, has the only seat and the
+    device eight blocks. A long answer has made it give up what they ask for."""
+    quick = replace(HOST, read_bytes_per_s=40_000.0, latency_s=0.0)
+    trace = a_trace(
+        (0, 9, 1, A), (2, 9, 1, B[:3]), (4, 1, 32, []), (100, 9, 1, A), (100, 9, 1, B[:3]), (100, 1, answer, [])
+    )  # fmt: skip
+    return served(trace, quick, kv_blocks=8)
+
+
+def test_of_loads_that_come_during_a_step_the_first_to_come_is_the_first_in_the_queue() -> None:
+    columns = who_waits_with_its_kv(1)
+    assert seconds(columns, "scheduled_ns")[3:] == [101.0, 102.0, 100.0]
+    assert columns.requests["host_hit_tokens"].tolist()[3:] == [8, 8, 0]
+
+
+def test_who_runs_out_of_memory_has_the_last_of_those_who_wait_give_their_kv_back() -> None:
+    columns = who_waits_with_its_kv(18)
+    moved = columns.transfers()
+    assert moved is not None
+    # The fifth block of the answer is one of the second's, which loads it again when it is its turn.
+    assert moved["request"][moved["what"] == 0].tolist() == [3, 4, 4]
+    assert seconds(columns, "scheduled_ns")[3] == 118.0
+
+
 def test_a_prompt_in_two_tiers_waits_for_the_later_of_its_loads() -> None:
     # The host has room for two of A's three blocks, and the disk for all. What gives them up on the device is a long answer, which
     # is written nowhere. Two blocks take half a second and five of latency, one a tenth.
