@@ -59,8 +59,8 @@ def run(experiment: Experiment, *, fast_forward: bool = True, check_invariants: 
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Python looks for cycles after so many more new objects than by default: what a run keeps is in use, and a prefix cache keeps a
-    lot, so that a tenth of the time went into looking through it."""
+    """Python looks for cycles less often: what a run keeps is in use, and with a prefix cache that is so much that a tenth of the
+    time went into looking through it."""
     before = gc.get_threshold()
     if before[0]:
         gc.set_threshold(max(before[0], _NEW_OBJECTS), *before[1:])

@@ -58,8 +58,8 @@ class BlockCache(RunPool):
 
     def _last_chain(self, id_: int) -> Chain | None:
         """Where a request's content ends as far as it is known: its own chain, or the last that the workload names."""
-        own = self._own.get(id_)
-        return own if own is not None else self._chain(self._contents.chain[id_])
+        number = self._contents.chain[id_]
+        return self._own.get(id_) or self._chains.get(number) or self._chain(number)
 
     @property
     def writes(self) -> bool:

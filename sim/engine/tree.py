@@ -106,7 +106,7 @@ class TreePool(KvPool):
         """How far the tree has a request's first *upto* pages, and the node that this ends in or at. Nothing is used or split."""
         of, most, change, node, end = self._walked
         # Whoever is asked for what was found finds that.
-        if of == id_ and change == self._n_changes and (upto == most or upto == end):
+        if of == id_ and change == self._n_changes and upto in (most, end):
             return node, end
         path, node, end, at = self._paths.get(id_) or self._path(id_), self._root, 0, 0
         while end < upto:
