@@ -59,6 +59,7 @@ def scenario() -> str:
     parts = ["# Settings of a scenario\n", "Unknown keys are refused. `rooftrace schema` prints this as JSON Schema.\n"]
     parts += _settings(schema, schema["$defs"], "")
     parts += _settings(schema["$defs"]["Pool"], schema["$defs"], "pools.NAME.", deeper=False)
+    parts += _settings(schema["$defs"]["KvLink"], schema["$defs"], "links.NAME.", deeper=False)
     named = ("Scheduler", "Router", "Process", "Distribution")
     for name in named:
         parts.append(f"## {name}\n")

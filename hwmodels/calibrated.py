@@ -85,6 +85,7 @@ class Calibrated:
                 "kernels": self.stack.kernels,
                 "terms": {name: getattr(self.stack.overheads, name) for name in self.stack.sources},
                 "sources": dict(self.stack.sources),
+                **({"fit": dict(self.stack.fit)} if self.stack.fit else {}),
             }
         return found
 

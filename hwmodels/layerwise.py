@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,9 +39,12 @@ class _Stage:
         self.widest_gap = max((b - a for a, b in itertools.pairwise((0, *captured))), default=0) * data
         # Up to so many rows a decode step is a graph's.
         self.replayed = captured[-1] * data if captured else 1 << 62
-        self.rows = RowTable(self._rows_s)
-        self.decode_rows = RowTable(self._padded_rows_s) if captured else self.rows
-        self.logits = RowTable(self._logits_s)
+        host = kernels.host
+        self.factors = host.compute_factor, host.bandwidth_factor
+        self.row_s, self.step_s = host.row_s, host.step_s
+        self.rows = RowTable(self._stretched(self._rows_s, row_s=host.row_s))
+        self.decode_rows = RowTable(self._stretched(self._padded_rows_s, row_s=host.row_s)) if captured else self.rows
+        self.logits = RowTable(self._stretched(self._logits_s))
         self.has_head = last
         self.encoder = spec.is_encoder
         self.attention = tuple(
@@ -53,10 +56,14 @@ class _Stage:
             self.attention += (_by_rows(absorbed if always else RowTable(self._expanded_s), absorbed),)
         if work.recurrence is not None:
             self.attention += ((*kernels.recurrence_forms(work.recurrence), False),)
-        host = kernels.host
+        if self.factors != (1.0, 1.0):
+            compute, bandwidth = self.factors
+            self.attention = tuple(
+                (_times(prefill, compute), _times(decode, bandwidth), windowed)
+                for prefill, decode, windowed in self.attention
+            )
         # Each group has a scheduler and sampler of its own, beside the others.
         self.sequence_s = host.sequence_s * self.share
-        self.row_s, self.step_s = host.row_s, host.step_s
         self.prompt_floor_s, self.decode_floor_s = host.prompt_floor_s, host.decode_floor_s
         self.launch_floor_s = host.launch_floor_s
 
@@ -110,6 +117,31 @@ class _Stage:
             if op.of_logits:
                 total = total + op.layers * self.kernels.gemm_s(own, op.n, op.k, precision=op.precision)
         return total
+
+    def _stretched(
+        self, kernels_s: Callable[[FloatArray], FloatArray], *, row_s: float = 0.0
+    ) -> Callable[[FloatArray], FloatArray]:
+        """Times by rows with what they take for one row as reading, and what they take more as arithmetic, each so many times as
+        long; *row_s* of each row is the host's, and stays.
+
+        Both parts grow with the rows, so that their sum does, whatever the factors. Experts that more tokens wake are read from
+        memory too, and count as arithmetic here.
+        """
+        compute, bandwidth = self.factors
+        if self.factors == (1.0, 1.0):
+            return kernels_s
+
+        def device_s(rows: FloatArray) -> FloatArray:
+            return kernels_s(rows) - np.ceil(rows * self.share) * row_s
+
+        least_s = float(device_s(np.ones(1))[0])
+
+        def stretched(rows: FloatArray) -> FloatArray:
+            own = device_s(rows)
+            host = np.ceil(rows * self.share) * row_s
+            return host + bandwidth * np.minimum(own, least_s) + compute * np.maximum(own - least_s, 0.0)
+
+        return stretched
 
     def scalar(self, totals: Totals) -> float:
         rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = totals
@@ -195,6 +227,13 @@ class _Stage:
         return np.where(decodes > self.replayed, self.launch_floor_s, of_graphs)
 
 
+def _times(form: Callable[..., Any], factor: float) -> Callable[..., Any]:
+    def scaled(*args: Any) -> Any:
+        return form(*args) * factor
+
+    return scaled
+
+
 def _by_rows(prompts: RowTable, decodes: RowTable) -> tuple[PrefillForm, DecodeForm, bool]:
     """Forms of what depends on the prompt rows, or on the query rows of decodes, alone."""
 
@@ -224,7 +263,7 @@ class _Ranks:
         # What cannot be exchanged so is said here, and not at the first step.
         stage._exchange_s(np.ones(1))
         self._pads = kernels.pads_ranks
-        self._experts = RowTable(stage._experts_s)
+        self._experts = RowTable(stage._stretched(stage._experts_s))
         self._exchange = RowTable(stage._exchange_s)
 
     def _graph(self, rows: int) -> int:

@@ -47,6 +47,19 @@ class Overheads:
     admission_serial_s: float = parameter(
         0.0, 0.0, 0.1, "the front end's work on a request that it does for one request at a time: a burst queues for it"
     )
+    compute_excess: float = parameter(
+        0.0,
+        -0.9,
+        9.0,
+        "by what share of itself the arithmetic of a device's kernels takes longer than its profile says: what their time "
+        "grows by with the tokens of an iteration, and attention of prompts; negative where it takes less",
+    )
+    bandwidth_excess: float = parameter(
+        0.0,
+        -0.9,
+        9.0,
+        "the same of reading weights and cache: what an iteration of one token takes, and attention of decodes",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +81,9 @@ class ServingStack:
     """Errors on deployments that the fit of the terms did not see; empty where nothing was fitted."""
     sources: Mapping[str, str] = field(hash=False)
     """Where each term comes from."""
+    fit: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Of terms that were fitted to one deployment's runs: to what, and how well (`hwmodels.stack_files`). Empty for the
+    catalogue's."""
 
 
 @functools.cache

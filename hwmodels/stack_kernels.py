@@ -116,6 +116,8 @@ class StackKernels:
             prompt_floor_s=floor_s,
             decode_floor_s=decode_floor_s,
             launch_floor_s=launch_floor_s,
+            compute_factor=1.0 + own.compute_excess,
+            bandwidth_factor=1.0 + own.bandwidth_excess,
         )
 
     def running(self, shape: AttentionShape) -> Running:

@@ -182,7 +182,9 @@ class FasterTransformer:
             prompt = max(prompt, view.prompt_tokens[seq.id] or 1)
             output = max(output, view.max_tokens[seq.id])
             wanted = (len(chunks) + 1) * view.blocks(prompt + output + drafted)
-            alone = not chunks and not view.elsewhere
+            # Where memory is held for others who do not run here, the first of a batch waits for it as well.
+            empty = view.free_blocks >= view.total_blocks
+            alone = not chunks and not view.elsewhere and (empty or view.blocks_to_admit(seq) <= view.free_blocks)
             if len(chunks) == self.batch_size or (wanted > free and not alone):
                 break
             chunks.append((seq.id, seq.tokens))

@@ -34,6 +34,9 @@ class WaitingSeq(NamedTuple):
     """Smaller goes first, as in vLLM."""
     shared_blocks: int = 0
     """KV blocks of its cached tokens that others hold already: admitting it takes none for them."""
+    kept_blocks: int = 0
+    """KV blocks that are kept for it here, the KV of its cached tokens in them: they are not among the free ones, and admitting it
+    takes none for them. Such sequences stand ahead of all others in the queue."""
 
 
 class PartialSeq(NamedTuple):
@@ -214,8 +217,9 @@ class ReplicaView:
 
     def blocks_to_admit(self, seq: WaitingSeq) -> int:
         """KV blocks that admitting *seq* takes: of the KV that it brings, and of what it computes first, which is its tokens or,
-        where it has none to compute, a decode step. Those that others hold already are not taken again."""
-        return -(-((seq.tokens or self.query_tokens) + seq.cached_tokens) // self.block_tokens) - seq.shared_blocks
+        where it has none to compute, a decode step. Those that others hold already, and those kept for it, are not taken again."""
+        whole = -(-((seq.tokens or self.query_tokens) + seq.cached_tokens) // self.block_tokens)
+        return whole - seq.shared_blocks - seq.kept_blocks
 
 
 class Plan(NamedTuple):

@@ -183,15 +183,17 @@ class Vllm:
             if cache is not None:
                 if latest is not None:
                     id_, had, took, reaches = latest
-                    cache.admit(id_, had)
+                    if had >= 0:
+                        cache.admit(id_, had)
                     cache.take(took)
-                    cache.cached(id_, reaches)
+                    if had >= 0:
+                        cache.cached(id_, reaches)
                 found = 0 if cached or not to_compute else cache.found_blocks(seq.id, to_compute)
                 unheld = cache.unheld_blocks(seq.id, found) if found else 0
                 cached += found * block_tokens
                 to_compute -= found * block_tokens
             if seq.shared_blocks:
-                # What was loaded for it, and is its own already.
+                # What was loaded for it and is its own, or is shown as found.
                 found, unheld = seq.shared_blocks, 0
             elif cache is None:
                 found = 0
@@ -205,15 +207,16 @@ class Vllm:
             reserve = kept if occupied else 0
             if self.scheduler_reserve_full_isl:
                 whole = min(cached + (to_compute or 1), view.max_model_len)
-                if view.blocks(whole) - found - seq.shared_blocks + unheld + reserve > free:
+                if view.blocks(whole) - found - seq.kept_blocks + unheld + reserve > free:
                     return True
-            # What the engine has looked up for it is among its cached tokens.
-            had = found + seq.shared_blocks
+            # What the engine has looked up for it, or has had loaded, is among its cached tokens.
+            had = found + seq.kept_blocks
             new = _blocks(view, cached + (tokens if view.by_chunk else to_compute or tokens)) - had
             needed = new + unheld
             if needed + reserve > free:
                 return True
-            latest = (seq.id, found, new, cached + (tokens if to_compute else 0))
+            # Whose blocks are kept for it holds them already.
+            latest = (seq.id, -1 if seq.kept_blocks else found, new, cached + (tokens if to_compute else 0))
             free -= needed
             left -= tokens
             left_input -= tokens + draft_slots
@@ -225,7 +228,7 @@ class Vllm:
     def _queue(self, view: ReplicaView) -> Sequence[WaitingSeq]:
         if self.scheduling_policy == "fcfs" or len(view.waiting) < 2:
             return view.waiting
-        return sorted(view.waiting, key=lambda seq: (seq.priority, seq.arrival_ns, seq.id))
+        return sorted(view.waiting, key=lambda seq: (not seq.kept_blocks, seq.priority, seq.arrival_ns, seq.id))
 
     def _plan_in_order(self, view: ReplicaView) -> Plan:
         """The plan where the budget or the blocks do not serve all who run: one sequence after the other, as admitted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -36,3 +36,16 @@ def shown(value: Any) -> str:
     """*value* as it is quoted in a message, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def short_keys(keys: Sequence[str]) -> list[str]:
+    """Dotted keys by as few of their last parts as tell them apart."""
+    parts = [key.split(".") for key in keys]
+    found = []
+    for mine in parts:
+        n = next(
+            (n for n in range(1, len(mine)) if sum(each[-n:] == mine[-n:] for each in parts) == 1),
+            len(mine),
+        )
+        found.append(".".join(mine[-n:]))
+    return found

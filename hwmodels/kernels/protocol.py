@@ -25,6 +25,10 @@ class HostTimes:
     """Least time of an iteration without."""
     launch_floor_s: float = 0.0
     """Least time of an iteration without that is beyond the captured graphs."""
+    compute_factor: float = 1.0
+    """What the device's arithmetic is multiplied by: what kernels take over their time for one row, and attention of prompts."""
+    bandwidth_factor: float = 1.0
+    """What its reading of weights and cache is multiplied by: the kernels' time for one row, and attention of decodes."""
 
 
 class Kernels(Protocol):

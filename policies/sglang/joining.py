@@ -134,6 +134,9 @@ class Adder(Room):
         most = self._settings.prefill_max_requests
         if most is not None and len(self.chunks) >= most:
             return SPENT
+        if seq.kept_blocks:
+            # What another machine has computed (`get_new_prebuilt_batch`) found its memory before it came.
+            return self._take(seq, seq.tokens)
         if self._settings.to_its_end:
             return self._add_to_its_end(seq)
         # What it finds is locked while it is considered.
@@ -163,7 +166,8 @@ class Adder(Room):
 
     def _take(self, seq: WaitingSeq, tokens: int) -> str:
         self.cut = tokens < seq.tokens
-        self.blocks += self._blocks(seq.cached_tokens + (tokens if self._by_chunk else seq.tokens))
+        whole = self._blocks(seq.cached_tokens + (tokens if self._by_chunk else seq.tokens))
+        self.blocks += max(whole - seq.kept_blocks, 0)
         self._spend(seq.id, tokens, 0 if self.cut else self._clipped(seq.id))
         return self.verdict()
 

@@ -6,26 +6,26 @@ import gc
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.routers import Refused, RoutedRequest, route_of
-from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, IntArray
+from sim.engine.columns import ABORTED, BUBBLES, LOST, REJECTED, UNFINISHED, Columns, IntArray
 from sim.engine.content import Contents, contents_of
-from sim.engine.errors import PolicyError
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment, MachineSpec
+from sim.engine.fleet import Fleet
 from sim.engine.followers import Followers
 from sim.engine.front_end import FrontEnd
+from sim.engine.gate import Gate, eligible
+from sim.engine.handover import Handovers
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.ranks import machine_of, ranked
 from sim.engine.requests import RequestState
-from sim.engine.routing import routing_of
 from sim.engine.tenant import columns_of
 from sim.engine.tiers import SharedStores
 from workloads import ClosedLoop, Trace
@@ -84,23 +84,6 @@ def _stores(specs: Sequence[MachineSpec]) -> SharedStores | None:
     """What tiers of several machines share; None where no machine has a tier."""
     kinds = [tier.kind for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
     return SharedStores(peers="peer" in kinds) if kinds else None
-
-
-def _eligible(machines: list[Machine], workload: Trace | ClosedLoop) -> list[list[Machine]] | None:
-    """For each model the machines that host it; None where every machine serves every request."""
-    if all(tenant.spec.model is None for machine in machines for tenant in machine.tenants):
-        return None
-    n_models = max(len(workload.models), 1) if isinstance(workload, Trace) else 1
-    return [[machine for machine in machines if machine.hosts(model)] for model in range(n_models)]
-
-
-def _turns(models: array[int], n_models: int) -> array[int]:
-    """Of each request, how many for the same model have a lower number."""
-    turns, seen = array("q"), [0] * n_models
-    for model in models:
-        turns.append(seen[model])
-        seen[model] += 1
-    return turns
 
 
 def _tier_columns(state: RequestState) -> dict[str, NDArray[Any]]:
@@ -220,29 +203,46 @@ class _Cluster:
                     self,
                     seed=experiment.seed,
                     fast_forward=fast_forward,
+                    part=experiment.part_of(index),
                     shared=stores,
                 )
             )
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
-        self._watch = Watch(self._state, self._machines, self._clock) if check_invariants else None
-        self._route_of = route_of(experiment.router)
-        self._hosting = _eligible(self._machines, workload)
-        """For each model the machines that host it; None where every machine serves every request."""
-        self._turn = _turns(model, len(self._hosting)) if self._hosting is not None and model is not None else None
-        """Of each request, how many for the same model have a lower number; None where that is its number."""
-        self._only = self._machines[0] if len(self._machines) == 1 and self._hosting is None else None
-        self._luck = None if self._only else np.random.default_rng([experiment.seed, _ROUTING_STREAM]).random((n, 2))
-        session = workload.session if isinstance(workload, Trace) else None
-        self._session = None if session is None else _as_array(session)
-        self._routing = None
-        if self._only is None:
-            self._routing = routing_of(experiment.router, self._machines, self._clock, self._prompt, contents_in)
+        alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
+        self._only = self._machines[0] if alone else None
+        self._gate, self._handovers = (None, None) if self._only else self._gates(contents_in)
+        self._routing = None if self._gate is None else self._gate.routing
+        self._fleet = None
+        if experiment.fleet is not None and self._gate is not None:
+            given = self._machines, self._gate, self._state, self._clock, self
+            self._fleet = Fleet(experiment.fleet, *given, experiment.seed)
+        self._watch = (
+            Watch(self._state, self._machines, self._clock, self._handovers, self._fleet) if check_invariants else None
+        )
         self._reasons: dict[str, int] = {}
         self._sent = 0
         self._front_end = FrontEnd(experiment)
         self._think, self._due_ns = _waiting_clients(experiment)
         follows = workload.follows if isinstance(workload, Trace) else None
         self._followers = None if follows is None else Followers(follows)
+
+    def _gates(self, contents_in: Callable[[int], Contents] | None) -> tuple[Gate, Handovers | None]:
+        """The router that requests come to, and what is between machines where prefill and decode are apart."""
+        experiment, spec = self._experiment, self._experiment.handover
+        given = experiment.workload, self._state, self._clock
+        luck = [experiment.seed, _ROUTING_STREAM]
+        if spec is None:
+            gate = Gate(experiment.router, self._machines, self._machines, *given, luck, contents_in, self.rejected)
+            return gate, None
+        # Requests come to machines that begin with a prompt; those that decode get theirs from these.
+        first, second = (
+            [m for m, role in zip(self._machines, spec.roles, strict=True) if (role == "decode") is decodes]
+            for decodes in (False, True)
+        )
+        gate = Gate(experiment.router, first, self._machines, *given, luck, contents_in, self.rejected)
+        # A stream of its own: requests are as lucky at the first router as they are without pools.
+        beyond = Gate(spec.router, second, self._machines, *given, [*luck, 1], contents_in, self.rejected)
+        return gate, Handovers(spec, self._machines, gate, beyond, self._state, self._clock, self)
 
     def _contents_in(self, block_tokens: int) -> Contents:
         """What the workload says of contents, in blocks of *block_tokens* tokens."""
@@ -275,14 +275,18 @@ class _Cluster:
                 self._send_next(None)
         elif self._n:
             self._expect(workload)
+        if self._fleet is not None:
+            self._fleet.begin()
         horizon_ns = self._experiment.horizon_ns
         if self._watch is not None:
             self._watch.run(horizon_ns)
         else:
             clock.run(until=horizon_ns)
+        if self._fleet is not None:
+            self._fleet.close()
         for machine in self._machines:
             machine.abort(clock.now_ns)
-        return self._columns()
+        return _columns(self)
 
     def _expect(self, workload: Trace) -> None:
         """Set the clock for the requests of a trace that wait for no answer."""
@@ -320,6 +324,8 @@ class _Cluster:
             _, id_ = aborts.popleft()
             if state.status[id_] != UNFINISHED:
                 continue
+            if self._handovers is not None and self._handovers.give_up(id_):
+                continue
             if state.replica[id_] < 0:
                 # It has not come through the front end yet.
                 state.status[id_] = ABORTED
@@ -345,41 +351,16 @@ class _Cluster:
         if self._only is not None:
             self._only.deliver(id_)
             return
-        state = self._state
-        model = 0 if state.model is None else state.model[id_]
-        machines = self._machines if self._hosting is None else self._hosting[model]
-        if not machines:
-            self.rejected(id_, "no machine hosts the model")
+        assert self._gate is not None
+        if self._handovers is not None:
+            self._handovers.come(id_)
             return
-        assert self._luck is not None
-        request = RoutedRequest(
-            id_,
-            self._prompt[id_],
-            model,
-            tuple(self._luck[id_].tolist()),
-            state.arrival[id_],
-            -1 if state.deadline is None else state.deadline[id_],
-            id_ if self._turn is None else self._turn[id_],
-            -1 if self._session is None else self._session[id_],
-        )
-        routing = self._routing
-        if routing is None:
-            answer = self._route_of(request, machines)
-        else:
-            request, shown = routing.show(request, machines)
-            answer = self._route_of(request, shown)
-        if isinstance(answer, Refused):
-            if answer.at >= 0:
-                state.replica[id_] = machines[answer.at].tenant_of(model).number
-            self.rejected(id_, answer.reason)
+        if self._fleet is not None:
+            self._fleet.come(id_)
             return
-        if not 0 <= answer < len(machines):
-            raise PolicyError(
-                f"{self._experiment.router!r} sent request {id_} to replica {answer!r}; expected 0 to {len(machines) - 1}"
-            )
-        if routing is not None:
-            routing.sent(request, machines[answer])
-        machines[answer].deliver(id_)
+        machine = self._gate.choose(id_)
+        if machine is not None:
+            machine.deliver(id_)
 
     def _send_next(self, ended_ns: int | None) -> None:
         """A client of a closed loop sends its first request, or the next after one that has ended and its thinking time; with a
@@ -411,83 +392,111 @@ class _Cluster:
     # What machines tell.
 
     def finished(self, id_: int, now_ns: int) -> None:
+        if self._handovers is not None:
+            self._handovers.ended(id_, now_ns)
+        if self._fleet is not None:
+            self._fleet.ended(id_, now_ns)
         if self._think is not None:
             self._send_next(now_ns)
         elif self._followers is not None:
             for follower, sent_ns in self._followers.ended(id_, now_ns):
                 self._send(follower, sent_ns, now_ns)
 
-    def rejected(self, id_: int, reason: str) -> None:
+    def prefilled(self, id_: int, end_ns: int) -> None:
+        assert self._handovers is not None
+        self._handovers.prefilled(id_, end_ns)
+
+    def has_room(self, id_: int, now_ns: int, found_tokens: int) -> None:
+        assert self._handovers is not None
+        self._handovers.has_room(id_, now_ns, found_tokens)
+
+    def lost(self, id_: int, reason: str) -> None:
+        self.rejected(id_, reason, LOST)
+
+    def rejected(self, id_: int, reason: str, status: int = REJECTED) -> None:
         state = self._state
-        state.status[id_] = REJECTED
+        state.status[id_] = status
         state.reason[id_] = self._reasons.setdefault(reason, len(self._reasons))
         self.finished(id_, self._clock.now_ns)
 
-    def _columns(self) -> Columns:
-        state = self._state
-        finish, output, left = (_as_column(column) for column in (state.finish, state.output, state.left))
-        replicas = tuple(columns_of(tenant) for machine in self._machines for tenant in machine.tenants)
-        makespan_ns = int(finish.max(initial=0))
-        if self._experiment.horizon_ns is not None:
-            makespan_ns = min(max(makespan_ns, self._clock.now_ns), self._experiment.horizon_ns)
-        none = np.zeros(self._n, np.int64)
-        tiers = _tier_columns(state)
-        bubbles = [_as_column(kind) for kind in state.bubbles] or [none] * len(BUBBLES)
-        return Columns(
-            requests={
-                "request_id": np.arange(self._n),
-                "deadline_ns": _as_column(state.deadline) if state.deadline is not None else none - 1,
-                "model_index": none if state.model is None else _as_column(state.model),
-                **({} if state.priority is None else {"priority": _as_column(state.priority)}),
-                "arrival_ns": _as_column(state.arrival),
-                "scheduled_ns": _as_column(state.scheduled),
-                "first_token_ns": _as_column(state.first_token),
-                "finish_ns": finish,
-                "prompt_tokens": _as_column(state.prompt),
-                "output_tokens": output,
-                "emitted_tokens": output - left,
-                "replica": _as_column(state.replica, np.int32),
-                "preemptions": _as_column(state.preemptions, np.int32),
-                "recomputed_tokens": _as_column(state.recomputed),
-                "status": np.frombuffer(state.status, np.int8),
-                "reason": _as_column(state.reason, np.int32),
-                "bubble_ns": np.sum(bubbles, axis=0),
-                **(
-                    {
-                        "prefix_hit_tokens": _as_column(state.prefix_hits),
-                        "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
-                        "computed_prompt_tokens": np.where(
-                            _as_column(state.scheduled) >= 0,
-                            _as_column(state.prompt) - _as_column(state.prefix_hits) - _loaded(state),
-                            0,
-                        ),
-                    }
-                    if self._caching
-                    else {}
-                ),
-                **tiers,
-                **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
-            },
-            reasons=tuple(self._reasons),
-            replicas=replicas,
-            stream=self._experiment.stream,
-            meta={
-                "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
-                "makespan_ns": makespan_ns,
-                "preemptions": sum(state.preemptions),
-                **(
-                    {
-                        "prefix_evictions": sum(
-                            tenant.sequences.kv.evicted for machine in self._machines for tenant in machine.tenants
-                        )
-                    }
-                    if self._caching
-                    else {}
-                ),
-                "n_stages": sum(machine.n_stages for machine in self._machines),
-                **({"tiers": _tier_facts(self._machines)} if tiers else {}),
-                **({"ranks": ranks} if (ranks := ranked(self._machines)) else {}),
-                "busy_ns": sum(replica.busy_ns() for replica in replicas),
-                "events": sum(machine.events for machine in self._machines),
-            },
-        )
+
+def _columns(cluster: _Cluster) -> Columns:
+    """What the run leaves behind."""
+    state = cluster._state
+    finish, output, left = (_as_column(column) for column in (state.finish, state.output, state.left))
+    replicas = tuple(columns_of(tenant) for machine in cluster._machines for tenant in machine.tenants)
+    makespan_ns = int(finish.max(initial=0))
+    if cluster._experiment.horizon_ns is not None:
+        makespan_ns = min(max(makespan_ns, cluster._clock.now_ns), cluster._experiment.horizon_ns)
+    none = np.zeros(cluster._n, np.int64)
+    tiers = _tier_columns(state)
+    bubbles = [_as_column(kind) for kind in state.bubbles] or [none] * len(BUBBLES)
+    return Columns(
+        requests={
+            "request_id": np.arange(cluster._n),
+            "deadline_ns": _as_column(state.deadline) if state.deadline is not None else none - 1,
+            "model_index": none if state.model is None else _as_column(state.model),
+            **({} if state.priority is None else {"priority": _as_column(state.priority)}),
+            "arrival_ns": _as_column(state.arrival),
+            "scheduled_ns": _as_column(state.scheduled),
+            "first_token_ns": _as_column(state.first_token),
+            "finish_ns": finish,
+            "prompt_tokens": _as_column(state.prompt),
+            "output_tokens": output,
+            "emitted_tokens": output - left,
+            "replica": _as_column(state.replica, np.int32),
+            "preemptions": _as_column(state.preemptions, np.int32),
+            "recomputed_tokens": _as_column(state.recomputed),
+            "status": np.frombuffer(state.status, np.int8),
+            "reason": _as_column(state.reason, np.int32),
+            "bubble_ns": np.sum(bubbles, axis=0),
+            **(
+                {
+                    "prefix_hit_tokens": _as_column(state.prefix_hits),
+                    "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
+                    "computed_prompt_tokens": np.where(
+                        _as_column(state.scheduled) >= 0,
+                        _as_column(state.prompt) - _as_column(state.prefix_hits) - _loaded(state),
+                        0,
+                    ),
+                }
+                if cluster._caching
+                else {}
+            ),
+            **({} if cluster._handovers is None else cluster._handovers.columns()),
+            **(
+                {}
+                if cluster._fleet is None
+                else {
+                    "failures": _as_column(cluster._fleet.failures, np.int32),
+                    "held_ns": _as_column(cluster._fleet.held_ns),
+                }
+            ),
+            **tiers,
+            **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
+        },
+        reasons=tuple(cluster._reasons),
+        replicas=replicas,
+        stream=cluster._experiment.stream,
+        meta={
+            "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
+            "makespan_ns": makespan_ns,
+            "preemptions": sum(state.preemptions),
+            **(
+                {
+                    "prefix_evictions": sum(
+                        tenant.sequences.kv.evicted for machine in cluster._machines for tenant in machine.tenants
+                    )
+                }
+                if cluster._caching
+                else {}
+            ),
+            **({} if cluster._handovers is None else {"links": cluster._handovers.links()}),
+            **({} if cluster._fleet is None else {"fleet": cluster._fleet.facts()}),
+            "n_stages": sum(machine.n_stages for machine in cluster._machines),
+            **({"tiers": _tier_facts(cluster._machines)} if tiers else {}),
+            **({"ranks": ranks} if (ranks := ranked(cluster._machines)) else {}),
+            "busy_ns": sum(replica.busy_ns() for replica in replicas),
+            "events": sum(machine.events for machine in cluster._machines),
+        },
+    )

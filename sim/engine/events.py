@@ -1,7 +1,8 @@
 """SimPy as the engine uses it: a clock of whole nanoseconds, one class of events, and the order within an instant.
 
-Whatever happens in an instant happens in the order of three ranks. Control acts first; then what arrives is delivered, from
-outside or from another machine; then machines end iterations and start the next, with all that this instant has brought them.
+Whatever happens in an instant happens in the order of four ranks. Control acts first; then what arrives from outside is
+delivered, and after it what comes from another machine; then machines end iterations and start the next, with all that this
+instant has brought them.
 Nothing that a machine does is felt by another sooner than 1 ns later, so that the order of machines never matters.
 """
 
@@ -15,7 +16,8 @@ import simpy
 
 CONTROL: Final = 1
 ARRIVALS: Final = 2
-MACHINES: Final = 3
+HANDOVERS: Final = 3
+MACHINES: Final = 4
 """Ranks; 0 is SimPy's own, for the end of the run."""
 
 _NOBODY: list[Any] = []
@@ -41,6 +43,10 @@ class Clock(simpy.Environment):
     def next_due(self) -> tuple[int, int] | None:
         """Instant and rank of the next event; None where there is none."""
         return self._queue[0][:2] if self._queue else None  # type: ignore[return-value]
+
+    def expects(self, rank: int) -> bool:
+        """Whether anything is due of a rank beyond *rank*."""
+        return any(entry[1] > rank and entry[3].callbacks for entry in self._queue)
 
     def runs_free_to(self, at_ns: int) -> bool:
         """Move on to *at_ns* at once if nothing else is due until then, that instant included; whether that was so.

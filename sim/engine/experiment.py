@@ -10,7 +10,9 @@ from hwmodels.cost import CostModel
 from policies.ranks import PromptBalance
 from policies.routers import Knowledge, RouteFunction, Router, knowledge_of
 from policies.view import PlanFunction, Scheduler
+from sim.engine.lives import FleetSpec
 from sim.engine.prices import StageTable
+from sim.engine.roles import HandoverSpec, Part
 from sim.engine.running import Decoding
 from sim.engine.streaming import Stream
 from sim.engine.tiers import TierSpec, check_tiers
@@ -165,6 +167,10 @@ class Experiment:
     are sent in the trace's order when one has ended: `arrival_ns` of the columns says when. None: no limit."""
     stream: Stream = Stream()  # noqa: RUF009 (frozen, so that all may share one)
     """Which tokens reach a client together; it changes what clients measure, not what machines do."""
+    handover: HandoverSpec | None = None
+    """Prefill and decode on machines of their own; None: each machine serves its requests from beginning to end."""
+    fleet: FleetSpec | None = None
+    """What becomes of machines in time; None: all of them are there from beginning to end."""
 
     def __post_init__(self) -> None:
         if not self.replicas:
@@ -173,6 +179,12 @@ class Experiment:
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is a finite time of at least 0; got {value!r}")
+        if self.handover is not None and len(self.handover.roles) != len(self.replicas):
+            raise ValueError(
+                f"handover has roles for {len(self.handover.roles)} machines and there are {len(self.replicas)}; give one each"
+            )
+        if self.fleet is not None:
+            self._check_fleet(self.fleet)
         if self.in_flight is not None:
             if self.in_flight < 1:
                 raise ValueError(f"in_flight is at least 1; got {self.in_flight}")
@@ -180,6 +192,30 @@ class Experiment:
                 raise ValueError("in_flight is for a trace; clients of a closed loop have one request each under way")
             if self.workload.follows is not None or self.workload.abort_ns is not None:
                 raise ValueError("in_flight is for requests that wait for no others and that are not given up")
+
+    def _check_fleet(self, fleet: FleetSpec) -> None:
+        if len(fleet.pools) != len(self.replicas):
+            raise ValueError(
+                f"fleet has pools for {len(fleet.pools)} machines and there are {len(self.replicas)}; give one each"
+            )
+        if self.handover is not None:
+            raise ValueError(
+                "machines that come, go or fail are modelled where each serves its requests from beginning to end; leave out "
+                "handover or fleet"
+            )
+        if any(tenant.tiers or tenant.swaps for tenant in self.tenants):
+            raise ValueError(
+                "machines that come, go or fail are modelled without tiers behind their KV; leave out tiers or fleet"
+            )
+
+    def part_of(self, index: int) -> Part | None:
+        """What machine *index* has to do with handing over; None: nothing."""
+        spec = self.handover
+        if spec is None or spec.roles[index] == "both":
+            return None
+        return Part(
+            role=spec.roles[index], drops_token=spec.first_token == "decode", headroom_tokens=spec.headroom_tokens
+        )
 
     @property
     def machines(self) -> tuple[MachineSpec, ...]:

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from sim.engine.columns import FINISHED, UNFINISHED
 from sim.engine.errors import InvariantError
 from sim.engine.events import Clock
+from sim.engine.fleet import Fleet
+from sim.engine.handover import Handovers
 from sim.engine.lane import Lane
+from sim.engine.lives import FAILED, OFF, STARTING
 from sim.engine.machine import Machine
 from sim.engine.ranks import RankedMachine
 from sim.engine.requests import RequestState
@@ -23,13 +26,33 @@ INVARIANTS = {
     "INV-7": "within an instant ranks never go back: nothing that a machine does is felt by another in the same nanosecond",
     "INV-8": "ranks of a machine that take a step start it and end it together",
     "INV-9": "blocks that a tier keeps, each counted once, are the bytes that it says it keeps, and no more than it has room for",
+    "INV-10": "KV that is on its way was computed: its sender holds the blocks until it has arrived, its receiver keeps room",
+    "INV-11": "a request that has come and not ended is with a machine that serves, held for one or on its way again: one of these",
 }
+
+
+def _tokens_of(tenant: Tenant | None, id_: int, *, kept: bool) -> int:
+    """Tokens that the blocks hold which *tenant* has lent, or keeps, for a request."""
+    exchange = None if tenant is None else tenant.sequences.exchange
+    if exchange is None:
+        return 0
+    return (exchange.kept if kept else exchange.lent).get(id_, 0) * exchange.sequences.kv.block_tokens
+
+
+def tenant_ids(tenant: Tenant) -> set[int]:
+    """Requests that wait or run there."""
+    return {seq.id for seq in tenant.sequences.queue}.union(*(lane.admitted for lane in tenant.lanes))
 
 
 class Watch:
     """Steps the clock and checks the machines after each event."""
 
-    def __init__(self, state: RequestState, machines: Sequence[Machine], clock: Clock) -> None:
+    def __init__(
+        self, state: RequestState, machines: Sequence[Machine], clock: Clock, handovers: Handovers | None = None,
+        fleet: Fleet | None = None,
+    ) -> None:  # fmt: skip
+        self._handovers = handovers
+        self._fleet = fleet
         self._state = state
         self._machines = machines
         self._clock = clock
@@ -60,6 +83,8 @@ class Watch:
                 if len(steps) > 1:
                     self._fail("INV-8", f"machine {machine.index} is in {len(steps)} steps at once")
         state = self._state
+        if self._fleet is not None:
+            self._check_fleet(self._fleet, seen)
         for id_, status in enumerate(state.status):
             if status == FINISHED and (state.left[id_] or id_ in seen):
                 self._fail("INV-4", f"request {id_} finished with {state.left[id_]} tokens to emit")
@@ -68,11 +93,40 @@ class Watch:
             if status != UNFINISHED and id_ in seen:
                 self._fail("INV-2", f"request {id_} has ended and is still here")
 
+        if self._handovers is not None:
+            self._check_handovers(self._handovers)
+
+    def _check_handovers(self, handovers: Handovers) -> None:
+        """Of those on a link the sender holds the blocks of the whole prompt, and the receiver those that it took for it."""
+        for id_, leg in handovers.legs.items():
+            tokens = self._state.prompt[id_] or 1
+            lent = _tokens_of(leg.lender, id_, kept=False)
+            kept = _tokens_of(leg.keeper, id_, kept=True)
+            if leg.computed and lent < tokens:
+                self._fail("INV-10", f"request {id_} has {tokens} tokens to send, and its sender holds room for {lent}")
+            if leg.sends and kept < tokens:
+                self._fail(
+                    "INV-10",
+                    f"request {id_} is on its way with {tokens} tokens, and its receiver keeps room for {kept}",
+                )
+
+    def _check_fleet(self, fleet: Fleet, seen: set[int]) -> None:
+        held = list(fleet.held)
+        for id_, status in enumerate(self._state.status):
+            if status == UNFINISHED and fleet.came[id_]:
+                places = (id_ in seen) + held.count(id_) + (id_ in fleet.again)
+                if places != 1:
+                    self._fail("INV-11", f"request {id_} is in {places} places")
+        for machine, now in zip(self._machines, fleet.states, strict=True):
+            if now in (OFF, STARTING, FAILED) and (machine.running or machine.waiting):
+                self._fail("INV-11", f"machine {machine.index} does not serve and has requests")
+
     def _check_tenant(self, machine: Machine, tenant: Tenant, seen: set[int]) -> None:
         held = 0
         for seq in tenant.sequences.queue:
             self._once(seq.id, seen)
             # Who has nothing to compute lacks the KV of its latest token, as all who decode do.
+            held += seq.kept_blocks
             if (seq.tokens or 1) + seq.cached_tokens != self._context(seq.id):
                 self._fail("INV-5", f"request {seq.id} waits with {seq.cached_tokens} + {seq.tokens} tokens")
         for lane in tenant.lanes:
@@ -85,6 +139,12 @@ class Watch:
             if span is not None and lane.decodes:
                 # Of what is in flight the blocks of the first iteration have been taken, and no others.
                 held += span.growth_first
+        exchange = tenant.sequences.exchange
+        if exchange is not None:
+            held += sum(exchange.kept.values()) + sum(exchange.lent.values())
+            for id_ in (*exchange.asked, *exchange.kept, *exchange.lent):
+                if id_ in tenant_ids(tenant):
+                    self._fail("INV-2", f"request {id_} is between machines and at machine {machine.index}")
         held += sum(each.blocks for each in tenant.sequences.brought.at_hand.values())
         loading = tenant.loading
         if loading is not None:

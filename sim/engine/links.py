@@ -50,7 +50,8 @@ class Transfer:
 
     @property
     def waited_ns(self) -> int:
-        return self.begin_ns - self.asked_ns
+        """For its turn; 0 for one that began before all of it was at hand."""
+        return max(self.begin_ns - self.asked_ns, 0)
 
 
 class Link:
@@ -68,11 +69,19 @@ class Link:
         """How long a transfer that is asked for now would wait for its turn."""
         return max(0, self._free_ns[0] - now_ns)
 
-    def send(self, now_ns: int, n_bytes: int, *, writes: bool = False) -> Transfer:
-        """Takes the first place that is free."""
-        begin = max(now_ns, self._free_ns[0])
+    def send(
+        self, now_ns: int, n_bytes: int, *, writes: bool = False, since_ns: int | None = None, last_bytes: int = 0
+    ) -> Transfer:
+        """Takes the first place that is free.
+
+        *since_ns*: the bytes came to be at hand evenly from then on, the last *last_bytes* now, and were sent behind that in what
+        time the place had been free: what nobody had asked for is given away afterwards, so that no promise changes.
+        """
+        begin = max(now_ns if since_ns is None else since_ns, self._free_ns[0])
         occupied = self.spec.occupied_ns(n_bytes, writes=writes)
         sent = begin + occupied
+        if since_ns is not None:
+            sent = max(sent, now_ns + self.spec.occupied_ns(last_bytes))
         heapq.heapreplace(self._free_ns, sent)
         self.busy_ns += occupied
         return Transfer(now_ns, begin, sent, sent + self._latency_ns, n_bytes)

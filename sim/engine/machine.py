@@ -19,26 +19,29 @@ from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.errors import PolicyError
 from sim.engine.events import MACHINES, Alarm, Clock
 from sim.engine.experiment import MachineSpec
-from sim.engine.kv import KvPool
 from sim.engine.lane import Lane
 from sim.engine.prices import StageTable
 from sim.engine.requests import RequestState
-from sim.engine.sequences import Outside, refusal
+from sim.engine.roles import Part
+from sim.engine.sequences import Outside, n_waiting, refusal, take_for_rounds
 from sim.engine.span import Span
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, hand_back, n_loading, rings
+from sim.engine.tenant import NOTHING, Tenant, awaits, drop_in_flight, hand_back, n_loading, read_at_rest, rings
 from sim.engine.tiers import SharedStores
 
 
-def found_tokens(kv: KvPool, request: RoutedRequest, grown: int) -> int:
-    """Tokens of the prompt, in full blocks, that are cached in *kv* when *grown* blocks more than it knows have been taken."""
+def found_tokens(tenant: Tenant, request: RoutedRequest, now_ns: int) -> int:
+    """Tokens of the prompt, in full blocks, that are cached at *now_ns* on a tenant with one lane, or with no span in flight."""
+    kv, lane = tenant.sequences.kv, tenant.lanes[0]
     if not kv.caches:
         return 0
-    if grown <= 0:
-        return kv.found_blocks(request.id, request.prompt_tokens + 1) * kv.block_tokens
-    # As if the span had been taken step by step: what its growth evicts is gone.
+    span = lane.span
     kv.try_out()
-    kv.take(grown)
+    if span is not None and span.n > 1:
+        # As if the span had been taken step by step: what its growth evicts is gone.
+        rounds = span.index_at(now_ns << TICK_BITS)
+        if lane.decoding.blocks_for(rounds) > span.growth_first:
+            take_for_rounds(kv, lane.decoding, rounds, span.growth_first)
     found = kv.found_blocks(request.id, request.prompt_tokens + 1)
     kv.undo()
     return found * kv.block_tokens
@@ -48,6 +51,37 @@ def prefill_tokens(tenant: Tenant) -> int:
     """Tokens of prompts that a tenant has still to compute."""
     partial = (each.remaining_tokens for lane in tenant.lanes for each in lane.partial.values())
     return sum(seq.tokens for seq in tenant.sequences.queue) + sum(partial)
+
+
+def put(tenant: Tenant, now_ns: int, id_: int, what: int, tokens: int) -> None:
+    """Leave news where a tenant reads it."""
+    exchange = tenant.sequences.exchange
+    assert exchange is not None
+    exchange.mail.append((now_ns, what, id_, tokens))
+
+
+def surrenders(tenant: Tenant) -> bool:
+    """Whether somebody gave up its room; see `sim.engine.exchange.Exchange.surrender`."""
+    exchange = tenant.sequences.exchange
+    return exchange is not None and exchange.surrender()
+
+
+def _in_turn(tenants: list[Tenant], turn: int, oldest_first: bool) -> Sequence[Tenant]:
+    """Whom to ask: in rotation, or those with the oldest waiting request first."""
+    if oldest_first:
+        # Requests are numbered in order of arrival.
+        return sorted(tenants, key=lambda tenant: tenant.sequences.queue[0].id if tenant.sequences.queue else ALWAYS_NS)
+    return tenants[turn:] + tenants[:turn]
+
+
+def _stuck(tenant: Tenant, ticks: int) -> PolicyError:
+    """Nothing runs, and the plan for who waits is empty."""
+    prefilling = sum(len(lane.partial) for lane in tenant.lanes)
+    decoding = sum(lane.decoding.n + len(lane.paused) for lane in tenant.lanes)
+    return PolicyError(
+        f"{tenant.spec.scheduler!r} planned nothing at t={ticks / TICKS_PER_S:.6f} s with {len(tenant.sequences.queue)} waiting, "
+        f"{prefilling} prefilling and {decoding} decoding; a plan must make progress when nothing else runs"
+    )
 
 
 def begun_ticks(span: Span, now_ticks: int) -> int:
@@ -61,9 +95,10 @@ class Machine:
 
     def __init__(
         self, clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-        seed: int, fast_forward: bool, shared: SharedStores | None = None,
+        seed: int, fast_forward: bool, shared: SharedStores | None = None, part: Part | None = None,
     ) -> None:  # fmt: skip
-        """*first_number*: of its first tenant, among all of the run; *shared*: what machines read of each other's KV."""
+        """*first_number*: of its first tenant, among all of the run; *shared*: what machines read of each other's KV; *part*: what
+        it has to do with handing over."""
         self.index = index
         self.events = 0
         self.no_hit_order = -1
@@ -80,7 +115,7 @@ class Machine:
         self.tenants = [
             Tenant(
                 first_number + i, tenant, state, outside, self.stages,
-                alone=self._alone, seed=seed, fast_forward=fast_forward, machine=index, shared=shared,
+                alone=self._alone, seed=seed, fast_forward=fast_forward, machine=index, shared=shared, part=part,
             )
             for i, tenant in enumerate(spec.tenants)
         ]  # fmt: skip
@@ -106,8 +141,8 @@ class Machine:
     @property
     def waiting(self) -> int:
         if self._alone:
-            return len(self.tenants[0].sequences.queue)
-        return sum(len(tenant.sequences.queue) for tenant in self.tenants)
+            return n_waiting(self.tenants[0].sequences)
+        return sum(n_waiting(tenant.sequences) for tenant in self.tenants)
 
     @property
     def running(self) -> int:
@@ -145,7 +180,7 @@ class Machine:
 
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached here."""
-        return found_tokens(self.tenant_of(request.model).sequences.kv, request, self._grown)
+        return found_tokens(self.tenant_of(request.model), request, self._clock.now_ns)
 
     @property
     def planned_ns(self) -> int:
@@ -222,6 +257,13 @@ class Machine:
             self._look_ns = now_ns
             self._alarm.set(now_ns)
 
+    def _heed(self, now_ns: int) -> None:
+        """Plan anew as soon as what is in flight has ended."""
+        if self._alone and self._lane.span is not None:
+            self._cut_short(now_ns)
+        else:
+            self._look_again(now_ns)
+
     def _cut_short(self, now_ns: int) -> None:
         """End the span in flight with the iteration in flight, or with the one after it where that has been planned."""
         tenant, span = self.tenants[0], self._lane.span
@@ -235,10 +277,7 @@ class Machine:
 
     def _on_loaded(self, _event: object) -> None:
         """KV that was asked for has come: who waits for it may go on."""
-        if self._alone and self._lane.span is not None:
-            self._cut_short(self._clock.now_ns)
-        else:
-            self._look_again(self._clock.now_ns)
+        self._heed(self._clock.now_ns)
 
     def give_up(self, id_: int) -> None:
         """The client of a request that is here has gone: it takes no further iteration, and its KV is free when the present one
@@ -246,10 +285,18 @@ class Machine:
         tenant = self.tenants[0] if self._alone else self.tenant_of(self._model(id_))
         now_ns = self._clock.now_ns
         tenant.sequences.given_up[id_] = now_ns
-        if self._alone and self._lane.span is not None:
-            self._cut_short(now_ns)
-        else:
-            self._look_again(now_ns)
+        self._heed(now_ns)
+
+    def tenant_for(self, id_: int) -> Tenant:
+        """The tenant that decodes a request whose prompt is computed elsewhere."""
+        return self.tenants[0] if self._alone else self.tenant_of(self._model(id_))
+
+    def post(self, tenant: Tenant, id_: int, what: int, tokens: int = 0) -> None:
+        """News of a request from another machine (`sim.engine.exchange`); it is read when the next iteration is planned."""
+        now_ns = self._clock.now_ns
+        put(tenant, now_ns, id_, what, tokens)
+        if self._lane.span is not None or not (self._alone and read_at_rest(tenant, now_ns)):
+            self._heed(now_ns)
 
     def abort(self, now_ns: int) -> list[int]:
         """Stop at *now_ns*: iterations that have ended by then count, the others have not been. All memory is free afterwards;
@@ -259,7 +306,11 @@ class Machine:
         if self._alone and self._lane.span is not None:
             span = self._lane.span
             done = span.index_at(now_ns << TICK_BITS) - 1
+            n = span.n
             self.tenants[0].commit(self._lane, done, span.end(done) if done else self._ticks)
+            if 0 < done < n:
+                # The step in flight had taken its blocks, and what they evict is gone.
+                self.tenants[0].sequences.kv.take(self._lane.decoding.growth_blocks)
         for tenant in self.tenants:
             drop_in_flight(tenant)
         self._ends.clear()
@@ -316,8 +367,8 @@ class Machine:
         if self.stages.first_free_ns > now_ns:
             return
         ticks = max(self.stages.free[0], now_ns << TICK_BITS)
-        for tenant in self._in_turn():
-            if not tenant.sequences.busy:
+        for tenant in _in_turn(self.tenants, self._turn, self._oldest_first):
+            if not tenant.sequences.busy and not n_loading(tenant):
                 continue
             refused = False
             for _ in range(max(len(tenant.ready), 1)):
@@ -336,16 +387,6 @@ class Machine:
                 refused = refused or not lane.admitted
                 tenant.ready.append(lane)
         self._rest()
-
-    def _in_turn(self) -> Sequence[Tenant]:
-        """Whom to ask: in rotation, or those with the oldest waiting request first."""
-        tenants = self.tenants
-        if self._oldest_first:
-            # Requests are numbered in order of arrival.
-            return sorted(
-                tenants, key=lambda tenant: tenant.sequences.queue[0].id if tenant.sequences.queue else ALWAYS_NS
-            )
-        return tenants[self._turn :] + tenants[: self._turn]
 
     def _end(self, now_ns: int) -> None:
         """The micro-batch that is first to leave the last stage has left it."""
@@ -376,12 +417,8 @@ class Machine:
             if self._alone:
                 self._alarm.set(wake_ns)
             self._look_ns = wake_ns
-        elif busy and not self.stages.in_flight and not any(n_loading(tenant) for tenant in busy):
-            tenant = busy[0]
-            prefilling = sum(len(lane.partial) for lane in tenant.lanes)
-            decoding = sum(lane.decoding.n + len(lane.paused) for lane in tenant.lanes)
-            raise PolicyError(
-                f"{tenant.spec.scheduler!r} planned nothing at t={max(self._ticks, now_ns << TICK_BITS) / TICKS_PER_S:.6f} s with "
-                f"{len(tenant.sequences.queue)} waiting, {prefilling} prefilling and {decoding} decoding; "
-                "a plan must make progress when nothing else runs"
-            )
+        elif busy and not self.stages.in_flight and not any(map(awaits, self.tenants)):
+            if any([surrenders(each) for each in busy]):
+                self._look_again(now_ns)
+                return
+            raise _stuck(busy[0], max(self._ticks, now_ns << TICK_BITS))

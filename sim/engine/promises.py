@@ -12,10 +12,12 @@ class Promises:
     A block that several hold counts for each of them.
     """
 
-    __slots__ = ("_beyond", "_kv", "_limit", "_state", "blocks")
+    __slots__ = ("_beyond", "_kv", "_limit", "_state", "blocks", "one_token")
 
     def __init__(self, kept: bool, kv: KvPool, state: RequestState, limit: int | None, drafted: int) -> None:
         """*limit*: tokens of prompt and output that the model takes; *drafted*: those that the last round may verify."""
+        self.one_token = False
+        """Whether prompts are only computed here, and decoded elsewhere."""
         self.blocks = 0 if kept else -1
         """-1: nothing is kept count of."""
         self._kv = kv
@@ -25,10 +27,18 @@ class Promises:
         self._beyond = max(drafted - 1, 0)
 
     def _of(self, id_: int) -> int:
-        longest = (self._state.prompt[id_] or 1) + self._state.max_tokens[id_]
+        longest = (self._state.prompt[id_] or 1) + (1 if self.one_token else self._state.max_tokens[id_])
         if self._limit is not None:
             longest = min(longest, self._limit)
         return min(self._kv.blocks(longest + self._beyond), self._kv.total)
+
+    def counted(self, id_: int) -> int:
+        """What a request is, or would be, promised; 0 where nothing is kept count of."""
+        return 0 if self.blocks < 0 else self._of(id_)
+
+    def has_room_for(self, id_: int) -> bool:
+        """Whether one more can be promised its own beside all others."""
+        return self.blocks < 0 or self.blocks + self._of(id_) <= self._kv.total
 
     def make(self, id_: int) -> None:
         """A request is admitted."""

@@ -21,11 +21,12 @@ from sim.engine.common import IDLE, CommonPrices
 from sim.engine.errors import PolicyError
 from sim.engine.events import MACHINES, Alarm, Clock
 from sim.engine.experiment import MachineSpec
-from sim.engine.machine import Machine, begun_ticks, found_tokens, prefill_tokens
+from sim.engine.machine import Machine, begun_ticks, found_tokens, prefill_tokens, put, surrenders
 from sim.engine.prices import StageTable
 from sim.engine.pricing import Pricing
 from sim.engine.requests import RequestState
-from sim.engine.sequences import Outside, refusal
+from sim.engine.roles import Part
+from sim.engine.sequences import Outside, n_waiting, refusal
 from sim.engine.span import Span, TapedSpan
 from sim.engine.stages import Stages
 from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, hand_back, launch, n_loading, rings
@@ -53,7 +54,7 @@ class RankLoad:
 
     @property
     def waiting(self) -> int:
-        return len(self._tenant.sequences.queue)
+        return n_waiting(self._tenant.sequences)
 
     @property
     def running(self) -> int:
@@ -84,7 +85,7 @@ class RankLoad:
         return prefill_tokens(self._tenant)
 
     def found_tokens(self, request: RoutedRequest) -> int:
-        return found_tokens(self._tenant.sequences.kv, request, self.grown)
+        return found_tokens(self._tenant, request, self._clock.now_ns)
 
     def done_ns(self, model: int, *, waiting: bool) -> int:
         raise ValueError("ranks have no table of latencies to promise an end by")
@@ -98,11 +99,14 @@ class RankedMachine(Machine):
 
     def __init__(
         self, clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-        seed: int, fast_forward: bool, shared: SharedStores | None = None,
+        seed: int, fast_forward: bool, shared: SharedStores | None = None, part: Part | None = None,
     ) -> None:  # fmt: skip
-        """*first_number*: of its first rank, among all tenants of the run; *shared*: what machines read of each other's KV."""
+        """*first_number*: of its first rank, among all tenants of the run; *shared*: what machines read of each other's KV; *part*:
+        what it has to do with handing over."""
         (of_each,) = spec.tenants
-        super().__init__(clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward)
+        super().__init__(
+            clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward, part=part
+        )
         self._alone = False
         assert not isinstance(of_each.cost, StageTable)
         pricing = Pricing(of_each.cost, of_each.draft_cost, of_each.speculation_overhead_s)
@@ -111,6 +115,7 @@ class RankedMachine(Machine):
             Tenant(
                 first_number + rank, of_each, state, outside, Stages(1),
                 alone=True, seed=seed, fast_forward=fast_forward, prices=self._prices, machine=index, shared=shared,
+                part=part,
             )
             for rank in range(spec.ranks)
         ]  # fmt: skip
@@ -221,6 +226,18 @@ class RankedMachine(Machine):
                         lane.span.cut(j, tenant.recorder)
                 self._alarm.set(self._ticks >> TICK_BITS)
 
+    def tenant_for(self, id_: int) -> Tenant:
+        rank = self._rank_for(id_)
+        if isinstance(rank, Refused):
+            raise PolicyError(
+                f"{self._router!r} refused request {id_}, whose KV comes from another machine; take a router that refuses none"
+            )
+        return self.tenants[rank]
+
+    def post(self, tenant: Tenant, id_: int, what: int, tokens: int = 0) -> None:
+        put(tenant, self._clock.now_ns, id_, what, tokens)
+        self.interrupt(self._clock.now_ns)
+
     def _on_loaded(self, _event: object) -> None:
         self.interrupt(self._clock.now_ns)
 
@@ -237,7 +254,10 @@ class RankedMachine(Machine):
         end = self._ticks if span is None or not done else span.end(done)
         for tenant, lane in zip(self.tenants, self._lanes, strict=True):
             if lane.span is not None:
+                n = lane.span.n
                 tenant.commit(lane, done, end)
+                if 0 < done < n:
+                    tenant.sequences.kv.take(lane.decoding.growth_blocks)
             drop_in_flight(tenant)
             ids += hand_back(tenant)
         self._in_step = False
@@ -308,6 +328,9 @@ class RankedMachine(Machine):
             held, decoding, prepared = lane.held, lane.decoding, lane.prepared
             if held is None or lane.run or sequences.given_up or not isinstance(decoding, UniformSet):
                 return 1
+            if sequences.exchange is not None and sequences.exchange.mail:
+                # What came while the present plan was there is read by the next.
+                return 1
             assert prepared is not None
             n = min(n, held.left + 1, decoding.until_finish(), decoding.until_bend())
             if n > 1:
@@ -369,7 +392,12 @@ class RankedMachine(Machine):
             self._alarm.set(min(waited))
             return
         busy = [rank for rank, tenant in enumerate(self.tenants) if tenant.sequences.busy]
+        # What one rank waits for comes from other machines; ranks have no memory in common.
+        busy = [rank for rank in busy if not self.tenants[rank].sequences.awaits()]
         if busy and not any(n_loading(tenant) for tenant in self.tenants):
+            if any([surrenders(self.tenants[rank]) for rank in busy]):
+                self._alarm.set(now_ns)
+                return
             tenant, lane = self.tenants[busy[0]], self._lanes[busy[0]]
             raise PolicyError(
                 f"{tenant.spec.scheduler!r} planned nothing at t={self._ticks / TICKS_PER_S:.6f} s on rank {busy[0]} with "
@@ -380,11 +408,13 @@ class RankedMachine(Machine):
 
 def machine_of(
     clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-    seed: int, fast_forward: bool, shared: SharedStores | None = None,
+    seed: int, fast_forward: bool, shared: SharedStores | None = None, part: Part | None = None,
 ) -> Machine:  # fmt: skip
     """The machine that *spec* describes."""
     kind = RankedMachine if spec.ranks > 1 else Machine
-    return kind(clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward, shared=shared)
+    return kind(
+        clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward, shared=shared, part=part
+    )
 
 
 def ranked(machines: Sequence[Machine]) -> list[tuple[int, int]]:

@@ -23,6 +23,7 @@ from sim.engine.brought import Brought
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.columns import ABORTED, FINISHED, UNFINISHED, Recorder
 from sim.engine.errors import PolicyError
+from sim.engine.exchange import Exchange, n_with_blocks
 from sim.engine.experiment import ReplicaSpec
 from sim.engine.finding import Finding
 from sim.engine.kv import KvPool, OutOfBlocks
@@ -30,6 +31,7 @@ from sim.engine.lane import Ended, Lane, Paused
 from sim.engine.prefix import pool_of
 from sim.engine.promises import Promises
 from sim.engine.requests import RequestState
+from sim.engine.roles import Part
 from sim.engine.running import Departure, RunningSet
 
 
@@ -39,6 +41,14 @@ class Outside(Protocol):
     def finished(self, id_: int, now_ns: int, /) -> None: ...
 
     def rejected(self, id_: int, reason: str, /) -> None: ...
+
+    def prefilled(self, id_: int, end_ns: int, /) -> None:
+        """A prompt is done that is decoded elsewhere."""
+        ...
+
+    def has_room(self, id_: int, now_ns: int, found_tokens: int, /) -> None:
+        """There is room here for the KV of one that was computed elsewhere, of which *found_tokens* tokens are cached here."""
+        ...
 
 
 _new = tuple[object, ...].__new__
@@ -52,8 +62,10 @@ class Sequences:
     """The requests of one model on a machine."""
 
     def __init__(
-        self, spec: ReplicaSpec, state: RequestState, outside: Outside, recorder: Recorder, *, alone: bool
-    ) -> None:
+        self, spec: ReplicaSpec, state: RequestState, outside: Outside, recorder: Recorder, *, alone: bool,
+        part: Part | None = None,
+    ) -> None:  # fmt: skip
+        """*part*: what the machine has to do with handing over; None: nothing."""
         self.queue: deque[WaitingSeq] = deque()
         # Not by chunk where several micro-batches share a pool: each may hold part of a prompt that can only go on if another gives
         # way, and a scheduler sees its own alone.
@@ -67,6 +79,8 @@ class Sequences:
         self.given_up: dict[int, int] = {}
         """Requests whose clients have gone, and when; they leave when it is known to whoever plans."""
         self.brought = Brought(self.kv, state)
+        self.given_back: dict[int, int] = {}
+        """Of those that ran when it was last stopped: tokens whose KV is gone."""
         self._in_vain = 0
         """Preemptions since a token was emitted."""
         self._outside = outside
@@ -82,6 +96,8 @@ class Sequences:
         self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
         self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
         self.finding = Finding(self.kv, state, self.ahead, spec.scheduler)
+        self.exchange = None if part is None else Exchange(self, part, outside, alone=alone)
+        self.hands_over = self.promises.one_token = self.exchange is not None and self.exchange.hands_over
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
@@ -113,8 +129,15 @@ class Sequences:
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or has been admitted."""
-        return self.n_admitted > 0 or bool(self.queue)
+        """Whether any request waits or has been admitted, or wants room, or there is news to read."""
+        exchange = self.exchange
+        return (
+            self.n_admitted > 0 or bool(self.queue) or (exchange is not None and bool(exchange.mail or exchange.asked))
+        )
+
+    def awaits(self) -> bool:
+        """Whether something will come from another machine that frees blocks or brings work."""
+        return self.exchange is not None and self.exchange.holds
 
     def running_seq(self, lane: Lane, id_: int) -> RunningSeq:
         """An admitted sequence as policies see it."""
@@ -155,6 +178,9 @@ class Sequences:
             self.n_computed -= not seq.tokens
             self.brought.gone(id_)
             self.n_changes += 1
+            if seq.kept_blocks:
+                assert self.exchange is not None
+                self.exchange.leave_the_queue(id_, seq.cached_tokens)
             self._outside.rejected(id_, reason)
 
     def choose_decodes(self, lane: Lane, decode: Literal[True] | tuple[int, ...]) -> None:
@@ -234,7 +260,9 @@ class Sequences:
         seq = state.waiting_seq(id_, preempted=True)
         # At the end: ahead of those who came after the plan was made.
         unknown = 0 if self.ahead is None else self.ahead.n_unknown
-        self.queue.insert(max(len(self.queue) - unknown, 0) if self._preempted_last else 0, seq)
+        # Behind those whose blocks are here already, which would have to wait for it otherwise.
+        first = 0 if self.exchange is None else n_with_blocks(self)
+        self.queue.insert(max(len(self.queue) - unknown, 0) if self._preempted_last else first, seq)
 
     def admit(self, lane: Lane, id_: int, now_ns: int, tokens: int) -> WaitingSeq:
         """Take a request from the queue into the lane, to compute *tokens* tokens; blocks that it lacks are its caller's."""
@@ -251,10 +279,14 @@ class Sequences:
             seq = found
         lane.admitted[id_] = None
         self.n_admitted += 1
-        self.promises.make(id_)
         self.n_changes += 1
         if self.state.scheduled[id_] < 0:
             self.state.scheduled[id_] = now_ns
+        if seq.kept_blocks:
+            assert self.exchange is not None
+            self.exchange.take_in(id_, now_ns)
+            return seq
+        self.promises.make(id_)
         self.brought.admitted(seq)
         return self.finding.find(seq, tokens) if self.kv.caches else seq
 
@@ -269,7 +301,7 @@ class Sequences:
                     f"{self._scheduler!r} planned 0 prompt tokens for request {id_}, of which {seq.tokens} are left to compute"
                 )
             self.n_computed -= 1
-            self.take(self.kv.held(seq.cached_tokens) - self.kv.found(id_), ticks)
+            self.take(self.kv.held(seq.cached_tokens) - (seq.kept_blocks or self.kv.found(id_)), ticks)
             if self.kv.caches:
                 self.kv.cached(id_, seq.cached_tokens)
             self._join(lane, id_, seq.cached_tokens, self.state.token_ns[id_])
@@ -290,7 +322,7 @@ class Sequences:
         decoding = lane.decoding
         self._in_vain = 0
         if rounds > 1:
-            _take_for_rounds(self.kv, decoding, rounds, growth_first)
+            take_for_rounds(self.kv, decoding, rounds, growth_first)
         lane.last_round_ns = end_ns
         departures = decoding.advance(rounds)
         if not departures:
@@ -308,6 +340,10 @@ class Sequences:
         state = self.state
         for id_ in lane.completing:
             _, cached, _, _, _, _, _ = lane.partial.pop(id_)
+            if self.exchange is not None and self.exchange.leaves(id_):
+                self._in_vain = 0
+                self.exchange.depart(lane, id_, cached, end_ns)
+                continue
             left = state.left[id_]
             if left:
                 self._in_vain = 0
@@ -355,33 +391,48 @@ class Sequences:
         state.status[id_] = FINISHED
         self._outside.finished(id_, end_ns)
 
-    def hand_back(self, lanes: Sequence[Lane]) -> list[int]:
-        """Give up everything: all blocks are free, and the requests are the caller's, those that ran, lane by lane, before those
-        that waited."""
-        ids: list[int] = []
-        for lane in lanes:
-            for id_ in list(lane.decoding):
-                departure = self._leave(lane, id_)
-                self.state.token_ns[id_] = _last_token_ns(lane, departure)
-            lane.forget_the_leaving()
-            ids += lane.admitted
-            lane.admitted.clear()
-            lane.partial.clear()
-            lane.paused.clear()
-        ids += [seq.id for seq in self.queue]
-        self.queue.clear()
-        self.brought.reset()
-        if self.ahead is not None:
-            self.ahead.reset()
-        self.given_up.clear()
-        self.n_admitted = self.n_computed = 0
-        self.promises.reset()
-        self.finding.ended.clear()
-        self.kv.reset()
-        return ids
+
+def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
+    """Give up everything: all blocks are free, and the requests are the caller's, those that ran, lane by lane, before those
+    that waited."""
+    ids: list[int] = []
+    given_back: dict[int, int] = {}
+    for lane in lanes:
+        for id_ in list(lane.decoding):
+            departure = sequences._leave(lane, id_)
+            sequences.state.token_ns[id_] = _last_token_ns(lane, departure)
+            given_back[id_] = departure.cached_tokens
+        for id_, paused in lane.paused.items():
+            sequences.state.token_ns[id_] = paused.token_ns
+            given_back[id_] = paused.cached
+        given_back |= {id_: partial.cached_tokens for id_, partial in lane.partial.items()}
+        lane.forget_the_leaving()
+        ids += lane.admitted
+        lane.admitted.clear()
+        lane.partial.clear()
+        lane.paused.clear()
+    sequences.given_back = given_back
+    ids += [seq.id for seq in sequences.queue]
+    sequences.queue.clear()
+    if sequences.exchange is not None:
+        ids += sequences.exchange.hand_back()
+    sequences.brought.reset()
+    if sequences.ahead is not None:
+        sequences.ahead.reset()
+    sequences.given_up.clear()
+    sequences.n_admitted = sequences.n_computed = 0
+    sequences.promises.reset()
+    sequences.finding.ended.clear()
+    sequences.kv.reset()
+    return ids
 
 
-def _take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
+def n_waiting(sequences: Sequences) -> int:
+    """Requests in the queue, and those on their way to it from another machine."""
+    return len(sequences.queue) + (0 if sequences.exchange is None else sequences.exchange.coming)
+
+
+def take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
     """The blocks of so many decode steps, of which *taken* have been taken."""
     if kv.caches_late:
         # What the last of them evicts depends on what there was before it.
@@ -404,10 +455,13 @@ def refusal(sequences: Sequences, id_: int) -> str | None:
         return f"prompt and output exceed the model's context of {limit} tokens"
     # The last token is never cached: nothing comes after it.
     kv = sequences.kv
+    if sequences.hands_over:
+        output = min(output, 1)
     slots = (prompt or 1) + (output - 1 + sequences.most_beyond if output else sequences.kv.lookahead_tokens)
     needed = kv.blocks(slots if limit is None else min(slots, limit))
     if needed > kv.total:
-        return f"needs {needed} KV blocks for prompt and output but the replica has {kv.total}"
+        what = "its prompt" if sequences.hands_over else "prompt and output"
+        return f"needs {needed} KV blocks for {what} but the replica has {kv.total}"
     return None
 
 
@@ -429,6 +483,9 @@ def let_go(sequences: Sequences, lane: Lane) -> None:
             sequences.queue.remove(waiting)
             sequences.n_computed -= not waiting.tokens
             sequences.brought.gone(id_)
+            if waiting.kept_blocks:
+                assert sequences.exchange is not None
+                sequences.exchange.leave_the_queue(id_, waiting.cached_tokens)
             continue
         ahead = sequences.ahead
         known = sequences.finding.known(lane, id_, ahead is not None and ahead.seen_ns != ALWAYS_NS)

@@ -29,9 +29,11 @@ from sim.engine.loading import Loading
 from sim.engine.padding import padded
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
+from sim.engine.roles import ONE_EACH, Part
 from sim.engine.running import RunningSet
 from sim.engine.runs import RunPool
 from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go
+from sim.engine.sequences import hand_back as give_all_back
 from sim.engine.span import Step
 from sim.engine.stages import Stages
 from sim.engine.taped import TapedSet
@@ -56,15 +58,16 @@ class Tenant:
     def __init__(
         self, number: int, spec: ReplicaSpec, state: RequestState, outside: Outside, stages: Stages, *,
         alone: bool, seed: int, fast_forward: bool, prices: Prices | None = None, machine: int = 0,
-        shared: SharedStores | None = None,
+        shared: SharedStores | None = None, part: Part | None = None,
     ) -> None:  # fmt: skip
         """*alone*: no pipeline and no other tenant, so that decodes may be held; *number*: of the run's tenants; *prices*: of a
         rank, whose steps its machine takes together with others, and ends (`launch`); *shared*: what machines read of each other's
-        KV."""
+        KV; *part*: what the machine has to do with handing over."""
         self.number = number
         self.spec = spec
         self.recorder = Recorder()
-        self.sequences = sequences = Sequences(spec, state, outside, self.recorder, alone=alone)
+        self.sequences = sequences = Sequences(spec, state, outside, self.recorder, alone=alone, part=part)
+        self._exchange = sequences.exchange
         self.n_in_flight = 0
         self.prices = prices or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
         self.state = state
@@ -126,6 +129,9 @@ class Tenant:
             let_go(sequences, lane)
         if self._finding.ended and self._ahead is not None and self._ahead.seen_ns == ALWAYS_NS:
             self._finding.free_the_ended()
+        exchange = self._exchange
+        if exchange is not None and (exchange.mail or exchange.asked):
+            exchange.read(lane, ticks)
         if self._late and lane.partial:
             self._finding.go_on(lane)
         held = lane.held
@@ -143,14 +149,12 @@ class Tenant:
             n_decoding += len(lane.paused)
             growth_of_all += sum(sequences.paused_growth(lane, paused) for paused in lane.paused.values())
         partial, queue = lane.partial, self._queue
+        if lane.leaving and sequences.hands_over and not (n_decoding or partial or queue):
+            # They are known to take no step, so that no plan is needed to say so.
+            lane.forget_the_leaving()
         if not (n_decoding or partial or queue or lane.leaving):
             lane.view.memo = None
-            if self._ahead is not None:
-                self._ahead.seen_ns = ALWAYS_NS
-                if loading is not None and loading.next_ns() <= ticks >> TICK_BITS:
-                    # What has come since the plan would have been made ahead.
-                    return self.begin(lane, ticks)
-            return NOTHING
+            return self.begin(lane, ticks) if self._ahead is not None and _has_come(self, lane, ticks) else NOTHING
         if sequences.brought.at_hand and growth_of_all > self._kv.free:
             assert loading is not None
             loading.make_room(growth_of_all)
@@ -163,7 +167,8 @@ class Tenant:
         view.growth_blocks = growth_of_all
         view.now_ns, view.rounds = ticks >> TICK_BITS, decoding.round
         view.after_prefill = bool(lane.run)
-        view.promised_blocks = sequences.promises.blocks
+        # Those who have landed are still to be admitted.
+        view.promised_blocks = sequences.promises.blocks - (0 if exchange is None else exchange.promised)
         unknown = self._ahead is not None and self._ahead.hide(lane, self._queue_view, given=not self._caches)
         if self.prompts_wait:
             view.waiting = view.prefilling = ()
@@ -181,7 +186,9 @@ class Tenant:
         if hold > 1 and (waits or sequences.given_up or (loading is not None and _may_learn(loading, ticks))):
             # The next plan is the first that knows who has gone, or may be shown who waits.
             hold, plan = 1, plan._replace(hold=1)
-        if hold > 1 and queue and self._caches and _may_find_more(self):
+        if hold > 1 and queue and self._caches and self._finding.may_find_more(alone=self.alone):
+            hold, plan = 1, plan._replace(hold=1)
+        if hold > 1 and exchange is not None and exchange.may_act(unknown=unknown):
             hold, plan = 1, plan._replace(hold=1)
         if reject:
             sequences.reject(reject)
@@ -253,15 +260,14 @@ class Tenant:
         for id_, tokens in run:
             partial = partials.get(id_)
             if partial is None:
-                _, left, arrival_ns, model, deadline_ns, _, cached, priority, _ = sequences.admit(
+                _, left, arrival_ns, model, deadline_ns, _, cached, priority, _, kept = sequences.admit(
                     lane, id_, ticks >> TICK_BITS, tokens
                 )
                 if not by_chunk:
                     blocks -= -(left + cached) // block_tokens
-                if caches:
-                    had = kv.found(id_)
-                    blocks -= had
-                    found += had * block_tokens
+                had = kept or (kv.found(id_) if caches else 0)
+                blocks -= had
+                found += 0 if kept else had * block_tokens
             else:
                 _, cached, left, arrival_ns, model, deadline_ns, priority = partial
                 if by_chunk:
@@ -305,8 +311,9 @@ class Tenant:
             decode_kv += kv_read
             decode_window += 0 if window is None else seen(kv_read, window)
         output_left = self.state.left
-        for id_ in completing:
-            emitted += output_left[id_] > 0
+        if self._exchange is None or not self._exchange.drops_token:
+            for id_ in completing:
+                emitted += output_left[id_] > 0
         n_completing = len(completing)
         totals = _new(
             Totals,
@@ -380,6 +387,7 @@ class Tenant:
         if done < span.n or not span.is_recorded:
             span.close(self.recorder, done)
             if not done:
+                _undo_prompts(lane)
                 return
         if self._ahead is not None:
             self._ahead.seen_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
@@ -392,6 +400,36 @@ class Tenant:
             sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
         if self._finding.ended and self._ahead is None:
             self._finding.free_the_ended()
+
+
+def _has_come(tenant: Tenant, lane: Lane, ticks: int) -> bool:
+    """Whether there is something to plan after all, which came since a plan would have been made ahead: none was that it could
+    come too late for."""
+    sequences, exchange, loading = tenant.sequences, tenant.sequences.exchange, tenant.loading
+    assert sequences.ahead is not None
+    sequences.ahead.seen_ns = ALWAYS_NS
+    if exchange is not None and (exchange.mail or exchange.asked):
+        exchange.read(lane, ticks)
+    return bool(sequences.queue) or (loading is not None and loading.next_ns() <= ticks >> TICK_BITS)
+
+
+def read_at_rest(tenant: Tenant, now_ns: int) -> bool:
+    """Read news from other machines while nothing runs and nobody waits; whether that is all that there is to do."""
+    exchange, sequences = tenant.sequences.exchange, tenant.sequences
+    assert exchange is not None
+    if (
+        sequences.queue
+        or sequences.n_admitted
+        or (sequences.ahead is not None and sequences.ahead.seen_ns != ALWAYS_NS)
+    ):
+        return False
+    exchange.read(tenant.lanes[0], now_ns << TICK_BITS)
+    return not sequences.queue and not exchange.asked
+
+
+def awaits(tenant: Tenant) -> bool:
+    """Whether something will come from a tier or from another machine that frees blocks or brings work."""
+    return n_loading(tenant) > 0 or tenant.sequences.awaits()
 
 
 def _add_lane(tenant: Tenant) -> Lane:
@@ -413,7 +451,7 @@ def _add_lane(tenant: Tenant) -> Lane:
         price=LanePrice(lane, tenant.prices, tenant.stages, tenant._window, tenant._pads_to),
         elsewhere=Elsewhere(tenant.lanes, lane),
         prompt_tokens=tenant.state.prompt,
-        max_tokens=tenant.state.max_tokens,
+        max_tokens=ONE_EACH if tenant.sequences.hands_over else tenant.state.max_tokens,
         by_chunk=tenant._by_chunk,
         lookahead_tokens=tenant._kv.lookahead_tokens,
         draft_slots=spec.draft_slots,
@@ -465,7 +503,7 @@ def _with_loads(tenant: Tenant, loading: Loading, lane: Lane, plan: Plan, growth
         # Who gives way has not given its memory back yet.
         started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
         if not started:
-            if not tenant._in_turn and (loading.in_flight or sequences.brought.at_hand):
+            if not tenant._in_turn and (loading.in_flight or sequences.brought.at_hand or sequences.awaits()):
                 fits = loading.that_fit(plan.run, held_back)
                 return plan if len(fits) == len(plan.run) else plan._replace(run=fits, hold=1)
             break
@@ -493,7 +531,7 @@ def n_loading(tenant: Tenant) -> int:
 
 def hand_back(tenant: Tenant) -> list[int]:
     """Give up everything; see `Sequences.hand_back`."""
-    ids = tenant.sequences.hand_back(tenant.lanes)
+    ids = give_all_back(tenant.sequences, tenant.lanes)
     return ids if tenant.loading is None else ids + tenant.loading.reset()
 
 
@@ -504,14 +542,25 @@ def _write_prompts(tiers: Tiers, lane: Lane, prompt: Sequence[int], block_tokens
         tiers.computed(id_, min(lane.partial[id_].cached_tokens, prompt[id_]) // block_tokens)
 
 
+def _undo_prompts(lane: Lane) -> None:
+    """The prompt tokens of an iteration that does not come to its end have not been computed."""
+    for id_, tokens in lane.run:
+        partial = lane.partial[id_]
+        lane.partial[id_] = partial._replace(cached_tokens=partial.cached_tokens - tokens)
+
+
 def drop_in_flight(tenant: Tenant) -> None:
     """Forget the micro-batches that have not left the last stage."""
     tenant.recorder.spans.drop_last(tenant.n_in_flight)
     tenant.recorder.stages.drop_last(tenant.n_in_flight * len(tenant.stages))
     for lane in tenant.lanes:
+        if lane.span is not None:
+            _undo_prompts(lane)
         lane.span = None
         lane.held = lane.view.memo = None
     tenant.n_in_flight = 0
+    tenant.ready.clear()
+    tenant.ready.extend(tenant.lanes)
 
 
 def launch(tenant: Tenant, lane: Lane, ticks: int, duration: int) -> None:
@@ -560,14 +609,6 @@ def _all_taken(tenant: Tenant, n: int, decodes: int, in_vain: int, ticks: int, e
         sequences.kv.give(in_vain)
     if finding.ended:
         finding.free_the_ended()
-
-
-def _may_find_more(tenant: Tenant) -> bool:
-    """Whether those who wait may find something else with every step: of who emits what is named, of micro-batches that evict; or
-    with the next one, which makes known what the one before it has computed."""
-    kv = tenant.sequences.kv
-    late = kv.caches_late and bool(tenant.sequences.finding.ended)
-    return kv.writes or late or (kv.caches and not tenant.alone)
 
 
 def _still_holds(tenant: Tenant, held: HeldPlan, decoding: RunningSet, ticks: int) -> bool:

@@ -33,6 +33,12 @@ def settings(reading: Reading, *, experts: bool) -> None:
     if reading.switch("disable-radix-cache"):
         reading.put("memory.prefix_caching", False)
         reading.put("scheduler.disable_radix_cache", True)
+    reading.put("cuda_graphs.eager", reading.switch("disable-cuda-graph"))
+    reading.put("cuda_graphs.largest", reading.integer("cuda-graph-max-bs-decode"))
+    reading.put("cuda_graphs.sizes", reading.integers("cuda-graph-bs-decode"))
+    if reading.switch("enable-eplb"):
+        reading.put("experts.placement", "eplb")
+        reading.put("experts.redundant", reading.integer("ep-num-redundant-experts"))
     for name in (
         "chunked-prefill-size",
         "max-prefill-tokens",
@@ -57,6 +63,10 @@ def _speculation(reading: Reading) -> None:
     if method is None:
         reading.give_back("speculative-algorithm", algorithm)
         return
+    drafter = reading.text("speculative-draft-model-path")
+    if algorithm.upper() == "EAGLE" and drafter is None:
+        # SGLang drafts by the model's own layers where no checkpoint is named, as with NEXTN.
+        method = "mtp"
     reading.put("decoding.method", method)
     steps = reading.integer("speculative-num-steps")
     topk = reading.integer("speculative-eagle-topk") or 1
@@ -71,4 +81,6 @@ def _speculation(reading: Reading) -> None:
     drafted = steps if steps is not None else None if tokens is None else tokens - 1
     reading.put("decoding.num_speculative_tokens", drafted)
     if method == "draft_model":
-        reading.put("decoding.draft.model", reading.text("speculative-draft-model-path"))
+        reading.put("decoding.draft.model", drafter)
+    elif drafter is not None:
+        reading.give_back("speculative-draft-model-path", drafter)

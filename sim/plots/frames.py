@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from sim.plots.columns import (
 from sim.plots.latency import ecdf, plot_latency_ecdf, share_axis
 from sim.plots.levels import mean_level, plot_level, rate_per_s
 from sim.plots.style import GREY, GRID, MARKERS, OKABE_ITO, dress
-from sim.text import seconds_text
+from sim.text import seconds_text, short_keys
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,10 +202,12 @@ def pareto(
     x: str = "tokens_per_s_per_user",
     y: str = "tokens_per_s_per_gpu",
     hue: str | None = None,
+    named: Sequence[str] = (),
 ) -> None:
     """Every point, and the front of those that no other beats in both *x* and *y* (more is better) as a line.
 
-    The usual picture of serving: throughput a GPU against interactivity, the speed that one user sees.
+    The usual picture of serving: throughput a GPU against interactivity, the speed that one user sees. Points on the front are
+    numbered from the left, and below the picture named by the columns *named*.
     """
     from sim.study.optimize import pareto_front
 
@@ -218,6 +221,14 @@ def pareto(
     ax.set_ylim(bottom=0)
     _dress_columns(ax, x, y)
     _legend(ax, hue, always=True)
+    if not named:
+        return
+    lines = []
+    for number, (_, row) in enumerate(front.iterrows(), start=1):
+        ax.annotate(str(number), (row[x], row[y]), xytext=(4, 4), textcoords="offset points", fontsize=8)
+        settings = (f"{key} {value_text(row[of])}" for key, of in zip(short_keys(named), named, strict=True))
+        lines.append(f"{number}: {', '.join(settings)}")
+    ax.text(0.0, -0.14, "\n".join(lines), transform=ax.transAxes, fontsize=8, va="top", ha="left")
 
 
 def speedup(frame: pd.DataFrame, ax: Axes, *, theory: pd.DataFrame | None = None, hue: str = "alpha") -> None:

@@ -57,7 +57,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
 def write_run_report(result: Result, path: str | os.PathLike[str]) -> Path:
     """Write the report of one run to *path*, whole or not at all, and return the path."""
     from sim.plots import run_figures
-    from sim.results import LATENCY_HEADS, fact_rows, latency_rows
+    from sim.results import LATENCY_HEADS, STAGE_HEADS, fact_rows, latency_rows, stage_rows
 
     summary, manifest = result.summary, result.manifest
     body = [_head(result.label, _run_lead(summary))]
@@ -67,6 +67,10 @@ def write_run_report(result: Result, path: str | os.PathLike[str]) -> Path:
     body.append(
         "<h2>Latency</h2>" + _table(("", *LATENCY_HEADS), [(name, *row) for name, row in latency_rows(summary)])
     )
+    if stages := stage_rows(summary):
+        body.append(
+            "<h2>Where the time went</h2>" + _table(("", *STAGE_HEADS), [(name, *cells) for name, cells in stages])
+        )
     body.append("<h2>The run</h2>" + _facts(fact_rows(summary)))
     if result.rejections:
         rows = sorted(result.rejections.items(), key=lambda item: -item[1])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.engine.columns import BUBBLES
+from sim.metrics.handover import STAGES
 
 if TYPE_CHECKING:
     from sim.engine.columns import Columns
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 MOST_EVENTS = 2_000_000
 _REQUESTS = 1_000_000
 """Process number of the rows of requests; replicas count from 0."""
+_LINKS = 2_000_000
+"""Of the rows of transfers, a thread for each machine that sends."""
 
 
 def events(columns: Columns, *, begin_s: float = 0.0, end_s: float = float("inf")) -> Iterator[dict[str, Any]]:
@@ -25,7 +28,9 @@ def events(columns: Columns, *, begin_s: float = 0.0, end_s: float = float("inf"
 
     A replica is a process, a pipeline stage (or the replica itself) a thread; bubbles are slices of their own. Counters
     show requests running and waiting and KV blocks in use; each request is a pair of slices, queued and served, and,
-    where there is no pipeline, an arrow through the iterations that begin it, give its first token and its last.
+    where there is no pipeline, an arrow through the iterations that begin it, give its first token and its last. Where prefill and
+    decode are apart a request has a slice for each stage of its life, transfers have rows of their own, and its arrow goes through
+    the iterations of the machine that decodes it.
     """
     begin_ns, end_ns = begin_s * 1e9, end_s * 1e9
     iterations = columns.iterations()
@@ -61,6 +66,8 @@ def events(columns: Columns, *, begin_s: float = 0.0, end_s: float = float("inf"
                 "args": {"used": table["kv_blocks_used"][i]},
             }  # fmt: skip
     yield from _request_events(columns, begin_ns, end_ns)
+    if "landed_ns" in columns.requests:
+        yield from _transfer_events(columns.requests, begin_ns, end_ns)
     for index, replica in enumerate(columns.replicas):
         if not len(replica.stages):
             yield from _flow_events(index, columns.requests, iterations, begin_ns, end_ns)
@@ -108,16 +115,41 @@ def _request_events(columns: Columns, begin_ns: float, end_ns: float) -> Iterato
         "prompt_tokens",
         "output_tokens",
     )
+    instants = (
+        {name: requests[name].tolist() for pair in STAGES.values() for name in pair} if "landed_ns" in requests else {}
+    )
     for id_, arrival, scheduled, first, finish, prompt, output in zip(
         *(requests[name][served].tolist() for name in names), strict=True
     ):
         args = {"prompt_tokens": prompt, "output_tokens": output, "first_token_us": first / 1e3}
         # Requests overlap, so each is a track of its own: an asynchronous slice.
-        for name, start, end in (("queued", arrival, scheduled), ("served", scheduled, finish)):
+        slices = [("queued", arrival, scheduled), ("served", scheduled, finish)]
+        if instants and instants["joined_ns"][id_] >= 0:
+            slices = [
+                (name.removesuffix("_s").replace("_", " "), instants[begin][id_], instants[end][id_])
+                for name, (begin, end) in STAGES.items()
+            ]
+        for name, start, end in slices:
             if end > start:
                 common = {"pid": _REQUESTS, "cat": "request", "id": id_, "name": name}
                 yield {"ph": "b", "ts": start / 1e3, "args": args, **common}
                 yield {"ph": "e", "ts": end / 1e3, **common}
+
+
+def _transfer_events(requests: Any, begin_ns: float, end_ns: float) -> Iterator[dict[str, Any]]:
+    """Slices of transfers, from when they begin until their KV is laid out where it arrives; those of one machine may overlap."""
+    yield {"ph": "M", "pid": _LINKS, "name": "process_name", "args": {"name": "KV transfers"}}
+    went = (requests["landed_ns"] > begin_ns) & (requests["sent_ns"] < end_ns) & (requests["landed_ns"] >= 0)
+    for sender in np.unique(requests["prefill_replica"][went]).tolist():
+        name = f"from replica {sender}"
+        yield {"ph": "M", "pid": _LINKS, "tid": sender, "name": "thread_name", "args": {"name": name}}
+    names = ("request_id", "sent_ns", "landed_ns", "prefill_replica", "replica", "sent_bytes")
+    for id_, sent, landed, sender, receiver, n_bytes in zip(
+        *(requests[name][went].tolist() for name in names), strict=True
+    ):
+        common = {"pid": _LINKS, "tid": sender, "cat": "transfer", "id": id_, "name": f"to replica {receiver}"}
+        yield {"ph": "b", "ts": sent / 1e3, "args": {"request": id_, "bytes": n_bytes}, **common}
+        yield {"ph": "e", "ts": landed / 1e3, **common}
 
 
 def _flow_events(
@@ -132,9 +164,13 @@ def _flow_events(
     start, duration = iterations["start_ns"][mine], iterations["duration_ns"][mine]
     middle = start + duration // 2
     served = (requests["replica"] == index) & (requests["finish_ns"] >= 0) & (requests["first_token_ns"] >= 0)
-    begun = np.searchsorted(start, requests["scheduled_ns"][served], side="right") - 1
+    began_ns, first_ns = requests["scheduled_ns"], requests["first_token_ns"]
+    if "joined_ns" in requests:
+        began_ns = np.where(requests["joined_ns"] >= 0, requests["joined_ns"], began_ns)
+        first_ns = np.maximum(first_ns, began_ns)
+    begun = np.searchsorted(start, began_ns[served], side="right") - 1
     # A token comes out when its iteration ends, so the slice is the last that began before.
-    first = np.searchsorted(start, requests["first_token_ns"][served], side="left") - 1
+    first = np.searchsorted(start, first_ns[served], side="left") - 1
     last = np.searchsorted(start, requests["finish_ns"][served], side="left") - 1
     whole = (begun >= 0) & (start[begun] >= begin_ns) & (start[last] + duration[last] <= end_ns) & (last > begun)
     places = (requests["request_id"][served], begun, first, last)

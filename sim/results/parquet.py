@@ -16,7 +16,10 @@ import sim.metrics as metrics
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ABSENT_IS_NULL = ("scheduled_ns", "first_token_ns", "finish_ns", "replica")
+_ABSENT_IS_NULL = (
+    *("scheduled_ns", "first_token_ns", "finish_ns", "replica"),
+    *("prefill_replica", "prefilled_ns", "room_ns", "sent_ns", "landed_ns", "joined_ns"),
+)
 _WIDE = ("start_ns", "duration_ns", "kv_tokens")  # iteration columns that need more than 32 bits
 _STATUS_CODES = {name: code for code, name in enumerate(metrics.STATUS_NAMES)}
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import sim.metrics as metrics
 from sim.errors import OutputError
+from sim.results.costs import costs_of
 from sim.results.folder import FILES, staging, write_json
 from sim.results.parquet import iteration_table, request_table, stored_columns, transfer_table, write_parquet
 from sim.results.words import LATENCY_HEADS, fact_rows, latency_rows
@@ -45,7 +46,12 @@ class Result:
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
         """Every metric, nested as in summary.json, over the scenario's `window`; see `sim.metrics.summary`."""
-        return metrics.summary(self.columns, slo=self.slo, window=self._window, models=self.manifest.get("models", ()))
+        found = metrics.summary(self.columns, slo=self.slo, window=self._window, models=self.manifest.get("models", ()))
+        costs = costs_of(self.columns, self.manifest)
+        if costs is not None and found["window"]["rule"] != "whole":
+            found["window"]["whole_run"].append("costs")
+        beside = {"costs": costs, "fitted_stack": fitted_stack(self.manifest)}
+        return {**found, **{key: value for key, value in beside.items() if value}}
 
     @property
     def intervals(self) -> dict[str, dict[str, Any]]:
@@ -206,6 +212,22 @@ class Result:
             f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>"
             f"<table><tbody>{facts}</tbody></table></div>"
         )
+
+
+def fitted_stack(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a fitted serving stack came from: its file, of what, to how many runs, and its errors; empty for a stack by name."""
+    hardware = [manifest.get("hardware", {}), *(pool["hardware"] for pool in manifest.get("pools", {}).values())]
+    fits = [fit for each in hardware if (fit := each.get("serving_stack", {}).get("fit"))]
+    if not fits:
+        return {}
+    errors = {key: value for key, value in fits[0].items() if "_error_" in key}
+    return {
+        "file": ", ".join(dict.fromkeys(fit["file"] for fit in fits)),
+        "of": fits[0]["of"],
+        "runs": len(fits[0].get("runs", ())),
+        "set_aside": len(fits[0].get("set_aside", ())),
+        **errors,
+    }
 
 
 class _Once:

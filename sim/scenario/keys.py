@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from sim.scenario.decoding import DecodingSettings
+from sim.scenario.fleet import Autoscale, Failures
 from sim.scenario.section import Section
 from sim.scenario.tiers import Tier
 
@@ -19,6 +21,21 @@ WeightPrecision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "int8", "i
 KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
 # Known to `hwmodels.overheads.serving_stacks` as well; a test compares.
 ServingStack = Literal["vllm", "trtllm", "sglang", "eager", "ideal"]
+_STACKS = get_args(ServingStack)
+
+
+def _stack_or_file(value: str) -> str:
+    if value not in _STACKS and not value.endswith(".toml"):
+        raise PydanticCustomError("literal_error", "not a serving stack", {"expected": ", ".join(_STACKS)})
+    return value
+
+
+StackOrFile = Annotated[
+    str,
+    AfterValidator(_stack_or_file),
+    WithJsonSchema({"anyOf": [{"enum": list(_STACKS)}, {"type": "string", "pattern": r"\.toml$"}]}),
+]
+"""A stack by name, or a file that `rooftrace bench fit` wrote."""
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -408,6 +425,17 @@ class Slo(Section):
     e2el_s: Seconds | None = None
 
 
+class Costs(Section):
+    """What devices cost and what their power comes to, for the summary's `costs` and `optimize --goal cost|energy`."""
+
+    usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
+    """In place of the catalogue's price, for every device."""
+    pue: Annotated[float, Field(ge=1)] = 1.0
+    """Power usage effectiveness: of the building over that of the devices."""
+    carbon_g_per_kwh: Annotated[float, Field(ge=0)] | None = None
+    """Carbon intensity of the electricity."""
+
+
 class Window(Section):
     """The part of a run that its figures are over: requests by arrival, rates from the first of them to the last."""
 
@@ -444,7 +472,8 @@ class Pool(Section):
     """Machines of one kind. What is left out is as at the top level; `parallel` and `memory` key by key."""
 
     role: Literal["both", "prefill", "decode"] = "both"
-    """What its machines do with a request: `both` is all of it."""
+    """What its machines do with a request: `prefill` computes its prompt and hands the KV over to machines that `decode`, across
+    one of `links`; `both` is all of it."""
     model: Annotated[str, Field(min_length=1)] | None = None
     models: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
     """Several models that share each machine, in place of `model`: they take turns on its stages, and each has an equal part of
@@ -452,7 +481,7 @@ class Pool(Section):
     hardware: Annotated[str, Field(min_length=1)] | None = None
     precision: WeightPrecision | None = None
     kv_precision: KvPrecision | None = None
-    serving_stack: ServingStack | None = None
+    serving_stack: StackOrFile | None = None
     serving_release: Annotated[str, Field(min_length=1)] | None = None
     cost_model: Literal["calibrated", "roofline"] | None = None
     parallel: Parallel | None = None
@@ -460,19 +489,13 @@ class Pool(Section):
     cuda_graphs: CudaGraphs | None = None
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Machines in the pool."""
+    """Machines in the pool, at the beginning where it is autoscaled."""
+    autoscale: Autoscale | None = None
     rank_router: Policy | None = None
     prompt_balance: PromptBalance | None = None
     scheduler: Policy | None = None
     decoding: DecodingSettings | None = None
     memory: Memory | None = None
-
-    @field_validator("role")
-    @classmethod
-    def _both(cls, value: str) -> str:
-        if value != "both":
-            raise ValueError(f"only role both is there yet; pools that {value} alone are not modelled")
-        return value
 
     @model_validator(mode="after")
     def _one_or_several(self) -> Self:
@@ -486,6 +509,48 @@ class Pool(Section):
         return self
 
 
+class KvLink(Section):
+    """What KV crosses from machines that prefill to machines that decode."""
+
+    sender: Annotated[str, Field(min_length=1)] | None = None
+    """A pool with role prefill; where it is left out, the only one."""
+    receiver: Annotated[str, Field(min_length=1)] | None = None
+    """A pool with role decode; where it is left out, the only one."""
+    connector: Literal["mooncake_vllm", "mooncake_sglang"] | None = None
+    """Fixed cost and share of the bandwidth as measured (docs/pools.md), in place of `latency_s` and of all of it."""
+    bandwidth_gb_per_s: Annotated[float, Field(gt=0)] | None = None
+    """Of one transfer, all adapters of a machine together, in 10^9 bytes; where it is left out, that of the datasheets' networks:
+    an adapter for each GPU of the side that has fewer."""
+    latency_s: Annotated[float, Field(ge=0)] | None = None
+    """What each transfer takes beside its bytes, while the link is free for others; where it is left out, the connector's, or 0."""
+    concurrent_transfers: Annotated[int, Field(ge=1)] = 1
+    """So many at once, each with the whole bandwidth; others wait, first come, first served."""
+    shared: Literal["sender", "receiver", "pair", "pools"] = "sender"
+    """Whose transfers wait for each other: those of one sending machine, of one receiving, of the two, or of both pools."""
+    sent: Literal["whole", "layers"] = "whole"
+    """`layers`: each layer's KV goes while the next ones are computed, where there is room for it before (`handover.room`)."""
+
+
+class HandoverSettings(Section):
+    """How requests go from machines that prefill to machines that decode. What is left out is as in `like`."""
+
+    like: Literal["vllm", "sglang", "trtllm", "dynamo", "splitwise"] | None = None
+    """Whose way it is (docs/pools.md has the releases); where it is left out, that of the decode pools' serving stack."""
+    first_token: Literal["prefill", "arrival", "decode"] | None = None
+    """`prefill`: clients have their first token when the prompt is computed; `arrival`: the same token, when the KV has arrived;
+    `decode`: the token is dropped, and the decode machine computes the prompt's last token again."""
+    room: Literal["after_prefill", "before_prefill"] | None = None
+    """When the decode machine takes room for the KV: when the prompt is computed, or before it is sent to be."""
+    local_prefill_tokens: Annotated[int, Field(ge=0)] = 0
+    """A prompt of which the decode machine lacks no more tokens than these, being short or cached there, is computed there."""
+    headroom_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Tokens that the decode machine leaves free for each sequence it has when it takes room for another."""
+    repack: bool | None = None
+    """Whether KV that the two sides divide over different numbers of GPUs is copied once more where it arrives."""
+    router: Policy | None = None
+    """Which decode machine; where it is left out, by the policy of the top level's `router`."""
+
+
 class Settings(Section):
     """Every key of a scenario file."""
 
@@ -497,8 +562,9 @@ class Settings(Section):
     """Of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
     kv_precision: KvPrecision | None = None
     """Of the KV cache; where it is left out, that of floating-point weights, or the checkpoint's."""
-    serving_stack: ServingStack = "vllm"
-    """Whose kernels and overheads: host work of a step, sampling, launches, tokenisation. `ideal` has none."""
+    serving_stack: StackOrFile = "vllm"
+    """Whose kernels and overheads: host work of a step, sampling, launches, tokenisation. `ideal` has none. A file (.toml) that
+    `rooftrace bench fit` wrote has those of a deployment that was measured."""
     serving_release: Annotated[str, Field(min_length=1)] | None = None
     """Of the serving stack ("0.12"): its overheads are those fitted to the newest release that is not after it; where it is left
     out, the newest there are."""
@@ -529,10 +595,19 @@ class Settings(Section):
     pools: dict[str, Pool] | None = None
     """Machines of different kinds behind one router, by a name of your choice: each with settings of its own over those of the
     top level. A request goes to a machine that hosts its model."""
+    links: dict[str, KvLink] | None = None
+    """Between pools that prefill and pools that decode, by a name of your choice."""
+    handover: HandoverSettings | None = None
+    """Between pools that prefill and pools that decode: who emits the first token, when room is taken, what stays."""
+    autoscale: Autoscale | None = None
+    """Machines come and go; where it is left out, all of them are there from beginning to end."""
+    failures: Failures | None = None
+    """Machines fail and come back, or are slow."""
     placement: Annotated[str, Field(min_length=1)] | None = None
     """A file that `rooftrace place --out` wrote: its groups are the pools, a machine of `hardware` devices each."""
     workload: Workload = Workload(trace="conversation")
     slo: Slo = Slo()
+    costs: Costs | None = None
     window: Window = Window()
     """Which part of the run the figures are over."""
     seed: Annotated[int, Field(ge=0)] = 0
@@ -546,6 +621,24 @@ class Settings(Section):
         strange = next((name for name in self.pools or () if not re.fullmatch(r"[A-Za-z0-9_-]+", name)), None)
         if strange is not None:
             raise ValueError(f"pools: a name is of letters, digits, - and _; got {strange!r}")
+        roles = {pool.role for pool in (self.pools or {}).values()}
+        for role, other in (("prefill", "decode"), ("decode", "prefill")):
+            if role in roles and other not in roles:
+                name = next(name for name, pool in (self.pools or {}).items() if pool.role == role)
+                raise ValueError(
+                    f"pools.{name} has role {role} and no pool has role {other}; give one, or role both, which does it all"
+                )
+        if "prefill" not in roles:
+            for key in ("links", "handover"):
+                if getattr(self, key) is not None:
+                    raise ValueError(
+                        f"{key} is between pools with role prefill and pools with role decode, and there are none"
+                    )
+        elif not self.links:
+            raise ValueError(
+                "links is missing: say how KV gets from the prefill pool to the decode pool, such as links: {net: {}} for one "
+                "between the two at the datasheet's bandwidth"
+            )
         return self
 
     @field_validator("model", "hardware")

@@ -27,6 +27,10 @@ slo: {ttft_s: 1.0, tpot_s: 0.05}
 """
 
 
+_OF_ALL_POOLS = ("pools", "placement", "links", "handover", "failures")
+"""Settings that a pool, as a scenario of its own, does not have."""
+
+
 class Scenario(Settings):
     """What to simulate. Built from keyword arguments, `Scenario.load(path)` or `Scenario.default()`.
 
@@ -135,7 +139,7 @@ class Scenario(Settings):
     def pool(self, name: str, **over: Any) -> Scenario:
         """The pool called *name* as a scenario of its own, its settings and *over* over those of the top level."""
         assert self.pools is not None
-        settings = {key: value for key, value in self.settings().items() if key not in ("pools", "placement")}
+        settings = {key: value for key, value in self.settings().items() if key not in _OF_ALL_POOLS}
         own = self.pools[name].model_dump(exclude_unset=True)
         for key, value in {**own, **over}.items():
             if key in ("parallel", "memory") and value is not None:
@@ -176,7 +180,7 @@ class Scenario(Settings):
             del content["window"]  # results of scenarios from before there were windows keep their names
         pools = (content["pools"] or {}).values()
         # A scenario that does without them keeps the hash that it had before there were such settings.
-        absent = [(content, "pools"), (content, "placement"), (content, "serving_release")]
+        absent = [(content, key) for key in (*_OF_ALL_POOLS, "serving_release", "costs")]
         absent += [(section, key) for section in (content, *pools) for key in ("rank_router", "prompt_balance")]
         absent += [(pool, "serving_release") for pool in pools]
         absent += [
@@ -203,6 +207,11 @@ class Scenario(Settings):
         for decoding in (content["decoding"], *(pool["decoding"] for pool in pools)):
             if decoding is not None:
                 files += [(decoding["draft"] or {}, "model"), (decoding["acceptance"] or {}, "recorded")]
+        files += [
+            (section, "serving_stack")
+            for section in (content, *pools)
+            if (section["serving_stack"] or "").endswith(".toml")
+        ]
         for section, key in files:
             name = section[key] if isinstance(section, list) else section.get(key)
             file = self.find(name) if name else None
@@ -219,6 +228,29 @@ class Scenario(Settings):
             if (candidate / "config.json").is_file():
                 return candidate / "config.json"
         return None
+
+    @property
+    def stack_file(self) -> Path | None:
+        """The file of a fitted stack that `serving_stack` names; None for a stack by name. ScenarioError where it is not there."""
+        if not self.serving_stack.endswith(".toml"):
+            return None
+        file = self.find(self.serving_stack)
+        if file is None:
+            raise ScenarioError(
+                f"{self._source}: serving_stack: {self.serving_stack} does not exist; `rooftrace bench fit` writes such a file"
+            )
+        return file
+
+    @property
+    def stack_name(self) -> str:
+        """The serving stack's name, that which a file was fitted over included; ScenarioError for a file that is none."""
+        file = self.stack_file
+        if file is None:
+            return self.serving_stack
+        from hwmodels.stack_files import load_stack_file
+
+        with explain.told_by(self, "serving_stack"):
+            return load_stack_file(file).stack.name
 
     def to_yaml(self) -> str:
         """The settings that were made, as YAML that `Scenario.load` reads back."""

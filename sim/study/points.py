@@ -35,7 +35,18 @@ _RANGE = re.compile(rf"({_NUMBER}):({_NUMBER}):(\d+)(:log)?")
 _SEXAGESIMAL = re.compile(r"(?<![\w.'\"])[-+]?\d[\d.]*:\d")  # YAML 1.1 would read 4:16 as 256
 
 
-_SHOWS_RESULTS = ("cli", "placement", "plots", "report", "reproduce", "study", "theory", "tokens", "validation")
+_SHOWS_RESULTS = (
+    "bench",
+    "cli",
+    "placement",
+    "plots",
+    "report",
+    "reproduce",
+    "study",
+    "theory",
+    "tokens",
+    "validation",
+)
 _BEARS_NO_RESULT = (".pyc", ".md")
 
 

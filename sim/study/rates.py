@@ -160,7 +160,7 @@ def highest_rate(
     # A second run adds confidence only where the first was to be one of several.
     most = 1 if replications == 1 else max(replications, most_replications)
     versions = [scenario.with_value("seed", scenario.seed + i) for i in range(most)]
-    own = [_own_rate(version) for version in versions]
+    own = [own_rate_per_s(version) for version in versions]
     scale = scenario.workload.rate_scale
     judgements: list[Judgement] = []
 
@@ -225,7 +225,8 @@ def _run(scenario: Scenario) -> dict[str, Any]:
     return simulate(scenario).summary
 
 
-def _own_rate(scenario: Scenario) -> float:
+def own_rate_per_s(scenario: Scenario) -> float:
+    """Requests a second that *scenario*'s workload brings by itself; RooftraceError where it has no rate."""
     from sim.scenario.workload import workload_of
 
     arrival_ns = getattr(workload_of(scenario), "arrival_ns", None)

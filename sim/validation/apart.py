@@ -7,32 +7,28 @@ flight. What it does not say is taken from what is public of the recipes (NVIDIA
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hwmodels.device import load_device
 from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
-from hwmodels.tables import read_toml
 from sim.protocols import Figures, Protocol, protocol
 from sim.validation.machines import Speculation, Unmodelled, machine_of, stream_of
-from sim.validation.runs import MEASURED_VLLM, deployed_on, formatted, speculates, whole
+from sim.validation.runs import MEASURED_VLLM, deployed_on, formatted, surely_speculates, whole
 from sim.validation.servers import ServerSettings, settings_of
 from sim.validation.speculated import speculation_of
 
 if TYPE_CHECKING:
-    from hwmodels.cost import CostModel, RankedCostModel, Work
     from hwmodels.deployment import Deployment
     from hwmodels.model import ModelSpec
-    from hwmodels.totals import Totals
     from sim.engine import Experiment
     from sim.engine.columns import Columns
+    from sim.engine.roles import Role
 
-FILE = Path(__file__).with_name("prefill_workers.toml")
 SAME_MODEL = {"deepseek-ai/DeepSeek-R1": "deepseek-ai/DeepSeek-V3"}
 """Names of one model."""
 PREFILL_TOKENS, PREFILL_SEQUENCES = 16384, 16
@@ -115,7 +111,7 @@ def half_of(deployment: str) -> int:
     return hashlib.blake2b(deployment.encode(), digest_size=8).digest()[0] % 2
 
 
-def most_clients(rows: list[Mapping[str, Any]]) -> dict[tuple[str, ...], int]:
+def most_clients(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], int]:
     """The highest concurrency of each layout."""
     found: dict[tuple[str, ...], int] = {}
     for row in rows:
@@ -129,7 +125,7 @@ def apart_run(row: Mapping[str, Any], folder: Path | None = None, *, clients: in
 
     *clients*: the highest concurrency that rows of its layout have; None: its own.
     """
-    speculative = speculates(row)
+    speculative = surely_speculates(row)
     for phase in ("prefill", "decode"):
         if not whole(row, f"{phase}_num_workers", 0):
             raise Unmodelled("the numbers of prefill and decode workers are not known")
@@ -152,7 +148,7 @@ def apart_run(row: Mapping[str, Any], folder: Path | None = None, *, clients: in
     known = settings_of(
         {**row, "tp_size": row["decode_tp_size"], "attention_dp_size": row["decode_attention_dp_size"]}, folder
     )
-    seats = _seats(stack, max(clients or 0, concurrency), workers * decode.data)
+    seats = seats_of(stack, max(clients or 0, concurrency), workers * decode.data)
     speculation = speculation_of(model.name, stack, ranks=decode.data) if speculative else None
     each = 1 if speculation is None else speculation.k + 1
     return ApartRun(
@@ -187,41 +183,13 @@ def apart_run(row: Mapping[str, Any], folder: Path | None = None, *, clients: in
     )
 
 
-def _seats(stack: str, clients: int, ranks: int) -> int | None:
+def seats_of(stack: str, clients: int, ranks: int) -> int | None:
     """Sequences that each of *ranks* decode ranks runs at once; None: no limit that *clients* would meet."""
     if stack != "trtllm" or clients & (clients - 1) == 0:
         return None
     share = clients / ranks
     power = 1 << max(int(share).bit_length() - 1, 0)
     return power * 3 // 2 if power > 1 and power * 1.5 <= share else power
-
-
-class Slower:
-    """A `CostModel` that takes *factor* times as long as another."""
-
-    def __init__(self, cost: CostModel, factor: float) -> None:
-        self.cost, self.factor = cost, factor
-        self.n_stages, self.window_tokens = cost.n_stages, cost.window_tokens
-        self.peak_flops_per_s, self.peak_bytes_per_s = cost.peak_flops_per_s, cost.peak_bytes_per_s
-
-    def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
-        return self.factor * self.cost.iteration_s(totals, stage)
-
-    def common_step(self, ranks: Sequence[Totals], stage: int = 0, /) -> Any:
-        """The same of all ranks of data-parallel attention, together."""
-        return self.factor * cast("RankedCostModel", self.cost).common_step(ranks, stage)
-
-    def handover_s(self, rows: Any, /) -> Any:
-        return self.cost.handover_s(rows)
-
-    def work(self, totals: Totals, /) -> Work:
-        return self.cost.work(totals)
-
-
-@functools.cache
-def prefill_factors() -> Mapping[str, float]:
-    """Stack -> how many times what is priced a prefill worker's iterations take; 1 where nothing is known."""
-    return {stack: float(entry["factor"]) for stack, entry in read_toml(FILE).items()}
 
 
 def _parallel(row: Mapping[str, Any], prefix: str, model: ModelSpec) -> ParallelConfig:
@@ -249,33 +217,27 @@ def experiment_of(
     *,
     stack: ServingStack | None = None,
     profile: str | None = None,
-    prefill_factor: float | None = None,
     seed: int = 0,
 ) -> Experiment:
-    """Everything that *run* needs; `Unmodelled` where it cannot be priced or does not fit.
-
-    *prefill_factor*: in place of the fitted one.
-    """
+    """Everything that *run* needs; `Unmodelled` where it cannot be priced or does not fit."""
     from policies.routers import RoundRobin
     from sim.engine import Experiment
     from sim.engine.links import LinkSpec
     from sim.engine.roles import HandoverSpec, KvPath
 
     stack = stack or serving_stack(run.stack)
-    factor = prefill_factors().get(run.stack, 1.0) if prefill_factor is None else prefill_factor
     deployments: list[Deployment] = []
     machines = []
     for workers in (run.prefill, run.decode):
         deployment = deployed_on(run.model, run.device, workers.parallel, run.kv_precision, stack, profile)
         deployments.append(deployment)
-        prefills = workers is run.prefill
         machine = machine_of(
-            replace(deployment, cost=Slower(deployment.cost, factor)) if prefills and factor != 1 else deployment,
+            deployment,
             stack,
             workers.settings,
             concurrency=-(-run.concurrency // workers.number),
             release=MEASURED_VLLM,
-            speculation=None if prefills else run.speculation,
+            speculation=run.speculation if workers is run.decode else None,
         )
         machines += [machine] * workers.number
     path = KvPath(
@@ -283,7 +245,8 @@ def experiment_of(
         # What a GPU of the receiver keeps comes over its own card.
         bytes_per_token=deployments[1].kv_bytes_per_token_per_device,
     )
-    roles = ("prefill",) * run.prefill.number + ("decode",) * run.decode.number
+    roles: list[Role] = ["prefill"] * run.prefill.number
+    roles += ["decode"] * run.decode.number
     return Experiment(
         workload=run.protocol.workload(
             prompt_tokens=run.prompt_tokens, output_tokens=run.output_tokens, concurrency=run.concurrency, seed=seed
@@ -293,7 +256,7 @@ def experiment_of(
         **deployments[0].front_end._asdict(),
         stream=stream_of(run.stack, run.decode.settings),
         handover=HandoverSpec(
-            roles=roles,
+            roles=tuple(roles),
             pools=tuple(int(role == "decode") for role in roles),
             paths={(0, 1): path},
             router=RoundRobin(),
@@ -302,22 +265,16 @@ def experiment_of(
     )
 
 
-def apart(
-    run: ApartRun, *, stack: ServingStack | None = None, profile: str | None = None, prefill_factor: float | None = None
-) -> Columns:
+def apart(run: ApartRun, *, stack: ServingStack | None = None, profile: str | None = None) -> Columns:
     """The simulated run; `Unmodelled` where it cannot be priced, does not fit or answers nobody."""
     from sim.engine import run as simulated
 
-    columns = simulated(experiment_of(run, stack=stack, profile=profile, prefill_factor=prefill_factor))
+    columns = simulated(experiment_of(run, stack=stack, profile=profile))
     if not (columns.requests["finish_ns"] >= 0).any():
         raise Unmodelled("no request finishes: its KV cache does not fit")
     return columns
 
 
-def apart_s(
-    run: ApartRun, *, stack: ServingStack | None = None, profile: str | None = None, prefill_factor: float | None = None
-) -> Figures:
+def apart_s(run: ApartRun, *, stack: ServingStack | None = None, profile: str | None = None) -> Figures:
     """TTFT and TPOT of *run* in seconds, as its protocol reports them."""
-    return run.protocol.figures(
-        apart(run, stack=stack, profile=profile, prefill_factor=prefill_factor), run.concurrency
-    )
+    return run.protocol.figures(apart(run, stack=stack, profile=profile), run.concurrency)

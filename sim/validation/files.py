@@ -39,7 +39,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
     groups: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Of serving rows: what each is of, by `family`, `stack`, `model`, `device`, `precision`, `load` (requests in flight) and
-    `half` (of the deployments: fitted or held back, where `sim.validation.fit_apart` fits something)."""
+    `half` (of the deployments: fitted or held back, where `sim.validation.fit_acceptance` fits something)."""
 
     @property
     def line(self) -> ErrorLine:

@@ -31,6 +31,7 @@ from sim.validation.speculated import NOT_KNOWN, speculation_of
 
 if TYPE_CHECKING:
     from hwmodels.measured import Measurement
+    from sim.engine import Experiment
     from sim.engine.columns import Columns
     from workloads import ClosedLoop, Trace
 
@@ -78,11 +79,15 @@ def model_of(label: str) -> ModelSpec:
 
 
 def speculates(row: Mapping[str, Any]) -> bool:
-    """Whether a serving row ran with multi-token prediction, by its speculation column; `Unmodelled` where it may have."""
-    said = str(row.get("speculation", ""))
-    if said == "unknown":
+    """Whether a serving row ran with multi-token prediction, or may have, by its speculation column."""
+    return str(row.get("speculation", "")) not in ("", "nan", "none")
+
+
+def surely_speculates(row: Mapping[str, Any]) -> bool:
+    """Whether it did; `Unmodelled` where it may have."""
+    if str(row.get("speculation", "")) == "unknown":
         raise Unmodelled(NOT_KNOWN)
-    return said not in ("", "nan", "none")
+    return speculates(row)
 
 
 def family_of(row: Mapping[str, Any]) -> str:
@@ -118,7 +123,7 @@ def served_run(row: Mapping[str, Any], folder: Path | None = None) -> ServedRun:
     *folder* holds the settings that servers were started with (`sim.validation.servers.SETTINGS`); without them they are the
     stacks' defaults.
     """
-    speculative = speculates(row)
+    speculative = surely_speculates(row)
     model = formatted(row)
     if str(row["mode"]) != "agg":
         raise Unmodelled(f"mode {row['mode']} is not aggregated serving")
@@ -243,18 +248,43 @@ def serve(
     At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM. Groups of data-parallel
     attention are ranks, among which requests are spread as the stack does by itself.
     """
+    from sim.engine import run
+
+    return run(
+        experiment_of(
+            deployment,
+            stack,
+            workload,
+            settings=settings,
+            concurrency=concurrency,
+            release=release,
+            speculation=speculation,
+        )
+    )
+
+
+def experiment_of(
+    deployment: Deployment,
+    stack: ServingStack,
+    workload: Trace | ClosedLoop,
+    *,
+    settings: ServerSettings,
+    concurrency: int,
+    release: str | None = None,
+    speculation: Speculation | None = None,
+) -> Experiment:
+    """What `serve` runs."""
     from policies.routers import RoundRobin
-    from sim.engine import Experiment, run
+    from sim.engine import Experiment
 
     machine = machine_of(deployment, stack, settings, concurrency=concurrency, release=release, speculation=speculation)
-    experiment = Experiment(
+    return Experiment(
         workload=workload,
         replicas=(machine,),
         router=RoundRobin(),
         **deployment.front_end._asdict(),
         stream=stream_of(stack.name, settings),
     )
-    return run(experiment)
 
 
 def latencies_s(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
@@ -298,6 +328,9 @@ def served(
 def deployed(run: ServedRun, stack: ServingStack, profile: str | None = None) -> Deployment:
     """What *run* ran on, priced under *stack*; `Unmodelled` where it cannot be."""
     graphs = run.settings.graphs(stack.name)
+    if run.speculation is not None and graphs.largest is not None and stack.name != "vllm":
+        # They count sequences, each of which has as many rows as it verifies tokens.
+        graphs = replace(graphs, largest=graphs.largest * (run.speculation.k + 1))
     return deployed_on(run.model, run.device, run.parallel, run.kv_precision, stack, profile, graphs=graphs)
 
 

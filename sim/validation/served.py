@@ -181,7 +181,6 @@ OWN_FILES = (
 
 def _of_their_own(pairs: Mapping[str, Pair]) -> Iterator[str]:
     """The parts on runs with multi-token prediction, and on separate pools."""
-    from hwmodels.tables import read_toml
     from sim.validation import apart, speculated
 
     yield _SPECULATED
@@ -190,10 +189,6 @@ def _of_their_own(pairs: Mapping[str, Pair]) -> Iterator[str]:
             f"* {model}, {k} drafted: {100 * entry['alpha']:.0f} %, {entry['source']}" for k, entry in table.items()
         )
     yield f"\n### Assumptions about separate pools\n\n{apart.ASSUMED}"
-    yield _PREFILL
-    yield from (
-        f"* {stack}: {entry['factor']:.2f}, {entry['source']}" for stack, entry in read_toml(apart.FILE).items()
-    )
     for file, title in OWN_FILES:
         if file not in pairs:
             continue
@@ -225,16 +220,14 @@ Rows with multi-token prediction say neither how many tokens a round drafted nor
 benchmark's launch scripts: two with SGLang, three with TensorRT-LLM, one with its data-parallel attention. Of each drafted
 token, given that those before it were, so many are accepted:
 """
-_PREFILL = """
-Prefill workers take longer than the kernels that are priced: how much longer is one figure a stack, fitted to times to the first
-token of half of the deployments. What it stands for is not known (uneven experts, the hand-over of KV between two iterations, no
-overlap of scheduling and computing may all be in it).
-"""
 _STRANGE_POOLS = """
-What is known of the largest errors of separate pools:
+What is known of the largest errors with multi-token prediction and of separate pools:
 
 * SGLang 0.5.8 in NVFP4 on B200, prompts of 1024 tokens: first tokens take 3 s at 16 requests in flight and 8 s at 512, ten times as
   long as with multi-token prediction on the same layout. No queue explains it.
+* TensorRT-LLM with data-parallel attention and multi-token prediction: token times come 30 to 80 % too long at prompts of 8192
+  tokens, and first tokens too soon. Its scripts let ranks wait until all of them have a prompt (`enable_balance`), which is not
+  modelled: here each rank's prompts hold up all the others.
 * TensorRT-LLM on H100: seats bind at every concurrency (each seems to have a recipe of its own), while on B200 one recipe serves
   several. The rule takes the latter for all, so that first tokens of small loads on H100 come far too soon.
 """

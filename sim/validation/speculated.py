@@ -2,7 +2,7 @@
 
 Rows say that it was on and no more. How many tokens a round drafts is read from what the launch scripts of the benchmark ask for,
 one rule for all rows (`depth_of`); how many are accepted is one figure for each model and depth (`acceptances.toml`), published
-where somebody has published it, else fitted to the token times of half of the deployments (`sim.validation.fit_apart`).
+where somebody has published it, else fitted to the token times of half of the deployments (`sim.validation.fit_acceptance`).
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ def test_there_is_a_notebook_for_each_story():
         "calibrate-this-machine",
         "capacity-planning",
         "how-much-cache",
+        "your-benchmark",
     ]
 
 

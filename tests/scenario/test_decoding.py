@@ -444,3 +444,79 @@ def test_work_of_the_draft_counts():
     alone, with_draft = work({"step_s": 0.0}), work({"model": "llama-3.2-1b"})
     assert with_draft["flops"] > 1.05 * alone["flops"]
     assert with_draft["peak_flops_per_s"] == alone["peak_flops_per_s"]
+
+
+MTP = {"method": "mtp", "acceptance": {"published": "deepseek-v3"}}
+DEEPSEEK = {"model": "deepseek-v3", "hardware": "b200", "parallel": {"tensor": 8}, "serving_stack": "sglang"}
+
+
+def test_the_targets_own_layers_draft_where_nothing_else_is_said():
+    made = resolve(scenario(MTP, **DEEPSEEK))
+    spec = made.experiment.replicas[0]
+    plain = resolve(scenario(**DEEPSEEK)).experiment.replicas[0]
+    assert spec.decoding.k(1) == 1
+    assert spec.lookahead_tokens == 1
+    assert spec.kv_blocks < plain.kv_blocks
+    facts = made.manifest["decoding"]
+    assert facts["draft"]["own_layers"] == 1
+    assert "2412.19437" in facts["acceptance_source"]
+    assert not any("left out" in note for note in made.manifest["notes"])
+    assert any(
+        "multi-token-prediction layers of deepseek-v3 (1) are left out" in n
+        for n in resolve(scenario(**DEEPSEEK)).manifest["notes"]
+    )
+
+
+@pytest.mark.parametrize("name", ["deepseek_mtp", "NEXTN", "MTP", "qwen3_next_mtp"])
+def test_other_names_of_the_method_are_understood(name):
+    assert scenario({**MTP, "method": name}, **DEEPSEEK).decoding.method == "mtp"
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "expected"),
+    [
+        (
+            {},
+            {"model": "llama-3.1-8b", "hardware": "h100-sxm"},
+            "llama-3.1-8b has no layers for multi-token prediction",
+        ),
+        ({"num_speculative_tokens": 2}, DEEPSEEK, "k = 2 drafts more positions than the 1 that have a rate"),
+        (
+            {"acceptance": {"published": "deepseek-v4"}},
+            DEEPSEEK,
+            "not a published acceptance; did you mean deepseek-v3?",
+        ),
+        (
+            {"num_nextn_predict_layers": 1},
+            DEEPSEEK,
+            "TensorRT-LLM's num_nextn_predict_layers is num_speculative_tokens here",
+        ),
+        ({"speculative_num_steps": 1}, DEEPSEEK, "SGLang's speculative_num_steps is num_speculative_tokens here"),
+        (
+            {"method": "eagle", "num_speculative_tokens": 1},
+            DEEPSEEK,
+            "SGLang's EAGLE on a model with layers of its own",
+        ),
+    ],
+)
+def test_what_own_layers_cannot_do_is_refused_in_one_sentence(change, settings, expected):
+    assert expected in refusal({**MTP, **change}, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"scheduler": "vllm", "serving_stack": "vllm"},
+        {"scheduler": "trtllm", "serving_stack": "trtllm"},
+        {"scheduler": "sglang"},
+        {"scheduler": "sarathi"},
+        {"parallel": {"data": 8, "expert": 8}},
+        {"parallel": {"tensor": 4, "pipeline": 2}},
+    ],
+    ids=str,
+)
+def test_own_layers_draft_under_every_scheduler_and_layout(settings):
+    workload = {**WORKLOAD, "requests": 8}
+    summary = simulate(scenario(MTP, **{**DEEPSEEK, **settings, "workload": workload})).summary
+    assert summary["requests"]["finished"] == 8
+    assert 1.7 < summary["speculation"]["mean_acceptance_length"] < 2.0

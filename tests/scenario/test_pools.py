@@ -208,8 +208,8 @@ def test_closed_loop_clients_keep_deadlines_of_a_trace_and_say_what_they_leave_o
     [
         ({"pools": {"a": {"modle": SMALL}}}, "my.yaml: pools.a.modle is not a setting; did you mean model?"),
         ({"pools": {"a": {"memory": {"gpu_fracton": 1}}}}, "pools.a.memory.gpu_fracton is not a setting; did you mean"),
-        ({"pools": {"a": {"role": "prefill"}}}, "pools.a.role: only role both is there yet"),
-        ({"pools": {"a": {"role": "decode"}}}, "pools.a.role: only role both is there yet"),
+        ({"pools": {"a": {"role": "prefill"}}}, "pools.a has role prefill and no pool has role decode; give one"),
+        ({"pools": {"a": {"role": "decode"}}}, "pools.a has role decode and no pool has role prefill; give one"),
         ({"pools": {"a": {"role": "bath"}}}, "did you mean both?"),
         ({"pools": {}}, "pools needs at least one pool"),
         ({"pools": {"a.b": {}}}, "pools: a name is of letters, digits, - and _; got 'a.b'"),

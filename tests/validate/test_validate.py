@@ -17,9 +17,12 @@ from sim.cli import build_app
 from sim.errors import OutputError, RooftraceError
 from sim.plots.served import draw_served
 from sim.protocols import Protocol
+from sim.validation.apart import apart_run, apart_s, concurrency_of, half_of, seats_of
 from sim.validation.files import Comparison, compare, validate
-from sim.validation.runs import SPECULATES, Unmodelled, latencies_s, rows_of, served_run, served_s
+from sim.validation.fit_acceptance import best_of
+from sim.validation.runs import Unmodelled, latencies_s, rows_of, served_run, served_s
 from sim.validation.served import errors_by, served_markdown, served_pair, unexplained
+from sim.validation.speculated import NOT_KNOWN
 from sim.validation.tables import COLUMNS, to_markdown, write_csv
 
 SILICON = (
@@ -194,10 +197,74 @@ def test_more_clients_wait_longer():
     assert few[1] < many[1]
 
 
-def test_disaggregated_runs_are_named_as_what_they_are(shared):
-    one, _ = compare(read(shared / "measured2" / "e2e_silicon_disagg.csv"))
-    assert one.line.unmodelled == one.line.rows
-    assert "separate pools" in next(iter(one.unmodelled))
+APART = "e2e_silicon_disagg.csv"
+
+
+def rows_apart(shared, **settings):
+    rows = rows_of(read(shared / "measured2" / APART))
+    return [row for row in rows if all(row[key] == value for key, value in settings.items())]
+
+
+def test_rows_that_state_their_layout_are_all_read(shared):
+    said = [row for row in rows_apart(shared) if row["decode_num_workers"] > 0]
+    assert len(said) == 112
+    for row in said:
+        apart_run(row, shared / "measured2")
+    with pytest.raises(Unmodelled, match="numbers of prefill and decode workers are not known"):
+        apart_run(next(row for row in rows_apart(shared) if not row["decode_num_workers"] > 0))
+
+
+def test_a_run_of_separate_pools_is_near_what_was_measured(shared):
+    (row,) = rows_apart(shared, backend="trtllm", precision="fp4", isl=1024, concurrency=10)
+    run = apart_run(row, shared / "measured2", clients=180)
+    assert (run.prefill.number, run.prefill.parallel.data, run.decode.number, run.decode.parallel.tensor) == (
+        1,
+        4,
+        5,
+        8,
+    )
+    assert run.decode.settings.max_sequences == 32
+    assert run.concurrency == 10
+    found = apart_s(run)
+    assert found.tpot_s * 1e3 == pytest.approx(row["tpot_ms"], rel=0.25)
+    assert found.ttft_s * 1e3 == pytest.approx(row["ttft_ms"], rel=0.3)
+    # Who waits for room in the decode workers waits for his first token.
+    seats = replace(run.decode, settings=replace(run.decode.settings, max_sequences=1))
+    assert apart_s(replace(run, decode=seats)).ttft_s > 5 * found.ttft_s
+
+
+@pytest.mark.parametrize(
+    ("stack", "clients", "ranks", "expected"),
+    [
+        ("trtllm", 180, 5, 32),
+        ("trtllm", 450, 6, 64),
+        ("trtllm", 1606, 8, 192),
+        ("trtllm", 6, 5, 1),
+        ("trtllm", 128, 3, None),
+        ("sglang", 180, 5, None),
+    ],
+)
+def test_seats_are_what_the_concurrency_fills(stack, clients, ranks, expected):
+    assert seats_of(stack, clients, ranks) == expected
+
+
+def test_a_batch_says_how_many_were_in_flight_where_the_row_does_not(shared):
+    (row,) = rows_apart(shared, backend="vllm")
+    # Seven on each of the eight ranks of its one decode worker.
+    assert concurrency_of(row) == 56
+
+
+def test_halves_of_the_deployments_do_not_follow_their_names():
+    halves = [half_of(f"model|{n}") for n in range(400)]
+    assert 150 < sum(halves) < 250
+
+
+def test_the_value_with_the_least_median_error_is_found_and_judged_by_the_others():
+    grid, truth = (0.4, 0.65, 0.9), 0.7
+    ratios = np.exp(np.outer(np.linspace(0.8, 1.2, 40), np.array(grid) - truth))
+    value, seen, held = best_of(grid, ratios, np.arange(40) % 2)
+    assert value == pytest.approx(truth, abs=0.02)
+    assert max(seen, held) < 0.02
 
 
 def test_iterations_of_the_public_measurements(shared):
@@ -331,13 +398,19 @@ def test_no_experts_of_a_dense_model_count_as_one(tmp_path):
     assert ttft.unmodelled == {"moe_tp_size or moe_ep_size is 0 for a model with experts": 1}
 
 
-def test_rows_with_speculation_are_refused_by_name(tmp_path):
+DEEPSEEK = "deepseek-ai/DeepSeek-R1,b200_sxm,trtllm,1.2,fp8,fp8,fp8,agg,1024,128,4,4,8,1,1,8,1,195,5.4,2026-02-05,x\n"
+
+
+def test_rows_with_speculation_are_predicted_where_it_is_known_how_they_ran(tmp_path):
     header = SILICON.strip() + ",speculation\n"
-    rows = [DENSE.strip() + ending for ending in (",none\n", ",mtp\n", ",unknown\n")]
-    write(tmp_path, "e2e_silicon_speculative_agg.csv", header + "".join(rows))
+    of = [(DEEPSEEK, "none"), (DEEPSEEK, "mtp"), (DEEPSEEK, "unknown"), (DENSE, "mtp")]
+    write(tmp_path, "e2e_silicon_speculative_agg.csv", header + "".join(f"{row.strip()},{said}\n" for row, said in of))
     ttft, tpot = validate(tmp_path)
-    assert ttft.unmodelled == tpot.unmodelled == {SPECULATES: 2}
-    assert np.isfinite(ttft.predicted).tolist() == [True, False, False]
+    dense = "ran with multi-token prediction, and how many tokens vllm drafted is not known"
+    assert ttft.unmodelled == tpot.unmodelled == {NOT_KNOWN: 1, dense: 1}
+    assert np.isfinite(ttft.predicted).tolist() == [True, True, False, False]
+    # Three drafted tokens, of which more than one is taken on average, and a round that costs more than a plain step.
+    assert 0.3 < tpot.predicted[1] / tpot.predicted[0] < 0.9
 
 
 def test_settings_of_servers_are_no_measurement_and_no_stranger(tmp_path, shared):
@@ -426,3 +499,18 @@ def test_latencies_are_missing_where_a_request_did_not_end():
     assert ttft[0] == pytest.approx(1e-8)
     assert tpot[0] == pytest.approx(1e-8)
     assert np.isnan([ttft[1], tpot[1]]).all()
+
+
+def test_the_page_has_a_part_for_separate_pools_with_fitted_and_held_back_apart():
+    tpot, ttft = served([("trtllm", "a", 4), ("sglang", "a", 300)], [1.1, 0.7])
+    halves = {"half": np.array(["fitted", "held back"])}
+    pair = [replace(one, file="e2e_silicon_disagg.csv", groups={**one.groups, **halves}) for one in (tpot, ttft)]
+    page = served_markdown(pair)
+    part = page[page.index("### Separate pools") :]
+    assert "2 of 2 rows predicted" in part
+    assert "| all | 2 | 0 | 20.0 |" in part
+    assert "| fitted | 1 | 0 | 10.0 |" in part
+    assert "| held back, sglang | 1 | 0 | 30.0 |" in part
+    assert "published: DeepSeek-V3 technical report" in page
+    assert "Workers are chosen in turn" in page
+    assert "Separate pools with multi-token prediction" not in page

@@ -10,29 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.cli import bench_fit
 from sim.cli.exits import USER_ERROR
+from sim.cli.measured_files import Facts, Files, Where, read
 from sim.cli.options import Json
 
 if TYPE_CHECKING:
     from sim.bench import BenchRun
     from sim.bench.compare import Compared
 
-Files = Annotated[list[Path], typer.Argument(help="Result files of benchmark tools; which tool, their content says.")]
-Where = Annotated[
-    list[str] | None,
-    typer.Option("--where", metavar="KEY=VALUE", help="Only runs whose configuration says so, such as arm=plain; repeatable."),
-]  # fmt: skip
-Facts = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="run.KEY: what files do not say of their runs; repeatable."),
-]
 EXCEEDED = 1
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Read measured runs, and lay them beside their simulation.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Read measured runs, lay them beside their simulation, and fit to them.", no_args_is_help=True
+    )
     group.command()(show)
     group.command()(compare)
+    group.command("fit")(bench_fit.fit)
+    group.command("next")(bench_fit.next_run)
     app.add_typer(group, name="bench")
 
 
@@ -138,32 +135,6 @@ def compare(
         typer.echo(f"Above --max-error: {sentence}", err=True)
     if exceeded:
         raise typer.Exit(EXCEEDED)
-
-
-def read(files: Sequence[Path], facts: dict[str, Any], where: Sequence[str]) -> list[BenchRun]:
-    """The runs of *files* with *facts* told, those that *where* picks; a sentence on standard error for what could not be read, and
-    exit code 2 where nothing is left."""
-    from sim.bench.facts import with_facts
-    from sim.bench.reading import read_files
-    from sim.errors import RooftraceError
-
-    found = read_files(files)
-    for problem in found.problems:
-        typer.echo(f"Not read: {problem}", err=True)
-    runs = list(found.runs)
-    for condition in where:
-        key, equals, value = condition.partition("=")
-        if not equals:
-            raise RooftraceError(f"--where {condition!r}: expected KEY=VALUE, such as arm=plain")
-        if runs and not any(key in run.config for run in runs):
-            keys = sorted({key for run in runs for key in run.config})
-            raise RooftraceError(f"--where {key}: no run's configuration has it; there are {', '.join(keys) or 'none'}")
-        runs = [run for run in runs if str(run.config.get(key)) == value]
-    if not runs:
-        if found.runs:
-            raise RooftraceError(f"--where {' '.join(where)}: none of {len(found.runs)} runs is so")
-        raise typer.Exit(USER_ERROR)
-    return [with_facts(run, facts) for run in runs]
 
 
 def _limits(given: Sequence[str]) -> dict[str, float]:

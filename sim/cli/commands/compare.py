@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sim.cli.intervals import IntervalReplays, change_facts, print_changes
 from sim.cli.options import Json
 
 
@@ -30,6 +31,7 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Processes for scenarios; all cores by default.", show_default=False)
     ] = None,
+    intervals: IntervalReplays = None,
     as_json: Json = False,
 ) -> None:
     """Say by how much B differs from A, over pairs that share their random numbers."""
@@ -48,9 +50,20 @@ def compare(
             if path.is_dir():
                 raise RooftraceError(f"--set changes scenarios before they run, and {path} holds results")
             sides[index] = Scenario.load(path).with_set(*set_)
+    around = None
+    if intervals is not None:
+        from sim.bench.intervals import FIGURES, changes
+
+        folder = next((path for path in (a, b) if path.is_dir()), None)
+        if folder is not None:
+            raise RooftraceError(f"--intervals replays scenarios, and {folder} holds results; leave it out")
+        one, other = (side if isinstance(side, Scenario) else Scenario.load(side) for side in sides)
+        around = changes(one, other, intervals, tuple(metric) if metric else FIGURES)
     found = compared(*sides, metrics=metric, replications=replications or REPLICATIONS, jobs=jobs)
     if as_json:
-        typer.echo(json.dumps({"a": found.a, "b": found.b, "how": found.how, "differences": found.rows()}, indent=2))
+        more = {} if around is None else {"intervals": change_facts(around)}
+        facts = {"a": found.a, "b": found.b, "how": found.how, "differences": found.rows(), **more}
+        typer.echo(json.dumps(facts, indent=2))
         return
     from sim.cli.tables import console, print_facts
 
@@ -64,3 +77,5 @@ def compare(
             )
         console().print(f"  {each.verdict}", markup=False, soft_wrap=True)
     console().print(f"({found.how})", markup=False, soft_wrap=True)
+    if around is not None and intervals is not None:
+        print_changes(around, intervals)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.cli.intervals import IntervalReplays, kept_at, kept_by, kept_facts
 from sim.cli.options import Json
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def optimize(
         typer.Argument(help="Scenario file (YAML) with an slo; default scenario without.", show_default=False),
     ] = None,
     goal: Annotated[
-        str, typer.Option(help="rate, or what to make least of: cost, gpu-seconds, energy, latency.")
+        str, typer.Option(help="rate, or what to make least of: cost, gpu-seconds, energy, devices, latency.")
     ] = "rate",
     axis: Annotated[
         list[str] | None,
@@ -53,9 +54,11 @@ def optimize(
             min=1, help="Processes for candidates, not for --goal rate; all cores by default.", show_default=False
         ),
     ] = None,
+    intervals: IntervalReplays = None,
     as_json: Json = False,
 ) -> None:
     """Find the highest rate within the SLO, or the candidate that keeps it at least cost. Exit code 1 if there is none."""
+    from sim.cli.tables import print_facts
     from sim.errors import RooftraceError
     from sim.scenario import Scenario
     from sim.study.optimize import GOALS
@@ -77,7 +80,8 @@ def optimize(
     if goal == "rate":
         if jobs is not None:
             raise RooftraceError("--goal rate tries one rate after the other in this process; leave out --jobs")
-        _rate(chosen, axes, target, replications, TOLERANCE if tolerance is None else tolerance, out, as_json)
+        _rate(chosen, axes, target, replications, TOLERANCE if tolerance is None else tolerance, out, as_json,
+              intervals)  # fmt: skip
         return
     if goal not in GOALS:
         raise RooftraceError(unknown(f"--goal {goal} is not known", goal, ["rate", *GOALS]))
@@ -92,19 +96,27 @@ def optimize(
     if out is not None:
         _write(found, out)
     best = found.best
+    kept = None
+    if intervals is not None and best is not None:
+        kept = kept_by(chosen, {key: best[key] for key in axes}, target, intervals)
     if as_json:
         rows = json.loads(found.table.to_json(orient="records"))
         part = over(chosen.resolved(), list(axes))
-        typer.echo(json.dumps({"goal": goal, "figures_over": part, "best": _plain(best), "candidates": rows}, indent=2))
+        typer.echo(
+            json.dumps(
+                {"goal": goal, "figures_over": part, "best": _plain(best), "kept": kept, "candidates": rows}, indent=2
+            )
+        )
     else:
         _print(found, out, over(chosen.resolved(), list(axes)))
+        print_facts(kept_facts(kept))
     if best is None:
         raise typer.Exit(1)
 
 
 def _rate(
     scenario: Scenario, axes: dict[str, Any], target: Target, replications: int, tolerance: float, out: Path | None,
-    as_json: bool,
+    as_json: bool, intervals: int | None,
 ) -> None:  # fmt: skip
     from itertools import product
 
@@ -138,6 +150,11 @@ def _rate(
             }
         )  # fmt: skip
     best = max(rows, key=lambda row: row["rate_per_s"])
+    if intervals is not None and best["rate_per_s"] > 0:
+        chosen = scenario
+        for key in axes:
+            chosen = chosen.with_value(key, best[key])
+        best["kept"] = kept_at(chosen, best["rate_per_s"], target, intervals)
     if as_json:
         typer.echo(
             json.dumps(
@@ -168,13 +185,16 @@ def _rate(
         else:
             lowest = min(row["outside_per_s"] for row in rows)
             said = f"none: {target.attainment:.4g} of requests is not reached even at {lowest:.3g} requests/s"
-        print_facts([("Highest", said), ("Figures over", over(scenario.resolved(), list(axes)))])
+        print_facts(
+            [("Highest", said), *kept_facts(best.get("kept")), ("Figures over", over(scenario.resolved(), list(axes)))]
+        )
     if best["rate_per_s"] <= 0:
         raise typer.Exit(1)
 
 
 def _print(found: Choice, out: Path | None, part: str) -> None:
     from sim.cli.tables import print_facts, print_table
+    from sim.text import short_keys
 
     ranked = found.table.sort_values(["keeps", found.column], ascending=[False, True])
     columns = [found.column, "slo_attainment", "tokens_per_s_per_gpu", "tokens_per_s_per_user"]
@@ -187,9 +207,8 @@ def _print(found: Choice, out: Path | None, part: str) -> None:
         )
         for row in ranked.head(_SHOWN).to_dict("records")
     ]
-    short = [key.rpartition(".")[2] for key in found.axes]
     heads = (
-        *(brief if short.count(brief) == 1 else key for key, brief in zip(found.axes, short, strict=True)),
+        *short_keys(found.axes),
         found.column,
         "attained",
         "tok/s/GPU",
@@ -214,8 +233,12 @@ def _write(found: Choice, out: Path) -> None:
     ranked = found.table.sort_values(["keeps", found.column], ascending=[False, True])
     ranked.to_csv(out / "ranked.csv", index=False)
     varied = [key for key in found.axes if 1 < found.table[key].map(str).nunique() <= plots.MAX_HUES]
-    figure = plots.figure(title="Throughput per GPU against the speed that one user sees", width=7, height=5)
-    plots.pareto(found.table, figure.subplots(), hue=varied[0] if varied else None)
+    front = int(found.table["on_front"].sum())
+    # Those on the front are named under the picture.
+    figure = plots.figure(
+        title="Throughput per GPU against the speed that one user sees", width=7, height=5 + 0.18 * front
+    )
+    plots.pareto(found.table, figure.subplots(), hue=varied[0] if varied else None, named=found.axes)
     plots.save(figure, out / "pareto")
 
 

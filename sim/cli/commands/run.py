@@ -10,9 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
+from sim.cli.intervals import IntervalReplays, print_intervals
 from sim.cli.options import ScenarioFile, SummaryJson
 
 REPORT = "report.html"
+INTERVALS = "intervals.json"
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +31,7 @@ def run(
         Path | None, typer.Option(help="Folder for the results; default results/NAME-HASH.", show_default=False)
     ] = None,
     as_json: SummaryJson = False,
-    plots: Annotated[bool, typer.Option(help="Draw latency.png and timeline.png.")] = True,
+    plots: Annotated[bool, typer.Option(help="Draw latency.png and timeline.png (and fleet.png).")] = True,
     timeline: Annotated[
         Path | None,
         typer.Option(
@@ -37,9 +39,10 @@ def run(
         ),
     ] = None,
     html: Annotated[bool, typer.Option("--html", help="Write report.html: the results on one page.")] = False,
+    intervals: IntervalReplays = None,
 ) -> None:
     """Replay a workload on a simulated deployment and answer with latency, throughput and utilisation."""
-    from sim.results import FILES, staging
+    from sim.results import FILES, SOMETIMES, staging
     from sim.run import run_built
     from sim.scenario import Scenario
     from sim.scenario.assembly import resolve
@@ -52,7 +55,12 @@ def run(
     folder = out if out is not None else Path("results") / f"{chosen.name}-{chosen.hash[:8]}"
     if timeline is not None:
         _check_writable(timeline)
-    with staging(folder, files=(*FILES, REPORT)) as scratch:
+    around = None
+    if intervals is not None:
+        from sim.bench.intervals import intervals as intervals_of
+
+        around = intervals_of(chosen, intervals)
+    with staging(folder, files=(*FILES, *SOMETIMES, REPORT, INTERVALS)) as scratch:
         result = run_built(built)
         kept = result.kept()
         kept.write(scratch)
@@ -66,10 +74,15 @@ def run(
             write_run_report(result, scratch / REPORT)
         if timeline is not None:
             _write_events(result, timeline)
+        if around is not None:
+            (scratch / INTERVALS).write_text(json.dumps(around.facts(), indent=2, allow_nan=False), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(result.summary, indent=2, allow_nan=False))
+        more = {} if around is None else {"intervals": around.facts()}
+        typer.echo(json.dumps({**result.summary, **more}, indent=2, allow_nan=False))
     else:
         _print(result, folder)
+        if around is not None:
+            print_intervals(around)
 
 
 def _check_writable(path: Path) -> None:
@@ -93,11 +106,13 @@ def _write_events(result: Any, path: Path) -> None:
 
 def _print(result: Any, folder: Path) -> None:
     from sim.cli.tables import console, print_facts, print_table
-    from sim.results import LATENCY_HEADS, fact_rows, latency_rows
+    from sim.results import LATENCY_HEADS, STAGE_HEADS, fact_rows, latency_rows, stage_rows
 
     console().print(result.label, style="bold", markup=False)
     rows = [(name, *cells) for name, cells in latency_rows(result.summary)]
     print_table(("Latency", *LATENCY_HEADS), rows)
+    if stages := stage_rows(result.summary):
+        print_table(("Where the time went", *STAGE_HEADS), [(name, *cells) for name, cells in stages])
     facts = fact_rows(result.summary)
     rejections = result.rejections
     if rejections:

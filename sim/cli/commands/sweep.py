@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sim.cli.intervals import IntervalReplays, point_intervals, print_point_intervals, write_point_intervals
+
 if TYPE_CHECKING:
     from sim.study.points import Sweep
 
@@ -50,6 +52,7 @@ def sweep(
         bool, typer.Option("--json", help="Print a line of JSON for each run, and one at the end.")
     ] = False,
     html: Annotated[bool, typer.Option("--html", help="Write report.html into the folder too.")] = False,
+    intervals: IntervalReplays = None,
 ) -> None:
     """Run every combination of the axes' values; the same command goes on after an interruption.
 
@@ -73,10 +76,15 @@ def sweep(
         from sim.report.html import write_sweep_report
 
         write_sweep_report(folder, folder / "report.html")
+    around = None if intervals is None else point_intervals(plan, intervals)
+    if around is not None:
+        write_point_intervals(around, folder)
     if as_json:
         typer.echo(json.dumps({"event": "end", **counts, "folder": str(folder)}))
     else:
         _print(SweepResult(folder), folder)
+        if around is not None:
+            print_point_intervals(around, folder)
     if counts["alike"]:
         typer.echo(
             f"Note: the replications of {counts['alike']} points are equal, since nothing in them is random; "

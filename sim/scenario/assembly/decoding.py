@@ -63,7 +63,8 @@ def build_decoding(
     from policies.acceptance import PUBLISHED
     from policies.decoding import Speculative
 
-    manifest: dict[str, Any] = {"method": settings.method, "overhead_s": settings.overhead_s}
+    method = settings.method
+    manifest: dict[str, Any] = {"method": method, "overhead_s": settings.overhead_s}
     draft_cost: CostModel | None = None
     if settings.num_speculative_tokens is None and settings.draft is None and settings.method == "mtp":
         settings = settings.model_copy(update={"num_speculative_tokens": target.model.mtp_layers or None})
@@ -86,7 +87,7 @@ def build_decoding(
         manifest["adaptive"] = {"context_tokens": mean_context(workload), "rows": [list(row) for row in k]}
     assert not isinstance(k, str)
     try:
-        decoding = Speculative(method=settings.method, num_speculative_tokens=k, acceptance=acceptance)
+        decoding = Speculative(method=method, num_speculative_tokens=k, acceptance=acceptance)
     except ValueError as error:
         raise ValueError(f"decoding: {error}") from None
     last = decoding.table[-1][1]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hwmodels.device import Device
     from hwmodels.experts import ExpertLayout
     from hwmodels.graphs import GraphSettings
+    from hwmodels.overheads import ServingStack
     from sim.scenario.keys import CudaGraphs
 
 
@@ -43,8 +44,7 @@ def deployment_of(scenario: Scenario) -> Deployment:
         model = load_model(scenario.find(scenario.model) or scenario.model)
     with told_by(scenario, "hardware"):
         hardware, profile = _hardware(scenario)
-    with told_by(scenario, "serving_release"):
-        calibrated = Calibrated.for_stack(scenario.serving_stack, profile, scenario.serving_release)
+    calibrated = Calibrated(stack=_stack(scenario), profile=profile)
     if (graphs := scenario.cuda_graphs) is not None:
         calibrated = replace(calibrated, graphs=_graphs(scenario, graphs))
         with told_by(scenario, "cuda_graphs"):
@@ -64,6 +64,30 @@ def deployment_of(scenario: Scenario) -> Deployment:
             kv_precision=kv_precision,
             cost=factory,
         )
+
+
+def _stack(scenario: Scenario) -> ServingStack:
+    """The serving stack that the scenario names, or that of its file."""
+    from hwmodels.overheads import serving_stack
+    from hwmodels.stack_files import load_stack_file
+
+    file = scenario.stack_file
+    if file is None:
+        with told_by(scenario, "serving_release"):
+            return serving_stack(scenario.serving_stack, scenario.serving_release)
+    with told_by(scenario, "serving_stack"):
+        found = load_stack_file(file)
+    if scenario.cost_model == "roofline":
+        raise ScenarioError(
+            f"{scenario.source}: serving_stack: {file} has overheads and efficiencies over calibrated kernels, which cost_model "
+            "roofline does not have; leave cost_model out, or name a stack"
+        )
+    if scenario.serving_release is not None and scenario.serving_release != found.release:
+        raise ScenarioError(
+            f"{scenario.source}: serving_release: {file} was fitted over {found.stack.name} "
+            f"{found.release or 'of no stated release'}; leave serving_release out (--set serving_release=null)"
+        )
+    return found.stack
 
 
 def _graphs(scenario: Scenario, given: CudaGraphs) -> GraphSettings:

@@ -10,12 +10,15 @@ from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.asked import asked_for
 from sim.scenario.assembly.deployment import deployment_of
+from sim.scenario.assembly.fleet import fleet_of, with_slow
+from sim.scenario.assembly.handover import check_models, handover_of
 from sim.scenario.assembly.manifest import manifest_of
 from sim.scenario.assembly.pools import PoolOf, pools_of
 from sim.scenario.assembly.prefix_cache import check_router
 from sim.scenario.assembly.ranks import check_asked, with_ranks
 from sim.scenario.assembly.replica import Hosted, build_pool
 from sim.scenario.assembly.scheduler import policy_of
+from sim.scenario.assembly.tiers import check_stores
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
 
@@ -50,6 +53,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
     from sim.engine import Experiment
 
     pools = [_deployed(pool) for pool in pools_of(scenario)]
+    check_models(scenario, pools)
     check_asked(scenario, pools)
     workload = workload_of(scenario) if workload is None else workload
     if scenario.pools is not None or scenario.placement is not None:
@@ -58,17 +62,22 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
         rows = {}
     router = policy_of(scenario, "router", named.ROUTERS, "route")
     check_router(scenario, router, workload)
+    check_stores(scenario, pools)
     built = [build_pool(pool, workload, rows) for pool in pools]
+    handover = handover_of(scenario, pools, built, workload)
+    machines = [
+        machine
+        for pool, hosted in zip(pools, built, strict=True)
+        for machine in (_machine(pool, hosted),) * pool.replicas
+    ]
     experiment = Experiment(
         workload=workload,
-        replicas=tuple(
-            machine
-            for pool, hosted in zip(pools, built, strict=True)
-            for machine in (_machine(pool, hosted),) * pool.replicas
-        ),
+        replicas=tuple(with_slow(scenario, machines)),
         router=router,
         seed=scenario.seed,
         stream=_stream(scenario, pools),
+        handover=handover,
+        fleet=fleet_of(scenario, pools, workload),
         **_front_end(scenario, pools),
     )
     return Built(
@@ -94,7 +103,7 @@ def _stream(scenario: Scenario, pools: Sequence[PoolOf]) -> Stream:
     """Which tokens reach a client together, by the rule of the serving stack."""
     from sim.engine.streaming import Stream
 
-    stacks = dict.fromkeys(each.serving_stack for pool in pools for each in pool.scenarios)
+    stacks = dict.fromkeys(each.stack_name for pool in pools for each in pool.scenarios)
     rules: list[Literal["tokens", "iterations"]] = ["iterations" if stack == "trtllm" else "tokens" for stack in stacks]
     if scenario.stream_interval > 1 and len(set(rules)) > 1:
         raise ScenarioError(

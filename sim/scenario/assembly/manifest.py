@@ -6,6 +6,7 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from sim.scenario import named
+from sim.scenario.assembly.handover import facts_of, notes_of_handover
 from sim.scenario.assembly.notes import notes_of
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.ranks import ranks_of
@@ -32,6 +33,7 @@ def manifest_of(
         names = dict.fromkeys(deployment.model.name for pool in pools for deployment in pool.deployments)
         models = list(getattr(workload, "models", ()) or names)
         facts = {"models": models, "pools": _pool_facts(pools, built), "router": router}
+        facts |= facts_of(scenario, pools, experiment.handover)
     chosen = {
         f"{pool.prefix(i)}{key}": {"tokens": tokens, "why": why}
         for pool, hosted in zip(pools, built, strict=True)
@@ -52,7 +54,8 @@ def manifest_of(
             [hosted.plan for pool in built for hosted in pool],
             workload,
             experiment.router,
-        ),
+        )
+        + notes_of_handover(scenario, pools, experiment.handover),
         "versions": versions(),
         **({"auto": chosen} if chosen else {}),
     }
@@ -86,7 +89,7 @@ def _pool_facts(pools: list[PoolOf], built: list[list[Hosted]]) -> dict[str, Any
         facts = [_facts(pool, hosted, i) for i in range(len(hosted))]
         last = first + pool.replicas * len(hosted) * pool.scenarios[0].parallel.data - 1
         found[pool.name] = {
-            "role": "both",
+            "role": pool.role,
             "replicas": pool.replicas,
             "gpus": pool.gpus,
             "rows": [first, last],
@@ -145,6 +148,9 @@ def _interval(deployment: Deployment, hosted: Hosted) -> dict[str, Any]:
 
     profile = deployment.profile
     if not isinstance(deployment.made_by, Calibrated) or profile is None or hosted.decoding is not None:
+        return {}
+    if deployment.made_by.stack.fit:
+        # Deployments held back of the catalogue's fit say nothing of one that was fitted itself.
         return {}
     stack = deployment.made_by.stack.name
     found = serving_interval(

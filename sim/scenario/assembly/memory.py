@@ -50,7 +50,7 @@ def memory_of(
     account of another release than the overheads', are among the plan's notes."""
     from hwmodels.memory import engine_defaults, memory_plan, stack_memory
 
-    memory, stack = scenario.memory, scenario.serving_stack
+    memory, stack = scenario.memory, scenario.stack_name
     if scenario.cost_model == "roofline":
         stack = "ideal"
     rules = stack_memory(stack, memory.release)
@@ -62,6 +62,11 @@ def memory_of(
     defaults = engine_defaults(stack, deployment.device, tensor=deployment.parallel.tensor)
     tokens = named.limit_of(scheduler, named.ITERATION_TOKENS)
     sequences = named.limit_of(scheduler, named.SEQUENCES)
+    factor = _fitted_kv_factor(scenario)
+    override = memory.kv_blocks
+    if override is None and factor != 1.0:
+        accounted = memory_of(_by_name(scenario), deployment, scheduler, workload=workload, draft=draft)
+        override = max(1, round(accounted.kv_blocks * factor)) + accounted.null_blocks
     plan = memory_plan(
         deployment,
         rules,
@@ -71,10 +76,23 @@ def memory_of(
         reserve_bytes=memory.reserve_bytes,
         block_tokens=memory.block_tokens,
         draft=draft,
-        override=memory.kv_blocks,
+        override=override,
         context_tokens=None if workload is None else mean_context(workload),
     )
     return replace(plan, notes=(*plan.notes, *_without_effect(scenario), *_of_two_releases(scenario, rules)))
+
+
+def _fitted_kv_factor(scenario: Scenario) -> float:
+    """How many times the accounted blocks a fitted stack was found to have; 1 for a stack by name, and where it was not fitted."""
+    from hwmodels.stack_files import load_stack_file
+
+    file = scenario.stack_file
+    return 1.0 if file is None else load_stack_file(file).kv_factor
+
+
+def _by_name(scenario: Scenario) -> Scenario:
+    """The scenario with the stack that its file was fitted over."""
+    return scenario.with_value("serving_stack", scenario.stack_name)
 
 
 def _without_effect(scenario: Scenario) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.scenario import named
+from sim.scenario.assembly.fleet import about_fleet
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import caches, sorts_by_nothing, without_cache
 from sim.scenario.assembly.tiers import about_tiers
@@ -37,12 +38,21 @@ def notes_of(
         for note in _extra_layers(each, deployment)
     )
     notes += dict.fromkeys(note for each in deployments for note in _older_release(scenario, each))
+    notes += dict.fromkeys(note for each in deployments for note in _fitted_elsewhere(each))
     notes += dict.fromkeys(note for plan in plans for note in plan.notes)
     notes += _unused(scenario)
     if getattr(workload, "prefix_blocks", None) is not None:
         notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in without_cache(each))
+    elif any(each.memory.prefix_caching for pool in pools for each in pool.scenarios):
+        notes.append(
+            "memory.prefix_caching is on, and the workload does not say which prompts begin alike: nothing is found again."
+        )
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in sorts_by_nothing(each))
-    notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in about_tiers(each, workload))
+    machines = sum(pool.replicas * pool.scenarios[0].parallel.data for pool in pools)
+    notes += dict.fromkeys(
+        note for pool in pools for each in pool.scenarios for note in about_tiers(each, workload, machines)
+    )
+    notes += dict.fromkeys(about_fleet(pools))
     notes += _router(scenario, router, pools, workload)
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     notes += _priorities(schedulers, workload)
@@ -151,13 +161,33 @@ def _older_release(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
         )
 
 
+def _fitted_elsewhere(deployment: Deployment) -> Iterator[str]:
+    """A note where the stack was fitted to another model, or on another device."""
+    from hwmodels.calibrated import Calibrated
+
+    if not isinstance(deployment.made_by, Calibrated):
+        return
+    fit = deployment.made_by.stack.fit
+    here = {"model": deployment.model.name, "hardware": deployment.device.name}
+    strange = [
+        f"{key} {fit.get(key, 'that it does not name')} (here {name})"
+        for key, name in here.items()
+        if fit and fit.get(key) != name
+    ]
+    if strange:
+        yield (
+            f"serving_stack {fit['file']} was fitted with {' and '.join(strange)}: its host times may hold here too, its "
+            "efficiencies may not."
+        )
+
+
 _STACK_OF = {"vllm": "vllm", "vllm-v0": "vllm", "sglang": "sglang", "trtllm": "trtllm"}
 """The serving stack of a scheduler that has an engine's name."""
 
 
 def _of_two_engines(scenario: Scenario) -> Iterator[str]:
     """A note where the scheduler is one engine's and the serving stack another's."""
-    stack = scenario.serving_stack
+    stack = scenario.stack_name
     for _, settings in named.chain({"policy": scenario.scheduler.policy, **scenario.scheduler.settings}, "scheduler"):
         policy = settings.get("policy")
         engine = _STACK_OF.get(policy, stack) if isinstance(policy, str) else stack

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
 from sim.scenario.explain import told_by
+from sim.scenario.fleet import Autoscale
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
+    from sim.engine.roles import Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +25,16 @@ class PoolOf:
     """By what names a workload asks for the models."""
     scenarios: tuple[Scenario, ...]
     deployments: tuple[Deployment, ...] = ()
+    role: Role = "both"
 
     @property
     def replicas(self) -> int:
-        return self.scenarios[0].replicas
+        """Machines, as many as there are at most."""
+        return self.scenarios[0].replicas if self.autoscale is None else self.autoscale.max
+
+    @property
+    def autoscale(self) -> Autoscale | None:
+        return self.scenarios[0].autoscale
 
     def prefix(self, i: int) -> str:
         """What comes before the keys of the settings of its model *i*."""
@@ -50,10 +58,10 @@ def pools_of(scenario: Scenario) -> list[PoolOf]:
     for name, pool in scenario.pools.items():
         if pool.models is None:
             one = scenario.pool(name)
-            found.append(PoolOf(name=name, serves=(one.model,), scenarios=(one,)))
+            found.append(PoolOf(name=name, serves=(one.model,), scenarios=(one,), role=pool.role))
         else:
             models = tuple(scenario.pool(name, model=_original(scenario, model)) for model in pool.models)
-            found.append(PoolOf(name=name, serves=tuple(pool.models), scenarios=models))
+            found.append(PoolOf(name=name, serves=tuple(pool.models), scenarios=models, role=pool.role))
     return found
 
 

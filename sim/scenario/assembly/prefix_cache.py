@@ -62,15 +62,16 @@ def check_router(scenario: Scenario, router: object, workload: Trace | ClosedLoo
 
 def without_cache(scenario: Scenario) -> Iterator[str]:
     """A note for a trace that says which prompts share a beginning, where nobody asks, or another engine's rules answer."""
-    stack = scenario.serving_stack
+    stack = scenario.stack_name
     if _kind(scenario) == "blocks" and stack in _EVICTS:
+        tiers = ", as in every run with memory.tiers" if _CACHES.get(stack) == "tree" and scenario.memory.tiers else ""
         yield (
-            f"KV blocks are found again and evicted by vLLM's rules; {_EVICTS[stack]}, which changes what is found where memory is "
-            "short."
+            f"KV blocks are found again and evicted by vLLM's rules{tiers}; {_EVICTS[stack]}, which changes what is found where "
+            "memory is short."
         )
     if _kind(scenario) is None:
         asked = scenario.memory.prefix_caching is False or _looks_nothing_up(scenario)
-        why = f"serving_stack {scenario.serving_stack} has no prefix cache"
+        why = f"serving_stack {scenario.stack_name} has no prefix cache"
         if asked:
             why = (
                 "memory.prefix_caching is off"
@@ -99,7 +100,7 @@ def _looks_nothing_up(scenario: Scenario) -> bool:
 
 
 def _kind(scenario: Scenario) -> PrefixCacheKind | None:
-    stack, asked = scenario.serving_stack, scenario.memory.prefix_caching
+    stack, asked = scenario.stack_name, scenario.memory.prefix_caching
     if _looks_nothing_up(scenario) or not (stack in _CACHES if asked is None else asked):
         return None
     # What a tree gives up does not go to tiers yet.

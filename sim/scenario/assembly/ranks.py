@@ -90,6 +90,6 @@ def _router(scenario: Scenario) -> Any:
 
     asked = scenario.rank_router
     if asked is None:
-        return rank_router_of(scenario.serving_stack)
+        return rank_router_of(scenario.stack_name)
     with told_by(scenario, "rank_router"):
         return named.policy(asked.policy, asked.settings, named.ROUTERS, key="rank_router", method="route")

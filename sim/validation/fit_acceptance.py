@@ -1,13 +1,9 @@
-"""Fit what separate pools and multi-token prediction leave open to half of the deployments, and judge it by the other half.
+"""Fit the acceptance of drafted tokens to half of the deployments, and judge it by the other half.
 
-`python -m sim.validation.fit_apart MEASURED` prints, and with --write puts beside this file, two tables:
-
-* prefill_workers.toml: how many times what is priced a stack's prefill workers take, from times to the first token;
-* acceptances.toml: the share of drafted tokens that is accepted, for each number of tokens drafted that nobody has published one
-  for, from token times.
-
-A deployment is in the first half or the second by a hash of its model, devices, stack and layout; each value is the one of a grid
-that makes the median of the errors of the first half the least, and the errors of the second half are those that count.
+`python -m sim.validation.fit_acceptance MEASURED` prints, and with --write puts into acceptances.toml, the share of drafted tokens
+that is accepted, for each number of tokens drafted that nobody has published one for, from token times. Halves are by a hash of
+model, devices, stack and layout; the value is the one that makes the median error of the first half the least, and the error that
+counts is that of the other.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ import numpy as np
 
 from hwmodels.measured import read
 from hwmodels.tables import read_toml
-from sim.validation.apart import FILE as WORKERS
 from sim.validation.apart import (
     ApartRun,
     apart_run,
@@ -38,11 +33,9 @@ from sim.validation.machines import Unmodelled
 from sim.validation.runs import ServedRun, rows_of, served_run, served_s
 from sim.validation.speculated import FILE as ACCEPTANCES
 
-FACTORS = (1.0, 1.4, 1.8, 2.4)
 ALPHAS = (0.4, 0.65, 0.9)
-MOST_CLIENTS = 300
+MOST_CLIENTS = 130
 """Runs of more requests in flight are not fitted, for the time that they take; all are scored by `rooftrace validate`."""
-APART = "e2e_silicon_disagg.csv"
 SPECULATIVE = ("e2e_silicon_speculative_agg.csv", "e2e_silicon_speculative_disagg.csv")
 
 
@@ -54,7 +47,6 @@ class Row:
     stack: str
     half: int
     tpot_s: float
-    ttft_s: float
 
 
 def rows_to_fit(path: Path) -> list[Row]:
@@ -75,25 +67,15 @@ def rows_to_fit(path: Path) -> list[Row]:
                     continue
         except Unmodelled:
             continue
-        seconds = {name: float(row[f"{name}_ms"]) * 1e-3 for name in ("tpot", "ttft")}
         found.append(
             Row(
                 run=run,
                 stack=run.stack,
                 half=half_of(deployment_of(row)),
-                tpot_s=seconds["tpot"],
-                ttft_s=seconds["ttft"],
+                tpot_s=float(row["tpot_ms"]) * 1e-3,
             )
         )
     return found
-
-
-def _ttft_ratio(row: Row, factor: float) -> float:
-    assert isinstance(row.run, ApartRun)
-    try:
-        return apart_s(row.run, prefill_factor=factor).ttft_s / row.ttft_s
-    except Unmodelled:
-        return np.nan
 
 
 def _tpot_ratio(row: Row, alpha: float) -> float:
@@ -127,26 +109,11 @@ def best_of(grid: Sequence[float], ratios: np.ndarray, half: np.ndarray) -> tupl
 def main(folder: Path, *, write: bool, jobs: int) -> None:
     with ProcessPoolExecutor(jobs) as pool:
 
-        def ratios(of: Any, rows: Sequence[Row], grid: Sequence[float]) -> np.ndarray:
+        def ratios(rows: Sequence[Row], grid: Sequence[float]) -> np.ndarray:
             asked = [(row, value) for row in rows for value in grid]
-            found = list(pool.map(of, [row for row, _ in asked], [value for _, value in asked], chunksize=4))
+            found = list(pool.map(_tpot_ratio, [row for row, _ in asked], [value for _, value in asked], chunksize=4))
             return np.array(found).reshape(len(rows), len(grid))
 
-        factors: dict[str, tuple[float, str]] = {}
-        rows = rows_to_fit(folder / APART)
-        for stack in sorted({row.stack for row in rows}):
-            mine = [row for row in rows if row.stack == stack]
-            half = np.array([row.half for row in mine])
-            if len(set(half.tolist())) < 2:
-                continue
-            factor, seen, held = best_of(FACTORS, ratios(_ttft_ratio, mine, FACTORS), half)
-            factors[stack] = factor, _said(half, seen, held, "TTFT")
-            print(f"{stack}: {factor:.3g}, {factors[stack][1]}", flush=True)
-        if write:
-            _write(WORKERS, _WORKERS_HEAD, [(stack, {"factor": v, "source": s}) for stack, (v, s) in factors.items()])
-            from sim.validation.apart import prefill_factors
-
-            prefill_factors.cache_clear()
         rows = [row for name in SPECULATIVE for row in rows_to_fit(folder / name)]
         known = read_toml(ACCEPTANCES)
         for model, table in known.items():
@@ -155,8 +122,8 @@ def main(folder: Path, *, write: bool, jobs: int) -> None:
                 if str(entry["source"]).startswith("published") or not mine:
                     continue
                 half = np.array([row.half for row in mine])
-                alpha, seen, held = best_of(ALPHAS, ratios(_tpot_ratio, mine, ALPHAS), half)
-                entry |= {"alpha": alpha, "source": _said(half, seen, held, "TPOT")}
+                alpha, seen, held = best_of(ALPHAS, ratios(mine, ALPHAS), half)
+                entry |= {"alpha": alpha, "source": _said(half, seen, held)}
                 print(f"{model}, {depth} drafted: {alpha:.3g}, {entry['source']}", flush=True)
         if write:
             tables = [
@@ -165,9 +132,9 @@ def main(folder: Path, *, write: bool, jobs: int) -> None:
             _write(ACCEPTANCES, _ACCEPTANCES_HEAD, tables)
 
 
-def _said(half: np.ndarray, seen: float, held: float, what: str) -> str:
+def _said(half: np.ndarray, seen: float, held: float) -> str:
     return (
-        f"fitted to half of the deployments, {int((half == 0).sum())} rows, where the median error of {what} is "
+        f"fitted to half of the deployments, {int((half == 0).sum())} rows, where the median error of TPOT is "
         f"{100 * seen:.0f} %; on the {int((half == 1).sum())} rows of the others {100 * held:.0f} %"
     )
 
@@ -182,18 +149,14 @@ def _write(path: Path, head: str, tables: Sequence[tuple[str, Mapping[str, Any]]
     path.write_text("\n".join(parts), encoding="utf-8")
 
 
-_WORKERS_HEAD = """\
-# How many times what is priced the iterations of prefill workers take, by stack; what it stands for is not known.
-# `python -m sim.validation.fit_apart MEASURED --write` fits it.
-"""
 _ACCEPTANCES_HEAD = """\
 # Share of drafted tokens that are accepted, given that those before them were, by model and tokens drafted in a round.
-# `python -m sim.validation.fit_apart MEASURED --write` fits those that are not published.
+# `python -m sim.validation.fit_acceptance MEASURED --write` fits those that are not published.
 """
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m sim.validation.fit_apart")
+    parser = argparse.ArgumentParser(prog="python -m sim.validation.fit_acceptance")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--write", action="store_true", help="put the tables beside this file")
     parser.add_argument("--jobs", type=int, default=2)

@@ -1,0 +1,229 @@
+"""From an experiment and what was measured of it to a `Case` that a fit can replay."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.bench.fitting import Case, Replayed
+from sim.bench.parameters import Setting
+
+if TYPE_CHECKING:
+    from hwmodels.deployment import Deployment
+    from hwmodels.overheads import ServingStack
+    from sim.bench.load import Load
+    from sim.bench.measured import BenchRun
+    from sim.engine import Experiment
+    from sim.engine.columns import Columns
+    from sim.scenario import Scenario
+    from sim.validation.frozen import Frozen
+
+Figure = Callable[["Columns"], tuple[NDArray[np.bool_], Mapping[str, float]]]
+"""Of a finished run: which requests count, and the figures over them in seconds by quantity."""
+FULL = 0.95
+"""Share of the KV cache in use from which its size matters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """An experiment on one deployment, run with another setting of its stack each time."""
+
+    experiment: Experiment
+    deployment: Deployment
+    figure: Figure
+
+    def __call__(self, setting: Setting) -> Replayed:
+        from sim.engine import run
+        from sim.validation.frozen import frozen
+
+        columns = run(at(self.experiment, self.deployment, setting))
+        counted, figures = self.figure(columns)
+        moved = None
+        if len(columns.replicas) == 1 and self.deployment.parallel.pipeline == 1:
+            moved = _Moved(self, setting, figures, frozen(columns, counted), counted)
+        return Replayed(figures=figures, moved=moved, short_of_memory=_short(columns))
+
+
+@dataclass(frozen=True, slots=True, kw_only=False, eq=False)
+class _Moved:
+    """How the figures of a replay move while its schedule stays."""
+
+    of: Replay
+    before: Setting
+    figures: Mapping[str, float]
+    schedule: Frozen
+    counted: NDArray[np.bool_]
+
+    def __call__(self, other: Setting) -> Mapping[str, float]:
+        """Log of the figures with the terms of *other* over those that were replayed."""
+        old, new = (restacked(self.of.deployment, each.stack).cost for each in (self.before, other))
+        ttft_s, tpot_s = self.schedule.moved_s(old, new)
+        first, then = (front_end_s(self.of.experiment, self.counted, each.stack) for each in (self.before, other))
+        longer_s = {"tpot_s": tpot_s, "ttft_s": ttft_s + then - first}
+        return {
+            # More than all of it cannot be taken away.
+            name: float(np.log(max(1.0 + longer_s[name] / seconds, 0.05)))
+            for name, seconds in self.figures.items()
+            if name in longer_s
+        }
+
+
+def _short(columns: Columns) -> bool:
+    """Whether some request was preempted or the cache was all but full."""
+    return bool((columns.requests["preemptions"] > 0).any()) or any(
+        len(replica.spans) and replica.spans["kv_blocks_used"].max() >= FULL * replica.kv_blocks_total
+        for replica in columns.replicas
+    )
+
+
+def front_end_s(experiment: Experiment, counted: NDArray[np.bool_], stack: ServingStack) -> float:
+    """Mean delay before the scheduler of the requests of a mask, but for queues in the front end."""
+    tokens = np.asarray(experiment.workload.prompt_tokens, float)
+    mean = float(tokens[counted].mean()) if counted.any() else float(tokens.mean())
+    own = stack.overheads
+    return own.admission_s + own.admission_serial_s + own.admission_s_per_token * mean
+
+
+def at(experiment: Experiment, deployment: Deployment, setting: Setting) -> Experiment:
+    """*experiment* with the terms of *setting*: its prices, its front end, and how many KV blocks there are."""
+    from sim.engine import MachineSpec, ReplicaSpec
+
+    priced = restacked(deployment, setting.stack)
+
+    def changed(spec: ReplicaSpec) -> ReplicaSpec:
+        return replace(spec, cost=priced.cost, kv_blocks=max(1, round(spec.kv_blocks * setting.kv_factor)))
+
+    machines = tuple(
+        replace(each, tenants=tuple(map(changed, each.tenants))) if isinstance(each, MachineSpec) else changed(each)
+        for each in experiment.replicas
+    )
+    return replace(experiment, replicas=machines, **priced.front_end._asdict())
+
+
+def restacked(deployment: Deployment, stack: ServingStack) -> Deployment:
+    """*deployment* priced under *stack*."""
+    from hwmodels.calibrated import Calibrated
+
+    made_by = deployment.made_by
+    assert isinstance(made_by, Calibrated)
+    return _restacked(_Key(deployment), replace(made_by, stack=stack))
+
+
+class _Key:
+    """A deployment by what prices it, so that runs of one deployment share their tables."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.key = (deployment.model, deployment.device, deployment.parallel, deployment.kv_precision)
+
+    def __hash__(self) -> int:
+        return hash((self.deployment.model.name, self.deployment.device.name, self.deployment.parallel))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.key == other.key
+
+
+@functools.lru_cache(maxsize=256)
+def _restacked(key: _Key, factory: Any) -> Deployment:
+    own = key.deployment
+    cost = factory(own.model, own.device, own.parallel, kv_precision=own.kv_precision)
+    return replace(own, cost=cost, made_by=factory)
+
+
+def case_of(
+    name: str,
+    measured_s: Mapping[str, float],
+    experiment: Experiment,
+    deployment: Deployment,
+    figure: Figure,
+) -> Case:
+    """A case of *experiment* on *deployment*; ValueError for several kinds of machine, and for prices of no serving stack."""
+    from hwmodels.calibrated import Calibrated
+
+    if not isinstance(deployment.made_by, Calibrated):
+        raise ValueError("cost_model roofline has no serving stack whose terms could be fitted; leave cost_model out")
+    if any(spec.decoding is not None or spec.model is not None for spec in experiment.tenants):
+        raise ValueError("only deployments of one model without speculation are fitted")
+    return Case(
+        name=name,
+        measured_s={q: s for q, s in measured_s.items() if s is not None and np.isfinite(s)},
+        replay=Replay(experiment=experiment, deployment=deployment, figure=figure),
+        bends=hasattr(experiment.workload, "arrival_ns"),
+    )
+
+
+def cases_of(scenario: Scenario, runs: Sequence[BenchRun], seed: int | None = None) -> tuple[list[Case], Setting]:
+    """*runs* as cases on the deployment of *scenario*, and the setting that the scenario gives it.
+
+    TPOT and TTFT are compared by their means, or by their medians where a file has no mean; a run without TPOT by its gaps between
+    tokens. ScenarioError for a scenario that cannot be built or has no serving stack to fit, `NotReplayable` for a run that lacks
+    facts or has neither figure.
+    """
+    from hwmodels.calibrated import Calibrated
+    from sim.bench.load import NotReplayable, load_of
+    from sim.bench.replay import experiment_of
+    from sim.errors import ScenarioError
+    from sim.scenario.assembly.deployment import deployment_of
+
+    seed = scenario.seed if seed is None else seed
+    deployment = deployment_of(scenario)
+    if not isinstance(deployment.made_by, Calibrated) or deployment.profile is None or deployment.profile.kind != "gpu":
+        raise ScenarioError(
+            f"{scenario.source}: only deployments on GPUs with cost_model calibrated have terms that can be fitted"
+        )
+    cases: list[Case] = []
+    first: Experiment | None = None
+    for run in runs:
+        measured = {name: _figure_of(run, name) for name in ("tpot", "ttft")}
+        known = {name: found for name, found in measured.items() if found is not None}
+        if not known:
+            raise NotReplayable(
+                f"{run.name}: the file has neither a TPOT nor a TTFT, so that there is nothing to fit to"
+            )
+        load = load_of(run, seed)
+        first = experiment_of(scenario, load, seed, like=first)
+        names = {f"{name}_s": where for name, (where, _) in known.items()}
+        cases.append(
+            case_of(
+                run.name,
+                {f"{name}_s": value for name, (_, value) in known.items()},
+                first,
+                deployment,
+                _Printed(load=load, run=run, names=names),
+            )
+        )
+    return cases, Setting(stack=deployment.made_by.stack)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Printed:
+    """The figures that the tool of *run* prints, by quantity: `names` says under which name of `sim.bench.replay`."""
+
+    load: Load
+    run: BenchRun
+    names: Mapping[str, str]
+
+    def __call__(self, columns: Columns) -> tuple[NDArray[np.bool_], Mapping[str, float]]:
+        from sim.bench.replay import figures_of
+
+        printed = figures_of(columns, self.load, self.run)
+        counted = (np.arange(len(columns.requests["finish_ns"])) >= self.load.warm_requests) & (
+            columns.requests["status"] == 0
+        )
+        return counted, {quantity: printed.get(name, float("nan")) for quantity, name in self.names.items()}
+
+
+def _figure_of(run: BenchRun, name: str) -> tuple[str, float] | None:
+    """Under which name of `sim.bench.replay` a run's TPOT or TTFT stands, and its seconds."""
+    for instead in (name, *(("itl",) if name == "tpot" else ())):
+        latency = getattr(run, instead)
+        for statistic in ("mean", "median"):
+            value = None if latency is None else latency.at(statistic)
+            if value is not None and np.isfinite(value) and value > 0:
+                return f"{instead}_{statistic}_s", float(value)
+    return None

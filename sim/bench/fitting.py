@@ -1,0 +1,452 @@
+"""Few physical parameters of a serving stack fitted to measured runs of one deployment, by simulating each run.
+
+The fit is a robust posterior mode: log ratios of predicted over measured, in units of how far apart repeats and the model may be,
+count by soft-l1, and priors (`sim.bench.parameters`) by their square. Each round replays every run once; how its figures move with
+the parameters is read off the schedule of that replay (`Replayed.moved`), or off another replay where there is none. What the
+posterior says of other runs is worked out on these straight lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.bench.parameters import BY_NAME, KV, PARAMETERS, Z90, Prior, Setting, own_value, setting_at
+
+FloatArray = NDArray[np.float64]
+QUANTITIES = ("tpot_s", "ttft_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A simulated run: its figures, and how they move without another simulation."""
+
+    figures: Mapping[str, float]
+    """Seconds by quantity, of the statistics that were measured; NaN where there are none."""
+    moved: Callable[[Setting], Mapping[str, float]] | None = None
+    """Log of the figures with other terms over these, while the schedule stays; None: only another replay can tell."""
+    short_of_memory: bool = False
+    """Whether the KV cache was full, so that its size matters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A measured run that can be replayed."""
+
+    name: str
+    measured_s: Mapping[str, float]
+    """By quantity; NaN and what is missing are not fitted."""
+    replay: Callable[[Setting], Replayed] = field(repr=False)
+    bends: bool = False
+    """Whether its figures bend within what parameters may be: an open load, whose queue grows without limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """How far apart a measurement and the simulation of it may be without telling a parameter: standard deviations of the log."""
+
+    repeat: Mapping[str, float]
+    """Of the same run, measured again."""
+    model: Mapping[str, float]
+    """Of what no parameter of the fit explains, in most runs: what a fit weighs its residuals by."""
+    unseen: Mapping[str, float]
+    """The same of runs that a fit did not see, those of deployments that fit badly included: what intervals are made of."""
+    source: str
+
+    def of(self, quantity: str) -> float:
+        """Of one measurement against its simulation, in most runs."""
+        return float(np.hypot(self.repeat[quantity], self.model[quantity]))
+
+    def of_unseen(self, quantity: str) -> float:
+        """The same of a run that no fit has seen."""
+        return float(np.hypot(self.repeat[quantity], self.unseen[quantity]))
+
+
+ERRORS = Errors(
+    repeat={"tpot_s": 0.02, "ttft_s": 0.06},
+    model={"tpot_s": 0.03, "ttft_s": 0.10},
+    unseen={"tpot_s": 0.08, "ttft_s": 0.21},
+    source=(
+        "repeat: between the median and the 90th percentile of 94 repeated points of aiconfigurator's silicon sample; unseen: such "
+        "that 90 % of its rows lie within, each deployment fitted to its lowest concurrency alone (benchmarks/bench_fit.py)"
+    ),
+)
+OUTLIER = 4.0
+"""Standard deviations beyond which a run contradicts the others and is set aside."""
+ROUNDS = 8
+_CLOSE = 0.1
+"""Of its own standard deviation: a parameter that would move less stays."""
+_STEP = 0.05
+"""How far a parameter is moved, in widths of its prior, to see how figures move."""
+_REPLAY_STEP = 0.5
+"""The same where another replay shows it, whose order of events may be another."""
+_REPLAYED = (KV, "admission_serial_s")
+"""Parameters that make requests wait for each other, which no schedule that stays can show."""
+_FEWEST_TO_JUDGE = 3
+"""Runs of which one may be found to contradict the others."""
+_SURE_DEGREES = 6.0
+"""Degrees of freedom that the stated errors count for beside the residuals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """The runs' log figures around a place, as straight lines. Shapes: [runs x quantities], and [that, parameters]."""
+
+    at: FloatArray
+    residual: FloatArray
+    """Log of predicted over measured; NaN where there is nothing to compare."""
+    slope: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posterior:
+    """What is known of parameters after a fit: normal in their logarithms, around `at`."""
+
+    names: tuple[str, ...]
+    at: FloatArray
+    covariance: FloatArray
+    widths: FloatArray
+    """Of the priors."""
+    base: Setting
+
+    @property
+    def setting(self) -> Setting:
+        return setting_at(self.base, self.names, self.at)
+
+    def draws(self, n: int, rng: np.random.Generator) -> list[Setting]:
+        """*n* settings drawn from it."""
+        if not self.names:
+            return [self.base] * n
+        values = rng.multivariate_normal(self.at, self.covariance, size=n, method="eigh")
+        return [setting_at(self.base, self.names, value) for value in values]
+
+    def interval(self, name: str, z: float) -> tuple[float, float]:
+        """Values of the parameter *name* that many standard deviations to either side."""
+        i = self.names.index(name)
+        sd = float(np.sqrt(self.covariance[i, i]))
+        ends = [BY_NAME[name].value(self.at[i] + side * z * sd, own_value(self.base, name)) for side in (-1, 1)]
+        return min(ends), max(ends)
+
+    def told(self, name: str) -> float:
+        """Share of the prior's variance that the runs took away: 0 where it keeps its prior."""
+        i = self.names.index(name)
+        return float(1.0 - self.covariance[i, i] / self.widths[i] ** 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A figure of a run that a fit had not seen."""
+
+    name: str
+    quantity: str
+    measured_s: float
+    predicted_s: float
+    low_s: float
+    """Ends of the interval in which nine measurements in ten are meant to lie."""
+    high_s: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted_s / self.measured_s - 1.0
+
+    @property
+    def held(self) -> bool:
+        """Whether the interval holds what was measured."""
+        return self.low_s <= self.measured_s <= self.high_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A fitted deployment."""
+
+    posterior: Posterior
+    cases: tuple[Case, ...]
+    figures: tuple[Mapping[str, float], ...]
+    """Of each case, predicted with what was fitted."""
+    before: tuple[Mapping[str, float], ...]
+    """The same with the stack's own terms."""
+    contradicting: tuple[int, ...]
+    """Cases that were set aside."""
+    lines: Lines
+    priors: Mapping[str, Prior]
+    errors: Errors
+    scale: float
+    """How many times the stated errors the residuals are."""
+    replays: int
+
+    def predict(self, case: Case) -> list[Prediction]:
+        """Figures of a run that was not fitted, with their errors, from one replay."""
+        return predict(self.posterior, case, self.errors)
+
+    def without(self, i: int) -> Posterior:
+        """The posterior of the fit without run *i*, on the straight lines of the whole fit."""
+        keep = np.ones(len(self.cases), bool)
+        keep[[i, *self.contradicting]] = False
+        return _solved(self.lines, self.posterior.names, self.posterior.widths, self.posterior.base, keep, self.errors)[
+            0
+        ]
+
+    def left_out(self) -> list[Prediction]:
+        """Each run predicted by the fit of the others; those set aside by the fit of all that were kept."""
+        found = []
+        for i, case in enumerate(self.cases):
+            posterior = self.posterior if i in self.contradicting else self.without(i)
+            found += predict(posterior, case, self.errors)
+        return found
+
+
+def _compared(case: Case, figures: Mapping[str, float]) -> FloatArray:
+    return np.array(
+        [np.log(figures.get(q, np.nan) / case.measured_s[q]) if q in case.measured_s else np.nan for q in QUANTITIES]
+    )
+
+
+def slopes_of(
+    case: Case, posterior_at: FloatArray, names: Sequence[str], widths: FloatArray, base: Setting, here: Replayed
+) -> FloatArray:
+    """How the log figures of *case* move with each parameter; shape [quantities, parameters]."""
+    found = np.zeros((len(QUANTITIES), len(names)))
+    for j, name in enumerate(names):
+        place = posterior_at.copy()
+        _, high = BY_NAME[name].limits(own_value(base, name))
+        by_replay = here.moved is None or name in _REPLAYED
+        step = (_REPLAY_STEP if by_replay else _STEP) * widths[j]
+        step = step if place[j] + step <= high else -step
+        place[j] += step
+        there = setting_at(base, names, place)
+        if name == KV and not here.short_of_memory:
+            continue
+        if here.moved is not None and not by_replay:
+            moved = here.moved(there)
+        else:
+            figures = case.replay(there).figures
+            moved = {q: np.log(figures[q] / here.figures[q]) for q in figures}
+        found[:, j] = [moved.get(q, 0.0) / step for q in QUANTITIES]
+    return np.nan_to_num(found)
+
+
+def predict(posterior: Posterior, case: Case, errors: Errors) -> list[Prediction]:
+    """Figures of *case* under *posterior* with 90 % intervals.
+
+    Near saturation figures do not move on straight lines: for a case that says so (`Case.bends`) the ends are replays, `Z90`
+    standard deviations to either side on the line along which TPOT moves most. What no parameter explains comes on top.
+    """
+    here = case.replay(posterior.setting)
+    slope = slopes_of(case, posterior.at, posterior.names, posterior.widths, posterior.base, here)
+    sides = {
+        quantity: np.full(2, Z90 * np.sqrt(max(float(slope[i] @ posterior.covariance @ slope[i]), 0.0)))
+        for i, quantity in enumerate(QUANTITIES)
+    }
+    if case.bends and posterior.names:
+        along = posterior.covariance @ slope[0]
+        length = float(np.sqrt(max(slope[0] @ along, 1e-30)))
+        for side in (-1, 1):
+            there = case.replay(setting_at(posterior.base, posterior.names, posterior.at + side * Z90 * along / length))
+            for quantity in QUANTITIES:
+                off = np.log(there.figures.get(quantity, np.nan) / here.figures.get(quantity, np.nan))
+                if np.isfinite(off):
+                    end = 0 if off < 0 else 1
+                    sides[quantity][end] = max(sides[quantity][end], abs(off))
+    found = []
+    for quantity in QUANTITIES:
+        measured, middle = case.measured_s.get(quantity, np.nan), here.figures.get(quantity, np.nan)
+        if not (np.isfinite(measured) and np.isfinite(middle)):
+            continue
+        own = Z90 * errors.of_unseen(quantity)
+        low, high = np.exp(np.hypot(sides[quantity], own) * (-1, 1))
+        found.append(
+            Prediction(
+                name=case.name,
+                quantity=quantity,
+                measured_s=measured,
+                predicted_s=middle,
+                low_s=float(middle * low),
+                high_s=float(middle * high),
+            )
+        )
+    return found
+
+
+def _rho(z: FloatArray, n_data: int) -> FloatArray:
+    """Soft-l1 of the squares of residuals, and the squares themselves of priors; scipy's three rows."""
+    root = np.sqrt(1.0 + z)
+    rho = np.stack((2.0 * (root - 1.0), 1.0 / root, -0.5 / root**3))
+    rho[0, n_data:], rho[1, n_data:], rho[2, n_data:] = z[n_data:], 1.0, 0.0
+    return rho
+
+
+def _weights(errors: Errors, runs: int) -> FloatArray:
+    return 1.0 / np.tile([errors.of(q) for q in QUANTITIES], runs)
+
+
+def _solved(
+    lines: Lines, names: Sequence[str], widths: FloatArray, base: Setting, keep: NDArray[np.bool_], errors: Errors
+) -> tuple[Posterior, float]:
+    """The posterior on straight lines of the runs of the mask *keep*, and how many times the stated errors its residuals are."""
+    from scipy.optimize import least_squares
+
+    runs = len(keep)
+    mine = np.repeat(keep, len(QUANTITIES)) & np.isfinite(lines.residual)
+    weight = _weights(errors, runs)[mine]
+    slope, here = lines.slope[mine] * weight[:, None], lines.residual[mine] * weight
+    n, k = len(here), len(names)
+    limits = np.array([BY_NAME[name].limits(own_value(base, name)) for name in names]).reshape(k, 2)
+    low, high = limits[:, 0] - 1e-9, limits[:, 1] + 1e-9
+
+    def residuals(x: FloatArray) -> FloatArray:
+        return np.concatenate((here + slope @ (x - lines.at), x / widths))
+
+    jacobian = np.vstack((slope, np.diag(1.0 / widths)))
+    best = least_squares(
+        residuals,
+        np.clip(lines.at, low + 1e-6, high - 1e-6),
+        jac=lambda _: jacobian,  # type: ignore[arg-type]
+        bounds=(low, high),
+        loss=lambda z: _rho(z, n),  # type: ignore[arg-type]
+        x_scale=widths,
+    ).x
+    left = here + slope @ (best - lines.at)
+    trust = 1.0 / np.sqrt(1.0 + left**2)
+    precision = (slope * trust[:, None]).T @ slope + np.diag(1.0 / widths**2)
+    # Parameters that the data take up leave fewer residuals to judge by.
+    told = float(np.trace(np.linalg.solve(precision, (slope * trust[:, None]).T @ slope)))
+    spread = (_SURE_DEGREES + float(trust @ left**2)) / (_SURE_DEGREES + max(n - told, 0.0))
+    scale = max(1.0, float(np.sqrt(spread)))
+    covariance = np.linalg.inv((slope * trust[:, None]).T @ slope / scale**2 + np.diag(1.0 / widths**2))
+    found = Posterior(names=tuple(names), at=best, covariance=covariance, widths=widths, base=base)
+    return found, scale
+
+
+def _cost(lines: Lines, at: FloatArray, widths: FloatArray, keep: NDArray[np.bool_], errors: Errors) -> float:
+    mine = np.repeat(keep, len(QUANTITIES)) & np.isfinite(lines.residual)
+    z = (lines.residual * _weights(errors, len(keep)))[mine] ** 2
+    return float((2.0 * (np.sqrt(1.0 + z) - 1.0)).sum() + ((at / widths) ** 2).sum())
+
+
+def fit(
+    cases: Sequence[Case],
+    base: Setting,
+    priors: Mapping[str, Prior],
+    *,
+    names: Sequence[str] | None = None,
+    errors: Errors = ERRORS,
+    rounds: int = ROUNDS,
+) -> Fit:
+    """*base* fitted to *cases*; ValueError where none of them can be compared.
+
+    *names*: of `PARAMETERS`, all of them without it. KV capacity is left out where no replay is short of it.
+    """
+    if not cases:
+        raise ValueError("a fit needs at least one run")
+    asked = tuple(p.name for p in PARAMETERS) if names is None else tuple(names)
+    replays = 0
+
+    def replayed(at: FloatArray) -> list[Replayed]:
+        nonlocal replays
+        replays += len(cases)
+        return [case.replay(setting_at(base, asked, at)) for case in cases]
+
+    def residual_of(found: Sequence[Replayed]) -> FloatArray:
+        return np.concatenate([_compared(case, each.figures) for case, each in zip(cases, found, strict=True)])
+
+    at = np.zeros(len(asked))
+    now = replayed(at)
+    before = tuple(each.figures for each in now)
+    if KV in asked and not any(each.short_of_memory for each in now):
+        asked = tuple(name for name in asked if name != KV)
+        at = np.zeros(len(asked))
+    widths = np.array([priors[name].width for name in asked])
+    if not np.isfinite(residual_of(now)).any():
+        raise ValueError("no run has a TPOT or a TTFT that its simulation has too, so that there is nothing to fit")
+    keep = np.ones(len(cases), bool)
+
+    def lines_of(at: FloatArray, found: Sequence[Replayed]) -> Lines:
+        slope = [slopes_of(case, at, asked, widths, base, each) for case, each in zip(cases, found, strict=True)]
+        return Lines(at=at, residual=residual_of(found), slope=np.vstack(slope))
+
+    lines = lines_of(at, now)
+    for _ in range(rounds):
+        posterior, scale = _solved(lines, asked, widths, base, keep, errors)
+        keep = _kept(lines, posterior, errors, scale, keep)
+        posterior, scale = _solved(lines, asked, widths, base, keep, errors)
+        cost, step = _cost(lines, at, widths, keep, errors), 1.0
+        moved = posterior.at - at
+        if (np.abs(moved) < _CLOSE * np.sqrt(np.diag(posterior.covariance))).all():
+            break
+        better = False
+        while not better and step > 0.2:
+            there = at + step * moved
+            found = replayed(there)
+            tried = replace(lines, residual=residual_of(found))
+            better = _cost(tried, there, widths, keep, errors) < cost
+            if better:
+                at, now = there, found
+                lines = lines_of(at, now)
+            step /= 2
+        if not better:
+            break
+    posterior, scale = _solved(lines, asked, widths, base, keep, errors)
+    keep = _kept(lines, posterior, errors, scale, keep)
+    posterior, scale = _solved(lines, asked, widths, base, keep, errors)
+    # What is said of the fit is of the place that was replayed.
+    posterior = replace(posterior, at=at)
+    return Fit(
+        posterior=posterior,
+        cases=tuple(cases),
+        figures=tuple(each.figures for each in now),
+        before=before,
+        contradicting=tuple(int(i) for i in np.flatnonzero(~keep)),
+        lines=lines,
+        priors={name: priors[name] for name in asked},
+        errors=errors,
+        scale=scale,
+        replays=replays,
+    )
+
+
+def _kept(
+    lines: Lines, posterior: Posterior, errors: Errors, scale: float, keep: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Which runs the others do not contradict: a run is judged by the fit of the others alone."""
+    runs = len(keep)
+    if runs < _FEWEST_TO_JUDGE:
+        return np.ones(runs, bool)
+    worst = np.zeros(runs)
+    for i in range(runs):
+        others = keep.copy()
+        others[i] = False
+        if not others.any():
+            continue
+        theirs, around = _solved(lines, posterior.names, posterior.widths, posterior.base, others, errors)
+        rows = slice(i * len(QUANTITIES), (i + 1) * len(QUANTITIES))
+        slope = lines.slope[rows]
+        off = lines.residual[rows] + slope @ (theirs.at - lines.at)
+        own = np.array([errors.of(q) for q in QUANTITIES]) * around
+        sd = np.sqrt(np.einsum("ij,jk,ik->i", slope, theirs.covariance, slope) + own**2)
+        worst[i] = np.nanmax(np.abs(off) / sd) if np.isfinite(off).any() else 0.0
+    found = worst <= OUTLIER
+    # Most runs cannot contradict most runs: only the farthest quarter may be set aside.
+    most = max(1, runs // 4)
+    if (~found).sum() > most:
+        found = np.ones(runs, bool)
+        found[np.argsort(worst)[-most:]] = False
+    return found
+
+
+def summary(fit: Fit) -> dict[str, Any]:
+    """Mean absolute relative errors by quantity, over the runs that were kept: with the fit, and before it."""
+    found: dict[str, Any] = {}
+    for quantity in QUANTITIES:
+        for what, figures in (("fitted", fit.figures), ("before", fit.before)):
+            off = [
+                abs(each.get(quantity, np.nan) / case.measured_s[quantity] - 1.0)
+                for i, (case, each) in enumerate(zip(fit.cases, figures, strict=True))
+                if quantity in case.measured_s and i not in fit.contradicting
+            ]
+            off = [value for value in off if np.isfinite(value)]
+            found[f"{quantity}.{what}"] = float(np.mean(off)) if off else float("nan")
+    return found

@@ -1,0 +1,323 @@
+"""How far off a prediction may be: replays under terms drawn from what a fit left unknown, or from held-back errors without one.
+
+Each replay draws a deployment. Of a fitted stack (`serving_stack: my-stack.toml`) its parameters come from the fit's posterior, and
+what no parameter explains from the errors that fits of other deployments had. Of a stack by name all of it comes from deployments
+that were held back of the stack's own fit (`hwmodels.serving_intervals`). An error of TPOT makes iterations longer or shorter, so
+that queues, rates and attainment follow; one of TTFT stretches the time to each first token. Each replay has a seed of its own;
+some more at the middle of all draws show what of the interval is the simulation's luck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.bench.cases import at as experiment_at
+from sim.bench.fitting import ERRORS
+from sim.bench.parameters import Z90, Setting
+from sim.errors import RooftraceError
+
+if TYPE_CHECKING:
+    from hwmodels.deployment import Deployment
+    from hwmodels.overheads import ServingStack
+    from sim.results import Result
+    from sim.scenario import Scenario
+
+REPLAYS = 20
+"""Without --intervals N: from twenty the ends of the middle nine tenths lie one in from the farthest."""
+SIMULATIONS = 4
+"""Replays with the middle terms and other seeds."""
+FIGURES = (
+    "ttft_s.mean", "ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "tpot_s.p50", "tpot_s.p99", "e2el_s.mean", "e2el_s.p99",
+    "requests_per_s", "output_tokens_per_s", "slo_attainment",
+)  # fmt: skip
+"""Dotted names in a summary that intervals are given of."""
+_STREAM = 0x62656E63
+"""Names the random stream of the draws."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """One deployment as it may be."""
+
+    setting: Setting
+    iteration_factor: float = 1.0
+    """How many times as long as its terms say each iteration takes."""
+    first_token_factor: float = 1.0
+    """The same of what passes until a first token, beside that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """The middle 90 % of a figure over all replays, and over those in which only the seed differs."""
+
+    middle: float
+    """With the middle terms and the scenario's own seed."""
+    low: float
+    high: float
+    simulation_low: float
+    simulation_high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervals:
+    """Intervals of the figures of one scenario."""
+
+    figures: Mapping[str, Interval]
+    replays: int
+    simulations: int
+    basis: str
+    attained: tuple[float, ...] = ()
+    """The share of requests within the SLO in each replay; empty without an SLO."""
+    saturated: int = 0
+    """How many replays are."""
+
+    def kept(self, share: float) -> float | None:
+        """The probability that at least *share* of requests keep the SLO: in how many of the replays they do; None without one."""
+        return float(np.mean([each >= share for each in self.attained])) if self.attained else None
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "level": 0.9,
+            "replays": self.replays,
+            "simulations": self.simulations,
+            "basis": self.basis,
+            "saturated_replays": self.saturated,
+            "figures": {
+                name: {
+                    "middle": each.middle,
+                    "low": each.low,
+                    "high": each.high,
+                    "simulation_low": each.simulation_low,
+                    "simulation_high": each.simulation_high,
+                }
+                for name, each in self.figures.items()
+            },
+        }
+
+
+def drawn(scenario: Scenario, deployment: Deployment, n: int) -> tuple[World, list[World], str]:
+    """The middle world, *n* drawn ones, and where they come from; the same draws for the same seed, whatever the workload.
+
+    RooftraceError where nothing says how far off the deployment may be.
+    """
+    from hwmodels.calibrated import Calibrated
+
+    if not isinstance(deployment.made_by, Calibrated):
+        raise RooftraceError("--intervals: nothing was held back of cost_model roofline; leave it out, or --intervals")
+    rng = np.random.default_rng([scenario.seed, _STREAM])
+    stack = deployment.made_by.stack
+    file = scenario.stack_file
+    if file is not None:
+        return _of_fit(scenario, file, n, rng)
+    return _held_back(deployment, stack, n, rng)
+
+
+def _of_fit(scenario: Scenario, file: Path, n: int, rng: np.random.Generator) -> tuple[World, list[World], str]:
+    from hwmodels.stack_files import load_stack_file
+    from sim.bench.overlay import errors_in, posterior_of
+
+    found = load_stack_file(file)
+    try:
+        posterior = posterior_of(found)
+        errors_in(found)
+    except ValueError as error:
+        raise RooftraceError(f"{file}: {error}") from None
+    errors, _ = errors_in(found)
+    z = rng.standard_normal((n, 2))
+    # The scenario has the fitted number of blocks already; where it is given, nothing of it is unknown.
+    own = found.kv_factor if scenario.memory.kv_blocks is None else np.inf
+    settings = [
+        replace(setting, kv_factor=setting.kv_factor / own if np.isfinite(own) else 1.0)
+        for setting in posterior.draws(n, rng)
+    ]
+    # A TTFT holds iterations too, whose error it has already.
+    first = np.sqrt(max(errors.unseen["ttft_s"] ** 2 - errors.unseen["tpot_s"] ** 2, 0.0))
+    worlds = [
+        World(
+            setting=setting,
+            iteration_factor=float(np.exp(errors.unseen["tpot_s"] * a)),
+            first_token_factor=float(np.exp(first * b)),
+        )
+        for setting, (a, b) in zip(settings, z, strict=True)
+    ]
+    facts = found.stack.fit
+    runs = len(facts.get("runs", ()))
+    basis = f"the posterior of {file} ({runs} run{'s' * (runs != 1)}), and errors of fits on deployments held back"
+    return World(setting=replace(posterior.setting, kv_factor=1.0)), worlds, basis
+
+
+def _held_back(
+    deployment: Deployment, stack: ServingStack, n: int, rng: np.random.Generator
+) -> tuple[World, list[World], str]:
+    from hwmodels.serving_intervals import has_rows, serving_interval
+
+    profile = deployment.profile
+    assert profile is not None
+    name, device = stack.name, deployment.device.name
+    found = serving_interval(
+        name,
+        deployment.model.name,
+        device,
+        kind=profile.kind,
+        loan=deployment.loan(network_alone=has_rows(name, device)),
+    )
+    if found is None:
+        raise RooftraceError(
+            f"--intervals: no deployment was held back of serving_stack {name} on {device}; name a stack that was fitted (vllm, "
+            "trtllm, sglang), fit one to a run of yours (rooftrace bench fit), or leave --intervals out"
+        )
+    z = rng.standard_normal((n, 2))
+    middle = Setting(stack=stack)
+    worlds = []
+    for a, b in z:
+        side = int(a > 0), int(b > 0)
+        iteration, both = abs(np.log(found.tpot[side[0]])), abs(np.log(found.ttft[side[1]]))
+        rest = np.sqrt(max(both**2 - np.log(found.tpot[side[1]]) ** 2, 0.0))
+        worlds.append(
+            World(
+                setting=middle,
+                iteration_factor=float(np.exp(a / Z90 * iteration)),
+                first_token_factor=float(np.exp(b / Z90 * rest)),
+            )
+        )
+    return World(setting=middle), worlds, found.basis
+
+
+def results(scenario: Scenario, replays: int = REPLAYS) -> tuple[Result, list[Result], list[Result], str]:
+    """The run with the middle terms, *replays* drawn ones, `SIMULATIONS` of other seeds, and where the draws come from."""
+    from sim.scenario.assembly import resolve
+    from sim.scenario.assembly.deployment import deployment_of
+
+    if replays < 2:
+        raise RooftraceError(f"--intervals takes at least 2 replays; got {replays}")
+    deployment = deployment_of(scenario)
+    middle, worlds, basis = drawn(scenario, deployment, replays)
+    built = resolve(scenario)
+    if any(spec.decoding is not None for spec in built.experiment.tenants):
+        raise RooftraceError(
+            "--intervals: nothing was held back of speculative decoding; leave decoding or --intervals out"
+        )
+
+    def seeded(i: int) -> Any:
+        """The scenario assembled with another seed, whose requests are others."""
+        return resolve(scenario.with_value("seed", scenario.seed + i)) if i else built
+
+    runs = [_run(seeded(1 + i), deployment, world) for i, world in enumerate(worlds)]
+    same = [_run(seeded(1 + i), deployment, middle) for i in range(SIMULATIONS)]
+    return _run(built, deployment, middle), runs, same, basis
+
+
+def _run(built: Any, deployment: Deployment, world: World) -> Result:
+    from sim.results import Result
+    from sim.run import run_built
+
+    experiment = experiment_at(built.experiment, deployment, _slowed(world))
+    found = run_built(replace(built, experiment=experiment))
+    if world.first_token_factor == 1.0:
+        return found
+    requests = dict(found.columns.requests)
+    first, sent = requests["first_token_ns"], requests["arrival_ns"]
+    later = np.where(first >= 0, np.rint((first - sent) * (world.first_token_factor - 1.0)), 0).astype(np.int64)
+    requests["first_token_ns"] = first + later
+    requests["finish_ns"] = np.where(requests["finish_ns"] >= 0, requests["finish_ns"] + later, -1)
+    columns: Any = found.columns
+    return Result(replace(columns, requests=requests), manifest=found.manifest, slo=found.slo)
+
+
+def _slowed(world: World) -> Setting:
+    """The world's setting with every part of an iteration so many times as long."""
+    factor = world.iteration_factor
+    own = world.setting.stack.overheads
+    times = ("step_s", "sequence_s", "sample_s", "row_s", "layer_host_s", "expert_host_s")
+    moved = {name: getattr(own, name) * factor for name in times}
+    # What is lost in long arithmetic is priced with the kernels, and stretches with them.
+    moved |= {name: (1.0 + getattr(own, name)) * factor - 1.0 for name in ("compute_excess", "bandwidth_excess")}
+    stack = replace(world.setting.stack, overheads=replace(own, **moved))
+    return replace(world.setting, stack=stack)
+
+
+def value_at(summary: Mapping[str, Any], name: str) -> float:
+    """The figure of a dotted *name*; NaN where the summary has none."""
+    found: Any = summary
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return float("nan") if found is None else float(found)
+
+
+def intervals(scenario: Scenario, replays: int = REPLAYS, names: Sequence[str] = FIGURES) -> Intervals:
+    """Intervals of the figures *names* of *scenario*, from *replays* drawn deployments and `SIMULATIONS` more seeds.
+
+    No interval of a time or a rate is narrower than repeats of one measurement lie apart (`ERRORS.repeat`).
+    """
+    middle, runs, same, basis = results(scenario, replays)
+    found = {}
+    for name in names:
+        at = value_at(middle.summary, name)
+        if not np.isfinite(at):
+            continue
+        found[name] = _interval(
+            name, at, [value_at(each.summary, name) for each in runs], [value_at(each.summary, name) for each in same]
+        )
+    attained = [value_at(each.summary, "slo_attainment") for each in runs]
+    return Intervals(
+        figures=found,
+        replays=replays,
+        simulations=SIMULATIONS,
+        basis=basis,
+        attained=tuple(attained) if np.isfinite(attained).all() else (),
+        saturated=sum(bool(each.summary["saturated"]) for each in runs),
+    )
+
+
+def _interval(name: str, middle: float, values: Sequence[float], same: Sequence[float]) -> Interval:
+    known = [value for value in values if np.isfinite(value)]
+    low, high = (float(np.quantile(known, q)) for q in (0.05, 0.95)) if known else (middle, middle)
+    if name != "slo_attainment":
+        factor = float(np.exp(Z90 * ERRORS.repeat["ttft_s" if name.startswith("ttft") else "tpot_s"]))
+        low, high = min(low, middle / factor), max(high, middle * factor)
+    seeds = [middle, *(value for value in same if np.isfinite(value))]
+    return Interval(middle=middle, low=low, high=high, simulation_low=min(seeds), simulation_high=max(seeds))
+
+
+def changes(a: Scenario, b: Scenario, replays: int = REPLAYS, names: Sequence[str] = FIGURES) -> dict[str, Interval]:
+    """Figures of *b* over those of *a*, less 1: the two share the draws of a replay, so that what is off in both cancels.
+
+    RooftraceError where they are not of one serving stack, model and device, whose errors would not be the same.
+    """
+    from sim.scenario.assembly.deployment import deployment_of
+
+    one, other = deployment_of(a), deployment_of(b)
+    if (a.serving_stack, one.device.name, one.model.name) != (b.serving_stack, other.device.name, other.model.name):
+        raise RooftraceError(
+            "--intervals compares deployments that share their serving stack, model and device, so that one draw is of both; "
+            "leave it out to compare without model error"
+        )
+    ours, theirs = results(b, replays), results(a, replays)
+
+    def change(name: str, up: Result, down: Result) -> float:
+        return value_at(up.summary, name) / value_at(down.summary, name) - 1.0
+
+    found = {}
+    for name in names:
+        middle = change(name, ours[0], theirs[0])
+        if not np.isfinite(middle):
+            continue
+        values = [change(name, up, down) for up, down in zip(ours[1], theirs[1], strict=True)]
+        seeds = [change(name, up, down) for up, down in zip(ours[2], theirs[2], strict=True)]
+        known = [value for value in values if np.isfinite(value)]
+        low, high = (float(np.quantile(known, q)) for q in (0.05, 0.95)) if known else (middle, middle)
+        around = [middle, *(value for value in seeds if np.isfinite(value))]
+        found[name] = Interval(
+            middle=middle,
+            low=min(low, middle),
+            high=max(high, middle),
+            simulation_low=min(around),
+            simulation_high=max(around),
+        )
+    return found

@@ -1,0 +1,315 @@
+"""rooftrace bench fit and bench next: a deployment's own terms from its measured runs, and which run would tell most."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sim.cli.measured_files import Files, Where, read
+from sim.cli.options import Json
+
+if TYPE_CHECKING:
+    from sim.bench.fitting import Fit, Prediction
+
+
+def fit(
+    scenario: Annotated[
+        Path, typer.Argument(help="Scenario file (YAML) of the deployment; its workload is put aside.")
+    ],
+    files: Files,
+    out: Annotated[Path, typer.Option(help="The fitted stack (.toml), for serving_stack of scenarios.")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting, or with run.NAME=VALUE say what files do not."
+        ),
+    ] = None,
+    where: Where = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only", metavar="TEXT", help="Runs whose name has this text; the others are predicted. Repeatable."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Fit few physical terms of the serving stack to measured runs, and write them as a stack of one's own."""
+    from sim.bench.cases import cases_of
+    from sim.bench.compare import strange_model
+    from sim.bench.facts import divided
+    from sim.bench.fitting import fit as fitted
+    from sim.bench.overlay import stack_text
+    from sim.bench.parameters import priors
+    from sim.errors import OutputError, RooftraceError
+    from sim.scenario import Scenario
+
+    if out.suffix != ".toml":
+        raise RooftraceError(f"--out is a .toml file, for serving_stack tells files from names by it; got {out}")
+    if not out.parent.is_dir():
+        raise OutputError(f"cannot write {out}: {out.parent} is no folder")
+    settings, facts = divided(set_ or ())
+    chosen = Scenario.load(scenario).with_set(*settings)
+    runs = read(files, facts, where or ())
+    for sentence in strange_model(chosen, runs):
+        typer.echo(f"Note: {sentence}", err=True)
+    if chosen.stack_file is not None:
+        raise RooftraceError(
+            f"{scenario}: serving_stack is {chosen.serving_stack}, a fit already; name the stack that it was fitted over "
+            f"(--set serving_stack={chosen.stack_name})"
+        )
+    used = [run for run in runs if not only or any(text in run.name for text in only)]
+    if not used:
+        raise RooftraceError(f"--only leaves no run; there are {', '.join(run.name for run in runs)}")
+    cases, base = cases_of(chosen, used)
+    others, _ = cases_of(chosen, [run for run in runs if run not in used])
+    names = None
+    if chosen.memory.kv_blocks is not None:
+        from sim.bench.parameters import KV, PARAMETERS
+
+        names = [each.name for each in PARAMETERS if each.name != KV]
+    try:
+        found = fitted(cases, base, priors(cases[0].replay.deployment.profile), names=names)  # type: ignore[attr-defined]
+    except ValueError as error:
+        raise RooftraceError(str(error)) from None
+    left_out = found.left_out() if len(cases) > 1 else []
+    predicted = [each for case in others for each in found.predict(case)]
+    text = stack_text(found, chosen, [str(path) for path in files], [*left_out, *predicted])
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write {out}: {error.strerror}") from None
+    if as_json:
+        typer.echo(json.dumps(_facts(found, left_out, predicted, out), indent=2))
+    else:
+        _print(found, left_out, predicted, out)
+    for i in found.contradicting:
+        typer.echo(
+            f"Warning: {found.cases[i].name} contradicts the other runs and was set aside; was another server, load or day "
+            "measured there?",
+            err=True,
+        )
+
+
+def _facts(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Prediction], out: Path) -> dict[str, Any]:
+    from sim.bench.overlay import errors_of
+    from sim.bench.parameters import own_value
+
+    posterior = found.posterior
+    return {
+        "file": str(out),
+        "replays": found.replays,
+        "scale": found.scale,
+        "set_aside": [found.cases[i].name for i in found.contradicting],
+        "parameters": [
+            {
+                "name": name,
+                "before": own_value(posterior.base, name),
+                "fitted": own_value(posterior.setting, name),
+                "low_95": posterior.interval(name, 1.96)[0],
+                "high_95": posterior.interval(name, 1.96)[1],
+                "told": posterior.told(name),
+                "prior_width": found.priors[name].width,
+                "prior_source": found.priors[name].source,
+            }
+            for name in posterior.names
+        ],
+        "runs": [
+            {
+                "name": case.name,
+                "measured_s": dict(case.measured_s),
+                "before_s": dict(before),
+                "fitted_s": dict(figures),
+            }
+            for case, before, figures in zip(found.cases, found.before, found.figures, strict=True)
+        ],
+        "left_out": [_plain(each) for each in left_out],
+        "predicted": [_plain(each) for each in predicted],
+        "errors": {q: _finite(errors_of(found, left_out, q)) for q in ("tpot_s", "ttft_s")},
+    }
+
+
+def _finite(values: dict[str, float]) -> dict[str, float | None]:
+    return {name: value if value == value else None for name, value in values.items()}
+
+
+def _plain(each: Prediction) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "quantity": each.quantity,
+        "measured_s": each.measured_s,
+        "predicted_s": each.predicted_s,
+        "low_s": each.low_s,
+        "high_s": each.high_s,
+    }
+
+
+def _print(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Prediction], out: Path) -> None:
+    from sim.bench.overlay import TOLD, errors_of
+    from sim.bench.parameters import BY_NAME, own_value
+    from sim.cli.tables import print_facts, print_table
+    from sim.text import seconds_text
+
+    of = {(each.name, each.quantity): each for each in left_out}
+    for quantity in ("tpot_s", "ttft_s"):
+        rows = []
+        for i, (case, before, figures) in enumerate(zip(found.cases, found.before, found.figures, strict=True)):
+            if quantity not in case.measured_s:
+                continue
+            measured, out_of = case.measured_s[quantity], of.get((case.name, quantity))
+            rows.append(
+                (
+                    case.name + (" (set aside)" if i in found.contradicting else ""),
+                    seconds_text(measured),
+                    f"{before.get(quantity, float('nan')) / measured - 1:+.1%}",
+                    f"{figures.get(quantity, float('nan')) / measured - 1:+.1%}",
+                    "-" if out_of is None else f"{out_of.error:+.1%}",
+                    "-" if out_of is None else f"{seconds_text(out_of.low_s)} to {seconds_text(out_of.high_s)}",
+                )
+            )
+        heads = (quantity.removesuffix("_s").upper(), "measured", "before", "fitted", "left out", "interval then")
+        print_table(heads, rows)
+    if predicted:
+        rows = [
+            (
+                each.name,
+                each.quantity.removesuffix("_s").upper(),
+                seconds_text(each.measured_s),
+                f"{each.error:+.1%}",
+                f"{seconds_text(each.low_s)} to {seconds_text(each.high_s)}",
+            )
+            for each in predicted
+        ]
+        print_table(("Not fitted", "", "measured", "predicted", "90 % interval"), rows, left=2)
+    posterior = found.posterior
+    rows = []
+    for name in posterior.names:
+        low, high = posterior.interval(name, 1.96)
+        told = posterior.told(name)
+        rows.append(
+            (
+                BY_NAME[name].title,
+                _value(name, own_value(posterior.base, name)),
+                _value(name, own_value(posterior.setting, name)),
+                f"{_value(name, low)} to {_value(name, high)}",
+                f"{told:.0%}",
+                "by the runs" if told >= TOLD else "prior" if told < 0.1 else "both",
+            )
+        )
+    print_table(("Parameter", "before", "fitted", "95 % interval", "told", "known"), rows, fold=1)
+    texts = []
+    for quantity in ("tpot_s", "ttft_s"):
+        errors = errors_of(found, left_out, quantity)
+        parts = [
+            f"{errors[what]:.1%} {words}"
+            for what, words in (("before", "before"), ("fitted", "fitted"), ("left_out", "left out"))
+            if errors[what] == errors[what]
+        ]
+        if parts:
+            texts.append(f"{quantity.removesuffix('_s').upper()} {', '.join(parts)}")
+    more = f"; residuals are {found.scale:.1f} times what is usual" if found.scale > 1.5 else ""
+    print_facts(
+        [
+            (
+                "Told",
+                "share of a prior's variance that the runs took away; without the runs' word a parameter keeps its prior",
+            ),
+            ("Mean error", "; ".join(texts) + more),
+            ("Fitted stack", f"{out}; in a scenario: serving_stack: {out.name}"),
+        ]
+    )
+
+
+def _value(name: str, value: float) -> str:
+    from sim.bench.parameters import BY_NAME
+    from sim.text import seconds_text
+
+    kind = BY_NAME[name].kind
+    if kind == "time":
+        return seconds_text(value) if value else "0"
+    return f"{value:.3f}" if kind == "factor" else f"{value:+.1%}" if kind == "excess" else f"{value:.1%}"
+
+
+def next_run(
+    scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML) whose workload is the question.")],
+    ask: Annotated[str, typer.Option(help="Of which mean the answer is to be narrower: tpot or ttft.")] = "tpot",
+    rate: Annotated[
+        list[float] | None, typer.Option(help="A rate that could be run, in requests a second; repeatable.")
+    ] = None,
+    prompt_tokens: Annotated[list[int] | None, typer.Option(help="A length of prompts; repeatable.")] = None,
+    output_tokens: Annotated[list[int] | None, typer.Option(help="A length of outputs; repeatable.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Name the run that would narrow the answer to a question most."""
+    from sim.bench.next_run import advise
+    from sim.errors import RooftraceError
+    from sim.scenario import Scenario
+
+    if ask not in ("tpot", "ttft"):
+        raise RooftraceError(f"--ask is tpot or ttft; got {ask}")
+    for name, values in (("--rate", rate), ("--prompt-tokens", prompt_tokens), ("--output-tokens", output_tokens)):
+        if any(not value > 0 for value in values or ()):
+            raise RooftraceError(f"{name} is a number above 0; got {', '.join(map(str, values or ()))}")
+    chosen = Scenario.load(scenario).with_set(*(set_ or ()))
+    rates, prompts, outputs = _grid(chosen, rate, prompt_tokens, output_tokens)
+    found = advise(chosen, quantity=f"{ask}_s", rates=rates, prompts=prompts, outputs=outputs)
+    if as_json:
+        from dataclasses import asdict
+
+        facts = asdict(found)
+        for each in facts["candidates"]:
+            each["half_width"] = each["half_width"] if each["half_width"] == each["half_width"] else None
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    from sim.cli.tables import print_facts, print_table
+    from sim.text import seconds_text
+
+    rows = [
+        (
+            f"{each.rate_per_s:g}",
+            f"{each.prompt_tokens:,}",
+            f"{each.output_tokens:,}",
+            f"± {each.half_width:.1%}" if each.half_width == each.half_width else "saturated",
+        )
+        for each in found.candidates[:12]
+    ]
+    print_table(("requests/s", "prompt tokens", "output tokens", f"{ask.upper()} then known to"), rows, left=0)
+    best = found.best
+    print_facts(
+        [
+            (f"{ask.upper()} now", f"{seconds_text(found.answer_s)} ± {found.half_width:.1%} by {found.basis}"),
+            (
+                "Run next",
+                "none: the server could take none of these loads; give lower rates (--rate)"
+                if best is None
+                else f"{best.rate_per_s:g} requests/s, prompts of {best.prompt_tokens:,} tokens, outputs of {best.output_tokens:,}",
+            ),
+        ]
+    )
+
+
+def _grid(
+    scenario: Any, rates: list[float] | None, prompts: list[int] | None, outputs: list[int] | None
+) -> tuple[list[float], list[int], list[int]]:
+    """What may be run: what is given, or around the scenario's own workload."""
+    import numpy as np
+
+    from sim.errors import RooftraceError
+    from sim.scenario.workload import workload_of
+    from sim.study.rates import own_rate_per_s
+
+    workload = workload_of(scenario)
+    if rates is None:
+        try:
+            own = own_rate_per_s(scenario)
+        except RooftraceError:
+            raise RooftraceError("the scenario's workload has no rate to vary; give --rate, several of them") from None
+        rates = [float(f"{own * share:.3g}") for share in (0.1, 0.5, 1.0, 1.5)]
+    mean = {name: max(2, round(float(np.mean(getattr(workload, name))))) for name in ("prompt_tokens", "output_tokens")}
+    prompts = prompts or [max(1, round(mean["prompt_tokens"] * share)) for share in (0.25, 1.0, 4.0)]
+    outputs = outputs or [max(2, round(mean["output_tokens"] * share)) for share in (0.5, 1.0)]
+    return rates, prompts, outputs

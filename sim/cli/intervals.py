@@ -1,0 +1,181 @@
+"""What commands say of model error: the option, tables, and the probability that an SLO is kept."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from sim.bench.intervals import Interval, Intervals
+    from sim.scenario import Scenario
+    from sim.study.points import Sweep
+    from sim.study.rates import Target
+
+IntervalReplays = Annotated[
+    int | None,
+    typer.Option(
+        "--intervals",
+        min=2,
+        metavar="N",
+        help="Say how far off the model may be, from N more replays of deployments as they may be; 20 is a good number.",
+        show_default=False,
+    ),
+]
+POINTS = "intervals.csv"
+LOWER = (1.0, 0.9, 0.8, 0.7)
+"""Shares of the highest rate at which the probability of keeping the SLO is worked out."""
+
+
+def _shown(name: str, value: float) -> str:
+    from sim.text import seconds_text
+
+    if name.split(".")[0].endswith("_s") and not name.startswith(("requests", "output")):
+        return seconds_text(value)
+    return f"{value:.1%}" if name == "slo_attainment" else f"{value:,.4g}"
+
+
+def print_intervals(found: Intervals) -> None:
+    """A table of the figures with their intervals, and what they are from."""
+    from sim.cli.tables import print_facts, print_table
+
+    rows = [
+        (
+            name,
+            _shown(name, each.middle),
+            f"{_shown(name, each.low)} to {_shown(name, each.high)}",
+            f"{_shown(name, each.simulation_low)} to {_shown(name, each.simulation_high)}",
+        )
+        for name, each in found.figures.items()
+    ]
+    print_table(("90 % intervals", "middle", "model and simulation", "simulation alone"), rows)
+    facts = [
+        ("From", f"{found.replays} replays, {found.basis}; {found.simulations} more seeds for the simulation's own")
+    ]
+    if found.saturated:
+        facts.append(("Saturated", f"{found.saturated} of {found.replays} replays"))
+    print_facts(facts)
+
+
+def kept_at(scenario: Scenario, rate_per_s: float, target: Target, replays: int) -> list[dict[str, Any]]:
+    """How probable it is that *scenario* keeps the target at shares of *rate_per_s*."""
+    from sim.bench.intervals import intervals
+    from sim.study.rates import own_rate_per_s
+
+    own = own_rate_per_s(scenario)
+    found = []
+    for share in LOWER:
+        rate = share * rate_per_s
+        asked = scenario.with_value("workload.rate_scale", scenario.workload.rate_scale * rate / own)
+        found.append({"rate_per_s": rate, **_kept(intervals(asked, replays, ("slo_attainment",)), target)})
+        if found[-1]["probability"] == 1.0:
+            break
+    return found
+
+
+def kept_by(scenario: Scenario, settings: Mapping[str, Any], target: Target, replays: int) -> list[dict[str, Any]]:
+    """How probable it is that a candidate keeps the target."""
+    from sim.bench.intervals import intervals
+
+    for key, value in settings.items():
+        scenario = scenario.with_value(key, value.item() if hasattr(value, "item") else value)
+    return [_kept(intervals(scenario, replays, ("slo_attainment",)), target)]
+
+
+def _kept(found: Intervals, target: Target) -> dict[str, Any]:
+    assert target.attainment is not None
+    return {"probability": found.kept(target.attainment), "replays": found.replays, "basis": found.basis}
+
+
+def kept_facts(found: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, str]]:
+    """Rows of a summary that say it."""
+    if not found:
+        return []
+    texts = []
+    for each in found:
+        where = f" at {each['rate_per_s']:.4g} requests/s" if "rate_per_s" in each else ""
+        probability = each["probability"]
+        texts.append("unknown" + where if probability is None else f"{probability:.0%}{where}")
+    first = found[0]
+    return [
+        ("Probably kept", "; ".join(texts)),
+        ("", f"share of {first['replays']} replays that keep the SLO, from {first['basis']}"),
+    ]
+
+
+def point_intervals(plan: Sweep, replays: int) -> list[tuple[Mapping[str, Any], Intervals | str]]:
+    """Of each point of a sweep, its settings, and its intervals or why there are none."""
+    from sim.bench.intervals import intervals
+    from sim.errors import RooftraceError
+
+    found: list[tuple[Mapping[str, Any], Intervals | str]] = []
+    for point in plan:
+        run = plan.runs(point)[0]
+        try:
+            around = run.error if run.scenario is None else intervals(run.scenario, replays)
+        except RooftraceError as error:
+            around = str(error)
+        found.append(({**point.settings, **point.meta}, around))
+    return found
+
+
+def write_point_intervals(found: Sequence[tuple[Mapping[str, Any], Intervals | str]], folder: Path) -> None:
+    """A line of `POINTS` in *folder* for each point and figure."""
+    with (folder / POINTS).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        keys = list(found[0][0]) if found else []
+        names = ("middle", "low", "high", "simulation_low", "simulation_high")
+        writer.writerow([*keys, "figure", *names, "replays", "why_not"])
+        for settings, around in found:
+            where = [settings[key] for key in keys]
+            if isinstance(around, str):
+                writer.writerow([*where, "", *[""] * len(names), "", around])
+                continue
+            for name, each in around.figures.items():
+                writer.writerow([*where, name, *(getattr(each, key) for key in names), around.replays, ""])
+
+
+def print_point_intervals(found: Sequence[tuple[Mapping[str, Any], Intervals | str]], folder: Path) -> None:
+    """Mean TTFT and TPOT of each point with their intervals."""
+    from sim.cli.tables import print_facts, print_table
+
+    keys = list(found[0][0]) if found else []
+    rows = []
+    for settings, around in found[:40]:
+        cells = []
+        for name in ("ttft_s.mean", "tpot_s.mean"):
+            each = None if isinstance(around, str) else around.figures.get(name)
+            cells.append("-" if each is None else f"{_shown(name, each.low)} to {_shown(name, each.high)}")
+        rows.append((*(str(settings[key]) for key in keys), *cells))
+    print_table((*keys, "TTFT mean, 90 %", "TPOT mean, 90 %"), rows, left=len(keys))
+    failed = [around for _, around in found if isinstance(around, str)]
+    facts = [("Intervals", f"{folder}/{POINTS}, all figures")]
+    if failed:
+        facts.append(("Without", f"{len(failed)} points: {failed[0]}"))
+    print_facts(facts)
+
+
+def change_facts(found: Mapping[str, Interval]) -> dict[str, Any]:
+    """Plain values, for JSON."""
+    return {name: asdict(each) for name, each in found.items()}
+
+
+def print_changes(found: Mapping[str, Interval], replays: int) -> None:
+    """How much B differs from A where both are as far off as they may be."""
+    from sim.cli.tables import print_facts, print_table
+
+    rows = [
+        (
+            name,
+            f"{each.middle:+.1%}",
+            f"{each.low:+.1%} to {each.high:+.1%}",
+            f"{each.simulation_low:+.1%} to {each.simulation_high:+.1%}",
+        )
+        for name, each in found.items()
+    ]
+    print_table(("B over A, 90 %", "middle", "model and simulation", "simulation alone"), rows)
+    print_facts([("From", f"{replays} replays of each, whose deployments are drawn alike")])

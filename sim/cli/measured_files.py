@@ -1,0 +1,50 @@
+"""Measured runs as commands take them: their files, what the files do not say, and which runs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sim.cli.exits import USER_ERROR
+
+if TYPE_CHECKING:
+    from sim.bench import BenchRun
+
+Files = Annotated[list[Path], typer.Argument(help="Result files of benchmark tools; which tool, their content says.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option("--where", metavar="KEY=VALUE", help="Only runs whose configuration says so, such as arm=plain; repeatable."),
+]  # fmt: skip
+Facts = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="run.KEY: what files do not say of their runs; repeatable."),
+]
+
+
+def read(files: Sequence[Path], facts: dict[str, Any], where: Sequence[str]) -> list[BenchRun]:
+    """The runs of *files* with *facts* told, those that *where* picks; a sentence on standard error for what could not be read, and
+    exit code 2 where nothing is left."""
+    from sim.bench.facts import with_facts
+    from sim.bench.reading import read_files
+    from sim.errors import RooftraceError
+
+    found = read_files(files)
+    for problem in found.problems:
+        typer.echo(f"Not read: {problem}", err=True)
+    runs = list(found.runs)
+    for condition in where:
+        key, equals, value = condition.partition("=")
+        if not equals:
+            raise RooftraceError(f"--where {condition!r}: expected KEY=VALUE, such as arm=plain")
+        if runs and not any(key in run.config for run in runs):
+            keys = sorted({key for run in runs for key in run.config})
+            raise RooftraceError(f"--where {key}: no run's configuration has it; there are {', '.join(keys) or 'none'}")
+        runs = [run for run in runs if str(run.config.get(key)) == value]
+    if not runs:
+        if found.runs:
+            raise RooftraceError(f"--where {' '.join(where)}: none of {len(found.runs)} runs is so")
+        raise typer.Exit(USER_ERROR)
+    return [with_facts(run, facts) for run in runs]

@@ -1,0 +1,63 @@
+"""Where the time of requests went whose prompt was computed on one machine and which were decoded on another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.metrics.requests import finished
+from sim.metrics.spread import statistics
+
+STAGES: Mapping[str, tuple[str, str]] = {
+    "queue_s": ("arrival_ns", "scheduled_ns"),
+    "prefill_s": ("scheduled_ns", "prefilled_ns"),
+    "wait_s": ("prefilled_ns", "sent_ns"),
+    "transfer_s": ("sent_ns", "landed_ns"),
+    "decode_queue_s": ("landed_ns", "joined_ns"),
+    "decode_s": ("joined_ns", "finish_ns"),
+}
+"""The stages of a life, each from one instant to another; they follow each other, and together are the whole of it. `wait_s` is for
+room at the decode machine, where that is taken after prefill, and for the link."""
+
+
+def handover_figures(requests: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], span_s: float) -> dict[str, Any]:
+    """The entry `handover` of a summary; empty where prefill and decode are not apart.
+
+    `requests` that were handed over and finished, and of those `stages`, in seconds, with the share of each in all their time;
+    `stayed` finished without; `sent_bytes` of all transfers and `found_tokens` that needed none; `link_use` is the time that links
+    were at work over all their places and the span, None where nothing crossed one.
+    """
+    if "landed_ns" not in requests:
+        return {}
+    done = finished(requests)
+    over = done & (requests["joined_ns"] >= 0)
+    whole = float((requests["finish_ns"] - requests["arrival_ns"])[over].sum())
+    stages = {}
+    for name, (begin, end) in STAGES.items():
+        ns = (requests[end] - requests[begin])[over]
+        share = float(ns.sum()) / whole if whole else None
+        stages[name] = {**statistics(ns * 1e-9), "share": share}
+    links = meta.get("links", [])
+    places = sum(link["places"] for link in links)
+    return {
+        "handover": {
+            "requests": int(over.sum()),
+            "stayed": int((done & ~over).sum()),
+            "sent_bytes": int(requests["sent_bytes"].sum()),
+            "found_tokens": int(requests["found_at_decode_tokens"].sum()),
+            "link_use": sum(link["busy_ns"] for link in links) * 1e-9 / (places * span_s)
+            if places and span_s
+            else None,
+            "stages": stages,
+        }
+    }
+
+
+def is_apart(requests: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    """Which requests were decoded elsewhere than where their prompt was computed. Shape [n]."""
+    if "joined_ns" not in requests:
+        return np.zeros(len(requests["status"]), bool)
+    return requests["joined_ns"] >= 0

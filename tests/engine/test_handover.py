@@ -1,0 +1,322 @@
+"""Prefill and decode on machines of their own: against queues in closed form, to the nanosecond, and over random runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.published import OrcaPaged
+from policies.routers import RoundRobin
+from policies.schedulers import Sarathi
+from policies.sglang import Sglang
+from policies.trtllm import TrtLlm
+from policies.vllm import Vllm
+from policies.wrappers import EvictNewest
+from sim.engine import ABORTED, FINISHED, REJECTED, Experiment, InvariantError, ReplicaSpec, run
+from sim.engine.columns import Columns
+from sim.engine.exchange import Exchange
+from sim.engine.links import LinkSpec
+from sim.engine.roles import HandoverSpec, KvPath
+from tests.engine.build import patches_the_engine
+from tests.engine.costs import Linear
+from tests.engine.random_runs import apart, assert_same
+from workloads import Trace
+
+MS = 1_000_000
+
+
+def two(
+    trace: Trace, *, prefill: ReplicaSpec | None = None, decode: ReplicaSpec | None = None, path: KvPath | None = None, **spec: Any
+) -> Experiment:  # fmt: skip
+    """One machine that prefills and one that decodes."""
+    one = ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=1000)
+    handover = HandoverSpec(
+        roles=("prefill", "decode"),
+        pools=(0, 1),
+        paths={(0, 1): path or KvPath(link=LinkSpec(inf), bytes_per_token=1000.0)},
+        router=RoundRobin(),
+        **spec,
+    )
+    return Experiment(workload=trace, replicas=(prefill or one, decode or one), router=RoundRobin(), handover=handover)
+
+
+def poisson(n: int, rate_per_s: float, *, prompt: int = 16, output: int = 2, seed: int = 1) -> Trace:
+    gaps = np.random.default_rng(seed).exponential(1e9 / rate_per_s, n)
+    arrival = np.cumsum(gaps).astype(np.int64)
+    return Trace(arrival_ns=arrival, prompt_tokens=np.full(n, prompt), output_tokens=np.full(n, output))
+
+
+def departures(arrival: np.ndarray, service_ns: int) -> np.ndarray:
+    """Of a queue with one server and one service time, first come, first served (Lindley)."""
+    out, free = np.empty_like(arrival), 0
+    for i, at in enumerate(arrival.tolist()):
+        out[i] = free = max(at, free) + service_ns
+    return out
+
+
+def one_at_a_time(fixed_s: float) -> ReplicaSpec:
+    return ReplicaSpec(
+        cost=Linear(fixed_s=fixed_s), scheduler=EvictNewest(OrcaPaged(1, watermark=0.0)), kv_blocks=100_000
+    )
+
+
+@pytest.mark.parametrize(
+    ("prefill_ms", "decode_ms", "n"),
+    [(3, 4, 2_000), *(pytest.param(*case, 40_000, marks=pytest.mark.slow) for case in ((3, 4), (4, 3), (4, 4)))],
+)
+def test_two_machines_are_a_tandem_of_queues(prefill_ms: int, decode_ms: int, n: int) -> None:
+    trace = poisson(n, 175)
+    found = run(two(trace, prefill=one_at_a_time(prefill_ms / 1e3), decode=one_at_a_time(decode_ms / 1e3)))
+    expected = departures(departures(trace.arrival_ns, prefill_ms * MS), decode_ms * MS)
+    late = found.requests["finish_ns"] - expected
+    # A nanosecond is one machine's news to another: when the prompt is done, when there is room, and again for who waited for it.
+    assert late.min() >= 0
+    assert late.max() < 5_000
+    # Waits of deterministic servers behind each other are those of the slowest alone (M/D/1: Pollaczek and Khinchine).
+    service, rate = max(prefill_ms, decode_ms) / 1e3, 175
+    load = rate * service
+    wait_s = load * service / (2 * (1 - load))
+    sojourn = (found.requests["finish_ns"] - trace.arrival_ns) / 1e9
+    warm = sojourn[n // 10 :]
+    batches = warm[len(warm) % 30 :].reshape(30, -1).mean(axis=1)
+    half = 2.756 * batches.std(ddof=1) / sqrt(len(batches))  # 99 % of Student's t with 29 degrees
+    assert abs(batches.mean() - (prefill_ms + decode_ms) / 1e3 - wait_s) < half
+
+
+def test_a_link_is_the_queue_between_them() -> None:
+    # 16 tokens of 1,000 bytes at 4 MB/s: 4 ms each, first come, first served.
+    trace = poisson(1_000, 175)
+    path = KvPath(link=LinkSpec(4e6, latency_s=1e-3), bytes_per_token=1000.0)
+    found = run(two(trace, prefill=one_at_a_time(3e-3), decode=one_at_a_time(1e-9), path=path))
+    expected = departures(departures(trace.arrival_ns, 3 * MS), 4 * MS) + MS
+    assert np.abs(found.requests["landed_ns"] - expected).max() < 5_000
+    assert found.meta["links"] == [
+        {"from_pool": 0, "to_pool": 1, "sender": 0, "receiver": -1, "busy_ns": 1_000 * 4 * MS, "places": 1}
+    ]
+
+
+@pytest.mark.parametrize("first_token", ["prefill", "arrival", "decode"])
+@pytest.mark.parametrize("room", ["after_prefill", "before_prefill"])
+def test_a_link_that_is_never_busy_adds_its_latency_to_the_nanosecond(first_token: Any, room: Any) -> None:
+    trace = Trace(arrival_ns=[0, 50 * MS, 100 * MS], prompt_tokens=[10, 33, 48], output_tokens=[5, 1, 9])
+    free, latent = (
+        run(two(trace, path=KvPath(link=LinkSpec(inf, latency_s=late_s), bytes_per_token=1.0), first_token=first_token, room=room))
+        for late_s in (0.0, 1.234567e-3)
+    )  # fmt: skip
+    crossed = free.requests["landed_ns"] >= 0
+    assert crossed.tolist() == [True, first_token == "decode", True]
+    added = latent.requests["finish_ns"] - free.requests["finish_ns"]
+    np.testing.assert_array_equal(added, np.where(crossed, 1_234_567, 0))
+    ttft = latent.requests["first_token_ns"] - free.requests["first_token_ns"]
+    np.testing.assert_array_equal(ttft, np.where(crossed & (first_token != "prefill"), 1_234_567, 0))
+
+
+def test_who_gives_the_first_token() -> None:
+    trace = Trace(arrival_ns=[0], prompt_tokens=[20], output_tokens=[4])
+    path = KvPath(link=LinkSpec(1e6), bytes_per_token=1000.0)
+    by = {each: run(two(trace, path=path, first_token=each)) for each in ("prefill", "arrival", "decode")}
+    prompt_ns, sent_ns = MS, 20 * MS
+    first = {each: int(columns.requests["first_token_ns"][0]) for each, columns in by.items()}
+    assert first == {"prefill": prompt_ns, "arrival": prompt_ns + sent_ns + 2, "decode": prompt_ns + sent_ns + 2 + MS}
+    finish = {each: int(columns.requests["finish_ns"][0]) for each, columns in by.items()}
+    # The token that is dropped is one that the decode machine has to emit itself.
+    assert finish == {"prefill": 24 * MS + 2, "arrival": 24 * MS + 2, "decode": 25 * MS + 2}
+    assert by["decode"].requests["recomputed_tokens"].tolist() == [1]
+    assert all(columns.iterations()["emitted_tokens"].sum() == 4 for columns in by.values())
+
+
+def test_blocks_are_the_senders_until_kv_has_arrived_and_the_receivers_from_before() -> None:
+    # Two prompts that fill the prefill machine: the second waits for the first one's KV to have left it.
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[64, 64], output_tokens=[3, 3])
+    small = ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=7)
+    path = KvPath(link=LinkSpec(6.4e6), bytes_per_token=1000.0)
+    found = run(two(trace, prefill=small, path=path), check_invariants=True)
+    landed = found.requests["landed_ns"]
+    assert landed[0] == MS + 2 + 10 * MS
+    assert found.requests["scheduled_ns"].tolist() == [0, landed[0]]
+    # And a receiver whose memory one prompt fills lets the second cross when the first has ended.
+    found = run(two(trace, decode=small, path=path), check_invariants=True)
+    assert found.requests["room_ns"][1] == found.requests["finish_ns"][0]
+
+
+def test_prompts_that_stay() -> None:
+    trace = Trace(arrival_ns=[0, 20 * MS], prompt_tokens=[30, 31], output_tokens=[3, 3])
+    found = run(two(trace, local_tokens=30))
+    assert found.requests["prefill_replica"].tolist() == [-1, 0]
+    assert found.requests["replica"].tolist() == [1, 1]
+
+
+def shared(prompt: int, **columns: Any) -> dict[str, Any]:
+    """Two prompts of the same beginning, all of it in full blocks."""
+    ids = np.arange(1, prompt // 16 + 1)
+    return {
+        "prefix_blocks": np.tile(ids, 2),
+        "prefix_offsets": [0, len(ids), 2 * len(ids)],
+        "prefix_block_tokens": 16,
+        **columns,
+    }
+
+
+def test_what_the_receiver_has_cached_is_not_sent_and_what_is_cached_there_may_stay() -> None:
+    trace = Trace(arrival_ns=[0, 200 * MS], prompt_tokens=[160, 160], output_tokens=[3, 3], **shared(160))
+    caching = ReplicaSpec(cost=Linear(), scheduler=Vllm(), kv_blocks=1000, prefix_cache="blocks")
+    found = run(two(trace, prefill=caching, decode=caching), check_invariants=True).requests
+    assert found["sent_bytes"].tolist() == [160_000, 16_000]
+    assert found["found_at_decode_tokens"].tolist() == [0, 144]
+    assert found["prefix_hit_tokens"].tolist() == [0, 144]
+    stays = run(two(trace, prefill=caching, decode=caching, local_tokens=20), check_invariants=True).requests
+    assert stays["prefill_replica"].tolist() == [0, -1]
+    assert stays["prefix_hit_tokens"].tolist() == [0, 144]
+
+
+def test_layers_go_behind_the_computation() -> None:
+    trace = Trace(arrival_ns=[0], prompt_tokens=[100], output_tokens=[3])
+    slow = ReplicaSpec(cost=Linear(fixed_s=8e-3), scheduler=EvictNewest(Sarathi()), kv_blocks=100)
+    landed = {
+        (bandwidth, layers): int(
+            run(
+                two(
+                    trace, prefill=slow, room="before_prefill",
+                    path=KvPath(link=LinkSpec(bandwidth), bytes_per_token=1000.0, layers=layers),
+                )
+            ).requests["landed_ns"][0]
+        )
+        for bandwidth in (1e8, 1e7)
+        for layers in (1, 4)
+    }  # fmt: skip
+    # The receiver's room is heard of 1 ns after the arrival, the end of the prompt 1 ns after that.
+    done = 8 * MS + 2
+    # 1 ms over the link: a quarter of it is left when the last layer is done. 10 ms: they begin when the first is, at 2 ms.
+    assert landed == {(1e8, 1): done + MS, (1e8, 4): done + MS // 4, (1e7, 1): done + 10 * MS, (1e7, 4): 12 * MS + 1}
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_who_can_never_be_held_is_rejected_and_says_where(role: str) -> None:
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[100, 20], output_tokens=[30, 3])
+    small = ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=7 if role == "decode" else 6)
+    for room in ("after_prefill", "before_prefill"):
+        found = run(two(trace, room=room, **{role: small}), check_invariants=True)  # type: ignore[arg-type]
+        assert found.requests["status"].tolist() == [REJECTED, FINISHED]
+        assert found.reasons == (
+            "to decode it, needs 9 KV blocks for prompt and output but the replica has 7"
+            if role == "decode"
+            else "needs 7 KV blocks for its prompt but the replica has 6",
+        )
+
+
+@pytest.mark.parametrize("first_token", ["prefill", "arrival", "decode"])
+@pytest.mark.parametrize(
+    "scheduler",
+    [Vllm(), Vllm(async_scheduling=False), Sglang(), TrtLlm(), TrtLlm(capacity_scheduler_policy="MAX_UTILIZATION")],
+)
+def test_engines_hand_over_and_their_books_balance(scheduler: Any, first_token: Any) -> None:
+    trace = poisson(60, 400, prompt=150, output=30, seed=3)
+    evicts = scheduler if isinstance(scheduler, (Vllm, Sglang, TrtLlm)) else EvictNewest(scheduler)
+    one = ReplicaSpec(cost=Linear(fixed_s=1e-3, row_s=1e-6), scheduler=evicts, kv_blocks=120)
+    path = KvPath(link=LinkSpec(2e8), bytes_per_token=1000.0)
+    for room in ("after_prefill", "before_prefill"):
+        experiment = two(trace, prefill=one, decode=one, path=path, first_token=first_token, room=room)
+        found = run(experiment, check_invariants=True)
+        assert (found.requests["status"] == FINISHED).all()
+        assert (found.requests["landed_ns"] >= 0).all()
+        assert_same(found, run(experiment, fast_forward=False))
+        assert_balanced(experiment, found)
+
+
+def assert_balanced(experiment: Experiment, found: Columns) -> None:
+    """Tokens emitted and computed are those asked for, and times are in order."""
+    spec = experiment.handover
+    assert spec is not None
+    requests, iterations = found.requests, found.iterations()
+    assert iterations["emitted_tokens"].sum() == requests["emitted_tokens"].sum()
+    landed = requests["landed_ns"] >= 0
+    done = landed & (requests["joined_ns"] >= 0)
+    for before, after in (("prefilled_ns", "sent_ns"), ("room_ns", "sent_ns"), ("sent_ns", "landed_ns")):
+        assert (requests[before][landed] <= requests[after][landed]).all()
+    assert (requests["landed_ns"][done] <= requests["joined_ns"][done]).all()
+    status, prefilled = requests["status"], requests["prefilled_ns"] >= 0
+    if experiment.horizon_ns is None and not (status == ABORTED).any() and not (status == REJECTED).any():
+        assert (landed == prefilled).all()
+        output = requests["output_tokens"]
+        asked = np.maximum(requests["prompt_tokens"], 1) + np.maximum(output - 1, 0)
+        completions = sum(int(replica.spans["completions"].sum()) for replica in found.replicas)
+        dropped = int(landed.sum()) if spec.first_token == "decode" else 0
+        by_completion = completions - int((output == 0).sum()) - dropped
+        decoded = requests["emitted_tokens"].sum() - by_completion
+        hits = sum(
+            requests[name].sum() for name in ("prefix_hit_tokens", "prefix_hit_again_tokens") if name in requests
+        )
+        assert iterations["prefill_tokens"].sum() + decoded + hits == asked.sum() + requests["recomputed_tokens"].sum()
+    gaps, weights = found.itl()
+    assert (gaps >= 0).all()
+    if all(tenant.decoding is None for tenant in experiment.tenants):
+        assert weights.sum() == np.maximum(requests["emitted_tokens"] - 1, 0).sum()
+
+
+def assert_pools_hold(cases: range, speculative: bool) -> None:
+    for case in cases:
+        experiment = apart(case, speculative=speculative)
+        found = run(experiment, check_invariants=case % 3 == 0)
+        assert_same(found, run(experiment, fast_forward=False))
+        assert_balanced(experiment, found)
+        if experiment.horizon_ns is None:
+            assert np.isin(found.requests["status"], (FINISHED, REJECTED, ABORTED)).all()
+
+
+@pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
+def test_spans_equal_stepping_and_the_invariants_hold_with_pools_and_links(speculative: bool) -> None:
+    assert_pools_hold(range(8), speculative)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
+@pytest.mark.parametrize("seed", range(2000, 4000, 250))
+def test_spans_equal_stepping_with_pools_over_four_thousand_runs(seed: int, speculative: bool) -> None:
+    assert_pools_hold(range(seed, seed + 250), speculative)
+
+
+def test_the_random_runs_with_pools_cover_what_they_should() -> None:
+    experiments = [apart(seed, speculative=seed % 2 == 0) for seed in range(40)]
+    runs = [run(experiment) for experiment in experiments]
+    joined = [columns.requests for columns in runs]
+    assert sum(int((requests["landed_ns"] >= 0).sum()) for requests in joined) > 500
+    assert sum(int((requests["found_at_decode_tokens"] > 0).sum()) for requests in joined) > 10
+    assert sum(int((requests["preemptions"][requests["landed_ns"] >= 0] > 0).sum()) for requests in joined) > 30
+    assert sum(int(((requests["prefilled_ns"] >= 0) & (requests["landed_ns"] < 0)).sum()) for requests in joined) > 5
+    specs = [experiment.handover for experiment in experiments]
+    assert {(spec.first_token, spec.room) for spec in specs if spec is not None} == {
+        (first, room) for first in ("prefill", "arrival", "decode") for room in ("after_prefill", "before_prefill")
+    }
+
+
+@patches_the_engine
+def test_a_sender_that_gives_its_blocks_back_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    depart = Exchange.depart
+
+    def hasty(self: Exchange, lane: Any, id_: int, cached: int, end_ns: int) -> None:
+        depart(self, lane, id_, cached, end_ns)
+        self._collect(id_)
+
+    monkeypatch.setattr(Exchange, "depart", hasty)
+    trace = Trace(arrival_ns=[0], prompt_tokens=[64], output_tokens=[3])
+    with pytest.raises(InvariantError, match="INV-10 at t="):
+        run(two(trace), check_invariants=True)
+
+
+def test_pools_without_the_other_or_without_a_path_are_refused() -> None:
+    path = KvPath(link=LinkSpec(inf), bytes_per_token=1.0)
+    spec = HandoverSpec(roles=("prefill", "decode"), pools=(0, 1), paths={(0, 1): path}, router=RoundRobin())
+    with pytest.raises(ValueError, match="machines that decode alone need some that prefill"):
+        replace(spec, roles=("decode", "decode"))
+    with pytest.raises(ValueError, match="no path leads from pool 0"):
+        replace(spec, paths={})
+    with pytest.raises(ValueError, match="take room before_prefill"):
+        replace(spec, paths={(0, 1): replace(path, layers=2)})
+    trace = Trace(arrival_ns=[0], prompt_tokens=[1], output_tokens=[1])
+    one = ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=10)
+    with pytest.raises(ValueError, match="roles for 2 machines and there are 1"):
+        Experiment(workload=trace, replicas=(one,), router=RoundRobin(), handover=spec)

@@ -1,0 +1,161 @@
+"""Prefill and decode in pools of their own, from a scenario: what is taken from where, what is refused, and what results say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim import simulate
+from sim.errors import ScenarioError
+from sim.report.timeline import events
+from sim.results import Result, stage_rows
+from sim.scenario import Scenario
+from sim.scenario.assembly import resolve
+
+SMALL = "llama-3.2-1b"
+POOLS = {"p": {"role": "prefill"}, "d": {"role": "decode", "replicas": 2}}
+WORKLOAD = {
+    "arrivals": {"process": "poisson", "rate_per_s": 40},
+    "prompt_tokens": {"distribution": "uniform", "min_tokens": 100, "max_tokens": 3000},
+    "output_tokens": {"distribution": "uniform", "min_tokens": 2, "max_tokens": 60},
+    "requests": 60,
+}
+
+
+def apart(**settings: Any) -> Scenario:
+    base = {
+        "model": SMALL,
+        "scheduler": "vllm",
+        "pools": POOLS,
+        "links": {"net": {"bandwidth_gb_per_s": 10, "latency_s": 0.001}},
+        "workload": WORKLOAD,
+    }
+    return Scenario.from_mapping({**base, **settings}, source="my.yaml")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"pools": {"d": {"role": "decode"}}}, "pools.d has role decode and no pool has role prefill; give one, or role both"),
+        ({"links": None}, "links is missing: say how KV gets from the prefill pool to the decode pool, such as links: {net: {}}"),
+        ({"pools": {**POOLS, "d": {"role": "decode", "model": "llama-3.1-8b"}}},
+         f"pools.p: {SMALL} is to prefill here, and the pools that decode host llama-3.1-8b"),
+        ({"pools": {**POOLS, "d": {"role": "decode", "kv_precision": "fp8"}}},
+         "pools.d.kv_precision is fp8 and pools.p's is bf16, and KV is sent as it is kept"),
+        ({"pools": {**POOLS, "e": {"role": "decode"}}}, "links.net.receiver: several pools decode (d, e); say which"),
+        ({"pools": {**POOLS, "e": {"role": "decode"}}, "links": {"net": {"receiver": "d"}}}, "links: none joins p and e"),
+        ({"links": {"net": {"sender": "d"}}}, "links.net.sender: d has role decode, and a link goes from prefill to decode"),
+        ({"links": {"net": {"sender": "pp"}}}, "links.net.sender: no pool is called pp; did you mean p?"),
+        ({"links": {"a": {}, "b": {}}}, "links.b: links.a joins p and d already"),
+        ({"links": {"net": {"sent": "layers"}}}, "KV that goes while the prompt is computed needs room before that"),
+        ({"links": {"net": {"bandwidth": 3}}}, "links.net.bandwidth is not a setting; did you mean bandwidth_gb_per_s?"),
+        ({"pools": {"a": {}}}, "links is between pools with role prefill and pools with role decode, and there are none"),
+        ({"pools": {**POOLS, "d": {"role": "decode", "memory": {"kv_blocks": 3}}}, "workload": {**WORKLOAD, "prompt_tokens": 500}},
+         "pools.d: the KV cache of a machine holds 32 tokens and the shortest prompt has 500"),
+        ({"handover": {"router": "shortest"}}, "handover.router"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_said_in_a_sentence(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        resolve(apart(**settings))
+    assert expected in str(error.value)
+    assert str(error.value).startswith("my.yaml: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "first_token", "room", "headroom"),
+    [
+        ({}, "decode", "after_prefill", 0),
+        ({"serving_stack": "sglang", "scheduler": "sglang"}, "arrival", "before_prefill", 512),
+        ({"serving_stack": "trtllm", "scheduler": "trtllm"}, "arrival", "after_prefill", 0),
+        ({"serving_stack": "ideal", "scheduler": "sarathi"}, "arrival", "after_prefill", 0),
+        ({"handover": {"like": "splitwise", "headroom_tokens": 9}}, "prefill", "before_prefill", 9),
+        ({"handover": {"like": "dynamo", "first_token": "arrival"}}, "arrival", "after_prefill", 0),
+    ],
+)
+def test_the_way_is_the_serving_stacks_unless_said_otherwise(
+    settings: dict[str, Any], first_token: str, room: str, headroom: int
+) -> None:
+    result = simulate(apart(**settings))
+    said = result.manifest["handover"]
+    assert (said["first_token"], said["room"], said["headroom_tokens"]) == (first_token, room, headroom)
+    assert result.summary["requests"]["finished"] == 60
+    assert result.summary["handover"]["requests"] == 60
+
+
+def test_each_rank_of_the_receiver_gets_what_it_keeps() -> None:
+    # 8 KV heads of 64 in 16 layers: 32,768 bytes a token; over 16 GPUs every head is kept, and sent, twice.
+    by_tensor = {
+        tensor: resolve(apart(pools={**POOLS, "d": {"role": "decode", "parallel": {"tensor": tensor}}}))
+        for tensor in (1, 4, 16)
+    }
+    paths = {tensor: built.experiment.handover.paths[0, 1] for tensor, built in by_tensor.items()}  # type: ignore[union-attr]
+    assert {tensor: path.bytes_per_token for tensor, path in paths.items()} == {1: 32_768, 4: 32_768, 16: 65_536}
+    note = "p divides KV over 1 and d over 16 GPUs: each rank reads its part in place, at no further cost, and 2 of"
+    assert any(note in each for each in by_tensor[16].manifest["notes"])
+    copied = resolve(
+        apart(pools={**POOLS, "d": {"role": "decode", "parallel": {"tensor": 4}}}, handover={"repack": True})
+    )
+    path = copied.experiment.handover.paths[0, 1]  # type: ignore[union-attr]
+    assert path.repack_s_per_byte == pytest.approx(2 / (4 * 3.35e12))
+
+
+def test_a_link_without_a_bandwidth_takes_the_datasheets_and_says_so() -> None:
+    built = resolve(apart(links={"net": {}}))
+    path = built.experiment.handover.paths[0, 1]  # type: ignore[union-attr]
+    assert path.link.bandwidth_bytes_per_s == 50e9
+    assert any("links.net has no bandwidth of its own: 50 GB/s are taken" in note for note in built.manifest["notes"])
+    measured = resolve(apart(links={"net": {"connector": "mooncake_sglang", "bandwidth_gb_per_s": 100}}))
+    path = measured.experiment.handover.paths[0, 1]  # type: ignore[union-attr]
+    assert path.link.bandwidth_bytes_per_s == pytest.approx(88.4e9)
+    assert path.link.latency_s == pytest.approx(1.87e-3)
+
+
+def test_the_stages_of_a_life_are_all_of_its_time(tmp_path: Any) -> None:
+    result = simulate(apart())
+    stages = result.summary["handover"]["stages"]
+    assert sum(stage["mean"] for stage in stages.values()) == pytest.approx(result.summary["e2el_s"]["mean"])
+    assert sum(stage["share"] for stage in stages.values()) == pytest.approx(1)
+    # Nobody waits for a link of 10 GB/s at this load for long: 1 ms, and 32,768 bytes a token.
+    tokens = result.columns.requests["prompt_tokens"]
+    assert stages["transfer_s"]["mean"] == pytest.approx(1e-3 + (-(-tokens.mean() // 1)) * 32_768 / 10e9, rel=0.05)
+    assert result.summary["handover"]["sent_bytes"] == int(tokens.sum()) * 32_768
+    rows = stage_rows(result.summary)
+    assert [name for name, _ in rows][:2] == ["Queue", "Prefill"]
+    assert len({len(cells[-1]) for _, cells in rows}) == 1
+    result.save(tmp_path / "out")
+    again = Result.load(tmp_path / "out")
+    np.testing.assert_array_equal(again.columns.requests["landed_ns"], result.columns.requests["landed_ns"])
+    assert again.summary == json.loads(json.dumps(result.summary))
+
+
+def test_timelines_show_transfers() -> None:
+    result = simulate(apart())
+    found = list(events(result.columns))
+    transfers = [event for event in found if event.get("cat") == "transfer" and event["ph"] == "b"]
+    assert len(transfers) == 60
+    requests = result.columns.requests
+    assert {event["args"]["bytes"] for event in transfers} == set(requests["sent_bytes"].tolist())
+    assert {event["name"] for event in found if event.get("cat") == "request" and event["ph"] == "b"} >= {
+        "queue", "prefill", "transfer", "decode",
+    }  # fmt: skip
+
+
+def test_the_ratio_of_pools_and_their_forms_can_be_swept() -> None:
+    from sim.study.optimize import cheapest
+
+    scenario = apart(slo={"ttft_s": 5.0}, workload={**WORKLOAD, "requests": 5})
+    found = cheapest(
+        scenario,
+        {"pools.p.replicas": [1, 2], "pools.d.parallel.tensor": [1, 2]},
+        goal="gpu-seconds",
+        replications=2,
+        jobs=1,
+    )
+    assert found.table["gpus"].tolist() == [3, 5, 4, 6]
+    assert found.best is not None
+    assert found.best["pools.p.replicas"] == 1
