@@ -246,13 +246,14 @@ class Tenant:
         caches = self._caches
         if caches:
             # Those who have ended take the blocks of a step that comes to nothing, and give them back.
-            in_vain = sum(gone.growth_blocks for gone in ended.values())
+            if ended:
+                in_vain = sum(gone.growth_blocks for gone in ended.values())
             if not self._in_turn:
                 self._finding.keep(self._queue, lane, run)
             blocks = 0
             if self._late:
                 kv.before_prompts(sum(tokens for _, tokens in run), len(run))
-            else:
+            elif growth or in_vain:
                 sequences.take(growth + in_vain, ticks)
         rows = pairs = pairs_window = prompt_kv = 0
         completing: list[int] = []
@@ -285,7 +286,8 @@ class Tenant:
             if by_chunk:
                 blocks += kv.held(cached)
             if caches:
-                sequences.take(blocks, ticks)
+                if blocks:
+                    sequences.take(blocks, ticks)
                 kv.cached(id_, cached)
                 blocks = 0
             prompt_kv += cached
