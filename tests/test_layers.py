@@ -86,7 +86,7 @@ FLOORS = (
     ("errors", "text", "packages"),
     ("theory", "tokens"),
     ("engine",),
-    ("scenario", "metrics", "warmup", "protocols", "results", "run"),
+    ("scenario", "metrics", "warmup", "protocols", "results", "run", "work"),
     ("bench", "study", "plots", "report", "reproduce", "validation", "placement", "launch"),
     ("cli",),
 )

@@ -11,6 +11,9 @@ from sim.text import seconds_text
 LATENCY_HEADS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
+_J_PER_KWH = 3.6e6
+
+
 def latency_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Latencies for a table: a name and a text for each of `LATENCY_HEADS`."""
     names = {
@@ -182,6 +185,29 @@ def _steps(summary: Mapping[str, Any]) -> str:
     return f" of ranks, {summary['ranks']['steps']:,} steps" if "ranks" in summary else ""
 
 
+def _costs(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    hours = f"{found['device_hours']:,.3g} device-hours"
+    rows = []
+    if found["usd"] is not None and found["usd_per_m_output"] is not None:
+        parts = f"${found['usd']:,.3g} for {hours}, ${found['usd_per_m_output']:,.3g} per million output tokens"
+        if found["usd_per_m_input"] is not None and found["usd_per_m_generated"] is not None:
+            parts += f"; divided: ${found['usd_per_m_input']:,.3g} input, ${found['usd_per_m_generated']:,.3g} output"
+        rows.append(("Cost", parts))
+    else:
+        rows.append(("Cost", f"{hours}; no price is known: costs.usd_per_device_hour"))
+    kwh = {name: found[name] / _J_PER_KWH for name in ("joule", "joule_low", "joule_high", "tdp_joule")}
+    energy = (
+        f"{kwh['joule']:,.3g} kWh ({kwh['joule_low']:,.3g} to {kwh['joule_high']:,.3g}; at TDP {kwh['tdp_joule']:,.3g})"
+    )
+    if found["joule_per_output_token"] is not None:
+        energy += f", {found['joule_per_output_token']:,.3g} J per output token"
+    if found["carbon_g"] is not None:
+        energy += f", {found['carbon_g']:,.3g} g of carbon"
+    return [*rows, ("Energy", f"{energy}; {found['power_basis']}")]
+
+
 def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Everything of the summary but the latencies, for people: pairs of name and text."""
     counts = summary["requests"]
@@ -226,6 +252,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_handover(summary.get("handover")),
         *_kv_tiers(summary.get("kv_tiers")),
         ("Saturated", saturated[summary["saturated"]]),
+        *_costs(summary.get("costs")),
     ]
     for name, model in summary.get("models", {}).items():
         first, whole = model["ttft_s"]["p99"], model["e2el_s"]["p99"]

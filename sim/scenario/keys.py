@@ -425,6 +425,17 @@ class Slo(Section):
     e2el_s: Seconds | None = None
 
 
+class Costs(Section):
+    """What devices cost and what their power comes to, for the summary's `costs` and `optimize --goal cost|energy`."""
+
+    usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
+    """In place of the catalogue's price, for every device."""
+    pue: Annotated[float, Field(ge=1)] = 1.0
+    """Power usage effectiveness: of the building over that of the devices."""
+    carbon_g_per_kwh: Annotated[float, Field(ge=0)] | None = None
+    """Carbon intensity of the electricity."""
+
+
 class Window(Section):
     """The part of a run that its figures are over: requests by arrival, rates from the first of them to the last."""
 
@@ -596,6 +607,7 @@ class Settings(Section):
     """A file that `rooftrace place --out` wrote: its groups are the pools, a machine of `hardware` devices each."""
     workload: Workload = Workload(trace="conversation")
     slo: Slo = Slo()
+    costs: Costs | None = None
     window: Window = Window()
     """Which part of the run the figures are over."""
     seed: Annotated[int, Field(ge=0)] = 0

@@ -18,6 +18,7 @@ from sim.scenario.assembly.prefix_cache import check_router
 from sim.scenario.assembly.ranks import check_asked, with_ranks
 from sim.scenario.assembly.replica import Hosted, build_pool
 from sim.scenario.assembly.scheduler import policy_of
+from sim.scenario.assembly.tiers import check_stores
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
 
@@ -61,6 +62,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
         rows = {}
     router = policy_of(scenario, "router", named.ROUTERS, "route")
     check_router(scenario, router, workload)
+    check_stores(scenario, pools)
     built = [build_pool(pool, workload, rows) for pool in pools]
     handover = handover_of(scenario, pools, built, workload)
     machines = [
