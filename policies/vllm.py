@@ -192,6 +192,11 @@ class Vllm:
                 unheld = cache.unheld_blocks(seq.id, found) if found else 0
                 cached += found * block_tokens
                 to_compute -= found * block_tokens
+            if seq.shared_blocks:
+                # What was loaded for it and is its own, or is shown as found.
+                found, unheld = seq.shared_blocks, 0
+            elif cache is None:
+                found = 0
             tokens = to_compute or view.query_tokens
             if limit and to_compute:
                 tokens = min(tokens, limit)
@@ -202,10 +207,10 @@ class Vllm:
             reserve = kept if occupied else 0
             if self.scheduler_reserve_full_isl:
                 whole = min(cached + (to_compute or 1), view.max_model_len)
-                if view.blocks(whole) - found - seq.shared_blocks - seq.kept_blocks + unheld + reserve > free:
+                if view.blocks(whole) - found - seq.kept_blocks + unheld + reserve > free:
                     return True
-            # What was loaded for it, or looked up for it by the engine, is among its cached tokens.
-            had = found + seq.shared_blocks + seq.kept_blocks
+            # What the engine has looked up for it, or has had loaded, is among its cached tokens.
+            had = found + seq.kept_blocks
             new = _blocks(view, cached + (tokens if view.by_chunk else to_compute or tokens)) - had
             needed = new + unheld
             if needed + reserve > free:

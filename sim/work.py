@@ -22,19 +22,19 @@ _SPANS_AT_ONCE = 1 << 17
 def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
     """Arithmetic and memory traffic of a run over all replicas, and what their GPUs could do in a second.
 
-    Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s; by machine busy_s and power_share_s, the share of its devices' power
-    limit integrated over the time for which it is busy; and prompt_share, the part of the busy time that prompts take, by the time
-    that prompts and decodes of each iteration would take on a roofline of their own. Of machines that come and go `machine_peaks`
-    has the two peaks of each. Within a span only the KV tokens read change,
-    evenly, and work is affine in them: the mean of its first and last iteration is that of all; power is the mean of the two. Empty
-    where a model is known by a table of latencies only, which says nothing of its work.
+    Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s (of machines that come and go `machine_peaks` has the last two of each);
+    by machine busy_s and power_share_s, the share of its devices' power limit integrated over the time for which it is busy; and
+    prompt_share, the part of the busy time that prompts take, by the time that prompts and decodes of each iteration would take on a
+    roofline of their own. Within a span only the KV tokens read change, evenly, and work is affine in them: the mean of its first and
+    last iteration is that of all; power is the mean of the two. Empty where a model is known by a table of latencies only, which says
+    nothing of its work.
     """
     from sim.engine.prices import StageTable
 
     done: dict[str, Any] = {"flops": 0.0, "hbm_bytes": 0.0, "peak_flops_per_s": 0.0, "peak_bytes_per_s": 0.0}
     done |= {"busy_s": [], "power_share_s": [], "prompt_s": 0.0}
-    peaks: list[tuple[float, float]] = []
     rows = iter(columns.replicas)
+    peaks: list[tuple[float, float]] = []
     for machine in experiment.machines:
         spans = [next(rows).spans for _ in range(len(machine.tenants) * machine.ranks)]
         costs = [spec.cost for spec in machine.tenants if not isinstance(spec.cost, StageTable)]

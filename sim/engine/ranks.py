@@ -85,7 +85,7 @@ class RankLoad:
         return prefill_tokens(self._tenant)
 
     def found_tokens(self, request: RoutedRequest) -> int:
-        return found_tokens(self._tenant.sequences.kv, request, self.grown)
+        return found_tokens(self._tenant, request, self._clock.now_ns)
 
     def done_ns(self, model: int, *, waiting: bool) -> int:
         raise ValueError("ranks have no table of latencies to promise an end by")

@@ -322,7 +322,7 @@ class Sequences:
         decoding = lane.decoding
         self._in_vain = 0
         if rounds > 1:
-            _take_for_rounds(self.kv, decoding, rounds, growth_first)
+            take_for_rounds(self.kv, decoding, rounds, growth_first)
         lane.last_round_ns = end_ns
         departures = decoding.advance(rounds)
         if not departures:
@@ -432,7 +432,7 @@ def n_waiting(sequences: Sequences) -> int:
     return len(sequences.queue) + (0 if sequences.exchange is None else sequences.exchange.coming)
 
 
-def _take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
+def take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
     """The blocks of so many decode steps, of which *taken* have been taken."""
     if kv.caches_late:
         # What the last of them evicts depends on what there was before it.

@@ -186,7 +186,7 @@ class Tenant:
         if hold > 1 and (waits or sequences.given_up or (loading is not None and _may_learn(loading, ticks))):
             # The next plan is the first that knows who has gone, or may be shown who waits.
             hold, plan = 1, plan._replace(hold=1)
-        if hold > 1 and queue and self._caches and _may_find_more(self):
+        if hold > 1 and queue and self._caches and self._finding.may_find_more(alone=self.alone):
             hold, plan = 1, plan._replace(hold=1)
         if hold > 1 and exchange is not None and exchange.may_act(unknown=unknown):
             hold, plan = 1, plan._replace(hold=1)
@@ -607,14 +607,6 @@ def _all_taken(tenant: Tenant, n: int, decodes: int, in_vain: int, ticks: int, e
         sequences.kv.give(in_vain)
     if finding.ended:
         finding.free_the_ended()
-
-
-def _may_find_more(tenant: Tenant) -> bool:
-    """Whether those who wait may find something else with every step: of who emits what is named, of micro-batches that evict; or
-    with the next one, which makes known what the one before it has computed."""
-    kv = tenant.sequences.kv
-    late = kv.caches_late and bool(tenant.sequences.finding.ended)
-    return kv.writes or late or (kv.caches and not tenant.alone)
 
 
 def _still_holds(tenant: Tenant, held: HeldPlan, decoding: RunningSet, ticks: int) -> bool:

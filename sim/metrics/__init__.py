@@ -7,7 +7,7 @@ finished, no SLO given) is None, never NaN.
 from sim.metrics.columns import STATUS_NAMES, TRANSFER_NAMES, Columns, transfers_of
 from sim.metrics.figures import summary
 from sim.metrics.fleet import STATES as MACHINE_STATES
-from sim.metrics.fleet import paid_s, stays
+from sim.metrics.fleet import stays
 from sim.metrics.iterations import kv_holdings, last_iteration_end_ns
 from sim.metrics.requests import e2el_s, queue_s, slo_met, tpot_s, ttft_s
 from sim.metrics.spread import STATISTICS, statistics, weighted_quantile, weighted_statistics
@@ -27,7 +27,6 @@ __all__ = [
     "in_window",
     "kv_holdings",
     "last_iteration_end_ns",
-    "paid_s",
     "queue_s",
     "saturated",
     "slo_met",

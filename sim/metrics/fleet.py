@@ -60,12 +60,6 @@ def serving_s(meta: Mapping[str, Any], begin_ns: int, end_ns: int) -> FloatArray
     return seconds_by_state(fleet, begin_ns, end_ns)[:, [READY, DRAINING]].sum(axis=1)
 
 
-def paid_s(meta: Mapping[str, Any], begin_ns: int, end_ns: int) -> FloatArray | None:
-    """Seconds that each machine was there, starting, serving or failed; None where all are there from beginning to end."""
-    fleet = meta.get("fleet")
-    return None if fleet is None else seconds_by_state(fleet, begin_ns, end_ns)[:, STARTING:].sum(axis=1)
-
-
 def stage_s(meta: Mapping[str, Any], begin_ns: int, end_ns: int) -> float:
     """Seconds of pipeline stages (one a machine without a pipeline) that could serve between two instants."""
     serving = serving_s(meta, begin_ns, end_ns)

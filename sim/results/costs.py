@@ -2,7 +2,7 @@
 
 Energy is of the devices alone, times `pue`: idle power while nothing runs, and otherwise by the bandwidth and arithmetic that each
 iteration reaches (`hwmodels.power`), with a 90 % interval; `tdp_joule` is every device at its limit for the whole run, the upper
-bound. Where machines come and go each counts for the time for which it was there: starting, serving, or failed.
+bound.
 
 Money is device-hours times price. `usd_per_m_output` puts all of it on the answers. Divided between prompts and answers
 (`usd_per_m_input`, of computed prompt tokens, and `usd_per_m_generated`) it follows the time that each would take on a roofline of
@@ -16,7 +16,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sim.metrics import Columns, paid_s
+from sim.metrics import Columns
+from sim.metrics.fleet import OFF, seconds_by_state
 
 _J_PER_KWH = 3.6e6
 _DEVICES = ("tensor", "pipeline", "data")
@@ -28,8 +29,8 @@ def costs_of(columns: Columns, manifest: Mapping[str, Any]) -> dict[str, Any] | 
 
     The scenario's `costs` says what is other than in the catalogue.
     """
-    machines = _machines(manifest)
     meta, requests = columns.meta, columns.requests
+    machines = _machines(manifest, meta.get("fleet"))
     shares, busy, part = (meta.get(name) for name in ("power_share_s", "busy_s", "prompt_share"))
     if not machines or shares is None or busy is None or len(shares) != len(machines):
         return None
@@ -37,17 +38,13 @@ def costs_of(columns: Columns, manifest: Mapping[str, Any]) -> dict[str, Any] | 
     answered = requests["first_token_ns"] >= 0
     computed = requests["computed_prompt_tokens"] if "computed_prompt_tokens" in requests else requests["prompt_tokens"]
     prompt, output = int(computed[answered].sum()), int(requests["emitted_tokens"].sum())
-    span_s = max(0, int(requests["finish_ns"].max()) - int(requests["arrival_ns"].min())) * 1e-9
-    begin = int(requests["arrival_ns"].min())
-    paid = paid_s(meta, begin, begin + round(span_s * 1e9))
-    there_s = [span_s] * len(machines) if paid is None else paid.tolist()
-    usd = _usd(machines, asked.get("usd_per_device_hour"), there_s)
-    energy = _energy(machines, shares, busy, there_s, asked.get("pue", 1.0))
+    paid_s = _paid_s(meta, requests, len(machines))
+    span_s = (int(requests["finish_ns"].max()) - int(requests["arrival_ns"].min())) * 1e-9
+    usd = _usd(machines, asked.get("usd_per_device_hour"), paid_s)
+    energy = _energy(machines, shares, busy, paid_s, asked.get("pue", 1.0))
     carbon = asked.get("carbon_g_per_kwh")
     return {
-        "device_hours": sum(n for n, _ in machines) * span_s / 3600
-        if paid is None
-        else sum(n * each_s / 3600 for (n, _), each_s in zip(machines, there_s, strict=True)),
+        "device_hours": sum(n * each for (n, _), each in zip(machines, paid_s, strict=True)) / 3600,
         "usd": usd,
         "usd_per_m_output": _per_million(usd, 1.0, output),
         "usd_per_m_input": _per_million(usd, part, prompt),
@@ -56,52 +53,61 @@ def costs_of(columns: Columns, manifest: Mapping[str, Any]) -> dict[str, Any] | 
         "prompt_share": part,
         **energy,
         "joule_per_output_token": energy["joule"] / output if output else None,
-        "mean_w": energy["joule"] / span_s if span_s else None,
+        "mean_w": energy["joule"] / span_s if span_s > 0 else None,
         "carbon_g": None if carbon is None else energy["joule"] / _J_PER_KWH * carbon,
     }
 
 
-def _machines(manifest: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+def _machines(manifest: Mapping[str, Any], fleet: Mapping[str, Any] | None) -> list[tuple[int, Mapping[str, Any]]]:
     """Devices of each machine, and what the manifest says of them."""
     if "pools" in manifest:
-        pools = manifest["pools"].values()
-        return [(pool["gpus"] // pool["replicas"], pool["hardware"]) for pool in pools for _ in range(pool["replicas"])]
+        pools = {name: (pool["gpus"] // pool["replicas"], pool["hardware"]) for name, pool in manifest["pools"].items()}
+        of_each = [name for name, pool in manifest["pools"].items() for _ in range(pool["replicas"])]
+        return [pools[name] for name in of_each]
     if "hardware" not in manifest or "scenario" not in manifest:
         return []
     scenario = manifest["scenario"]
-    scaled = scenario.get("autoscale")
-    replicas = scenario["replicas"] if scaled is None else scaled["max"]
-    return [(math.prod(scenario["parallel"][name] for name in _DEVICES), manifest["hardware"])] * replicas
+    one = (math.prod(scenario["parallel"][name] for name in _DEVICES), manifest["hardware"])
+    return [one] * (scenario["replicas"] if fleet is None else len(fleet["pools"]))
+
+
+def _paid_s(meta: Mapping[str, Any], requests: Mapping[str, Any], n: int) -> list[float]:
+    """Seconds of each machine that somebody pays for: the whole run, or all but the time for which it is off."""
+    begin_ns, end_ns = int(requests["arrival_ns"].min()), int(requests["finish_ns"].max())
+    if meta.get("fleet") is None:
+        return [max(0, end_ns - begin_ns) * 1e-9] * n
+    by_state = seconds_by_state(meta["fleet"], begin_ns, end_ns)
+    return (by_state.sum(axis=1) - by_state[:, OFF]).tolist()
 
 
 def _usd(
-    machines: Sequence[tuple[int, Mapping[str, Any]]], price: float | None, there_s: Sequence[float]
+    machines: Sequence[tuple[int, Mapping[str, Any]]], price: float | None, paid_s: Sequence[float]
 ) -> float | None:
     prices = [facts["price_usd_per_hour"] if price is None else price for _, facts in machines]
     if any(each is None for each in prices):
         return None
-    return sum(n * each_s / 3600 * each for (n, _), each, each_s in zip(machines, prices, there_s, strict=True))
+    return sum(n * s / 3600 * each for (n, _), s, each in zip(machines, paid_s, prices, strict=True))
 
 
 def _energy(
     machines: Sequence[tuple[int, Mapping[str, Any]]],
     shares: Sequence[float],
     busy: Sequence[float],
-    there_s: Sequence[float],
+    paid_s: Sequence[float],
     pue: float,
 ) -> dict[str, Any]:
     from hwmodels.power import power_model
 
     joule = low = high = limit = 0.0
     bases: dict[str, None] = {}
-    for (n, facts), share_s, busy_s, span_s in zip(machines, shares, busy, there_s, strict=True):
+    for (n, facts), share_s, busy_s, there_s in zip(machines, shares, busy, paid_s, strict=True):
         model = power_model(facts["name"])
         bases[model.basis] = None
-        full, idle_s = n * facts["tdp_w"] * pue, model.idle * max(0.0, span_s - busy_s)
+        full, idle_s = n * facts["tdp_w"] * pue, model.idle * max(0.0, there_s - busy_s)
         joule += full * (share_s + idle_s)
         low += full * share_s * model.low
-        high += full * min(share_s * model.high + idle_s, span_s)
-        limit += full * span_s
+        high += full * min(share_s * model.high + idle_s, max(there_s, busy_s))
+        limit += full * max(there_s, busy_s)
     return {"joule": joule, "joule_low": low, "joule_high": high, "tdp_joule": limit, "power_basis": "; ".join(bases)}
 
 

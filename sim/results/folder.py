@@ -24,7 +24,7 @@ FILES = (
 )
 """What every folder has, pictures last."""
 SOMETIMES = ("kv_transfers.parquet", "fleet.png")
-"""What a folder has where KV crossed links, and where machines come, go or fail."""
+"""What a folder has where KV crossed links, and where machines come and go."""
 _MARK = "manifest.json"
 
 

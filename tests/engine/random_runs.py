@@ -291,7 +291,9 @@ def apart(seed: int, *, speculative: bool) -> Experiment:
     roles += [rng.choice(("prefill", "decode", "decode", "both")) for _ in range(rng.choice([0, 0, 1, 2, 3]))]
     rng.shuffle(roles)
     kinds = {
-        (role, i): a_machine(rng, speculative=speculative, n_models=n_models) for role in set(roles) for i in (0, 1)
+        (role, i): a_machine(rng, speculative=speculative, n_models=n_models)
+        for role in sorted(set(roles))
+        for i in (0, 1)
     }
     pools = [rng.choice([0, 0, 1]) for _ in roles]
     numbers = {kind: number for number, kind in enumerate(kinds)}
@@ -316,13 +318,14 @@ def apart(seed: int, *, speculative: bool) -> Experiment:
         roles=tuple(roles),
         pools=tuple(numbers[role, i] for role, i in zip(roles, pools, strict=True)),
         paths=paths,
-        router=rng.choice([RoundRobin(), Random(), LeastOutstanding(), PowerOfTwo(), LeastKv()]),
+        router=rng.choice([RoundRobin(), Random(), LeastOutstanding(), PowerOfTwo(), LeastKv(), Prefix()]),
         first_token=rng.choice(["prefill", "arrival", "decode"]),
         room=room,
         local_tokens=rng.choice([0, 0, 0, 20]),
         headroom_tokens=rng.choice([0, 0, 8]),
     )
-    machines = tuple(kinds[role, i] for role, i in zip(roles, pools, strict=True))
+    of_kinds = dict(zip(kinds, with_trees(random.Random(f"trees of {seed}"), tuple(kinds.values())), strict=True))
+    machines = tuple(of_kinds[role, i] for role, i in zip(roles, pools, strict=True))
     found = replace(experiment, replicas=machines, handover=spec)
     return with_ranks(found, seed) if seed % 4 == 0 else found
 

@@ -48,11 +48,11 @@ def notes_of(
             "memory.prefix_caching is on, and the workload does not say which prompts begin alike: nothing is found again."
         )
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in sorts_by_nothing(each))
-    notes += dict.fromkeys(about_fleet(pools))
     machines = sum(pool.replicas * pool.scenarios[0].parallel.data for pool in pools)
     notes += dict.fromkeys(
         note for pool in pools for each in pool.scenarios for note in about_tiers(each, workload, machines)
     )
+    notes += dict.fromkeys(about_fleet(pools))
     notes += _router(scenario, router, pools, workload)
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     notes += _priorities(schedulers, workload)
