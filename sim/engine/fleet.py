@@ -121,11 +121,12 @@ class Fleet:
             self.states[machine.index] != FAILED or self.returns[machine.index] for machine in self._gate.hosting(id_)
         )
 
-    def close(self) -> None:
-        """At the end of the run: who is held still is held until then."""
+    def close(self, horizon_ns: int | None) -> None:
+        """At the end of the run: who is held still is held until its horizon or, without one, until the last request finished."""
+        end_ns = max(self._state.finish, default=0) if horizon_ns is None else horizon_ns
         for id_ in self.held:
             if self._state.status[id_] == UNFINISHED:
-                self.held_ns[id_] += self._clock.now_ns - self._held_since[id_]
+                self.held_ns[id_] += max(end_ns - self._held_since[id_], 1)
 
     def facts(self) -> dict[str, Any]:
         """Counts, and every change of a machine's state: when, which, its state and (of one that starts) its phase."""
