@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
 from sim.results import Result
@@ -23,7 +23,8 @@ def simulate(what: Scenario | Experiment, *, fast_forward: bool = True) -> Resul
     from sim.engine import Experiment
 
     if isinstance(what, Experiment):
-        return Result(_run(what, fast_forward), manifest={"label": "experiment", "seed": what.seed})
+        manifest = {"label": "experiment", "seed": what.seed, **_classes(what)}
+        return Result(_run(what, fast_forward), manifest=manifest)
     from sim.scenario import Scenario
 
     if not isinstance(what, Scenario):
@@ -36,7 +37,30 @@ def simulate(what: Scenario | Experiment, *, fast_forward: bool = True) -> Resul
 def run_built(built: Built, *, fast_forward: bool = True) -> Result:
     """Run what `sim.scenario.assembly.resolve` made of a scenario."""
     columns = _run(built.experiment, fast_forward)
-    return Result(columns, manifest=built.manifest, slo=built.slo)
+    return Result(columns, manifest={**built.manifest, **_classes(built.experiment)}, slo=built.slo)
+
+
+def _classes(experiment: Experiment) -> dict[str, Any]:
+    """Classes of service and tenants of a workload by their rows, for the manifest; nothing where there are none."""
+    from workloads import ServiceClass, Trace
+
+    workload = experiment.workload
+    found: dict[str, Any] = {}
+    if isinstance(workload, Trace) and workload.class_index is not None:
+        terms = workload.terms or tuple(ServiceClass(name=name) for name in workload.classes)
+        found["classes"] = [
+            {
+                "name": each.name,
+                "priority": each.priority,
+                "weight": each.weight,
+                "deadline_s": each.deadline_s,
+                "slo": {"ttft_s": each.ttft_s, "tpot_s": each.tpot_s, "e2el_s": each.e2el_s},
+            }
+            for each in terms
+        ]
+    if isinstance(workload, Trace) and workload.tenant_index is not None:
+        found["tenants"] = list(workload.tenants)
+    return found
 
 
 def _run(experiment: Experiment, fast_forward: bool) -> Columns:
@@ -47,6 +71,11 @@ def _run(experiment: Experiment, fast_forward: bool) -> Columns:
     except PolicyError as error:
         way_out = "; in a scenario: memory.preemption: recompute" if error.short_of_memory else ""
         raise ScenarioError(f"{error}{way_out}") from error
+    return completed(experiment, columns)
+
+
+def completed(experiment: Experiment, columns: Columns) -> Columns:
+    """*columns* with what is worked out once a run has ended: the work that was done, and how its drafts fared."""
     columns.meta.update(work_done(experiment, columns))
     rounds = [replica.speculation for replica in columns.replicas if replica.speculation is not None]
     if rounds:

@@ -22,12 +22,12 @@ _SPANS_AT_ONCE = 1 << 17
 def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
     """Arithmetic and memory traffic of a run over all replicas, and what their GPUs could do in a second.
 
-    Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s (of machines that come and go `machine_peaks` has the last two of each);
-    by machine busy_s and power_share_s, the share of its devices' power limit integrated over the time for which it is busy; and
-    prompt_share, the part of the busy time that prompts take, by the time that prompts and decodes of each iteration would take on a
-    roofline of their own. Within a span only the KV tokens read change, evenly, and work is affine in them: the mean of its first and
-    last iteration is that of all; power is the mean of the two. Empty where a model is known by a table of latencies only, which says
-    nothing of its work.
+    Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s (`machine_peaks` has the last two of each machine, where they come
+    and go); by machine busy_s and power_share_s, the share of its devices' power limit integrated over the time for which it is
+    busy; and prompt_share, the part of the busy time that prompts take, by the time that prompts and decodes of each iteration
+    would take on a roofline of their own. Within a span only the KV tokens read change, evenly, and work is affine in them: the
+    mean of its first and last iteration is that of all; power is the mean of the two. Empty where a model is known by a table of
+    latencies only, which says nothing of its work.
     """
     from sim.engine.prices import StageTable
 

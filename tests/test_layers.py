@@ -66,6 +66,7 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
             "workloads.Follows",
             "workloads.Trace",
             "workloads.chained",
+            "workloads.token_costs",
         ),
         *(f"hwmodels.totals.{name}" for name in ("Totals", "Chunk", "seen", "pairs_within")),
         *(
@@ -87,7 +88,7 @@ FLOORS = (
     ("theory", "tokens"),
     ("engine",),
     ("scenario", "metrics", "warmup", "protocols", "results", "run", "work"),
-    ("bench", "study", "plots", "report", "reproduce", "validation", "placement", "launch"),
+    ("bench", "study", "plots", "report", "reproduce", "validation", "placement", "launch", "serve"),
     ("cli",),
 )
 """Rooms of `sim/`, from the ground up."""

@@ -25,6 +25,7 @@ from sim.engine.machine import Machine
 from sim.engine.ranks import machine_of, ranked
 from sim.engine.requests import RequestState
 from sim.engine.tenant import columns_of
+from sim.engine.terms import class_columns, terms_of
 from sim.engine.tiers import SharedStores
 from workloads import ClosedLoop, Trace
 
@@ -169,6 +170,7 @@ class _Cluster:
             self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined, priority, max_tokens,
             contents_in,
         )  # fmt: skip
+        self._state.terms = terms_of(workload)
         self._clock = Clock()
         self._machines: list[Machine] = []
         stores = _stores(specs)
@@ -300,21 +302,24 @@ class _Cluster:
         self._giving_up.set(self._aborts[0][0])
 
     def _on_abort(self, _event: object) -> None:
-        aborts, now_ns, state = self._aborts, self._clock.now_ns, self._state
+        aborts, now_ns = self._aborts, self._clock.now_ns
         while aborts and aborts[0][0] <= now_ns:
-            _, id_ = aborts.popleft()
-            if state.status[id_] != UNFINISHED:
-                continue
-            if self._handovers is not None and self._handovers.give_up(id_):
-                continue
-            if state.replica[id_] < 0:
-                # It has not come through the front end yet.
-                state.status[id_] = ABORTED
-                continue
-            number = state.replica[id_]
-            next(m for m in self._machines if m.tenants[0].number <= number <= m.tenants[-1].number).give_up(id_)
+            self._give_up(aborts.popleft()[1])
         if aborts:
             self._giving_up.set(aborts[0][0])
+
+    def _give_up(self, id_: int) -> None:
+        """The client of a request has gone."""
+        number = self._state.replica[id_]
+        if self._state.status[id_] != UNFINISHED:
+            return
+        if self._handovers is not None and self._handovers.give_up(id_):
+            return
+        if number < 0:
+            # It has not come through the front end yet.
+            self._state.status[id_] = ABORTED
+            return
+        next(m for m in self._machines if m.tenants[0].number <= number <= m.tenants[-1].number).give_up(id_)
 
     def _on_trace(self, _event: object) -> None:
         visible, order = self._visible, self._order
@@ -418,6 +423,7 @@ def _columns(cluster: _Cluster) -> Columns:
             "deadline_ns": _as_column(state.deadline) if state.deadline is not None else none - 1,
             "model_index": none if state.model is None else _as_column(state.model),
             **({} if state.priority is None else {"priority": _as_column(state.priority)}),
+            **class_columns(cluster._experiment.workload),
             "arrival_ns": _as_column(state.arrival),
             "scheduled_ns": _as_column(state.scheduled),
             "first_token_ns": _as_column(state.first_token),

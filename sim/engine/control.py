@@ -20,10 +20,10 @@ class Steered(Protocol):
     """What it asks of the fleet, and tells it."""
 
     machines: Sequence[Machine]
-    states: Sequence[int]
-    returns: Sequence[bool]
+    states: list[int]
+    returns: list[bool]
     """Of each machine that has failed whether it comes back."""
-    since_ns: Sequence[int]
+    since_ns: list[int]
     """When each got into its state."""
 
     def over(self) -> bool:

@@ -447,7 +447,11 @@ def _last_token_ns(lane: Lane, departure: Departure) -> int:
 
 def refusal(sequences: Sequences, id_: int) -> str | None:
     """Why a request can never be served by them; None where it can."""
-    prompt, output = sequences.state.prompt[id_], sequences.state.output[id_]
+    return never_fits(sequences, sequences.state.prompt[id_], sequences.state.output[id_])
+
+
+def never_fits(sequences: Sequences, prompt: int, output: int) -> str | None:
+    """Why a request of so many tokens can never be served by them; None where it can."""
     limit = sequences.max_model_len
     if limit is not None and prompt + output > limit:
         return f"prompt and output exceed the model's context of {limit} tokens"

@@ -396,6 +396,8 @@ class Tenant:
             _write_prompts(self.loading.tiers, lane, self.state.prompt, self._kv.block_tokens, end_ticks >> TICK_BITS)
         if lane.completing:
             sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
+        if self.state.told is not None:
+            self.state.told(lane, end_ticks >> TICK_BITS)
         if self._finding.ended and self._ahead is None:
             self._finding.free_the_ended()
 
@@ -454,6 +456,7 @@ def _add_lane(tenant: Tenant) -> Lane:
         lookahead_tokens=tenant._kv.lookahead_tokens,
         draft_slots=spec.draft_slots,
         max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
+        terms=tenant.state.terms,
         cache=tenant._kv
         if tenant._caches and (looks_itself if tenant._late else admits_in_turn)(spec.scheduler)
         else None,

@@ -63,6 +63,8 @@ def _machines(manifest: Mapping[str, Any], fleet: Mapping[str, Any] | None) -> l
     if "pools" in manifest:
         pools = {name: (pool["gpus"] // pool["replicas"], pool["hardware"]) for name, pool in manifest["pools"].items()}
         of_each = [name for name, pool in manifest["pools"].items() for _ in range(pool["replicas"])]
+        if fleet is not None:
+            of_each = [fleet["names"][index] for index in fleet["pools"]]
         return [pools[name] for name in of_each]
     if "hardware" not in manifest or "scenario" not in manifest:
         return []

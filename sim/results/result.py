@@ -46,7 +46,14 @@ class Result:
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
         """Every metric, nested as in summary.json, over the scenario's `window`; see `sim.metrics.summary`."""
-        found = metrics.summary(self.columns, slo=self.slo, window=self._window, models=self.manifest.get("models", ()))
+        found = metrics.summary(
+            self.columns,
+            slo=self.slo,
+            window=self._window,
+            models=self.manifest.get("models", ()),
+            classes=self.manifest.get("classes", ()),
+            tenants=self.manifest.get("tenants", ()),
+        )
         costs = costs_of(self.columns, self.manifest)
         if costs is not None and found["window"]["rule"] != "whole":
             found["window"]["whole_run"].append("costs")

@@ -29,6 +29,22 @@ def latency_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     ]
 
 
+GROUP_HEADS = ("TTFT p50", "TTFT p99", "TPOT p99", "E2EL p99", "rejected", "in SLO")
+
+
+def group_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
+    """Classes of service and tenants for a table: a name, requests, and a text for each of `GROUP_HEADS`; empty without any."""
+    rows = []
+    for key, what in (("classes", "class"), ("tenants", "tenant")):
+        for name, of in summary.get(key, {}).items():
+            times = [of["ttft_s"]["p50"], of["ttft_s"]["p99"], of["tpot_s"]["p99"], of["e2el_s"]["p99"]]
+            cells = ["-" if value is None else seconds_text(value) for value in times]
+            kept = of["slo_attainment"]
+            cells += [f"{of['requests']['rejected']:,}", "-" if kept is None else f"{kept:.1%}"]
+            rows.append((f"{what} {name}", f"{of['requests']['total']:,}", cells))
+    return rows
+
+
 def window_text(window: Mapping[str, Any]) -> str:
     """Which part of a run the figures of a summary are over, for people."""
     if window["rule"] == "whole":
@@ -254,6 +270,12 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Saturated", saturated[summary["saturated"]]),
         *_costs(summary.get("costs")),
     ]
+    fairness = summary.get("fairness", {}).get("jain")
+    if fairness is not None and len(summary["tenants"]) > 1:
+        text = (
+            f"{fairness:.3f} of 1 over {len(summary['tenants'])} tenants, of service by weight until the last arrival"
+        )
+        rows.append(("Jain's fairness", text))
     for name, model in summary.get("models", {}).items():
         first, whole = model["ttft_s"]["p99"], model["e2el_s"]["p99"]
         texts = [f"{model['requests']['total']:,} requests"]

@@ -37,6 +37,9 @@ SCHEDULERS: Mapping[str, str] = {
     "order": "policies.wrappers:Order",
     "cap": "policies.wrappers:Cap",
     "reject": "policies.wrappers:RejectLate",
+    "preempt": "policies.classes:Preempt",
+    "weighted_fair": "policies.classes:WeightedFair",
+    "keep_slo": "policies.classes:KeepSlo",
 }
 RENAMED: Mapping[str, str] = {"padded": "fastertransformer", "vllm-v1": "vllm", "vllm_v0": "vllm-v0"}
 """Names that policies had before, or that one may look for."""
@@ -72,6 +75,8 @@ ROUTERS: Mapping[str, str] = {
     "dynamo": "policies.routers:Dynamo",
     "vllm_ranks": "policies.routers:VllmRanks",
     "trtllm_ranks": "policies.routers:TrtLlmRanks",
+    "reserve": "policies.routers:Reserve",
+    "shed": "policies.routers:Shed",
 }
 
 

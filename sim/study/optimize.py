@@ -158,7 +158,7 @@ def cheapest(
     _attainment(target)
     if goal not in GOALS:
         raise RooftraceError(f"goal is one of {', '.join(GOALS)}; got {goal!r}")
-    if not any(limit is not None for limit in scenario.slo.model_dump().values()):
+    if not scenario.has_limits:
         raise RooftraceError("there is no SLO to keep: give slo.ttft_s, slo.tpot_s or slo.e2el_s")
     plan = Sweep(
         base=scenario, axes={key: axis_values(values, key) for key, values in axes.items()}, replications=replications

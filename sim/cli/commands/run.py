@@ -106,13 +106,16 @@ def _write_events(result: Any, path: Path) -> None:
 
 def _print(result: Any, folder: Path) -> None:
     from sim.cli.tables import console, print_facts, print_table
-    from sim.results import LATENCY_HEADS, STAGE_HEADS, fact_rows, latency_rows, stage_rows
+    from sim.results import GROUP_HEADS, LATENCY_HEADS, STAGE_HEADS, fact_rows, group_rows, latency_rows, stage_rows
 
     console().print(result.label, style="bold", markup=False)
     rows = [(name, *cells) for name, cells in latency_rows(result.summary)]
     print_table(("Latency", *LATENCY_HEADS), rows)
     if stages := stage_rows(result.summary):
         print_table(("Where the time went", *STAGE_HEADS), [(name, *cells) for name, cells in stages])
+    groups = group_rows(result.summary)
+    if groups:
+        print_table(("Who", "requests", *GROUP_HEADS), [(name, total, *cells) for name, total, cells in groups])
     facts = fact_rows(result.summary)
     rejections = result.rejections
     if rejections:

@@ -19,6 +19,7 @@ from sim.scenario.assembly.ranks import check_asked, with_ranks
 from sim.scenario.assembly.replica import Hosted, build_pool
 from sim.scenario.assembly.scheduler import policy_of
 from sim.scenario.assembly.tiers import check_stores
+from sim.scenario.classes import check_classes, classed
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
 
@@ -55,7 +56,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
     pools = [_deployed(pool) for pool in pools_of(scenario)]
     check_models(scenario, pools)
     check_asked(scenario, pools)
-    workload = workload_of(scenario) if workload is None else workload
+    workload = classed(scenario, workload_of(scenario)) if workload is None else workload
     if scenario.pools is not None or scenario.placement is not None:
         workload, rows = asked_for(scenario, workload, pools)
     else:
@@ -64,6 +65,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
     check_router(scenario, router, workload)
     check_stores(scenario, pools)
     built = [build_pool(pool, workload, rows) for pool in pools]
+    check_classes(scenario, [hosted.spec.scheduler for pool in built for hosted in pool], workload)
     handover = handover_of(scenario, pools, built, workload)
     machines = [
         machine

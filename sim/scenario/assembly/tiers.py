@@ -99,8 +99,8 @@ def check_stores(scenario: Scenario, pools: Sequence[PoolOf]) -> None:
         for tier in stores:
             if names.count(tier.store) > 1:
                 raise ScenarioError(
-                    f"{scenario.source}: memory.tiers: two tiers of kind remote are the store {tier.store}; give each a name of its "
-                    "own (store), or leave one out"
+                    f"{scenario.source}: memory.tiers: two tiers of kind remote are the store {tier.store}; give each a name of "
+                    "its own (store), or leave one out"
                 )
             if sizes.setdefault(tier.store, tier.gib) != tier.gib:
                 raise ScenarioError(
