@@ -285,7 +285,7 @@ class _Cluster:
         else:
             clock.run(until=horizon_ns)
         if self._fleet is not None:
-            self._fleet.close()
+            self._fleet.close(horizon_ns)
         for machine in self._machines:
             machine.abort(clock.now_ns)
         return _columns(self)

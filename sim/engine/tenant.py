@@ -546,6 +546,15 @@ def _write_prompts(tiers: Tiers, lane: Lane, prompt: Sequence[int], block_tokens
         tiers.computed(id_, min(lane.partial[id_].cached_tokens, prompt[id_]) // block_tokens)
 
 
+def stop(tenant: Tenant, lane: Lane, done: int, end_ticks: int) -> None:
+    """Commit the first *done* iterations of the span in flight, in the middle of which the machine stops."""
+    n = 0 if lane.span is None else lane.span.n
+    tenant.commit(lane, done, end_ticks)
+    if 0 < done < n:
+        # The step in flight had taken its blocks, and what they evict is gone.
+        tenant.sequences.kv.take(lane.decoding.growth_blocks)
+
+
 def _undo_prompts(lane: Lane) -> None:
     """The prompt tokens of an iteration that does not come to its end have not been computed."""
     for id_, tokens in lane.run:
