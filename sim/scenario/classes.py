@@ -102,11 +102,18 @@ def about_classes(schedulers: Sequence[Any], workload: Trace | ClosedLoop, route
     weights = {each.weight for each in getattr(workload, "terms", ())}
     if len(weights) > 1 and all(_ours(each) and not isinstance(each, WeightedFair) for each in layers):
         yield "Classes have weights and no scheduler goes by them, only the index of fairness does; {policy: weighted_fair} does."
-    same = (
-        len(set(getattr(workload, "priority", None) if getattr(workload, "priority", None) is not None else [0])) == 1
-    )
+    given = getattr(workload, "priority", None)
+    same = given is None or bool((given == given[0]).all())
     if same and any(isinstance(each, Preempt) for each in layers):
         yield "The scheduler preempts across priorities and all requests have the same, so that nobody gives way to another."
+    for each in named.layers(router):
+        name = "reserve" if isinstance(each, Reserve) else "shed" if isinstance(each, Shed) else ""
+        if name and machines == 1:
+            yield f"The router {name} is not asked: with one machine there is nothing to route."
+        elif name and same:
+            yield f"The router {name} goes by priority and all requests have the same."
+        elif isinstance(each, Reserve) and each.machines >= machines:
+            yield f"The router reserve keeps {each.machines} machines of {machines}, so that nobody is kept from any."
 
 
 def _ours(policy: Any) -> bool:
