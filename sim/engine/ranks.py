@@ -85,7 +85,7 @@ class RankLoad:
         return prefill_tokens(self._tenant)
 
     def found_tokens(self, request: RoutedRequest) -> int:
-        return found_tokens(self._tenant.sequences.kv, request, self.grown)
+        return found_tokens(self._tenant, request, self._clock.now_ns)
 
     def done_ns(self, model: int, *, waiting: bool) -> int:
         raise ValueError("ranks have no table of latencies to promise an end by")
@@ -191,9 +191,10 @@ class RankedMachine(Machine):
 
     def _rank_for(self, id_: int) -> int | Refused:
         state = self._state
-        if self._luck is None:
+        if self._luck is None or id_ >= len(self._luck):
             # By request, whatever the order in which they come.
-            self._luck = np.random.default_rng([self._seed, _RANK_STREAM]).random((len(state.prompt), 2))
+            n = max(len(state.prompt), 2 * id_)
+            self._luck = np.random.default_rng([self._seed, _RANK_STREAM]).random((n, 2))
         request = RoutedRequest(
             id_,
             state.prompt[id_],
@@ -255,7 +256,10 @@ class RankedMachine(Machine):
         end = self._ticks if span is None or not done else span.end(done)
         for tenant, lane in zip(self.tenants, self._lanes, strict=True):
             if lane.span is not None:
+                n = lane.span.n
                 tenant.commit(lane, done, end)
+                if 0 < done < n:
+                    tenant.sequences.kv.take(lane.decoding.growth_blocks)
             drop_in_flight(tenant)
             ids += hand_back(tenant)
         self._in_step = False

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sim.metrics.classes import fairness, limits_of, within
 from sim.metrics.columns import STATUS_NAMES, Columns
+from sim.metrics.fleet import fleet_figures, replica_s, serving_s, stage_s
 from sim.metrics.handover import handover_figures
 from sim.metrics.iterations import iteration_sums, sums_between
 from sim.metrics.ranks import rank_figures
@@ -96,12 +97,15 @@ def _window_summary(
         "makespan_s": span_s,
         "iterations": inside.n,
         "preemptions": int(part["preemptions"].sum()),
-        "busy_fraction": _per(inside.busy_ns * 1e-9, span_s * len(pools)) if one_stage_each else whole["busy_fraction"],
+        "busy_fraction": _per(inside.busy_ns * 1e-9, replica_s(meta, begin, end))
+        if one_stage_each
+        else whole["busy_fraction"],
         "kv_utilization": {
-            "mean": _per(inside.held_ns * 1e-9, span_s * len(pools)) if inside.n else None,
+            "mean": _per(inside.held_ns * 1e-9, replica_s(meta, begin, end)) if inside.n else None,
             "max": inside.largest_share if inside.n else None,
         },
         **rank_figures(columns, begin, end),
+        **fleet_figures(part, meta, begin, end),
         **_prefix_cache(part, meta),
         **handover_figures(part, meta, whole["makespan_s"]),
         **kv_tiers(part, meta),
@@ -137,7 +141,9 @@ def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None, 
     total = int(status.size)
     counts = _counts(status)
     span_s = makespan_s(requests, iterations.last_end_ns)
-    replicas_s = span_s * len(meta["kv_blocks_total"])
+    begin = int(requests["arrival_ns"].min())
+    end = begin + round(span_s * 1e9)
+    peaks_s = _peak_seconds(meta, begin, end)
     emitted = int(requests["emitted_tokens"].sum())
     answered = (requests["first_token_ns"] >= 0) | finished(requests)
     prompt = int(requests["prompt_tokens"][answered].sum())
@@ -158,14 +164,15 @@ def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None, 
         "makespan_s": span_s,
         "iterations": iterations.n,
         "preemptions": int(requests["preemptions"].sum()),
-        "mfu": _per(meta.get("flops"), span_s * (meta.get("peak_flops_per_s") or 0.0)),
-        "mbu": _per(meta.get("hbm_bytes"), span_s * (meta.get("peak_bytes_per_s") or 0.0)),
-        "busy_fraction": _per(meta["busy_ns"] * 1e-9, span_s * meta["n_stages"]),
+        "mfu": _per(meta.get("flops"), peaks_s[0]),
+        "mbu": _per(meta.get("hbm_bytes"), peaks_s[1]),
+        "busy_fraction": _per(meta["busy_ns"] * 1e-9, stage_s(meta, begin, end)),
         "kv_utilization": {
-            "mean": _per(iterations.held_ns * 1e-9, replicas_s) if iterations.n else None,
+            "mean": _per(iterations.held_ns * 1e-9, replica_s(meta, begin, end)) if iterations.n else None,
             "max": iterations.largest_share if iterations.n else None,
         },
         **rank_figures(columns),
+        **fleet_figures(requests, meta, begin, end),
         **_prefix_cache(requests, meta),
         **handover_figures(requests, meta, span_s),
         **kv_tiers(requests, meta),
@@ -174,6 +181,15 @@ def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None, 
         **_by_group(requests, groups, slo, span_s, int(requests["arrival_ns"].max())),
         "wall_s": meta.get("wall_s"),
     }
+
+
+def _peak_seconds(meta: Mapping[str, Any], begin: int, end: int) -> tuple[float, float]:
+    """FLOPs and bytes that the GPUs of machines could have done between two instants while they could serve; 0 where unknown."""
+    serving, span_s = serving_s(meta, begin, end), (end - begin) * 1e-9
+    if serving is not None and "machine_peaks" in meta:
+        flops, n_bytes = (serving @ np.array(meta["machine_peaks"])).tolist()
+        return flops, n_bytes
+    return span_s * (meta.get("peak_flops_per_s") or 0.0), span_s * (meta.get("peak_bytes_per_s") or 0.0)
 
 
 def makespan_s(requests: Mapping[str, NDArray[Any]], last_iteration_end_ns: int = -1) -> float:
@@ -214,9 +230,9 @@ def _prefix_cache(requests: Mapping[str, NDArray[Any]], meta: Mapping[str, Any])
 
 
 def _counts(status: NDArray[Any]) -> dict[str, int]:
-    """Requests by how they ended; those that their clients gave up only where there are any."""
+    """Requests by how they ended; those that their clients gave up, and those that were lost, only where there are any."""
     counts = {name: int((status == code).sum()) for code, name in enumerate(STATUS_NAMES)}
-    return counts if counts["aborted"] else {name: n for name, n in counts.items() if name != "aborted"}
+    return {name: n for name, n in counts.items() if n or name not in ("aborted", "lost")}
 
 
 class _Groups(NamedTuple):

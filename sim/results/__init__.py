@@ -1,6 +1,6 @@
 """What a run leaves, in memory (`result`), in a folder (`folder`, `parquet`) and in words (`words`)."""
 
-from sim.results.folder import FILES, staging
+from sim.results.folder import FILES, SOMETIMES, staging
 from sim.results.result import Result
 from sim.results.words import (
     GROUP_HEADS,
@@ -18,6 +18,7 @@ __all__ = [
     "FILES",
     "GROUP_HEADS",
     "LATENCY_HEADS",
+    "SOMETIMES",
     "STAGE_HEADS",
     "Result",
     "fact_rows",

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_va
 from pydantic_core import PydanticCustomError
 
 from sim.scenario.decoding import DecodingSettings
+from sim.scenario.fleet import Autoscale, Failures
 from sim.scenario.section import Section
 from sim.scenario.tiers import Tier
 
@@ -450,6 +451,17 @@ class ServiceClass(Section):
     """Limits of its requests, over those of the top level key by key. Schedulers see that of the first token."""
 
 
+class Costs(Section):
+    """What devices cost and what their power comes to, for the summary's `costs` and `optimize --goal cost|energy`."""
+
+    usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
+    """In place of the catalogue's price, for every device."""
+    pue: Annotated[float, Field(ge=1)] = 1.0
+    """Power usage effectiveness: of the building over that of the devices."""
+    carbon_g_per_kwh: Annotated[float, Field(ge=0)] | None = None
+    """Carbon intensity of the electricity."""
+
+
 class Window(Section):
     """The part of a run that its figures are over: requests by arrival, rates from the first of them to the last."""
 
@@ -503,7 +515,8 @@ class Pool(Section):
     cuda_graphs: CudaGraphs | None = None
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Machines in the pool."""
+    """Machines in the pool, at the beginning where it is autoscaled."""
+    autoscale: Autoscale | None = None
     rank_router: Policy | None = None
     prompt_balance: PromptBalance | None = None
     scheduler: Policy | None = None
@@ -612,12 +625,17 @@ class Settings(Section):
     """Between pools that prefill and pools that decode, by a name of your choice."""
     handover: HandoverSettings | None = None
     """Between pools that prefill and pools that decode: who emits the first token, when room is taken, what stays."""
+    autoscale: Autoscale | None = None
+    """Machines come and go; where it is left out, all of them are there from beginning to end."""
+    failures: Failures | None = None
+    """Machines fail and come back, or are slow."""
     placement: Annotated[str, Field(min_length=1)] | None = None
     """A file that `rooftrace place --out` wrote: its groups are the pools, a machine of `hardware` devices each."""
     workload: Workload = Workload(trace="conversation")
     slo: Slo = Slo()
     classes: dict[str, ServiceClass] | None = None
     """Classes of service by a name of your choice: every request is of one."""
+    costs: Costs | None = None
     window: Window = Window()
     """Which part of the run the figures are over."""
     seed: Annotated[int, Field(ge=0)] = 0

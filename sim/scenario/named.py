@@ -80,6 +80,16 @@ ROUTERS: Mapping[str, str] = {
 }
 
 
+CONTROLS: Mapping[str, str] = {
+    "target_tracking": "policies.control:TargetTracking",
+    "concurrency": "policies.control:Concurrency",
+    "knative": "policies.control:Knative",
+    "rate_model": "policies.control:RateModel",
+    "schedule": "policies.control:Schedule",
+    "perfect": "policies.control:Perfect",
+}
+
+
 # Two ways of saying the same thing are written with a bar between them; the settings given tell which is meant.
 PROCESSES: Mapping[str, str] = {
     "poisson": "workloads:Poisson",
@@ -180,6 +190,7 @@ def _imported(name: str, *, key: str, method: str) -> Any:
 _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "plan": ("view",),
     "route": ("request", "replicas"),
+    "wanted": ("seen",),
 }
 """What a policy's method takes, and the function that may stand for it."""
 

@@ -27,7 +27,7 @@ slo: {ttft_s: 1.0, tpot_s: 0.05}
 """
 
 
-_OF_ALL_POOLS = ("pools", "placement", "links", "handover")
+_OF_ALL_POOLS = ("pools", "placement", "links", "handover", "failures")
 """Settings that a pool, as a scenario of its own, does not have."""
 
 
@@ -180,7 +180,7 @@ class Scenario(Settings):
             del content["window"]  # results of scenarios from before there were windows keep their names
         pools = (content["pools"] or {}).values()
         # A scenario that does without them keeps the hash that it had before there were such settings.
-        absent = [(content, key) for key in (*_OF_ALL_POOLS, "serving_release", "classes")]
+        absent = [(content, key) for key in (*_OF_ALL_POOLS, "serving_release", "costs", "classes")]
         absent += [(section, key) for section in (content, *pools) for key in ("rank_router", "prompt_balance")]
         absent += [(pool, "serving_release") for pool in pools]
         absent += [

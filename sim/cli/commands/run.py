@@ -31,7 +31,7 @@ def run(
         Path | None, typer.Option(help="Folder for the results; default results/NAME-HASH.", show_default=False)
     ] = None,
     as_json: SummaryJson = False,
-    plots: Annotated[bool, typer.Option(help="Draw latency.png and timeline.png.")] = True,
+    plots: Annotated[bool, typer.Option(help="Draw latency.png and timeline.png (and fleet.png).")] = True,
     timeline: Annotated[
         Path | None,
         typer.Option(
@@ -42,7 +42,7 @@ def run(
     intervals: IntervalReplays = None,
 ) -> None:
     """Replay a workload on a simulated deployment and answer with latency, throughput and utilisation."""
-    from sim.results import FILES, staging
+    from sim.results import FILES, SOMETIMES, staging
     from sim.run import run_built
     from sim.scenario import Scenario
     from sim.scenario.assembly import resolve
@@ -60,7 +60,7 @@ def run(
         from sim.bench.intervals import intervals as intervals_of
 
         around = intervals_of(chosen, intervals)
-    with staging(folder, files=(*FILES, REPORT, INTERVALS)) as scratch:
+    with staging(folder, files=(*FILES, *SOMETIMES, REPORT, INTERVALS)) as scratch:
         result = run_built(built)
         kept = result.kept()
         kept.write(scratch)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.scenario import named
+from sim.scenario.assembly.fleet import about_fleet
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import caches, sorts_by_nothing, without_cache
 from sim.scenario.assembly.tiers import about_tiers
@@ -43,8 +44,16 @@ def notes_of(
     notes += _unused(scenario)
     if getattr(workload, "prefix_blocks", None) is not None:
         notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in without_cache(each))
+    elif any(each.memory.prefix_caching for pool in pools for each in pool.scenarios):
+        notes.append(
+            "memory.prefix_caching is on, and the workload does not say which prompts begin alike: nothing is found again."
+        )
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in sorts_by_nothing(each))
-    notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in about_tiers(each, workload))
+    machines = sum(pool.replicas * pool.scenarios[0].parallel.data for pool in pools)
+    notes += dict.fromkeys(
+        note for pool in pools for each in pool.scenarios for note in about_tiers(each, workload, machines)
+    )
+    notes += dict.fromkeys(about_fleet(pools))
     notes += _router(scenario, router, pools, workload)
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     notes += _priorities(schedulers, workload)
