@@ -249,6 +249,7 @@ def test_the_table_of_a_run_has_a_row_a_class(tmp_path: Path) -> None:
     assert out.exit_code == 0
     assert "class chat" in out.stdout
     assert "tenant b" in out.stdout
+    assert (tmp_path / "out" / "classes.png").stat().st_size > 10_000
     (tmp_path / "s.yaml").write_text("workload: {trace: trace.csv}\nclasses: {chat: {}}\n")
     refused = rooftrace("run", tmp_path / "s.yaml")
     assert refused.exit_code == 2
