@@ -463,6 +463,17 @@ class ServiceClass(Section):
     """Limits of its requests, over those of the top level key by key. Schedulers see that of the first token."""
 
 
+class Costs(Section):
+    """What devices cost and what their power comes to, for the summary's `costs` and `optimize --goal cost|energy`."""
+
+    usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
+    """In place of the catalogue's price, for every device."""
+    pue: Annotated[float, Field(ge=1)] = 1.0
+    """Power usage effectiveness: of the building over that of the devices."""
+    carbon_g_per_kwh: Annotated[float, Field(ge=0)] | None = None
+    """Carbon intensity of the electricity."""
+
+
 class Window(Section):
     """The part of a run that its figures are over: requests by arrival, rates from the first of them to the last."""
 
@@ -637,6 +648,9 @@ class Settings(Section):
     costs: Costs | None = None
     classes: dict[str, ServiceClass] | None = None
     """Classes of service by a name of your choice: every request is of one."""
+    classes: dict[str, ServiceClass] | None = None
+    """Classes of service by a name of your choice: every request is of one."""
+    costs: Costs | None = None
     window: Window = Window()
     """Which part of the run the figures are over."""
     seed: Annotated[int, Field(ge=0)] = 0
