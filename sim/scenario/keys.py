@@ -435,17 +435,6 @@ class Slo(Section):
     e2el_s: Seconds | None = None
 
 
-class Costs(Section):
-    """What devices cost and what their power comes to, for the summary's `costs` and `optimize --goal cost|energy`."""
-
-    usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
-    """In place of the catalogue's price, for every device."""
-    pue: Annotated[float, Field(ge=1)] = 1.0
-    """Power usage effectiveness: of the building over that of the devices."""
-    carbon_g_per_kwh: Annotated[float, Field(ge=0)] | None = None
-    """Carbon intensity of the electricity."""
-
-
 class ServiceClass(Section):
     """What is agreed of a class of requests, and how many are of it."""
 
@@ -645,9 +634,6 @@ class Settings(Section):
     """A file that `rooftrace place --out` wrote: its groups are the pools, a machine of `hardware` devices each."""
     workload: Workload = Workload(trace="conversation")
     slo: Slo = Slo()
-    costs: Costs | None = None
-    classes: dict[str, ServiceClass] | None = None
-    """Classes of service by a name of your choice: every request is of one."""
     classes: dict[str, ServiceClass] | None = None
     """Classes of service by a name of your choice: every request is of one."""
     costs: Costs | None = None
