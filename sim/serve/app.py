@@ -64,8 +64,8 @@ class Endpoint:
         self._script = script or Script()
         self._names = [tuple(each) for each in names]
         self._row = {name: row for row, each in enumerate(self._names) for name in each}
-        self._busy = 0
-        self._bodies = 0
+        self.busy = 0
+        self.bytes_of_bodies = 0
         self.refused: dict[int, int] = {}
         self.gone = 0
         """Clients that went before their answer was over."""
@@ -174,7 +174,7 @@ class Endpoint:
             "lag_bound_seconds": ("gauge", "Lag beyond which the endpoint warns.", pacer.bound_s),
             "speed": ("gauge", "Simulated seconds in a second of the wall clock.", pacer.speed),
             "simulated_seconds": ("gauge", "The simulated clock.", session.run.now_ns * 1e-9),
-            "requests_in_flight": ("gauge", "Requests under way.", self._busy),
+            "requests_in_flight": ("gauge", "Requests under way.", self.busy),
             "clients_gone_total": ("counter", "Clients that went before their answer was over.", self.gone),
         }
         for name, (kind, text, value) in plain.items():
@@ -202,10 +202,10 @@ class Endpoint:
                         if dropped > _DRAINED * limits.body_bytes:
                             break
                         continue
-                    if self._bodies + len(part) > limits.bodies_bytes:
+                    if self.bytes_of_bodies + len(part) > limits.bodies_bytes:
                         raise Refusal(503, "the endpoint is reading as many bodies as it may; try again")
                     taken += len(part)
-                    self._bodies += len(part)
+                    self.bytes_of_bodies += len(part)
                     parts.append(part)
             if dropped:
                 raise Refusal(413, f"the body is larger than {limits.body_bytes} bytes, the most that is taken")
@@ -213,7 +213,7 @@ class Endpoint:
         except TimeoutError:
             raise Refusal(408, f"the body did not come within {limits.body_s:g} s") from None
         finally:
-            self._bodies -= taken
+            self.bytes_of_bodies -= taken
 
     def _row_of(self, name: str | None) -> int:
         if name is None:
@@ -261,18 +261,18 @@ class Endpoint:
         return await self._answer(request, chat=True)
 
     async def _answer(self, request: Request, *, chat: bool) -> Response:
-        if self._busy >= self.limits.streams:
+        if self.busy >= self.limits.streams:
             raise Refusal(503, f"{self.limits.streams} requests are under way, and more are not taken; try again")
-        self._busy += 1
+        self.busy += 1
         try:
             answer = await self._asked(request, chat=chat)
         except BaseException:
-            self._busy -= 1
+            self.busy -= 1
             raise
         return answer
 
     def _done(self) -> None:
-        self._busy -= 1
+        self.busy -= 1
 
     async def _asked(self, request: Request, *, chat: bool) -> Response:
         session = self.session
