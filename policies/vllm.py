@@ -193,7 +193,7 @@ class Vllm:
                 cached += found * block_tokens
                 to_compute -= found * block_tokens
             if seq.shared_blocks:
-                # What was loaded for it, and is its own already.
+                # What was loaded for it and is its own, or is shown as found.
                 found, unheld = seq.shared_blocks, 0
             elif cache is None:
                 found = 0
@@ -207,10 +207,10 @@ class Vllm:
             reserve = kept if occupied else 0
             if self.scheduler_reserve_full_isl:
                 whole = min(cached + (to_compute or 1), view.max_model_len)
-                if view.blocks(whole) - found - seq.shared_blocks - seq.kept_blocks + unheld + reserve > free:
+                if view.blocks(whole) - found - seq.kept_blocks + unheld + reserve > free:
                     return True
-            # What the engine has looked up for it is among its cached tokens.
-            had = found + seq.shared_blocks + seq.kept_blocks
+            # What the engine has looked up for it, or has had loaded, is among its cached tokens.
+            had = found + seq.kept_blocks
             new = _blocks(view, cached + (tokens if view.by_chunk else to_compute or tokens)) - had
             needed = new + unheld
             if needed + reserve > free:

@@ -18,6 +18,7 @@ from sim.engine.ahead import Ahead
 from sim.engine.brought import Brought
 from sim.engine.clock import TICK_BITS
 from sim.engine.columns import ABORTED, FINISHED
+from sim.engine.finding import Finding
 from sim.engine.kv import KvPool
 from sim.engine.lane import Ended, Lane, Paused
 from sim.engine.promises import Promises
@@ -51,6 +52,7 @@ class Own(Protocol):
     promises: Promises
     ahead: Ahead | None
     given_up: dict[int, int]
+    finding: Finding
     brought: Brought
     n_admitted: int
     n_changes: int
@@ -120,11 +122,9 @@ class Exchange:
     def may_act(self, *, unknown: bool) -> bool:
         """Whether the next look may read news, or find room for somebody, that this one did not. *unknown*: the present plan does
         not know all that has happened."""
-        if self.mail:
-            return True
-        kv = self.sequences.kv
-        # What somebody who asks for room would find changes with every step, as for those who wait.
-        return bool(self.asked) and (unknown or kv.writes or (kv.caches and not self._alone))
+        return bool(self.mail) or (
+            bool(self.asked) and (unknown or self.sequences.finding.may_find_more(alone=self._alone))
+        )
 
     def _make_room(self, id_: int, lane: Lane, ticks: int) -> bool:
         sequences = self.sequences

@@ -97,6 +97,7 @@ class Gate:
             -1 if state.deadline is None else state.deadline[id_],
             id_ if self._turn is None else self._turn[id_],
             -1 if self._session is None else self._session[id_],
+            priority=0 if state.priority is None else state.priority[id_],
         )
 
     def choose(self, id_: int, machines: Sequence[Machine] | None = None) -> Machine | None:

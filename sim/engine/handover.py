@@ -207,7 +207,10 @@ class Handovers:
     def has_room(self, id_: int, now_ns: int, found_tokens: int) -> None:
         """The receiver has taken room, where it has *found_tokens* tokens already."""
         self._at["room_ns"][id_] = now_ns
-        leg = self.legs[id_]
+        leg = self.legs.get(id_)
+        if leg is None:
+            # Its client has gone, of which a plan that is made ahead does not know yet; the room is given back when one does.
+            return
         leg.has_room, leg.found = True, found_tokens
         self._later(now_ns + HEARD_AFTER_NS, _ROOM, id_)
 

@@ -19,27 +19,29 @@ from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.errors import PolicyError
 from sim.engine.events import MACHINES, Alarm, Clock
 from sim.engine.experiment import MachineSpec
-from sim.engine.kv import KvPool
 from sim.engine.lane import Lane
 from sim.engine.prices import StageTable
 from sim.engine.requests import RequestState
 from sim.engine.roles import Part
-from sim.engine.sequences import Outside, n_waiting, refusal
+from sim.engine.sequences import Outside, n_waiting, refusal, take_for_rounds
 from sim.engine.span import Span
 from sim.engine.stages import Stages
 from sim.engine.tenant import NOTHING, Tenant, awaits, drop_in_flight, hand_back, n_loading, read_at_rest, rings
 from sim.engine.tiers import SharedStores
 
 
-def found_tokens(kv: KvPool, request: RoutedRequest, grown: int) -> int:
-    """Tokens of the prompt, in full blocks, that are cached in *kv* when *grown* blocks more than it knows have been taken."""
+def found_tokens(tenant: Tenant, request: RoutedRequest, now_ns: int) -> int:
+    """Tokens of the prompt, in full blocks, that are cached at *now_ns* on a tenant with one lane, or with no span in flight."""
+    kv, lane = tenant.sequences.kv, tenant.lanes[0]
     if not kv.caches:
         return 0
-    if grown <= 0:
-        return kv.found_blocks(request.id, request.prompt_tokens + 1) * kv.block_tokens
-    # As if the span had been taken step by step: what its growth evicts is gone.
+    span = lane.span
     kv.try_out()
-    kv.take(grown)
+    if span is not None and span.n > 1:
+        # As if the span had been taken step by step: what its growth evicts is gone.
+        rounds = span.index_at(now_ns << TICK_BITS)
+        if lane.decoding.blocks_for(rounds) > span.growth_first:
+            take_for_rounds(kv, lane.decoding, rounds, span.growth_first)
     found = kv.found_blocks(request.id, request.prompt_tokens + 1)
     kv.undo()
     return found * kv.block_tokens
@@ -178,7 +180,7 @@ class Machine:
 
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached here."""
-        return found_tokens(self.tenant_of(request.model).sequences.kv, request, self._grown)
+        return found_tokens(self.tenant_of(request.model), request, self._clock.now_ns)
 
     @property
     def planned_ns(self) -> int:
@@ -304,7 +306,11 @@ class Machine:
         if self._alone and self._lane.span is not None:
             span = self._lane.span
             done = span.index_at(now_ns << TICK_BITS) - 1
+            n = span.n
             self.tenants[0].commit(self._lane, done, span.end(done) if done else self._ticks)
+            if 0 < done < n:
+                # The step in flight had taken its blocks, and what they evict is gone.
+                self.tenants[0].sequences.kv.take(self._lane.decoding.growth_blocks)
         for tenant in self.tenants:
             drop_in_flight(tenant)
         self._ends.clear()

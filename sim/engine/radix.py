@@ -33,7 +33,7 @@ RETRACT_DECODE_STEPS = 20
 class RadixCache(TreePool):
     """A pool whose pages are found again in a tree of contents. A block is a page."""
 
-    __slots__ = ("_looks", "_n_admitted", "_prompts", "_tokens", "_trial", "drops_last", "used_by_looks")
+    __slots__ = ("_looks", "_n_admitted", "_prompts", "_taken", "_tokens", "_trial", "drops_last", "used_by_looks")
 
     def __init__(
         self, total: int, block_tokens: int, contents: Contents, prompts: array[int], *, by_chunk: bool = False,
@@ -50,7 +50,7 @@ class RadixCache(TreePool):
         self.used_by_looks = used_by_looks
         self._tokens = contents if token_contents is None else token_contents
         self._prompts = prompts
-        self._n_admitted = self._looks = 0
+        self._n_admitted = self._looks = self._taken = 0
         self._trial: list[Node] | None = None
 
     # Contents.
@@ -164,6 +164,8 @@ class RadixCache(TreePool):
         self.make_room(blocks)
         self.free -= blocks
         self._blank -= blocks
+        if self._trial is not None:
+            self._taken += blocks
 
     def before_prompts(self, tokens: int, prompts: int) -> None:
         """Room for an iteration's prompts as `alloc_paged_token_slots_extend` makes it: long pages, and one more for each."""
@@ -187,15 +189,19 @@ class RadixCache(TreePool):
     # What a plan would do, and what it asks.
 
     def try_out(self) -> None:
-        """From here on admissions are noted, for `undo`."""
-        self._trial = []
+        """From here on admissions, and pages that are taken, are noted, for `undo`."""
+        self._trial, self._gone, self._taken = [], [], 0
 
     def undo(self) -> None:
-        """Take back all admissions since `try_out`."""
-        assert self._trial is not None
-        for node in self._trial:
+        """Take back all of these since `try_out`."""
+        trial, gone = self._trial, self._gone
+        assert trial is not None
+        assert gone is not None
+        self._trial = self._gone = None
+        self.give(self._taken)
+        for node in trial:
             self._unlock(node)
-        self._trial = None
+        self._put_back(gone)
 
     def full_blocks(self, id_: int) -> int:
         """Pages of an admitted request in the tree."""

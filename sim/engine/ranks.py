@@ -85,7 +85,7 @@ class RankLoad:
         return prefill_tokens(self._tenant)
 
     def found_tokens(self, request: RoutedRequest) -> int:
-        return found_tokens(self._tenant.sequences.kv, request, self.grown)
+        return found_tokens(self._tenant, request, self._clock.now_ns)
 
     def done_ns(self, model: int, *, waiting: bool) -> int:
         raise ValueError("ranks have no table of latencies to promise an end by")
@@ -203,6 +203,7 @@ class RankedMachine(Machine):
             state.arrival[id_],
             -1 if state.deadline is None else state.deadline[id_],
             self._n_routed,
+            priority=0 if state.priority is None else state.priority[id_],
         )
         self._n_routed += 1
         answer = self._route_of(request, self._loads)
@@ -255,7 +256,10 @@ class RankedMachine(Machine):
         end = self._ticks if span is None or not done else span.end(done)
         for tenant, lane in zip(self.tenants, self._lanes, strict=True):
             if lane.span is not None:
+                n = lane.span.n
                 tenant.commit(lane, done, end)
+                if 0 < done < n:
+                    tenant.sequences.kv.take(lane.decoding.growth_blocks)
             drop_in_flight(tenant)
             ids += hand_back(tenant)
         self._in_step = False

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from policies.view import WaitingSeq
+from policies.view import NO_TERMS, Terms, WaitingSeq
 from sim.engine.columns import BUBBLES, UNFINISHED
 from sim.engine.content import Contents
 from sim.engine.lane import Lane
@@ -38,6 +38,8 @@ class RequestState:
         """Relative to arrival, -1 absent; None: nobody has one."""
         self.priority = priority
         """None: 0 for all."""
+        self.terms: Terms = NO_TERMS
+        """Of classes of service."""
         self.left = output[:]
         """Tokens still to emit; of a sequence that decodes, as of when it joined the others."""
         self.arrival = arrival
@@ -64,6 +66,8 @@ class RequestState:
         self.load_ns = array("q")
         """How long it was held for loads; -1 less when it began, while it is."""
         self.status = bytearray([UNFINISHED]) * n
+        self.again: bytearray | None = None
+        """Of each request whether its machine has failed, where machines do."""
         self.reason = array("i", [-1]) * n
         self.told: Callable[[Lane, int], None] | None = None
         """Whoever is told of each step of a lane when it has ended, and when that was; None: nobody listens."""
@@ -97,6 +101,8 @@ class RequestState:
             yield from ((column, 0) for column in (self.prefix_hits, self.prefix_hits_again))
         if self.tier_hits:
             yield from ((column, 0) for column in (*self.tier_hits.values(), self.load_ns))
+        if self.again is not None:
+            yield self.again, 0
         yield self.status, UNFINISHED
 
     def keep_tier_hits(self, kinds: Sequence[str]) -> None:

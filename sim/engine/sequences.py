@@ -79,6 +79,8 @@ class Sequences:
         self.given_up: dict[int, int] = {}
         """Requests whose clients have gone, and when; they leave when it is known to whoever plans."""
         self.brought = Brought(self.kv, state)
+        self.given_back: dict[int, int] = {}
+        """Of those that ran when it was last stopped: tokens whose KV is gone."""
         self._in_vain = 0
         """Preemptions since a token was emitted."""
         self._outside = outside
@@ -320,7 +322,7 @@ class Sequences:
         decoding = lane.decoding
         self._in_vain = 0
         if rounds > 1:
-            _take_for_rounds(self.kv, decoding, rounds, growth_first)
+            take_for_rounds(self.kv, decoding, rounds, growth_first)
         lane.last_round_ns = end_ns
         departures = decoding.advance(rounds)
         if not departures:
@@ -394,15 +396,22 @@ def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
     """Give up everything: all blocks are free, and the requests are the caller's, those that ran, lane by lane, before those
     that waited."""
     ids: list[int] = []
+    given_back: dict[int, int] = {}
     for lane in lanes:
         for id_ in list(lane.decoding):
             departure = sequences._leave(lane, id_)
             sequences.state.token_ns[id_] = _last_token_ns(lane, departure)
+            given_back[id_] = departure.cached_tokens
+        for id_, paused in lane.paused.items():
+            sequences.state.token_ns[id_] = paused.token_ns
+            given_back[id_] = paused.cached
+        given_back |= {id_: partial.cached_tokens for id_, partial in lane.partial.items()}
         lane.forget_the_leaving()
         ids += lane.admitted
         lane.admitted.clear()
         lane.partial.clear()
         lane.paused.clear()
+    sequences.given_back = given_back
     ids += [seq.id for seq in sequences.queue]
     sequences.queue.clear()
     if sequences.exchange is not None:
@@ -423,7 +432,7 @@ def n_waiting(sequences: Sequences) -> int:
     return len(sequences.queue) + (0 if sequences.exchange is None else sequences.exchange.coming)
 
 
-def _take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
+def take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
     """The blocks of so many decode steps, of which *taken* have been taken."""
     if kv.caches_late:
         # What the last of them evicts depends on what there was before it.

@@ -186,7 +186,7 @@ class Tenant:
         if hold > 1 and (waits or sequences.given_up or (loading is not None and _may_learn(loading, ticks))):
             # The next plan is the first that knows who has gone, or may be shown who waits.
             hold, plan = 1, plan._replace(hold=1)
-        if hold > 1 and queue and self._caches and _may_find_more(self):
+        if hold > 1 and queue and self._caches and self._finding.may_find_more(alone=self.alone):
             hold, plan = 1, plan._replace(hold=1)
         if hold > 1 and exchange is not None and exchange.may_act(unknown=unknown):
             hold, plan = 1, plan._replace(hold=1)
@@ -385,6 +385,7 @@ class Tenant:
         if done < span.n or not span.is_recorded:
             span.close(self.recorder, done)
             if not done:
+                _undo_prompts(lane)
                 return
         if self._ahead is not None:
             self._ahead.seen_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
@@ -455,6 +456,7 @@ def _add_lane(tenant: Tenant) -> Lane:
         lookahead_tokens=tenant._kv.lookahead_tokens,
         draft_slots=spec.draft_slots,
         max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
+        terms=tenant.state.terms,
         cache=tenant._kv
         if tenant._caches and (looks_itself if tenant._late else admits_in_turn)(spec.scheduler)
         else None,
@@ -541,14 +543,25 @@ def _write_prompts(tiers: Tiers, lane: Lane, prompt: Sequence[int], block_tokens
         tiers.computed(id_, min(lane.partial[id_].cached_tokens, prompt[id_]) // block_tokens)
 
 
+def _undo_prompts(lane: Lane) -> None:
+    """The prompt tokens of an iteration that does not come to its end have not been computed."""
+    for id_, tokens in lane.run:
+        partial = lane.partial[id_]
+        lane.partial[id_] = partial._replace(cached_tokens=partial.cached_tokens - tokens)
+
+
 def drop_in_flight(tenant: Tenant) -> None:
     """Forget the micro-batches that have not left the last stage."""
     tenant.recorder.spans.drop_last(tenant.n_in_flight)
     tenant.recorder.stages.drop_last(tenant.n_in_flight * len(tenant.stages))
     for lane in tenant.lanes:
+        if lane.span is not None:
+            _undo_prompts(lane)
         lane.span = None
         lane.held = lane.view.memo = None
     tenant.n_in_flight = 0
+    tenant.ready.clear()
+    tenant.ready.extend(tenant.lanes)
 
 
 def launch(tenant: Tenant, lane: Lane, ticks: int, duration: int) -> None:
@@ -597,14 +610,6 @@ def _all_taken(tenant: Tenant, n: int, decodes: int, in_vain: int, ticks: int, e
         sequences.kv.give(in_vain)
     if finding.ended:
         finding.free_the_ended()
-
-
-def _may_find_more(tenant: Tenant) -> bool:
-    """Whether those who wait may find something else with every step: of who emits what is named, of micro-batches that evict; or
-    with the next one, which makes known what the one before it has computed."""
-    kv = tenant.sequences.kv
-    late = kv.caches_late and bool(tenant.sequences.finding.ended)
-    return kv.writes or late or (kv.caches and not tenant.alone)
 
 
 def _still_holds(tenant: Tenant, held: HeldPlan, decoding: RunningSet, ticks: int) -> bool:

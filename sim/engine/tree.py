@@ -57,7 +57,7 @@ class Held:
 class TreePool(KvPool):
     """A pool whose free pages are without content or in nodes of a tree that nobody holds."""
 
-    __slots__ = ("_blank", "_clock", "_contents", "_heap", "_held", "_n_nodes", "_n_pushed", "_paths", "_root")
+    __slots__ = ("_blank", "_clock", "_contents", "_gone", "_heap", "_held", "_n_nodes", "_n_pushed", "_paths", "_root")
 
     def __init__(
         self, total: int, block_tokens: int, contents: Contents, *, by_chunk: bool = False, lookahead_tokens: int = 0,
@@ -78,6 +78,8 @@ class TreePool(KvPool):
         """Leaves that nobody holds by their last use; entries that have been overtaken stay until they are met."""
         self._held: dict[int, Held] = {}
         self._paths: dict[int, Keys] = {}
+        self._gone: list[tuple[tuple[int, int, Node], Node]] | None = None
+        """While something is tried out: leaves that were evicted, as they stood in the heap, and their parents."""
 
     def _path(self, id_: int) -> Keys:
         """All that a request reads and writes."""
@@ -225,6 +227,8 @@ class TreePool(KvPool):
             leaf = entry[2]
             parent = leaf.parent
             assert parent is not None
+            if self._gone is not None:
+                self._gone.append((entry, parent))
             del parent.children[leaf.keys[0][0]]
             leaf.parent = None
             self._n_nodes -= 1
@@ -232,6 +236,17 @@ class TreePool(KvPool):
             self.evicted += leaf.hi - leaf.lo
             if parent.parent is not None and not parent.refs and not parent.children:
                 self._push(parent)
+
+    def _put_back(self, evicted: list[tuple[tuple[int, int, Node], Node]]) -> None:
+        """Leaves are where they were before they were evicted."""
+        for entry, parent in evicted:
+            leaf = entry[2]
+            parent.children[leaf.keys[0][0]] = leaf
+            leaf.parent = parent
+            self._n_nodes += 1
+            self._blank -= leaf.hi - leaf.lo
+            self.evicted -= leaf.hi - leaf.lo
+            heappush(self._heap, entry)
 
     @property
     def held_again(self) -> int:

@@ -100,6 +100,9 @@ def _section(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
             # The name of an entry, such as that of a pool.
             named = False
             continue
+        if part.isdecimal():
+            # The place of an entry in a list, whose section it has.
+            continue
         if at is None or part not in at.model_fields:
             return None
         annotation = at.model_fields[part].annotation

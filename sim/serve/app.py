@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -187,7 +187,7 @@ class Endpoint:
     # Bodies.
 
     @contextlib.asynccontextmanager
-    async def _body(self, request: Request) -> Any:
+    async def _body(self, request: Request) -> AsyncIterator[Any]:
         """The JSON object that a client sends, its bytes counted for as long as the block runs."""
         limits, taken = self.limits, 0
         parts: list[bytes] = []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from policies.routers import RoundRobin
+from policies.routers import Prefix, RoundRobin
 from policies.schedulers import Sarathi
 from policies.sglang import Sglang
 from policies.view import Scheduler
@@ -17,6 +18,7 @@ from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, ReplicaSpec, run
 from tests.engine.costs import Linear
 from tests.engine.radix import found_tokens
+from tests.engine.random_runs import an_experiment, assert_same
 from workloads import Trace
 
 S = 10**9
@@ -185,3 +187,21 @@ def test_iterations_say_what_was_found_and_evicted(cache: str) -> None:
 def test_runs_without_contents_say_nothing_of_what_is_found() -> None:
     bare = Trace(arrival_ns=[0], prompt_tokens=[5], output_tokens=[2])
     assert "prefix_hit_tokens" not in served(bare).iterations()
+
+
+def test_routers_that_look_into_trees_see_what_stepping_sees_and_leave_them_as_they_are() -> None:
+    """While a machine decodes, what its growth has evicted by now is gone for who looks, and nothing is taken by looking."""
+    found = looked = 0
+    for seed in range(50):
+        experiment = an_experiment(seed, speculative=False)
+        if any(tenant.prefix_cache != "tree" for tenant in experiment.tenants):
+            continue
+        if getattr(experiment.workload, "prefix_blocks", None) is None:
+            continue
+        experiment = replace(experiment, replicas=experiment.machines[:1] * 2, router=Prefix())
+        columns = run(experiment, check_invariants=True)
+        assert_same(columns, run(experiment, fast_forward=False))
+        found += int(columns.requests["prefix_hit_tokens"].sum())
+        looked += 1
+    assert looked > 5
+    assert found > 100
