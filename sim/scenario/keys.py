@@ -434,6 +434,17 @@ class Slo(Section):
     e2el_s: Seconds | None = None
 
 
+class Costs(Section):
+    """What devices cost and what their power comes to, for the summary's `costs` and `optimize --goal cost|energy`."""
+
+    usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
+    """In place of the catalogue's price, for every device."""
+    pue: Annotated[float, Field(ge=1)] = 1.0
+    """Power usage effectiveness: of the building over that of the devices."""
+    carbon_g_per_kwh: Annotated[float, Field(ge=0)] | None = None
+    """Carbon intensity of the electricity."""
+
+
 class ServiceClass(Section):
     """What is agreed of a class of requests, and how many are of it."""
 
@@ -449,17 +460,6 @@ class ServiceClass(Section):
     """From arrival to the last token: a request's own, for `{policy: order, by: deadline}`, `reject` and the figures."""
     slo: Slo = Slo()
     """Limits of its requests, over those of the top level key by key. Schedulers see that of the first token."""
-
-
-class Costs(Section):
-    """What devices cost and what their power comes to, for the summary's `costs` and `optimize --goal cost|energy`."""
-
-    usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
-    """In place of the catalogue's price, for every device."""
-    pue: Annotated[float, Field(ge=1)] = 1.0
-    """Power usage effectiveness: of the building over that of the devices."""
-    carbon_g_per_kwh: Annotated[float, Field(ge=0)] | None = None
-    """Carbon intensity of the electricity."""
 
 
 class Window(Section):
@@ -633,9 +633,9 @@ class Settings(Section):
     """A file that `rooftrace place --out` wrote: its groups are the pools, a machine of `hardware` devices each."""
     workload: Workload = Workload(trace="conversation")
     slo: Slo = Slo()
+    costs: Costs | None = None
     classes: dict[str, ServiceClass] | None = None
     """Classes of service by a name of your choice: every request is of one."""
-    costs: Costs | None = None
     window: Window = Window()
     """Which part of the run the figures are over."""
     seed: Annotated[int, Field(ge=0)] = 0
