@@ -254,14 +254,6 @@ class RunPool(KvPool):
         if self._log is not None:
             self._log.append(("unlink", run))
 
-    def _append(self, run: Run) -> None:
-        head = self._head
-        last = head.before
-        assert last is not None
-        run.before, run.after = last, head
-        last.after = head.before = run
-
-    @property
     def held_again(self) -> int:
         runs = (run for chain in (*self._chains.values(), *self._own.values()) for run in chain.runs)
         return sum((run.hi - run.lo) * (run.refs - 1) for run in runs if run.refs > 1)
