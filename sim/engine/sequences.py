@@ -3,6 +3,9 @@
 Moves keep the books: KV blocks, what a request has emitted, how many are admitted. Who moves, and when, others decide.
 """
 
+# pyright: reportPrivateUsage=false
+# The functions below the class are its own, kept outside of it so that either can be read in one sitting.
+
 from __future__ import annotations
 
 from collections import deque
