@@ -1,5 +1,8 @@
 """Replays a workload: arrivals, the router, the machines, and the columns that they leave."""
 
+# pyright: reportPrivateUsage=false
+# The columns are worked out below the class, so that either can be read in one sitting.
+
 from __future__ import annotations
 
 import gc
@@ -17,7 +20,7 @@ from sim.engine.columns import ABORTED, BUBBLES, LOST, REJECTED, UNFINISHED, Col
 from sim.engine.content import Contents, contents_of
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment, MachineSpec
-from sim.engine.fleet import Fleet
+from sim.engine.fleet import Fleet, facts_of
 from sim.engine.followers import Followers
 from sim.engine.front_end import FrontEnd
 from sim.engine.gate import Gate, eligible
@@ -498,7 +501,7 @@ def _columns(cluster: _Cluster) -> Columns:
                 else {}
             ),
             **({} if cluster._handovers is None else {"links": cluster._handovers.links()}),
-            **({} if cluster._fleet is None else {"fleet": cluster._fleet.facts()}),
+            **({} if cluster._fleet is None else {"fleet": facts_of(cluster._fleet)}),
             "n_stages": sum(machine.n_stages for machine in cluster._machines),
             **({"tiers": _tier_facts(cluster._machines)} if tiers else {}),
             **({"ranks": ranks} if (ranks := ranked(cluster._machines)) else {}),

@@ -4,6 +4,9 @@ Everything here happens first in its instant. A request is sent to a machine tha
 where its machine has failed, and nowhere twice.
 """
 
+# pyright: reportPrivateUsage=false
+# The functions below the class are its own, kept outside of it so that either can be read in one sitting.
+
 from __future__ import annotations
 
 from array import array
@@ -127,25 +130,6 @@ class Fleet:
         for id_ in self.held:
             if self._state.status[id_] == UNFINISHED:
                 self.held_ns[id_] += max(end_ns - self._held_since[id_], 1)
-
-    def facts(self) -> dict[str, Any]:
-        """Counts, and every change of a machine's state: when, which, its state and (of one that starts) its phase."""
-        at_ns, machine, state, phase = (list(column) for column in self._log)
-        return {
-            "pools": list(self._spec.pools),
-            "names": list(self._spec.names),
-            "phases": [[] if pool.scaling is None else [name for name, _ in pool.scaling.phases] for pool in self.pools],
-            "in_flight": self._spec.in_flight,
-            "n_stages": [machine.n_stages for machine in self.machines],
-            "n_tenants": [len(machine.tenants) for machine in self.machines],
-            "fails": any(each is not None for each in self._spec.failing) or bool(self._spec.outages),
-            "scales": any(pool.scaling is not None for pool in self.pools),
-            "log": {"at_ns": at_ns, "machine": machine, "state": state, "phase": phase},
-            "asked_below_least": sum(pool.at_least for pool in self.pools),
-            "asked_above_most": sum(pool.at_most for pool in self.pools),
-            **{name: sum(getattr(each, name) for each in self._controllers) for name in ("starts", "called_back", "drains")},
-            **self._counts,
-        }  # fmt: skip
 
     # Requests.
 
@@ -378,17 +362,38 @@ class Fleet:
 
     def looks(self) -> dict[str, PoolSeen]:
         """What is seen of each pool, by name."""
-        self._look_for_first_tokens()
+        _look_for_first_tokens(self)
         return {pool.name: pool.look(self) for pool in self.pools}
 
-    def _look_for_first_tokens(self) -> None:
-        """Times to first tokens that have come since, each to the pool that gave it."""
-        state, still = self._state, []
-        for id_ in self._open:
-            first_ns = state.first_token[id_]
-            if first_ns >= 0 and state.replica[id_] >= 0:
-                index = self._machine_of[state.replica[id_]]
-                self.pools[self._spec.pools[index]].firsts_ns.append(first_ns - state.arrival[id_])
-            elif state.status[id_] == UNFINISHED:
-                still.append(id_)
-        self._open = still
+
+def facts_of(fleet: Fleet) -> dict[str, Any]:
+    """Counts, and every change of a machine's state: when, which, its state and (of one that starts) its phase."""
+    at_ns, machine, state, phase = (list(column) for column in fleet._log)
+    return {
+        "pools": list(fleet._spec.pools),
+        "names": list(fleet._spec.names),
+        "phases": [[] if pool.scaling is None else [name for name, _ in pool.scaling.phases] for pool in fleet.pools],
+        "in_flight": fleet._spec.in_flight,
+        "n_stages": [machine.n_stages for machine in fleet.machines],
+        "n_tenants": [len(machine.tenants) for machine in fleet.machines],
+        "fails": any(each is not None for each in fleet._spec.failing) or bool(fleet._spec.outages),
+        "scales": any(pool.scaling is not None for pool in fleet.pools),
+        "log": {"at_ns": at_ns, "machine": machine, "state": state, "phase": phase},
+        "asked_below_least": sum(pool.at_least for pool in fleet.pools),
+        "asked_above_most": sum(pool.at_most for pool in fleet.pools),
+        **{name: sum(getattr(each, name) for each in fleet._controllers) for name in ("starts", "called_back", "drains")},
+        **fleet._counts,
+    }  # fmt: skip
+
+
+def _look_for_first_tokens(fleet: Fleet) -> None:
+    """Times to first tokens that have come since, each to the pool that gave it."""
+    state, still = fleet._state, []
+    for id_ in fleet._open:
+        first_ns = state.first_token[id_]
+        if first_ns >= 0 and state.replica[id_] >= 0:
+            index = fleet._machine_of[state.replica[id_]]
+            fleet.pools[fleet._spec.pools[index]].firsts_ns.append(first_ns - state.arrival[id_])
+        elif state.status[id_] == UNFINISHED:
+            still.append(id_)
+    fleet._open = still
