@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from policies.routers import knowledge_of
-from sim.engine.cluster import _Cluster  # pyright: ignore[reportPrivateUsage]
-from sim.engine.columns import UNFINISHED, Columns
+from sim.engine.cluster import _Cluster, _columns  # pyright: ignore[reportPrivateUsage]
+from sim.engine.columns import REJECTED, UNFINISHED, Columns
 from sim.engine.content import Contents
 from sim.engine.events import ARRIVALS, Alarm
 from sim.engine.experiment import Experiment
@@ -80,6 +80,10 @@ class LiveRun(_Cluster):
         if experiment.handover is not None:
             raise ValueError(
                 "prefill and decode on machines of their own are not served live; replay a trace of the requests (rooftrace run)"
+            )
+        if experiment.fleet is not None:
+            raise ValueError(
+                "machines that come, go or fail are not served live; replay a trace of the requests (rooftrace run)"
             )
         knows = knowledge_of(experiment.router)
         if knows is not None and knows.sent is not None and len(experiment.replicas) > 1:
@@ -159,7 +163,7 @@ class LiveRun(_Cluster):
         self._clock.run()
         for machine in self._machines:
             machine.abort(self._clock.now_ns)
-        return self._columns()
+        return _columns(self)
 
     # What is known of them.
 
@@ -261,6 +265,6 @@ class LiveRun(_Cluster):
         if self._state.finish[id_] >= 0:
             self._listener.ended(id_, now_ns)
 
-    def rejected(self, id_: int, reason: str) -> None:
-        super().rejected(id_, reason)
+    def rejected(self, id_: int, reason: str, status: int = REJECTED) -> None:
+        super().rejected(id_, reason, status)
         self._listener.refused(id_, reason, self._clock.now_ns)

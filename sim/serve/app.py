@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,10 +16,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from sim.errors import RooftraceError
 from sim.serve.bodies import Asked, Refusal, asked_of, read
 from sim.serve.counting import Tokens, digests, filler
 from sim.serve.exchange import Exchange
 from sim.serve.prometheus import head, sample
+from sim.serve.script import Script
 from sim.serve.session import Session
 
 Receive = Callable[[], Awaitable[Any]]
@@ -52,17 +54,18 @@ class Endpoint:
 
     def __init__(
         self, session: Session, tokens: Tokens, *, names: Sequence[Sequence[str]], limits: Limits,
-        outputs: Literal["asked", "workload"],
+        outputs: Literal["asked", "workload"], script: Script | None = None,
     ) -> None:  # fmt: skip
-        """*names*: of each model all that it may be asked for by, the first of which is its own."""
+        """*names*: of each model all that it may be asked for by, the first of which is its own; *script*: faults."""
         self.session = session
         self.tokens = tokens
         self.limits = limits
         self._outputs = outputs
+        self._script = script or Script()
         self._names = [tuple(each) for each in names]
-        self._row = {name: row for row, each in reversed(list(enumerate(self._names))) for name in each}
-        self._busy = 0
-        self._bodies = 0
+        self._row = {name: row for row, each in enumerate(self._names) for name in each}
+        self.busy = 0
+        self.bytes_of_bodies = 0
         self.refused: dict[int, int] = {}
         self.gone = 0
         """Clients that went before their answer was over."""
@@ -171,7 +174,7 @@ class Endpoint:
             "lag_bound_seconds": ("gauge", "Lag beyond which the endpoint warns.", pacer.bound_s),
             "speed": ("gauge", "Simulated seconds in a second of the wall clock.", pacer.speed),
             "simulated_seconds": ("gauge", "The simulated clock.", session.run.now_ns * 1e-9),
-            "requests_in_flight": ("gauge", "Requests under way.", self._busy),
+            "requests_in_flight": ("gauge", "Requests under way.", self.busy),
             "clients_gone_total": ("counter", "Clients that went before their answer was over.", self.gone),
         }
         for name, (kind, text, value) in plain.items():
@@ -184,7 +187,7 @@ class Endpoint:
     # Bodies.
 
     @contextlib.asynccontextmanager
-    async def _body(self, request: Request) -> Any:
+    async def _body(self, request: Request) -> AsyncIterator[Any]:
         """The JSON object that a client sends, its bytes counted for as long as the block runs."""
         limits, taken = self.limits, 0
         parts: list[bytes] = []
@@ -199,10 +202,10 @@ class Endpoint:
                         if dropped > _DRAINED * limits.body_bytes:
                             break
                         continue
-                    if self._bodies + len(part) > limits.bodies_bytes:
+                    if self.bytes_of_bodies + len(part) > limits.bodies_bytes:
                         raise Refusal(503, "the endpoint is reading as many bodies as it may; try again")
                     taken += len(part)
-                    self._bodies += len(part)
+                    self.bytes_of_bodies += len(part)
                     parts.append(part)
             if dropped:
                 raise Refusal(413, f"the body is larger than {limits.body_bytes} bytes, the most that is taken")
@@ -210,7 +213,7 @@ class Endpoint:
         except TimeoutError:
             raise Refusal(408, f"the body did not come within {limits.body_s:g} s") from None
         finally:
-            self._bodies -= taken
+            self.bytes_of_bodies -= taken
 
     def _row_of(self, name: str | None) -> int:
         if name is None:
@@ -258,24 +261,27 @@ class Endpoint:
         return await self._answer(request, chat=True)
 
     async def _answer(self, request: Request, *, chat: bool) -> Response:
-        if self._busy >= self.limits.streams:
+        if self.busy >= self.limits.streams:
             raise Refusal(503, f"{self.limits.streams} requests are under way, and more are not taken; try again")
-        self._busy += 1
+        self.busy += 1
         try:
             answer = await self._asked(request, chat=chat)
         except BaseException:
-            self._busy -= 1
+            self.busy -= 1
             raise
         return answer
 
     def _done(self) -> None:
-        self._busy -= 1
+        self.busy -= 1
 
     async def _asked(self, request: Request, *, chat: bool) -> Response:
         session = self.session
         async with self._body(request) as body:
             asked = asked_of(body, chat=chat)
             row = self._row_of(asked.model)
+            fault = self._script.fault_of(session.pacer.present_ns() * 1e-9, self._names[row][0])
+            if fault is not None and fault.status is not None:
+                raise Refusal(fault.status, "the script of this endpoint answers so now")
             limit = session.setup.limits[row]
             tokens = asked.tokens if asked.text is None else await self._counted(asked.text, limit)
             assert tokens is not None
@@ -290,7 +296,7 @@ class Endpoint:
             priority=asked.priority, session=request.headers.get("x-session-id") or asked.session,
         )  # fmt: skip
         name = asked.model if asked.model is not None else self._names[row][0]
-        return _Answer(self, exchange, asked, name, chat=chat)
+        return _Answer(self, exchange, asked, name, chat=chat, cut_after=None if fault is None else fault.cut_after)
 
     def _lengths(self, asked: Asked, prompt_tokens: int, limit: int | None) -> tuple[int, int]:
         """Tokens that come out, and how many the client allows; Refusal where the model has no room for them."""
@@ -310,10 +316,18 @@ class Endpoint:
         return min(max(self.session.drawn(), asked.min_tokens, 1), most), most
 
 
+class _Cut(RooftraceError):
+    """The script cuts this connection now."""
+
+
 class _Answer(Response):
     """An answer as it is written, in pieces or at once."""
 
-    def __init__(self, endpoint: Endpoint, exchange: Exchange, asked: Asked, model: str, *, chat: bool) -> None:
+    def __init__(
+        self, endpoint: Endpoint, exchange: Exchange, asked: Asked, model: str, *, chat: bool, cut_after: int | None = None,
+    ) -> None:  # fmt: skip
+        """*cut_after*: tokens after which the connection is cut; None: it is not."""
+        self._cut_after = cut_after
         self._endpoint = endpoint
         self._exchange = exchange
         self._asked = asked
@@ -328,6 +342,9 @@ class _Answer(Response):
         gone = asyncio.ensure_future(self._until_gone(receive))
         try:
             await (self._stream(send) if self._asked.stream else self._whole(send))
+        except _Cut:
+            # An answer that is left unfinished has its connection closed.
+            endpoint.session.give_up(exchange)
         except OSError:
             # It reads nothing any more, or has gone.
             endpoint.gone += 1
@@ -392,6 +409,8 @@ class _Answer(Response):
             pieces, exchange.pending = exchange.pending, []
             parts: list[bytes] = [] if opening is None or not pieces else [_line(opening)]
             opening = None if pieces else opening
+            if self._cut_after is not None and told + sum(tokens for tokens, _ in pieces) >= self._cut_after:
+                raise _Cut
             for tokens, _ in pieces:
                 told += tokens
                 if asked.continuous_usage or told == exchange.output_tokens:
@@ -425,6 +444,8 @@ class _Answer(Response):
         while not exchange.over:
             await exchange.more()
             exchange.pending.clear()
+            if self._cut_after is not None and exchange.got >= self._cut_after:
+                raise _Cut
         if exchange.reason is not None:
             response = self._endpoint._error(Refusal(500, exchange.reason))
             await send({"type": "http.response.start", "status": 500, "headers": response.raw_headers})

@@ -50,8 +50,8 @@ class _Model:
 
     def __init__(self) -> None:
         self.histograms = {name: Histogram(bounds) for name, (bounds, _) in _HISTOGRAMS.items()}
-        self.counters = dict.fromkeys(_COUNTERS, 0)
-        self.ended = dict.fromkeys(_REASONS, 0)
+        self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
+        self.ended: dict[str, int] = dict.fromkeys(_REASONS, 0)
 
 
 class Counted:

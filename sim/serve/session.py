@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sim.engine import LiveRun
+from sim.errors import ScenarioError
 from sim.results import Result
 from sim.scenario.settings import Scenario
 from sim.serve.counted import Counted
@@ -26,7 +27,10 @@ class Session:
 
     def __init__(self, setup: Setup, *, speed: float, bound_s: float, warn: Callable[[str], None]) -> None:
         self.setup = setup
-        self.run = LiveRun(setup.experiment, self)
+        try:
+            self.run = LiveRun(setup.experiment, self)
+        except ValueError as error:
+            raise ScenarioError(f"{setup.scenario.source}: {error}") from None
         self.pacer = Pacer(self.run, speed, bound_s=bound_s, warn=warn)
         self.counted = Counted(setup.models)
         self.open: dict[int, Exchange] = {}

@@ -11,7 +11,8 @@ from typing import Any
 
 from sim import Scenario
 from sim.serve.app import Endpoint, Limits
-from sim.serve.counting import Approximate
+from sim.serve.counting import Approximate, Tokens
+from sim.serve.script import Script
 from sim.serve.server import listen, serve
 from sim.serve.session import Session
 from sim.serve.setup import names_of, set_up
@@ -38,14 +39,20 @@ class Serving:
 @contextlib.contextmanager
 def serving(
     *settings: str, speed: float = 1.0, bound_s: float = 0.02, limits: Limits | None = None, outputs: Any = "asked",
-    names: tuple[str, ...] = (), scenario: Scenario | None = None,
+    names: tuple[str, ...] = (), script: Script | None = None, scenario: Scenario | None = None,
+    tokens: Tokens | None = None,
 ) -> Iterator[Serving]:  # fmt: skip
     """The built-in scenario with *settings* at a port of its own, until the block ends."""
     warnings: list[str] = []
     setup = set_up((scenario or Scenario.default()).with_set(*settings))
     session = Session(setup, speed=speed, bound_s=bound_s, warn=warnings.append)
     endpoint = Endpoint(
-        session, Approximate(), names=names_of(setup, names), limits=limits or Limits(), outputs=outputs
+        session,
+        tokens or Approximate(),
+        names=names_of(setup, names),
+        limits=limits or Limits(),
+        outputs=outputs,
+        script=script,
     )
     listening = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"

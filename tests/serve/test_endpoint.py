@@ -18,7 +18,9 @@ pytest.importorskip("uvicorn", reason="needs the serve extra (pip install 'rooft
 pytest.importorskip("starlette", reason="needs the serve extra (pip install 'rooftrace[serve]')")
 
 from sim import Scenario, simulate  # noqa: E402
+from sim.errors import RooftraceError  # noqa: E402
 from sim.serve.app import Limits  # noqa: E402
+from sim.serve.script import Fault, Script, read_script  # noqa: E402
 from tests.serve.serving import Serving, serving  # noqa: E402
 
 
@@ -258,3 +260,58 @@ def test_lengths_may_be_the_workload_s() -> None:
     reasons = ["length" if n >= 100 else "stop" for n in lengths[:5].tolist()]
     assert [each["choices"][0]["finish_reason"] for each in got] == reasons
     assert asked["usage"]["completion_tokens"] == 11
+
+
+def test_a_script_fails_requests_and_cuts_streams() -> None:
+    script = Script((Fault(status=503, every=2, to_s=1e6), Fault(cut_after=3)))
+    with serving(speed=10.0, script=script) as at:
+        assert post(at, prompt="a", max_tokens=5).status_code == 503
+        with pytest.raises(httpx.RemoteProtocolError):
+            events(at, "/v1/completions", prompt="a", max_tokens=50)
+        assert post(at, prompt="a", max_tokens=5).status_code == 503
+        until(lambda: not at.session.open)
+        assert httpx.get(f"{at.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 1",
+        "[1]",
+        "[{status: 200}]",
+        "[{from_s: -1, status: 503}]",
+        "[{stauts: 503}]",
+        "[{from_s: 3}]",
+        "[{status: 503, every: 0}]",
+    ],
+)
+def test_scripts_are_checked(tmp_path: Path, text: str) -> None:
+    (tmp_path / "script.yaml").write_text(text)
+    with pytest.raises(RooftraceError, match="--script"):
+        read_script(tmp_path / "script.yaml")
+
+
+def test_many_models_are_behind_one_port(tmp_path: Path) -> None:
+    scenario = Scenario.load(Path(__file__).parents[2] / "examples" / "pools.yaml")
+    with serving(speed=20.0, scenario=scenario) as at:
+        names = [card["id"] for card in httpx.get(f"{at.url}/v1/models").json()["data"]]
+        assert len(names) == 2
+        times = [post(at, model=name, prompt="a b c", max_tokens=5) for name in names]
+        assert [answer.status_code for answer in times] == [200, 200]
+        assert {answer.json()["model"] for answer in times} == set(names)
+        engines = {line.partition("{")[2].partition(" ")[0] for line in httpx.get(f"{at.url}/metrics").text.splitlines()
+                   if line.startswith("vllm:num_requests_running")}  # fmt: skip
+        assert {name for name in names if any(name in engine for engine in engines)} == set(names)
+    served = at.results(tmp_path / "served")
+    again = simulate(Scenario.load(tmp_path / "served" / "replay.yaml"))
+    for name, column in again.columns.requests.items():
+        assert np.array_equal(column, served.columns.requests[name]), name
+    assert again.columns.requests["model_index"].tolist() == [0, 1]
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    from sim.serve.server import listen
+
+    taken = listen("127.0.0.1", 0)
+    with taken, pytest.raises(RooftraceError, match="cannot listen at 127"):
+        listen("127.0.0.1", taken.getsockname()[1])

@@ -41,6 +41,12 @@ def serve(
         list[str] | None,
         typer.Option(help="Another name of the model, or NAME=MODEL of one of several; repeat it.", show_default=False),
     ] = None,
+    script: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Faults (YAML): [{from_s: 30, to_s: 40, status: 503}, ...].", show_default=False
+        ),
+    ] = None,
     max_streams: Annotated[
         int, typer.Option(min=1, help="Requests under way at most; more are answered by 503.")
     ] = 2048,
@@ -62,6 +68,7 @@ def serve(
         raise RooftraceError(f"rooftrace serve needs {error.name}: pip install 'rooftrace[serve]'") from None
     from sim.serve.app import Endpoint, Limits
     from sim.serve.counting import Approximate, FromFile
+    from sim.serve.script import read_script
     from sim.serve.server import listen
     from sim.serve.session import Session
     from sim.serve.setup import names_of, set_up
@@ -71,6 +78,7 @@ def serve(
     setup = set_up(chosen)
     names = names_of(setup, model_name or ())
     tokens = Approximate() if tokenizer is None else FromFile(tokenizer)
+    faults = None if script is None else read_script(script)
     for note in setup.built.manifest["notes"]:
         typer.echo(f"Note: {note}", err=True)
     typer.echo(f"Note: Tokens of prompts are counted so: {tokens.told}.", err=True)
@@ -79,7 +87,7 @@ def serve(
         setup, speed=speed, bound_s=lag_bound_ms * 1e-3, warn=lambda text: typer.echo(f"Warning: {text}", err=True)
     )
     limits = Limits(body_bytes=round(max_body_mb * 2**20), streams=max_streams)
-    endpoint = Endpoint(session, tokens, names=names, limits=limits, outputs=outputs)
+    endpoint = Endpoint(session, tokens, names=names, limits=limits, outputs=outputs, script=faults)
     listening = listen(host, port)
     bound = listening.getsockname()[1]
     where = f"[{host}]" if ":" in host else host
