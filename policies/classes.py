@@ -64,18 +64,24 @@ class Preempt:
         plan, first = inner(view)._replace(through_arrivals=False), view.waiting[0]
         if _admits(plan, first) or plan.preempt:
             return plan
+        equals = tuple(seq for seq in view.waiting if seq.priority == first.priority)
+        if len(equals) < len(view.waiting) and any(_admits(plan, seq) for seq in view.waiting[len(equals) :]):
+            # An order of the inner scheduler's own would give the room to a lower class.
+            plan = inner(replace(view, waiting=equals))._replace(through_arrivals=False, hold=1)
+            if _admits(plan, first) or plan.preempt:
+                return plan
         lower = [seq for seq in view.running if seq.priority > first.priority and not seq.leaving]
         if not lower:
             return plan
         # What they hold grows as they decode, so that driving them out may help later.
         plan = plan._replace(hold=1)
         if any(seq.priority <= first.priority for seq in view.prefilling) or not _admits(
-            inner(without(view, lower)), first
+            inner(without(view, lower, waiting=equals)), first
         ):
             return plan
         lower = sorted(reversed(lower), key=lambda seq: -seq.priority)
         for n in range(1, len(lower) + 1):
-            if _admits(inner(without(view, lower[:n])), first):
+            if _admits(inner(without(view, lower[:n], waiting=equals)), first):
                 lower = lower[:n]
                 break
         left = inner(without(view, lower, waiting=()))

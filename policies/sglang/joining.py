@@ -137,12 +137,17 @@ class Adder(Room):
         if seq.kept_blocks:
             # What another machine has computed (`get_new_prebuilt_batch`) found its memory before it came.
             return self._take(seq, seq.tokens)
+        shown = not found and seq.cached_tokens > 0
+        if shown:
+            # The engine has looked for it: of what is not held by anybody the same is true.
+            found = -(-seq.cached_tokens // self.page)
+            unheld = found - seq.shared_blocks
         if self._settings.to_its_end:
-            return self._add_to_its_end(seq)
+            return self._add_to_its_end(seq, unheld)
         # What it finds is locked while it is considered.
         if self._demand(seq) - found * self.page >= self._left - unheld * self.page:
             return NO_MEMORY
-        if found:
+        if found and not shown:
             seq = seq._replace(tokens=seq.tokens - found * self.page, cached_tokens=found * self.page)
         before, verdict = len(self.chunks), self._cut(seq)
         if len(self.chunks) == before:
@@ -171,9 +176,9 @@ class Adder(Room):
         self._spend(seq.id, tokens, 0 if self.cut else self._clipped(seq.id))
         return self.verdict()
 
-    def _add_to_its_end(self, seq: WaitingSeq) -> str:
+    def _add_to_its_end(self, seq: WaitingSeq, unheld: int) -> str:
         """`add_one_req_ignore_eos`: the pool has to last at each of the ends to come, first to last."""
-        needed = self.paged(seq.tokens) + self.page
+        needed = self.paged(seq.tokens) + self.page + unheld * self.page
         free = self._available - self._now
         if needed > min(free, self._left):
             return NO_MEMORY
@@ -193,6 +198,7 @@ class Adder(Room):
             if free - left * n <= IGNORE_EOS_RESERVE_TOKENS * n:
                 return NO_MEMORY
             free += holds
+        self._available -= unheld * self.page
         if self._chunk is None or seq.tokens <= self._chunk:
             return self._take(seq, seq.tokens)
         return self._take(seq, self._chunk) if self._chunk > 0 else SPENT

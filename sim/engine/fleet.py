@@ -12,58 +12,23 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
-from policies.control import PoolSeen, Seen, remembers_s, stabilised
+from policies.control import PoolSeen
 from sim.engine.columns import ABORTED, FINISHED, UNFINISHED
-from sim.engine.errors import PolicyError
+from sim.engine.control import Controller, Pool
 from sim.engine.events import ARRIVALS, CONTROL, Alarm, Clock
 from sim.engine.gate import Gate
-from sim.engine.lives import DRAINING, FAILED, OFF, READY, STARTING, STATE_NAMES, FleetSpec, Scaling
+from sim.engine.lives import DRAINING, FAILED, OFF, READY, STARTING, FleetSpec
 from sim.engine.machine import Machine
 from sim.engine.requests import RequestState
 
 AGAIN_AFTER_NS: Final = 1
 """Requests of a machine that has failed are at the router this much later; see `sim.engine.cluster.FELT_AFTER_NS`."""
 
-_MOST_WITHOUT: Final = 10_000
-"""Intervals without any machine, while requests wait for one, after which a run is said not to end."""
-
 
 class Loses(Protocol):
     """What this tells the cluster."""
 
     def lost(self, id_: int, reason: str, /) -> None: ...
-
-
-class _Pool:
-    """What one pool saw since its policy was last asked, and what the policy has said."""
-
-    __slots__ = (
-        *("alarm", "asked", "at_least", "at_most", "came", "came_tokens", "finished", "finished_tokens", "firsts_ns"),
-        *("machines", "name", "past", "remembers_ns", "scaling", "wanted", "without"),
-    )
-
-    def __init__(self, name: str, machines: list[int], scaling: Scaling | None) -> None:
-        self.name = name
-        self.machines = machines
-        self.scaling = scaling
-        self.came = self.came_tokens = self.finished = self.finished_tokens = 0
-        self.firsts_ns: list[int] = []
-        self.past: deque[tuple[int, PoolSeen]] = deque()
-        self.asked: deque[tuple[float, int]] = deque()
-        self.at_least = self.at_most = 0
-        """Intervals after which the policy asked for fewer than the pool's least, or for more than there can be."""
-        self.without = 0
-        """Intervals in a row without a machine while requests were held."""
-        self.remembers_ns = 0 if scaling is None else round(remembers_s(scaling.policy) * 1e9)
-        self.alarm: Alarm | None = None
-
-    def took(self, prompt_tokens: int) -> None:
-        self.came += 1
-        self.came_tokens += prompt_tokens
-
-    def start_anew(self) -> None:
-        self.came = self.came_tokens = self.finished = self.finished_tokens = 0
-        self.firsts_ns.clear()
 
 
 class Fleet:
@@ -74,7 +39,7 @@ class Fleet:
         seed: int,
     ) -> None:  # fmt: skip
         self._spec = spec
-        self._machines = machines
+        self.machines = machines
         self._gate = gate
         self._state = state
         self._clock = clock
@@ -83,21 +48,22 @@ class Fleet:
         n = len(machines)
         self.states = [OFF] * n
         self._phase = [-1] * n
-        self._returns = [True] * n
+        self.returns = [True] * n
         """Whether a machine that has failed comes back."""
         self._n_failures = [0] * n
-        self._since_ns = [0] * n
+        self.since_ns = [0] * n
         self._life = [Alarm(clock, CONTROL, partial(self._on_life, i)) for i in range(n)]
         """Ring when a phase, a repair or the time to drain is over."""
         self._failure = [Alarm(clock, CONTROL, partial(self._on_failure, i)) for i in range(n)]
         self._down_ns = [0] * n
-        self._sweep = Alarm(clock, CONTROL, self._on_sweep)
+        self._sweep = Alarm(clock, CONTROL, lambda _event: self.sweep())
         self.pools = [
-            _Pool(name, spec.machines_of(i), scaling)
+            Pool(name, spec.machines_of(i), scaling)
             for i, (name, scaling) in enumerate(zip(spec.names, spec.scaling, strict=True))
         ]
         self._machine_of = [machine.index for machine in machines for _ in machine.tenants]
         """Of each tenant, by its number."""
+        self._controllers: list[Controller] = []
         self._shown: dict[int, list[Machine]] = {}
         """By model the machines that are ready."""
         self.held: deque[int] = deque()
@@ -119,8 +85,7 @@ class Fleet:
             array("q"),
         )
         self._counts = dict.fromkeys(
-            ("starts", "called_back", "drains", "drains_cut_short", "failures", "outages_missed", "resumed", "retried", "lost",
-             "discarded_tokens"), 0,
+            ("drains_cut_short", "failures", "outages_missed", "resumed", "retried", "lost", "discarded_tokens"), 0
         )  # fmt: skip
 
     # The run.
@@ -136,14 +101,12 @@ class Fleet:
                 else:
                     self._note(index)
             if scaling is not None:
-                pool.asked.append((0.0, scaling.initial))
-                pool.alarm = Alarm(self._clock, CONTROL, partial(self._on_interval, pool))
-                pool.alarm.set(round(scaling.interval_s * 1e9))
+                self._controllers.append(Controller(pool, scaling, self, self._clock))
         for outage in self._spec.outages:
             down_ns = -1 if outage.for_s is None else max(round(outage.for_s * 1e9), 1)
             Alarm(self._clock, CONTROL, partial(self._on_outage, outage.machine, down_ns)).set(round(outage.at_s * 1e9))
 
-    def _over(self) -> bool:
+    def over(self) -> bool:
         """Whether nothing that happens to machines from here on matters: all requests have ended, or those that have not wait for
         what cannot come."""
         at = self._state.status.find(UNFINISHED, self._first_unfinished)
@@ -155,14 +118,15 @@ class Fleet:
     def _can_be_served(self, id_: int) -> bool:
         """Whether a machine that has not failed for good hosts the model that a request asks for."""
         return self._state.status[id_] == UNFINISHED and any(
-            self.states[machine.index] != FAILED or self._returns[machine.index] for machine in self._gate.hosting(id_)
+            self.states[machine.index] != FAILED or self.returns[machine.index] for machine in self._gate.hosting(id_)
         )
 
-    def close(self) -> None:
-        """At the end of the run: who is held still is held until then."""
+    def close(self, horizon_ns: int | None) -> None:
+        """At the end of the run: who is held still is held until its horizon or, without one, until the last request finished."""
+        end_ns = max(self._state.finish, default=0) if horizon_ns is None else horizon_ns
         for id_ in self.held:
             if self._state.status[id_] == UNFINISHED:
-                self.held_ns[id_] += self._clock.now_ns - self._held_since[id_]
+                self.held_ns[id_] += max(end_ns - self._held_since[id_], 1)
 
     def facts(self) -> dict[str, Any]:
         """Counts, and every change of a machine's state: when, which, its state and (of one that starts) its phase."""
@@ -172,13 +136,14 @@ class Fleet:
             "names": list(self._spec.names),
             "phases": [[] if pool.scaling is None else [name for name, _ in pool.scaling.phases] for pool in self.pools],
             "in_flight": self._spec.in_flight,
-            "n_stages": [machine.n_stages for machine in self._machines],
-            "n_tenants": [len(machine.tenants) for machine in self._machines],
+            "n_stages": [machine.n_stages for machine in self.machines],
+            "n_tenants": [len(machine.tenants) for machine in self.machines],
             "fails": any(each is not None for each in self._spec.failing) or bool(self._spec.outages),
             "scales": any(pool.scaling is not None for pool in self.pools),
             "log": {"at_ns": at_ns, "machine": machine, "state": state, "phase": phase},
             "asked_below_least": sum(pool.at_least for pool in self.pools),
             "asked_above_most": sum(pool.at_most for pool in self.pools),
+            **{name: sum(getattr(each, name) for each in self._controllers) for name in ("starts", "called_back", "drains")},
             **self._counts,
         }  # fmt: skip
 
@@ -257,7 +222,7 @@ class Fleet:
     def _note(self, index: int, state: int = OFF, phase: int = -1) -> None:
         self.states[index] = state
         self._phase[index] = phase
-        self._since_ns[index] = self._clock.now_ns
+        self.since_ns[index] = self._clock.now_ns
         self._shown.clear()
         for column, value in zip(self._log, (self._clock.now_ns, index, state, phase), strict=True):
             column.append(value)
@@ -284,7 +249,7 @@ class Fleet:
         self._life[index].set(self._clock.now_ns + round(phases[phase][1] * 1e9))
 
     def _on_life(self, index: int, _event: object) -> None:
-        if self._over():
+        if self.over():
             return
         state = self.states[index]
         if state == STARTING:
@@ -305,12 +270,12 @@ class Fleet:
             self._hand_on(index)
 
     def _on_failure(self, index: int, _event: object) -> None:
-        if not self._over():
+        if not self.over():
             self._n_failures[index] += 1
             self._fail(index, self._down_ns[index])
 
     def _on_outage(self, index: int, down_ns: int, _event: object) -> None:
-        if self._over():
+        if self.over():
             return
         if self.states[index] in (READY, DRAINING):
             self._fail(index, down_ns)
@@ -323,7 +288,7 @@ class Fleet:
         self._failure[index].cancel()
         self._life[index].cancel()
         drained = self.states[index] == DRAINING
-        self._returns[index] = down_ns >= 0
+        self.returns[index] = down_ns >= 0
         self._note(index, OFF if drained and down_ns >= 0 else FAILED)
         if down_ns >= 0 and not drained:
             self._life[index].set(self._clock.now_ns + down_ns)
@@ -331,13 +296,13 @@ class Fleet:
 
     def _hand_on(self, index: int) -> None:
         """The requests of a machine that stops: sent again, or lost."""
-        machine, state, now_ns = self._machines[index], self._state, self._clock.now_ns
+        machine, state, now_ns = self.machines[index], self._state, self._clock.now_ns
         gone = {id_ for tenant in machine.tenants for id_ in tenant.sequences.given_up}
         sent: list[int] = []
         ids = machine.abort(now_ns)
-        for tenant in machine.tenants:
-            for id_, tokens in tenant.sequences.given_back.items():
-                state.recomputed[id_] += tokens
+        for id_, tokens in state.given_back.items():
+            state.recomputed[id_] += tokens
+        state.given_back.clear()
         spec, counts = self._spec, self._counts
         for id_ in ids:
             if state.status[id_] != UNFINISHED:
@@ -374,126 +339,47 @@ class Fleet:
             else:
                 self.again.discard(id_)
 
-    def _on_sweep(self, _event: object) -> None:
-        """Machines that drain and are empty go."""
+    # What controllers ask for.
+
+    def start(self, index: int) -> None:
+        """A machine begins with the first of its phases."""
+        self._start(index)
+
+    def call_back(self, index: int) -> None:
+        """One that drains is ready as before."""
+        self._life[index].cancel()
+        self._note(index, READY)
+
+    def drain(self, index: int, within_ns: int | None) -> None:
+        """A machine gets nothing more and goes when it is empty, or *within_ns*; one that is not ready goes at once."""
+        if self.states[index] != READY:
+            self._off(index)
+            return
+        self._note(index, DRAINING)
+        if within_ns is not None:
+            self._life[index].set(self._clock.now_ns + within_ns)
+
+    def sweep(self) -> None:
+        """Machines that drain and are empty go, and who is held goes to those that are ready."""
         for index, state in enumerate(self.states):
-            machine = self._machines[index]
+            machine = self.machines[index]
             if state == DRAINING and not (machine.running or machine.waiting):
                 self._off(index)
-
-    # Control.
-
-    def _on_interval(self, pool: _Pool, _event: object) -> None:
-        if self._over():
-            return
-        scaling, now_ns = pool.scaling, self._clock.now_ns
-        assert scaling is not None
-        assert pool.alarm is not None
-        self._on_sweep(None)
-        self._look_for_first_tokens()
-        looks = {each.name: self._look(each) for each in self.pools}
-        mine = looks[pool.name]
-        pool.start_anew()
-        while pool.past and pool.past[0][0] <= now_ns - pool.remembers_ns:
-            pool.past.popleft()
-        pool.past.append((now_ns, mine))
-        past = tuple(seen for _, seen in pool.past)
-        now_s = now_ns * 1e-9
-        asked = scaling.policy.wanted(
-            Seen(now_s=now_s, interval_s=scaling.interval_s, mine=mine, pools=looks, past=past)
-        )
-        if not isinstance(asked, int) or isinstance(asked, bool) or asked < 0:
-            raise PolicyError(
-                f"{scaling.policy!r} asked for {asked!r} machines of pool {pool.name} at t={now_s:g} s; expected a number of at "
-                "least 0"
-            )
-        pool.asked.append((now_s, asked))
-        longest_s = max(scaling.down_window_s, scaling.up_window_s)
-        while pool.asked[0][0] <= now_s - longest_s and len(pool.asked) > 1:
-            pool.asked.popleft()
-        wanted = stabilised(
-            pool.asked, now_s, mine.machines, down_window_s=scaling.down_window_s, up_window_s=scaling.up_window_s
-        )
-        most = sum(self.states[index] != FAILED or self._returns[index] for index in pool.machines)
-        pool.at_least += wanted < scaling.min_machines
-        pool.at_most += wanted > most
-        wanted = min(max(wanted, scaling.min_machines), most)
-        self._go_to(pool, wanted, mine.machines)
-        self._check_that_somebody_comes(pool, wanted)
-        pool.alarm.set(now_ns + round(scaling.interval_s * 1e9))
-
-    def _check_that_somebody_comes(self, pool: _Pool, wanted: int) -> None:
-        left = not wanted and any(self._would_serve(pool, id_) and self._can_be_served(id_) for id_ in self.held)
-        pool.without = pool.without + 1 if left else 0
-        if pool.without >= _MOST_WITHOUT:
-            assert pool.scaling is not None
-            raise PolicyError(
-                f"{pool.scaling.policy!r} asked for no machine of pool {pool.name} {_MOST_WITHOUT:,} times in a row while "
-                f"{len(self.held)} requests wait for one; give a minimum of 1, or a policy that asks for one when somebody waits"
-            )
-
-    def _go_to(self, pool: _Pool, wanted: int, have: int) -> None:
-        """Start or drain machines: from those that are starting or drain to those that are ready, and the least busy of these."""
-        states = self.states
-        for _ in range(wanted - have):
-            back = next((index for index in pool.machines if states[index] == DRAINING), None)
-            if back is not None:
-                # It is there, and warm.
-                self._counts["called_back"] += 1
-                self._life[back].cancel()
-                self._note(back, READY)
-                continue
-            self._counts["starts"] += 1
-            self._start(next(index for index in pool.machines if states[index] == OFF))
-        for _ in range(have - wanted):
-            self._counts["drains"] += 1
-            index = min((index for index in pool.machines if self._counted(index)), key=self._cost_of_going)
-            if states[index] != READY:
-                self._off(index)
-                continue
-            self._note(index, DRAINING)
-            drain_s = None if pool.scaling is None else pool.scaling.drain_s
-            if drain_s is not None:
-                self._life[index].set(self._clock.now_ns + max(round(drain_s * 1e9), 1))
-        self._on_sweep(None)
         if self.held:
             self._release()
 
-    def _counted(self, index: int) -> bool:
-        """Whether a machine is one of those that are wanted."""
-        state = self.states[index]
-        return state in (STARTING, READY) or (state == FAILED and self._returns[index])
-
-    def _cost_of_going(self, index: int) -> tuple[int, int, int]:
-        state, machine = self.states[index], self._machines[index]
-        if state == READY:
-            return 2, machine.running + machine.waiting, -index
-        return int(state == STARTING), -self._since_ns[index], -index
-
-    def _look(self, pool: _Pool) -> PoolSeen:
-        ready = [self._machines[index] for index in pool.machines if self.states[index] == READY]
-        serving = [self._machines[index] for index in pool.machines if self.states[index] in (READY, DRAINING)]
-        held = sum(self._would_serve(pool, id_) for id_ in self.held)
-        firsts = sorted(pool.firsts_ns)
-        return PoolSeen(
-            machines=sum(map(self._counted, pool.machines)),
-            ready=len(ready),
-            waiting=sum(machine.waiting for machine in serving) + held,
-            running=sum(machine.running for machine in serving),
-            kv_use=sum(machine.kv_use for machine in ready) / len(ready) if ready else 0.0,
-            came=pool.came,
-            came_tokens=pool.came_tokens,
-            finished=pool.finished,
-            finished_tokens=pool.finished_tokens,
-            ttft_mean_s=sum(firsts) / len(firsts) * 1e-9 if firsts else None,
-            ttft_p95_s=firsts[-(-95 * len(firsts) // 100) - 1] * 1e-9 if firsts else None,
+    def held_for(self, machine: Machine) -> int:
+        """Requests that are held and that *machine* could serve."""
+        state = self._state
+        return sum(
+            state.status[id_] == UNFINISHED and machine.hosts(0 if state.model is None else state.model[id_])
+            for id_ in self.held
         )
 
-    def _would_serve(self, pool: _Pool, id_: int) -> bool:
-        if self._state.status[id_] != UNFINISHED:
-            return False
-        model = 0 if self._state.model is None else self._state.model[id_]
-        return self._machines[pool.machines[0]].hosts(model)
+    def looks(self) -> dict[str, PoolSeen]:
+        """What is seen of each pool, by name."""
+        self._look_for_first_tokens()
+        return {pool.name: pool.look(self) for pool in self.pools}
 
     def _look_for_first_tokens(self) -> None:
         """Times to first tokens that have come since, each to the pool that gave it."""
@@ -506,8 +392,3 @@ class Fleet:
             elif state.status[id_] == UNFINISHED:
                 still.append(id_)
         self._open = still
-
-
-def named(states: Sequence[int]) -> list[str]:
-    """The states of machines in words."""
-    return [STATE_NAMES[state] for state in states]

@@ -29,7 +29,7 @@ from sim.engine.roles import Part
 from sim.engine.sequences import Outside, n_waiting, refusal
 from sim.engine.span import Span, TapedSpan
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, hand_back, launch, n_loading, rings
+from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, hand_back, launch, n_loading, rings, stop
 from sim.engine.tiers import SharedStores
 from sim.engine.uniform import UniformSet
 
@@ -256,10 +256,7 @@ class RankedMachine(Machine):
         end = self._ticks if span is None or not done else span.end(done)
         for tenant, lane in zip(self.tenants, self._lanes, strict=True):
             if lane.span is not None:
-                n = lane.span.n
-                tenant.commit(lane, done, end)
-                if 0 < done < n:
-                    tenant.sequences.kv.take(lane.decoding.growth_blocks)
+                stop(tenant, lane, done, end)
             drop_in_flight(tenant)
             ids += hand_back(tenant)
         self._in_step = False

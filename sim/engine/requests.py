@@ -66,6 +66,8 @@ class RequestState:
         self.load_ns = array("q")
         """How long it was held for loads; -1 less when it began, while it is."""
         self.status = bytearray([UNFINISHED]) * n
+        self.given_back: dict[int, int] = {}
+        """Of those that ran on machines that have been stopped: tokens whose KV is gone."""
         self.again: bytearray | None = None
         """Of each request whether its machine has failed, where machines do."""
         self.reason = array("i", [-1]) * n

@@ -3,6 +3,9 @@
 Moves keep the books: KV blocks, what a request has emitted, how many are admitted. Who moves, and when, others decide.
 """
 
+# pyright: reportPrivateUsage=false
+# The functions below the class are its own, kept outside of it so that either can be read in one sitting.
+
 from __future__ import annotations
 
 from collections import deque
@@ -79,8 +82,6 @@ class Sequences:
         self.given_up: dict[int, int] = {}
         """Requests whose clients have gone, and when; they leave when it is known to whoever plans."""
         self.brought = Brought(self.kv, state)
-        self.given_back: dict[int, int] = {}
-        """Of those that ran when it was last stopped: tokens whose KV is gone."""
         self._in_vain = 0
         """Preemptions since a token was emitted."""
         self._outside = outside
@@ -411,7 +412,7 @@ def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
         lane.admitted.clear()
         lane.partial.clear()
         lane.paused.clear()
-    sequences.given_back = given_back
+    sequences.state.given_back |= given_back
     ids += [seq.id for seq in sequences.queue]
     sequences.queue.clear()
     if sequences.exchange is not None:

@@ -215,7 +215,7 @@ class Tenant:
                 lane.held = HeldPlan(hold - 1, sequences.n_changes, arrivals, plan.until_ns)
             return self._start_iteration(lane, run, n, growth, ticks)
         if n:
-            return self._start_rounds(lane, plan, growth, ticks)
+            return _start_rounds(self, lane, plan, growth, ticks)
         made_ahead = self._ahead is not None and self._ahead.made
         if made_ahead or preempt or reject or len(run) < len(plan.run):
             if made_ahead and self._speculates:
@@ -246,13 +246,14 @@ class Tenant:
         caches = self._caches
         if caches:
             # Those who have ended take the blocks of a step that comes to nothing, and give them back.
-            in_vain = sum(gone.growth_blocks for gone in ended.values())
+            if ended:
+                in_vain = sum(gone.growth_blocks for gone in ended.values())
             if not self._in_turn:
                 self._finding.keep(self._queue, lane, run)
             blocks = 0
             if self._late:
                 kv.before_prompts(sum(tokens for _, tokens in run), len(run))
-            else:
+            elif growth or in_vain:
                 sequences.take(growth + in_vain, ticks)
         rows = pairs = pairs_window = prompt_kv = 0
         completing: list[int] = []
@@ -285,7 +286,8 @@ class Tenant:
             if by_chunk:
                 blocks += kv.held(cached)
             if caches:
-                sequences.take(blocks, ticks)
+                if blocks:
+                    sequences.take(blocks, ticks)
                 kv.cached(id_, cached)
                 blocks = 0
             prompt_kv += cached
@@ -352,27 +354,6 @@ class Tenant:
         )  # fmt: skip
         return end
 
-    def _start_rounds(self, lane: Lane, plan: Plan, growth: int, ticks: int) -> int:
-        """Decode iterations only, as many as nothing can change in; the first takes *growth* blocks."""
-        decoding, sequences, kv = lane.decoding, self.sequences, self._kv
-        free = kv.free
-        if self._late:
-            kv.before_decodes(decoding.n)
-        if growth:
-            sequences.take(growth, ticks)
-        if self._finding.ended:
-            self._finding.free_the_ended()
-        lane.run = ()
-        lane.completing = ()
-        lane.decodes = True
-        lane.through_arrivals = plan.through_arrivals
-        hold = plan.hold if self._fast_forward else 1
-        span = lane.span = decoding.span(ticks, hold, plan.until_ns, free, growth, self.prices)
-        self.n_in_flight += 1
-        used = kv.total - kv.free
-        span.open(self.recorder, lane.index, sequences.n_admitted, len(self._queue), used, decoding.round)
-        return span.end(span.n)
-
     # Ending.
 
     def commit(self, lane: Lane, done: int, end_ticks: int) -> None:
@@ -400,6 +381,28 @@ class Tenant:
             self.state.told(lane, end_ticks >> TICK_BITS)
         if self._finding.ended and self._ahead is None:
             self._finding.free_the_ended()
+
+
+def _start_rounds(tenant: Tenant, lane: Lane, plan: Plan, growth: int, ticks: int) -> int:
+    """Decode iterations only, as many as nothing can change in; the first takes *growth* blocks."""
+    decoding, sequences, kv = lane.decoding, tenant.sequences, tenant._kv
+    free = kv.free
+    if tenant._late:
+        kv.before_decodes(decoding.n)
+    if growth:
+        sequences.take(growth, ticks)
+    if tenant._finding.ended:
+        tenant._finding.free_the_ended()
+    lane.run = ()
+    lane.completing = ()
+    lane.decodes = True
+    lane.through_arrivals = plan.through_arrivals
+    hold = plan.hold if tenant._fast_forward else 1
+    span = lane.span = decoding.span(ticks, hold, plan.until_ns, free, growth, tenant.prices)
+    tenant.n_in_flight += 1
+    used = kv.total - kv.free
+    span.open(tenant.recorder, lane.index, sequences.n_admitted, len(tenant._queue), used, decoding.round)
+    return span.end(span.n)
 
 
 def _has_come(tenant: Tenant, lane: Lane, ticks: int) -> bool:
@@ -541,6 +544,15 @@ def _write_prompts(tiers: Tiers, lane: Lane, prompt: Sequence[int], block_tokens
     tiers.now_ns = end_ns
     for id_, _ in lane.run:
         tiers.computed(id_, min(lane.partial[id_].cached_tokens, prompt[id_]) // block_tokens)
+
+
+def stop(tenant: Tenant, lane: Lane, done: int, end_ticks: int) -> None:
+    """Commit the first *done* iterations of the span in flight, in the middle of which the machine stops."""
+    n = 0 if lane.span is None else lane.span.n
+    tenant.commit(lane, done, end_ticks)
+    if 0 < done < n:
+        # The step in flight had taken its blocks, and what they evict is gone.
+        tenant.sequences.kv.take(lane.decoding.growth_blocks)
 
 
 def _undo_prompts(lane: Lane) -> None:

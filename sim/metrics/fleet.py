@@ -38,7 +38,7 @@ def seconds_by_state(fleet: Mapping[str, Any], begin_ns: int, end_ns: int) -> Fl
     found = np.zeros((len(fleet["pools"]), len(STATES)), np.int64)
     each = stays(fleet, begin_ns, end_ns)
     np.add.at(found, (each["machine"], each["state"]), each["end_ns"] - each["begin_ns"])
-    return found * 1e-9
+    return np.asarray(found * 1e-9, np.float64)
 
 
 def seconds_by_phase(fleet: Mapping[str, Any], begin_ns: int, end_ns: int) -> dict[str, float]:

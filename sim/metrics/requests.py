@@ -43,9 +43,8 @@ def slo_met(
     tpot_limit_s: float | FloatArray | None = None,
     e2el_limit_s: float | FloatArray | None = None,
 ) -> NDArray[np.bool_]:
-    """Which requests finished within every limit given, one for all or one a request, and within their own deadline where they have one.
-
-    Shape [n].
+    """Which requests finished within every limit given (one for all, or one a request), and within their own deadline where they
+    have one. Shape [n].
 
     One without a second token has no TPOT to miss. Requests to single-pass models emit no token: their first answer is their last,
     and *ttft_limit_s* holds for it.

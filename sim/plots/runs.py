@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sim.metrics as metrics
+from sim.plots.classes import classes_figure
 from sim.plots.fleet import fleet_figure
 from sim.plots.frames import latency_cdf, running, throughput
 from sim.plots.latency import plot_latency_ecdf
@@ -28,8 +29,8 @@ _TIMELINE_BINS = 300
 
 
 def save_run(result: Result, folder: Path) -> list[Path]:
-    """Draw what `rooftrace run` draws, latency.png and timeline.png, and fleet.png where machines come, go or fail, into *folder*;
-    their paths.
+    """Draw what `rooftrace run` draws, latency.png and timeline.png, classes.png where there are classes of service, and fleet.png
+    where machines come, go or fail, into *folder*; their paths.
 
     A result that is also written is `Result.kept` for both, so that its iterations are worked out once. ValueError for a
     result that was read from a folder, which has no gaps between tokens.
@@ -53,6 +54,10 @@ def save_run(result: Result, folder: Path) -> list[Path]:
         title=f"{_timeline_headline(result.summary)}\n{result.label}",
     )
     paths = [*save(latency, folder / "latency.png", svg=False), *save(timeline, folder / "timeline.png", svg=False)]
+    if result.manifest.get("classes"):
+        title = f"{_latency_headline(result.summary)}\n{result.label}"
+        of_classes = classes_figure(requests=requests, classes=result.manifest["classes"], title=title)
+        paths += save(of_classes, folder / "classes.png", svg=False)
     if "fleet" not in columns.meta:
         return paths
     fleet = fleet_figure(

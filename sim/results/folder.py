@@ -23,7 +23,7 @@ FILES = (
     "timeline.png",
 )
 """What every folder has, pictures last."""
-SOMETIMES = ("kv_transfers.parquet", "fleet.png", "arrivals.csv", "replay.yaml")
+SOMETIMES = ("kv_transfers.parquet", "fleet.png", "classes.png", "arrivals.csv", "replay.yaml")
 """What a folder has where KV crossed links, where machines come and go, and where clients were served."""
 _MARK = "manifest.json"
 

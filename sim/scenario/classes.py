@@ -72,26 +72,23 @@ def check_classes(scenario: Scenario, schedulers: Sequence[Any], workload: Trace
 
     for each in (layer for scheduler in schedulers for layer in named.layers(scheduler)):
         by = getattr(each, "by", None)
+        limits = [limit.ttft_s for limit in getattr(workload, "terms", ()) if limit.ttft_s is not None]
         why = None
         if isinstance(each, WeightedFair) and getattr(workload, "tenant_index", None) is None:
             why = "weighted_fair shares between tenants, and nobody says who sends a request; give classes, or a column tenant"
-        elif (isinstance(each, KeepSlo) or by == "first_token") and not any(
-            limit.ttft_s is not None for limit in getattr(workload, "terms", ())
-        ):
+        elif (isinstance(each, KeepSlo) or by == "first_token") and not limits:
             name = "keep_slo" if isinstance(each, KeepSlo) else "order by first_token"
-            why = f"{name} goes by a class's limit of the first token, and no class has one; give classes with slo: {{ttft_s: ...}}"
+            why = f"{name} goes by a class's limit of the first token, and no class has one; give classes that have slo.ttft_s"
         elif by == "shortest_predicted" and getattr(workload, "predicted_tokens", None) is None:
-            why = (
-                "order by shortest_predicted needs a predictor; give workload.predictor: {error: ...}, or a column "
-                "predicted_tokens"
-            )
+            why = "order by shortest_predicted needs a predictor; give workload.predictor, or a column predicted_tokens"
         if why is not None:
             raise ScenarioError(f"{scenario.source}: scheduler: {why}")
 
 
-def about_classes(schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> Iterator[str]:
+def about_classes(schedulers: Sequence[Any], workload: Trace | ClosedLoop, router: Any, machines: int) -> Iterator[str]:
     """Notes where requests have classes or predictions, and what runs takes no heed of them."""
     from policies.classes import Preempt, WeightedFair
+    from policies.routers import Reserve, Shed
 
     layers = [layer for scheduler in schedulers for layer in named.layers(scheduler)]
     if getattr(workload, "class_index", None) is not None and not getattr(workload, "terms", ()):
@@ -105,11 +102,18 @@ def about_classes(schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> It
     weights = {each.weight for each in getattr(workload, "terms", ())}
     if len(weights) > 1 and all(_ours(each) and not isinstance(each, WeightedFair) for each in layers):
         yield "Classes have weights and no scheduler goes by them, only the index of fairness does; {policy: weighted_fair} does."
-    same = (
-        len(set(getattr(workload, "priority", None) if getattr(workload, "priority", None) is not None else [0])) == 1
-    )
+    given = getattr(workload, "priority", None)
+    same = given is None or bool((given == given[0]).all())
     if same and any(isinstance(each, Preempt) for each in layers):
         yield "The scheduler preempts across priorities and all requests have the same, so that nobody gives way to another."
+    for each in named.layers(router):
+        name = "reserve" if isinstance(each, Reserve) else "shed" if isinstance(each, Shed) else ""
+        if name and machines == 1:
+            yield f"The router {name} is not asked: with one machine there is nothing to route."
+        elif name and same:
+            yield f"The router {name} goes by priority and all requests have the same."
+        elif isinstance(each, Reserve) and each.machines >= machines:
+            yield f"The router reserve keeps {each.machines} machines of {machines}, so that nobody is kept from any."
 
 
 def _ours(policy: Any) -> bool:

@@ -70,6 +70,8 @@ def describe(details: ErrorDetails, model: type[BaseModel]) -> str:
     if kind in _LIMITS:
         limit, words = _LIMITS[kind]
         return f"{key} is a number {words} {context[limit]:g}; got {shown(value)}"
+    if kind == "too_short":
+        return f"{key} is a list of at least {context['min_length']}; got {shown(value)}"
     if kind in _EXPECTED:
         return f"{key} is {_EXPECTED[kind]}; got {shown(value)}"
     if kind == "value_error":

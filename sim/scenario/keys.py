@@ -146,8 +146,9 @@ class CudaGraphs(Section):
     """Which decode steps are replayed as CUDA graphs, padded to the next size that was captured."""
 
     largest: Annotated[int, Field(ge=1)] | None = None
-    """Rows of the largest (vLLM's max_cudagraph_capture_size, SGLang's cuda-graph-max-bs, max_batch_size of TensorRT-LLM's
-    cuda_graph_config); where it is left out, the stack's default on the device. Larger steps are launched kernel by kernel."""
+    """The largest: tokens (vLLM's max_cudagraph_capture_size), or sequences, which with drafts have several tokens each (SGLang's
+    cuda-graph-max-bs, max_batch_size of TensorRT-LLM's cuda_graph_config). Where it is left out, the stack's default on the device.
+    Larger steps are launched kernel by kernel."""
     sizes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] | None = None
     """All of them, in place of the stack's list (vLLM's cudagraph_capture_sizes)."""
     eager: bool = False
@@ -434,17 +435,6 @@ class Slo(Section):
     e2el_s: Seconds | None = None
 
 
-class Costs(Section):
-    """What devices cost and what their power comes to, for the summary's `costs` and `optimize --goal cost|energy`."""
-
-    usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
-    """In place of the catalogue's price, for every device."""
-    pue: Annotated[float, Field(ge=1)] = 1.0
-    """Power usage effectiveness: of the building over that of the devices."""
-    carbon_g_per_kwh: Annotated[float, Field(ge=0)] | None = None
-    """Carbon intensity of the electricity."""
-
-
 class ServiceClass(Section):
     """What is agreed of a class of requests, and how many are of it."""
 
@@ -460,6 +450,17 @@ class ServiceClass(Section):
     """From arrival to the last token: a request's own, for `{policy: order, by: deadline}`, `reject` and the figures."""
     slo: Slo = Slo()
     """Limits of its requests, over those of the top level key by key. Schedulers see that of the first token."""
+
+
+class Costs(Section):
+    """What devices cost and what their power comes to, for the summary's `costs` and `optimize --goal cost|energy`."""
+
+    usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
+    """In place of the catalogue's price, for every device."""
+    pue: Annotated[float, Field(ge=1)] = 1.0
+    """Power usage effectiveness: of the building over that of the devices."""
+    carbon_g_per_kwh: Annotated[float, Field(ge=0)] | None = None
+    """Carbon intensity of the electricity."""
 
 
 class Window(Section):
@@ -633,9 +634,9 @@ class Settings(Section):
     """A file that `rooftrace place --out` wrote: its groups are the pools, a machine of `hardware` devices each."""
     workload: Workload = Workload(trace="conversation")
     slo: Slo = Slo()
-    costs: Costs | None = None
     classes: dict[str, ServiceClass] | None = None
     """Classes of service by a name of your choice: every request is of one."""
+    costs: Costs | None = None
     window: Window = Window()
     """Which part of the run the figures are over."""
     seed: Annotated[int, Field(ge=0)] = 0

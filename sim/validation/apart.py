@@ -245,8 +245,11 @@ def experiment_of(
         # What a GPU of the receiver keeps comes over its own card.
         bytes_per_token=deployments[1].kv_bytes_per_token_per_device,
     )
-    roles: list[Role] = ["prefill"] * run.prefill.number
-    roles += ["decode"] * run.decode.number
+    roles: list[Role] = []
+    for _ in range(run.prefill.number):
+        roles.append("prefill")
+    for _ in range(run.decode.number):
+        roles.append("decode")
     return Experiment(
         workload=run.protocol.workload(
             prompt_tokens=run.prompt_tokens, output_tokens=run.output_tokens, concurrency=run.concurrency, seed=seed

@@ -76,8 +76,8 @@ def waits_by_class_s(shares: tuple[float, ...], load: float, servers: int, seed:
 @pytest.mark.slow
 @pytest.mark.parametrize(("load", "servers"), [(0.6, 1), (0.8, 1), (0.6, 4), (0.8, 4)])
 def test_classes_wait_as_in_an_m_m_c_queue_with_priorities(load: float, servers: int) -> None:
-    """Cobham's formula lies within the 99.9 % Student interval of 20 independent runs for each of three classes, widened by one decode
-    step, to whose end whoever comes waits."""
+    """Cobham's formula lies within the 99.9 % Student interval of 20 independent runs for each of three classes, widened by one
+    decode step, to whose end whoever comes waits."""
     shares = (0.2, 0.3, 0.5)
     waits = np.array([waits_by_class_s(shares, load, servers, seed) for seed in range(REPLICATIONS)])
     half = stats.t.ppf(0.5 + CONFIDENCE / 2, REPLICATIONS - 1) * waits.std(ddof=1, axis=0) / np.sqrt(REPLICATIONS)

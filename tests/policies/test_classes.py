@@ -14,7 +14,7 @@ from policies.published import OrcaPaged
 from policies.routers import Load, Refused, Reserve, RoundRobin, RoutedRequest, Shed
 from policies.schedulers import Sarathi
 from policies.trtllm import TrtLlm
-from policies.view import UNTIL_CHANGE, PartialSeq, Plan, RunningSeq, Terms, WaitingSeq, evicts
+from policies.view import UNTIL_CHANGE, PartialSeq, Plan, RunningSeq, Terms, WaitingSeq, admits_in_turn, evicts
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest, Order, RejectLate
 from sim.engine import Experiment, ReplicaSpec, run
@@ -85,6 +85,14 @@ def test_preempt_waits_for_the_prompt_of_an_equal() -> None:
 
     assert gone(priority=0) == ()
     assert gone(priority=1) == (1,)
+
+
+def test_preempt_keeps_the_room_for_the_class_of_the_first() -> None:
+    def takes_the_last(view: Any, /) -> Plan:
+        return Plan(run=((view.waiting[-1].id, view.waiting[-1].tokens),))
+
+    queue = (WaitingSeq(1, 10, priority=2), WaitingSeq(2, 20, priority=0), WaitingSeq(3, 30, priority=0))
+    assert Preempt(takes_the_last).plan(view(waiting=queue)) == Plan(run=((3, 30),))
 
 
 # Weighted fair sharing.
@@ -276,7 +284,16 @@ def a_run(seed: int) -> Experiment | None:
     index = [rng.randrange(len(names)) for _ in range(len(workload))]
     workload = with_classes(replace(workload, class_index=index, classes=tuple(names)), terms)
     workload = predict_outputs(workload, rng.choice([0.0, 0.5]), seed)
-    return with_scheduler(replace(experiment, workload=workload), a_classed(rng))
+    scheduler = a_classed(rng)
+    experiment = with_scheduler(replace(experiment, workload=workload), scheduler)
+    if not admits_in_turn(scheduler):
+        return experiment
+    # Who looks in the cache itself looks in blocks, and not in a tree.
+    machines = tuple(
+        replace(spec, tenants=tuple(replace(tenant, prefix_cache="blocks") for tenant in spec.tenants))
+        for spec in experiment.machines
+    )
+    return replace(experiment, replicas=machines)
 
 
 def test_spans_equal_stepping_with_classes() -> None:

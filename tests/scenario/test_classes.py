@@ -205,6 +205,12 @@ def test_notes_say_what_of_classes_nobody_heeds(tmp_path: Path) -> None:
     fair = {"policy": "weighted_fair", "inner": {"policy": "preempt", "inner": "vllm"}}
     assert "Classes have" not in notes(scenario(classes=MIX, scheduler=fair))
     assert "nobody gives way to another" in notes(scenario(classes={"a": {"share": 1}}, scheduler=fair))
+    shed = {"policy": "shed", "inner": "round_robin"}
+    assert "The router shed is not asked" in notes(scenario(classes=MIX, router=shed))
+    assert "The router shed goes by priority" in notes(scenario(replicas=2, router=shed))
+    assert "The router" not in notes(scenario(classes=MIX, replicas=2, router=shed))
+    reserve = {"policy": "reserve", "machines": 2, "inner": "least_outstanding"}
+    assert "keeps 2 machines of 2" in notes(scenario(classes=MIX, replicas=2, router=reserve))
 
 
 @pytest.mark.parametrize(
@@ -243,6 +249,7 @@ def test_the_table_of_a_run_has_a_row_a_class(tmp_path: Path) -> None:
     assert out.exit_code == 0
     assert "class chat" in out.stdout
     assert "tenant b" in out.stdout
+    assert (tmp_path / "out" / "classes.png").stat().st_size > 10_000
     (tmp_path / "s.yaml").write_text("workload: {trace: trace.csv}\nclasses: {chat: {}}\n")
     refused = rooftrace("run", tmp_path / "s.yaml")
     assert refused.exit_code == 2

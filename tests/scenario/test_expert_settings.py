@@ -70,6 +70,18 @@ def graphs(settings, **others):
     return deployment_of(given).cost.kernels.captured
 
 
+def test_sglang_counts_sequences_of_a_graph_and_vllm_tokens():
+    """With three drafted tokens a sequence verifies four, in whose rows prices pad."""
+    decoding = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+    rows = {
+        stack: graphs({"sizes": [2, 8]}, serving_stack=stack, decoding=decoding)
+        for stack in ("vllm", "sglang", "trtllm")
+    }
+    assert rows == {"vllm": (2, 8), "sglang": (8, 32), "trtllm": (8, 32)}
+    assert graphs({"largest": 6}, serving_stack="sglang", decoding=decoding)[-1] == 24
+    assert graphs({"sizes": [2, 8]}, serving_stack="sglang") == (2, 8)
+
+
 def test_graphs_that_a_server_was_told_of():
     assert graphs({"sizes": [8, 2]}) == (2, 8)
     assert graphs({"largest": 6}) == (1, 2, 4, 6)

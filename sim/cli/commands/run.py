@@ -31,7 +31,7 @@ def run(
         Path | None, typer.Option(help="Folder for the results; default results/NAME-HASH.", show_default=False)
     ] = None,
     as_json: SummaryJson = False,
-    plots: Annotated[bool, typer.Option(help="Draw latency.png and timeline.png (and fleet.png).")] = True,
+    plots: Annotated[bool, typer.Option(help="Draw latency.png and timeline.png (classes.png, fleet.png).")] = True,
     timeline: Annotated[
         Path | None,
         typer.Option(

@@ -46,7 +46,7 @@ def deployment_of(scenario: Scenario) -> Deployment:
         hardware, profile = _hardware(scenario)
     calibrated = Calibrated(stack=_stack(scenario), profile=profile)
     if (graphs := scenario.cuda_graphs) is not None:
-        calibrated = replace(calibrated, graphs=_graphs(scenario, graphs))
+        calibrated = replace(calibrated, graphs=_graphs(scenario, graphs, model.mtp_layers))
         with told_by(scenario, "cuda_graphs"):
             calibrated.captured(hardware, scenario.parallel.tensor)
     factory = Roofline if scenario.cost_model == "roofline" else calibrated
@@ -90,7 +90,8 @@ def _stack(scenario: Scenario) -> ServingStack:
     return found.stack
 
 
-def _graphs(scenario: Scenario, given: CudaGraphs) -> GraphSettings:
+def _graphs(scenario: Scenario, given: CudaGraphs, mtp_layers: int) -> GraphSettings:
+    """In tokens of a step, as vLLM counts; SGLang and TensorRT-LLM count sequences, each of which verifies K + 1 tokens."""
     from hwmodels.graphs import GraphSettings
 
     if scenario.cost_model == "roofline":
@@ -98,8 +99,21 @@ def _graphs(scenario: Scenario, given: CudaGraphs) -> GraphSettings:
             f"{scenario.source}: cuda_graphs: cost_model roofline has no launches and pads nothing; leave cuda_graphs out"
         )
     with told_by(scenario, "cuda_graphs"):
-        sizes = None if given.sizes is None else tuple(given.sizes)
-        return GraphSettings(largest=given.largest, sizes=sizes, eager=given.eager)
+        tokens = _tokens_per_sequence(scenario, mtp_layers)
+        sizes = None if given.sizes is None else tuple(size * tokens for size in given.sizes)
+        largest = None if given.largest is None else given.largest * tokens
+        return GraphSettings(largest=largest, sizes=sizes, eager=given.eager)
+
+
+def _tokens_per_sequence(scenario: Scenario, mtp_layers: int) -> int:
+    """Tokens of a decode step for each sequence that its graph was captured for, at the largest K."""
+    from sim.scenario.assembly.acceptance import largest_k
+
+    settings = scenario.decoding
+    if scenario.stack_name not in ("sglang", "trtllm") or settings.method == "autoregressive":
+        return 1
+    own_layers = settings.num_speculative_tokens is None and settings.draft is None and settings.method == "mtp"
+    return 1 + (mtp_layers if own_layers else largest_k(settings))
 
 
 def _layout(scenario: Scenario) -> ExpertLayout:

@@ -58,7 +58,7 @@ def notes_of(
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     notes += _priorities(schedulers, workload)
     notes += _allowances(schedulers, workload)
-    notes += about_classes(schedulers, workload)
+    notes += about_classes(schedulers, workload, router, sum(pool.replicas for pool in pools))
     return notes
 
 
