@@ -254,6 +254,7 @@ class RunPool(KvPool):
         if self._log is not None:
             self._log.append(("unlink", run))
 
+    @property
     def held_again(self) -> int:
         runs = (run for chain in (*self._chains.values(), *self._own.values()) for run in chain.runs)
         return sum((run.hi - run.lo) * (run.refs - 1) for run in runs if run.refs > 1)
