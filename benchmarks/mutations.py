@@ -147,12 +147,12 @@ MUTATIONS = [
         ("who gives way does so before anybody takes blocks", "while blocks > kv.free and left:", "while left:"),
     ),
     *_of(
-        "sim/engine/tenant.py",
+        "sim/engine/finding.py",
         PREFIXES,
         (
             "a span goes on though who waits may find more",
-            "if hold > 1 and queue and (self._kv.writes or (self._caches and not self._alone)):",
-            "if hold > 1 and queue and (self._caches and not self._alone):",
+            "return kv.writes or (kv.caches_late",
+            "return (kv.caches_late",
         ),
     ),
     *_of(
@@ -270,8 +270,8 @@ MUTATIONS = [
         ),
         (
             "a request joins that fits to the last token",
-            "if self._demand(seq) >= self._left:",
-            "if self._demand(seq) > self._left:",
+            "if self._demand(seq) - found * self.page >= self._left - unheld * self.page:",
+            "if self._demand(seq) - found * self.page > self._left - unheld * self.page:",
         ),
         (
             "what joined before counts without what it may emit",
@@ -352,8 +352,8 @@ MUTATIONS = [
         SGLANG,
         (
             "a memo outlives a pause",
-            "            lane.view.memo = None\n            if self._ahead",
-            "            if self._ahead",
+            "            lane.view.memo = None\n            return self.begin",
+            "            return self.begin",
         ),
         (
             "decode steps are not counted for policies",
@@ -366,8 +366,8 @@ MUTATIONS = [
         SGLANG,
         (
             "preempted requests wait at the head whatever is asked",
-            "if self._preempted_last else 0, seq)",
-            "if False else 0, seq)",
+            "if self._preempted_last else first, seq)",
+            "if False else first, seq)",
         ),
     ),
     *_of(
@@ -375,8 +375,8 @@ MUTATIONS = [
         ENGINE,
         (
             "a preempted request joins the tail of the queue",
-            "if self._preempted_last else 0, seq)",
-            "if True else 0, seq)",
+            "if self._preempted_last else first, seq)",
+            "if True else first, seq)",
         ),
         (
             "look-ahead is left out of the fit check",
@@ -428,7 +428,7 @@ MUTATIONS = [
             "            view.free_blocks -= blocks if given else 0\n            if steps_on:",
             "            if steps_on:",
         ),
-        ("the step in vain is not taken", "if ended.steps_on and id_ in wanted]", "if False]"),
+        ("the step in vain is not taken", "if ended.steps_on and id_ in wanted}", "if False}"),
         ("a step in vain takes no blocks", "                view.growth_blocks += growth_blocks\n", ""),
         (
             "a plan outlives what was hidden from it",
@@ -600,10 +600,14 @@ MUTATIONS = [
             "        self.finished(id_, self._clock.now_ns)\n",
             "",
         ),
+    ),
+    *_of(
+        "sim/engine/gate.py",
+        ENGINE,
         (
             "machines that do not host the model are shown to routers",
-            "else self._hosting[model]",
-            "else self._machines",
+            "return self._hosting[0 if self._state.model is None else self._state.model[id_]]",
+            "return self._machines",
         ),
     ),
     *_of(
@@ -712,7 +716,11 @@ MUTATIONS = [
             "                    left += had_tokens\n",
             "",
         ),
-        ("the whole prompt need not fit", "if view.blocks(whole) - found + unheld + reserve > free:", "if False:"),
+        (
+            "the whole prompt need not fit",
+            "if view.blocks(whole) - found - seq.kept_blocks + unheld + reserve > free:",
+            "if False:",
+        ),
         ("who leaves takes a step", "            if seq.leaving:\n", "            if False:\n"),
     ),
     *_of(
