@@ -167,8 +167,8 @@ MUTATIONS = [
         PREFIXES,
         (
             "a span goes on though who waits may find more",
-            "return kv.writes or (kv.caches_late and bool(self.ended)) or",
-            "return (kv.caches_late and bool(self.ended)) or",
+            "return kv.writes or (kv.caches_late",
+            "return (kv.caches_late",
         ),
     ),
     *_of(
