@@ -144,8 +144,8 @@ MUTATIONS = [
         ("the copy that came last is found", "key=lambda run: run.rank)", "key=lambda run: -run.rank)"),
         (
             "cached blocks go before blank ones",
-            "        if blocks <= self._blank:",
-            "        if blocks <= self._blank - self.total:",
+            "        if blocks <= blank:",
+            "        if blocks <= blank - self.total:",
         ),
     ),
     *_of(
