@@ -18,9 +18,9 @@ COMPILED = (
     *(
         f"sim/engine/{name}.py"
         for name in (
-            "ahead", "clock", "cluster", "columns", "content", "finding", "kv", "lane", "machine", "padding", "prefix", "prices",
-            "pricing", "requests", "runs",
-            "running", "sequences", "span", "stages", "taped", "tenant", "uniform",
+            "ahead", "clock", "cluster", "columns", "content", "finding", "kv", "lane", "live", "machine", "padding", "prefix",
+            "prices", "pricing", "requests", "runs",
+            "running", "sequences", "span", "stages", "taped", "tenant", "tree", "uniform",
         )
     ),
     *(f"policies/{name}.py" for name in ("sarathi", "schedulers", "view")),

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from sim.bench.cases import cases_of
-from sim.bench.fitting import QUANTITIES, Case, Fit, Prediction, fit
+from sim.bench.fitting import ERRORS, QUANTITIES, Case, Fit, Prediction, fit
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered
-from sim.bench.parameters import KV, PARAMETERS, Prior, Setting, own_value, priors, setting_at
+from sim.bench.parameters import KV, PARAMETERS, Z90, Prior, Setting, own_value, priors, setting_at
 from sim.bench.public import Unmodelled, case_of_row, deployments, inference_perf
 from sim.scenario import Scenario
 
@@ -42,9 +42,10 @@ def widths_of(case: Case) -> dict[str, Prior]:
     return priors(case.replay.deployment.profile)  # type: ignore[attr-defined]
 
 
-def served(folder: Path, place: str, every: int, offset: int) -> None:
-    """Prints the errors of rows whose concurrency the fit had not seen."""
+def served(folder: Path, place: str, every: int, offset: int, table: Path | None) -> None:
+    """Prints the errors of rows whose concurrency the fit had not seen; *table* gets each of them as a line of CSV."""
     found: list[tuple[str, str, Prediction, float]] = []
+    lines = ["deployment,quantity,clients,fitted_clients,measured_s,predicted_s,low_s,high_s"]
     left_out: dict[str, int] = {}
     deployments_fitted = 0
     for i, (name, rows) in enumerate(sorted(deployments(folder).items())):
@@ -74,10 +75,15 @@ def served(folder: Path, place: str, every: int, offset: int) -> None:
             if clients != level:
                 before = case.replay(base).figures
                 stack = name.split("|")[2]
-                found += [
-                    (name, stack, each, before[each.quantity] / each.measured_s - 1.0) for each in fitted.predict(case)
+                predicted = fitted.predict(case)
+                found += [(name, stack, each, before[each.quantity] / each.measured_s - 1.0) for each in predicted]
+                lines += [
+                    f"{name},{p.quantity},{clients},{level},{p.measured_s},{p.predicted_s},{p.low_s},{p.high_s}"
+                    for p in predicted
                 ]
         print(f"  {name}: {len(mine)} rows at {level} clients, {len(cases) - len(mine)} predicted", flush=True)
+        if table is not None:
+            table.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"\n{deployments_fitted} deployments, each fitted to its rows at its {place} concurrency alone")
     for why, rows_left in sorted(left_out.items()):
         print(f"left out: {rows_left} rows, {why}")
@@ -100,21 +106,44 @@ def served(folder: Path, place: str, every: int, offset: int) -> None:
     # How wide the errors of runs that a fit has not seen must be taken: by the deployments of one half, for the other.
     for quantity in QUANTITIES:
         some = [each for each in found if each[2].quantity == quantity]
-        halves = [[e for e in some if hash_of(e[0]) == half] for half in (0, 1)]
-        for one, other in (halves, halves[::-1]):
-            ratio = [_distance(each[2]) for each in one]
-            factor = float(np.quantile(ratio, 0.9)) if ratio else float("nan")
-            share = 100 * np.mean([_distance(each[2]) <= factor for each in other]) if other else float("nan")
+        halves = [[each[2] for each in some if hash_of(each[0]) == half] for half in (0, 1)]
+        if not all(halves):
+            continue
+        for half, rows in enumerate(halves):
+            deviation = width_of(rows, quantity)
+            own, other, stated = (
+                100 * share_held(each, quantity, width)
+                for each, width in (
+                    (rows, deviation),
+                    (halves[1 - half], deviation),
+                    (rows, ERRORS.unseen[quantity]),
+                )
+            )
             print(
-                f"{quantity}: widths times {factor:.2f} hold 90 % of one half of the deployments, {share:.1f} % of the other"
+                f"{quantity}: a deviation of {100 * deviation:.1f} % holds {own:.1f} % of half {half} of the deployments "
+                f"({len(rows)} rows) and {other:.1f} % of the other; the stated {100 * ERRORS.unseen[quantity]:.1f} % hold "
+                f"{stated:.1f} % of half {half}"
             )
 
 
-def _distance(each: Prediction) -> float:
-    """From the prediction to the measurement, in units of the half of the interval that it lies on."""
-    off = np.log(each.measured_s / each.predicted_s)
-    end = np.log((each.high_s if off > 0 else each.low_s) / each.predicted_s)
-    return float(off / end)
+def share_held(rows: Sequence[Prediction], quantity: str, deviation: float) -> float:
+    """The share of *rows* whose 90 % intervals hold, were what fits leave unexplained of that standard deviation."""
+    stated = Z90 * ERRORS.of_unseen(quantity)
+    own = Z90 * np.hypot(deviation, ERRORS.repeat[quantity])
+    held = []
+    for each in rows:
+        off = np.log(each.measured_s / each.predicted_s)
+        end = np.log((each.high_s if off > 0 else each.low_s) / each.predicted_s)
+        held.append(abs(off) <= np.sqrt(max(end**2 - stated**2, 0.0) + own**2))
+    return float(np.mean(held))
+
+
+def width_of(rows: Sequence[Prediction], quantity: str) -> float:
+    """The smallest standard deviation, in steps of 0.1 %, with which nine in ten of *rows* are held."""
+    return next(
+        (width for width in np.arange(0.0, 1.0, 0.001).tolist() if share_held(rows, quantity, width) >= 0.9),
+        float("nan"),
+    )
 
 
 def hash_of(name: str) -> int:
@@ -276,9 +305,10 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="of the deployments, every so many-th alone")
     parser.add_argument("--offset", type=int, default=0)
     parser.add_argument("--trials", type=int, default=100)
-    told: Any = parser.parse_args()
+    parser.add_argument("--table", type=Path, help="of served: a CSV file for every figure predicted")
+    told: Any = parser.parse_intermixed_args()
     if told.part == "served":
-        served(told.folder or Path("../shared/measured2"), told.concurrency, told.every, told.offset)
+        served(told.folder or Path("../shared/measured2"), told.concurrency, told.every, told.offset, told.table)
     elif told.part == "inference-perf":
         inference(told.folder or Path("../shared/serving"))
     elif told.part == "synthetic":

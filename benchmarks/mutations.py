@@ -55,7 +55,7 @@ ENGINE = (
 )
 SPECULATION = ("tests/engine/test_meanings.py", "tests/policies/test_decoding.py", "tests/policies/test_acceptance.py")
 POLICIES = ("tests/policies/test_schedulers.py", "tests/policies/test_sarathi.py")
-TIERS = ("tests/engine/test_tiers.py",)
+TIERS = ("tests/engine/test_stores.py", "tests/engine/test_tiers.py")
 PREFIXES = ("tests/engine/test_prefix.py", "tests/oracle/test_vllm.py")
 SGLANG = ("tests/policies/test_sglang.py",)
 INTERVALS = ("tests/study/test_paired.py", "tests/study/test_statistics.py", "tests/study/test_compare.py")
@@ -91,6 +91,13 @@ MUTATIONS = [
             "(kept.stamp, -kept.lo, self._n, kept)",
             "(kept.stamp, kept.lo, self._n, kept)",
         ),
+        (
+            "what is on its way is found with what has come",
+            " and max(last.ready_ns, now_ns) == max(kept.ready_ns, now_ns):",
+            ":",
+        ),
+        ("moved sequences do not count each other", "if sum(self._moved.values()) + n_bytes", "if n_bytes"),
+        ("machines see at once what others do", "(now_ns + 1, machine,", "(now_ns, machine,"),
     ),
     *_of(
         "sim/engine/tiers.py",
@@ -101,6 +108,9 @@ MUTATIONS = [
             "        if (\n            gone\n",
             "        if (\n            not gone\n",
         ),
+        ("a load ends with its last tier", "ends_ns = max(ends_ns, sent", "ends_ns = max(self.now_ns + 1, sent"),
+        ("one's own host is a peer's", "if number != self._number:", "if True:"),
+        ("a load saves what the prompt takes alone", "price_ns(tokens, at * self.block_tokens)", "price_ns(tokens, 0)"),
     ),
     *_of(
         "sim/engine/loading.py",
@@ -109,6 +119,12 @@ MUTATIONS = [
             "who has been loaded stands last",
             "sequences.queue.appendleft(seq._replace",
             "sequences.queue.append(seq._replace",
+        ),
+        ("the last to come is the first in the queue", "for _, _, id_ in reversed(due):", "for _, _, id_ in due:"),
+        (
+            "the first who waits gives its KV back",
+            "for seq in reversed(sequences.queue) if",
+            "for seq in sequences.queue if",
         ),
     ),
     *_of(
@@ -151,8 +167,8 @@ MUTATIONS = [
         PREFIXES,
         (
             "a span goes on though who waits may find more",
-            "return kv.writes or (kv.caches_late",
-            "return (kv.caches_late",
+            "return kv.writes or (kv.caches_late and bool(self.ended)) or",
+            "return (kv.caches_late and bool(self.ended)) or",
         ),
     ),
     *_of(
@@ -1331,8 +1347,8 @@ MUTATIONS = [
         ("saturated candidates keep the SLO", "(low >= attainment) & steady &", "(low >= attainment) &"),
         (
             "energy of one GPU",
-            "joule_per_mtoken=gpu_s * watt,",
-            "joule_per_mtoken=gpu_s / table['gpus'] * watt,",
+            ".fillna(gpu_s * watt),",
+            ".fillna(gpu_s / table['gpus'] * watt),",
         ),
         ("prices are by the second", "/ 3600.0", "/ 1.0"),
         ("equal rows push each other off the front", "or (second[index] == best_y and first[index] == best_x)", ""),

@@ -3,9 +3,9 @@
     python -m benchmarks.prefix [--trace MOONCAKE.jsonl]
 
 Requests of 4,000 tokens in blocks of 16, one after the other, half of each shared with an earlier one, over a cache that is full:
-processor time in microseconds a request. Then requests per second of processor time of a replay on 8 machines, with the cache and
-without, the best of three runs each. Then, on one machine, what the engine finds at several loads beside an ideal cache that is as
-large as the pool, and one that is as large as what running requests leave of it.
+processor time in microseconds a request. Then, on one machine, what the engine finds at several loads beside an ideal cache that is
+as large as the pool, and one that is as large as what running requests leave of it. Then requests per second of processor time of a
+replay on 8 machines, with the cache and without, the best of three runs each in turn: with vLLM's blocks and with SGLang's tree.
 """
 
 from __future__ import annotations
@@ -60,19 +60,22 @@ def us_per_request(total: int, n: int = 4000) -> float:
     return 1e6 * (time.process_time() - began) / n
 
 
-def requests_per_s(trace: Path, caching: bool) -> float:
+def requests_per_s(trace: Path, stack: str) -> tuple[float, float]:
+    """With the cache and without."""
     from sim.engine import run
     from sim.scenario import Scenario
     from sim.scenario.assembly import build
 
     scenario = Scenario.default().with_set(f"workload={{trace: {trace}}}").with_set("replicas=8")
-    experiment = build(scenario.with_set(f"memory.prefix_caching={'true' if caching else 'false'}"))
-    best = 0.0
+    scenario = scenario.with_set(f"serving_stack={stack}").with_set(f"scheduler={{policy: {stack}}}")
+    experiments = [build(scenario.with_set(f"memory.prefix_caching={caching}")) for caching in ("true", "false")]
+    best = [0.0, 0.0]
     for _ in range(3):
-        began = time.process_time()
-        run(experiment)
-        best = max(best, len(experiment.workload) / (time.process_time() - began))
-    return best
+        for at, experiment in enumerate(experiments):
+            began = time.process_time()
+            run(experiment)
+            best[at] = max(best[at], len(experiment.workload) / (time.process_time() - began))
+    return best[0], best[1]
 
 
 def by_load(trace: Path, factor: float) -> tuple[float, ...]:
@@ -115,8 +118,11 @@ def main() -> None:
     for factor in LOADS:
         rate, used, *found = by_load(options.trace, factor)
         print(f"{rate:10.3f}  {used:16.2f}  " + "  ".join(f"{100 * share:8.2f}" for share in found), flush=True)
-    on, off = requests_per_s(options.trace, True), requests_per_s(options.trace, False)
-    print(f"replay on 8 machines: {on:,.0f} requests/s with the cache, {off:,.0f} without, ratio {on / off:.2f}")
+    for stack in ("vllm", "sglang"):
+        on, off = requests_per_s(options.trace, stack)
+        print(
+            f"replay on 8 machines, {stack}: {on:,.0f} requests/s with the cache, {off:,.0f} without, ratio {on / off:.2f}"
+        )
 
 
 if __name__ == "__main__":

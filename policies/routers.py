@@ -27,6 +27,8 @@ class RoutedRequest(NamedTuple):
     """The conversation that it belongs to; -1: none."""
     served_by: int = -1
     """Which of the replicas shown got the last request of its session; -1: none. For routers that ask (`Knowledge.sessions`)."""
+    priority: int = 0
+    """Smaller goes first, as in vLLM."""
 
 
 class Refused(NamedTuple):
@@ -506,3 +508,70 @@ def _drawn(among: Sequence[int], luck: float) -> int:
 def knowledge_of(router: object) -> Knowledge | None:
     """What *router* asks to be told; None where it asks for nothing."""
     return cast("Knowledge | None", getattr(router, "knows", None))
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """The first *machines* machines are for requests of priority *priority* and before it (smaller goes first), which may go to
+    any; the inner router chooses among those that are shown to it. Where there are no others, all are shown."""
+
+    inner: Router | RouteFunction
+    machines: int
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        route_of(self.inner)
+        if isinstance(self.machines, bool) or self.machines < 1:
+            raise ValueError(f"machines is a whole number of at least 1; got {self.machines!r}")
+
+    @property
+    def knows(self) -> Knowledge | None:
+        """What the inner router asks to be told."""
+        return knowledge_of(self.inner)
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int | Refused:
+        kept = 0 if request.priority <= self.priority or self.machines >= len(replicas) else self.machines
+        if not kept:
+            return route_of(self.inner)(request, replicas)
+        request = request._replace(served_by=max(request.served_by - kept, -1))
+        answer = route_of(self.inner)(request, replicas[kept:])
+        if isinstance(answer, Refused):
+            return answer if answer.at < 0 else answer._replace(at=answer.at + kept)
+        return answer + kept
+
+
+SATURATED = "class is shed: every machine is saturated"
+
+
+@dataclass(frozen=True)
+class Shed:
+    """Requests of priority *priority* and after it (larger goes last) are refused while every machine has more than *max_waiting*
+    requests in its queue or more than *max_kv_use* of its KV memory in use; the inner router routes all others.
+
+    The rule of the Gateway API inference extension's saturation detector, which drops sheddable requests; its defaults are a queue
+    of 5 and 80 % of the KV cache (pkg/epp/saturationdetector; from knowledge, to be checked there).
+    """
+
+    inner: Router | RouteFunction
+    priority: int = 1
+    max_waiting: int = 5
+    max_kv_use: float = 0.8
+
+    def __post_init__(self) -> None:
+        route_of(self.inner)
+        if isinstance(self.max_waiting, bool) or self.max_waiting < 0:
+            raise ValueError(f"max_waiting is a whole number of at least 0; got {self.max_waiting!r}")
+        if not 0 <= self.max_kv_use <= 1:
+            raise ValueError(f"max_kv_use is a share in [0, 1]; got {self.max_kv_use!r}")
+
+    @property
+    def knows(self) -> Knowledge | None:
+        """What the inner router asks to be told."""
+        return knowledge_of(self.inner)
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int | Refused:
+        if request.priority >= self.priority and all(
+            load.waiting > self.max_waiting or load.kv_use > self.max_kv_use for load in replicas
+        ):
+            return Refused(SATURATED)
+        return route_of(self.inner)(request, replicas)

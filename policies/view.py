@@ -84,6 +84,23 @@ class _NotSaid:
 NOT_SAID = _NotSaid()
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What is agreed of each request, and what is thought of it, by id. In literals dictionaries."""
+
+    tenant: ById = NOT_SAID
+    """A number for whoever sends it."""
+    token_cost: ById = NOT_SAID
+    """What one of its tokens counts towards its tenant's share: the more, the lower the weight of its class."""
+    first_token_ns: ById = NOT_SAID
+    """Limit of the first token, from arrival; -1: none."""
+    predicted_tokens: ById = NOT_SAID
+    """Output tokens that a predictor expects; how many there will be a policy cannot see."""
+
+
+NO_TERMS: Final = Terms()
+
+
 class StepPrice(Protocol):
     """What an iteration may cost."""
 
@@ -198,6 +215,8 @@ class ReplicaView:
     """What the plan before this one left with `Plan.memo`; None for the first one, and after there was nothing to do here."""
     rounds: int = 0
     """Decode steps done here so far, those beside prompts included: how many a plan has been held for is their difference."""
+    terms: Terms = NO_TERMS
+    """Of classes of service."""
     cache: PrefixCache | None = None
     """None where no blocks are found again. What each of those who wait would find is among its `cached_tokens`, but for a
     scheduler that `admits_in_turn` or `looks_itself`, which asks here."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from policies.schedulers import checked_as_given, setting_at_least
-from policies.view import ALWAYS_NS, Plan, PlanFunction, ReplicaView, Scheduler, WaitingSeq, plan_of
+from policies.view import ALWAYS_NS, Plan, PlanFunction, ReplicaView, Scheduler, Terms, WaitingSeq, plan_of
 
 OVERDUE = "deadline has passed"
 TOO_LATE = "deadline cannot be met"
@@ -90,25 +90,34 @@ def _deadline(seq: WaitingSeq) -> int:
     return ALWAYS_NS if seq.deadline_ns < 0 else seq.arrival_ns + seq.deadline_ns
 
 
-_ORDERS: dict[str, Callable[[WaitingSeq], Any]] = {
-    "arrival": lambda seq: seq.arrival_ns,
-    "priority": lambda seq: seq.priority,
-    "deadline": _deadline,
-    "shortest_prompt": lambda seq: seq.tokens,
+def _first_token(seq: WaitingSeq, terms: Terms) -> int:
+    """The instant by which its first token should have come."""
+    limit_ns = terms.first_token_ns[seq.id]
+    return ALWAYS_NS if limit_ns < 0 else seq.arrival_ns + limit_ns
+
+
+_ORDERS: dict[str, Callable[[WaitingSeq, Terms], Any]] = {
+    "arrival": lambda seq, _: seq.arrival_ns,
+    "priority": lambda seq, _: seq.priority,
+    "deadline": lambda seq, _: _deadline(seq),
+    "first_token": _first_token,
+    "shortest_prompt": lambda seq, _: seq.tokens,
+    "shortest_predicted": lambda seq, terms: terms.predicted_tokens[seq.id],
 }
 
 
 @checked_as_given
 @dataclass(frozen=True)
 class Order:
-    """The inner scheduler sees the queue in another order: by arrival, by priority (smaller first), by deadline (those without
-    one last), or with the fewest tokens to compute first. Equals stay as they are in the queue.
+    """The inner scheduler sees the queue in another order: by arrival, by priority (smaller first), by deadline of the whole answer
+    or of the first token (its class's limit; those without one last), or with the fewest tokens to compute, or the shortest
+    predicted output, first. Equals stay as they are in the queue.
 
     Running sequences are not preempted for one that comes before them.
     """
 
     inner: Scheduler | PlanFunction
-    by: Literal["arrival", "priority", "deadline", "shortest_prompt"] = "priority"
+    by: Literal["arrival", "priority", "deadline", "first_token", "shortest_prompt", "shortest_predicted"] = "priority"
 
     def __post_init__(self) -> None:
         plan_of(self.inner)
@@ -117,7 +126,8 @@ class Order:
 
     def plan(self, view: ReplicaView, /) -> Plan:
         if len(view.waiting) > 1:
-            view = replace(view, waiting=tuple(sorted(view.waiting, key=_ORDERS[self.by])))
+            key, terms = _ORDERS[self.by], view.terms
+            view = replace(view, waiting=tuple(sorted(view.waiting, key=lambda seq: key(seq, terms))))
         # Whoever comes may go before those that the inner policy has seen: even by arrival, where a front end takes longer for
         # longer prompts, and they come to the queue in another order than to the front end.
         plan = plan_of(self.inner)(view)._replace(through_arrivals=False)

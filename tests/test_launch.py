@@ -31,9 +31,10 @@ def test_a_command_of_vllm_becomes_the_scenario_that_it_describes() -> None:
         "parallel": {"tensor": 4},
         "scheduler": {"policy": "vllm", "max_num_seqs": 512, "max_num_batched_tokens": 4000},
         "memory": {"gpu_memory_utilization": 0.95, "prefix_caching": False},
+        "cuda_graphs": {"eager": True},
         "workload": {"trace": "conversation"},
     }
-    assert found.not_modelled == ("--max-model-len 32k", "--enforce-eager")
+    assert found.not_modelled == ("--max-model-len 32k",)
     assert found.without_effect == ("--port 8080",)
     assert any("VLLM_LOGGING_LEVEL" in note for note in found.notes)
 
@@ -73,13 +74,28 @@ def test_a_command_of_trtllm_and_the_file_beside_it(tmp_path: Path) -> None:
     file.write_text(
         "kv_cache_config: {free_gpu_memory_fraction: 0.8, enable_block_reuse: false, dtype: fp8}\n"
         "scheduler_config: {capacity_scheduler_policy: MAX_UTILIZATION}\nmoe_config: {backend: CUTLASS}\n"
+        "cuda_graph_config: null\n"
     )
     found = scenario_from(f"trtllm-serve qwen3-32b --tp_size 2 --extra_llm_api_options {file}", hardware="h200")
     settings = found.scenario.settings()
     assert settings["memory"] == {"free_gpu_memory_fraction": 0.8, "prefix_caching": False}
     assert settings["kv_precision"] == "fp8"
+    assert settings["cuda_graphs"] == {"eager": True}
     assert settings["scheduler"] == {"policy": "trtllm", "capacity_scheduler_policy": "MAX_UTILIZATION"}
     assert any("moe_config.backend is not modelled" in note for note in found.notes)
+
+
+def test_ranks_and_experts_of_a_mixture() -> None:
+    found = scenario_from(
+        "vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel --enable-eplb", hardware="h200"
+    )
+    settings = found.scenario.settings()
+    assert settings["parallel"] == {"data": 8, "expert": 8}
+    assert settings["experts"] == {"placement": "eplb"}
+    written = export(Chosen(scenario=found.scenario, reasons=()), "vllm")
+    assert "--data-parallel-size 8" in written.text
+    assert "--enable-expert-parallel" in written.text
+    assert "--enable-eplb" in written.text
 
 
 def test_replicas_of_a_dense_model_are_its_data_parallel_ranks() -> None:
@@ -126,7 +142,13 @@ _SETTINGS = {
     "vllm": {
         "parallel": {"tensor": 2, "pipeline": 2},
         "scheduler": {"policy": "vllm", "max_num_seqs": 256, "max_num_batched_tokens": 2048, "async_scheduling": False},
-        "memory": {"gpu_memory_utilization": 0.8, "block_tokens": 32, "prefix_caching": True},
+        "memory": {
+            "gpu_memory_utilization": 0.8,
+            "block_tokens": 32,
+            "prefix_caching": True,
+            "tiers": [{"kind": "host", "gib": 64.0}],
+        },
+        "cuda_graphs": {"sizes": [1, 2, 8]},
         "kv_precision": "fp8",
         "stream_interval": 4,
         "decoding": {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}},
@@ -135,6 +157,7 @@ _SETTINGS = {
         "parallel": {"tensor": 2},
         "scheduler": {"policy": "sglang", "chunked_prefill_size": 4096, "schedule_policy": "lof"},
         "memory": {"mem_fraction_static": 0.8, "kv_blocks": 90_000},
+        "cuda_graphs": {"largest": 64},
         "kv_precision": "fp8",
         "decoding": {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}},
     },

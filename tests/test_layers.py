@@ -66,6 +66,7 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
             "workloads.Follows",
             "workloads.Trace",
             "workloads.chained",
+            "workloads.token_costs",
         ),
         *(f"hwmodels.totals.{name}" for name in ("Totals", "Chunk", "seen", "pairs_within")),
         *(
@@ -73,6 +74,7 @@ def test_the_engine_knows_no_concrete_policy_or_hardware_model() -> None:
             for name in ("Router", "RoutedRequest", "ReplicaLoad", "Refused", "RouteFunction", "route_of")
         ),
         *(f"policies.routers.{name}" for name in ("Knowledge", "knowledge_of")),
+        *(f"policies.control.{name}" for name in ("Control", "PoolSeen", "Seen", "remembers_s", "stabilised")),
         *(f"policies.ranks.{name}" for name in ("PromptBalance", "RankWork", "Waited")),
     }
     for path in files("sim/engine"):
@@ -85,8 +87,8 @@ FLOORS = (
     ("errors", "text", "packages"),
     ("theory", "tokens"),
     ("engine",),
-    ("scenario", "metrics", "warmup", "protocols", "results", "run"),
-    ("bench", "study", "plots", "report", "reproduce", "validation", "placement", "launch"),
+    ("scenario", "metrics", "warmup", "protocols", "results", "run", "work"),
+    ("bench", "study", "plots", "report", "reproduce", "validation", "placement", "launch", "serve"),
     ("cli",),
 )
 """Rooms of `sim/`, from the ground up."""

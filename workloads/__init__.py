@@ -2,6 +2,7 @@
 
 from workloads.arrivals import ArrivalProcess, Deterministic, Gamma, Mmpp, Pareto, Poisson, arrivals_ns
 from workloads.chains import chained
+from workloads.classes import ServiceClass
 from workloads.conversations import Conversations
 from workloads.curves import Piecewise, Sinusoidal, read_rates
 from workloads.follows import Follows
@@ -10,6 +11,7 @@ from workloads.gamma_windows import GammaWindows, fit_gamma_windows, gamma_windo
 from workloads.generators import ClosedLoop, azure_conversation_like, closed_loop, synthesize
 from workloads.join import concat, merge
 from workloads.lengths import Empirical, Fixed, LengthDistribution, LogNormal, Resampled, Uniform, Zipf, split_total
+from workloads.mix import draw_classes, predict_outputs, token_costs, with_classes
 from workloads.popularity import assign_models, multi_model, power_law_rates
 from workloads.readers import FORMATS, read_trace
 from workloads.reuse import ReuseCurve, reuse
@@ -42,6 +44,7 @@ __all__ = [
     "Resampled",
     "ReuseCurve",
     "ServeGen",
+    "ServiceClass",
     "SharedPrefix",
     "Sinusoidal",
     "Stream",
@@ -54,11 +57,13 @@ __all__ = [
     "chained",
     "closed_loop",
     "concat",
+    "draw_classes",
     "fit_gamma_windows",
     "gamma_windows_from_counts",
     "merge",
     "multi_model",
     "power_law_rates",
+    "predict_outputs",
     "read_function_counts",
     "read_function_invocations",
     "read_rates",
@@ -68,4 +73,6 @@ __all__ = [
     "split_total",
     "stream",
     "synthesize",
+    "token_costs",
+    "with_classes",
 ]

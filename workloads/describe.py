@@ -48,6 +48,14 @@ def describe(requests: Requests) -> dict[str, Any]:
     if requests.priority is not None:
         values, counts = np.unique(requests.priority, return_counts=True)
         out["priorities"] = {str(value): n for value, n in zip(values.tolist(), counts.tolist(), strict=True)}
+    for index, names, key in (
+        (requests.class_index, requests.classes, "requests_of_class"),
+        (requests.tenant_index, requests.tenants, "requests_of_tenant"),
+    ):
+        if index is not None:
+            out[key] = dict(zip(names, np.bincount(index, minlength=len(names)).tolist(), strict=True))
+    if requests.predicted_tokens is not None:
+        out["predicted_tokens"] = lengths(requests.predicted_tokens)
     if requests.follows is not None:
         out["waiting_for_others"] = int(np.count_nonzero(requests.follows.counts))
     if requests.abort_ns is not None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from workloads.classes import ServiceClass
 from workloads.columns import NS_PER_S, IntArray
 from workloads.follows import Follows
 from workloads.trace import Trace
@@ -103,6 +105,10 @@ def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
         if any(trace.max_tokens is not None for trace in traces)
         else None,
         abort_ns=column("abort_ns"),
+        **_by_name(traces, "class_index", "classes"),
+        **_by_name(traces, "tenant_index", "tenants"),
+        terms=_terms(traces),
+        predicted_tokens=_of_all(traces, "predicted_tokens"),
         follows=_follows(traces),
         prefix_blocks=blocks,
         prefix_offsets=offsets,
@@ -110,6 +116,39 @@ def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
         source=" + ".join(dict.fromkeys(trace.source for trace in traces)),
     )
     return replace(unsorted.take(order), arrival_ns=arrival[order])
+
+
+def _of_all(traces: Sequence[Trace], name: str) -> IntArray | None:
+    """A column that all *traces* have, or none."""
+    columns = [getattr(trace, name) for trace in traces]
+    if all(each is None for each in columns):
+        return None
+    if any(each is None for each in columns):
+        raise ValueError(f"traces with and without {name} cannot be joined; give it to all of them, or to none")
+    return np.concatenate(columns)
+
+
+def _by_name(traces: Sequence[Trace], index: str, table: str) -> dict[str, Any]:
+    """Rows of tables of names, joined by name."""
+    rows = _of_all(traces, index)
+    if rows is None:
+        return {}
+    names = tuple(dict.fromkeys(name for trace in traces for name in getattr(trace, table)))
+    position = {name: row for row, name in enumerate(names)}
+    moved = [np.array([position[name] for name in getattr(trace, table)])[getattr(trace, index)] for trace in traces]
+    return {table: names, index: np.concatenate(moved)}
+
+
+def _terms(traces: Sequence[Trace]) -> tuple[ServiceClass, ...]:
+    """What is agreed of the classes of all *traces*, which say the same of a class that several have."""
+    found: dict[str, ServiceClass] = {}
+    for trace in traces:
+        if bool(trace.terms) != bool(traces[0].terms):
+            raise ValueError("traces with and without terms of their classes cannot be joined; declare all or none")
+        for each in trace.terms:
+            if found.setdefault(each.name, each) != each:
+                raise ValueError(f"two traces say different things of class {each.name}; call one of them otherwise")
+    return tuple(found.values())
 
 
 def _follows(traces: Sequence[Trace]) -> Follows | None:

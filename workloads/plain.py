@@ -37,6 +37,16 @@ def plain_csv(requests: Requests) -> str:
     if requests.abort_ns is not None:
         header.append("abort_s")
         columns.append(["" if ns < 0 else _decimal_s(ns) for ns in requests.abort_ns.tolist()])
+    for name, index, names in (
+        ("class", requests.class_index, requests.classes),
+        ("tenant", requests.tenant_index, requests.tenants),
+    ):
+        if index is not None:
+            header.append(name)
+            columns.append([names[row] for row in index.tolist()])
+    if requests.predicted_tokens is not None:
+        header.append("predicted_tokens")
+        columns.append(requests.predicted_tokens.tolist())
     if requests.prefix_blocks is not None and requests.prefix_offsets is not None:
         header.append(f"prefix_blocks_{requests.prefix_block_tokens}")
         ids, offsets = requests.prefix_blocks.tolist(), requests.prefix_offsets.tolist()

@@ -22,7 +22,10 @@ FORMATS = ("azure_llm", "burstgpt", "mooncake", "plain", "azure_functions_2019",
 # conversation trace has ceil(input_length / 512) ids.
 MOONCAKE_BLOCK_TOKENS = 512
 
-_PLAIN_OPTIONAL = ("model", "deadline_s", "session", "priority", "max_tokens", "abort_s")
+_PLAIN_OPTIONAL = (
+    *("model", "deadline_s", "session", "priority", "max_tokens", "abort_s"),
+    *("class", "tenant", "predicted_tokens"),
+)
 _PREFIX_COLUMN = re.compile(r"prefix_blocks_([1-9][0-9]*)")
 
 
@@ -117,7 +120,7 @@ def _assemble(
             )
         order = keep
     prefix = parts.pop("prefix", None)
-    models = parts.pop("models", ())
+    tables = {name: parts.pop(name, ()) for name in ("models", "classes", "tenants")}
     blocks = {}
     if prefix is not None:
         ids, counts, block_tokens = prefix
@@ -140,7 +143,7 @@ def _assemble(
     columns = {key: value[order] for key, value in parts.items() if value is not None}
     if rebase:
         columns["arrival_ns"] = columns["arrival_ns"] - columns["arrival_ns"][0]
-    return Trace(**columns, **blocks, models=models, source=Path(path).name)
+    return Trace(**columns, **blocks, **tables, source=Path(path).name)
 
 
 def _recognise(path: Any, data: bytes) -> str:
@@ -210,6 +213,12 @@ def _plain(table: Table) -> dict[str, Any]:
         parts["max_tokens"] = table.integers("max_tokens")
     if "priority" in table.header:
         parts["priority"] = table.whole_numbers("priority", blank=0)
+    if "class" in table.header:
+        parts["classes"], parts["class_index"] = _names(table, "class")
+    if "tenant" in table.header:
+        parts["tenants"], parts["tenant_index"] = _names(table, "tenant")
+    if "predicted_tokens" in table.header:
+        parts["predicted_tokens"] = table.integers("predicted_tokens")
     if prefix_name is not None:
         counts, ids = np.zeros(len(table), dtype=np.int64), []
         for row, text in enumerate(table.texts(prefix_name)):
@@ -226,10 +235,10 @@ def _plain(table: Table) -> dict[str, Any]:
 def _names(table: Table, column: str) -> tuple[tuple[str, ...], IntArray]:
     names = table.texts(column)
     if "" in names:
-        table.refuse(column, names.index(""), "a model name")
-    models = tuple(dict.fromkeys(names))
-    position = {name: i for i, name in enumerate(models)}
-    return models, np.array([position[name] for name in names], dtype=np.int64)
+        table.refuse(column, names.index(""), f"a {column.lower()} name")
+    found = tuple(dict.fromkeys(names))
+    position = {name: i for i, name in enumerate(found)}
+    return found, np.array([position[name] for name in names], dtype=np.int64)
 
 
 def _session_numbers(table: Table, column: str) -> IntArray:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.classes import ServiceClass
 from workloads.columns import INT64_MAX, NS_PER_S, IntArray, first_row, int_column
 from workloads.follows import Follows
 
@@ -17,6 +18,9 @@ OPTIONAL = {
     "priority": -INT64_MAX,
     "max_tokens": 0,
     "abort_ns": -1,
+    "class_index": 0,
+    "tenant_index": 0,
+    "predicted_tokens": 0,
 }
 """Columns that a trace may have beside those that it must, with the least value of each."""
 
@@ -49,6 +53,17 @@ class Requests:
     """Output tokens that the client allows at most; None: as many as come out. Schedulers that plan for what may come see it."""
     abort_ns: IntArray | None = None
     """Nanoseconds after its arrival at which the client gives a request up; -1 where it waits for the end."""
+    class_index: IntArray | None = None
+    """Row of `classes` that each request is of; None where there are no classes of service."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes; what is agreed of them is in `terms`, where anything is."""
+    terms: tuple[ServiceClass, ...] = ()
+    """What is agreed of each of `classes`; empty where these are but names."""
+    tenant_index: IntArray | None = None
+    """Row of `tenants` that sends each request; None where nobody says who sends it."""
+    tenants: tuple[str, ...] = ()
+    predicted_tokens: IntArray | None = None
+    """Output tokens that a predictor expects of each request; schedulers see it. None: there is no predictor."""
     prefix_blocks: IntArray | None = None
     """Block ids of all requests end to end; equal ids after equal ids are equal tokens, as far as two requests have them. Where a
     request has more of them than its prompt needs, they name the tokens that it emits as well, which a later prompt may contain;
@@ -93,6 +108,10 @@ class Requests:
                 f"row {row}: a request needs prompt_tokens or output_tokens above 0; got 0 and 0: leave it out"
             )
         self._check_models()
+        self._check_named("class_index", "classes")
+        self._check_named("tenant_index", "tenants")
+        if self.terms and tuple(each.name for each in self.terms) != self.classes:
+            raise ValueError(f"terms are those of the classes {self.classes!r}, in their order; got {self.terms!r}")
         self._check_prefixes(n)
         if self.follows is not None:
             if len(self.follows) != n:
@@ -122,6 +141,17 @@ class Requests:
         if len(models) == 1:
             # One canonical form, so that equal traces compare equal.
             object.__setattr__(self, "model_index", None)
+
+    def _check_named(self, index: str, names: str) -> None:
+        """Rows of a table of names, and the names: both or neither."""
+        rows, found = getattr(self, index), tuple(getattr(self, names))
+        object.__setattr__(self, names, found)
+        if (rows is None) != (not found):
+            raise ValueError(f"{index} and {names} go together; got only one of them")
+        if any(not isinstance(name, str) or not name for name in found) or len(set(found)) != len(found):
+            raise ValueError(f"{names} are names that differ; got {found!r}")
+        if rows is not None and (row := first_row(rows >= len(found))) is not None:
+            raise ValueError(f"row {row}: {index} is a row of the {len(found)} {names}; got {rows[row]}")
 
     def _check_prefixes(self, n: int) -> None:
         parts = (self.prefix_blocks, self.prefix_offsets, self.prefix_block_tokens)

@@ -60,7 +60,13 @@ def _trace(columns: dict[str, Any], starts: ArrivalProcess, seed: int, block_tok
     # What waits has a place in the order only: never before those that it waits for.
     nominal = start_ns[session_of] + _not_before(follows, stamp_ns)
     order = np.lexsort((np.arange(n), nominal))
-    tokens = block_tokens if block_tokens is not None else _block_tokens(prompt, np.diff(id_offsets))
+    counts = np.diff(id_offsets)
+    tokens = block_tokens if block_tokens is not None else _block_tokens(prompt, counts)
+    if (row := first_row((counts > 0) & (counts < prompt // tokens))) is not None:
+        raise ValueError(
+            f"row {row + 1}, column hash_ids: {counts[row]} ids of {tokens} tokens do not cover the prompt of {prompt[row]}; mend "
+            "the row, or leave its ids empty"
+        )
     pieces = _with_answers(np.split(ids, id_offsets[1:-1]), follows, prompt, output, tokens)
     pieces = [pieces[row] for row in order.tolist()]
     new_offsets = np.concatenate(([0], np.cumsum([len(piece) for piece in pieces])))
@@ -159,6 +165,19 @@ def _block_tokens(prompt: IntArray, counts: IntArray) -> int:
     named = counts > 0
     if not named.any():
         raise ValueError("no prompt has hash_ids; give a file that says which prompts share blocks")
+    for rows in (slice(None), named):
+        # A row without ids has a short prompt, or one of which nothing is said.
+        if (found := _fits(prompt[rows], counts[rows])) is not None:
+            return found
+    raise ValueError(
+        "the lengths of prompts and of hash_ids leave open how many tokens an id stands for; give block_tokens, and mend rows "
+        "whose ids do not cover their prompt"
+    )
+
+
+def _fits(prompt: IntArray, counts: IntArray) -> int | None:
+    """The only number of tokens, of those that are powers of two or else of all, that all counts agree with."""
+    named = counts > 0
     length, n = prompt[named].astype(float), counts[named].astype(float)
     for low, high in ((length / (n + 1), length / n), (length / n, length / np.maximum(n - 1, 1e-9))):
         # floor(length / b) == n is low < b <= high, ceil(length / b) == n is low <= b < high.
@@ -167,9 +186,7 @@ def _block_tokens(prompt: IntArray, counts: IntArray) -> int:
         fits = [b for b in fits if b & (b - 1) == 0] or fits
         if len(fits) == 1:
             return fits[0]
-    raise ValueError(
-        "the lengths of prompts and of hash_ids leave open how many tokens an id stands for; give block_tokens"
-    )
+    return None
 
 
 def _names(prompt: IntArray, counts: IntArray, tokens: int) -> bool:

@@ -24,6 +24,8 @@ class Stream(IntEnum):
     ARRIVAL_STATES = 106
     PROMPTS = 107
     TURNS = 108
+    CLASSES = 120
+    PREDICTIONS = 121
 
 
 def stream(seed: int, name: Stream, *key: int) -> np.random.Generator:

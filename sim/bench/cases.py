@@ -141,6 +141,7 @@ def case_of(
     experiment: Experiment,
     deployment: Deployment,
     figure: Figure,
+    noise: Mapping[str, float] | None = None,
 ) -> Case:
     """A case of *experiment* on *deployment*; ValueError for several kinds of machine, and for prices of no serving stack."""
     from hwmodels.calibrated import Calibrated
@@ -153,16 +154,20 @@ def case_of(
         name=name,
         measured_s={q: s for q, s in measured_s.items() if s is not None and np.isfinite(s)},
         replay=Replay(experiment=experiment, deployment=deployment, figure=figure),
+        noise=noise or {},
         bends=hasattr(experiment.workload, "arrival_ns"),
     )
 
 
-def cases_of(scenario: Scenario, runs: Sequence[BenchRun], seed: int | None = None) -> tuple[list[Case], Setting]:
+def cases_of(
+    scenario: Scenario, runs: Sequence[BenchRun], seed: int | None = None, *, problems: list[str] | None = None
+) -> tuple[list[Case], Setting]:
     """*runs* as cases on the deployment of *scenario*, and the setting that the scenario gives it.
 
     TPOT and TTFT are compared by their means, or by their medians where a file has no mean; a run without TPOT by its gaps between
-    tokens. ScenarioError for a scenario that cannot be built or has no serving stack to fit, `NotReplayable` for a run that lacks
-    facts or has neither figure.
+    tokens, and one with neither latency by how long requests run over their output tokens (`BenchRun.running_s_per_token`).
+    ScenarioError for a scenario that cannot be built or has no serving stack to fit. A run that lacks facts or has neither
+    figure is left out, with a sentence in *problems*; `NotReplayable` without that list.
     """
     from hwmodels.calibrated import Calibrated
     from sim.bench.load import NotReplayable, load_of
@@ -181,11 +186,17 @@ def cases_of(scenario: Scenario, runs: Sequence[BenchRun], seed: int | None = No
     for run in runs:
         measured = {name: _figure_of(run, name) for name in ("tpot", "ttft")}
         known = {name: found for name, found in measured.items() if found is not None}
-        if not known:
-            raise NotReplayable(
-                f"{run.name}: the file has neither a TPOT nor a TTFT, so that there is nothing to fit to"
-            )
-        load = load_of(run, seed)
+        try:
+            if not known:
+                raise NotReplayable(
+                    f"{run.name}: the file has neither a TPOT nor a TTFT, so that there is nothing to fit to"
+                )
+            load = load_of(run, seed)
+        except NotReplayable as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
+            continue
         first = experiment_of(scenario, load, seed, like=first)
         names = {f"{name}_s": where for name, (where, _) in known.items()}
         cases.append(
@@ -195,6 +206,9 @@ def cases_of(scenario: Scenario, runs: Sequence[BenchRun], seed: int | None = No
                 first,
                 deployment,
                 _Printed(load=load, run=run, names=names),
+                noise={"tpot_s": run.server.running_error}
+                if run.server is not None and run.server.running_error and names.get("tpot_s") == "running_s_per_token"
+                else {},
             )
         )
     return cases, Setting(stack=deployment.made_by.stack)
@@ -226,4 +240,6 @@ def _figure_of(run: BenchRun, name: str) -> tuple[str, float] | None:
             value = None if latency is None else latency.at(statistic)
             if value is not None and np.isfinite(value) and value > 0:
                 return f"{instead}_{statistic}_s", float(value)
-    return None
+    # It moves with the terms all but as TPOT does: most of what a request runs it decodes.
+    seconds = run.running_s_per_token if name == "tpot" and run.ttft is None and run.e2el is None else None
+    return None if seconds is None else ("running_s_per_token", seconds)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from sim.bench.fields import Unreadable, number, rate
+from sim.bench.formats import vllm_log
 from sim.bench.measured import BenchRun, Lengths, SharedPrompts
 from sim.errors import RooftraceError
 from sim.text import shown, unknown
@@ -86,7 +87,8 @@ def with_facts(run: BenchRun, facts: Mapping[str, Any]) -> BenchRun:
         if _said(old) and old != new:
             notes.append(f"{key} is given as {shown(value)}, in place of what the file says")
         offered = replace(offered, **changed)
-    return replace(run, offered=offered, notes=(*run.notes, *notes))
+    told = replace(run, offered=offered, notes=(*run.notes, *notes))
+    return vllm_log.with_load(told) if run.format == vllm_log.FORMAT else told
 
 
 def _said(old: Any) -> bool:

@@ -41,6 +41,8 @@ class Case:
     measured_s: Mapping[str, float]
     """By quantity; NaN and what is missing are not fitted."""
     replay: Callable[[Setting], Replayed] = field(repr=False)
+    noise: Mapping[str, float] = field(default_factory=dict)
+    """Standard deviation of the log by quantity, of a measurement that is less sure than repeats are (`Errors.repeat`)."""
     bends: bool = False
     """Whether its figures bend within what parameters may be: an open load, whose queue grows without limit."""
 
@@ -69,10 +71,11 @@ class Errors:
 ERRORS = Errors(
     repeat={"tpot_s": 0.02, "ttft_s": 0.06},
     model={"tpot_s": 0.03, "ttft_s": 0.10},
-    unseen={"tpot_s": 0.08, "ttft_s": 0.21},
+    unseen={"tpot_s": 0.077, "ttft_s": 0.182},
     source=(
-        "repeat: between the median and the 90th percentile of 94 repeated points of aiconfigurator's silicon sample; unseen: such "
-        "that 90 % of its rows lie within, each deployment fitted to its lowest concurrency alone (benchmarks/bench_fit.py)"
+        "repeat: between the median and the 90th percentile of 94 repeated points of aiconfigurator's silicon sample; model: a "
+        "weight that was chosen; unseen: such that intervals hold 90 % of the rows of one half of its deployments, each fitted "
+        "to its lowest concurrency alone, which the other half checks (benchmarks/bench_fit.py)"
     ),
 )
 OUTLIER = 4.0
@@ -100,6 +103,8 @@ class Lines:
     residual: FloatArray
     """Log of predicted over measured; NaN where there is nothing to compare."""
     slope: FloatArray
+    noise: FloatArray
+    """`Case.noise` of each residual, 0 where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +261,7 @@ def predict(posterior: Posterior, case: Case, errors: Errors) -> list[Prediction
         measured, middle = case.measured_s.get(quantity, np.nan), here.figures.get(quantity, np.nan)
         if not (np.isfinite(measured) and np.isfinite(middle)):
             continue
-        own = Z90 * errors.of_unseen(quantity)
+        own = Z90 * float(np.hypot(errors.of_unseen(quantity), case.noise.get(quantity, 0.0)))
         low, high = np.exp(np.hypot(sides[quantity], own) * (-1, 1))
         found.append(
             Prediction(
@@ -279,8 +284,8 @@ def _rho(z: FloatArray, n_data: int) -> FloatArray:
     return rho
 
 
-def _weights(errors: Errors, runs: int) -> FloatArray:
-    return 1.0 / np.tile([errors.of(q) for q in QUANTITIES], runs)
+def _weights(errors: Errors, noise: FloatArray) -> FloatArray:
+    return 1.0 / np.hypot(np.tile([errors.of(q) for q in QUANTITIES], len(noise) // len(QUANTITIES)), noise)
 
 
 def _solved(
@@ -289,9 +294,8 @@ def _solved(
     """The posterior on straight lines of the runs of the mask *keep*, and how many times the stated errors its residuals are."""
     from scipy.optimize import least_squares
 
-    runs = len(keep)
     mine = np.repeat(keep, len(QUANTITIES)) & np.isfinite(lines.residual)
-    weight = _weights(errors, runs)[mine]
+    weight = _weights(errors, lines.noise)[mine]
     slope, here = lines.slope[mine] * weight[:, None], lines.residual[mine] * weight
     n, k = len(here), len(names)
     limits = np.array([BY_NAME[name].limits(own_value(base, name)) for name in names]).reshape(k, 2)
@@ -323,7 +327,7 @@ def _solved(
 
 def _cost(lines: Lines, at: FloatArray, widths: FloatArray, keep: NDArray[np.bool_], errors: Errors) -> float:
     mine = np.repeat(keep, len(QUANTITIES)) & np.isfinite(lines.residual)
-    z = (lines.residual * _weights(errors, len(keep)))[mine] ** 2
+    z = (lines.residual * _weights(errors, lines.noise))[mine] ** 2
     return float((2.0 * (np.sqrt(1.0 + z) - 1.0)).sum() + ((at / widths) ** 2).sum())
 
 
@@ -363,10 +367,11 @@ def fit(
     if not np.isfinite(residual_of(now)).any():
         raise ValueError("no run has a TPOT or a TTFT that its simulation has too, so that there is nothing to fit")
     keep = np.ones(len(cases), bool)
+    noise = np.array([case.noise.get(q, 0.0) for case in cases for q in QUANTITIES])
 
     def lines_of(at: FloatArray, found: Sequence[Replayed]) -> Lines:
         slope = [slopes_of(case, at, asked, widths, base, each) for case, each in zip(cases, found, strict=True)]
-        return Lines(at=at, residual=residual_of(found), slope=np.vstack(slope))
+        return Lines(at=at, residual=residual_of(found), slope=np.vstack(slope), noise=noise)
 
     lines = lines_of(at, now)
     for _ in range(rounds):
@@ -425,7 +430,7 @@ def _kept(
         rows = slice(i * len(QUANTITIES), (i + 1) * len(QUANTITIES))
         slope = lines.slope[rows]
         off = lines.residual[rows] + slope @ (theirs.at - lines.at)
-        own = np.array([errors.of(q) for q in QUANTITIES]) * around
+        own = np.hypot(np.array([errors.of(q) for q in QUANTITIES]) * around, lines.noise[rows])
         sd = np.sqrt(np.einsum("ij,jk,ik->i", slope, theirs.covariance, slope) + own**2)
         worst[i] = np.nanmax(np.abs(off) / sd) if np.isfinite(off).any() else 0.0
     found = worst <= OUTLIER

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from sim.bench.measured import BenchRun, Lengths, SharedPrompts
+from sim.bench.measured import BenchRun, Lengths, RequestRows, SharedPrompts
 from sim.errors import RooftraceError
 from sim.scenario import named
 from workloads import ClosedLoop, Empirical, Fixed, LengthDistribution, Stream, Trace, stream
@@ -81,7 +81,7 @@ def recorded_load(run: BenchRun) -> Load | None:
     if rows is None or run.offered.concurrency is not None or run.offered.shared is not None:
         return None
     usable = ~rows.failed & np.isfinite(rows.sent_s) & (rows.prompt_tokens >= 0) & (rows.output_tokens >= 1)
-    if not usable.any() or not np.isfinite(rows.sent_s).all():
+    if not usable.any() or not np.isfinite(rows.sent_s[~rows.failed]).all():
         return None
     order = np.argsort(rows.sent_s[usable], kind="stable")
     sent_s = rows.sent_s[usable][order]
@@ -92,6 +92,38 @@ def recorded_load(run: BenchRun) -> Load | None:
         source=f"the requests of {run.name} as they were sent",
     )
     return Load(workload=trace, drawn=False)
+
+
+def shortened(run: BenchRun, most: int) -> BenchRun:
+    """*run* with its first *most* requests alone, which a note says; as it is where figures hang on how long it was.
+
+    Shortened are open loads that their server kept up with: figures of the first thousand requests there are those of all but for
+    luck. A load beyond saturation has a queue that grows as long as it runs, and clients in a closed loop begin with a burst whose
+    share in the figures is that of the whole run. A recorded run is compared with what was measured of the same requests.
+    """
+    from sim.bench.fields import latencies_of
+
+    recorded = recorded_load(run)
+    if recorded is not None:
+        rows = run.rows
+        assert rows is not None
+        if int((~rows.failed).sum()) <= most:
+            return run
+        order = np.argsort(np.where(rows.failed, np.inf, rows.sent_s), kind="stable")[:most]
+        few = RequestRows(**{each.name: getattr(rows, each.name)[order] for each in fields(rows)})
+        shorter = replace(run, rows=few, itl=None, **latencies_of(few))
+        return shorter.noting(f"the first {most:,} requests that were answered stand for all {len(rows):,}")
+    offered = run.offered
+    n = offered.requests
+    if n is None and offered.open and offered.duration_s is not None:
+        n = int((offered.rate_per_s or 0.0) * offered.duration_s)
+    steady = offered.open and not run.saturated and offered.shared is None and not offered.ramp
+    if n is None or n <= most or not steady or offered.warmup_s or offered.cooldown_s:
+        return run
+    shorter = replace(run, offered=replace(offered, requests=most, duration_s=None))
+    return shorter.noting(
+        f"{most:,} requests are simulated for its {n:,}: the server kept up, so that more are more of the same"
+    )
 
 
 def assumed(run: BenchRun) -> Iterator[str]:

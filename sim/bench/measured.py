@@ -180,6 +180,8 @@ class ServerSide:
     decode: Latency | None = None
     running: float | None = None
     """Requests."""
+    running_error: float | None = None
+    """Standard error of that mean, as a share of it; None where it is not known."""
     waiting: float | None = None
     kv_used: float | None = None
     """Share of the KV cache."""
@@ -272,6 +274,14 @@ class BenchRun:
         gap_s = (self.tpot and (self.tpot.mean_s or self.tpot.median_s)) or 0.0
         return self.duration_s > 1.03 * sending_s + first_s + gap_s * tokens
 
+    @property
+    def running_s_per_token(self) -> float | None:
+        """Seconds that a request runs, from when it is first scheduled, over its output tokens: requests running on average over
+        output tokens a second, by Little's law. None where the server does not say both."""
+        if self.server is None or not self.server.running or not self.output_tokens_per_s:
+            return None
+        return self.server.running / self.output_tokens_per_s
+
     def noting(self, *sentences: str) -> BenchRun:
         """The same run with sentences added to its notes."""
         return replace(self, notes=(*self.notes, *sentences))
@@ -317,7 +327,10 @@ class BenchRun:
 
 
 def _has_times(rows: RequestRows | None) -> bool:
-    return rows is not None and len(rows) > 0 and bool(np.isfinite(rows.sent_s).all())
+    """Whether it is known of every request that was answered when it was sent."""
+    if rows is None or rows.failed.all():
+        return False
+    return bool(np.isfinite(rows.sent_s[~rows.failed]).all())
 
 
 def _mean(lengths: Lengths) -> float | None:

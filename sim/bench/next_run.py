@@ -166,5 +166,7 @@ def _slopes(scenario: Scenario, posterior: Posterior) -> tuple[np.ndarray, np.nd
     relative = posterior.base.kv_factor / posterior.setting.kv_factor
     base = replace(posterior, base=replace(posterior.base, kv_factor=relative))
     here = case.replay(base.setting)
+    # Slopes replay other settings, whose queues are not asked for.
+    kept_up = steady[0]
     slope = slopes_of(case, base.at, base.names, base.widths, base.base, here)
-    return np.array([here.figures[q] for q in QUANTITIES]), slope, steady[0]
+    return np.array([here.figures[q] for q in QUANTITIES]), slope, kept_up

@@ -98,6 +98,8 @@ def _text_of(data: bytes) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Unreadable(f"it is not text in UTF-8 (byte {error.start:,})") from None
+    # A carriage return ends a line wherever it stands, as old spreadsheets write it.
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
         raise Unreadable("it is empty")
     if "\0" in text:

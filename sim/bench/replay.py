@@ -142,6 +142,8 @@ def figures_of(columns: Columns, load: Load, run: BenchRun) -> dict[str, float]:
             found |= {f"{name}_{key}_s": _statistic(finite, key) for key in wanted}
     found["requests_per_s"] = float(counted.sum() / span_s) if span_s > 0 else float("nan")
     found["output_tokens_per_s"] = float(part["output_tokens"].sum() / span_s) if span_s > 0 else float("nan")
+    ran_ns = (part["finish_ns"] - part["scheduled_ns"])[part["scheduled_ns"] >= 0].sum()
+    found["running_s_per_token"] = float(ran_ns * _NS / max(int(part["output_tokens"].sum()), 1))
     found["prompt_tokens_mean"] = float(part["prompt_tokens"].mean())
     found["output_tokens_mean"] = float(part["output_tokens"].mean())
     return found
@@ -156,7 +158,7 @@ def measured_figures(run: BenchRun) -> dict[str, float]:
             value = latency.at(key) if latency is not None else None
             if value is not None:
                 found[f"{name}_{key}_s"] = value
-    for name in ("duration_s", *RATES):
+    for name in ("duration_s", "running_s_per_token", *RATES):
         value = getattr(run, name)
         if value is not None:
             found[name] = value

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.cli.exits import USER_ERROR
 from sim.cli.measured_files import Files, Where, read
 from sim.cli.options import Json
 
 if TYPE_CHECKING:
+    from sim.bench import BenchRun
     from sim.bench.fitting import Fit, Prediction
 
 
@@ -35,6 +37,9 @@ def fit(
             "--only", metavar="TEXT", help="Runs whose name has this text; the others are predicted. Repeatable."
         ),
     ] = None,
+    requests: Annotated[
+        int, typer.Option(min=100, help="Simulated at most of an open load that the server kept up with.")
+    ] = 1000,
     as_json: Json = False,
 ) -> None:
     """Fit few physical terms of the serving stack to measured runs, and write them as a stack of one's own."""
@@ -42,6 +47,7 @@ def fit(
     from sim.bench.compare import strange_model
     from sim.bench.facts import divided
     from sim.bench.fitting import fit as fitted
+    from sim.bench.load import shortened
     from sim.bench.overlay import stack_text
     from sim.bench.parameters import priors
     from sim.errors import OutputError, RooftraceError
@@ -61,11 +67,18 @@ def fit(
             f"{scenario}: serving_stack is {chosen.serving_stack}, a fit already; name the stack that it was fitted over "
             f"(--set serving_stack={chosen.stack_name})"
         )
+    runs = [shortened(run, requests) for run in runs]
     used = [run for run in runs if not only or any(text in run.name for text in only)]
     if not used:
         raise RooftraceError(f"--only leaves no run; there are {', '.join(run.name for run in runs)}")
-    cases, base = cases_of(chosen, used)
-    others, _ = cases_of(chosen, [run for run in runs if run not in used])
+    problems: list[str] = []
+    cases, base = cases_of(chosen, used, problems=problems)
+    others, _ = cases_of(chosen, [run for run in runs if run not in used], problems=problems)
+    for problem in problems:
+        typer.echo(f"Left out: {problem}", err=True)
+    if not cases:
+        raise typer.Exit(USER_ERROR)
+    _print_assumed([run for run in runs if not any(problem.startswith(f"{run.name}: ") for problem in problems)])
     names = None
     if chosen.memory.kv_blocks is not None:
         from sim.bench.parameters import KV, PARAMETERS
@@ -92,6 +105,19 @@ def fit(
             "measured there?",
             err=True,
         )
+
+
+def _print_assumed(runs: Sequence[BenchRun]) -> None:
+    """What was read and taken for granted, on standard error: each sentence once, with how many runs it is of."""
+    from sim.bench.load import assumed
+
+    of: dict[str, list[str]] = {}
+    for run in runs:
+        for sentence in (*run.notes, *assumed(run)):
+            of.setdefault(sentence, []).append(run.name)
+    for sentence, names in of.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        typer.echo(f"Note: {names[0]}{more}: {sentence}", err=True)
 
 
 def _facts(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Prediction], out: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from sim.engine.cluster import run
 from sim.engine.columns import ABORTED, FINISHED, REJECTED, STATUS_NAMES, UNFINISHED, Columns, ReplicaColumns
 from sim.engine.errors import InvariantError, PolicyError
 from sim.engine.experiment import Experiment, MachineSpec, ReplicaSpec
+from sim.engine.live import Listener, LiveRun, Load, live_trace
 from sim.engine.prices import StageTable
 
 __all__ = [
@@ -15,10 +16,14 @@ __all__ = [
     "Columns",
     "Experiment",
     "InvariantError",
+    "Listener",
+    "LiveRun",
+    "Load",
     "MachineSpec",
     "PolicyError",
     "ReplicaColumns",
     "ReplicaSpec",
     "StageTable",
+    "live_trace",
     "run",
 ]

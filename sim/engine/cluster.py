@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.columns import ABORTED, BUBBLES, REJECTED, UNFINISHED, Columns, IntArray
+from sim.engine.columns import ABORTED, BUBBLES, LOST, REJECTED, UNFINISHED, Columns, IntArray
 from sim.engine.content import Contents, contents_of
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment, MachineSpec
+from sim.engine.fleet import Fleet
 from sim.engine.followers import Followers
 from sim.engine.front_end import FrontEnd
 from sim.engine.gate import Gate, eligible
@@ -24,6 +27,7 @@ from sim.engine.machine import Machine
 from sim.engine.ranks import machine_of, ranked
 from sim.engine.requests import RequestState
 from sim.engine.tenant import columns_of
+from sim.engine.terms import class_columns, terms_of
 from sim.engine.tiers import SharedStores
 from workloads import ClosedLoop, Trace
 
@@ -32,6 +36,9 @@ _ROUTING_STREAM = 0x726F7574
 
 _HITS = {"again": "tier_again"}
 """Columns of what was loaded that are not called as a tier."""
+
+_NEW_OBJECTS = 50_000
+"""Between two looks for cycles."""
 
 FELT_AFTER_NS = 1
 """Nothing that one machine does is felt by another sooner."""
@@ -44,10 +51,24 @@ def run(experiment: Experiment, *, fast_forward: bool = True, check_invariants: 
     invariants that docs/architecture.md names are checked at every event, slower still; `InvariantError` names the broken one.
     """
     began = time.perf_counter()
-    cluster = _Cluster(experiment, fast_forward, check_invariants)
-    columns = cluster.run()
+    with _few_collections():
+        cluster = _Cluster(experiment, fast_forward, check_invariants)
+        columns = cluster.run()
     columns.meta["wall_s"] = time.perf_counter() - began
     return columns
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Python looks for cycles less often: what a run keeps is in use, and with a prefix cache that is so much that a tenth of the
+    time went into looking through it."""
+    before = gc.get_threshold()
+    if before[0]:
+        gc.set_threshold(max(before[0], _NEW_OBJECTS), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _as_array(column: IntArray) -> array[int]:
@@ -168,6 +189,7 @@ class _Cluster:
             self._prompt, _as_array(workload.output_tokens), arrival, model, deadline, pipelined, priority, max_tokens,
             contents_in,
         )  # fmt: skip
+        self._state.terms = terms_of(workload)
         self._clock = Clock()
         self._machines: list[Machine] = []
         stores = _stores(specs)
@@ -188,12 +210,17 @@ class _Cluster:
                 )
             )
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
-        self._only = (
-            self._machines[0] if len(self._machines) == 1 and eligible(self._machines, workload) is None else None
-        )
+        alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
+        self._only = self._machines[0] if alone else None
         self._gate, self._handovers = (None, None) if self._only else self._gates(contents_in)
         self._routing = None if self._gate is None else self._gate.routing
-        self._watch = Watch(self._state, self._machines, self._clock, self._handovers) if check_invariants else None
+        self._fleet = None
+        if experiment.fleet is not None and self._gate is not None:
+            given = self._machines, self._gate, self._state, self._clock, self
+            self._fleet = Fleet(experiment.fleet, *given, experiment.seed)
+        self._watch = (
+            Watch(self._state, self._machines, self._clock, self._handovers, self._fleet) if check_invariants else None
+        )
         self._reasons: dict[str, int] = {}
         self._sent = 0
         self._front_end = FrontEnd(experiment)
@@ -250,14 +277,18 @@ class _Cluster:
                 self._send_next(None)
         elif self._n:
             self._expect(workload)
+        if self._fleet is not None:
+            self._fleet.begin()
         horizon_ns = self._experiment.horizon_ns
         if self._watch is not None:
             self._watch.run(horizon_ns)
         else:
             clock.run(until=horizon_ns)
+        if self._fleet is not None:
+            self._fleet.close(horizon_ns)
         for machine in self._machines:
             machine.abort(clock.now_ns)
-        return self._columns()
+        return _columns(self)
 
     def _expect(self, workload: Trace) -> None:
         """Set the clock for the requests of a trace that wait for no answer."""
@@ -290,21 +321,24 @@ class _Cluster:
         self._giving_up.set(self._aborts[0][0])
 
     def _on_abort(self, _event: object) -> None:
-        aborts, now_ns, state = self._aborts, self._clock.now_ns, self._state
+        aborts, now_ns = self._aborts, self._clock.now_ns
         while aborts and aborts[0][0] <= now_ns:
-            _, id_ = aborts.popleft()
-            if state.status[id_] != UNFINISHED:
-                continue
-            if self._handovers is not None and self._handovers.give_up(id_):
-                continue
-            if state.replica[id_] < 0:
-                # It has not come through the front end yet.
-                state.status[id_] = ABORTED
-                continue
-            number = state.replica[id_]
-            next(m for m in self._machines if m.tenants[0].number <= number <= m.tenants[-1].number).give_up(id_)
+            self._give_up(aborts.popleft()[1])
         if aborts:
             self._giving_up.set(aborts[0][0])
+
+    def _give_up(self, id_: int) -> None:
+        """The client of a request has gone."""
+        number = self._state.replica[id_]
+        if self._state.status[id_] != UNFINISHED:
+            return
+        if self._handovers is not None and self._handovers.give_up(id_):
+            return
+        if number < 0:
+            # It has not come through the front end yet.
+            self._state.status[id_] = ABORTED
+            return
+        next(m for m in self._machines if m.tenants[0].number <= number <= m.tenants[-1].number).give_up(id_)
 
     def _on_trace(self, _event: object) -> None:
         visible, order = self._visible, self._order
@@ -325,6 +359,9 @@ class _Cluster:
         assert self._gate is not None
         if self._handovers is not None:
             self._handovers.come(id_)
+            return
+        if self._fleet is not None:
+            self._fleet.come(id_)
             return
         machine = self._gate.choose(id_)
         if machine is not None:
@@ -362,6 +399,8 @@ class _Cluster:
     def finished(self, id_: int, now_ns: int) -> None:
         if self._handovers is not None:
             self._handovers.ended(id_, now_ns)
+        if self._fleet is not None:
+            self._fleet.ended(id_, now_ns)
         if self._think is not None:
             self._send_next(now_ns)
         elif self._followers is not None:
@@ -376,79 +415,94 @@ class _Cluster:
         assert self._handovers is not None
         self._handovers.has_room(id_, now_ns, found_tokens)
 
-    def rejected(self, id_: int, reason: str) -> None:
+    def lost(self, id_: int, reason: str) -> None:
+        self.rejected(id_, reason, LOST)
+
+    def rejected(self, id_: int, reason: str, status: int = REJECTED) -> None:
         state = self._state
-        state.status[id_] = REJECTED
+        state.status[id_] = status
         state.reason[id_] = self._reasons.setdefault(reason, len(self._reasons))
         self.finished(id_, self._clock.now_ns)
 
-    def _columns(self) -> Columns:
-        state = self._state
-        finish, output, left = (_as_column(column) for column in (state.finish, state.output, state.left))
-        replicas = tuple(columns_of(tenant) for machine in self._machines for tenant in machine.tenants)
-        makespan_ns = int(finish.max(initial=0))
-        if self._experiment.horizon_ns is not None:
-            makespan_ns = min(max(makespan_ns, self._clock.now_ns), self._experiment.horizon_ns)
-        none = np.zeros(self._n, np.int64)
-        tiers = _tier_columns(state)
-        bubbles = [_as_column(kind) for kind in state.bubbles] or [none] * len(BUBBLES)
-        return Columns(
-            requests={
-                "request_id": np.arange(self._n),
-                "deadline_ns": _as_column(state.deadline) if state.deadline is not None else none - 1,
-                "model_index": none if state.model is None else _as_column(state.model),
-                **({} if state.priority is None else {"priority": _as_column(state.priority)}),
-                "arrival_ns": _as_column(state.arrival),
-                "scheduled_ns": _as_column(state.scheduled),
-                "first_token_ns": _as_column(state.first_token),
-                "finish_ns": finish,
-                "prompt_tokens": _as_column(state.prompt),
-                "output_tokens": output,
-                "emitted_tokens": output - left,
-                "replica": _as_column(state.replica, np.int32),
-                "preemptions": _as_column(state.preemptions, np.int32),
-                "recomputed_tokens": _as_column(state.recomputed),
-                "status": np.frombuffer(state.status, np.int8),
-                "reason": _as_column(state.reason, np.int32),
-                "bubble_ns": np.sum(bubbles, axis=0),
-                **(
-                    {
-                        "prefix_hit_tokens": _as_column(state.prefix_hits),
-                        "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
-                        "computed_prompt_tokens": np.where(
-                            _as_column(state.scheduled) >= 0,
-                            _as_column(state.prompt) - _as_column(state.prefix_hits) - _loaded(state),
-                            0,
-                        ),
-                    }
-                    if self._caching
-                    else {}
-                ),
-                **({} if self._handovers is None else self._handovers.columns()),
-                **tiers,
-                **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
-            },
-            reasons=tuple(self._reasons),
-            replicas=replicas,
-            stream=self._experiment.stream,
-            meta={
-                "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
-                "makespan_ns": makespan_ns,
-                "preemptions": sum(state.preemptions),
-                **(
-                    {
-                        "prefix_evictions": sum(
-                            tenant.sequences.kv.evicted for machine in self._machines for tenant in machine.tenants
-                        )
-                    }
-                    if self._caching
-                    else {}
-                ),
-                **({} if self._handovers is None else {"links": self._handovers.links()}),
-                "n_stages": sum(machine.n_stages for machine in self._machines),
-                **({"tiers": _tier_facts(self._machines)} if tiers else {}),
-                **({"ranks": ranks} if (ranks := ranked(self._machines)) else {}),
-                "busy_ns": sum(replica.busy_ns() for replica in replicas),
-                "events": sum(machine.events for machine in self._machines),
-            },
-        )
+
+def _columns(cluster: _Cluster) -> Columns:
+    """What the run leaves behind."""
+    state = cluster._state
+    finish, output, left = (_as_column(column) for column in (state.finish, state.output, state.left))
+    replicas = tuple(columns_of(tenant) for machine in cluster._machines for tenant in machine.tenants)
+    makespan_ns = int(finish.max(initial=0))
+    if cluster._experiment.horizon_ns is not None:
+        makespan_ns = min(max(makespan_ns, cluster._clock.now_ns), cluster._experiment.horizon_ns)
+    none = np.zeros(cluster._n, np.int64)
+    tiers = _tier_columns(state)
+    bubbles = [_as_column(kind) for kind in state.bubbles] or [none] * len(BUBBLES)
+    return Columns(
+        requests={
+            "request_id": np.arange(cluster._n),
+            "deadline_ns": _as_column(state.deadline) if state.deadline is not None else none - 1,
+            "model_index": none if state.model is None else _as_column(state.model),
+            **({} if state.priority is None else {"priority": _as_column(state.priority)}),
+            **class_columns(cluster._experiment.workload),
+            "arrival_ns": _as_column(state.arrival),
+            "scheduled_ns": _as_column(state.scheduled),
+            "first_token_ns": _as_column(state.first_token),
+            "finish_ns": finish,
+            "prompt_tokens": _as_column(state.prompt),
+            "output_tokens": output,
+            "emitted_tokens": output - left,
+            "replica": _as_column(state.replica, np.int32),
+            "preemptions": _as_column(state.preemptions, np.int32),
+            "recomputed_tokens": _as_column(state.recomputed),
+            "status": np.frombuffer(state.status, np.int8),
+            "reason": _as_column(state.reason, np.int32),
+            "bubble_ns": np.sum(bubbles, axis=0),
+            **(
+                {
+                    "prefix_hit_tokens": _as_column(state.prefix_hits),
+                    "prefix_hit_again_tokens": _as_column(state.prefix_hits_again),
+                    "computed_prompt_tokens": np.where(
+                        _as_column(state.scheduled) >= 0,
+                        _as_column(state.prompt) - _as_column(state.prefix_hits) - _loaded(state),
+                        0,
+                    ),
+                }
+                if cluster._caching
+                else {}
+            ),
+            **({} if cluster._handovers is None else cluster._handovers.columns()),
+            **(
+                {}
+                if cluster._fleet is None
+                else {
+                    "failures": _as_column(cluster._fleet.failures, np.int32),
+                    "held_ns": _as_column(cluster._fleet.held_ns),
+                }
+            ),
+            **tiers,
+            **{f"bubble_{name}_ns": kind for name, kind in zip(BUBBLES[:3], bubbles, strict=False)},
+        },
+        reasons=tuple(cluster._reasons),
+        replicas=replicas,
+        stream=cluster._experiment.stream,
+        meta={
+            "kv_blocks_total": [replica.kv_blocks_total for replica in replicas],
+            "makespan_ns": makespan_ns,
+            "preemptions": sum(state.preemptions),
+            **(
+                {
+                    "prefix_evictions": sum(
+                        tenant.sequences.kv.evicted for machine in cluster._machines for tenant in machine.tenants
+                    )
+                }
+                if cluster._caching
+                else {}
+            ),
+            **({} if cluster._handovers is None else {"links": cluster._handovers.links()}),
+            **({} if cluster._fleet is None else {"fleet": cluster._fleet.facts()}),
+            "n_stages": sum(machine.n_stages for machine in cluster._machines),
+            **({"tiers": _tier_facts(cluster._machines)} if tiers else {}),
+            **({"ranks": ranks} if (ranks := ranked(cluster._machines)) else {}),
+            "busy_ns": sum(replica.busy_ns() for replica in replicas),
+            "events": sum(machine.events for machine in cluster._machines),
+        },
+    )

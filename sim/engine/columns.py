@@ -18,8 +18,8 @@ from sim.engine.streaming import IntArray, Stream, expand, streamed_gaps
 
 Table = dict[str, NDArray[Any]]
 
-FINISHED, REJECTED, UNFINISHED, ABORTED = 0, 1, 2, 3
-STATUS_NAMES = ("finished", "rejected", "unfinished", "aborted")
+FINISHED, REJECTED, UNFINISHED, ABORTED, LOST = 0, 1, 2, 3, 4
+STATUS_NAMES = ("finished", "rejected", "unfinished", "aborted", "lost")
 
 
 RoundCounts = dict[tuple[int, int], list[int]]

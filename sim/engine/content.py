@@ -58,17 +58,15 @@ def contents_of(
     start, parent, chain, named = array("q"), array("q"), array("q"), array("q")
     ends = array("q")
     """Of each chain: the place behind its last id, counted in ids from the beginning of the prompt."""
-    nodes = chained(ids, offsets)
-    chain_of = np.full(int(nodes.max()) + 1 if len(nodes) else 0, -1, dtype=np.int64)
-    """Of each id behind those before it; -1: nobody has had it."""
-    bounds = offsets.tolist()
-    for row, (prompt, output) in enumerate(zip(prompt_tokens.tolist(), output_tokens.tolist(), strict=True)):
-        path = nodes[bounds[row] : bounds[row + 1]]
-        count = len(path)
-        on = chain_of[path]
-        known = count if count == 0 or on[-1] >= 0 else int(np.argmax(on < 0))
-        if known < count:
-            number = int(on[known - 1]) if known else -1
+    brought = array("q")
+    """Of each request: the chain that it went on or began; -1: others had all of its ids before."""
+    counts, knowns, sources = _first_had(chained(ids, offsets), offsets)
+    rows = zip(counts, knowns, sources, prompt_tokens.tolist(), output_tokens.tolist(), strict=True)
+    for count, known, source, prompt, output in rows:
+        number = brought[source] if known else -1
+        if known == count:
+            brought.append(-1)
+        else:
             if number < 0 or ends[number] != known:
                 # A fork: whoever was here before went on differently.
                 begin = known * id_tokens // block_tokens
@@ -79,10 +77,8 @@ def contents_of(
                 start.append(begin)
                 parent.append(before)
                 ends.append(known)
-            chain_of[path[known:]] = number
+            brought.append(number)
             ends[number] = count
-        else:
-            number = int(on[-1]) if count else -1
         of_the_prompt = -(-prompt // id_tokens)
         blocks = min(count * id_tokens, prompt + output if count > of_the_prompt else prompt) // block_tokens
         while number >= 0 and start[number] >= blocks:
@@ -90,3 +86,19 @@ def contents_of(
         chain.append(number)
         named.append(blocks if number >= 0 else 0)
     return Contents(block_tokens, start, parent, chain, named)
+
+
+def _first_had(nodes: IntArray, offsets: IntArray) -> tuple[list[int], list[int], list[int]]:
+    """Of each request: its ids, those of them that an earlier one had, behind the same others, and the first request that had the
+    last of these (anybody where there are none)."""
+    counts = np.diff(offsets)
+    row = np.repeat(np.arange(len(counts)), counts)
+    first = np.zeros(int(nodes.max()) + 1 if len(nodes) else 0, dtype=np.int64)
+    first[nodes[::-1]] = row[::-1]
+    had = first[nodes]
+    below = np.concatenate(([0], np.cumsum(had < row)))
+    known = below[offsets[1:]] - below[offsets[:-1]]
+    source = np.zeros(len(counts), dtype=np.int64)
+    some = known > 0
+    source[some] = had[offsets[:-1][some] + known[some] - 1]
+    return counts.tolist(), known.tolist(), source.tolist()

@@ -44,6 +44,10 @@ class Clock(simpy.Environment):
         """Instant and rank of the next event; None where there is none."""
         return self._queue[0][:2] if self._queue else None  # type: ignore[return-value]
 
+    def expects(self, rank: int) -> bool:
+        """Whether anything is due of a rank beyond *rank*."""
+        return any(entry[1] > rank and entry[3].callbacks for entry in self._queue)
+
     def runs_free_to(self, at_ns: int) -> bool:
         """Move on to *at_ns* at once if nothing else is due until then, that instant included; whether that was so.
 

@@ -10,6 +10,7 @@ from hwmodels.cost import CostModel
 from policies.ranks import PromptBalance
 from policies.routers import Knowledge, RouteFunction, Router, knowledge_of
 from policies.view import PlanFunction, Scheduler
+from sim.engine.lives import FleetSpec
 from sim.engine.prices import StageTable
 from sim.engine.roles import HandoverSpec, Part
 from sim.engine.running import Decoding
@@ -168,6 +169,8 @@ class Experiment:
     """Which tokens reach a client together; it changes what clients measure, not what machines do."""
     handover: HandoverSpec | None = None
     """Prefill and decode on machines of their own; None: each machine serves its requests from beginning to end."""
+    fleet: FleetSpec | None = None
+    """What becomes of machines in time; None: all of them are there from beginning to end."""
 
     def __post_init__(self) -> None:
         if not self.replicas:
@@ -180,6 +183,8 @@ class Experiment:
             raise ValueError(
                 f"handover has roles for {len(self.handover.roles)} machines and there are {len(self.replicas)}; give one each"
             )
+        if self.fleet is not None:
+            self._check_fleet(self.fleet)
         if self.in_flight is not None:
             if self.in_flight < 1:
                 raise ValueError(f"in_flight is at least 1; got {self.in_flight}")
@@ -187,6 +192,21 @@ class Experiment:
                 raise ValueError("in_flight is for a trace; clients of a closed loop have one request each under way")
             if self.workload.follows is not None or self.workload.abort_ns is not None:
                 raise ValueError("in_flight is for requests that wait for no others and that are not given up")
+
+    def _check_fleet(self, fleet: FleetSpec) -> None:
+        if len(fleet.pools) != len(self.replicas):
+            raise ValueError(
+                f"fleet has pools for {len(fleet.pools)} machines and there are {len(self.replicas)}; give one each"
+            )
+        if self.handover is not None:
+            raise ValueError(
+                "machines that come, go or fail are modelled where each serves its requests from beginning to end; leave out "
+                "handover or fleet"
+            )
+        if any(tenant.tiers or tenant.swaps for tenant in self.tenants):
+            raise ValueError(
+                "machines that come, go or fail are modelled without tiers behind their KV; leave out tiers or fleet"
+            )
 
     def part_of(self, index: int) -> Part | None:
         """What machine *index* has to do with handing over; None: nothing."""

@@ -132,7 +132,8 @@ class Finding:
         """Those whom *run* admits hold what they find, before anybody takes blocks for which it would be evicted."""
         for id_, tokens in run:
             if tokens and id_ not in lane.partial:
-                seq = next((seq for seq in queue if seq.id == id_), None)
+                first = queue[0] if queue else None
+                seq = first if first and first.id == id_ else next((seq for seq in queue if seq.id == id_), None)
                 if seq is not None and not seq.kept_blocks:
                     self.kv.admit(id_, self._to_find(seq, tokens))
 
@@ -149,7 +150,7 @@ class Finding:
         found = kv.found(id_) * kv.block_tokens
         if not found:
             return seq
-        if seq.preempted:
+        if seq.preempted or (state.again is not None and state.again[id_]):
             state.prefix_hits_again[id_] += found
         else:
             state.prefix_hits[id_] += found

@@ -55,10 +55,29 @@ class Gate:
             _turns(state.model, len(self._hosting)) if self._hosting is not None and state.model is not None else None
         )
         """Of each request, how many for the same model have a lower number; None where that is its number."""
-        self._luck = np.random.default_rng(luck_stream).random((len(workload), 2))
+        self._seen = [0] * (0 if self._hosting is None else len(self._hosting))
+        """The same of requests that are added, one by one, to none."""
+        self._draws = np.random.default_rng(luck_stream)
+        self._luck = self._draws.random((len(workload), 2))
         session = workload.session if isinstance(workload, Trace) else None
         self._session = None if session is None else array("q", np.ascontiguousarray(session, np.int64).tobytes())
         self.routing = routing_of(router, everybody, clock, state.prompt, contents_in)
+
+    def clear(self) -> None:
+        """There are no requests."""
+        for column in (self._turn, self._session):
+            if column is not None:
+                del column[:]
+
+    def add(self, model: int, session: int) -> None:
+        """One request more, behind the others."""
+        if self._turn is not None:
+            self._turn.append(self._seen[model])
+            self._seen[model] += 1
+        if self._session is not None:
+            self._session.append(session)
+        if len(self._state.prompt) > len(self._luck):
+            self._luck = np.concatenate((self._luck, self._draws.random((len(self._luck), 2))))
 
     def hosting(self, id_: int) -> list[Machine]:
         """The machines that host the model that the request asks for."""
@@ -78,6 +97,7 @@ class Gate:
             -1 if state.deadline is None else state.deadline[id_],
             id_ if self._turn is None else self._turn[id_],
             -1 if self._session is None else self._session[id_],
+            priority=0 if state.priority is None else state.priority[id_],
         )
 
     def choose(self, id_: int, machines: Sequence[Machine] | None = None) -> Machine | None:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from sim.engine.columns import FINISHED, UNFINISHED
 from sim.engine.errors import InvariantError
 from sim.engine.events import Clock
+from sim.engine.fleet import Fleet
 from sim.engine.handover import Handovers
 from sim.engine.lane import Lane
+from sim.engine.lives import FAILED, OFF, STARTING
 from sim.engine.machine import Machine
 from sim.engine.ranks import RankedMachine
 from sim.engine.requests import RequestState
@@ -25,6 +27,7 @@ INVARIANTS = {
     "INV-8": "ranks of a machine that take a step start it and end it together",
     "INV-9": "blocks that a tier keeps, each counted once, are the bytes that it says it keeps, and no more than it has room for",
     "INV-10": "KV that is on its way was computed: its sender holds the blocks until it has arrived, its receiver keeps room",
+    "INV-11": "a request that has come and not ended is with a machine that serves, held for one or on its way again: one of these",
 }
 
 
@@ -45,9 +48,11 @@ class Watch:
     """Steps the clock and checks the machines after each event."""
 
     def __init__(
-        self, state: RequestState, machines: Sequence[Machine], clock: Clock, handovers: Handovers | None = None
-    ) -> None:
+        self, state: RequestState, machines: Sequence[Machine], clock: Clock, handovers: Handovers | None = None,
+        fleet: Fleet | None = None,
+    ) -> None:  # fmt: skip
         self._handovers = handovers
+        self._fleet = fleet
         self._state = state
         self._machines = machines
         self._clock = clock
@@ -78,6 +83,8 @@ class Watch:
                 if len(steps) > 1:
                     self._fail("INV-8", f"machine {machine.index} is in {len(steps)} steps at once")
         state = self._state
+        if self._fleet is not None:
+            self._check_fleet(self._fleet, seen)
         for id_, status in enumerate(state.status):
             if status == FINISHED and (state.left[id_] or id_ in seen):
                 self._fail("INV-4", f"request {id_} finished with {state.left[id_]} tokens to emit")
@@ -102,6 +109,17 @@ class Watch:
                     "INV-10",
                     f"request {id_} is on its way with {tokens} tokens, and its receiver keeps room for {kept}",
                 )
+
+    def _check_fleet(self, fleet: Fleet, seen: set[int]) -> None:
+        held = list(fleet.held)
+        for id_, status in enumerate(self._state.status):
+            if status == UNFINISHED and fleet.came[id_]:
+                places = (id_ in seen) + held.count(id_) + (id_ in fleet.again)
+                if places != 1:
+                    self._fail("INV-11", f"request {id_} is in {places} places")
+        for machine, now in zip(self._machines, fleet.states, strict=True):
+            if now in (OFF, STARTING, FAILED) and (machine.running or machine.waiting):
+                self._fail("INV-11", f"machine {machine.index} does not serve and has requests")
 
     def _check_tenant(self, machine: Machine, tenant: Tenant, seen: set[int]) -> None:
         held = 0

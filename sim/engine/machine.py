@@ -26,7 +26,7 @@ from sim.engine.roles import Part
 from sim.engine.sequences import Outside, n_waiting, refusal, take_for_rounds
 from sim.engine.span import Span
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant, awaits, drop_in_flight, hand_back, n_loading, read_at_rest, rings
+from sim.engine.tenant import NOTHING, Tenant, awaits, drop_in_flight, hand_back, n_loading, read_at_rest, rings, stop
 from sim.engine.tiers import SharedStores
 
 
@@ -306,7 +306,7 @@ class Machine:
         if self._alone and self._lane.span is not None:
             span = self._lane.span
             done = span.index_at(now_ns << TICK_BITS) - 1
-            self.tenants[0].commit(self._lane, done, span.end(done) if done else self._ticks)
+            stop(self.tenants[0], self._lane, done, span.end(done) if done else self._ticks)
         for tenant in self.tenants:
             drop_in_flight(tenant)
         self._ends.clear()

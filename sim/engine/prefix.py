@@ -58,8 +58,8 @@ class BlockCache(RunPool):
 
     def _last_chain(self, id_: int) -> Chain | None:
         """Where a request's content ends as far as it is known: its own chain, or the last that the workload names."""
-        own = self._own.get(id_)
-        return own if own is not None else self._chain(self._contents.chain[id_])
+        number = self._contents.chain[id_]
+        return self._own.get(id_) or self._chains.get(number) or self._chain(number)
 
     @property
     def writes(self) -> bool:
@@ -71,16 +71,22 @@ class BlockCache(RunPool):
     def found_blocks(self, id_: int, tokens: int) -> int:
         """Blocks that a request with *tokens* tokens would find: one token at least is computed."""
         upto = (tokens - 1) // self.block_tokens
-        chain = self._last_chain(id_)
-        if self._own.get(id_) is None:
-            upto = min(upto, self._contents.named[id_])
+        chain = self._own.get(id_)
+        if chain is None:
+            contents = self._contents
+            named, number = contents.named[id_], contents.chain[id_]
+            if named < upto:
+                upto = named
+            chain = self._chains.get(number) or self._chain(number)
         if self._writes:
             self._catch_up(chain)
         while chain is not None:
-            if chain.end > chain.start and upto > chain.start:
-                found = min(chain.end, upto)
-                return found - 1 if self.drops_last else found
-            upto = min(upto, chain.start)
+            start, end = chain.start, chain.end
+            if upto > start:
+                if end > start:
+                    found = end if end < upto else upto
+                    return found - 1 if self.drops_last else found
+                upto = start
             chain = chain.parent
         return 0
 
@@ -104,12 +110,14 @@ class BlockCache(RunPool):
             return
         self._n_admitted += 1
         held = self._held[id_] = Held(self._n_admitted, blocks)
-        held.full = blocks
         if self._log is not None:
             self._log.append(("held", id_))
-        chain = self._last_chain(id_)
-        for run, lo, hi in self._copies(chain, blocks):
-            held.entries.append((self._touch(run, lo, hi), hi))
+        if not blocks:
+            return
+        held.full = blocks
+        entries = held.entries
+        for run, lo, hi in self._copies(self._last_chain(id_), blocks):
+            entries.append((self._touch(run, lo, hi), hi))
 
     def loaded(self, id_: int, tokens: int) -> None:
         """Of a request that holds blocks for them the first *tokens* tokens have come from elsewhere."""
@@ -173,53 +181,65 @@ class BlockCache(RunPool):
             return
         if self._log is not None:
             self._log.append(("full", held, at, list(held.entries)))
-        named = self._contents.named[id_]
+        contents = self._contents
+        named = contents.named[id_]
         held.full = upto
         while at < upto:
+            to = upto
             if at >= named:
-                chain, to = self._own_chain(id_, named), upto
+                chain = self._own.get(id_) or self._own_chain(id_, named)
             else:
-                chain, to = self._chain(self._contents.chain[id_]), min(named, upto)
+                number = contents.chain[id_]
+                chain = self._chains.get(number) or self._chain(number)
                 assert chain is not None
+                if named < to:
+                    to = named
                 while at < chain.start:
-                    to = min(to, chain.start)
+                    if chain.start < to:
+                        to = chain.start
                     chain = chain.parent
                     assert chain is not None
-            if at < chain.end:
-                to = min(to, chain.end)
-            self._write(held, chain, at, to, again=at < chain.end)
+            end = chain.end
+            again = at < end
+            if again and end < to:
+                to = end
+            self._write(held, chain, at, to, again)
             at = to
 
     def _own_chain(self, id_: int, named: int) -> Chain:
-        chain = self._own.get(id_)
-        if chain is None:
-            chain = self._own[id_] = Chain(named, self._chain(self._contents.chain[id_]), id_)
-            if self._log is not None:
-                self._log.append(("owned", id_))
+        """A new chain for what is a request's own, behind its *named* blocks."""
+        chain = self._own[id_] = Chain(named, self._chain(self._contents.chain[id_]), id_)
+        if self._log is not None:
+            self._log.append(("owned", id_))
         return chain
 
-    def _write(self, held: Held, chain: Chain, at: int, to: int, *, again: bool) -> None:
-        """Blocks of *held* get the content at *at* to *to* of *chain*."""
-        log = self._log
-        if held.entries and not again:
-            first, hi = held.entries[-1]
-            last = parts_of(first, hi)[-1]
+    def _write(self, held: Held, chain: Chain, at: int, to: int, again: bool) -> None:
+        """Blocks of *held* get the content at *at* to *to* of *chain*; *again*: which others have already."""
+        log, entries = self._log, held.entries
+        if entries and not again:
+            first, hi = entries[-1]
+            last = first if first.hi >= hi else parts_of(first, hi)[-1]
             if last.chain is chain and hi == at and last.hi == at and last.refs == 1:
                 if log is not None:
                     log.append(("longer", last, at, chain, chain.end))
                 last.hi = to
-                held.entries[-1] = (first, to)
-                chain.end = max(chain.end, to)
+                entries[-1] = (first, to)
+                if to > chain.end:
+                    chain.end = to
                 return
         self._rank += 1
         run = Run(chain, at, to, self._rank, again)
         run.refs = 1
         if log is not None:
             log.append(("new", run, chain, chain.end, chain.overlaps))
-        self._insert(chain, run)
+        if chain.runs:
+            self._insert(chain, run)
+        else:
+            chain.runs.append(run)
         chain.overlaps += again
-        chain.end = max(chain.end, to)
-        held.entries.append((run, to))
+        if to > chain.end:
+            chain.end = to
+        entries.append((run, to))
 
     def release(self, id_: int, blocks: int, tokens: int) -> None:
         """A request gives back all of its *blocks*; *tokens* of its tokens are cached. Its last block is the first to go."""
@@ -228,15 +248,18 @@ class BlockCache(RunPool):
         if self._writes:
             for chain in self._written(id_, 0):
                 self._writes -= chain.writers.pop(id_, 0) is None
-        self.give(blocks - held.full)
+        blank = blocks - held.full
+        self._blank += blank
+        free = self.free + blank
+        head = self._head
         latest: Run | None = None
         for first, hi in reversed(held.entries):
-            for run in reversed(parts_of(first, hi)):
+            for run in (first,) if first.hi >= hi else reversed(parts_of(first, hi)):
                 run.refs -= 1
                 if run.refs:
                     latest = None
                     continue
-                self.free += run.hi - run.lo
+                free += run.hi - run.lo
                 chain = run.chain
                 assert chain is not None
                 if latest is not None and latest.chain is chain and latest.lo == run.hi and not chain.overlaps:
@@ -244,8 +267,12 @@ class BlockCache(RunPool):
                     latest.rank = run.rank
                     chain.runs.remove(run)
                     continue
-                self._append(run)
+                last = head.before
+                assert last is not None
+                run.before, run.after = last, head
+                last.after = head.before = run
                 latest = run
+        self.free = free
 
     def reset(self) -> None:
         """Nobody holds anything, and nothing is cached."""

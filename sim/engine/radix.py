@@ -161,7 +161,8 @@ class RadixCache(TreePool):
     def take(self, blocks: int) -> None:
         if blocks > self.free:
             raise OutOfBlocks
-        self.make_room(blocks)
+        if blocks > self._blank:
+            self.make_room(blocks)
         self.free -= blocks
         self._blank -= blocks
         if self._trial is not None:

@@ -29,7 +29,7 @@ from sim.engine.roles import Part
 from sim.engine.sequences import Outside, n_waiting, refusal
 from sim.engine.span import Span, TapedSpan
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, hand_back, launch, n_loading, rings
+from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, hand_back, launch, n_loading, rings, stop
 from sim.engine.tiers import SharedStores
 from sim.engine.uniform import UniformSet
 
@@ -191,9 +191,10 @@ class RankedMachine(Machine):
 
     def _rank_for(self, id_: int) -> int | Refused:
         state = self._state
-        if self._luck is None:
+        if self._luck is None or id_ >= len(self._luck):
             # By request, whatever the order in which they come.
-            self._luck = np.random.default_rng([self._seed, _RANK_STREAM]).random((len(state.prompt), 2))
+            n = max(len(state.prompt), 2 * id_)
+            self._luck = np.random.default_rng([self._seed, _RANK_STREAM]).random((n, 2))
         request = RoutedRequest(
             id_,
             state.prompt[id_],
@@ -202,6 +203,7 @@ class RankedMachine(Machine):
             state.arrival[id_],
             -1 if state.deadline is None else state.deadline[id_],
             self._n_routed,
+            priority=0 if state.priority is None else state.priority[id_],
         )
         self._n_routed += 1
         answer = self._route_of(request, self._loads)
@@ -254,7 +256,7 @@ class RankedMachine(Machine):
         end = self._ticks if span is None or not done else span.end(done)
         for tenant, lane in zip(self.tenants, self._lanes, strict=True):
             if lane.span is not None:
-                tenant.commit(lane, done, end)
+                stop(tenant, lane, done, end)
             drop_in_flight(tenant)
             ids += hand_back(tenant)
         self._in_step = False

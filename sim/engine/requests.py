@@ -6,12 +6,13 @@ What a request has done belongs to it, never to the machine or the slot that it 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from policies.view import WaitingSeq
-from sim.engine.columns import BUBBLES
+from policies.view import NO_TERMS, Terms, WaitingSeq
+from sim.engine.columns import BUBBLES, UNFINISHED
 from sim.engine.content import Contents
+from sim.engine.lane import Lane
 
 _new: Final = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
@@ -37,6 +38,8 @@ class RequestState:
         """Relative to arrival, -1 absent; None: nobody has one."""
         self.priority = priority
         """None: 0 for all."""
+        self.terms: Terms = NO_TERMS
+        """Of classes of service."""
         self.left = output[:]
         """Tokens still to emit; of a sequence that decodes, as of when it joined the others."""
         self.arrival = arrival
@@ -62,8 +65,47 @@ class RequestState:
         """By kind of tier: tokens loaded for its first admission, and (`swap`) those that came back after it had given way."""
         self.load_ns = array("q")
         """How long it was held for loads; -1 less when it began, while it is."""
-        self.status = bytearray([2]) * n
+        self.status = bytearray([UNFINISHED]) * n
+        self.given_back: dict[int, int] = {}
+        """Of those that ran on machines that have been stopped: tokens whose KV is gone."""
+        self.again: bytearray | None = None
+        """Of each request whether its machine has failed, where machines do."""
         self.reason = array("i", [-1]) * n
+        self.told: Callable[[Lane, int], None] | None = None
+        """Whoever is told of each step of a lane when it has ended, and when that was; None: nobody listens."""
+
+    def clear(self) -> None:
+        """There are no requests."""
+        for column, _ in self._blank():
+            del column[:]
+
+    def add(
+        self, prompt: int, output: int, max_tokens: int, arrival_ns: int, model: int = 0, priority: int = 0
+    ) -> None:
+        """One request more, behind the others; of columns that the run does not have nothing is kept."""
+        given = {id(self.prompt): prompt, id(self.output): output, id(self.left): output, id(self.arrival): arrival_ns}
+        given |= {id(self.model): model, id(self.priority): priority, id(self.max_tokens): max_tokens}
+        for column, blank in self._blank():
+            column.append(given.get(id(column), blank))
+
+    def _blank(self) -> Iterator[tuple[array[int] | bytearray, int]]:
+        """Every column, each once, and what stands there for a request of which nothing is known yet."""
+        yield from ((column, 0) for column in (self.prompt, self.output, self.left, self.arrival))
+        if self.max_tokens is not self.output:
+            yield self.max_tokens, 0
+        yield from ((column, 0) for column in (self.model, self.priority) if column is not None)
+        if self.deadline is not None:
+            yield self.deadline, -1
+        absent = (self.scheduled, self.first_token, self.finish, self.token_ns, self.replica, self.reason)
+        yield from ((column, -1) for column in absent)
+        yield from ((column, 0) for column in (self.rounds, self.recomputed, self.preemptions, *self.bubbles))
+        if self.contents_in is not None:
+            yield from ((column, 0) for column in (self.prefix_hits, self.prefix_hits_again))
+        if self.tier_hits:
+            yield from ((column, 0) for column in (*self.tier_hits.values(), self.load_ns))
+        if self.again is not None:
+            yield self.again, 0
+        yield self.status, UNFINISHED
 
     def keep_tier_hits(self, kinds: Sequence[str]) -> None:
         """Loads from tiers of *kinds* are to be counted."""

@@ -120,40 +120,44 @@ class RunPool(KvPool):
         self._prepaid -= blocks
 
     def take(self, blocks: int) -> None:
+        if not blocks:
+            return
         if self._prepaid:
             prepaid = min(blocks, self._prepaid)
             blocks -= prepaid
             self._prepaid -= prepaid
         if blocks > self.free:
             raise OutOfBlocks
-        if self._log is not None:
-            self._log.append(("take", self.free, self._blank, self.evicted))
+        blank, log = self._blank, self._log
+        if log is not None:
+            log.append(("take", self.free, blank, self.evicted))
         self.free -= blocks
-        if blocks <= self._blank:
-            self._blank -= blocks
+        if blocks <= blank:
+            self._blank = blank - blocks
             return
-        blocks -= self._blank
+        blocks -= blank
         self._blank = 0
         self.evicted += blocks
+        gives_up = self.gives_up if log is None else None
         while blocks:
             run = self._head.after
             assert run is not None
             assert run.chain is not None
-            chain, hi, size = run.chain, run.hi, run.hi - run.lo
+            chain, lo, hi = run.chain, run.lo, run.hi
+            size = hi - lo
             alone = not chain.overlaps
-            if self._log is not None:
-                self._log.append(("evict", run, run.hi, chain.end, chain.overlaps))
+            if log is not None:
+                log.append(("evict", run, hi, chain.end, chain.overlaps))
             if size > blocks:
-                run.hi -= blocks
-                top = run.hi
+                run.hi = top = hi - blocks
                 blocks = 0
             else:
                 blocks -= size
-                top = run.lo
+                top = lo
                 self._unlink(run)
                 self._drop(chain, run)
-            if self.gives_up is not None and self._log is None:
-                self.gives_up(chain.number if chain.owner < 0 else -1 - chain.owner, top, hi)
+            if gives_up is not None:
+                gives_up(chain.number if chain.owner < 0 else -1 - chain.owner, top, hi)
             chain.end = top if alone else max((run.hi for run in chain.runs), default=chain.start)
 
     def _drop(self, chain: Chain, run: Run) -> None:
@@ -175,6 +179,10 @@ class RunPool(KvPool):
                 pieces.append((chain, upto))
                 upto = chain.start
             chain = chain.parent
+        if len(pieces) == 1:
+            piece, hi = pieces[0]
+            if not piece.overlaps and piece.runs and piece.runs[0].hi >= hi:
+                return [(piece.runs[0], piece.start, hi)]
         found: list[tuple[Run, int, int]] = []
         for piece, hi in reversed(pieces):
             if not piece.overlaps:

@@ -397,15 +397,22 @@ def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
     """Give up everything: all blocks are free, and the requests are the caller's, those that ran, lane by lane, before those
     that waited."""
     ids: list[int] = []
+    given_back: dict[int, int] = {}
     for lane in lanes:
         for id_ in list(lane.decoding):
             departure = sequences._leave(lane, id_)
             sequences.state.token_ns[id_] = _last_token_ns(lane, departure)
+            given_back[id_] = departure.cached_tokens
+        for id_, paused in lane.paused.items():
+            sequences.state.token_ns[id_] = paused.token_ns
+            given_back[id_] = paused.cached
+        given_back |= {id_: partial.cached_tokens for id_, partial in lane.partial.items()}
         lane.forget_the_leaving()
         ids += lane.admitted
         lane.admitted.clear()
         lane.partial.clear()
         lane.paused.clear()
+    sequences.state.given_back |= given_back
     ids += [seq.id for seq in sequences.queue]
     sequences.queue.clear()
     if sequences.exchange is not None:
@@ -443,7 +450,11 @@ def _last_token_ns(lane: Lane, departure: Departure) -> int:
 
 def refusal(sequences: Sequences, id_: int) -> str | None:
     """Why a request can never be served by them; None where it can."""
-    prompt, output = sequences.state.prompt[id_], sequences.state.output[id_]
+    return never_fits(sequences, sequences.state.prompt[id_], sequences.state.output[id_])
+
+
+def never_fits(sequences: Sequences, prompt: int, output: int) -> str | None:
+    """Why a request of so many tokens can never be served by them; None where it can."""
     limit = sequences.max_model_len
     if limit is not None and prompt + output > limit:
         return f"prompt and output exceed the model's context of {limit} tokens"

@@ -246,13 +246,14 @@ class Tenant:
         caches = self._caches
         if caches:
             # Those who have ended take the blocks of a step that comes to nothing, and give them back.
-            in_vain = sum(gone.growth_blocks for gone in ended.values())
+            if ended:
+                in_vain = sum(gone.growth_blocks for gone in ended.values())
             if not self._in_turn:
                 self._finding.keep(self._queue, lane, run)
             blocks = 0
             if self._late:
                 kv.before_prompts(sum(tokens for _, tokens in run), len(run))
-            else:
+            elif growth or in_vain:
                 sequences.take(growth + in_vain, ticks)
         rows = pairs = pairs_window = prompt_kv = 0
         completing: list[int] = []
@@ -285,7 +286,8 @@ class Tenant:
             if by_chunk:
                 blocks += kv.held(cached)
             if caches:
-                sequences.take(blocks, ticks)
+                if blocks:
+                    sequences.take(blocks, ticks)
                 kv.cached(id_, cached)
                 blocks = 0
             prompt_kv += cached
@@ -364,6 +366,7 @@ class Tenant:
         if done < span.n or not span.is_recorded:
             span.close(self.recorder, done)
             if not done:
+                _undo_prompts(lane)
                 return
         if self._ahead is not None:
             self._ahead.seen_ns = (span.end(done - 1) if done > 1 else span.start_ticks) >> TICK_BITS
@@ -374,6 +377,8 @@ class Tenant:
             _write_prompts(self.loading.tiers, lane, self.state.prompt, self._kv.block_tokens, end_ticks >> TICK_BITS)
         if lane.completing:
             sequences.complete_prompts(lane, end_ticks >> TICK_BITS)
+        if self.state.told is not None:
+            self.state.told(lane, end_ticks >> TICK_BITS)
         if self._finding.ended and self._ahead is None:
             self._finding.free_the_ended()
 
@@ -454,6 +459,7 @@ def _add_lane(tenant: Tenant) -> Lane:
         lookahead_tokens=tenant._kv.lookahead_tokens,
         draft_slots=spec.draft_slots,
         max_model_len=ALWAYS_NS if spec.max_model_len is None else spec.max_model_len,
+        terms=tenant.state.terms,
         cache=tenant._kv
         if tenant._caches and (looks_itself if tenant._late else admits_in_turn)(spec.scheduler)
         else None,
@@ -540,14 +546,34 @@ def _write_prompts(tiers: Tiers, lane: Lane, prompt: Sequence[int], block_tokens
         tiers.computed(id_, min(lane.partial[id_].cached_tokens, prompt[id_]) // block_tokens)
 
 
+def stop(tenant: Tenant, lane: Lane, done: int, end_ticks: int) -> None:
+    """Commit the first *done* iterations of the span in flight, in the middle of which the machine stops."""
+    n = 0 if lane.span is None else lane.span.n
+    tenant.commit(lane, done, end_ticks)
+    if 0 < done < n:
+        # The step in flight had taken its blocks, and what they evict is gone.
+        tenant.sequences.kv.take(lane.decoding.growth_blocks)
+
+
+def _undo_prompts(lane: Lane) -> None:
+    """The prompt tokens of an iteration that does not come to its end have not been computed."""
+    for id_, tokens in lane.run:
+        partial = lane.partial[id_]
+        lane.partial[id_] = partial._replace(cached_tokens=partial.cached_tokens - tokens)
+
+
 def drop_in_flight(tenant: Tenant) -> None:
     """Forget the micro-batches that have not left the last stage."""
     tenant.recorder.spans.drop_last(tenant.n_in_flight)
     tenant.recorder.stages.drop_last(tenant.n_in_flight * len(tenant.stages))
     for lane in tenant.lanes:
+        if lane.span is not None:
+            _undo_prompts(lane)
         lane.span = None
         lane.held = lane.view.memo = None
     tenant.n_in_flight = 0
+    tenant.ready.clear()
+    tenant.ready.extend(tenant.lanes)
 
 
 def launch(tenant: Tenant, lane: Lane, ticks: int, duration: int) -> None:

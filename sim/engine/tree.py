@@ -57,7 +57,10 @@ class Held:
 class TreePool(KvPool):
     """A pool whose free pages are without content or in nodes of a tree that nobody holds."""
 
-    __slots__ = ("_blank", "_clock", "_contents", "_gone", "_heap", "_held", "_n_nodes", "_n_pushed", "_paths", "_root")
+    __slots__ = (
+        "_blank", "_clock", "_contents", "_gone", "_heap", "_held", "_n_changes", "_n_nodes", "_n_pushed", "_paths", "_root",
+        "_walked",
+    )  # fmt: skip
 
     def __init__(
         self, total: int, block_tokens: int, contents: Contents, *, by_chunk: bool = False, lookahead_tokens: int = 0,
@@ -66,7 +69,7 @@ class TreePool(KvPool):
         super().__init__(total, block_tokens, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit)
         self.caches = self.caches_late = True
         self._contents = contents
-        self._clock = self._n_pushed = 0
+        self._clock = self._n_pushed = self._n_changes = 0
         self._start()
 
     def _start(self) -> None:
@@ -74,6 +77,10 @@ class TreePool(KvPool):
         """Free pages without content."""
         self._root = Node(0, 0, [], None, 1, 0)
         self._n_nodes = 0
+        self._n_changes += 1
+        """Of what the tree has and where its nodes end."""
+        self._walked: tuple[int, int, int, Node, int] = (-1, 0, self._n_changes, self._root, 0)
+        """The latest walk: of whom, how far at most, in which state of the tree, and what was found."""
         self._heap: list[tuple[int, int, Node]] = []
         """Leaves that nobody holds by their last use; entries that have been overtaken stay until they are met."""
         self._held: dict[int, Held] = {}
@@ -100,7 +107,11 @@ class TreePool(KvPool):
 
     def _walk(self, id_: int, upto: int) -> tuple[Node, int]:
         """How far the tree has a request's first *upto* pages, and the node that this ends in or at. Nothing is used or split."""
-        path, node, end, at = self._path(id_), self._root, 0, 0
+        of, most, change, node, end = self._walked
+        # Whoever is asked for what was found finds that.
+        if of == id_ and change == self._n_changes and upto in (most, end):
+            return node, end
+        path, node, end, at = self._paths.get(id_) or self._path(id_), self._root, 0, 0
         while end < upto:
             while path[at][1] <= end:
                 at += 1
@@ -110,6 +121,7 @@ class TreePool(KvPool):
             end, node = self._common(child, path, at, upto), child
             if end < child.hi:
                 break
+        self._walked = id_, upto, self._n_changes, node, end
         return node, end
 
     def _match(self, id_: int, upto: int) -> tuple[Node, int]:
@@ -130,12 +142,13 @@ class TreePool(KvPool):
 
     def _insert(self, id_: int, upto: int) -> tuple[Node, int]:
         """The node that a request's first *upto* pages end with, and how many of them were there already."""
-        path, node, end, at = self._path(id_), self._root, 0, 0
+        path, node, end, at = self._paths.get(id_) or self._path(id_), self._root, 0, 0
         while end < upto:
             while path[at][1] <= end:
                 at += 1
             child = node.children.get(path[at][0])
             if child is None:
+                self._n_changes += 1
                 keys = [key for i, key in enumerate(path[at:]) if not i or path[at + i - 1][1] < upto]
                 self._clock += 1
                 leaf = Node(end, upto, keys, node, 0, self._clock * _STEP)
@@ -143,7 +156,10 @@ class TreePool(KvPool):
                 self._n_nodes += 1
                 self.free += upto - end
                 return leaf, end
-            self._use(child)
+            self._clock += 1
+            child.used = self._clock * _STEP
+            if not child.refs and not child.children:
+                self._push(child)
             end = self._common(child, path, at, upto)
             if end < child.hi:
                 node = self._split(child, end)
@@ -154,23 +170,31 @@ class TreePool(KvPool):
         return node, end
 
     def _common(self, node: Node, path: Keys, at: int, limit: int) -> int:
-        """Up to which page *node* and *path* are the same, from segment *at* of the path on."""
-        end, limit = node.lo, min(node.hi, limit)
+        """Up to which page *node* and *path* are the same, which both begin with the key of segment *at* of the path."""
+        keys = node.keys
+        if node.hi < limit:
+            limit = node.hi
+        end, ours = path[at][1], keys[0][1]
+        if ours < end:
+            end = ours
+        if end >= limit:
+            return limit
         here = 0
         while end < limit:
             while path[at][1] <= end:
                 at += 1
-            while node.keys[here][1] <= end:
+            while keys[here][1] <= end:
                 here += 1
-            if path[at][0] != node.keys[here][0]:
+            if path[at][0] != keys[here][0]:
                 break
-            end = min(path[at][1], node.keys[here][1], limit)
+            end = min(path[at][1], keys[here][1], limit)
         return end
 
     def _split(self, node: Node, at: int) -> Node:
         """The part of *node* below page *at*, which becomes its parent."""
         parent = node.parent
         assert parent is not None
+        self._n_changes += 1
         keys = node.keys
         upper = Node(
             node.lo, at, [key for i, key in enumerate(keys) if not i or keys[i - 1][1] < at], parent, node.refs, 0
@@ -219,7 +243,10 @@ class TreePool(KvPool):
 
     def make_room(self, blocks: int) -> None:
         """Evict leaves until *blocks* pages are without content, or nothing is left that could go."""
+        if self._blank >= blocks:
+            return
         heap = self._heap
+        self._n_changes += 1
         while self._blank < blocks and heap:
             entry = heappop(heap)
             if not self._is_due(entry):
@@ -239,6 +266,7 @@ class TreePool(KvPool):
 
     def _put_back(self, evicted: list[tuple[tuple[int, int, Node], Node]]) -> None:
         """Leaves are where they were before they were evicted."""
+        self._n_changes += 1
         for entry, parent in evicted:
             leaf = entry[2]
             parent.children[leaf.keys[0][0]] = leaf

@@ -44,6 +44,14 @@ class Reading:
         except ValueError:
             raise RooftraceError(f"--{name} takes a whole number; got {text!r}") from None
 
+    def integers(self, name: str) -> list[int] | None:
+        """Whole numbers of an option that takes a list."""
+        value = self._take(name)
+        try:
+            return None if value is None else [int(each) for each in value]
+        except ValueError:
+            raise RooftraceError(f"--{name} takes whole numbers; got {_value(value)!r}") from None
+
     def number(self, name: str) -> float | None:
         text = self.text(name)
         try:

@@ -33,6 +33,12 @@ def settings(reading: Reading, *, experts: bool) -> None:
     if reading.switch("disable-radix-cache"):
         reading.put("memory.prefix_caching", False)
         reading.put("scheduler.disable_radix_cache", True)
+    reading.put("cuda_graphs.eager", reading.switch("disable-cuda-graph"))
+    reading.put("cuda_graphs.largest", reading.integer("cuda-graph-max-bs-decode"))
+    reading.put("cuda_graphs.sizes", reading.integers("cuda-graph-bs-decode"))
+    if reading.switch("enable-eplb"):
+        reading.put("experts.placement", "eplb")
+        reading.put("experts.redundant", reading.integer("ep-num-redundant-experts"))
     for name in (
         "chunked-prefill-size",
         "max-prefill-tokens",

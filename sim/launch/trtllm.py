@@ -39,6 +39,10 @@ def settings(reading: Reading, *, experts: bool) -> None:
     reading.put("scheduler.batch_wait_max_tokens_ratio", given.take("batch_wait_max_tokens_ratio"))
     reading.put("scheduler.capacity_scheduler_policy", given.take("scheduler_config.capacity_scheduler_policy"))
     reading.put("scheduler.context_chunking_policy", given.take("scheduler_config.context_chunking_policy"))
+    reading.put("cuda_graphs.largest", given.integer("cuda_graph_config.max_batch_size"))
+    reading.put("cuda_graphs.sizes", given.take("cuda_graph_config.batch_sizes"))
+    if given.says_none("cuda_graph_config"):
+        reading.put("cuda_graphs.eager", True)
     share = reading.number("free-gpu-memory-fraction")
     within = given.take("kv_cache_config.free_gpu_memory_fraction")
     reading.put("memory.free_gpu_memory_fraction", within if share is None else share)
@@ -96,6 +100,10 @@ class _File:
 
     def take(self, key: str) -> Any:
         return self._values.pop(key, None)
+
+    def says_none(self, key: str) -> bool:
+        """Whether *key* is given as null."""
+        return self._values.pop(key, 0) is None
 
     def integer(self, key: str) -> int | None:
         value = self._values.pop(key, None)

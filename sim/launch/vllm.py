@@ -33,6 +33,11 @@ def settings(reading: Reading, *, experts: bool) -> None:
     reading.put("memory.kv_blocks", reading.integer("num-gpu-blocks-override"))
     reading.put("memory.block_tokens", reading.integer("block-size"))
     reading.put("memory.prefix_caching", reading.switch("enable-prefix-caching"))
+    offloaded = reading.number("kv-offloading-size")
+    reading.put("memory.tiers", None if offloaded is None else [{"kind": "host", "gib": offloaded}])
+    _graphs(reading)
+    if reading.switch("enable-eplb"):
+        reading.put("experts.placement", "eplb")
     for name in _SAME_INTEGERS:
         reading.put(f"scheduler.{name.replace('-', '_')}", reading.integer(name))
     for name in _SAME_SWITCHES:
@@ -41,6 +46,12 @@ def settings(reading: Reading, *, experts: bool) -> None:
     reading.put("scheduler.scheduling_policy", reading.text("scheduling-policy"))
     reading.put("stream_interval", reading.integer("stream-interval"))
     _speculation(reading)
+
+
+def _graphs(reading: Reading) -> None:
+    reading.put("cuda_graphs.eager", reading.switch("enforce-eager"))
+    reading.put("cuda_graphs.largest", reading.integer("max-cudagraph-capture-size"))
+    reading.put("cuda_graphs.sizes", reading.integers("cudagraph-capture-sizes"))
 
 
 def _data_parallel(reading: Reading, experts: bool) -> None:

@@ -40,6 +40,7 @@ def _vllm(command: Writing) -> None:
     cached = command.memory("prefix_caching")
     if cached is not None:
         command.flag("--enable-prefix-caching" if cached else "--no-enable-prefix-caching", True)
+    _vllm_graphs_and_tiers(command)
     for key in (
         *("max_num_seqs", "max_num_batched_tokens", "max_num_active_seqs", "max_num_scheduled_tokens"),
         *("long_prefill_token_threshold", "watermark", "scheduling_policy"),
@@ -52,6 +53,23 @@ def _vllm(command: Writing) -> None:
     if scenario.stream_interval > 1:
         command.flag("--stream-interval", scenario.stream_interval)
     _vllm_speculation(command)
+
+
+def _vllm_graphs_and_tiers(command: Writing) -> None:
+    graphs = command.scenario.cuda_graphs
+    if graphs is not None:
+        command.flag("--enforce-eager", graphs.eager)
+        command.flag("--max-cudagraph-capture-size", graphs.largest)
+        command.numbers("--cudagraph-capture-sizes", graphs.sizes)
+    tiers = command.scenario.memory.tiers or []
+    if len(tiers) == 1 and tiers[0].kind == "host":
+        command.memory("tiers")
+        command.flag("--kv-offloading-size", f"{tiers[0].gib:g}")
+    experts = command.scenario.experts
+    if experts is not None and experts.placement == "eplb":
+        command.flag("--enable-eplb", True)
+        if experts.redundant:
+            command.flag("--eplb-config", json.dumps({"num_redundant_experts": experts.redundant}))
 
 
 def _formats(command: Writing) -> None:
@@ -102,6 +120,11 @@ def _sglang(command: Writing) -> None:
     command.flag("--max-total-tokens", None if blocks is None else blocks * (page or 1))
     if command.memory("prefix_caching") is False or command.scheduler("disable_radix_cache"):
         command.flag("--disable-radix-cache", True)
+    graphs = scenario.cuda_graphs
+    if graphs is not None:
+        command.flag("--disable-cuda-graph", graphs.eager)
+        command.flag("--cuda-graph-max-bs-decode", graphs.largest)
+        command.numbers("--cuda-graph-bs-decode", graphs.sizes)
     for key in (
         *("chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests", "max_running_requests"),
         *("schedule_policy", "schedule_conservativeness", "scheduler_recv_interval", "enable_mixed_chunk"),
@@ -161,6 +184,11 @@ def _trtllm_file(command: Writing) -> dict[str, Any]:
             found[key] = value
     if scenario.stream_interval > 1:
         found["stream_interval"] = scenario.stream_interval
+    graphs = scenario.cuda_graphs
+    if graphs is not None:
+        sizes = {"max_batch_size": graphs.largest, "batch_sizes": graphs.sizes}
+        given = {key: value for key, value in sizes.items() if value is not None}
+        found["cuda_graph_config"] = None if graphs.eager else given
     decoding = scenario.decoding
     kind = {"ngram": "NGram", "mtp": "MTP", "eagle": "Eagle", "draft_model": "DraftTarget"}.get(decoding.method)
     if kind is not None and isinstance(decoding.num_speculative_tokens, int):

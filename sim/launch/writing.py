@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sim.scenario import Scenario
@@ -40,6 +40,11 @@ class Writing:
         self.words.append(option)
         if value is not True:
             self.words.append(str(value))
+
+    def numbers(self, option: str, values: Sequence[int] | None) -> None:
+        """An option that takes several numbers."""
+        if values is not None:
+            self.words += [option, *map(str, values)]
 
     def scheduler(self, key: str) -> Any:
         return self._scheduler.pop(key, None)

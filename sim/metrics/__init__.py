@@ -6,6 +6,8 @@ finished, no SLO given) is None, never NaN.
 
 from sim.metrics.columns import STATUS_NAMES, TRANSFER_NAMES, Columns, transfers_of
 from sim.metrics.figures import summary
+from sim.metrics.fleet import STATES as MACHINE_STATES
+from sim.metrics.fleet import stays
 from sim.metrics.iterations import kv_holdings, last_iteration_end_ns
 from sim.metrics.requests import e2el_s, queue_s, slo_met, tpot_s, ttft_s
 from sim.metrics.spread import STATISTICS, statistics, weighted_quantile, weighted_statistics
@@ -14,6 +16,7 @@ from sim.metrics.trend import saturated
 from sim.metrics.windows import WHOLE, in_window, window_of
 
 __all__ = [
+    "MACHINE_STATES",
     "STATISTICS",
     "STATUS_NAMES",
     "TIER_KINDS",
@@ -28,6 +31,7 @@ __all__ = [
     "saturated",
     "slo_met",
     "statistics",
+    "stays",
     "summary",
     "tpot_s",
     "transfers_of",

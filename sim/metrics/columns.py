@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-FINISHED, REJECTED, UNFINISHED, ABORTED = 0, 1, 2, 3
-STATUS_NAMES = ("finished", "rejected", "unfinished", "aborted")
+FINISHED, REJECTED, UNFINISHED, ABORTED, LOST = 0, 1, 2, 3, 4
+STATUS_NAMES = ("finished", "rejected", "unfinished", "aborted", "lost")
 
 
 TRANSFER_NAMES = ("load", "store", "swap_out")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.classes import fairness, limits_of, within
 from sim.metrics.columns import STATUS_NAMES, Columns
+from sim.metrics.fleet import fleet_figures, replica_s, serving_s, stage_s
 from sim.metrics.handover import handover_figures
 from sim.metrics.iterations import iteration_sums, sums_between
 from sim.metrics.ranks import rank_figures
-from sim.metrics.requests import e2el_s, finished, queue_s, slo_met, tpot_s, ttft_s
+from sim.metrics.requests import e2el_s, finished, queue_s, tpot_s, ttft_s
 from sim.metrics.spread import Blocks, statistics, weighted_statistics
 from sim.metrics.tiers import kv_tiers
 from sim.metrics.trend import saturated
@@ -27,23 +29,27 @@ def summary(
     slo: Mapping[str, float | None] | None = None,
     window: Mapping[str, Any] = WHOLE,
     models: Sequence[str] = (),
+    classes: Sequence[Mapping[str, Any]] = (),
+    tenants: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Every metric of a run or, with a *window*, of a part of it (see `window_of`); nested as in `summary.json`.
 
     `window` in it says which part that is: seconds after the first arrival, and the requests that arrive in it, whose
     latencies, attainment and preemptions these are. Rates, shares of time and iterations are then those between its two
     instants; the figures of OVER_THE_WHOLE_RUN, and with a pipeline `busy_fraction`, stay those of the run and are named
-    in `window.whole_run`.
+    in `window.whole_run`. *classes* of service, by `class_index`, have `name`, `weight` and limits `slo` of their own, which their
+    requests are held to in place of *slo*; *tenants* are names by `tenant_index`.
     """
+    groups = _Groups(models, classes, tenants)
     if window["rule"] == "whole":
-        found = _whole_summary(columns, slo=slo, models=models)
+        found = _whole_summary(columns, slo=slo, groups=groups)
         part = {"rule": "whole", "from_s": 0.0, "to_s": found["makespan_s"], "requests": found["requests"]["total"]}
         return {**found, "window": {**part, "whole_run": []}}
-    return _window_summary(columns, slo, window, models)
+    return _window_summary(columns, slo, window, groups)
 
 
 def _window_summary(
-    columns: Columns, slo: Mapping[str, float | None] | None, window: Mapping[str, Any], models: Sequence[str]
+    columns: Columns, slo: Mapping[str, float | None] | None, window: Mapping[str, Any], groups: _Groups
 ) -> dict[str, Any]:
     requests, meta = columns.requests, columns.meta
     begin, end = window_of(requests, window)
@@ -55,8 +61,7 @@ def _window_summary(
     answered = (answered_ns > begin) & (answered_ns <= end)
     inside = sums_between(columns, begin, end)
     pools = meta["kv_blocks_total"]
-    whole = _whole_summary(columns, slo=slo)
-    stated = {key: value for key, value in (slo or {}).items() if value is not None}
+    whole = _whole_summary(columns, slo=slo, groups=_Groups((), groups.classes, ()))
     whole_run: list[str] = [*OVER_THE_WHOLE_RUN]
     one_stage_each = meta["n_stages"] == len(pools)
     if not one_stage_each:
@@ -68,11 +73,10 @@ def _window_summary(
     if "kv_tiers" in whole:
         whole_run.append("kv_tiers, but for hits and load_s")
     total = int(arrived.sum())
-    within = good = None
-    if whole["slo_attainment"] is not None:
-        limits = {f"{name.removesuffix('_s')}_limit_s": value for name, value in (slo or {}).items()}
-        met = slo_met(requests, **limits)
-        within, good = int((met & arrived).sum()), int((met & done).sum())
+    met = within(requests, limits_of(requests, slo, groups.classes))
+    in_time = good = None
+    if met is not None:
+        in_time, good = int((met & arrived).sum()), int((met & done).sum())
     first = int(requests["arrival_ns"].min())
     prompt = int(requests["prompt_tokens"][answered].sum())
     return {
@@ -89,20 +93,23 @@ def _window_summary(
         "total_tokens_per_s": _per(prompt + inside.emitted, span_s),
         "requests_per_s": _per(int(done.sum()), span_s),
         "goodput_requests_per_s": None if good is None else _per(good, span_s),
-        "slo_attainment": None if within is None else within / total,
+        "slo_attainment": None if in_time is None else in_time / total,
         "makespan_s": span_s,
         "iterations": inside.n,
         "preemptions": int(part["preemptions"].sum()),
-        "busy_fraction": _per(inside.busy_ns * 1e-9, span_s * len(pools)) if one_stage_each else whole["busy_fraction"],
+        "busy_fraction": _per(inside.busy_ns * 1e-9, replica_s(meta, begin, end))
+        if one_stage_each
+        else whole["busy_fraction"],
         "kv_utilization": {
-            "mean": _per(inside.held_ns * 1e-9, span_s * len(pools)) if inside.n else None,
+            "mean": _per(inside.held_ns * 1e-9, replica_s(meta, begin, end)) if inside.n else None,
             "max": inside.largest_share if inside.n else None,
         },
         **rank_figures(columns, begin, end),
+        **fleet_figures(part, meta, begin, end),
         **_prefix_cache(part, meta),
         **handover_figures(part, meta, whole["makespan_s"]),
         **kv_tiers(part, meta),
-        **({"models": _of_models(part, models, stated, span_s)} if len(models) > 1 else {}),
+        **_by_group(part, groups, slo, span_s, end),
         "window": {
             "rule": window["rule"],
             "from_s": (begin - first) * 1e-9,
@@ -113,9 +120,7 @@ def _window_summary(
     }
 
 
-def _whole_summary(
-    columns: Columns, *, slo: Mapping[str, float | None] | None = None, models: Sequence[str] = ()
-) -> dict[str, Any]:
+def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None, groups: _Groups) -> dict[str, Any]:
     """Every metric of a run, nested as in `summary.json`; plain Python numbers, None where there is none to give.
 
     Rates are over the makespan (first arrival to last finish). Output tokens are those emitted, prompt tokens those
@@ -127,7 +132,8 @@ def _whole_summary(
     `mbu` are arithmetic and memory traffic over what the replicas' GPUs could have done in the makespan.
     `kv_utilization` is the share of KV blocks in use: mean over time (idle replicas hold none) and largest.
     Of machines with ranks `ranks` says how evenly these were filled (`sim.metrics.ranks`); each rank counts as a replica.
-    Of several *models*, names by `model_index`, there is an entry `models` with what can be said of each.
+    Of several models, names by `model_index`, there is an entry `models` with what can be said of each; of classes of service and
+    tenants `classes`, `tenants` and `fairness`.
     """
     requests, meta = columns.requests, columns.meta
     iterations = iteration_sums(columns)
@@ -135,12 +141,14 @@ def _whole_summary(
     total = int(status.size)
     counts = _counts(status)
     span_s = makespan_s(requests, iterations.last_end_ns)
-    replicas_s = span_s * len(meta["kv_blocks_total"])
+    begin = int(requests["arrival_ns"].min())
+    end = begin + round(span_s * 1e9)
+    peaks_s = _peak_seconds(meta, begin, end)
     emitted = int(requests["emitted_tokens"].sum())
     answered = (requests["first_token_ns"] >= 0) | finished(requests)
     prompt = int(requests["prompt_tokens"][answered].sum())
-    limits = {key: value for key, value in (slo or {}).items() if value is not None}
-    within = _within(requests, limits)
+    met = within(requests, limits_of(requests, slo, groups.classes))
+    in_time = None if met is None else int(met.sum())
     return {
         "requests": {"total": total, **counts},
         "ttft_s": statistics(ttft_s(requests)),
@@ -151,27 +159,37 @@ def _whole_summary(
         "output_tokens_per_s": _per(emitted, span_s),
         "total_tokens_per_s": _per(prompt + emitted, span_s),
         "requests_per_s": _per(counts["finished"], span_s),
-        "goodput_requests_per_s": None if within is None else _per(within, span_s),
-        "slo_attainment": None if within is None else within / total,
+        "goodput_requests_per_s": None if in_time is None else _per(in_time, span_s),
+        "slo_attainment": None if in_time is None else in_time / total,
         "makespan_s": span_s,
         "iterations": iterations.n,
         "preemptions": int(requests["preemptions"].sum()),
-        "mfu": _per(meta.get("flops"), span_s * (meta.get("peak_flops_per_s") or 0.0)),
-        "mbu": _per(meta.get("hbm_bytes"), span_s * (meta.get("peak_bytes_per_s") or 0.0)),
-        "busy_fraction": _per(meta["busy_ns"] * 1e-9, span_s * meta["n_stages"]),
+        "mfu": _per(meta.get("flops"), peaks_s[0]),
+        "mbu": _per(meta.get("hbm_bytes"), peaks_s[1]),
+        "busy_fraction": _per(meta["busy_ns"] * 1e-9, stage_s(meta, begin, end)),
         "kv_utilization": {
-            "mean": _per(iterations.held_ns * 1e-9, replicas_s) if iterations.n else None,
+            "mean": _per(iterations.held_ns * 1e-9, replica_s(meta, begin, end)) if iterations.n else None,
             "max": iterations.largest_share if iterations.n else None,
         },
         **rank_figures(columns),
+        **fleet_figures(requests, meta, begin, end),
         **_prefix_cache(requests, meta),
         **handover_figures(requests, meta, span_s),
         **kv_tiers(requests, meta),
         "saturated": saturated(requests),
         "speculation": speculation(meta.get("speculation")),
-        **({"models": _of_models(requests, models, limits, span_s)} if len(models) > 1 else {}),
+        **_by_group(requests, groups, slo, span_s, int(requests["arrival_ns"].max())),
         "wall_s": meta.get("wall_s"),
     }
+
+
+def _peak_seconds(meta: Mapping[str, Any], begin: int, end: int) -> tuple[float, float]:
+    """FLOPs and bytes that the GPUs of machines could have done between two instants while they could serve; 0 where unknown."""
+    serving, span_s = serving_s(meta, begin, end), (end - begin) * 1e-9
+    if serving is not None and "machine_peaks" in meta:
+        flops, n_bytes = (serving @ np.array(meta["machine_peaks"])).tolist()
+        return flops, n_bytes
+    return span_s * (meta.get("peak_flops_per_s") or 0.0), span_s * (meta.get("peak_bytes_per_s") or 0.0)
 
 
 def makespan_s(requests: Mapping[str, NDArray[Any]], last_iteration_end_ns: int = -1) -> float:
@@ -212,45 +230,60 @@ def _prefix_cache(requests: Mapping[str, NDArray[Any]], meta: Mapping[str, Any])
 
 
 def _counts(status: NDArray[Any]) -> dict[str, int]:
-    """Requests by how they ended; those that their clients gave up only where there are any."""
+    """Requests by how they ended; those that their clients gave up, and those that were lost, only where there are any."""
     counts = {name: int((status == code).sum()) for code, name in enumerate(STATUS_NAMES)}
-    return counts if counts["aborted"] else {name: n for name, n in counts.items() if name != "aborted"}
+    return {name: n for name, n in counts.items() if n or name not in ("aborted", "lost")}
 
 
-def _within(requests: Mapping[str, NDArray[Any]], limits: Mapping[str, float]) -> int | None:
-    """Requests that met all limits and their deadline; None where there is neither."""
-    deadlines = requests.get("deadline_ns")
-    if not limits and (deadlines is None or not (deadlines >= 0).any()):
-        return None
-    met = slo_met(
-        requests,
-        ttft_limit_s=limits.get("ttft_s"),
-        tpot_limit_s=limits.get("tpot_s"),
-        e2el_limit_s=limits.get("e2el_s"),
-    )
-    return int(met.sum())
+class _Groups(NamedTuple):
+    """What requests are told apart by: names by index, and of classes what is agreed of them."""
+
+    models: Sequence[str]
+    classes: Sequence[Mapping[str, Any]]
+    tenants: Sequence[str]
 
 
-def _of_models(
-    requests: Mapping[str, NDArray[Any]], models: Sequence[str], limits: Mapping[str, float], span_s: float
+def _by_group(
+    requests: Mapping[str, NDArray[Any]],
+    groups: _Groups,
+    slo: Mapping[str, float | None] | None,
+    span_s: float,
+    last_ns: int,
 ) -> dict[str, Any]:
-    """What can be said of the requests for each model; rates are over the makespan of the whole run."""
-    found = {}
-    for row, name in enumerate(models):
-        mine = requests["model_index"] == row
-        part = {key: column[mine] for key, column in requests.items()}
-        total = int(mine.sum())
-        within = _within(part, limits)
-        counts = _counts(part["status"])
-        found[name] = {
-            "requests": {"total": total, **counts},
-            "ttft_s": statistics(ttft_s(part)),
-            "tpot_s": statistics(tpot_s(part)),
-            "e2el_s": statistics(e2el_s(part)),
-            "output_tokens_per_s": _per(int(part["emitted_tokens"].sum()), span_s),
-            "slo_attainment": None if within is None or not total else within / total,
-        }
+    """What can be said of the requests for each model, of each class and of each tenant; rates are over *span_s*."""
+    found: dict[str, Any] = {}
+    for key, column, names in (
+        ("models", "model_index", groups.models if len(groups.models) > 1 else ()),
+        ("classes", "class_index", [each["name"] for each in groups.classes]),
+        ("tenants", "tenant_index", groups.tenants),
+    ):
+        if names:
+            found[key] = {
+                name: _of_some(requests, requests[column] == row, groups, slo, span_s) for row, name in enumerate(names)
+            }
+    if groups.tenants:
+        found["fairness"] = fairness(requests, groups.classes, groups.tenants, last_ns)
     return found
+
+
+def _of_some(
+    requests: Mapping[str, NDArray[Any]],
+    mine: NDArray[np.bool_],
+    groups: _Groups,
+    slo: Mapping[str, float | None] | None,
+    span_s: float,
+) -> dict[str, Any]:
+    part = {key: column[mine] for key, column in requests.items()}
+    total = int(mine.sum())
+    met = within(part, limits_of(part, slo, groups.classes))
+    return {
+        "requests": {"total": total, **_counts(part["status"])},
+        "ttft_s": statistics(ttft_s(part)),
+        "tpot_s": statistics(tpot_s(part)),
+        "e2el_s": statistics(e2el_s(part)),
+        "output_tokens_per_s": _per(int(part["emitted_tokens"].sum()), span_s),
+        "slo_attainment": None if met is None or not total else int(met.sum()) / total,
+    }
 
 
 def speculation(counts: Mapping[tuple[int, int], Sequence[int]] | None) -> dict[str, Any] | None:

@@ -39,11 +39,12 @@ def tpot_s(requests: Mapping[str, NDArray[Any]]) -> FloatArray:
 def slo_met(
     requests: Mapping[str, NDArray[Any]],
     *,
-    ttft_limit_s: float | None = None,
-    tpot_limit_s: float | None = None,
-    e2el_limit_s: float | None = None,
+    ttft_limit_s: float | FloatArray | None = None,
+    tpot_limit_s: float | FloatArray | None = None,
+    e2el_limit_s: float | FloatArray | None = None,
 ) -> NDArray[np.bool_]:
-    """Which requests finished within every limit given, and within their own deadline where they have one. Shape [n].
+    """Which requests finished within every limit given (one for all, or one a request), and within their own deadline where they
+    have one. Shape [n].
 
     One without a second token has no TPOT to miss. Requests to single-pass models emit no token: their first answer is their last,
     and *ttft_limit_s* holds for it.

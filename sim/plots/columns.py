@@ -37,7 +37,7 @@ _UNITS = {
     "tokens_per_s_per_user": "output tokens/s per user (1 / median TPOT)",
     "usd_per_mtoken": "$ per million output tokens",
     "gpu_s_per_mtoken": "GPU-seconds per million output tokens",
-    "joule_per_mtoken": "J per million output tokens, at TDP",
+    "joule_per_mtoken": "J per million output tokens",
     "rate_per_s": "requests/s within the SLO",
     "workload.rate_scale": "arrival rate, times the trace's own",
     "workload.arrivals.rate_per_s": "arrivals, requests/s",

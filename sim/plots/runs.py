@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sim.metrics as metrics
+from sim.plots.classes import classes_figure
+from sim.plots.fleet import fleet_figure
 from sim.plots.frames import latency_cdf, running, throughput
 from sim.plots.latency import plot_latency_ecdf
 from sim.plots.levels import mean_level, plot_level, rate_per_s
@@ -27,7 +29,8 @@ _TIMELINE_BINS = 300
 
 
 def save_run(result: Result, folder: Path) -> list[Path]:
-    """Draw what `rooftrace run` draws, latency.png and timeline.png, into *folder*; their paths.
+    """Draw what `rooftrace run` draws, latency.png and timeline.png, classes.png where there are classes of service, and fleet.png
+    where machines come, go or fail, into *folder*; their paths.
 
     A result that is also written is `Result.kept` for both, so that its iterations are worked out once. ValueError for a
     result that was read from a folder, which has no gaps between tokens.
@@ -50,7 +53,31 @@ def save_run(result: Result, folder: Path) -> list[Path]:
         kv_blocks_total=columns.meta["kv_blocks_total"],
         title=f"{_timeline_headline(result.summary)}\n{result.label}",
     )
-    return [*save(latency, folder / "latency.png", svg=False), *save(timeline, folder / "timeline.png", svg=False)]
+    paths = [*save(latency, folder / "latency.png", svg=False), *save(timeline, folder / "timeline.png", svg=False)]
+    if result.manifest.get("classes"):
+        title = f"{_latency_headline(result.summary)}\n{result.label}"
+        of_classes = classes_figure(requests=requests, classes=result.manifest["classes"], title=title)
+        paths += save(of_classes, folder / "classes.png", svg=False)
+    if "fleet" not in columns.meta:
+        return paths
+    fleet = fleet_figure(
+        requests=requests,
+        fleet=columns.meta["fleet"],
+        last_end_ns=metrics.last_iteration_end_ns(columns),
+        ttft_limit_s=result.slo.get("ttft_s"),
+        title=f"{_fleet_headline(result.summary)}\n{result.label}",
+    )
+    return [*paths, *save(fleet, folder / "fleet.png", svg=False)]
+
+
+def _fleet_headline(summary: Mapping[str, Any]) -> str:
+    fleet = summary["fleet"]
+    text = f"{fleet['machine_hours']:,.2f} machine-hours, {fleet['machines_mean'] or 0:.1f} machines on average"
+    text += f" and {fleet['machines_max']} at most"
+    if fleet["failures"]:
+        text += f"; machines failed {fleet['failures']:,} time{'s' if fleet['failures'] > 1 else ''}"
+    within = summary["slo_attainment"]
+    return text if within is None else f"{text}; {within:.1%} of requests within the SLO"
 
 
 def _latency_headline(summary: Mapping[str, Any]) -> str:

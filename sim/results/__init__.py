@@ -1,15 +1,28 @@
 """What a run leaves, in memory (`result`), in a folder (`folder`, `parquet`) and in words (`words`)."""
 
-from sim.results.folder import FILES, staging
+from sim.results.folder import FILES, SOMETIMES, staging
 from sim.results.result import Result
-from sim.results.words import LATENCY_HEADS, STAGE_HEADS, fact_rows, latency_rows, over, stage_rows, window_text
+from sim.results.words import (
+    GROUP_HEADS,
+    LATENCY_HEADS,
+    STAGE_HEADS,
+    fact_rows,
+    group_rows,
+    latency_rows,
+    over,
+    stage_rows,
+    window_text,
+)
 
 __all__ = [
     "FILES",
+    "GROUP_HEADS",
     "LATENCY_HEADS",
+    "SOMETIMES",
     "STAGE_HEADS",
     "Result",
     "fact_rows",
+    "group_rows",
     "latency_rows",
     "over",
     "stage_rows",

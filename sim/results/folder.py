@@ -21,8 +21,10 @@ FILES = (
     "manifest.json",
     "latency.png",
     "timeline.png",
-    "kv_transfers.parquet",
 )
+"""What every folder has, pictures last."""
+SOMETIMES = ("kv_transfers.parquet", "fleet.png", "classes.png", "arrivals.csv", "replay.yaml")
+"""What a folder has where KV crossed links, where machines come and go, and where clients were served."""
 _MARK = "manifest.json"
 
 
@@ -32,7 +34,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def staging(folder: str | os.PathLike[str], *, files: Sequence[str] = FILES) -> Iterator[Path]:
+def staging(folder: str | os.PathLike[str], *, files: Sequence[str] = (*FILES, *SOMETIMES)) -> Iterator[Path]:
     """A hidden scratch folder beside *folder* that takes its place when the block ends well, and vanishes otherwise.
 
     Entered before a run, it finds out at once whether the folder can be written. An existing folder is replaced

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import sim.metrics as metrics
 from sim.errors import OutputError
+from sim.results.costs import costs_of
 from sim.results.folder import FILES, staging, write_json
 from sim.results.parquet import iteration_table, request_table, stored_columns, transfer_table, write_parquet
 from sim.results.words import LATENCY_HEADS, fact_rows, latency_rows
@@ -45,9 +46,19 @@ class Result:
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
         """Every metric, nested as in summary.json, over the scenario's `window`; see `sim.metrics.summary`."""
-        found = metrics.summary(self.columns, slo=self.slo, window=self._window, models=self.manifest.get("models", ()))
-        fitted = fitted_stack(self.manifest)
-        return {**found, "fitted_stack": fitted} if fitted else found
+        found = metrics.summary(
+            self.columns,
+            slo=self.slo,
+            window=self._window,
+            models=self.manifest.get("models", ()),
+            classes=self.manifest.get("classes", ()),
+            tenants=self.manifest.get("tenants", ()),
+        )
+        costs = costs_of(self.columns, self.manifest)
+        if costs is not None and found["window"]["rule"] != "whole":
+            found["window"]["whole_run"].append("costs")
+        beside = {"costs": costs, "fitted_stack": fitted_stack(self.manifest)}
+        return {**found, **{key: value for key, value in beside.items() if value}}
 
     @property
     def intervals(self) -> dict[str, dict[str, Any]]:

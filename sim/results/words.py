@@ -11,6 +11,9 @@ from sim.text import seconds_text
 LATENCY_HEADS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
+_J_PER_KWH = 3.6e6
+
+
 def latency_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Latencies for a table: a name and a text for each of `LATENCY_HEADS`."""
     names = {
@@ -24,6 +27,22 @@ def latency_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         (name, ["-" if summary[key][head] is None else seconds_text(summary[key][head]) for head in LATENCY_HEADS])
         for key, name in names.items()
     ]
+
+
+GROUP_HEADS = ("TTFT p50", "TTFT p99", "TPOT p99", "E2EL p99", "rejected", "in SLO")
+
+
+def group_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
+    """Classes of service and tenants for a table: a name, requests, and a text for each of `GROUP_HEADS`; empty without any."""
+    rows = []
+    for key, what in (("classes", "class"), ("tenants", "tenant")):
+        for name, of in summary.get(key, {}).items():
+            times = [of["ttft_s"]["p50"], of["ttft_s"]["p99"], of["tpot_s"]["p99"], of["e2el_s"]["p99"]]
+            cells = ["-" if value is None else seconds_text(value) for value in times]
+            kept = of["slo_attainment"]
+            cells += [f"{of['requests']['rejected']:,}", "-" if kept is None else f"{kept:.1%}"]
+            rows.append((f"{what} {name}", f"{of['requests']['total']:,}", cells))
+    return rows
 
 
 def window_text(window: Mapping[str, Any]) -> str:
@@ -149,8 +168,60 @@ def _ranks(ranks: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return [("Ranks", f"{text}; {ranks['idle_share']:.1%} idle while others step")]
 
 
+def _fleet(fleet: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Machines that come, go and fail; nothing where all are there from beginning to end."""
+    if fleet is None:
+        return []
+    seconds = fleet["machine_s"]
+    parts = [
+        f"{seconds[name] / 3600:,.2f} {name}" for name in ("ready", "starting", "draining", "failed") if seconds[name]
+    ]
+    rows = [
+        ("Machine-hours", f"{fleet['machine_hours']:,.2f}: {', '.join(parts)}; {fleet['machines_max']} ready at most")
+    ]
+    if fleet["starts"] or fleet["drains"]:
+        back = f", {fleet['called_back']:,} called back while they drained" if fleet["called_back"] else ""
+        rows.append(("Autoscaling", f"{fleet['starts']:,} starts, {fleet['drains']:,} drains{back}"))
+    asked = fleet["requests"]
+    if fleet["failures"]:
+        ends = [f"{asked[name]:,} requests {name}" for name in ("resumed", "retried", "lost") if asked[name]]
+        availability = "-" if fleet["availability"] is None else f"{fleet['availability']:.2%}"
+        rows.append(("Failures", ", ".join([f"{fleet['failures']:,}", f"availability {availability}", *ends])))
+    if asked["held"] or fleet["without_machine_s"]:
+        text = f"{seconds_text(fleet['without_machine_s'])}: {asked['held']:,} requests were held for one"
+        if asked["held"]:
+            text += f", {seconds_text(fleet['held_s']['max'])} at most"
+        if asked["held_to_the_end"]:
+            text += f", {asked['held_to_the_end']:,} to the end of the run"
+        rows.append(("No machine ready", text))
+    return rows
+
+
 def _steps(summary: Mapping[str, Any]) -> str:
     return f" of ranks, {summary['ranks']['steps']:,} steps" if "ranks" in summary else ""
+
+
+def _costs(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    hours = f"{found['device_hours']:,.3g} device-hours"
+    rows = []
+    if found["usd"] is not None and found["usd_per_m_output"] is not None:
+        parts = f"${found['usd']:,.3g} for {hours}, ${found['usd_per_m_output']:,.3g} per million output tokens"
+        if found["usd_per_m_input"] is not None and found["usd_per_m_generated"] is not None:
+            parts += f"; divided: ${found['usd_per_m_input']:,.3g} input, ${found['usd_per_m_generated']:,.3g} output"
+        rows.append(("Cost", parts))
+    else:
+        rows.append(("Cost", f"{hours}; no price is known: costs.usd_per_device_hour"))
+    kwh = {name: found[name] / _J_PER_KWH for name in ("joule", "joule_low", "joule_high", "tdp_joule")}
+    energy = (
+        f"{kwh['joule']:,.3g} kWh ({kwh['joule_low']:,.3g} to {kwh['joule_high']:,.3g}; at TDP {kwh['tdp_joule']:,.3g})"
+    )
+    if found["joule_per_output_token"] is not None:
+        energy += f", {found['joule_per_output_token']:,.3g} J per output token"
+    if found["carbon_g"] is not None:
+        energy += f", {found['carbon_g']:,.3g} g of carbon"
+    return [*rows, ("Energy", f"{energy}; {found['power_basis']}")]
 
 
 def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -168,7 +239,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
     ends = [
         f"{counts[key]:,} {key}"
-        for key in ("finished", "rejected", "aborted", "unfinished")
+        for key in ("finished", "rejected", "aborted", "lost", "unfinished")
         if key == "finished" or counts.get(key)
     ]
     rows = [
@@ -191,12 +262,20 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Busy", f"{share(summary['busy_fraction'])}, MFU {share(summary['mfu'])}, MBU {share(summary['mbu'])}"),
         ("KV memory in use", f"{share(kv['mean'])} on average, {share(kv['max'])} at most"),
         ("Preemptions", f"{summary['preemptions']:,}"),
+        *_fleet(summary.get("fleet")),
         *_ranks(summary.get("ranks")),
         *_prefix_cache(summary.get("prefix_cache")),
         *_handover(summary.get("handover")),
         *_kv_tiers(summary.get("kv_tiers")),
         ("Saturated", saturated[summary["saturated"]]),
+        *_costs(summary.get("costs")),
     ]
+    fairness = summary.get("fairness", {}).get("jain")
+    if fairness is not None and len(summary["tenants"]) > 1:
+        text = (
+            f"{fairness:.3f} of 1 over {len(summary['tenants'])} tenants, of service by weight until the last arrival"
+        )
+        rows.append(("Jain's fairness", text))
     for name, model in summary.get("models", {}).items():
         first, whole = model["ttft_s"]["p99"], model["e2el_s"]["p99"]
         texts = [f"{model['requests']['total']:,} requests"]

@@ -70,6 +70,8 @@ def describe(details: ErrorDetails, model: type[BaseModel]) -> str:
     if kind in _LIMITS:
         limit, words = _LIMITS[kind]
         return f"{key} is a number {words} {context[limit]:g}; got {shown(value)}"
+    if kind == "too_short":
+        return f"{key} is a list of at least {context['min_length']}; got {shown(value)}"
     if kind in _EXPECTED:
         return f"{key} is {_EXPECTED[kind]}; got {shown(value)}"
     if kind == "value_error":
@@ -99,6 +101,9 @@ def _section(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
         if named:
             # The name of an entry, such as that of a pool.
             named = False
+            continue
+        if part.isdecimal():
+            # The place of an entry in a list, whose section it has.
             continue
         if at is None or part not in at.model_fields:
             return None

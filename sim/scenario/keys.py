@@ -10,6 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_va
 from pydantic_core import PydanticCustomError
 
 from sim.scenario.decoding import DecodingSettings
+from sim.scenario.fleet import Autoscale, Failures
 from sim.scenario.section import Section
 from sim.scenario.tiers import Tier
 
@@ -262,6 +263,13 @@ class ServeGen(Section):
     """Leave out clients whose lengths were not published."""
 
 
+class Predictor(Section):
+    """Somebody who guesses how long answers will be, for schedulers that go by it."""
+
+    error: Annotated[float, Field(ge=0)] = 0.0
+    """Standard deviation of the logarithm of guess over truth: 0 knows all, 0.7 is wrong by a factor of two one time in three."""
+
+
 class Workload(Section):
     """What arrives: a trace, a generator, or the lengths of a trace under generated arrivals."""
 
@@ -302,6 +310,8 @@ class Workload(Section):
     """Arrivals come this many times as fast."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Keep the first requests only."""
+    predictor: Predictor | None = None
+    """Guesses of output lengths, drawn around the truth; where it is left out, the trace's column `predicted_tokens`, if any."""
     models: dict[str, Annotated[float, Field(ge=0)]] | None = None
     """Models that the requests ask for, drawn at random in proportion to these shares; in place of what a trace asks for."""
 
@@ -425,6 +435,34 @@ class Slo(Section):
     e2el_s: Seconds | None = None
 
 
+class ServiceClass(Section):
+    """What is agreed of a class of requests, and how many are of it."""
+
+    share: Annotated[float, Field(ge=0)] | None = None
+    """Of the requests, in proportion to the other classes' shares; left out where the trace has a column `class`."""
+    priority: int | None = None
+    """Smaller goes first, as in vLLM, for schedulers that ask for it; where it is left out, the trace's, or 0."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Of its tokens among those of others, for `weighted_fair` and the index of fairness: twice the weight, twice the service."""
+    tenant: Annotated[str, Field(min_length=1)] | None = None
+    """Who sends them; where it is left out, the trace's column `tenant`, or the class by itself."""
+    deadline_s: Seconds | None = None
+    """From arrival to the last token: a request's own, for `{policy: order, by: deadline}`, `reject` and the figures."""
+    slo: Slo = Slo()
+    """Limits of its requests, over those of the top level key by key. Schedulers see that of the first token."""
+
+
+class Costs(Section):
+    """What devices cost and what their power comes to, for the summary's `costs` and `optimize --goal cost|energy`."""
+
+    usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
+    """In place of the catalogue's price, for every device."""
+    pue: Annotated[float, Field(ge=1)] = 1.0
+    """Power usage effectiveness: of the building over that of the devices."""
+    carbon_g_per_kwh: Annotated[float, Field(ge=0)] | None = None
+    """Carbon intensity of the electricity."""
+
+
 class Window(Section):
     """The part of a run that its figures are over: requests by arrival, rates from the first of them to the last."""
 
@@ -478,7 +516,8 @@ class Pool(Section):
     cuda_graphs: CudaGraphs | None = None
     micro_batches: Annotated[int, Field(ge=1)] | None = None
     replicas: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Machines in the pool."""
+    """Machines in the pool, at the beginning where it is autoscaled."""
+    autoscale: Autoscale | None = None
     rank_router: Policy | None = None
     prompt_balance: PromptBalance | None = None
     scheduler: Policy | None = None
@@ -587,10 +626,17 @@ class Settings(Section):
     """Between pools that prefill and pools that decode, by a name of your choice."""
     handover: HandoverSettings | None = None
     """Between pools that prefill and pools that decode: who emits the first token, when room is taken, what stays."""
+    autoscale: Autoscale | None = None
+    """Machines come and go; where it is left out, all of them are there from beginning to end."""
+    failures: Failures | None = None
+    """Machines fail and come back, or are slow."""
     placement: Annotated[str, Field(min_length=1)] | None = None
     """A file that `rooftrace place --out` wrote: its groups are the pools, a machine of `hardware` devices each."""
     workload: Workload = Workload(trace="conversation")
     slo: Slo = Slo()
+    classes: dict[str, ServiceClass] | None = None
+    """Classes of service by a name of your choice: every request is of one."""
+    costs: Costs | None = None
     window: Window = Window()
     """Which part of the run the figures are over."""
     seed: Annotated[int, Field(ge=0)] = 0
@@ -623,6 +669,24 @@ class Settings(Section):
                 "between the two at the datasheet's bandwidth"
             )
         return self
+
+    @field_validator("classes")
+    @classmethod
+    def _all_shares_or_none(cls, value: dict[str, ServiceClass] | None) -> dict[str, ServiceClass] | None:
+        if value is None:
+            return None
+        shares = [each.share for each in value.values()]
+        given = [share for share in shares if share is not None]
+        if not value:
+            raise ValueError("give at least one class, such as {chat: {share: 1}}; leave it out for none")
+        if given and len(given) < len(shares):
+            missing = next(name for name, each in value.items() if each.share is None)
+            raise ValueError(
+                f"every class has a share, or none where the trace says who is of which; {missing} has none"
+            )
+        if given and not sum(given):
+            raise ValueError("shares are not all 0")
+        return value
 
     @field_validator("model", "hardware")
     @classmethod

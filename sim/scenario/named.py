@@ -37,6 +37,9 @@ SCHEDULERS: Mapping[str, str] = {
     "order": "policies.wrappers:Order",
     "cap": "policies.wrappers:Cap",
     "reject": "policies.wrappers:RejectLate",
+    "preempt": "policies.classes:Preempt",
+    "weighted_fair": "policies.classes:WeightedFair",
+    "keep_slo": "policies.classes:KeepSlo",
 }
 RENAMED: Mapping[str, str] = {"padded": "fastertransformer", "vllm-v1": "vllm", "vllm_v0": "vllm-v0"}
 """Names that policies had before, or that one may look for."""
@@ -72,6 +75,18 @@ ROUTERS: Mapping[str, str] = {
     "dynamo": "policies.routers:Dynamo",
     "vllm_ranks": "policies.routers:VllmRanks",
     "trtllm_ranks": "policies.routers:TrtLlmRanks",
+    "reserve": "policies.routers:Reserve",
+    "shed": "policies.routers:Shed",
+}
+
+
+CONTROLS: Mapping[str, str] = {
+    "target_tracking": "policies.control:TargetTracking",
+    "concurrency": "policies.control:Concurrency",
+    "knative": "policies.control:Knative",
+    "rate_model": "policies.control:RateModel",
+    "schedule": "policies.control:Schedule",
+    "perfect": "policies.control:Perfect",
 }
 
 
@@ -175,6 +190,7 @@ def _imported(name: str, *, key: str, method: str) -> Any:
 _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "plan": ("view",),
     "route": ("request", "replicas"),
+    "wanted": ("seen",),
 }
 """What a policy's method takes, and the function that may stand for it."""
 

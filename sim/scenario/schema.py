@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from sim.scenario import decoding, keys, named, tiers
+from sim.scenario import decoding, fleet, keys, named, tiers
 from sim.scenario.keys import Settings
 
 
@@ -19,6 +19,7 @@ def json_schema() -> dict[str, Any]:
     definitions = schema["$defs"]
     definitions["Scheduler"] = _policy("policy", named.SCHEDULERS, short=True, foreign=True)
     definitions["Router"] = _policy("policy", named.ROUTERS, short=True, foreign=True, inner="Router")
+    definitions["ControlPolicy"] = _policy("policy", named.CONTROLS, foreign=True)
     definitions["Process"] = _policy("process", named.PROCESSES)
     definitions["Distribution"] = _policy("distribution", named.DISTRIBUTIONS, number=True)
     del definitions["Policy"]
@@ -47,7 +48,7 @@ def _describe(schema: dict[str, Any]) -> None:
     """
     sections = {
         node.name: node
-        for module in (keys, decoding, tiers)
+        for module in (keys, decoding, tiers, fleet)
         for node in ast.parse(inspect.getsource(module)).body
         if isinstance(node, ast.ClassDef)
     }

@@ -27,7 +27,7 @@ slo: {ttft_s: 1.0, tpot_s: 0.05}
 """
 
 
-_OF_ALL_POOLS = ("pools", "placement", "links", "handover")
+_OF_ALL_POOLS = ("pools", "placement", "links", "handover", "failures")
 """Settings that a pool, as a scenario of its own, does not have."""
 
 
@@ -180,14 +180,14 @@ class Scenario(Settings):
             del content["window"]  # results of scenarios from before there were windows keep their names
         pools = (content["pools"] or {}).values()
         # A scenario that does without them keeps the hash that it had before there were such settings.
-        absent = [(content, key) for key in (*_OF_ALL_POOLS, "serving_release")]
+        absent = [(content, key) for key in (*_OF_ALL_POOLS, "serving_release", "costs", "classes")]
         absent += [(section, key) for section in (content, *pools) for key in ("rank_router", "prompt_balance")]
         absent += [(pool, "serving_release") for pool in pools]
         absent += [
             (content["workload"], key)
             for key in (
                 *("models", "sessions", "block_tokens", "protocol", "concurrency"),
-                *("shared_prefix", "conversations", "servegen", "duration_s"),
+                *("shared_prefix", "conversations", "servegen", "duration_s", "predictor"),
             )
         ]
         for section, key in absent:
@@ -219,6 +219,12 @@ class Scenario(Settings):
                 section[key] = "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest()
         text = json.dumps(content, sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether requests have limits to keep: all of them, or those of a class."""
+        slos = [self.slo, *(each.slo for each in (self.classes or {}).values())]
+        return any(limit is not None for slo in slos for limit in slo.model_dump().values())
 
     def find(self, name: str) -> Path | None:
         """The file that *name* stands for, beside the scenario or in the current folder; None where there is none."""

@@ -10,6 +10,14 @@ from sim.scenario.section import Section
 
 _Rate = Annotated[float, Field(gt=0)]
 
+_ONLY_OF = {
+    "write": ("host", "disk", "remote"),
+    "write_gb_per_s": ("host", "disk", "remote"),
+    "staged": ("disk", "remote", "peer"),
+    "store": ("remote",),
+}
+"""Settings that say nothing of a tier of another kind."""
+
 
 class Tier(Section):
     """Memory behind the KV cache of each replica, nearest first: blocks that the device has given up are loaded from there."""
@@ -48,4 +56,9 @@ class Tier(Section):
             raise ValueError("a tier of kind peer is the host memory of the other replicas: leave gib out")
         if self.kind != "peer" and self.gib is None:
             raise ValueError(f"a tier of kind {self.kind} needs gib, its size in GiB")
+        for name, kinds in _ONLY_OF.items():
+            if self.kind not in kinds and name in self.model_fields_set:
+                raise ValueError(
+                    f"{name} is a setting of tiers of kind {' and '.join(kinds)}; leave it out of one of kind {self.kind}"
+                )
         return self

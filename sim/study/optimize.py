@@ -25,6 +25,7 @@ GOALS: Mapping[str, str] = {
     "cost": "usd_per_mtoken",
     "gpu-seconds": "gpu_s_per_mtoken",
     "energy": "joule_per_mtoken",
+    "devices": "gpus",
     "latency": "e2el_s.p50",
 }
 """What `cheapest` can make least of, and its column."""
@@ -34,8 +35,9 @@ def with_costs(table: pd.DataFrame, base: Scenario) -> pd.DataFrame:
     """*table* of a sweep over *base* with what serving costs and gives: the columns of `GOALS`, per GPU, per user.
 
     tokens_per_s_per_gpu; tokens_per_s_per_user, which is 1 / median TPOT; gpu_s_per_mtoken, over the whole run;
-    usd_per_mtoken from the devices' prices an hour (NaN where the catalogue has none); joule_per_mtoken with every GPU
-    at its TDP for the whole run, which is an upper bound. Both are sums over pools. Tokens are output tokens.
+    usd_per_mtoken from the devices' prices an hour (NaN where the catalogue has none); joule_per_mtoken by what
+    the devices do (`hwmodels.power`), or at their TDP for the whole run, an upper bound, where their work is not known. Both are
+    sums over pools. Tokens are output tokens.
     """
     hardware = table["hardware"] if "hardware" in table else [base.hardware] * len(table)
     prices, watts = [], []
@@ -56,8 +58,16 @@ def with_costs(table: pd.DataFrame, base: Scenario) -> pd.DataFrame:
         tokens_per_s_per_user=1.0 / table["tpot_s.p50"],
         gpu_s_per_mtoken=gpu_s,
         usd_per_mtoken=gpu_s * price / 3600.0,
-        joule_per_mtoken=gpu_s * watt,
+        joule_per_mtoken=_by_what_they_do(table).fillna(gpu_s * watt),
     )
+
+
+def _by_what_they_do(table: pd.DataFrame) -> pd.Series[float]:
+    """Joules per million output tokens of each row; NaN where the work of the devices is not known."""
+    import pandas as pd
+
+    name = "costs.joule_per_output_token"
+    return table[name].astype(float) * 1e6 if name in table else pd.Series(math.nan, index=table.index)
 
 
 def _device(base: Scenario, name: str) -> Any:
@@ -148,7 +158,7 @@ def cheapest(
     _attainment(target)
     if goal not in GOALS:
         raise RooftraceError(f"goal is one of {', '.join(GOALS)}; got {goal!r}")
-    if not any(limit is not None for limit in scenario.slo.model_dump().values()):
+    if not scenario.has_limits:
         raise RooftraceError("there is no SLO to keep: give slo.ttft_s, slo.tpot_s or slo.e2el_s")
     plan = Sweep(
         base=scenario, axes={key: axis_values(values, key) for key, values in axes.items()}, replications=replications

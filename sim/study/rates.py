@@ -153,7 +153,7 @@ def highest_rate(
     for clients that wait for answers, who have no rate.
     """
     target = target or Target()
-    if target.attainment is not None and not any(limit is not None for limit in scenario.slo.model_dump().values()):
+    if target.attainment is not None and not scenario.has_limits:
         raise RooftraceError("there is no SLO to keep: give slo.ttft_s, slo.tpot_s or slo.e2el_s")
     if replications < 1:
         raise RooftraceError(f"a rate is judged by at least 1 run; got {replications} replications")

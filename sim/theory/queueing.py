@@ -51,6 +51,61 @@ def mm1_wait_s(rate_per_s: Values, service_s: Values) -> Any:
     return mg1_wait_s(rate_per_s, service_s, 1.0)
 
 
+def erlang_c(load: Values, servers: int) -> Any:
+    """Probability that a request waits, with Poisson arrivals, exponential service and *servers* servers.
+
+    *load* is the utilisation of each server; 1 at a load of 1 or more.
+
+    Source: Erlang 1917 (Kleinrock, Queueing Systems 1, equation 3.40).
+    """
+    rho, c = non_negative("load", load), int(count("servers", servers, at_least=1))
+    offered = np.minimum(rho, 1.0) * c
+    # Erlang B by its recursion, which neither overflows nor cancels.
+    blocked = np.ones_like(offered)
+    for n in range(1, c + 1):
+        blocked = offered * blocked / (n + offered * blocked)
+    left = 1.0 - np.minimum(rho, 1.0)
+    return plain(np.where(rho >= 1.0, 1.0, blocked / (left + (1.0 - left) * blocked)))
+
+
+def mmc_wait_s(rate_per_s: Values, service_s: Values, servers: int) -> Any:
+    """Mean wait with Poisson arrivals, exponential service and *servers* servers: C D / (servers (1 - load)).
+
+    Source: Erlang 1917 (Kleinrock, Queueing Systems 1, section 3.5).
+    """
+    rate, mean = non_negative("rate_per_s", rate_per_s), non_negative("service_s", service_s)
+    load = rate * mean / count("servers", servers, at_least=1)
+    left = np.where(load < 1.0, 1.0 - load, 1.0)
+    return plain(np.where(load < 1.0, erlang_c(load, servers) * mean / (servers * left), np.inf))
+
+
+def priority_wait_s(rates_per_s: Values, service_s: float, servers: int = 1, service_cv: float = 1.0) -> Any:
+    """Mean wait of each class, first class first, where nobody who is served gives way: W0 / ((1 - s_before) (1 - s_with)).
+
+    *rates_per_s* are those of the classes, all with the same service; s_before and s_with are the load of the classes before each,
+    without and with it, and W0 is what is left of a service on arrival. Infinite for a class that is not reached. With more than
+    one server service is exponential (*service_cv* 1).
+
+    Source: Cobham, "Priority assignment in waiting line problems", Operations Research 2 (1954), equations 3 and 8.
+    """
+    rates, mean = np.atleast_1d(non_negative("rates_per_s", rates_per_s)), float(non_negative("service_s", service_s))
+    c, cv = int(count("servers", servers, at_least=1)), float(non_negative("service_cv", service_cv))
+    if c > 1 and cv != 1.0:
+        raise ValueError(
+            f"with several servers the formula is for exponential service, service_cv 1; got {service_cv!r}"
+        )
+    load = np.cumsum(rates) * mean / c
+    busy = float(load[-1])
+    first = 0.5 * float(rates.sum()) * mean**2 * (1.0 + cv**2) if c == 1 else float(erlang_c(busy, c)) * mean / c
+    before = np.concatenate(([0.0], load[:-1]))
+    reached = load < 1.0
+    left = np.where(reached, (1.0 - before) * (1.0 - load), 1.0)
+    # Classes that are not reached keep the servers busy all the time.
+    if busy >= 1.0:
+        first = mean / c if c > 1 else 0.5 * mean * (1.0 + cv**2)
+    return plain(np.where(reached, first / left, np.inf))
+
+
 def dd1_wait_s(rate_per_s: Values, service_s: Values, n: Values) -> Any:
     """Wait of the *n*-th request (from 0) with evenly spaced arrivals and fixed service: n max(0, D - 1/rate).
 

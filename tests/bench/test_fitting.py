@@ -327,3 +327,14 @@ def test_every_parameter_is_a_term_or_the_cache() -> None:
     known = priors(None)
     assert {each.name for each in PARAMETERS} == set(known)
     assert all(each.width > 0 and each.source for each in known.values())
+
+
+def test_a_measurement_with_noise_of_its_own_tells_less_and_is_predicted_wider() -> None:
+    truth = setting_at(Setting(stack=serving_stack("vllm")), ["step_s"], [2.0])
+    (case,) = made_by(truth, few_runs()[:1])
+    noisy = replace(case, noise={"tpot_s": 0.5, "ttft_s": 0.5})
+    base = Setting(stack=serving_stack("vllm"))
+    sure, unsure = (fit([each], base, widths_of(case), rounds=1) for each in (case, noisy))
+    assert unsure.posterior.told("step_s") < 0.5 * sure.posterior.told("step_s")
+    narrow, wide = (sure.predict(each)[0] for each in (case, noisy))
+    assert np.log(wide.high_s / wide.predicted_s) > np.log(narrow.high_s / narrow.predicted_s) + 0.3

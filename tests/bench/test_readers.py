@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from sim.bench import BenchRun, to_frame
+from sim.bench.facts import with_facts
+from sim.bench.load import load_of
 from sim.bench.reading import read_bytes, read_files
 from tests.bench import own
 from tests.bench.fuzz import FIXTURES
@@ -177,6 +179,45 @@ def test_busy_lines_of_a_log() -> None:
     assert run.server is not None
     assert (run.output_tokens_per_s, run.server.running, run.server.kv_used) == pytest.approx((40.0, 3.0, 0.2))
     assert (run.server.kv_tokens, run.server.preemptions) == (446_128, 3)
+
+
+def test_the_load_behind_a_log_follows_from_throughput_and_one_fact() -> None:
+    lines = [each for each in own.VLLM_LOG.splitlines(keepends=True) if "Running: 4" not in each]
+    quiet = "".join(lines)
+    (run,) = of(quiet)
+    assert run.missing[0] == "rate_per_s"
+    for fact in ({"output_tokens": 10}, {"rate_per_s": 2.0}):
+        told = with_facts(run, fact)
+        assert (told.offered.rate_per_s, told.offered.output.mean_tokens) == pytest.approx((2.0, 10.0))
+        assert (told.offered.prompt.mean_tokens, told.missing) == (50.0, ())
+        # One busy line, twenty seconds before the next.
+        assert told.offered.duration_s == 20.0
+        # Little's law: 2 requests under way, 20 tokens a second.
+        assert told.running_s_per_token == pytest.approx(0.1)
+    assert run.server is not None
+    assert run.server.running_error == pytest.approx(2**-0.5)
+
+
+def test_a_log_with_requests_waiting_does_not_say_what_was_offered() -> None:
+    (run,) = of(own.VLLM_LOG)
+    told = with_facts(run, {"output_tokens": 10})
+    assert "rate_per_s" in told.missing
+    assert any("requests waited" in note for note in told.notes)
+
+
+def test_lines_may_end_in_carriage_returns() -> None:
+    for text in (own.RUNS, own.REQUEST_LOG):
+        for end in ("\r", "\r\n"):
+            there, here = (read_bytes(each.encode(), name="a", file="a") for each in (text.replace("\n", end), text))
+            assert [run.to_record() for run in there.runs] == [run.to_record() for run in here.runs]
+    assert read_bytes(b"a\rb,c\n1,2\n", name="a", file="a").problems
+
+
+def test_a_request_that_failed_before_it_was_timed_leaves_the_log() -> None:
+    (run,) = of(own.REQUEST_LOG + ",,,190,,rejected\n")
+    assert (run.completed, run.failed, run.missing) == (3, 2, ())
+    load = load_of(run, 0)
+    assert load.workload.arrival_ns.tolist() == [0, 500_000_000, 700_000_000]  # type: ignore[union-attr]
 
 
 def test_a_log_of_requests_is_an_open_load() -> None:

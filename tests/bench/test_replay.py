@@ -165,3 +165,10 @@ def test_errors_are_told_apart_by_saturation_and_held_to_limits() -> None:
     (sentence,) = found.exceeded({"tpot": 0.01})
     assert sentence.startswith("tpot: mean error ")
     assert found.exceeded({"e2el": 1.0}) == ["e2el: no run below saturation gives it, so that its error is not known"]
+
+
+def test_a_request_runs_from_when_it_is_scheduled() -> None:
+    alone = replay(SCENARIO, a_run(rate_per_s=0.5, requests=3), seeds=[0]).predicted
+    in_front_s = alone["ttft_mean_s"] + 19 * alone["tpot_mean_s"] - 20 * alone["running_s_per_token"]
+    # What passes before the scheduler sees a request is no part of it: 17.26 ms and 5 us a token of the prompt.
+    assert in_front_s == pytest.approx(0.01726 + 200 * 4.967e-6, rel=0.02)

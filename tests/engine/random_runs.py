@@ -11,6 +11,7 @@ import numpy as np
 
 from hwmodels.totals import Chunk
 from policies.acceptance import BetaAlpha, Iid, PerPosition
+from policies.control import Concurrency, Control, Knative, RateModel, Schedule, TargetTracking
 from policies.decoding import Speculative
 from policies.published import FasterTransformer, Orca, OrcaPaged, Static
 from policies.ranks import PromptBalance
@@ -24,6 +25,7 @@ from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
 from sim.engine.links import LinkSpec
+from sim.engine.lives import Failing, FleetSpec, Life, Outage, Scaling
 from sim.engine.roles import HandoverSpec, KvPath, Role, Room
 from sim.engine.tiers import TierKind, TierSpec, WriteRule
 from tests.engine.costs import Linear, Ranked
@@ -536,3 +538,64 @@ class OpensAt:
         if view.waiting and (view.now_ns >= self.opens_ns or not view.n_decoding):
             return Plan(decode=view.n_decoding > 0, run=((view.waiting[0].id, view.waiting[0].tokens),))
         return Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True, until_ns=self.says_ns)
+
+
+def with_fleet(experiment: Experiment, seed: int) -> Experiment:
+    """The same with machines that come, go and fail: pools by what their machines host, any policy, any rule."""
+    rng = random.Random(f"fleet of {seed}")
+    specs = [spec for spec in experiment.machines for _ in range(rng.choice([1, 1, 2, 3]))]
+    kinds = list(dict.fromkeys(specs))
+    n = len(kinds)
+
+    def policy() -> Control:
+        return rng.choice(
+            [
+                TargetTracking(
+                    target=rng.choice([1.0, 4.0]), measure=rng.choice(["concurrency", "running", "waiting"])
+                ),
+                TargetTracking(target=0.5, measure="kv_use"),
+                Concurrency(target=rng.choice([1.0, 5.0])),
+                Knative(target=2.0, stable_s=0.3, panic_s=0.05),
+                RateModel(rate_per_s=20.0, ttft_s=0.05, remembers_s=0.1),
+                Schedule(at_s=(0.0, 0.05, 0.1), machines=(1, rng.randrange(0, 3), rng.randrange(1, 4)), every_s=0.2),
+            ]
+        )
+
+    def scaling(have: int) -> Scaling | None:
+        if rng.random() < 0.3:
+            return None
+        least = rng.randrange(0, min(have, 2) + 1)
+        found = policy()
+        if isinstance(found, Schedule):
+            found = replace(found, every_s=0.2)
+        return Scaling(
+            policy=found,
+            min_machines=least,
+            initial=rng.randrange(least, have + 1),
+            interval_s=rng.choice([5e-3, 0.013, 0.05]),
+            phases=rng.choice([(), (("provision", 0.01), ("nothing", 0.0), ("load", 0.0301))]),
+            down_window_s=rng.choice([0.0, 0.05]),
+            up_window_s=rng.choice([0.0, 0.0, 0.03]),
+            drain_s=rng.choice([None, 0.0, 0.02]),
+        )
+
+    def failing() -> Failing | None:
+        if rng.random() < 0.4:
+            return None
+        up = Life(mean_s=rng.choice([0.02, 0.1, 1.0]), shape=rng.choice([1.0, 0.7, 2.0, 0.0]))
+        return Failing(up=up, down=Life(mean_s=rng.choice([1e-3, 0.05]), shape=rng.choice([1.0, 0.0])))
+
+    fleet = FleetSpec(
+        pools=tuple(kinds.index(spec) for spec in specs),
+        names=tuple(f"p{i}" for i in range(n)),
+        scaling=tuple(scaling(specs.count(kind)) for kind in kinds),
+        failing=tuple(failing() for _ in kinds),
+        outages=tuple(
+            Outage(machine=rng.randrange(len(specs)), at_s=rng.random() * 0.2, for_s=rng.choice([None, 0.05, 0.0]))
+            for _ in range(rng.choice([0, 0, 1, 4]))
+        ),
+        in_flight=rng.choice(["resume", "resume", "retry", "lose"]),
+        retries=rng.choice([0, 3, 20]),
+        when_none=rng.choice(["wait", "wait", "lose"]),
+    )
+    return replace(experiment, replicas=tuple(specs), fleet=fleet)

@@ -30,9 +30,9 @@ A, B = [1, 2, 3], [11, 12, 13, 14]
 
 def served(trace: Trace, *tiers: TierSpec, machines: int = 1, fast_forward: bool = True, **spec: Any) -> Columns:
     replica = ReplicaSpec(
-        cost=Linear(fixed_s=1.0),
         **{
-            "scheduler": ONE_SEAT, "kv_blocks": 4, "block_tokens": 4, "prefix_cache": "blocks", "tiers": tiers,
+            "cost": Linear(fixed_s=1.0), "scheduler": ONE_SEAT, "kv_blocks": 4, "block_tokens": 4, "prefix_cache": "blocks",
+            "tiers": tiers,
             "block_bytes": 1000, **spec,
         },
     )  # fmt: skip
@@ -93,6 +93,15 @@ def test_a_load_that_is_not_worth_it_is_left_out(rule: dict[str, Any], loads: in
     assert columns.requests["computed_prompt_tokens"].tolist() == [9, 13, 1 if loads else 9]
 
 
+def test_what_a_load_saves_is_priced_behind_what_the_device_has() -> None:
+    # A short answer takes the last of A's three blocks. It comes in 0.25 + 0.5 s; 4 tokens behind 8 are 42 pairs, alone 10.
+    trace = a_trace((0, 13, 1, A), (20, 1, 8, []), (50, 13, 1, A))
+    for pair_s, loaded in ((0.02, 4), (0.015, 0)):
+        columns = served(trace, replace(HOST, skip_when_slower=True), cost=Linear(fixed_s=0.0, pair_s=pair_s))
+        assert columns.requests["prefix_hit_tokens"].tolist() == [0, 0, 8]
+        assert columns.requests["host_hit_tokens"].tolist() == [0, 0, loaded]
+
+
 def test_a_tier_that_nobody_loads_from_changes_nothing() -> None:
     unused = replace(HOST, min_load_tokens=1 << 40)
     for seed in range(12):
@@ -122,6 +131,56 @@ def test_what_the_device_gives_up_goes_to_the_host_and_what_that_gives_up_to_the
     assert columns.requests["host_hit_tokens"].tolist() == [0, 0, 0, 0]
     # Two blocks at 1,000 bytes a second, and a step.
     assert seconds(columns, "finish_ns")[3] == 43.0
+
+
+def who_waits_with_its_kv(answer: int) -> Columns:
+    """Two loads of two blocks, of requests 3 and 4, come while request 5, of one token and *answer* more, has the only seat and the
+    device eight blocks. A long answer has made it give up what they ask for."""
+    quick = replace(HOST, read_bytes_per_s=40_000.0, latency_s=0.0)
+    trace = a_trace(
+        (0, 9, 1, A), (2, 9, 1, B[:3]), (4, 1, 32, []), (100, 9, 1, A), (100, 9, 1, B[:3]), (100, 1, answer, [])
+    )  # fmt: skip
+    return served(trace, quick, kv_blocks=8)
+
+
+def test_of_loads_that_come_during_a_step_the_first_to_come_is_the_first_in_the_queue() -> None:
+    columns = who_waits_with_its_kv(1)
+    assert seconds(columns, "scheduled_ns")[3:] == [101.0, 102.0, 100.0]
+    assert columns.requests["host_hit_tokens"].tolist()[3:] == [8, 8, 0]
+
+
+def test_who_runs_out_of_memory_has_the_last_of_those_who_wait_give_their_kv_back() -> None:
+    columns = who_waits_with_its_kv(18)
+    moved = columns.transfers()
+    assert moved is not None
+    # The fifth block of the answer is one of the second's, which loads it again when it is its turn.
+    assert moved["request"][moved["what"] == 0].tolist() == [3, 4, 4]
+    assert seconds(columns, "scheduled_ns")[3] == 118.0
+
+
+def test_a_prompt_in_two_tiers_waits_for_the_later_of_its_loads() -> None:
+    # The host has room for two of A's three blocks, and the disk for all. What gives them up on the device is a long answer, which
+    # is written nowhere. Two blocks take half a second and five of latency, one a tenth.
+    host = replace(HOST, capacity_bytes=2000, latency_s=5.0)
+    disk = TierSpec(kind="disk", capacity_bytes=10_000, read_bytes_per_s=10_000.0)
+    columns = served(a_trace((0, 13, 1, A), (20, 1, 16, []), (50, 13, 1, A)), host, disk)
+    assert columns.requests["host_hit_tokens"].tolist() == [0, 0, 8]
+    assert columns.requests["disk_hit_tokens"].tolist() == [0, 0, 4]
+    assert seconds(columns, "finish_ns")[2] == 50 + 0.5 + 5 + 1
+
+
+def test_of_peers_the_one_with_most_is_read_and_never_oneself() -> None:
+    # Three machines in turn; a prompt of their own makes the first give up what it had.
+    peer = TierSpec(kind="peer", read_bytes_per_s=1000.0)
+    host = replace(HOST, latency_s=0.0)
+    trace = a_trace((0, 13, 1, A), (0, 5, 1, A[:1]), (0, 1, 1, []), (20, 1, 16, []), (20, 1, 1, []), (50, 13, 1, A))
+    columns = served(trace, host, peer, machines=3)
+    # The third machine finds three blocks at the first, where the second has one.
+    assert columns.requests["peer_hit_tokens"].tolist() == [0, 0, 0, 0, 0, 12]
+    # The first reads its own, in its own time.
+    trace = a_trace((0, 13, 1, A), (0, 1, 1, []), (20, 1, 16, []), (20, 1, 1, []), (50, 13, 1, A))
+    own = served(trace, replace(host, min_load_tokens=100), peer, machines=2)
+    assert own.requests["peer_hit_tokens"].tolist() == [0, 0, 0, 0, 0]
 
 
 def test_a_remote_store_is_read_by_all_machines_and_a_peer_by_others() -> None:

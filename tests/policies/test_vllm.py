@@ -69,6 +69,15 @@ def test_room_for_a_whole_prompt_is_asked_for_or_for_its_first_chunk() -> None:
     assert vllm(max_num_batched_tokens=200, scheduler_reserve_full_isl=False).plan(short).run == ((1, 199),)
 
 
+def test_blocks_that_a_loaded_sequence_holds_are_counted_once() -> None:
+    # 320 of its 400 tokens have been loaded into 20 blocks of its own: it lacks 5.
+    loaded = WaitingSeq(1, 80, cached_tokens=320, shared_blocks=20)
+    for whole in (True, False):
+        at_once = vllm(scheduler_reserve_full_isl=whole)
+        assert at_once.plan(view(n_decoding=1, free_blocks=5, waiting=(loaded,))).run == ((1, 80),)
+        assert at_once.plan(view(n_decoding=1, free_blocks=4, waiting=(loaded,))).run == ()
+
+
 def test_nobody_overtakes_one_that_memory_holds_up() -> None:
     queue = (WaitingSeq(1, 400), WaitingSeq(2, 16))
     plan = vllm().plan(view(n_decoding=1, free_blocks=20, waiting=queue))

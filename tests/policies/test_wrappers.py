@@ -150,7 +150,7 @@ def test_reject_does_not_make_an_inner_policy_wait_that_plans_nothing() -> None:
         (lambda: Cap(OrcaPaged(), max_tokens=0), "max_tokens is a whole number of at least 1; got 0"),
         (
             lambda: Order(OrcaPaged(), by="size"),
-            "by is one of arrival, priority, deadline, shortest_prompt; got 'size'",
+            "by is one of arrival, priority, deadline, first_token, shortest_prompt, shortest_predicted; got 'size'",
         ),
         (lambda: Pad(OrcaPaged(), 0), "sequences is a whole number of at least 1; got 0"),
     ],

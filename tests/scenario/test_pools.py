@@ -169,7 +169,7 @@ def test_a_priority_decides_who_goes_first_where_the_scheduler_asks_for_it(tmp_p
     result = simulate(Scenario(scheduler=scheduler, workload=workload))
     assert result.manifest["notes"] == []
     (note,) = resolve(Scenario(workload=workload)).manifest["notes"]
-    assert note.startswith("The trace gives priorities and no scheduler asks for them")
+    assert note.startswith("Requests have priorities and no scheduler asks for them")
     clients = {**workload, "arrivals": {"process": "closed_loop", "concurrency": 2}}
     with pytest.raises(ScenarioError, match="their requests have no priority"):
         resolve(Scenario(workload=clients))

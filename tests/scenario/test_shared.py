@@ -58,6 +58,11 @@ def test_conversations_start_as_arrivals_say() -> None:
         (f"{{conversations: {TALK}, shared_prefix: {LOAD}}}", "shared_prefix already says what is sent"),
         ("{shared_prefix: {groups: 2}}", "prompts_per_group"),
         (
+            "{shared_prefix: {groups: 2, prompts_per_group: 2, system_prompt_tokens: 64, question_tokens: 32, output_tokens: 4, "
+            "stages: []}}",
+            "workload.shared_prefix.stages is a list of at least 1; got []",
+        ),
+        (
             f"{{conversations: {TALK}, arrivals: {{process: closed_loop, concurrency: 2}}}}",
             "workload.arrivals says when sessions start",
         ),

@@ -65,6 +65,9 @@ def test_ranks_have_their_share_of_a_host() -> None:
 
 
 DISK = {"kind": "disk", "gib": 10.0, "read_gb_per_s": 5.0}
+HOST = {"kind": "host", "gib": 2.0}
+PEER = {"kind": "peer", "read_gb_per_s": 5.0}
+REMOTE = {"kind": "remote", "gib": 10.0, "read_gb_per_s": 5.0}
 
 
 @pytest.mark.parametrize(
@@ -80,12 +83,55 @@ DISK = {"kind": "disk", "gib": 10.0, "read_gb_per_s": 5.0}
         ({"tiers": [DISK], "preemption": "swap"}, "moved to a tier of kind host, and memory.tiers has none"),
         ({"preemption": "swap"}, "moved to a tier of kind host, and memory.tiers has none"),
         ({"kv_blocks": 100_000}, "are 210 GB on each device, which has 8"),
+        ({"tiers": [REMOTE, REMOTE]}, "two tiers of kind remote are the store shared; give each a name of its own"),
+        (
+            {"tiers": [{**HOST, "store": "a"}]},
+            "store is a setting of tiers of kind remote; leave it out of one of kind host",
+        ),
+        ({"tiers": [{**HOST, "staged": True}]}, "staged is a setting of tiers of kind disk and remote and peer"),
+        ({"tiers": [HOST, {**PEER, "write": "eviction"}]}, "leave it out of one of kind peer"),
+        ({"tiers": [HOST, {**PEER, "write_gb_per_s": 2.0}]}, "leave it out of one of kind peer"),
+        (
+            {"tiers": [{"kind": "host", "gb": 2.0}]},
+            r"memory.tiers.0.gb is not a setting; (did you mean gib|valid here: kind, gib)",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(memory: dict[str, Any], words: str) -> None:
     with pytest.raises(ScenarioError, match=words) as caught:
         build(scenario(memory))
     assert "\n" not in str(caught.value)
+
+
+def test_replicas_that_disagree_about_the_size_of_their_store_are_refused_in_a_sentence() -> None:
+    pools = {
+        name: {"model": "llama-3.1-8b", "replicas": 1, "memory": {"tiers": [{**REMOTE, "gib": gib}]}}
+        for name, gib in (("one", 10.0), ("other", 20.0))
+    }
+    with pytest.raises(ScenarioError, match="replicas share the store shared, and say that it has 10 and 20 GiB"):
+        build(scenario({}, pools=pools))
+
+
+def test_what_a_tier_or_a_cache_has_to_find_nothing_in_is_said() -> None:
+    def notes(memory: dict[str, Any], **settings: Any) -> list[str]:
+        return resolve(scenario(memory, **settings)).manifest["notes"]
+
+    alone = "A tier of kind peer is the host memory of other replicas, and there is one replica: it finds nothing."
+    assert alone in notes({"tiers": [HOST, PEER]})
+    assert alone not in notes({"tiers": [HOST, PEER]}, replicas=2)
+    plain = {
+        "arrivals": {"process": "poisson", "rate_per_s": 1.0},
+        "prompt_tokens": 50,
+        "output_tokens": 5,
+        "requests": 3,
+    }
+    nothing = (
+        "memory.prefix_caching is on, and the workload does not say which prompts begin alike: nothing is found again."
+    )
+    assert nothing in notes({"prefix_caching": True}, workload=plain)
+    assert nothing not in notes({}, workload=plain)
+    tree = notes({"tiers": [HOST]}, serving_stack="sglang", scheduler={"policy": "sglang"})
+    assert any("by vLLM's rules, as in every run with memory.tiers; SGLang evicts leaves" in note for note in tree)
 
 
 def test_a_device_whose_host_link_nobody_knows_needs_a_bandwidth() -> None:

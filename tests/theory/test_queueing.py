@@ -47,6 +47,26 @@ def test_pipelining_halves_the_wait():
     assert wait_simple / wait_pipeline == pytest.approx(2.0, rel=1e-12)
 
 
+def test_erlang_c_by_hand():
+    # Two servers, an offered load of 1: B = 1/5, C = B / (1 - rho (1 - B)) = 1/3.
+    assert qu.erlang_c(0.5, 2) == pytest.approx(1 / 3)
+    np.testing.assert_allclose(qu.erlang_c([0.3, 1.0, 2.0], 1), [0.3, 1.0, 1.0])
+    assert qu.mmc_wait_s(1.0, 1.0, 2) == pytest.approx(1 / 3)
+    np.testing.assert_allclose(qu.mmc_wait_s([0.5, 1.0], 1.0, 1), [qu.mm1_wait_s(0.5, 1.0), np.inf])
+
+
+def test_priority_waits_by_hand_and_by_conservation():
+    # Cobham, one server, exponential: W0 = 0.6; 0.6 / 0.8, 0.6 / (0.8 * 0.4).
+    np.testing.assert_allclose(qu.priority_wait_s([0.2, 0.4], 1.0), [0.75, 1.875])
+    for servers in (1, 3):
+        rates = np.array([0.2, 0.3, 0.3]) * servers
+        waits = qu.priority_wait_s(rates, 1.0, servers)
+        # Kleinrock's law: whoever goes first, waits weighted by load are those without classes.
+        assert rates @ waits == pytest.approx(rates.sum() * qu.mmc_wait_s(rates.sum(), 1.0, servers))
+    assert qu.priority_wait_s([0.5], 1.0, service_cv=0.0) == pytest.approx(qu.md1_wait_s(0.5, 1.0))
+    np.testing.assert_allclose(qu.priority_wait_s([0.5, 0.6], 1.0), [2.0, np.inf])
+
+
 def test_two_model_example():
     rate, service = 3.0, 0.39625
     pipeline = qu.pipeline_placement_latency_s(rate, service)
@@ -103,6 +123,7 @@ def test_waits_agree_with_a_simulated_queue(cv, load):
             "communication is a factor of 1 or more",
         ),
         (lambda: qu.pipeline_placement_latency_s(1.0, 0.1, unevenness=2.1), "unevenness is slowest stage over half"),
+        (lambda: qu.priority_wait_s([0.1], 1.0, 2, 0.0), "exponential service"),
         (lambda: qu.simple_placement_latency_s(1.0, 0.1, share=1.5), "share is a probability"),
     ],
 )

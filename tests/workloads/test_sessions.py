@@ -105,6 +105,10 @@ def test_what_is_left_out_holds_nobody_up(tmp_path):
         ([row(1, 64, [0], delay="soon")], "row 1, column delay: expected a number; got 'soon'"),
         ([row(1, 64, [-1])], "line 1, column hash_ids: expected a list of whole numbers from 0"),
         ([row(1, 64, [])], "no prompt has hash_ids"),
+        (
+            [row(1, 130, [0, 1]), row(2, 70, [7]), row(1, 1000, [0, 1, 2])],
+            "leave open how many tokens .* mend rows whose ids do not cover their prompt",
+        ),
         ([row(1, 100, [0, 1, 2, 3, 4])], "leave open how many tokens an id stands for; give block_tokens"),
         (
             [row(1, 200, [0, 1, 2]), row(1, 64, [0], agent=1)],
@@ -115,6 +119,15 @@ def test_what_is_left_out_holds_nobody_up(tmp_path):
 def test_what_cannot_be_meant_is_refused_in_a_sentence(tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
         read_sessions(json_lines(tmp_path / "s.jsonl", rows), starts=STARTS)
+
+
+def test_ids_that_do_not_cover_the_prompt_are_refused_and_none_at_all_are_not(tmp_path):
+    short = json_lines(tmp_path / "short", [row(1, 130, [0, 1]), row(1, 1000, [0, 1, 2])])
+    with pytest.raises(ValueError, match="row 2, column hash_ids: 3 ids of 64 tokens do not cover the prompt of 1000"):
+        read_sessions(short, starts=STARTS, block_tokens=64)
+    none = json_lines(tmp_path / "none", [row(1, 130, [0, 1]), row(1, 70, [0]), row(1, 1000, [])])
+    trace = read_sessions(none, starts=STARTS)
+    assert (trace.prefix_block_tokens, trace.prefix_of(2).tolist()) == (64, [])
 
 
 def test_the_recorded_sessions_find_their_published_share_again():

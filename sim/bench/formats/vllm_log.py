@@ -5,11 +5,15 @@ vllm-project/vllm, vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metrics.py
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
+from dataclasses import replace
+
+import numpy as np
 
 from sim.bench.fields import Unreadable
-from sim.bench.measured import BenchRun, ServerSide
+from sim.bench.measured import BenchRun, Lengths, Offered, ServerSide
 
 FORMAT = "vLLM log"
 _LINE = re.compile(
@@ -26,6 +30,11 @@ _DRAFTS = re.compile(
     r"Mean acceptance length: (\d{1,12}(?:\.\d{1,9})?).*?Avg Draft acceptance rate: (\d{1,12}(?:\.\d{1,9})?)%",
     re.IGNORECASE,
 )
+_TIME = re.compile(r"\b(\d{2})-(\d{2}) (\d{2}):(\d{2}):(\d{2})\b")
+_EVERY_S = 10.0
+"""Between lines (VLLM_LOG_STATS_INTERVAL), where they have no times."""
+_SATURATED = 0.05
+"""Requests waiting over requests running, from which the rate that came out is not what was offered."""
 _VERSION = re.compile(r"vLLM (?:API server )?version v?(\d+\.\d+[\w.]*)")
 
 
@@ -51,6 +60,8 @@ def read(text: str, name: str, file: str) -> list[BenchRun]:
     def found(pattern: re.Pattern[str]) -> list[float]:
         return [float(match[1]) / 100 for _, line in busy if (match := pattern.search(line))]
 
+    running = [float(match[3]) for match, _ in busy]
+    waits = statistics.fmean(float(match[4]) for match, _ in busy) > _SATURATED * statistics.fmean(running)
     capacity = _CAPACITY.findall(text)
     drafts = _DRAFTS.findall(text)
     hits, preemptions = found(_HITS), [int(match[1]) for _, line in busy if (match := _PREEMPTIONS.search(line))]
@@ -60,11 +71,13 @@ def read(text: str, name: str, file: str) -> list[BenchRun]:
             name=name,
             file=file,
             format=FORMAT,
+            offered=Offered(duration_s=len(busy) * _interval_s([line for _, line in lines])),
             duration_s=None,
             input_tokens_per_s=mean([float(match[1]) for match, _ in busy]),
             output_tokens_per_s=mean([float(match[2]) for match, _ in busy]),
             server=ServerSide(
-                running=mean([float(match[3]) for match, _ in busy]),
+                running=mean(running),
+                running_error=_error(running),
                 waiting=mean([float(match[4]) for match, _ in busy]),
                 kv_used=mean(found(_KV)),
                 kv_tokens=sum(int(each.replace(",", "")) for each in capacity if each.strip(",")) or None,
@@ -80,6 +93,61 @@ def read(text: str, name: str, file: str) -> list[BenchRun]:
             notes=(
                 f"means over {len(busy)} of {len(lines)} lines, those with requests under way; a log says nothing of single "
                 "requests, so that no latency is known",
+                "requests waited, so that the rate that came out is not what was offered: run.rate_per_s says that"
+                if waits
+                else "run.output_tokens or run.rate_per_s says the load, for the other and the prompts follow from throughput",
             ),
         )
     ]
+
+
+def _error(values: list[float]) -> float | None:
+    """Standard error of the mean of *values* over it, no smaller than of requests that come at random; None for a mean of 0."""
+    mean = statistics.fmean(values)
+    return (max(statistics.pvariance(values), mean) / len(values)) ** 0.5 / mean if mean else None
+
+
+def _interval_s(lines: list[str]) -> float:
+    """Seconds from a line to the next, the median."""
+    at = []
+    for line in lines:
+        match = _TIME.search(line)
+        if match is not None:
+            _, day, hour, minute, second = map(int, match.groups())
+            at.append(86400 * day + 3600 * hour + 60 * minute + second)
+    steps = [late - early for early, late in itertools.pairwise(at) if late > early]
+    return float(statistics.median(steps)) if steps else _EVERY_S
+
+
+def with_load(run: BenchRun) -> BenchRun:
+    """The open load behind the log of *run*: what was told of rate and outputs, and the other and the prompts from throughput.
+
+    Where requests waited nothing follows from throughput but the lengths at a rate that was told.
+    """
+    offered, server = run.offered, run.server
+    tokens_per_s, prompts_per_s = run.output_tokens_per_s, run.input_tokens_per_s
+    if server is None or not tokens_per_s or offered.concurrency is not None or run.rows is not None:
+        return run
+    rate, output, notes = offered.rate_per_s, offered.output, []
+    mean = output.mean_tokens
+    waits = (server.waiting or 0.0) > _SATURATED * (server.running or 0.0)
+    if rate is None and mean and not waits:
+        rate = tokens_per_s / mean
+        notes.append(f"{rate:.4g} requests/s follow from {tokens_per_s:,.1f} output tokens a second")
+    elif rate is not None and np.isfinite(rate) and not output.known and tokens_per_s >= rate and not waits:
+        output = Lengths(mean_tokens=tokens_per_s / rate)
+        notes.append(f"outputs of {tokens_per_s / rate:,.1f} tokens follow from throughput and rate")
+    prompt = offered.prompt
+    if (
+        rate is not None
+        and np.isfinite(rate)
+        and not prompt.known
+        and prompts_per_s
+        and prompts_per_s >= rate
+        and not waits
+    ):
+        prompt = Lengths(mean_tokens=prompts_per_s / rate)
+        notes.append(f"prompts of {prompts_per_s / rate:,.1f} tokens follow from throughput and rate")
+    return replace(
+        run, offered=replace(offered, rate_per_s=rate, prompt=prompt, output=output), notes=(*run.notes, *notes)
+    )

@@ -179,7 +179,7 @@ def _search(
     if not 0 < tolerance < 1:
         raise RooftraceError(f"--tolerance is a share in (0, 1); got {tolerance}")
     if attainment is None and tbt_p99 is None:
-        if not any(value is not None for value in scenario.slo.model_dump().values()):
+        if not scenario.has_limits:
             raise RooftraceError("--slo needs limits: give --tbt-p99, or slo settings in the scenario")
         attainment = 0.99
     for name, value in (("--tbt-p99", tbt_p99), ("--queue-p50", queue_p50)):

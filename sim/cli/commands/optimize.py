@@ -29,7 +29,7 @@ def optimize(
         typer.Argument(help="Scenario file (YAML) with an slo; default scenario without.", show_default=False),
     ] = None,
     goal: Annotated[
-        str, typer.Option(help="rate, or what to make least of: cost, gpu-seconds, energy, latency.")
+        str, typer.Option(help="rate, or what to make least of: cost, gpu-seconds, energy, devices, latency.")
     ] = "rate",
     axis: Annotated[
         list[str] | None,

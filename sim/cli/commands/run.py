@@ -31,7 +31,7 @@ def run(
         Path | None, typer.Option(help="Folder for the results; default results/NAME-HASH.", show_default=False)
     ] = None,
     as_json: SummaryJson = False,
-    plots: Annotated[bool, typer.Option(help="Draw latency.png and timeline.png.")] = True,
+    plots: Annotated[bool, typer.Option(help="Draw latency.png and timeline.png (classes.png, fleet.png).")] = True,
     timeline: Annotated[
         Path | None,
         typer.Option(
@@ -42,7 +42,7 @@ def run(
     intervals: IntervalReplays = None,
 ) -> None:
     """Replay a workload on a simulated deployment and answer with latency, throughput and utilisation."""
-    from sim.results import FILES, staging
+    from sim.results import FILES, SOMETIMES, staging
     from sim.run import run_built
     from sim.scenario import Scenario
     from sim.scenario.assembly import resolve
@@ -60,7 +60,7 @@ def run(
         from sim.bench.intervals import intervals as intervals_of
 
         around = intervals_of(chosen, intervals)
-    with staging(folder, files=(*FILES, REPORT, INTERVALS)) as scratch:
+    with staging(folder, files=(*FILES, *SOMETIMES, REPORT, INTERVALS)) as scratch:
         result = run_built(built)
         kept = result.kept()
         kept.write(scratch)
@@ -106,13 +106,16 @@ def _write_events(result: Any, path: Path) -> None:
 
 def _print(result: Any, folder: Path) -> None:
     from sim.cli.tables import console, print_facts, print_table
-    from sim.results import LATENCY_HEADS, STAGE_HEADS, fact_rows, latency_rows, stage_rows
+    from sim.results import GROUP_HEADS, LATENCY_HEADS, STAGE_HEADS, fact_rows, group_rows, latency_rows, stage_rows
 
     console().print(result.label, style="bold", markup=False)
     rows = [(name, *cells) for name, cells in latency_rows(result.summary)]
     print_table(("Latency", *LATENCY_HEADS), rows)
     if stages := stage_rows(result.summary):
         print_table(("Where the time went", *STAGE_HEADS), [(name, *cells) for name, cells in stages])
+    groups = group_rows(result.summary)
+    if groups:
+        print_table(("Who", "requests", *GROUP_HEADS), [(name, total, *cells) for name, total, cells in groups])
     facts = fact_rows(result.summary)
     rejections = result.rejections
     if rejections:

@@ -10,6 +10,7 @@ from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.asked import asked_for
 from sim.scenario.assembly.deployment import deployment_of
+from sim.scenario.assembly.fleet import fleet_of, with_slow
 from sim.scenario.assembly.handover import check_models, handover_of
 from sim.scenario.assembly.manifest import manifest_of
 from sim.scenario.assembly.pools import PoolOf, pools_of
@@ -17,6 +18,8 @@ from sim.scenario.assembly.prefix_cache import check_router
 from sim.scenario.assembly.ranks import check_asked, with_ranks
 from sim.scenario.assembly.replica import Hosted, build_pool
 from sim.scenario.assembly.scheduler import policy_of
+from sim.scenario.assembly.tiers import check_stores
+from sim.scenario.classes import check_classes, classed
 from sim.scenario.settings import Scenario
 from sim.scenario.workload import workload_of
 
@@ -53,26 +56,30 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
     pools = [_deployed(pool) for pool in pools_of(scenario)]
     check_models(scenario, pools)
     check_asked(scenario, pools)
-    workload = workload_of(scenario) if workload is None else workload
+    workload = classed(scenario, workload_of(scenario)) if workload is None else workload
     if scenario.pools is not None or scenario.placement is not None:
         workload, rows = asked_for(scenario, workload, pools)
     else:
         rows = {}
     router = policy_of(scenario, "router", named.ROUTERS, "route")
     check_router(scenario, router, workload)
+    check_stores(scenario, pools)
     built = [build_pool(pool, workload, rows) for pool in pools]
+    check_classes(scenario, [hosted.spec.scheduler for pool in built for hosted in pool], workload)
     handover = handover_of(scenario, pools, built, workload)
+    machines = [
+        machine
+        for pool, hosted in zip(pools, built, strict=True)
+        for machine in (_machine(pool, hosted),) * pool.replicas
+    ]
     experiment = Experiment(
         workload=workload,
-        replicas=tuple(
-            machine
-            for pool, hosted in zip(pools, built, strict=True)
-            for machine in (_machine(pool, hosted),) * pool.replicas
-        ),
+        replicas=tuple(with_slow(scenario, machines)),
         router=router,
         seed=scenario.seed,
         stream=_stream(scenario, pools),
         handover=handover,
+        fleet=fleet_of(scenario, pools, workload),
         **_front_end(scenario, pools),
     )
     return Built(

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.scenario import named
+from sim.scenario.assembly.fleet import about_fleet
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import caches, sorts_by_nothing, without_cache
 from sim.scenario.assembly.tiers import about_tiers
+from sim.scenario.classes import about_classes
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
@@ -42,12 +44,21 @@ def notes_of(
     notes += _unused(scenario)
     if getattr(workload, "prefix_blocks", None) is not None:
         notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in without_cache(each))
+    elif any(each.memory.prefix_caching for pool in pools for each in pool.scenarios):
+        notes.append(
+            "memory.prefix_caching is on, and the workload does not say which prompts begin alike: nothing is found again."
+        )
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in sorts_by_nothing(each))
-    notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in about_tiers(each, workload))
+    machines = sum(pool.replicas * pool.scenarios[0].parallel.data for pool in pools)
+    notes += dict.fromkeys(
+        note for pool in pools for each in pool.scenarios for note in about_tiers(each, workload, machines)
+    )
+    notes += dict.fromkeys(about_fleet(pools))
     notes += _router(scenario, router, pools, workload)
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     notes += _priorities(schedulers, workload)
     notes += _allowances(schedulers, workload)
+    notes += about_classes(schedulers, workload, router, sum(pool.replicas for pool in pools))
     return notes
 
 
@@ -194,8 +205,8 @@ def _priorities(schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> Iter
     given = getattr(workload, "priority", None) is not None
     if given and not any(map(_asks_for_priority, schedulers)):
         yield (
-            "The trace gives priorities and no scheduler asks for them; take {policy: vllm, scheduling_policy: priority}, or wrap "
-            "one in {policy: order, by: priority}."
+            "Requests have priorities and no scheduler asks for them; take {policy: vllm, scheduling_policy: priority}, or wrap "
+            "one in {policy: order, by: priority} or {policy: preempt}."
         )
     if not given and any(map(_orders_by_priority, schedulers)):
         yield (
@@ -214,8 +225,10 @@ def _asks_for_priority(scheduler: Any) -> bool:
 
 def _orders_by_priority(scheduler: Any) -> bool:
     """Whether *scheduler*, or one that it wraps, is a policy of ours that orders by priority."""
+    from policies.classes import Preempt
+
     return any(
-        "priority" in (getattr(each, "by", None), getattr(each, "scheduling_policy", None))
+        isinstance(each, Preempt) or "priority" in (getattr(each, "by", None), getattr(each, "scheduling_policy", None))
         for each in named.layers(scheduler)
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
 from sim.scenario.explain import told_by
+from sim.scenario.fleet import Autoscale
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
@@ -28,7 +29,12 @@ class PoolOf:
 
     @property
     def replicas(self) -> int:
-        return self.scenarios[0].replicas
+        """Machines, as many as there are at most."""
+        return self.scenarios[0].replicas if self.autoscale is None else self.autoscale.max
+
+    @property
+    def autoscale(self) -> Autoscale | None:
+        return self.scenarios[0].autoscale
 
     def prefix(self, i: int) -> str:
         """What comes before the keys of the settings of its model *i*."""

@@ -64,9 +64,10 @@ def without_cache(scenario: Scenario) -> Iterator[str]:
     """A note for a trace that says which prompts share a beginning, where nobody asks, or another engine's rules answer."""
     stack = scenario.stack_name
     if _kind(scenario) == "blocks" and stack in _EVICTS:
+        tiers = ", as in every run with memory.tiers" if _CACHES.get(stack) == "tree" and scenario.memory.tiers else ""
         yield (
-            f"KV blocks are found again and evicted by vLLM's rules; {_EVICTS[stack]}, which changes what is found where memory is "
-            "short."
+            f"KV blocks are found again and evicted by vLLM's rules{tiers}; {_EVICTS[stack]}, which changes what is found where "
+            "memory is short."
         )
     if _kind(scenario) is None:
         asked = scenario.memory.prefix_caching is False or _looks_nothing_up(scenario)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
+from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import caches
 from sim.scenario.settings import Scenario
 
@@ -89,6 +90,25 @@ def _spec(tier: Tier, deployment: Deployment, where: str, ranks: int) -> TierSpe
     )
 
 
+def check_stores(scenario: Scenario, pools: Sequence[PoolOf]) -> None:
+    """ScenarioError for a remote store that a replica names twice, or of which replicas say different sizes."""
+    sizes: dict[str, float | None] = {}
+    for each in (each for pool in pools for each in pool.scenarios):
+        stores = [tier for tier in each.memory.tiers if tier.kind == "remote"]
+        names = [tier.store for tier in stores]
+        for tier in stores:
+            if names.count(tier.store) > 1:
+                raise ScenarioError(
+                    f"{scenario.source}: memory.tiers: two tiers of kind remote are the store {tier.store}; give each a name of "
+                    "its own (store), or leave one out"
+                )
+            if sizes.setdefault(tier.store, tier.gib) != tier.gib:
+                raise ScenarioError(
+                    f"{scenario.source}: memory.tiers: replicas share the store {tier.store}, and say that it has "
+                    f"{sizes[tier.store]:g} and {tier.gib:g} GiB; give one size, or two names (store)"
+                )
+
+
 def check_room(scenario: Scenario, plan: MemoryPlan) -> None:
     """ScenarioError for a KV cache, given in blocks, that is larger than the memory of its devices."""
     for stage in plan.stages:
@@ -100,14 +120,17 @@ def check_room(scenario: Scenario, plan: MemoryPlan) -> None:
             )
 
 
-def about_tiers(scenario: Scenario, workload: Trace | ClosedLoop) -> Iterator[str]:
-    """A note for tiers that have nothing to find, or whose bandwidth is that of a datasheet."""
+def about_tiers(scenario: Scenario, workload: Trace | ClosedLoop, machines: int) -> Iterator[str]:
+    """A note for tiers that have nothing to find, or whose bandwidth is that of a datasheet. *machines*: of the run, their ranks
+    counted."""
     tiers = scenario.memory.tiers
     if tiers and getattr(workload, "prefix_blocks", None) is None:
         what = (
             "only swapped sequences use the host tier" if scenario.memory.preemption == "swap" else "tiers find nothing"
         )
         yield f"The workload does not say which prompts begin alike: {what}."
+    if machines == 1 and any(tier.kind == "peer" for tier in tiers):
+        yield "A tier of kind peer is the host memory of other replicas, and there is one replica: it finds nothing."
     if any(tier.kind == "host" and tier.read_gb_per_s is None for tier in tiers):
         yield (
             "The host tier's bandwidth is the rate of the GPU's link by its datasheet, which copies do not quite reach; "

@@ -1,0 +1,61 @@
+"""A machine that is slower than its like: heat, a bad link, a neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from hwmodels.cost import CostModel, Work
+from hwmodels.totals import Totals
+
+
+@dataclass(frozen=True)
+class Slowed:
+    """What *inner* takes, *factor* times as long."""
+
+    inner: CostModel
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.factor) and self.factor > 0):
+            raise ValueError(f"factor is a number above 0; got {self.factor!r}")
+
+    @property
+    def n_stages(self) -> int:
+        return self.inner.n_stages
+
+    @property
+    def window_tokens(self) -> int | None:
+        return self.inner.window_tokens
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        return self.inner.peak_flops_per_s
+
+    @property
+    def peak_bytes_per_s(self) -> float:
+        return self.inner.peak_bytes_per_s
+
+    def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
+        return self.factor * self.inner.iteration_s(totals, stage)
+
+    def handover_s(self, rows: Any, /) -> Any:
+        return self.factor * self.inner.handover_s(rows)
+
+    def work(self, totals: Totals, /) -> Work:
+        return self.inner.work(totals)
+
+
+@dataclass(frozen=True)
+class SlowedRanks(Slowed):
+    """The same of a machine with ranks."""
+
+    def common_step(self, ranks: Sequence[Totals], stage: int = 0, /) -> Any:
+        return self.factor * self.inner.common_step(ranks, stage)  # type: ignore[attr-defined]
+
+
+def slowed(cost: CostModel, factor: float) -> Slowed:
+    """*cost*, *factor* times as long."""
+    return (SlowedRanks if hasattr(cost, "common_step") else Slowed)(cost, factor)

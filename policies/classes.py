@@ -1,0 +1,270 @@
+"""Classes of service: schedulers around a scheduler that share it out between classes and tenants.
+
+Strict priority, earliest deadline and shortest predicted first are orders of the queue (`policies.wrappers.Order`). Here are
+preemption across classes, weighted fair sharing, and admission that keeps a class's limit of the first token.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from policies.schedulers import checked_as_given, setting_at_least
+from policies.view import Plan, PlanFunction, ReplicaView, RunningSeq, Scheduler, WaitingSeq, plan_of
+
+TOO_LATE_FOR_ITS_CLASS = "first token of its class cannot be kept"
+DEMOTED = 1 << 40
+"""Priority of those that are served behind all others."""
+
+
+def without(view: ReplicaView, gone: Iterable[RunningSeq], **changes: Any) -> ReplicaView:
+    """*view* as it will be when the running sequences *gone* have given way, with *changes*.
+
+    Without its prefix cache: what that would have then cannot be tried out, so that a scheduler that looks there itself is asked
+    whether all of a prompt fits.
+    """
+    gone = list(gone)
+    ids = {seq.id for seq in gone}
+    prefilling = tuple(seq for seq in view.prefilling if seq.id not in ids)
+    return replace(
+        view,
+        prefilling=prefilling,
+        n_decoding=view.n_decoding - len(gone) + len(view.prefilling) - len(prefilling),
+        free_blocks=view.free_blocks + sum(seq.blocks - seq.shared_blocks for seq in gone),
+        growth_blocks=view.growth_blocks - sum(seq.growth_blocks for seq in gone),
+        running=tuple(seq for seq in view.running if seq.id not in ids),
+        promised_blocks=-1,
+        cache=None,
+        **changes,
+    )
+
+
+@checked_as_given
+@dataclass(frozen=True)
+class Preempt:
+    """Strict priority with preemption across classes: where the first of the queue is not admitted, running sequences of lower
+    priority give way until it would be, the lowest and of these the newest first, and it comes in the next iteration. It does not
+    drive anybody out while the prompt of one at least as high is being computed, nor where driving out all of them would not help.
+
+    Who gives way is computed again, and waits by its priority.
+    """
+
+    inner: Scheduler | PlanFunction
+
+    def __post_init__(self) -> None:
+        plan_of(self.inner)
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        inner = plan_of(self.inner)
+        if not view.waiting:
+            return inner(view)._replace(through_arrivals=False)
+        view = replace(view, waiting=tuple(sorted(view.waiting, key=lambda seq: seq.priority)))
+        plan, first = inner(view)._replace(through_arrivals=False), view.waiting[0]
+        if _admits(plan, first) or plan.preempt:
+            return plan
+        equals = tuple(seq for seq in view.waiting if seq.priority == first.priority)
+        if len(equals) < len(view.waiting) and any(_admits(plan, seq) for seq in view.waiting[len(equals) :]):
+            # An order of the inner scheduler's own would give the room to a lower class.
+            plan = inner(replace(view, waiting=equals))._replace(through_arrivals=False, hold=1)
+            if _admits(plan, first) or plan.preempt:
+                return plan
+        lower = [seq for seq in view.running if seq.priority > first.priority and not seq.leaving]
+        if not lower:
+            return plan
+        # What they hold grows as they decode, so that driving them out may help later.
+        plan = plan._replace(hold=1)
+        if any(seq.priority <= first.priority for seq in view.prefilling) or not _admits(
+            inner(without(view, lower, waiting=equals)), first
+        ):
+            return plan
+        lower = sorted(reversed(lower), key=lambda seq: -seq.priority)
+        for n in range(1, len(lower) + 1):
+            if _admits(inner(without(view, lower[:n], waiting=equals)), first):
+                lower = lower[:n]
+                break
+        left = inner(without(view, lower, waiting=()))
+        return left._replace(preempt=(*(seq.id for seq in lower), *left.preempt), hold=1, through_arrivals=False)
+
+
+def _admits(plan: Plan, seq: WaitingSeq) -> bool:
+    return any(id_ == seq.id for id_, _ in plan.run)
+
+
+class Served(NamedTuple):
+    """What `WeightedFair` remembers from one plan to the next."""
+
+    counters: dict[int, int] = {}  # noqa: RUF012 (never written to)
+    """By tenant: what its tokens have counted."""
+    emitted: dict[int, int] = {}  # noqa: RUF012
+    """Of those who run, and who have given way: output tokens counted; -1: the prompt is not counted yet."""
+    back: frozenset[int] = frozenset()
+    """Of these, those who have given way and wait."""
+    queued: frozenset[int] = frozenset()
+    """Tenants that had a request waiting when the plan had been made."""
+    last: int = -1
+    """Tenant of the request that left the queue last."""
+    rounds: int = 0
+    inner: object | None = None
+
+
+@checked_as_given
+@dataclass(frozen=True)
+class WeightedFair:
+    """Fair sharing by virtual token counters: the queue is shown so that whoever has been served least comes first.
+
+    A tenant's counter grows by *prompt_weight* for each prompt token when it is admitted and by *output_weight* for each token that
+    is emitted, over the weight of the request's class. Who comes with nothing waiting is lifted to the least counter of those who
+    wait, or of the last who left the queue. Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024
+    (arXiv 2401.00588), algorithm 2 with the weights of section 4.1; service of two tenants who both always wait differs by 2 U at
+    most, U = max(prompt_weight x longest prompt, output_weight x tokens of a batch) (theorem 4.4).
+
+    What is computed again after a preemption is not counted again. Each micro-batch has counters of its own, which start anew when
+    nothing is to be done. Of one who ends while speculating its last round counts one token.
+    """
+
+    inner: Scheduler | PlanFunction
+    prompt_weight: int = 1
+    output_weight: int = 2
+
+    def __post_init__(self) -> None:
+        plan_of(self.inner)
+        setting_at_least(self, "prompt_weight", 0)
+        setting_at_least(self, "output_weight", 1)
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        served = view.memo if isinstance(view.memo, Served) else Served()
+        counters, emitted = counted(view, served, self.prompt_weight, self.output_weight)
+        lift(counters, view, served)
+        prices = {seq.id: 0 if seq.id in emitted else self.prompt_weight for seq in view.waiting}
+        queue = by_least_served(view, counters, prices)
+        plan = plan_of(self.inner)(replace(view, waiting=queue, memo=served.inner))
+        tenant = view.terms.tenant
+        admitted = [id_ for id_, _ in plan.run if id_ in prices]
+        emitted |= {id_: -1 for id_ in admitted if id_ not in emitted}
+        gone = {*admitted, *(id_ for id_, _ in plan.reject)}
+        queued = frozenset(tenant[seq.id] for seq in queue if seq.id not in gone)
+        last = tenant[admitted[-1]] if admitted else served.last
+        back = frozenset(seq.id for seq in queue if seq.id in emitted and seq.id not in gone) | {*plan.preempt}
+        # With several who wait, the first may change with every token; what a speculated round gave is known only after it.
+        hold = 1 if len(queued) > 1 or view.query_tokens > 1 else plan.hold
+        memo = Served(counters, emitted, back, queued, last, view.rounds, plan.memo)
+        return plan._replace(hold=hold, through_arrivals=False, memo=memo)
+
+
+def counted(
+    view: ReplicaView, served: Served, prompt_weight: int, output_weight: int
+) -> tuple[dict[int, int], dict[int, int]]:
+    """The counters with what has been done since *served* was written; and output tokens counted of who is not done yet."""
+    terms, rounds = view.terms, view.rounds - served.rounds
+    counters, emitted = dict(served.counters), dict[int, int]()
+    running = {seq.id: seq.cached_tokens for seq in view.running} if served.emitted else {}
+    waiting = {seq.id: seq for seq in view.waiting} if served.emitted else {}
+    for id_, before in served.emitted.items():
+        prompt = view.prompt_tokens[id_] or 1
+        if id_ in waiting and before < 0 and not waiting[id_].preempted:
+            continue  # Planned, and not admitted after all.
+        least = max(before, 0)
+        if id_ in waiting:
+            now = waiting[id_].tokens + waiting[id_].cached_tokens - prompt
+        elif id_ in running:
+            now = running[id_] - prompt + 1
+        elif id_ in served.back:
+            now = least  # Its client has gone.
+        else:
+            now = least + (max(rounds, 1) if least else 1)
+        now = max(now, least)
+        if id_ in waiting or id_ in running:
+            emitted[id_] = now
+        tokens = output_weight * (now - least) + (prompt_weight * prompt if before < 0 else 0)
+        tenant = terms.tenant[id_]
+        counters[tenant] = counters.get(tenant, 0) + tokens * terms.token_cost[id_]
+    return counters, emitted
+
+
+def lift(counters: dict[int, int], view: ReplicaView, served: Served) -> None:
+    """Raise the counters of tenants that came with nothing waiting, in their order: to the least of those who waited, or, where
+    nobody did, to that of the last who left the queue."""
+    queued = {tenant: counters.get(tenant, 0) for tenant in served.queued}
+    for seq in view.waiting:
+        tenant = view.terms.tenant[seq.id]
+        if tenant not in queued:
+            least = min(queued.values()) if queued else counters.get(served.last, 0)
+            queued[tenant] = counters[tenant] = max(counters.get(tenant, 0), least)
+
+
+def by_least_served(view: ReplicaView, counters: dict[int, int], prices: dict[int, int]) -> tuple[WaitingSeq, ...]:
+    """The queue as it is admitted: the tenant with the least counter, its first request, which counts *prices* times its prompt
+    tokens; and so on. Of equal counters the one whose request is nearer to the head."""
+    terms, of_tenant = view.terms, dict[int, list[tuple[int, WaitingSeq]]]()
+    for place, seq in enumerate(view.waiting):
+        of_tenant.setdefault(terms.tenant[seq.id], []).append((place, seq))
+    if len(of_tenant) < 2:
+        return tuple(view.waiting)
+    heap = [(counters.get(tenant, 0), mine[0][0], tenant, 0) for tenant, mine in of_tenant.items()]
+    heapq.heapify(heap)
+    queue: list[WaitingSeq] = []
+    while heap:
+        counter, _, tenant, at = heap[0]
+        mine = of_tenant[tenant]
+        seq = mine[at][1]
+        queue.append(seq)
+        if at + 1 == len(mine):
+            heapq.heappop(heap)
+            continue
+        price = prices[seq.id] and prices[seq.id] * (view.prompt_tokens[seq.id] or 1) * terms.token_cost[seq.id]
+        heapq.heapreplace(heap, (counter + price, mine[at + 1][0], tenant, at + 1))
+    return tuple(queue)
+
+
+@checked_as_given
+@dataclass(frozen=True)
+class KeepSlo:
+    """Waiting requests whose class's limit of the first token cannot be kept any more are refused (*otherwise* `reject`), or served
+    behind all others (`demote`): where the limit has passed, and when the inner scheduler would start them, where the first token
+    would come too late even if their whole prompt ran in the next iteration beside nothing but the present decodes.
+
+    Demoted requests keep their order; an inner scheduler that goes by priority sees them with the lowest. Needs a view with prices.
+    """
+
+    inner: Scheduler | PlanFunction
+    otherwise: Literal["reject", "demote"] = "reject"
+
+    def __post_init__(self) -> None:
+        plan_of(self.inner)
+        if self.otherwise not in ("reject", "demote"):
+            raise ValueError(f"otherwise is reject or demote; got {self.otherwise!r}")
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        limits = view.terms.first_token_ns
+        # Who was admitted in time, and gave way, is not refused.
+        due = {
+            seq.id: (seq.arrival_ns + limits[seq.id], seq.tokens)
+            for seq in view.waiting
+            if limits[seq.id] >= 0 and not seq.preempted
+        }
+        late = {id_ for id_, (due_ns, _) in due.items() if due_ns < view.now_ns}
+        while True:
+            plan = plan_of(self.inner)(replace(view, waiting=self._shown(view, late)) if late else view)
+            found = [id_ for id_, _ in plan.run if id_ in due and id_ not in late and _misses(view, *due[id_])]
+            if not found:
+                break
+            late.update(found)
+        until_ns = plan.until_ns
+        if plan.run or plan.decode:
+            until_ns = min([until_ns, *(due_ns + 1 for id_, (due_ns, _) in due.items() if id_ not in late)])
+        refused = [seq.id for seq in view.waiting if seq.id in late] if self.otherwise == "reject" else []
+        reject = (*plan.reject, *((id_, TOO_LATE_FOR_ITS_CLASS) for id_ in refused))
+        return plan._replace(reject=reject, until_ns=until_ns, through_arrivals=False)
+
+    def _shown(self, view: ReplicaView, late: set[int]) -> tuple[WaitingSeq, ...]:
+        on_time = tuple(seq for seq in view.waiting if seq.id not in late)
+        if self.otherwise == "reject":
+            return on_time
+        return (*on_time, *(seq._replace(priority=DEMOTED) for seq in view.waiting if seq.id in late))
+
+
+def _misses(view: ReplicaView, due_ns: int, tokens: int) -> bool:
+    assert view.price is not None, "a view in literals needs prices where classes have limits of the first token"
+    return view.price.done_ns([tokens] if tokens else []) > due_ns

@@ -1,0 +1,117 @@
+"""Device-hours, money, energy and carbon of a run: functions of what its machines did and of what their devices cost and draw.
+
+Energy is of the devices alone, times `pue`: idle power while nothing runs, and otherwise by the bandwidth and arithmetic that each
+iteration reaches (`hwmodels.power`), with a 90 % interval; `tdp_joule` is every device at its limit for the whole run, the upper
+bound.
+
+Money is device-hours times price. `usd_per_m_output` puts all of it on the answers. Divided between prompts and answers
+(`usd_per_m_input`, of computed prompt tokens, and `usd_per_m_generated`) it follows the time that each would take on a roofline of
+its own (`prompt_share`); idle time is divided alike. Prompt tokens found in a cache are not computed and cost no more than
+the memory that holds them: `usd_per_m_cached` is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sim.metrics import Columns
+from sim.metrics.fleet import OFF, seconds_by_state
+
+_J_PER_KWH = 3.6e6
+_DEVICES = ("tensor", "pipeline", "data")
+"""Degrees of parallelism whose product is the devices of a machine."""
+
+
+def costs_of(columns: Columns, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a whole run costs; None for an experiment made by hand, and for models that are tables of latencies, of unknown work.
+
+    The scenario's `costs` says what is other than in the catalogue.
+    """
+    meta, requests = columns.meta, columns.requests
+    machines = _machines(manifest, meta.get("fleet"))
+    shares, busy, part = (meta.get(name) for name in ("power_share_s", "busy_s", "prompt_share"))
+    if not machines or shares is None or busy is None or len(shares) != len(machines):
+        return None
+    asked = manifest.get("scenario", {}).get("costs") or {}
+    answered = requests["first_token_ns"] >= 0
+    computed = requests["computed_prompt_tokens"] if "computed_prompt_tokens" in requests else requests["prompt_tokens"]
+    prompt, output = int(computed[answered].sum()), int(requests["emitted_tokens"].sum())
+    paid_s = _paid_s(meta, requests, len(machines))
+    span_s = (int(requests["finish_ns"].max()) - int(requests["arrival_ns"].min())) * 1e-9
+    usd = _usd(machines, asked.get("usd_per_device_hour"), paid_s)
+    energy = _energy(machines, shares, busy, paid_s, asked.get("pue", 1.0))
+    carbon = asked.get("carbon_g_per_kwh")
+    return {
+        "device_hours": sum(n * each for (n, _), each in zip(machines, paid_s, strict=True)) / 3600,
+        "usd": usd,
+        "usd_per_m_output": _per_million(usd, 1.0, output),
+        "usd_per_m_input": _per_million(usd, part, prompt),
+        "usd_per_m_generated": _per_million(usd, None if part is None else 1 - part, output),
+        "usd_per_m_cached": None if usd is None else 0.0,
+        "prompt_share": part,
+        **energy,
+        "joule_per_output_token": energy["joule"] / output if output else None,
+        "mean_w": energy["joule"] / span_s if span_s > 0 else None,
+        "carbon_g": None if carbon is None else energy["joule"] / _J_PER_KWH * carbon,
+    }
+
+
+def _machines(manifest: Mapping[str, Any], fleet: Mapping[str, Any] | None) -> list[tuple[int, Mapping[str, Any]]]:
+    """Devices of each machine, and what the manifest says of them."""
+    if "pools" in manifest:
+        pools = {name: (pool["gpus"] // pool["replicas"], pool["hardware"]) for name, pool in manifest["pools"].items()}
+        of_each = [name for name, pool in manifest["pools"].items() for _ in range(pool["replicas"])]
+        if fleet is not None:
+            of_each = [fleet["names"][index] for index in fleet["pools"]]
+        return [pools[name] for name in of_each]
+    if "hardware" not in manifest or "scenario" not in manifest:
+        return []
+    scenario = manifest["scenario"]
+    one = (math.prod(scenario["parallel"][name] for name in _DEVICES), manifest["hardware"])
+    return [one] * (scenario["replicas"] if fleet is None else len(fleet["pools"]))
+
+
+def _paid_s(meta: Mapping[str, Any], requests: Mapping[str, Any], n: int) -> list[float]:
+    """Seconds of each machine that somebody pays for: the whole run, or all but the time for which it is off."""
+    begin_ns, end_ns = int(requests["arrival_ns"].min()), int(requests["finish_ns"].max())
+    if meta.get("fleet") is None:
+        return [max(0, end_ns - begin_ns) * 1e-9] * n
+    by_state = seconds_by_state(meta["fleet"], begin_ns, end_ns)
+    return (by_state.sum(axis=1) - by_state[:, OFF]).tolist()
+
+
+def _usd(
+    machines: Sequence[tuple[int, Mapping[str, Any]]], price: float | None, paid_s: Sequence[float]
+) -> float | None:
+    prices = [facts["price_usd_per_hour"] if price is None else price for _, facts in machines]
+    if any(each is None for each in prices):
+        return None
+    return sum(n * s / 3600 * each for (n, _), s, each in zip(machines, paid_s, prices, strict=True))
+
+
+def _energy(
+    machines: Sequence[tuple[int, Mapping[str, Any]]],
+    shares: Sequence[float],
+    busy: Sequence[float],
+    paid_s: Sequence[float],
+    pue: float,
+) -> dict[str, Any]:
+    from hwmodels.power import power_model
+
+    joule = low = high = limit = 0.0
+    bases: dict[str, None] = {}
+    for (n, facts), share_s, busy_s, there_s in zip(machines, shares, busy, paid_s, strict=True):
+        model = power_model(facts["name"])
+        bases[model.basis] = None
+        full, idle_s = n * facts["tdp_w"] * pue, model.idle * max(0.0, there_s - busy_s)
+        joule += full * (share_s + idle_s)
+        low += full * share_s * model.low
+        high += full * min(share_s * model.high + idle_s, max(there_s, busy_s))
+        limit += full * max(there_s, busy_s)
+    return {"joule": joule, "joule_low": low, "joule_high": high, "tdp_joule": limit, "power_basis": "; ".join(bases)}
+
+
+def _per_million(usd: float | None, part: float | None, tokens: int) -> float | None:
+    return None if usd is None or part is None or not tokens else usd * part / tokens * 1e6

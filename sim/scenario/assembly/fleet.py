@@ -1,0 +1,164 @@
+"""Machines in time: from `autoscale` and `failures` to a `FleetSpec`, and what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sim.errors import ScenarioError
+from sim.scenario import named
+from sim.scenario.assembly.pools import PoolOf
+from sim.scenario.explain import told_by
+from sim.scenario.fleet import Autoscale
+from sim.scenario.settings import Scenario
+from sim.text import unknown
+
+if TYPE_CHECKING:
+    from sim.engine import MachineSpec, ReplicaSpec
+    from sim.engine.lives import FleetSpec, Scaling
+    from workloads import ClosedLoop, Trace
+
+
+def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | ClosedLoop) -> FleetSpec | None:
+    """What becomes of the machines of *pools*; None where all of them are there from beginning to end.
+
+    ScenarioError for what cannot be, or is not modelled.
+    """
+    from sim.engine.lives import Failing, FleetSpec, Life, Outage
+
+    failures, scaled = scenario.failures, [pool for pool in pools if pool.autoscale is not None]
+    if not scaled and failures is None:
+        return None
+    key = "autoscale" if scaled else "failures"
+    if any(pool.role != "both" for pool in pools):
+        raise ScenarioError(
+            f"{scenario.source}: {key}: pools that prefill or decode alone neither grow nor fail in the model; give all pools role "
+            f"both, or leave {key} out"
+        )
+    if any(each.memory.tiers or each.memory.preemption == "swap" for pool in pools for each in pool.scenarios):
+        raise ScenarioError(
+            f"{scenario.source}: {key}: what becomes of memory.tiers when a machine goes is not modelled; leave out one of the two"
+        )
+    if scaled and scenario.placement is not None:
+        raise ScenarioError(
+            f"{scenario.source}: autoscale: a placement says which machines there are; leave out one of the two"
+        )
+    failing = None
+    if failures is not None and failures.mean_up_s is not None and failures.mean_down_s is not None:
+        failing = Failing(
+            up=Life(mean_s=failures.mean_up_s, shape=failures.shape), down=Life(mean_s=failures.mean_down_s)
+        )
+    with told_by(scenario, "failures"):
+        return FleetSpec(
+            pools=tuple(number for number, pool in enumerate(pools) for _ in range(pool.replicas)),
+            names=tuple(pool.name or "all" for pool in pools),
+            scaling=tuple(
+                None if pool.autoscale is None else _scaling(scenario, pool, pool.autoscale, len(pools), workload)
+                for pool in pools
+            ),
+            failing=(failing,) * len(pools),
+            outages=()
+            if failures is None
+            else tuple(Outage(machine=each.machine, at_s=each.at_s, for_s=each.for_s) for each in failures.times),
+            **({} if failures is None else failures.model_dump(include={"in_flight", "retries", "when_none"})),
+        )
+
+
+def _scaling(
+    scenario: Scenario, pool: PoolOf, settings: Autoscale, n_pools: int, workload: Trace | ClosedLoop
+) -> Scaling:
+    from policies.control import Perfect, PoolSeen, Schedule, Seen
+    from sim.engine.lives import Scaling
+    from workloads import Trace
+
+    prefix = f"{scenario.source}: {f'pools.{pool.name}.' if pool.name else ''}autoscale"
+    policy: Any = named.policy(
+        settings.policy.policy, settings.policy.settings, named.CONTROLS, key=f"{prefix}.policy", method="wanted"
+    )
+    phases = _phases(settings, prefix)
+    initial = pool.scenarios[0].replicas
+    if isinstance(policy, Schedule):
+        outside = [n for n in policy.machines if not settings.min <= n <= settings.max]
+        if outside:
+            raise ScenarioError(
+                f"{prefix}.policy: the schedule asks for {outside[0]} machines, and there are {settings.min} (min) to "
+                f"{settings.max} (max); change one of them"
+            )
+    if isinstance(policy, Perfect):
+        if not isinstance(workload, Trace) or n_pools > 1:
+            raise ScenarioError(
+                f"{prefix}.policy: perfect knows when requests of a trace arrive at one pool; closed-loop clients have no such "
+                "times, and which pool a request goes to is the router's; choose another policy"
+            )
+        policy = policy.told((workload.arrival_ns * 1e-9).tolist(), sum(seconds for _, seconds in phases))
+    if isinstance(policy, (Schedule, Perfect)):
+        # What they know holds from the beginning.
+        asked = policy.wanted(Seen(interval_s=settings.interval_s, mine=PoolSeen()))
+        initial = min(max(asked, settings.min), settings.max)
+    if not settings.min <= initial <= settings.max:
+        raise ScenarioError(
+            f"{prefix}: the run begins with {initial} machines (replicas), and there are {settings.min} (min) to {settings.max} "
+            "(max); change one of them"
+        )
+    down_s = settings.down_window_s
+    return Scaling(
+        policy=policy,
+        min_machines=settings.min,
+        initial=initial,
+        interval_s=settings.interval_s,
+        phases=phases,
+        down_window_s=float(getattr(policy, "down_window_s", 0.0)) if down_s is None else down_s,
+        up_window_s=settings.up_window_s,
+        drain_s=settings.drain_s,
+    )
+
+
+def _phases(settings: Autoscale, prefix: str) -> tuple[tuple[str, float], ...]:
+    from hwmodels.cold_starts import cold_start, cold_starts
+
+    start = settings.start
+    if isinstance(start, str):
+        if start not in cold_starts():
+            raise ScenarioError(unknown(f"{prefix}.start: {start!r} is not a measured start", start, cold_starts()))
+        found = cold_start(start).phases
+    else:
+        found = tuple((start or {}).items())
+    return (*([("provision", settings.provision_s)] if settings.provision_s else []), *found)
+
+
+def with_slow(scenario: Scenario, machines: Sequence[ReplicaSpec | MachineSpec]) -> list[ReplicaSpec | MachineSpec]:
+    """The machines, those slower that `failures.slow` names; ScenarioError for one that is not there."""
+    from hwmodels.slowed import slowed
+    from sim.engine import MachineSpec
+
+    found = list(machines)
+    for each in () if scenario.failures is None else scenario.failures.slow:
+        if each.machine >= len(found):
+            raise ScenarioError(
+                f"{scenario.source}: failures.slow: there is no machine {each.machine}; they count from 0 to {len(found) - 1}"
+            )
+        spec = found[each.machine]
+        tenants = spec.tenants if isinstance(spec, MachineSpec) else (spec,)
+        slower = tuple(replace(tenant, cost=slowed(tenant.cost, each.factor)) for tenant in tenants)  # type: ignore[arg-type]
+        found[each.machine] = replace(spec, tenants=slower) if isinstance(spec, MachineSpec) else slower[0]
+    return found
+
+
+def about_fleet(pools: Sequence[PoolOf]) -> Iterator[str]:
+    """Says how machines start where nobody said it, or where another's start stands in."""
+    from hwmodels.cold_starts import cold_start
+
+    for pool in pools:
+        settings = pool.autoscale
+        if settings is None:
+            continue
+        if settings.start is None:
+            after = f"{settings.provision_s:g} s of provisioning" if settings.provision_s else "no time at all"
+            yield (
+                f"autoscale.start says nothing, so that machines are ready after {after}; give its phases, such as start: {{image: "
+                "2, weights: 130}, or a measured start by name."
+            )
+        elif isinstance(settings.start, str):
+            found = cold_start(settings.start)
+            yield f"Machines start as measured of {found.what} ({found.source}), whatever is started here."

@@ -1,0 +1,99 @@
+"""Settings of machines in time: `autoscale` and `failures`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from sim.scenario.section import Section
+
+_Time = Annotated[float, Field(ge=0)]
+_Mean = Annotated[float, Field(gt=0)]
+
+
+class ControlPolicy(Section):
+    """A control policy by name; every other key is a setting of it, checked when it is made."""
+
+    model_config = ConfigDict(extra="allow")
+
+    policy: Annotated[str, Field(min_length=1)]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Autoscale(Section):
+    """How many machines there are, by a policy that is asked after each interval. `replicas` are those of the beginning."""
+
+    policy: ControlPolicy
+    min: Annotated[int, Field(ge=0)] = 1
+    """Never fewer machines; a policy that asks for fewer gets these, and the summary counts how often."""
+    max: Annotated[int, Field(ge=1, le=100_000)]
+    """Never more."""
+    interval_s: _Mean = 15.0
+    start: Annotated[str, Field(min_length=1)] | dict[str, _Time] | None = None
+    """What a machine goes through until it is ready: phases in order with their seconds ({image: 2, weights: 130}), or the name of
+    a measured start (qwen3-32b-h100-cold, qwen3-32b-h100-restore); where it is left out, it is ready at once, which a note says."""
+    provision_s: _Time = 0.0
+    """Getting the machine, a phase before those."""
+    down_window_s: _Time | None = None
+    """Machines go when fewer were asked for throughout so long; where it is left out, 300 for target_tracking and concurrency, as
+    Kubernetes has it, and 0 for others."""
+    up_window_s: _Time = 0.0
+    """Machines come when more were asked for throughout so long."""
+    drain_s: _Time | None = None
+    """A machine that is to go ends what it has; what it still has after so long is treated as when a machine fails. Where it is
+    left out, it ends all of it."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.max < self.min:
+            raise ValueError(f"max is at least min; got {self.max} and {self.min}")
+        return self
+
+
+class OutageAt(Section):
+    """A failure at a known time."""
+
+    machine: Annotated[int, Field(ge=0)]
+    """From 0, through all pools."""
+    at_s: _Time
+    for_s: _Time | None = None
+    """Where it is left out, the machine does not come back."""
+
+
+class SlowMachine(Section):
+    """A machine whose iterations take longer than those of its like."""
+
+    machine: Annotated[int, Field(ge=0)]
+    factor: Annotated[float, Field(gt=0)]
+    """Times as long."""
+
+
+class Failures(Section):
+    """Which machines fail when, and what becomes of their requests."""
+
+    mean_up_s: _Mean | None = None
+    """Mean time from when a machine is ready until it fails ..."""
+    mean_down_s: _Mean | None = None
+    """... and until it is ready again."""
+    shape: _Mean = 1.0
+    """Of the Weibull distribution of times until machines fail; 1 is exponential. Times until they are back are exponential."""
+    times: list[OutageAt] = Field(default_factory=list)
+    """Failures at known times; a machine that does not serve then does not fail."""
+    slow: list[SlowMachine] = Field(default_factory=list)
+    in_flight: Literal["resume", "retry", "lose"] = "resume"
+    """`resume`: requests go on on another machine, which computes the tokens emitted so far like a prompt, less what its prefix
+    cache has; `retry`: they begin anew there, and what they had emitted is discarded; `lose`: they are lost."""
+    retries: Annotated[int, Field(ge=0)] | None = 3
+    """A request whose machine fails once more than so often is lost; null: never."""
+    when_none: Literal["wait", "lose"] = "wait"
+    """What becomes of requests that come when no machine is ready."""
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        if (self.mean_up_s is None) != (self.mean_down_s is None):
+            raise ValueError("mean_up_s and mean_down_s go together; give both, or times")
+        return self

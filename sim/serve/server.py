@@ -1,0 +1,114 @@
+"""A session behind a socket, until somebody stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from sim.engine import PolicyError
+from sim.errors import RooftraceError, ScenarioError
+from sim.serve.app import Endpoint
+from sim.serve.pacer import loop_factory
+
+_BACKLOG = 2048
+_GRACE_S = 5
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections at *host* and *port*; RooftraceError where that cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is said for asyncio, which sends small pieces at once (TCP_NODELAY) where it reads it here: without, a first
+    # token waits up to 40 ms for the client to acknowledge the headers.
+    taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        taken.bind((host, port))
+    except (OSError, OverflowError) as error:
+        taken.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RooftraceError(f"cannot listen at {host}:{port}: {reason}; give another --port or --host") from None
+    taken.listen(_BACKLOG)
+    return taken
+
+
+class _Server(uvicorn.Server):
+    """Stops at the first signal, and tells *stopping*; what comes after the end is the caller's."""
+
+    def __init__(self, config: uvicorn.Config, stopping: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+
+    def stop(self) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+        self._stopping()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        in_main = threading.current_thread() is threading.main_thread()
+        signals = (signal.SIGINT, signal.SIGTERM) if in_main else ()
+        for each in signals:
+            loop.add_signal_handler(each, self.stop)
+        try:
+            yield
+        finally:
+            for each in signals:
+                loop.remove_signal_handler(each)
+
+
+def serve(endpoint: Endpoint, listening: socket.socket, *, started: Callable[[Callable[[], None]], None]) -> None:
+    """Serve until SIGINT or SIGTERM, or until what *started* is told when clients may come is called, from any thread.
+
+    ScenarioError where a policy breaks its rules.
+    """
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(_serve(endpoint, listening, started))
+
+
+async def _serve(endpoint: Endpoint, listening: socket.socket, started: Callable[[Callable[[], None]], None]) -> None:
+    session = endpoint.session
+    config = uvicorn.Config(
+        endpoint.app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=_GRACE_S,
+        timeout_keep_alive=75,
+    )  # fmt: skip
+    server = _Server(config, lambda: session.close("the endpoint was stopped"))
+    session.warm_up()
+    # What is there by now stays: it need not be looked through again and again while tokens are due.
+    gc.collect()
+    gc.freeze()
+    session.pacer.start()
+    pacing = asyncio.create_task(session.pacer.go())
+    broken: list[BaseException] = []
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            broken.append(error)
+            for exchange in list(session.open.values()):
+                exchange.reason = "the simulation stopped"
+                exchange.wake()
+            session.open.clear()
+            server.should_exit = True
+
+    pacing.add_done_callback(ended)
+    loop = asyncio.get_running_loop()
+    started(lambda: loop.call_soon_threadsafe(server.stop) and None)
+    try:
+        await server.serve(sockets=[listening])
+    finally:
+        pacing.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await pacing
+    if broken:
+        if isinstance(broken[0], PolicyError):
+            raise ScenarioError(str(broken[0])) from broken[0]
+        raise broken[0]

@@ -1,0 +1,212 @@
+"""A served session: requests in flight, who waits for their tokens, and what is left when it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim.engine import LiveRun
+from sim.errors import ScenarioError
+from sim.results import Result
+from sim.scenario.settings import Scenario
+from sim.serve.counted import Counted
+from sim.serve.exchange import Exchange
+from sim.serve.pacer import Pacer
+from sim.serve.setup import Setup
+
+_MOST_PENDING = 4096
+"""Steps of a stream that wait to be written; beyond them they are written as one."""
+
+
+class Session:
+    """The engine behind an endpoint, and its clock."""
+
+    def __init__(self, setup: Setup, *, speed: float, bound_s: float, warn: Callable[[str], None]) -> None:
+        self.setup = setup
+        try:
+            self.run = LiveRun(setup.experiment, self)
+        except ValueError as error:
+            raise ScenarioError(f"{setup.scenario.source}: {error}") from None
+        self.pacer = Pacer(self.run, speed, bound_s=bound_s, warn=warn)
+        self.counted = Counted(setup.models)
+        self.open: dict[int, Exchange] = {}
+        self.began_s = time.time()
+        self._names: dict[str, int] = {}
+        self._stream = setup.experiment.stream
+
+    def warm_up(self) -> None:
+        """Have a run of its own take a few requests: what is worked out only once is worked out before anybody waits for it."""
+        trial = LiveRun(self.setup.experiment, _Nobody())
+        for model in range(len(self.setup.models)):
+            for prompt in (1, 40, 700, 3000):
+                trial.send(prompt_tokens=prompt, output_tokens=40, max_tokens=40, digests=[], model=model)
+        trial.stop()
+
+    # What clients ask for.
+
+    def session_number(self, name: str | None) -> int:
+        """The conversation that goes by *name*; -1 without one."""
+        return -1 if name is None else self._names.setdefault(name, len(self._names))
+
+    def drawn(self) -> int:
+        """Output tokens of the next request by the scenario's workload: its rows in turn."""
+        lengths = self.setup.lengths
+        return int(lengths[len(self.run) % len(lengths)])
+
+    def ask(
+        self, *, prompt_tokens: int, output_tokens: int, max_tokens: int, digests: Sequence[int], model: int,
+        priority: int = 0, session: str | None = None,
+    ) -> Exchange:  # fmt: skip
+        """A request comes now."""
+        self.pacer.catch_up()
+        exchange = Exchange(model, prompt_tokens, output_tokens, "length" if output_tokens == max_tokens else "stop")
+        exchange.id = self.run.send(
+            prompt_tokens=prompt_tokens, output_tokens=output_tokens, max_tokens=max_tokens, digests=digests, model=model,
+            priority=priority, session=self.session_number(session),
+        )  # fmt: skip
+        self.open[exchange.id] = exchange
+        self.counted.came(model, max_tokens)
+        self.pacer.ring()
+        return exchange
+
+    def give_up(self, exchange: Exchange) -> None:
+        """Its client has gone."""
+        if exchange.id in self.open:
+            del self.open[exchange.id]
+            self.pacer.catch_up()
+            self.run.give_up(exchange.id)
+            self.counted.ended(self.run, exchange, "abort")
+            self.pacer.ring()
+
+    # What the engine tells.
+
+    def emitted(self, id_: int, tokens: int, now_ns: int) -> None:
+        exchange = self.open.get(id_)
+        if exchange is not None:
+            self._got(exchange, tokens, now_ns, last=False)
+
+    def ended(self, id_: int, now_ns: int) -> None:
+        exchange = self.open.pop(id_, None)
+        if exchange is None:
+            return
+        self._got(exchange, exchange.output_tokens - exchange.got, now_ns, last=True)
+        exchange.ended_ns = now_ns
+        self.counted.ended(self.run, exchange, exchange.finish)
+        exchange.wake()
+
+    def refused(self, id_: int, reason: str, now_ns: int) -> None:
+        exchange = self.open.pop(id_, None)
+        if exchange is not None:
+            exchange.reason = reason
+            self.counted.ended(self.run, exchange, "error")
+            exchange.wake()
+
+    def _got(self, exchange: Exchange, tokens: int, now_ns: int, *, last: bool) -> None:
+        self.counted.got(exchange, tokens, now_ns)
+        if exchange.first_ns < 0:
+            exchange.first_ns = now_ns
+            self.counted.first(self.run, exchange)
+        exchange.latest_ns = now_ns
+        exchange.got += tokens
+        exchange.grouped += tokens
+        exchange.turn += 1
+        n, pending = self._stream.interval, exchange.pending
+        whole = exchange.turn % n == 0 if self._stream.rule == "iterations" else exchange.grouped >= n
+        if not (last or whole or exchange.got == tokens):
+            return
+        if len(pending) < _MOST_PENDING:
+            pending.append((exchange.grouped, now_ns))
+        else:
+            pending[-1] = (pending[-1][0] + exchange.grouped, now_ns)
+        exchange.grouped = 0
+        if not last:
+            exchange.wake()
+
+    # The end.
+
+    def times(self, exchange: Exchange) -> dict[str, str]:
+        """Simulated times of an exchange, as headers."""
+        run, id_ = self.run, exchange.id
+        came = run.arrival_ns(id_)
+        found = {"Request": str(id_), "Speed": f"{self.pacer.speed:g}", "Arrival-Seconds": _seconds(came)}
+        if exchange.first_ns >= 0:
+            found["Ttft-Seconds"] = _seconds(exchange.first_ns - came)
+        if run.scheduled_ns(id_) >= 0:
+            found["Queue-Seconds"] = _seconds(run.scheduled_ns(id_) - came)
+        if exchange.ended_ns >= 0:
+            found["E2el-Seconds"] = _seconds(exchange.ended_ns - came)
+            if exchange.got > 1:
+                found["Tpot-Seconds"] = _seconds(round((exchange.ended_ns - exchange.first_ns) / (exchange.got - 1)))
+        return {f"X-Rooftrace-{name}": value for name, value in found.items()}
+
+    def close(self, why: str) -> None:
+        """Nobody gets more tokens: *why* is what clients are told."""
+        for exchange in list(self.open.values()):
+            self.give_up(exchange)
+            exchange.reason = why
+            exchange.wake()
+
+    def write(self, folder: Path, *, facts: dict[str, Any]) -> Result:
+        """Write the results of all that came into an existing *folder*, and return them. At least one request has come."""
+        from sim.run import completed
+
+        setup = self.setup
+        columns = completed(setup.experiment, self.run.stop())
+        columns.meta["wall_s"] = time.time() - self.began_s
+        manifest = dict(setup.built.manifest)
+        manifest["workload"] = {"source": "requests that clients sent to rooftrace serve", "requests": len(self.run)}
+        handed, lag = self.pacer.handed, self.pacer.lag
+        manifest["served"] = {
+            "speed": self.pacer.speed,
+            **facts,
+            "lag_bound_s": self.pacer.bound_s,
+            "pacer_lag_s": _lag_facts(lag),
+            "handed_over_lag_s": _lag_facts(handed),
+        }
+        result = Result(columns, manifest=manifest, slo=setup.built.slo).kept()
+        result.write(folder)
+        self.run.trace().to_csv(folder / "arrivals.csv")
+        (folder / "replay.yaml").write_text(_replay(setup.scenario), encoding="utf-8")
+        return result
+
+
+class _Nobody:
+    """Listens to nothing."""
+
+    def emitted(self, id_: int, tokens: int, now_ns: int) -> None: ...
+
+    def ended(self, id_: int, now_ns: int) -> None: ...
+
+    def refused(self, id_: int, reason: str, now_ns: int) -> None: ...
+
+
+def _replay(scenario: Scenario) -> str:
+    """The scenario with the requests that came, to lie beside them; files that it names are found from anywhere."""
+    settings = {**scenario.settings(), "workload": {"trace": "arrivals.csv"}}
+    for key in ("model", "hardware", "placement"):
+        name = settings.get(key)
+        file = scenario.find(name) if isinstance(name, str) else None
+        if file is not None:
+            settings[key] = str(Path(file).resolve())
+    return Scenario.from_mapping(settings, source=scenario.source).to_yaml()
+
+
+def _seconds(ns: int) -> str:
+    return f"{ns * 1e-9:.9f}"
+
+
+def _lag_facts(lag: Any) -> dict[str, Any]:
+    histogram = lag.histogram
+    n = histogram.n
+    bound = {name: histogram.quantile_s(share) for name, share in (("p50_at_most", 0.5), ("p99_at_most", 0.99))}
+    return {
+        "n": n,
+        "mean": histogram.total / n if n else None,
+        **{name: None if not n or np.isinf(value) else value for name, value in bound.items()},
+        "max": lag.worst_s,
+        "beyond_the_bound": lag.late,
+    }

@@ -1,0 +1,112 @@
+"""From a scenario to a run that takes requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.errors import ScenarioError
+from sim.scenario.assembly import resolve
+from sim.scenario.assembly.pools import pools_of
+from sim.scenario.settings import Scenario
+from sim.scenario.workload import workload_of
+
+if TYPE_CHECKING:
+    from sim.engine import Experiment
+    from sim.scenario.assembly.experiment import Built
+    from workloads import ClosedLoop, Trace
+
+ID_TOKENS = 16
+"""Tokens whose content has one name, where the KV blocks allow it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """All that a session needs of its scenario."""
+
+    scenario: Scenario
+    built: Built
+    """Its workload is a live one."""
+    models: tuple[str, ...]
+    """Names of the models, by row; one where all requests go to the same."""
+    limits: tuple[int | None, ...]
+    """Tokens of prompt and output that each takes."""
+    lengths: np.ndarray
+    """Output tokens of the scenario's workload, request after request."""
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.built.experiment
+
+
+def set_up(scenario: Scenario) -> Setup:
+    """What *scenario* deploys, with a live workload in place of its own.
+
+    Its own says what lengths to plan for, and may say how long answers are. ScenarioError for what cannot be built or served.
+    """
+    from sim.engine import live_trace
+
+    expected = workload_of(scenario)
+    pools = pools_of(scenario)
+    hosted = tuple(dict.fromkeys(name for pool in pools for name in pool.serves))
+    several = scenario.pools is not None or scenario.placement is not None
+    names = hosted if len(hosted) > 1 else ()
+    built = resolve(scenario, workload=_planned(expected, names))
+    sizes = {tenant.block_tokens for tenant in built.experiment.tenants}
+    size = ID_TOKENS if all(ID_TOKENS % each == 0 or each % ID_TOKENS == 0 for each in sizes) else min(sizes)
+    workload = live_trace(names, size)
+    limits = {tenant.model: tenant.max_model_len for tenant in built.experiment.tenants}
+    if not (expected.output_tokens > 0).any():
+        raise ScenarioError(
+            f"{scenario.source}: workload: its requests emit no tokens, and an endpoint answers with tokens"
+        )
+    manifest = built.manifest
+    if several:
+        called = {model["serves"]: model["name"] for pool in manifest["pools"].values() for model in pool["models"]}
+        shown = tuple(called.get(name, name) if "#" not in name else name for name in hosted)
+    else:
+        shown = (manifest["model"]["name"],)
+    return Setup(
+        scenario=scenario,
+        built=replace(built, experiment=replace(built.experiment, workload=workload)),
+        models=shown,
+        limits=tuple(limits.get(row, limits.get(None)) for row in range(len(shown))),
+        lengths=np.maximum(expected.output_tokens[expected.output_tokens > 0], 1),
+    )
+
+
+def _planned(expected: Trace | ClosedLoop, names: tuple[str, ...]) -> Any:
+    """The scenario's own requests as far as a deployment is planned for them: their lengths, in turn for each model."""
+    from workloads import Trace
+
+    n = len(expected)
+    if isinstance(expected, Trace) and (expected.models or not names):
+        return expected
+    return Trace(
+        arrival_ns=np.arange(n),
+        prompt_tokens=expected.prompt_tokens,
+        output_tokens=expected.output_tokens,
+        models=names,
+        model_index=np.arange(n) % len(names) if names else None,
+        source=expected.source,
+    )
+
+
+def names_of(setup: Setup, given: Sequence[str]) -> list[list[str]]:
+    """Of each model its own name and those that are *given*, NAME or NAME=MODEL; ScenarioError where they clash."""
+    found = [[name] for name in setup.models]
+    for text in given:
+        name, equals, model = text.partition("=")
+        if not name or (equals and model not in setup.models) or (not equals and len(found) > 1):
+            raise ScenarioError(
+                f"--model-name {text!r}: expected NAME, or NAME=MODEL with one of {', '.join(setup.models)}"
+            )
+        row = setup.models.index(model) if equals else 0
+        if any(name in names for i, names in enumerate(found) if i != row):
+            raise ScenarioError(f"--model-name {text!r}: another model goes by that name")
+        if name not in found[row]:
+            found[row].append(name)
+    return found

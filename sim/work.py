@@ -1,0 +1,176 @@
+"""What the devices of a run did, worked out from its records: arithmetic, memory traffic, and how much power it draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from hwmodels.cost import CostModel
+    from sim.engine import Columns, Experiment
+
+_SPAN_FIELDS = (
+    *("n", "prefill_rows", "prefill_chunks", "prefill_pairs", "prefill_kv_tokens", "decode_seqs", "query_tokens"),
+    *("decode_kv_tokens", "completions", "prefill_pairs_window", "decode_kv_window", "window_growth"),
+    "draft_steps",
+)
+_SPANS_AT_ONCE = 1 << 17
+
+
+def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
+    """Arithmetic and memory traffic of a run over all replicas, and what their GPUs could do in a second.
+
+    Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s (`machine_peaks` has the last two of each machine, where they come
+    and go); by machine busy_s and power_share_s, the share of its devices' power limit integrated over the time for which it is
+    busy; and prompt_share, the part of the busy time that prompts take, by the time that prompts and decodes of each iteration
+    would take on a roofline of their own. Within a span only the KV tokens read change, evenly, and work is affine in them: the
+    mean of its first and last iteration is that of all; power is the mean of the two. Empty where a model is known by a table of
+    latencies only, which says nothing of its work.
+    """
+    from sim.engine.prices import StageTable
+
+    done: dict[str, Any] = {"flops": 0.0, "hbm_bytes": 0.0, "peak_flops_per_s": 0.0, "peak_bytes_per_s": 0.0}
+    done |= {"busy_s": [], "power_share_s": [], "prompt_s": 0.0}
+    rows = iter(columns.replicas)
+    peaks: list[tuple[float, float]] = []
+    for machine in experiment.machines:
+        spans = [next(rows).spans for _ in range(len(machine.tenants) * machine.ranks)]
+        costs = [spec.cost for spec in machine.tenants if not isinstance(spec.cost, StageTable)]
+        if len(costs) < len(machine.tenants):
+            return {}
+        # Models that share a machine share its GPUs; one that computes in a narrower format has the higher peak.
+        peaks.append((max(cost.peak_flops_per_s for cost in costs), max(cost.peak_bytes_per_s for cost in costs)))
+        done["peak_flops_per_s"] += peaks[-1][0]
+        done["peak_bytes_per_s"] += peaks[-1][1]
+        if machine.ranks > 1:
+            spans = [_together(spans)]
+        done["busy_s"].append(0.0)
+        done["power_share_s"].append(0.0)
+        for cost, spec, of_it in zip(costs, machine.tenants, spans, strict=True):
+            _add_work(done, cost, spec.draft_cost, of_it)
+    busy_s, prompt_s = sum(done["busy_s"]), done.pop("prompt_s")
+    done["prompt_share"] = prompt_s / busy_s if busy_s else None
+    return done if experiment.fleet is None else {**done, "machine_peaks": peaks}
+
+
+def _together(of_ranks: list[np.ndarray]) -> np.ndarray:
+    """The steps of ranks, each an iteration of all of them: what is read once by all is counted once."""
+    spans = np.concatenate(of_ranks)
+    starts, step = np.unique(spans["start_ns"], return_inverse=True)
+    found = np.zeros(len(starts), [(name, np.int64) for name in (*_SPAN_FIELDS, "first_ticks", "growth_ticks")])
+    for name in _SPAN_FIELDS:
+        np.add.at(found[name], step, spans[name].astype(np.int64))
+    # A step lasts as long for all of its ranks.
+    np.maximum.at(found["first_ticks"], step, spans["first_ticks"])
+    found["n"] = 1
+    queries = np.zeros(len(starts), np.int64)
+    np.add.at(queries, step, spans["decode_seqs"].astype(np.int64) * spans["query_tokens"])
+    found["query_tokens"] = -(-queries // np.maximum(found["decode_seqs"], 1))
+    found["draft_steps"] = 0
+    np.maximum.at(found["draft_steps"], step, spans["draft_steps"].astype(np.int64))
+    return found
+
+
+def _add_work(done: dict[str, Any], cost: CostModel, draft_cost: CostModel | None, spans_of: np.ndarray) -> None:
+    """What a model did on a machine, by its records."""
+    from hwmodels.totals import Totals
+    from sim.engine.clock import TICK_BITS
+
+    for at in range(0, len(spans_of), _SPANS_AT_ONCE):
+        spans = spans_of[at : at + _SPANS_AT_ONCE]
+        span = {name: spans[name].astype(np.int64) for name in _SPAN_FIELDS}
+        queries = span["decode_seqs"] * span["query_tokens"]
+        ticks = span["n"] * spans["first_ticks"] + spans["growth_ticks"] * (span["n"] * (span["n"] - 1) // 2)
+        seconds = ticks * (1e-9 / (1 << TICK_BITS))
+        for steps in (0, span["n"] - 1):
+            totals = Totals(
+                rows=span["prefill_rows"] + queries,
+                prefill_rows=span["prefill_rows"],
+                prefill_chunks=span["prefill_chunks"],
+                prefill_pairs=span["prefill_pairs"],
+                prefill_kv_tokens=span["prefill_kv_tokens"],
+                decode_seqs=span["decode_seqs"],
+                decode_kv_tokens=span["decode_kv_tokens"] + steps * span["decode_seqs"],
+                logit_rows=queries + span["completions"],
+                prefill_pairs_window=span["prefill_pairs_window"],
+                decode_kv_window=span["decode_kv_window"] + steps * span["window_growth"],
+            )
+            work = cost.work(totals)
+            done["flops"] += 0.5 * float(_total(work.flops, span["n"]))
+            done["hbm_bytes"] += 0.5 * float(_total(work.hbm_bytes, span["n"]))
+            _add_power(done, cost, work, span["n"], 0.5 * seconds)
+            done["prompt_s"] += float((_prompt_share(cost, totals, span["completions"]) * 0.5 * seconds).sum())
+        if draft_cost is not None:
+            _add_draft_work(done, draft_cost, span)
+
+
+def _add_power(done: dict[str, Any], cost: CostModel, work: Any, times: np.ndarray, seconds: np.ndarray) -> None:
+    """Add spans of *seconds* in each of whose iterations *work* was done; a draft's passes draw what the target's step draws."""
+    from hwmodels.power import power_share
+
+    busy = seconds > 0
+    each = np.where(busy, seconds / times, 1.0)
+    memory = np.broadcast_to(work.hbm_bytes, times.shape) / (each * cost.peak_bytes_per_s)
+    compute = np.broadcast_to(work.flops, times.shape) / (each * cost.peak_flops_per_s)
+    done["busy_s"][-1] += float(seconds.sum())
+    done["power_share_s"][-1] += float((power_share(memory, compute) * seconds)[busy].sum())
+
+
+def _prompt_share(cost: CostModel, totals: Any, completions: np.ndarray) -> np.ndarray:
+    """Of each iteration, the part that its prompts take: both kinds of rows alone on the device's roofline."""
+    zero = np.zeros_like(totals.prefill_rows)
+    prompts = totals._replace(
+        rows=totals.prefill_rows, decode_seqs=zero, decode_kv_tokens=zero, logit_rows=completions, decode_kv_window=zero
+    )
+    decodes = totals._replace(
+        rows=totals.rows - totals.prefill_rows, prefill_rows=zero, prefill_chunks=zero, prefill_pairs=zero,
+        prefill_kv_tokens=zero, logit_rows=totals.logit_rows - completions, prefill_pairs_window=zero,
+    )  # fmt: skip
+    of_prompts, of_decodes = (_roofline_s(cost, each) * (each.rows > 0) for each in (prompts, decodes))
+    both = of_prompts + of_decodes
+    return np.where(both > 0, of_prompts / np.where(both > 0, both, 1.0), 0.0)
+
+
+def _roofline_s(cost: CostModel, totals: Any) -> np.ndarray:
+    work = cost.work(totals)
+    return np.maximum(
+        np.asarray(work.flops) / cost.peak_flops_per_s, np.asarray(work.hbm_bytes) / cost.peak_bytes_per_s
+    )
+
+
+def _add_draft_work(done: dict[str, Any], draft: CostModel, span: Mapping[str, Any]) -> None:
+    """Prompts and passes of the draft model; a draft of which only a time is known adds nothing."""
+    from hwmodels.totals import Totals
+
+    zero = np.zeros_like(span["n"])
+    prompts = Totals(
+        rows=span["prefill_rows"],
+        prefill_rows=span["prefill_rows"],
+        prefill_chunks=span["prefill_chunks"],
+        prefill_pairs=span["prefill_pairs"],
+        prefill_kv_tokens=span["prefill_kv_tokens"],
+        decode_seqs=zero,
+        decode_kv_tokens=zero,
+        logit_rows=zero,
+        prefill_pairs_window=span["prefill_pairs_window"],
+        decode_kv_window=zero,
+    )
+    seqs, kv = span["decode_seqs"], span["decode_kv_tokens"]
+    window = zero if draft.window_tokens is None else span["decode_kv_window"]
+    passes = Totals(seqs, zero, zero, zero, zero, seqs, kv, seqs, zero, window)
+    decoding = span["draft_steps"] * (seqs > 0)
+    done_by = [(prompts, span["n"] * (span["prefill_rows"] > 0)), (passes, span["n"] * decoding)]
+    if getattr(draft, "reads_whole_step", False):
+        first = (decoding > 0).astype(np.int64)
+        whole = passes._replace(rows=seqs * span["query_tokens"])
+        done_by[1:] = [(whole, span["n"] * first), (passes, span["n"] * (decoding - first))]
+    for totals, times in done_by:
+        work = draft.work(totals)
+        done["flops"] += float(_total(work.flops, times))
+        done["hbm_bytes"] += float(_total(work.hbm_bytes, times))
+
+
+def _total(each: Any, times: np.ndarray) -> Any:
+    return (np.broadcast_to(each, times.shape) * times).sum()

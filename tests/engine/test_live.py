@@ -1,0 +1,155 @@
+"""Requests that come while a run goes on."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import pytest
+
+from sim import Scenario
+from sim.engine import Experiment, LiveRun, live_trace, run
+from sim.engine.content import contents_of
+from sim.engine.grown import GrownContents
+from sim.scenario.assembly import resolve
+
+
+class Log:
+    """Every token of every request, and how each ended."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, int] = {}
+        self.refusals: dict[int, str] = {}
+
+    def emitted(self, id_: int, tokens: int, now_ns: int) -> None:
+        self.tokens.setdefault(id_, []).extend([now_ns] * tokens)
+
+    def ended(self, id_: int, now_ns: int) -> None:
+        self.ends[id_] = now_ns
+
+    def refused(self, id_: int, reason: str, now_ns: int) -> None:
+        self.refusals[id_] = reason
+
+
+def experiment_of(*settings: str) -> Experiment:
+    return resolve(Scenario.default().with_set(*settings), workload=live_trace((), 16)).experiment
+
+
+def played(experiment: Experiment, seed: int, n: int = 60, gone: float = 0.2) -> tuple[LiveRun, Log]:
+    """A live run of *n* random requests, half of which share beginnings, and of which a share goes before the end."""
+    rng = np.random.default_rng(seed)
+    log = Log()
+    live = LiveRun(experiment, log)
+    leaving: list[tuple[int, int]] = []
+    at = 0
+    for i in range(n):
+        at += int(rng.exponential(2e7))
+        while leaving and leaving[0][0] <= at:
+            when, id_ = leaving.pop(0)
+            live.advance(max(when, live.now_ns))
+            live.give_up(id_)
+        live.advance(max(at, live.now_ns))
+        prompt, output = int(rng.integers(1, 3000)), int(rng.integers(1, 120))
+        shared = [int(rng.integers(0, 3))] * (prompt // 16 // 2)
+        digests = shared + [1000 + i] * (prompt // 16 - len(shared))
+        id_ = live.send(
+            prompt_tokens=prompt, output_tokens=output, max_tokens=output + 7, digests=digests,
+            session=int(rng.integers(-1, 4)),
+        )  # fmt: skip
+        if rng.random() < gone:
+            leaving = sorted([*leaving, (live.now_ns + int(rng.exponential(3e8)), id_)])
+    return live, log
+
+
+CASES = [
+    (),
+    ("replicas=3", "router=power_of_two"),
+    ("replicas=2", "router=session"),
+    ("scheduler={policy: vllm-v0}",),
+    ("memory.kv_blocks=600",),
+    ("parallel.pipeline=2",),
+    ("serving_stack=sglang", "scheduler={policy: sglang}", "memory.block_tokens=1"),
+    ("decoding={method: ngram, num_speculative_tokens: 3, acceptance: {alpha: 0.6}}",),
+]
+
+
+@pytest.mark.parametrize("settings", CASES, ids=lambda settings: " ".join(settings) or "default")
+def test_a_trace_of_what_came_gives_the_same_run(settings: tuple[str, ...]) -> None:
+    experiment = experiment_of(*settings)
+    live, log = played(experiment, seed=3)
+    columns = live.stop()
+    again = run(Experiment(workload=live.trace(), replicas=experiment.replicas, router=experiment.router,
+                           seed=experiment.seed, **{name: getattr(experiment, name) for name in FRONT_END}))  # fmt: skip
+    for name, column in again.requests.items():
+        assert np.array_equal(column, columns.requests[name]), name
+    assert set(columns.requests["status"].tolist()) == {0, 3}
+    ended = np.flatnonzero(columns.requests["status"] == 0).tolist()
+    assert sorted(log.ends) == ended
+    for id_ in ended:
+        told = log.tokens.get(id_, [])
+        rest = columns.requests["output_tokens"][id_] - len(told)
+        # Those of the last step are told of by its end.
+        assert rest == 1 if experiment.tenants[0].decoding is None else 1 <= rest <= 4
+        assert (told or [log.ends[id_]])[0] == columns.requests["first_token_ns"][id_]
+        assert log.ends[id_] == columns.requests["finish_ns"][id_]
+    gaps = np.concatenate([np.diff([*log.tokens.get(id_, []), log.ends[id_]]) for id_ in ended])
+    assert gaps.sum() == (columns.requests["finish_ns"] - columns.requests["first_token_ns"])[ended].sum()
+
+
+FRONT_END = ("admission_s", "admission_s_per_token", "admission_serial_s")
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("size", [1, 16, 64])
+def test_a_tree_that_grows_names_what_all_at_once_do(seed: int, size: int) -> None:
+    rng = np.random.default_rng(seed)
+    tree = GrownContents(16)
+    grown = tree.contents_in(size)
+    rows, prompts, outputs = [], [], []
+    for _ in range(200):
+        start = rows[int(rng.integers(len(rows)))][: int(rng.integers(0, 12))] if rows else []
+        row = [*start, *rng.integers(0, 4, int(rng.integers(0, 6))).tolist()]
+        prompt = len(row) * 16 + int(rng.integers(0, 16)) + (not row)
+        output = int(rng.integers(1, 50))
+        if rng.random() < 0.3 and len(row) > 1:
+            # The last ids are of what is emitted.
+            output, prompt = 40, prompt - 32 + (prompt == 32)
+        rows.append(row)
+        prompts.append(prompt)
+        outputs.append(output)
+        tree.add(row, prompt, output)
+    offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows])))
+    flat = np.array([id_ for row in rows for id_ in row], np.int64)
+    whole = contents_of(flat, offsets, 16, np.array(prompts), np.array(outputs), size)
+    for name in ("start", "parent", "chain", "named"):
+        assert getattr(grown, name) == getattr(whole, name), name
+    assert [tree.digests_of(i) for i in range(len(rows))] == rows
+
+
+def test_requests_of_one_instant_are_told_apart() -> None:
+    live = LiveRun(experiment_of(), Log())
+    ids = [live.send(prompt_tokens=10, output_tokens=2, max_tokens=2, digests=[]) for _ in range(3)]
+    assert ids == [0, 1, 2]
+    assert [live.arrival_ns(id_) for id_ in ids] == [0, 1, 2]
+
+
+def test_who_can_never_fit_is_known_before() -> None:
+    log = Log()
+    live = LiveRun(experiment_of("memory.kv_blocks=100"), log)
+    reason = live.refusal(5000, 10)
+    assert reason is not None
+    assert "KV blocks" in reason
+    live.send(prompt_tokens=5000, output_tokens=10, max_tokens=10, digests=[])
+    live.advance(10**12)
+    assert log.refusals == {0: reason}
+    assert live.refusal(100, 10) is None
+
+
+def test_columns_of_a_live_run_hold_what_came() -> None:
+    live, _ = played(experiment_of(), seed=1, n=5, gone=0)
+    columns = live.stop()
+    assert len(live) == 5
+    assert {len(column) for column in columns.requests.values()} == {5}
+    assert isinstance(live.trace().prompt_tokens, np.ndarray)
+    assert array("q", live.trace().arrival_ns.tolist()) == array("q", columns.requests["arrival_ns"].tolist())

@@ -1,0 +1,51 @@
+"""What a tier keeps, who gives way, and when machines see what others did."""
+
+from __future__ import annotations
+
+from sim.engine.stores import Key, SharedStore, Store
+
+ONE: Key = ((0, 4, 1), 1)
+"""A chain of contents whose blocks are a byte each."""
+TWO: Key = ((0, 4, 1), 2)
+
+
+def test_of_a_prompt_that_forks_the_last_block_used_gives_way_first() -> None:
+    store = Store(4)
+    store.put([(ONE, 0, 2)], 0, 0)
+    store.put([(TWO, 2, 4)], 1, 1)
+    # One prompt has all four; the two that came first are the first of it.
+    store.use([(ONE, 0, 2), (TWO, 2, 4)])
+    assert store.put([(ONE, 7, 8)], 2, 2) == [(TWO, 3, 4)]
+    assert store.covered([(ONE, 0, 2), (TWO, 2, 4)], 0, 2) == 3
+    assert store.fault() is None
+
+
+def test_blocks_written_together_are_found_each_when_it_has_come() -> None:
+    store = Store(8)
+    store.put([(ONE, 0, 2)], 0, 5)
+    # The prompt goes on: its first blocks are on their way still, and the others come later.
+    assert store.missing([(ONE, 0, 4)]) == 2
+    store.put([(ONE, 0, 4)], 1, 9)
+    assert [store.covered([(ONE, 0, 4)], 0, now_ns) for now_ns in (4, 5, 8, 9)] == [0, 2, 2, 4]
+
+
+def test_sequences_that_were_moved_here_make_contents_give_way_and_not_each_other() -> None:
+    store = Store(4)
+    store.put([(ONE, 0, 3)], 0, 0)
+    assert store.move_in(7, 2) == [(ONE, 2, 3)]
+    assert store.move_in(8, 3) is None
+    assert store.move_in(8, 2) == [(ONE, 0, 2)]
+    store.move_out(7)
+    store.move_out(7)
+    assert (store.used_bytes, store.fault()) == (2, None)
+
+
+def test_what_a_machine_does_to_a_shared_store_is_seen_a_nanosecond_later_in_the_order_of_machines() -> None:
+    store = SharedStore(2)
+    store.later(1, 10, [(TWO, 0, 2)], 10)
+    store.later(0, 10, [(ONE, 0, 2)], 10)
+    store.bring_up_to(10)
+    assert store.used_bytes == 0
+    store.bring_up_to(11)
+    # The second machine's came last, whoever told of it first.
+    assert (store.covered([(ONE, 0, 2)], 0, 11), store.covered([(TWO, 0, 2)], 0, 11)) == (0, 2)

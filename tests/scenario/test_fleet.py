@@ -1,0 +1,173 @@
+"""`autoscale` and `failures` in scenarios: what they make, what they refuse, what a run says."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sim
+from hwmodels.cold_starts import cold_start, cold_starts
+from sim import ScenarioError
+from sim.engine.lives import Outage
+from sim.scenario import Scenario
+from sim.scenario.assembly import build
+
+SMALL: dict[str, Any] = {
+    "model": "llama-3.1-8b",
+    "hardware": "h100-sxm",
+    "scheduler": {"policy": "vllm"},
+    "workload": {
+        "arrivals": {"process": "deterministic", "rate_per_s": 4},
+        "prompt_tokens": 400,
+        "output_tokens": 40,
+        "requests": 200,
+    },
+}
+SCALED: dict[str, Any] = {"policy": {"policy": "concurrency", "target": 2}, "max": 3, "interval_s": 5.0}
+
+
+def scenario(**settings: Any) -> Scenario:
+    return Scenario.from_mapping({**SMALL, **settings})
+
+
+@pytest.mark.parametrize("path", ["cold", "restore"])
+def test_measured_starts_are_those_that_were_published(shared: Path, path: str) -> None:
+    with (shared / "serving" / "cold_start_qwen3-32b.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["path"] == path]
+    whole = [float(row["seconds"]) for row in rows if not row["phase"].startswith(("  ", "TOTAL"))]
+    total = next(float(row["seconds"]) for row in rows if row["phase"].startswith("TOTAL"))
+    found = [seconds for _, seconds in cold_start(f"qwen3-32b-h100-{path}").phases]
+    assert found == whole
+    assert sum(found) == pytest.approx(total, abs=0.05)
+    assert len(cold_starts()) == 2
+
+
+def test_a_scenario_says_how_machines_start_and_how_many_there_may_be() -> None:
+    autoscale = {**SCALED, "min": 0, "start": "qwen3-32b-h100-restore", "provision_s": 30.0}
+    experiment = build(scenario(replicas=2, autoscale=autoscale))
+    assert len(experiment.machines) == 3
+    assert experiment.fleet is not None
+    (scaling,) = experiment.fleet.scaling
+    assert scaling is not None
+    assert scaling.phases == (("provision", 30.0), ("container", 6.0), ("restore", 8.0), ("wake_up", 4.0))
+    assert (scaling.min_machines, scaling.initial, scaling.down_window_s) == (0, 2, 300.0)
+
+
+def test_a_schedule_begins_with_what_it_says() -> None:
+    schedule = {"policy": "schedule", "at_s": [0.0, 10.0], "machines": [2, 3]}
+    fleet = build(scenario(autoscale={"policy": schedule, "max": 3})).fleet
+    assert fleet is not None
+    (scaling,) = fleet.scaling
+    assert scaling is not None
+    assert (scaling.initial, scaling.down_window_s) == (2, 0.0)
+
+
+def test_failures_are_drawn_listed_and_slow() -> None:
+    failures = {
+        "mean_up_s": 100.0, "mean_down_s": 10.0, "shape": 2.0, "times": [{"machine": 1, "at_s": 5.0, "for_s": 2.0}],
+        "slow": [{"machine": 0, "factor": 3.0}], "in_flight": "retry", "when_none": "lose", "retries": None,
+    }  # fmt: skip
+    experiment = build(scenario(replicas=2, failures=failures))
+    fleet = experiment.fleet
+    assert fleet is not None
+    assert fleet.outages == (Outage(machine=1, at_s=5.0, for_s=2.0),)
+    assert (fleet.in_flight, fleet.when_none, fleet.retries) == ("retry", "lose", None)
+    assert fleet.failing[0] is not None
+    assert (fleet.failing[0].up.mean_s, fleet.failing[0].up.shape, fleet.failing[0].down.mean_s) == (100.0, 2.0, 10.0)
+    from hwmodels.totals import Totals
+
+    step = Totals(8, 0, 0, 0, 0, 8, 4000, 8, 0, 0)
+    slow, plain = (spec.cost.iteration_s(step) for spec in experiment.tenants)  # type: ignore[union-attr]
+    assert slow == 3.0 * plain
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"autoscale": {**SCALED, "min": 4}}, "max is at least min; got 3 and 4"),
+        (
+            {"replicas": 4, "autoscale": SCALED},
+            r"begins with 4 machines \(replicas\), and there are 1 \(min\) to 3 \(max\)",
+        ),
+        (
+            {"autoscale": {**SCALED, "policy": {"policy": "schedule", "at_s": [0.0, 60.0], "machines": [1, 0]}}},
+            r"the schedule asks for 0 machines, and there are 1 \(min\) to 3 \(max\)",
+        ),
+        (
+            {"autoscale": {**SCALED, "policy": {"policy": "schedule", "at_s": [9.0], "machines": [1]}}},
+            "at_s starts with 0",
+        ),
+        ({"autoscale": {**SCALED, "policy": {"policy": "hpa"}}}, "'hpa' is not a policy"),
+        ({"autoscale": {**SCALED, "policy": {"policy": "concurrency", "targe": 2}}}, "targe is not a setting"),
+        ({"autoscale": {**SCALED, "start": "qwen3-32b"}}, "'qwen3-32b' is not a measured start"),
+        ({"failures": {"mean_up_s": 5.0}}, "mean_up_s and mean_down_s go together"),
+        ({"failures": {"times": [{"machine": 1, "at_s": 0.0}]}}, "there is no machine 1; they count from 0 to 0"),
+        ({"failures": {"slow": [{"machine": 1, "factor": 2.0}]}}, "there is no machine 1; they count from 0 to 0"),
+        ({"failures": {"in_flight": "forget"}}, "in_flight"),
+        (
+            {
+                "failures": {},
+                "pools": {"a": {"role": "prefill"}, "b": {"role": "decode"}},
+                "links": {"net": {"bandwidth_gb_per_s": 50.0}},
+            },
+            "pools that prefill or decode alone neither grow nor fail in the model",
+        ),
+        (
+            {"autoscale": SCALED, "memory": {"prefix_caching": True, "tiers": [{"kind": "host", "gib": 10.0}]}},
+            "memory.tiers when a machine goes is not modelled",
+        ),
+        (
+            {
+                "autoscale": {**SCALED, "policy": {"policy": "perfect", "rate_per_s": 5.0}},
+                "workload": {**SMALL["workload"], "arrivals": {"process": "closed_loop", "concurrency": 2}},
+            },
+            "perfect knows when requests of a trace arrive",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ScenarioError, match=text):
+        build(scenario(**settings))
+
+
+def test_a_summary_says_what_machines_did_and_weighs_by_it(tmp_path: Path) -> None:
+    autoscale = {
+        "policy": {"policy": "schedule", "at_s": [0.0, 20.0], "machines": [2, 1]},
+        "max": 2,
+        "interval_s": 10.0,
+    }
+    result = sim.simulate(
+        scenario(autoscale=autoscale, failures={"times": [{"machine": 0, "at_s": 30.0, "for_s": 5.0}]})
+    )
+    found = result.summary["fleet"]
+    seconds = found["machine_s"]
+    makespan_s = result.summary["makespan_s"]
+    assert sum(seconds.values()) == pytest.approx(2 * makespan_s)
+    assert seconds["failed"] == pytest.approx(5.0)
+    assert found["machine_hours"] == pytest.approx((2 * makespan_s - seconds["off"]) / 3600)
+    served_s = seconds["ready"] + seconds["draining"]
+    assert found["availability"] == pytest.approx(served_s / (served_s + 5.0))
+    assert result.summary["busy_fraction"] == pytest.approx(result.columns.meta["busy_ns"] * 1e-9 / served_s)
+    assert found["without_machine_s"] == pytest.approx(5.0)
+    # 4 requests/s for 5 s, and the one or two that were under way.
+    assert 20 <= found["requests"]["held"] <= 23
+    assert found["drains"] == found["failures"] == 1
+    assert result.summary["requests"]["finished"] == 200
+    folder = result.save(tmp_path / "run")
+    assert json.loads((folder / "summary.json").read_text(encoding="utf-8"))["fleet"] == found
+    rows = dict(sim.results.fact_rows(result.summary))
+    assert rows["Failures"].startswith("1, availability 9")
+    assert rows["No machine ready"].startswith("5 s: 2")
+
+
+def test_starts_that_nobody_gave_and_those_of_another_are_noted() -> None:
+    from sim.scenario.assembly import resolve
+
+    (bare,) = [note for note in resolve(scenario(autoscale=SCALED)).manifest["notes"] if "autoscale" in note]
+    assert bare.startswith("autoscale.start says nothing, so that machines are ready after no time at all")
+    lent = resolve(scenario(autoscale={**SCALED, "start": "qwen3-32b-h100-cold"})).manifest["notes"]
+    assert any(note.startswith("Machines start as measured of Qwen3-32B") for note in lent)

@@ -1,0 +1,317 @@
+"""What clients get of an endpoint, and what is left when it stops."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+httpx = pytest.importorskip("httpx", reason="needs httpx (pip install 'rooftrace[test]')")
+pytest.importorskip("uvicorn", reason="needs the serve extra (pip install 'rooftrace[serve]')")
+pytest.importorskip("starlette", reason="needs the serve extra (pip install 'rooftrace[serve]')")
+
+from sim import Scenario, simulate  # noqa: E402
+from sim.errors import RooftraceError  # noqa: E402
+from sim.serve.app import Limits  # noqa: E402
+from sim.serve.script import Fault, Script, read_script  # noqa: E402
+from tests.serve.serving import Serving, serving  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def at() -> Iterator[Serving]:
+    with serving(speed=10.0, limits=Limits(body_bytes=1 << 20, streams=8)) as found:
+        yield found
+
+
+def post(at: Serving, path: str = "/v1/completions", **body: Any) -> Any:
+    return httpx.post(f"{at.url}{path}", json=body, timeout=30)
+
+
+def events(at: Serving, path: str, **body: Any) -> list[Any]:
+    with httpx.stream("POST", f"{at.url}{path}", json={**body, "stream": True}, timeout=30) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def test_an_answer_has_as_many_tokens_as_asked_for_and_says_when(at: Serving) -> None:
+    answer = post(at, prompt="Tell me a story", max_tokens=7, ignore_eos=True)
+    body = answer.json()
+    assert body["usage"] == {"prompt_tokens": 4, "completion_tokens": 7, "total_tokens": 11,
+                             "prompt_tokens_details": {"cached_tokens": 0}}  # fmt: skip
+    assert len(body["choices"][0]["text"].split()) == 7
+    assert body["choices"][0]["finish_reason"] == "length"
+    times = httpx.get(f"{at.url}/rooftrace/requests/{answer.headers['x-rooftrace-request']}").json()
+    ttft_s = (times["first_token_ns"] - times["arrival_ns"]) * 1e-9
+    assert float(answer.headers["x-rooftrace-ttft-seconds"]) == pytest.approx(ttft_s, abs=1e-9)
+    assert float(answer.headers["x-rooftrace-e2el-seconds"]) > ttft_s > 0
+
+
+def test_a_stream_has_an_event_for_every_token_and_its_usage_when_asked(at: Serving) -> None:
+    said = events(at, "/v1/completions", prompt="a b c", max_tokens=5, stream_options={"include_usage": True})
+    assert [len(event["choices"]) for event in said] == [1] * 5 + [0]
+    assert "".join(event["choices"][0]["text"] for event in said[:-1]) == " the of and to in"
+    assert [event["choices"][0]["finish_reason"] for event in said[:-1]] == [None] * 4 + ["length"]
+    assert said[-1]["usage"]["completion_tokens"] == 5
+    assert all("usage" not in event for event in said[:-1])
+
+
+def test_a_chat_opens_with_its_role(at: Serving) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+    ]
+    said = events(at, "/v1/chat/completions", messages=messages, max_completion_tokens=3)
+    deltas = [event["choices"][0]["delta"] for event in said]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert [delta["content"] for delta in deltas[1:]] == [" the", " of", " and"]
+
+
+def test_prompts_that_begin_alike_are_found_again(at: Serving) -> None:
+    begin = " ".join(f"word{i % 7}" for i in range(400))
+    first = post(at, prompt=begin + " one", max_tokens=2).json()["usage"]
+    second = post(at, prompt=begin + " two and more", max_tokens=2).json()["usage"]
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["prompt_tokens_details"]["cached_tokens"] == (first["prompt_tokens"] - 1) // 16 * 16
+
+
+REFUSED: list[tuple[dict[str, Any], int, str | None]] = [
+    ({"prompt": 5}, 400, "prompt"),
+    ({"prompt": ""}, 400, "prompt"),
+    ({"prompt": ["a", "b"]}, 400, "prompt"),
+    ({"prompt": [1, -2]}, 400, "prompt"),
+    ({}, 400, "prompt"),
+    ({"prompt": "a", "max_tokens": "ten"}, 400, "max_tokens"),
+    ({"prompt": "a", "max_tokens": True}, 400, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 10**12}, 400, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 200_000}, 400, "max_tokens"),
+    ({"prompt": "a", "n": 2}, 400, "n"),
+    ({"prompt": "a", "logprobs": 3}, 400, "logprobs"),
+    ({"prompt": "a", "stream": "yes"}, 400, "stream"),
+    ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
+    ({"prompt": "a", "model": "gpt-5"}, 404, "model"),
+    ({"prompt": "a", "model": 7}, 400, "model"),
+    ({"prompt": "a", "priority": 2**70}, 400, "priority"),
+    ({"prompt": "word " * 150_000}, 400, "prompt"),
+    ({"prompt": list(range(140_000))}, 400, "prompt"),
+    ({"prompt": "x" * (1 << 20)}, 413, None),
+    ({"prompt": "x" * 10_000_000}, 413, None),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_cannot_be_served_is_answered_in_openai_s_words(
+    at: Serving, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    answer = post(at, **body)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert error["code"] == status
+    assert error["param"] == param
+    assert error["message"]
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff\xfe{", b"[" * 100_000, b'{"prompt": NaN}'])
+def test_bodies_that_are_no_object_are_refused(at: Serving, data: bytes) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+        answer = httpx.post(f"{at.url}{path}", content=data, timeout=30)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "BadRequestError")
+
+
+@pytest.mark.parametrize("messages", [None, [], "hi", [1], [{"content": "x"}], [{"role": "user", "content": 3}],
+                                      [{"role": "user", "content": [{"type": "image_url"}]}]])  # fmt: skip
+def test_messages_are_checked(at: Serving, messages: Any) -> None:
+    answer = post(at, "/v1/chat/completions", messages=messages, max_tokens=1)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, 400)
+
+
+def test_unknown_places_and_methods_are_answered_in_the_same_shape(at: Serving) -> None:
+    assert httpx.get(f"{at.url}/v2/nothing").json()["error"]["code"] == 404
+    assert httpx.get(f"{at.url}/v1/completions").json()["error"]["code"] == 405
+    assert httpx.get(f"{at.url}/rooftrace/requests/999999").json()["error"]["code"] == 404
+    assert httpx.get(f"{at.url}/v1/models/none").json()["error"]["code"] == 404
+
+
+def test_models_and_tokens_are_told(at: Serving) -> None:
+    (card,) = httpx.get(f"{at.url}/v1/models").json()["data"]
+    assert (card["id"], card["max_model_len"]) == ("llama-3.1-8b", 131072)
+    assert httpx.get(f"{at.url}/v1/models/{card['id']}").json() == card
+    assert httpx.get(f"{at.url}/health").status_code == 200
+    told = post(at, "/tokenize", prompt="It is a test").json()
+    assert told["count"] == len(told["tokens"]) == 4
+
+
+def test_more_streams_than_allowed_are_told_to_come_again(at: Serving) -> None:
+    long = {"prompt": "a", "max_tokens": 20_000, "ignore_eos": True, "stream": True}
+    with httpx.Client(timeout=30) as client:
+        opened = [
+            client.send(client.build_request("POST", f"{at.url}/v1/completions", json=long), stream=True)
+            for _ in range(8)
+        ]
+        try:
+            refused = post(at, prompt="a", max_tokens=1)
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["type"] == "ServiceUnavailableError"
+        finally:
+            for response in opened:
+                response.close()
+    until(lambda: post(at, prompt="a", max_tokens=1).status_code == 200)
+
+
+def until(what: Any, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def metrics(at: Serving) -> dict[str, float]:
+    lines = [line for line in httpx.get(f"{at.url}/metrics").text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def test_metrics_go_by_vllm_s_names_and_say_how_late_the_endpoint_is(at: Serving) -> None:
+    before = metrics(at)
+    events(at, "/v1/completions", prompt="a b c", max_tokens=9)
+    after = metrics(at)
+    label = '{model_name="llama-3.1-8b",engine="0"}'
+    grown = {name: after[f"vllm:{name}{label}"] - before[f"vllm:{name}{label}"] for name in (
+        "prompt_tokens_total", "generation_tokens_total", "time_to_first_token_seconds_count",
+        "inter_token_latency_seconds_count", "e2e_request_latency_seconds_count",
+    )}  # fmt: skip
+    assert list(grown.values()) == [3, 9, 1, 8, 1]
+    assert after["rooftrace:handed_over_lag_seconds_count"] - before["rooftrace:handed_over_lag_seconds_count"] == 9
+    assert after["rooftrace:lag_bound_seconds"] == 0.02
+
+
+def test_a_session_is_a_results_folder_and_its_arrivals_give_the_same_run(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    with serving("replicas=2", "router=least_outstanding", speed=20.0) as at:
+
+        def one(i: int) -> None:
+            words = ["alpha"] * int(rng.integers(0, 300)) + [f"w{i}"] * int(rng.integers(1, 300))
+            events(at, "/v1/completions", prompt=" ".join(words), max_tokens=int(rng.integers(1, 60)))
+
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(16)]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.005)
+        with (
+            httpx.Client(timeout=30) as client,
+            client.stream(
+                "POST", f"{at.url}/v1/completions", json={"prompt": "x", "max_tokens": 9000, "stream": True}
+            ) as gone,
+        ):
+            next(gone.iter_lines())
+        until(lambda: at.endpoint.gone == 1)
+        for thread in threads:
+            thread.join()
+    served = at.results(tmp_path / "served")
+    assert served.summary["requests"]["finished"] == 16
+    again = simulate(Scenario.load(tmp_path / "served" / "replay.yaml"))
+    for name, column in again.columns.requests.items():
+        assert np.array_equal(column, served.columns.requests[name]), name
+    assert again.columns.requests["status"].tolist().count(3) == 1
+    assert again.columns.requests["prefix_hit_tokens"].sum() > 0
+
+
+def test_a_client_that_stops_reading_holds_up_nobody_else() -> None:
+    name = "m" * 20_000  # so that every event is long
+    with serving(speed=200.0, limits=Limits(stall_s=0.4), names=(name,)) as at:
+        host, port = at.url.removeprefix("http://").split(":")
+        body = json.dumps({"model": name, "prompt": "a", "max_tokens": 2000, "stream": True}).encode()
+        with socket.create_connection((host, int(port))) as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+            )
+            assert post(at, prompt="a", max_tokens=5).status_code == 200
+            until(lambda: at.endpoint.gone == 1)
+            assert post(at, prompt="a", max_tokens=5).status_code == 200
+            assert not at.session.open
+
+
+def test_lag_beyond_the_bound_is_warned_of() -> None:
+    with serving(speed=1.0, bound_s=1e-9) as at:
+        post(at, prompt="a", max_tokens=2)
+    assert len(at.warnings) == 1
+    assert "behind simulated time" in at.warnings[0]
+    assert at.session.pacer.handed.late == 1
+
+
+def test_lengths_may_be_the_workload_s() -> None:
+    with serving("workload={trace: conversation, requests: 50}", speed=100.0, outputs="workload") as at:
+        lengths = at.session.setup.lengths
+        got = [post(at, prompt="a", max_tokens=100).json() for _ in range(5)]
+        asked = post(at, prompt="a", max_tokens=11, ignore_eos=True).json()
+    assert [each["usage"]["completion_tokens"] for each in got] == np.minimum(lengths[:5], 100).tolist()
+    reasons = ["length" if n >= 100 else "stop" for n in lengths[:5].tolist()]
+    assert [each["choices"][0]["finish_reason"] for each in got] == reasons
+    assert asked["usage"]["completion_tokens"] == 11
+
+
+def test_a_script_fails_requests_and_cuts_streams() -> None:
+    script = Script((Fault(status=503, every=2, to_s=1e6), Fault(cut_after=3)))
+    with serving(speed=10.0, script=script) as at:
+        assert post(at, prompt="a", max_tokens=5).status_code == 503
+        with pytest.raises(httpx.RemoteProtocolError):
+            events(at, "/v1/completions", prompt="a", max_tokens=50)
+        assert post(at, prompt="a", max_tokens=5).status_code == 503
+        until(lambda: not at.session.open)
+        assert httpx.get(f"{at.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 1",
+        "[1]",
+        "[{status: 200}]",
+        "[{from_s: -1, status: 503}]",
+        "[{stauts: 503}]",
+        "[{from_s: 3}]",
+        "[{status: 503, every: 0}]",
+    ],
+)
+def test_scripts_are_checked(tmp_path: Path, text: str) -> None:
+    (tmp_path / "script.yaml").write_text(text)
+    with pytest.raises(RooftraceError, match="--script"):
+        read_script(tmp_path / "script.yaml")
+
+
+def test_many_models_are_behind_one_port(tmp_path: Path) -> None:
+    scenario = Scenario.load(Path(__file__).parents[2] / "examples" / "pools.yaml")
+    with serving(speed=20.0, scenario=scenario) as at:
+        names = [card["id"] for card in httpx.get(f"{at.url}/v1/models").json()["data"]]
+        assert len(names) == 2
+        times = [post(at, model=name, prompt="a b c", max_tokens=5) for name in names]
+        assert [answer.status_code for answer in times] == [200, 200]
+        assert {answer.json()["model"] for answer in times} == set(names)
+        engines = {line.partition("{")[2].partition(" ")[0] for line in httpx.get(f"{at.url}/metrics").text.splitlines()
+                   if line.startswith("vllm:num_requests_running")}  # fmt: skip
+        assert {name for name in names if any(name in engine for engine in engines)} == set(names)
+    served = at.results(tmp_path / "served")
+    again = simulate(Scenario.load(tmp_path / "served" / "replay.yaml"))
+    for name, column in again.columns.requests.items():
+        assert np.array_equal(column, served.columns.requests[name]), name
+    assert again.columns.requests["model_index"].tolist() == [0, 1]
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    from sim.serve.server import listen
+
+    taken = listen("127.0.0.1", 0)
+    with taken, pytest.raises(RooftraceError, match="cannot listen at 127"):
+        listen("127.0.0.1", taken.getsockname()[1])
