@@ -144,8 +144,8 @@ MUTATIONS = [
         ("the copy that came last is found", "key=lambda run: run.rank)", "key=lambda run: -run.rank)"),
         (
             "cached blocks go before blank ones",
-            "        if blocks <= self._blank:",
-            "        if blocks <= self._blank - self.total:",
+            "        if blocks <= blank:",
+            "        if blocks <= blank - self.total:",
         ),
     ),
     *_of(
@@ -167,8 +167,8 @@ MUTATIONS = [
         PREFIXES,
         (
             "a span goes on though who waits may find more",
-            "return kv.writes or (kv.caches_late and bool(self.ended)) or",
-            "return (kv.caches_late and bool(self.ended)) or",
+            "return kv.writes or (kv.caches_late",
+            "return (kv.caches_late",
         ),
     ),
     *_of(

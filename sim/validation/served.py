@@ -225,9 +225,9 @@ What is known of the largest errors with multi-token prediction and of separate 
 
 * SGLang 0.5.8 in NVFP4 on B200, prompts of 1024 tokens: first tokens take 3 s at 16 requests in flight and 8 s at 512, ten times as
   long as with multi-token prediction on the same layout. No queue explains it.
-* Multi-token prediction on one machine: token times come too short in nearly every group, by 27 % behind SGLang at prompts of 8192
-  tokens and by 16 to 23 % with data-parallel attention on H200, while the same acceptances leave separate pools without a bias. That
-  points to rounds beside prompts and not to the acceptance; what is too cheap there is not known.
+* Multi-token prediction on one machine: token times come too short in nearly every group, by 27 % behind SGLang at prompts of
+  8192 tokens and by 16 to 23 % with data-parallel attention on H200, while the same acceptances leave separate pools without bias.
+  That points to rounds beside prompts and not to the acceptance; what is too cheap there is not known.
 * TensorRT-LLM on H100: seats bind at every concurrency (each seems to have a recipe of its own), while on B200 one recipe serves
   several. The rule takes the latter for all, so that first tokens of small loads on H100 come far too soon.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf, sqrt
 from typing import Any
@@ -23,7 +24,7 @@ from sim.engine.links import LinkSpec
 from sim.engine.roles import HandoverSpec, KvPath
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
-from tests.engine.random_runs import apart, assert_same
+from tests.engine.random_runs import apart, assert_same, with_tiers
 from workloads import Trace
 
 MS = 1_000_000
@@ -257,7 +258,7 @@ def assert_balanced(experiment: Experiment, found: Columns) -> None:
         assert weights.sum() == np.maximum(requests["emitted_tokens"] - 1, 0).sum()
 
 
-def assert_pools_hold(cases: range, speculative: bool) -> None:
+def assert_pools_hold(cases: Iterable[int], speculative: bool) -> None:
     for case in cases:
         experiment = apart(case, speculative=speculative)
         found = run(experiment, check_invariants=case % 3 == 0)
@@ -269,7 +270,14 @@ def assert_pools_hold(cases: range, speculative: bool) -> None:
 
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 def test_spans_equal_stepping_and_the_invariants_hold_with_pools_and_links(speculative: bool) -> None:
-    assert_pools_hold(range(8), speculative)
+    # The last have trees, and clients who go before there is room for them.
+    assert_pools_hold((*range(8), *(() if speculative else (69, 231, 288))), speculative)
+
+
+@pytest.mark.parametrize("case", [2, 26, 29])
+def test_spans_equal_stepping_with_tiers_behind_pools(case: int) -> None:
+    experiment = with_tiers(apart(case, speculative=False), case)
+    assert_same(run(experiment, check_invariants=True), run(experiment, fast_forward=False))
 
 
 @pytest.mark.slow
