@@ -9,7 +9,7 @@ import gc
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,7 +62,7 @@ def run(experiment: Experiment, *, fast_forward: bool = True, check_invariants: 
 
 
 @contextmanager
-def _few_collections() -> Iterator[None]:
+def _few_collections() -> Generator[None]:
     """Python looks for cycles less often: what a run keeps is in use, and with a prefix cache that is so much that a tenth of the
     time went into looking through it."""
     before = gc.get_threshold()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from policies.control import PoolSeen, Seen, remembers_s, stabilised
 from sim.engine.errors import PolicyError
@@ -139,7 +139,7 @@ class Controller:
         pool.past.append((now_ns, mine))
         past, now_s = tuple(seen for _, seen in pool.past), now_ns * 1e-9
         seen = Seen(now_s=now_s, interval_s=scaling.interval_s, mine=mine, pools=looks, past=past)
-        asked = scaling.policy.wanted(seen)
+        asked = cast(object, scaling.policy.wanted(seen))
         if not isinstance(asked, int) or isinstance(asked, bool) or asked < 0:
             raise PolicyError(
                 f"{scaling.policy!r} asked for {asked!r} machines of pool {pool.name} at t={now_s:g} s; expected a number of at "

@@ -46,7 +46,9 @@ class Clock(simpy.Environment):
 
     def expects(self, rank: int) -> bool:
         """Whether anything is due of a rank beyond *rank*."""
-        return any(entry[1] > rank and entry[3].callbacks for entry in self._queue)
+        # SimPy leaves open what its callbacks take.
+        later: list[Any] = [entry[3].callbacks for entry in self._queue if entry[1] > rank]  # pyright: ignore[reportUnknownMemberType]
+        return any(later)
 
     def runs_free_to(self, at_ns: int) -> bool:
         """Move on to *at_ns* at once if nothing else is due until then, that instant included; whether that was so.

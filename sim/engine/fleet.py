@@ -388,7 +388,8 @@ def facts_of(fleet: Fleet) -> dict[str, Any]:
 
 def _look_for_first_tokens(fleet: Fleet) -> None:
     """Times to first tokens that have come since, each to the pool that gave it."""
-    state, still = fleet._state, []
+    state = fleet._state
+    still: list[int] = []
     for id_ in fleet._open:
         first_ns = state.first_token[id_]
         if first_ns >= 0 and state.replica[id_] >= 0:

@@ -84,5 +84,5 @@ def fairness(
     served = service_tokens(requests, begin, max(last_ns, begin))
     if classes:
         served = served / np.array([each["weight"] for each in classes])[requests["class_index"]]
-    by_tenant = np.bincount(requests["tenant_index"], weights=served, minlength=len(tenants))
+    by_tenant = np.bincount(requests["tenant_index"], weights=served, minlength=len(tenants)).astype(float)
     return {"jain": jain(by_tenant), "service_per_weight": dict(zip(tenants, by_tenant.tolist(), strict=True))}
