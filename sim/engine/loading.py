@@ -16,6 +16,10 @@ from sim.engine.sequences import Sequences
 from sim.engine.tiers import Segment, Tiers
 
 
+_TRIES = 2
+"""Loads in vain after which a sequence is computed: two that are loaded could else drive each other out for ever."""
+
+
 class Load(NamedTuple):
     """A load in flight."""
 
@@ -43,6 +47,8 @@ class Loading:
         self.tiers = tiers
         self.in_flight: dict[int, Load] = {}
         self._n = 0
+        self._gave_back: dict[int, int] = {}
+        """How often the KV of a sequence came and had to go before it was admitted."""
         self.rings_at: Callable[[int], None] = _nobody
         """Has the machine look again at an instant; set by it."""
         sequences.brought.kinds = tuple(spec.kind for spec in tiers.specs)
@@ -57,7 +63,13 @@ class Loading:
         """One of the queue that is to be computed, and that a tier may have something of."""
         sequences = self._sequences
         seq = next((seq for seq in sequences.queue if seq.id == id_), None) if tokens else None
-        return None if seq is None or seq.cached_tokens else seq
+        if (
+            seq is None
+            or seq.cached_tokens
+            or (self._gave_back.get(id_, 0) >= _TRIES and id_ not in sequences.brought.moved)
+        ):
+            return None
+        return seq
 
     def _worth(self, seq: WaitingSeq) -> tuple[int, list[Segment]]:
         """Blocks of a sequence on the device, and which tiers have more."""
@@ -175,8 +187,10 @@ class Loading:
         sequences.state.load_ended(id_, load.ends_ns)
 
     def let_go_of(self, id_: int) -> None:
-        """A sequence whose KV has come and that has not been admitted gives its blocks back, and is loaded or computed again."""
+        """A sequence whose KV has come and that has not been admitted gives its blocks back, and is loaded again, or computed after
+        `_TRIES` times."""
         sequences = self._sequences
+        self._gave_back[id_] = self._gave_back.get(id_, 0) + 1
         seq = next(seq for seq in sequences.queue if seq.id == id_)
         at = sequences.queue.index(seq)
         sequences.n_computed -= not seq.tokens
