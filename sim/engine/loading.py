@@ -15,7 +15,6 @@ from sim.engine.brought import AtHand
 from sim.engine.sequences import Sequences
 from sim.engine.tiers import Segment, Tiers
 
-
 _TRIES = 2
 """Loads in vain after which a sequence is computed: two that are loaded could else drive each other out for ever."""
 
