@@ -17,7 +17,7 @@ from hwmodels.device import load_device
 from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from sim.protocols import Figures, Protocol, protocol
-from sim.validation.machines import Speculation, Unmodelled, machine_of, stream_of
+from sim.validation.machines import Speculation, Unmodelled, devices_of, machine_of, stream_of
 from sim.validation.runs import MEASURED_VLLM, deployed_on, formatted, surely_speculates, whole
 from sim.validation.servers import ServerSettings, settings_of
 from sim.validation.speculated import speculation_of
@@ -199,17 +199,7 @@ def _parallel(row: Mapping[str, Any], prefix: str, model: ModelSpec) -> Parallel
     if model.experts is not None and tensor * data == 1:
         # Experts are split over more devices than attention is said to be.
         tensor = whole(row, f"{prefix}moe_tp_size", 1) * expert
-    try:
-        if model.experts is None:
-            parallel = ParallelConfig(tensor=tensor, pipeline=pipeline)
-        else:
-            while (tensor * data) % expert:
-                expert -= 1
-            parallel = ParallelConfig(tensor=tensor, pipeline=pipeline, data=data, expert=expert)
-        parallel.check(model)
-    except ValueError as error:
-        raise Unmodelled(str(error).partition(";")[0]) from None
-    return parallel
+    return devices_of(model, tensor=tensor, pipeline=pipeline, data=data, expert=expert)
 
 
 def experiment_of(

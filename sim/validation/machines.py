@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hwmodels.mtp import mtp_draft
+from hwmodels.parallel import ParallelConfig
 from sim.errors import RooftraceError
 from sim.validation.servers import ServerSettings
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
     from hwmodels.memory import MemoryPlan
+    from hwmodels.model import ModelSpec
     from hwmodels.overheads import ServingStack
     from policies.acceptance import Acceptance
     from sim.engine import MachineSpec
@@ -29,6 +31,21 @@ class Speculation:
     k: int
     """Tokens drafted in a round."""
     acceptance: Acceptance
+
+
+def devices_of(model: ModelSpec, *, tensor: int, pipeline: int, data: int, expert: int) -> ParallelConfig:
+    """How a row says that *model* is split; of groups of experts as many as divide the devices. `Unmodelled` where it cannot be."""
+    try:
+        if model.experts is None:
+            parallel = ParallelConfig(tensor=tensor, pipeline=pipeline)
+        else:
+            while (tensor * data) % expert:
+                expert -= 1
+            parallel = ParallelConfig(tensor=tensor, pipeline=pipeline, data=data, expert=expert)
+        parallel.check(model)
+    except ValueError as error:
+        raise Unmodelled(str(error).partition(";")[0]) from None
+    return parallel
 
 
 def machine_of(

@@ -25,7 +25,7 @@ from hwmodels.overheads import ServingStack, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.totals import Totals
 from sim.protocols import Figures, Protocol, protocol
-from sim.validation.machines import Speculation, Unmodelled, machine_of, stream_of
+from sim.validation.machines import Speculation, Unmodelled, devices_of, machine_of, stream_of
 from sim.validation.servers import GAP_ANALYSIS, ServerSettings, settings_of, warmed_up
 from sim.validation.speculated import NOT_KNOWN, speculation_of
 
@@ -220,47 +220,7 @@ def _parallel(row: Mapping[str, Any], model: ModelSpec, node: int) -> ParallelCo
         expert = min(expert, root)
     elif total == 1 and 1 < expert_tensor * expert <= node:
         tensor = expert_tensor * expert
-    try:
-        if model.experts is None:
-            parallel = ParallelConfig(tensor=tensor, pipeline=pipeline)
-        else:
-            while (tensor * data) % expert:
-                expert -= 1
-            parallel = ParallelConfig(tensor=tensor, pipeline=pipeline, data=data, expert=expert)
-        parallel.check(model)
-    except ValueError as error:
-        raise Unmodelled(str(error).partition(";")[0]) from None
-    return parallel
-
-
-def serve(
-    deployment: Deployment,
-    stack: ServingStack,
-    workload: Trace | ClosedLoop,
-    *,
-    settings: ServerSettings,
-    concurrency: int,
-    release: str | None = None,
-    speculation: Speculation | None = None,
-) -> Columns:
-    """Run *workload* on one replica of *deployment* behind *stack*; `Unmodelled` where it does not fit in memory.
-
-    At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM. Groups of data-parallel
-    attention are ranks, among which requests are spread as the stack does by itself.
-    """
-    from sim.engine import run
-
-    return run(
-        experiment_of(
-            deployment,
-            stack,
-            workload,
-            settings=settings,
-            concurrency=concurrency,
-            release=release,
-            speculation=speculation,
-        )
-    )
+    return devices_of(model, tensor=tensor, pipeline=pipeline, data=data, expert=expert)
 
 
 def experiment_of(
@@ -273,7 +233,11 @@ def experiment_of(
     release: str | None = None,
     speculation: Speculation | None = None,
 ) -> Experiment:
-    """What `serve` runs."""
+    """*workload* on one replica of *deployment* behind *stack*; `Unmodelled` where it does not fit in memory.
+
+    At most *concurrency* requests are in flight. *release*: whose account of memory it is, for vLLM. Groups of data-parallel
+    attention are ranks, among which requests are spread as the stack does by itself.
+    """
     from policies.routers import RoundRobin
     from sim.engine import Experiment
 
@@ -306,12 +270,14 @@ def served(
     run: ServedRun, *, stack: ServingStack | None = None, profile: str | None = None
 ) -> tuple[Deployment, Columns]:
     """What *run* ran on, and its simulated run; `Unmodelled` where it cannot be priced, does not fit or answers nobody."""
+    from sim.engine import run as simulated
+
     stack = stack or serving_stack(run.stack, run.release)
     deployment = deployed(run, stack, profile)
     workload = run.protocol.workload(
         prompt_tokens=run.prompt_tokens, output_tokens=run.output_tokens, concurrency=run.concurrency, seed=_SEED
     )
-    columns = serve(
+    experiment = experiment_of(
         deployment,
         stack,
         workload,
@@ -320,6 +286,7 @@ def served(
         release=MEASURED_VLLM,
         speculation=run.speculation,
     )
+    columns = simulated(experiment)
     if not (columns.requests["finish_ns"] >= 0).any():
         raise Unmodelled("no request finishes: its KV cache does not fit")
     return deployment, columns
@@ -396,6 +363,7 @@ def replayed(
 ) -> tuple[Columns, np.ndarray]:
     """The simulated run of an e2e_requests_* file's arrivals, at most *sequences* at once, and the order of its rows."""
     from hwmodels.measured import catalogue_name
+    from sim.engine import run as simulated
     from workloads import Trace
 
     try:
@@ -416,4 +384,7 @@ def replayed(
         output_tokens=columns["output_toks"][order].astype(np.int64),
     )
     settings = replace(RECORDED_SERVER, max_sequences=sequences)
-    return serve(deployment, found, trace, settings=settings, concurrency=sequences, release=MEASURED_VLLM), order
+    experiment = experiment_of(
+        deployment, found, trace, settings=settings, concurrency=sequences, release=MEASURED_VLLM
+    )
+    return simulated(experiment), order

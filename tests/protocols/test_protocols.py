@@ -130,7 +130,7 @@ def test_who_comes_to_the_desk_is_in_order_of_sending_and_not_of_ending():
 
 
 def test_published_protocols_are_known_by_name_and_say_their_source():
-    assert set(protocols()) == {"inferencex", "inferencex-2025", "genai-perf"}
+    assert set(protocols()) == {"inferencex", "inferencex-2025", "genai-perf", "srt-slurm"}
     assert all(each.source and each.name for each in protocols().values())
     assert protocol("inferencex").shortest_share == 0.8
     assert protocol("genai-perf").shortest_share == 1.0
