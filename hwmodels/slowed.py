@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
-from hwmodels.cost import CostModel, Work
+from hwmodels.cost import CostModel, RankedCostModel, Work
 from hwmodels.totals import Totals
 
 
@@ -38,6 +38,16 @@ class Slowed:
     def peak_bytes_per_s(self) -> float:
         return self.inner.peak_bytes_per_s
 
+    @property
+    def parallel(self) -> Any:
+        """How a draft is spread, where *inner* is one."""
+        return getattr(self.inner, "parallel", None)
+
+    @property
+    def reads_whole_step(self) -> bool:
+        """Of a draft: whether its first pass reads what the target has verified."""
+        return getattr(self.inner, "reads_whole_step", False)
+
     def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
         return self.factor * self.inner.iteration_s(totals, stage)
 
@@ -52,10 +62,14 @@ class Slowed:
 class SlowedRanks(Slowed):
     """The same of a machine with ranks."""
 
+    inner: RankedCostModel
+
     def common_step(self, ranks: Sequence[Totals], stage: int = 0, /) -> Any:
-        return self.factor * self.inner.common_step(ranks, stage)  # type: ignore[attr-defined]
+        return self.factor * self.inner.common_step(ranks, stage)
 
 
 def slowed(cost: CostModel, factor: float) -> Slowed:
     """*cost*, *factor* times as long."""
-    return (SlowedRanks if hasattr(cost, "common_step") else Slowed)(cost, factor)
+    if hasattr(cost, "common_step"):
+        return SlowedRanks(cast(RankedCostModel, cost), factor)
+    return Slowed(cost, factor)

@@ -7,8 +7,9 @@ preemption across classes, weighted fair sharing, and admission that keeps a cla
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from policies.schedulers import checked_as_given, setting_at_least
@@ -95,9 +96,9 @@ def _admits(plan: Plan, seq: WaitingSeq) -> bool:
 class Served(NamedTuple):
     """What `WeightedFair` remembers from one plan to the next."""
 
-    counters: dict[int, int] = {}  # noqa: RUF012 (never written to)
+    counters: Mapping[int, int] = MappingProxyType({})
     """By tenant: what its tokens have counted."""
-    emitted: dict[int, int] = {}  # noqa: RUF012
+    emitted: Mapping[int, int] = MappingProxyType({})
     """Of those who run, and who have given way: output tokens counted; -1: the prompt is not counted yet."""
     back: frozenset[int] = frozenset()
     """Of these, those who have given way and wait."""

@@ -85,6 +85,22 @@ def test_failures_are_drawn_listed_and_slow() -> None:
     assert slow == 3.0 * plain
 
 
+def test_a_slow_machine_drafts_as_slowly_as_it_verifies() -> None:
+    decoding = {
+        "method": "draft_model", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.7},
+        "draft": {"model": "llama-3.2-1b"}, "overhead_s": 0.001,
+    }  # fmt: skip
+    slow_one = {"slow": [{"machine": 0, "factor": 3.0}]}
+    slow, plain = build(scenario(replicas=2, failures=slow_one, decoding=decoding)).tenants
+    from hwmodels.totals import Totals
+
+    step = Totals(8, 0, 0, 0, 0, 8, 4000, 8, 0, 0)
+    assert slow.draft_cost is not None
+    assert plain.draft_cost is not None
+    assert slow.draft_cost.iteration_s(step) == 3.0 * plain.draft_cost.iteration_s(step)
+    assert slow.speculation_overhead_s == 3.0 * plain.speculation_overhead_s == 0.003
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [

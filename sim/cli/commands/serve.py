@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -61,11 +62,9 @@ def serve(
     for name, value in (("--speed", speed), ("--max-body-mb", max_body_mb), ("--lag-bound-ms", lag_bound_ms)):
         if not 0 < value < 1e6:
             raise RooftraceError(f"{name} is a number above 0 and below a million; got {value:g}")
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise RooftraceError(f"rooftrace serve needs {error.name}: pip install 'rooftrace[serve]'") from None
+    for package in ("starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise RooftraceError(f"rooftrace serve needs {package}: pip install 'rooftrace[serve]'")
     from sim.serve.app import Endpoint, Limits
     from sim.serve.counting import Approximate, FromFile
     from sim.serve.script import read_script

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sim.errors import ScenarioError
 from sim.scenario import named
@@ -15,6 +15,7 @@ from sim.scenario.settings import Scenario
 from sim.text import unknown
 
 if TYPE_CHECKING:
+    from hwmodels.cost import CostModel
     from sim.engine import MachineSpec, ReplicaSpec
     from sim.engine.lives import FleetSpec, Scaling
     from workloads import ClosedLoop, Trace
@@ -140,7 +141,15 @@ def with_slow(scenario: Scenario, machines: Sequence[ReplicaSpec | MachineSpec])
             )
         spec = found[each.machine]
         tenants = spec.tenants if isinstance(spec, MachineSpec) else (spec,)
-        slower = tuple(replace(tenant, cost=slowed(tenant.cost, each.factor)) for tenant in tenants)  # type: ignore[arg-type]
+        slower = tuple(
+            replace(
+                tenant,
+                cost=slowed(cast("CostModel", tenant.cost), each.factor),
+                draft_cost=None if tenant.draft_cost is None else slowed(tenant.draft_cost, each.factor),
+                speculation_overhead_s=tenant.speculation_overhead_s * each.factor,
+            )
+            for tenant in tenants
+        )
         found[each.machine] = replace(spec, tenants=slower) if isinstance(spec, MachineSpec) else slower[0]
     return found
 
