@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from sim.bench.cases import cases_of
+from sim.bench.cases import cases_of, priors_of
 from sim.bench.fitting import ERRORS, QUANTITIES, Case, Fit, Prediction, fit
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered
-from sim.bench.parameters import KV, PARAMETERS, Z90, Prior, Setting, own_value, priors, setting_at
+from sim.bench.parameters import KV, PARAMETERS, Z90, Prior, Setting, own_value, setting_at
 from sim.bench.public import Unmodelled, case_of_row, deployments, inference_perf
 from sim.scenario import Scenario
 
@@ -35,11 +35,6 @@ NOISE = {"tpot_s": 0.02, "ttft_s": 0.06}
 BAD_FACTOR = 1.6
 """Of the figures of the run that is of another server."""
 PLACES = ("lowest", "middle", "highest")
-
-
-def widths_of(case: Case) -> dict[str, Prior]:
-    """Priors for the deployment of a case."""
-    return priors(case.replay.deployment.profile)  # type: ignore[attr-defined]
 
 
 def served(folder: Path, place: str, every: int, offset: int, table: Path | None) -> None:
@@ -69,7 +64,7 @@ def served(folder: Path, place: str, every: int, offset: int, table: Path | None
             continue
         level = {"lowest": levels[0], "middle": levels[len(levels) // 2], "highest": levels[-1]}[place]
         mine = [case for clients, case, _ in cases if clients == level]
-        fitted = fit(mine, cases[0][2], widths_of(mine[0]))
+        fitted = fit(mine, cases[0][2], priors_of(mine[0]))
         deployments_fitted += 1
         for clients, case, base in cases:
             if clients != level:
@@ -165,7 +160,7 @@ def inference(folder: Path) -> None:
         for what, which in (("unfitted", ()), ("lowest", (0,)), ("two", (0, kept_up))):
             others = [i for i in range(len(runs)) if i not in which]
             if which:
-                fitted = fit([cases[i] for i in which], base, widths_of(cases[0]))
+                fitted = fit([cases[i] for i in which], base, priors_of(cases[0]))
                 predicted = [each for i in others for each in fitted.predict(cases[i])]
                 held += [each.held for each in predicted]
                 off = {q: [each.error for each in predicted if each.quantity == q] for q in QUANTITIES}
@@ -259,7 +254,7 @@ def synthetic(trials: int, seed: int = 0) -> None:
     """Prints how often the terms of a known truth come back within their 95 % intervals."""
     scenario = Scenario.default()
     cases, base = cases_of(scenario, eight_runs())
-    widths = widths_of(cases[0])
+    widths = priors_of(cases[0])
     inside: dict[str, list[bool]] = {}
     found_bad = 0
     for trial in range(trials):
@@ -286,7 +281,7 @@ def synthetic(trials: int, seed: int = 0) -> None:
 def eight() -> None:
     """Prints what a fit to eight runs and their predictions left out take."""
     cases, base = cases_of(Scenario.default(), eight_runs())
-    widths = widths_of(cases[0])
+    widths = priors_of(cases[0])
     _, measured, _ = synthetic_case(np.random.default_rng(1), cases, base, widths)
     began, wall = time.process_time(), time.perf_counter()
     found = fit(measured, base, widths)

@@ -29,9 +29,9 @@ import numpy as np
 import pandas as pd
 
 from sim import plots
-from sim.bench.cases import cases_of
+from sim.bench.cases import cases_of, priors_of
 from sim.bench.fitting import fit
-from sim.bench.parameters import BY_NAME, own_value, priors
+from sim.bench.parameters import BY_NAME, own_value
 from sim.bench.public import INFERENCE_PERF, inference_perf
 
 folder = next(
@@ -51,7 +51,7 @@ table = pd.DataFrame()
 if folder:
     scenario, runs = inference_perf(folder)["plain"]
     cases, base = cases_of(scenario, runs)
-    widths = priors(cases[0].replay.deployment.profile)
+    widths = priors_of(cases[0])
     table = pd.DataFrame(
         {
             "requests/s": [run.offered.rate_per_s for run in runs],

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.bench.fitting import Case, Replayed
-from sim.bench.parameters import Setting
+from sim.bench.parameters import Prior, Setting, priors
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
@@ -47,6 +47,13 @@ class Replay:
         if len(columns.replicas) == 1 and self.deployment.parallel.pipeline == 1:
             moved = _Moved(self, setting, figures, frozen(columns, counted), counted)
         return Replayed(figures=figures, moved=moved, short_of_memory=_short(columns))
+
+
+def priors_of(case: Case) -> dict[str, Prior]:
+    """Priors for the deployment that a case replays (`sim.bench.parameters.priors`); TypeError for a case of another making."""
+    if not isinstance(case.replay, Replay):
+        raise TypeError(f"case {case.name} is no replay of a deployment, so nothing says how sure its parameters are")
+    return priors(case.replay.deployment.profile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=False, eq=False)

@@ -43,13 +43,12 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Fit few physical terms of the serving stack to measured runs, and write them as a stack of one's own."""
-    from sim.bench.cases import cases_of
+    from sim.bench.cases import cases_of, priors_of
     from sim.bench.compare import strange_model
     from sim.bench.facts import divided
     from sim.bench.fitting import fit as fitted
     from sim.bench.load import shortened
     from sim.bench.overlay import stack_text
-    from sim.bench.parameters import priors
     from sim.errors import OutputError, RooftraceError
     from sim.scenario import Scenario
 
@@ -85,7 +84,7 @@ def fit(
 
         names = [each.name for each in PARAMETERS if each.name != KV]
     try:
-        found = fitted(cases, base, priors(cases[0].replay.deployment.profile), names=names)  # type: ignore[attr-defined]
+        found = fitted(cases, base, priors_of(cases[0]), names=names)
     except ValueError as error:
         raise RooftraceError(str(error)) from None
     left_out = found.left_out() if len(cases) > 1 else []

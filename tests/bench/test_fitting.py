@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.bench_fit import eight_runs, recovered, synthetic_case, widths_of
+from benchmarks.bench_fit import eight_runs, recovered, synthetic_case
 from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import deploy
 from hwmodels.overheads import serving_stack
 from hwmodels.stack_files import load_stack_file
 from hwmodels.totals import Totals
 from sim import Scenario
-from sim.bench.cases import cases_of
+from sim.bench.cases import cases_of, priors_of
 from sim.bench.fitting import ERRORS, Fit, fit
 from sim.bench.intervals import Intervals, changes, intervals
 from sim.bench.measured import BenchRun
@@ -118,7 +118,7 @@ def test_a_fit_finds_the_terms_that_the_runs_were_made_with(fitted: Fit) -> None
 def test_runs_without_a_first_token_leave_the_front_end_its_prior() -> None:
     base = Setting(stack=serving_stack("vllm"))
     cases = [replace(case, measured_s={"tpot_s": case.measured_s["tpot_s"]}) for case in made_by(base, few_runs()[:1])]
-    found = fit(cases, base, widths_of(cases[0]))
+    found = fit(cases, base, priors_of(cases[0]))
     assert found.posterior.told("admission_s") < 0.05
     assert own_value(found.posterior.setting, "admission_s") == pytest.approx(
         base.stack.overheads.admission_s, rel=0.05
@@ -129,7 +129,7 @@ def test_a_run_of_another_server_is_set_aside() -> None:
     base = Setting(stack=serving_stack("vllm"))
     cases = made_by(base, eight_runs()[:4])
     cases[1] = replace(cases[1], measured_s={q: 1.6 * s for q, s in cases[1].measured_s.items()})
-    found = fit(cases, base, widths_of(cases[0]))
+    found = fit(cases, base, priors_of(cases[0]))
     assert found.contradicting == (1,)
     assert {each.name for each in found.left_out() if not each.held} == {cases[1].name}
 
@@ -138,7 +138,7 @@ def test_a_run_of_another_server_is_set_aside() -> None:
 def test_terms_of_a_synthetic_truth_lie_within_their_intervals() -> None:
     # 95 % intervals, wider than the noise needs: with one trial a false alarm is rarer than one in a hundred per parameter.
     cases, base = cases_of(Scenario.default(), eight_runs())
-    widths = widths_of(cases[0])
+    widths = priors_of(cases[0])
     truth, measured, bad = synthetic_case(np.random.default_rng([0, 3]), cases, base, widths)
     found = fit(measured, base, widths)
     assert found.contradicting == (bad,)
@@ -148,7 +148,7 @@ def test_terms_of_a_synthetic_truth_lie_within_their_intervals() -> None:
 @pytest.mark.slow
 def test_terms_come_back_in_nearly_all_trials() -> None:
     cases, base = cases_of(Scenario.default(), eight_runs())
-    widths = widths_of(cases[0])
+    widths = priors_of(cases[0])
     inside = []
     for trial in range(12):
         truth, measured, _ = synthetic_case(np.random.default_rng([1, trial]), cases, base, widths)
@@ -319,7 +319,7 @@ def test_a_request_log_is_fitted_in_an_open_loop(tmp_path: Path) -> None:
     cases, base = cases_of(Scenario.default(), [replace(run, ttft=Latency(mean_s=0.05), tpot=Latency(mean_s=0.01))])
     assert cases[0].bends
     measured = [replace(cases[0], measured_s=dict(cases[0].replay(truth).figures))]
-    found = fit(measured, base, widths_of(cases[0]))
+    found = fit(measured, base, priors_of(cases[0]))
     assert found.figures[0]["tpot_s"] == pytest.approx(measured[0].measured_s["tpot_s"], rel=0.02)
 
 
@@ -334,7 +334,7 @@ def test_a_measurement_with_noise_of_its_own_tells_less_and_is_predicted_wider()
     (case,) = made_by(truth, few_runs()[:1])
     noisy = replace(case, noise={"tpot_s": 0.5, "ttft_s": 0.5})
     base = Setting(stack=serving_stack("vllm"))
-    sure, unsure = (fit([each], base, widths_of(case), rounds=1) for each in (case, noisy))
+    sure, unsure = (fit([each], base, priors_of(case), rounds=1) for each in (case, noisy))
     assert unsure.posterior.told("step_s") < 0.5 * sure.posterior.told("step_s")
     narrow, wide = (sure.predict(each)[0] for each in (case, noisy))
     assert np.log(wide.high_s / wide.predicted_s) > np.log(narrow.high_s / narrow.predicted_s) + 0.3
