@@ -67,14 +67,15 @@ class Session:
 
     def ask(
         self, *, prompt_tokens: int, output_tokens: int, max_tokens: int, digests: Sequence[int], model: int,
-        priority: int = 0, session: str | None = None,
+        priority: int = 0, session: str | None = None, received_ns: int | None = None,
     ) -> Exchange:  # fmt: skip
-        """A request comes now."""
+        """A request comes now, or came at *received_ns* of `time.perf_counter_ns`: since then its tokens were counted."""
         self.pacer.catch_up()
         exchange = Exchange(model, prompt_tokens, output_tokens, "length" if output_tokens == max_tokens else "stop")
         exchange.id = self.run.send(
             prompt_tokens=prompt_tokens, output_tokens=output_tokens, max_tokens=max_tokens, digests=digests, model=model,
             priority=priority, session=self.session_number(session),
+            came_ns=None if received_ns is None else self.pacer.instant_ns(received_ns),
         )  # fmt: skip
         self.open[exchange.id] = exchange
         self.counted.came(model, max_tokens)
