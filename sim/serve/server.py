@@ -91,8 +91,8 @@ def serve(endpoint: Endpoint, listening: socket.socket, *, started: Callable[[Ca
 async def _serve(endpoint: Endpoint, listening: socket.socket, started: Callable[[Callable[[], None]], None]) -> None:
     session = endpoint.session
     config = uvicorn.Config(
-        endpoint.app, http=_Stamped, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=_GRACE_S,
-        timeout_keep_alive=75,
+        endpoint.app, http=_Stamped, log_level="warning", access_log=False, lifespan="off", ws="none",
+        timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=75,
     )  # fmt: skip
     server = _Server(config, lambda: session.close("the endpoint was stopped"))
     session.warm_up()

@@ -89,8 +89,11 @@ CASES = [
     ("replicas=2", "router=least_outstanding", f"failures={{{FAILS}, in_flight: retry}}"),
     ("replicas=2", "router=least_outstanding", f"failures={{{FAILS}, in_flight: lose, when_none: lose}}"),
     ("replicas=3", "router={policy: llm_d, index: approximate}", "failures={mean_up_s: 0.5, mean_down_s: 0.2}"),
-    ("router=least_outstanding", "autoscale={policy: {policy: target_tracking, measure: concurrency, target: 4}, min: 1, "
-     "max: 4, interval_s: 0.2, start: {load: 0.1}}"),
+    (
+        "router=least_outstanding",
+        "autoscale={policy: {policy: target_tracking, measure: concurrency, target: 4}, min: 1, "
+        "max: 4, interval_s: 0.2, start: {load: 0.1}}",
+    ),
     (APART, LINK, "handover={like: vllm}"),
     (APART, LINK, "handover={like: sglang}"),
     (APART, LINK, "handover={like: splitwise}"),
