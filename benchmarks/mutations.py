@@ -57,6 +57,7 @@ SPECULATION = ("tests/engine/test_meanings.py", "tests/policies/test_decoding.py
 POLICIES = ("tests/policies/test_schedulers.py", "tests/policies/test_sarathi.py")
 TIERS = ("tests/engine/test_stores.py", "tests/engine/test_tiers.py")
 PREFIXES = ("tests/engine/test_prefix.py", "tests/oracle/test_vllm.py")
+ROUTING = ("tests/engine/test_routing.py",)
 SGLANG = ("tests/policies/test_sglang.py",)
 INTERVALS = ("tests/study/test_paired.py", "tests/study/test_statistics.py", "tests/study/test_compare.py")
 COSTS = ("tests/hwmodels/test_roofline.py", "tests/hwmodels/test_work.py", "tests/hwmodels/test_calibrated.py")
@@ -169,6 +170,29 @@ MUTATIONS = [
             "a span goes on though who waits may find more",
             "return kv.writes or (kv.caches_late",
             "return (kv.caches_late",
+        ),
+    ),
+    *_of(
+        "sim/engine/machine.py",
+        ROUTING,
+        (
+            "routers do not find what the span in flight has emitted",
+            "finding.rounds_since = rounds - 1",
+            "finding.rounds_since = 0",
+        ),
+    ),
+    *_of(
+        "sim/engine/routing.py",
+        ROUTING,
+        ("late events are of the first model", "model = 0 if self._model is None else self._model[id_]", "model = 0"),
+    ),
+    *_of(
+        "sim/engine/tenant.py",
+        ("tests/engine/test_fleet.py",),
+        (
+            "the step in which a machine fails has no room made for it",
+            "take_for_rounds(tenant.sequences.kv, lane.decoding, 1, 0)",
+            "tenant.sequences.kv.take(lane.decoding.growth_blocks)",
         ),
     ),
     *_of(
