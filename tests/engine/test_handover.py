@@ -25,6 +25,7 @@ from sim.engine.roles import HandoverSpec, KvPath
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 from tests.engine.random_runs import apart, assert_same, with_tiers
+from tests.sample import some
 from workloads import Trace
 
 MS = 1_000_000
@@ -283,8 +284,8 @@ def test_spans_equal_stepping_with_tiers_behind_pools(case: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 @pytest.mark.parametrize("seed", range(2000, 4000, 250))
-def test_spans_equal_stepping_with_pools_over_four_thousand_runs(seed: int, speculative: bool) -> None:
-    assert_pools_hold(range(seed, seed + 250), speculative)
+def test_spans_equal_stepping_with_pools_over_many_runs(seed: int, speculative: bool) -> None:
+    assert_pools_hold(some(range(seed, seed + 250)), speculative)
 
 
 def test_the_random_runs_with_pools_cover_what_they_should() -> None:
