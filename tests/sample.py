@@ -1,6 +1,6 @@
 """How many of the random runs a slow test draws.
 
-By default a tenth of what was drawn when a rule was written: enough to meet a slip in it, and short enough to run with every change.
+By default a tenth of what was drawn when a rule was written: enough to meet a slip in it, and short enough for every change.
 `ROOFTRACE_RANDOM_RUNS=all` draws all of them, as is done after a change to the engine.
 """
 
