@@ -1,15 +1,20 @@
-"""How many of the random runs a slow test draws.
+"""How much of the longest tests is run.
 
-By default a tenth of what was drawn when a rule was written: enough to meet a slip in it, and short enough for every change.
-`ROOFTRACE_RANDOM_RUNS=all` draws all of them, as is done after a change to the engine.
+By default a tenth of the random runs that were drawn when a rule was written, and of a test of many cases those that say most:
+enough to meet a slip, and short enough for every change. `ROOFTRACE_TESTS=all` runs all of it, as after a change to the engine.
 """
 
 from __future__ import annotations
 
 import os
 
-ALL = os.environ.get("ROOFTRACE_RANDOM_RUNS") == "all"
-SHARE = 1.0 if ALL else 0.1
+import pytest
+
+ALL = os.environ.get("ROOFTRACE_TESTS") == "all"
+SHARE = 0.1
+
+with_all = pytest.mark.skipif(not ALL, reason="minutes long, and much like its neighbour: ROOFTRACE_TESTS=all runs it")
+"""Marks what is run with everything only."""
 
 
 def some(seeds: range) -> range:

@@ -18,6 +18,7 @@ from sim.scenario import Scenario
 from sim.scenario.assembly import build
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
+from tests.sample import with_all
 
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 DRAFT = "{method: draft_model, num_speculative_tokens: 4, acceptance: {alpha: 0.8}, draft: {model: llama-3.2-1b}}"
@@ -171,7 +172,7 @@ def test_no_request_finishes_elsewhen_for_the_lines(settings: tuple[str, ...], m
 @patches_the_engine
 @pytest.mark.slow
 @pytest.mark.skipif(not TRACE.exists(), reason="needs the public conversation trace")
-@pytest.mark.parametrize("rate_scale", [1, 2, 4])
+@pytest.mark.parametrize("rate_scale", [pytest.param(1, marks=with_all), 2, pytest.param(4, marks=with_all)])
 @pytest.mark.parametrize(
     "settings", [(), ("scheduler={policy: vllm-v0}",), ("model=gpt-oss-20b",)], ids=["sarathi", "vllm", "windowed"]
 )

@@ -11,6 +11,7 @@ from sim.reproduce import alpaserve, summary
 from sim.reproduce.alpaserve import recorded, stages
 from sim.reproduce.alpaserve.cases import table
 from tests.reproduce import counted, stated
+from tests.sample import with_all
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
 
@@ -88,6 +89,7 @@ QUICK_MISSES = {
 
 
 @pytest.mark.slow
+@with_all
 def test_quick_reproduction_misses_what_is_named_and_nothing_else():
     rows = alpaserve.rows(quick=True)
     assert_misses(rows, STAGE_MISSES | QUICK_MISSES)
