@@ -175,6 +175,15 @@ def test_what_the_receiver_has_cached_is_not_sent_and_what_is_cached_there_may_s
     assert stays["prefix_hit_tokens"].tolist() == [0, 144]
 
 
+def test_a_prompt_stays_whose_beginning_is_being_emitted_in_a_span() -> None:
+    # The second is the first and its answer, of which 80 tokens are there when it comes.
+    trace = Trace(arrival_ns=[0, 55 * MS], prompt_tokens=[32, 96], output_tokens=[64, 3], **shared(96))
+    caching = ReplicaSpec(cost=Linear(), scheduler=Vllm(), kv_blocks=1000, prefix_cache="blocks")
+    for fast_forward in (True, False):
+        experiment = two(trace, prefill=caching, decode=caching, local_tokens=16)
+        assert run(experiment, fast_forward=fast_forward).requests["prefill_replica"].tolist() == [0, -1]
+
+
 def test_layers_go_behind_the_computation() -> None:
     trace = Trace(arrival_ns=[0], prompt_tokens=[100], output_tokens=[3])
     slow = ReplicaSpec(cost=Linear(fixed_s=8e-3), scheduler=EvictNewest(Sarathi()), kv_blocks=100)
