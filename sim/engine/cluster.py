@@ -434,6 +434,13 @@ class _Cluster:
         self.finished(id_, self._clock.now_ns)
 
 
+def _shortened(state: RequestState) -> IntArray:
+    """Of each request whose answer was to end sooner the tokens that it lacks for it; -1 of others."""
+    column = np.full(len(state.output), -1, np.int64)
+    column[list(state.shortened)] = list(state.shortened.values())
+    return column
+
+
 def _columns(cluster: _Cluster) -> Columns:
     """What the run leaves behind."""
     state = cluster._state
@@ -464,6 +471,7 @@ def _columns(cluster: _Cluster) -> Columns:
             "recomputed_tokens": _as_column(state.recomputed),
             "status": np.frombuffer(state.status, np.int8),
             "reason": _as_column(state.reason, np.int32),
+            **({"shortened_tokens": _shortened(state)} if state.shortened else {}),
             "bubble_ns": np.sum(bubbles, axis=0),
             **(
                 {

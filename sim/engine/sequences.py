@@ -184,6 +184,17 @@ class Sequences:
                 self.exchange.leave_the_queue(id_, seq.cached_tokens)
             self._outside.rejected(id_, reason)
 
+    def shorten(self, answers: Sequence[tuple[int, int]]) -> None:
+        for id_, tokens in answers:
+            if not any(seq.id == id_ for seq in self.queue):
+                raise PolicyError(f"{self._scheduler!r} shortens the answer of request {id_}, which does not wait here")
+            if tokens < 1:
+                raise PolicyError(
+                    f"{self._scheduler!r} shortens the answer of request {id_} to {tokens} tokens; the least is 1"
+                )
+            self.state.shorten(id_, tokens)
+            self.n_changes += 1
+
     def choose_decodes(self, lane: Lane, decode: Literal[True] | tuple[int, ...]) -> None:
         """Bring the decoding set in line with the plan: pause who is left out, resume who is named again."""
         decoding, paused = lane.decoding, lane.paused

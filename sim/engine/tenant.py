@@ -177,7 +177,7 @@ class Tenant:
             raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
         if loading is not None:
             plan = _with_loads(self, loading, lane, plan, growth_of_all)
-        decode, run, preempt, hold, _, reject, _, view.memo, undone, order = plan
+        decode, run, preempt, hold, _, reject, _, view.memo, undone, order, shorten = plan
         stepping_on: Mapping[int, Ended] = _NOBODY
         if unknown:
             plan, stepping_on = as_known(lane, self._queue_view, plan)
@@ -192,6 +192,8 @@ class Tenant:
             hold, plan = 1, plan._replace(hold=1)
         if reject:
             sequences.reject(reject)
+        if shorten:
+            sequences.shorten(shorten)
         if self._late:
             self._finding.listed = order
         if preempt or decode is not True or lane.paused or sequences.n_computed:
