@@ -421,7 +421,7 @@ class _Answer(Response):
                     parts += (before, filler(told - tokens, tokens).encode(), after)
             if exchange.over:
                 if exchange.reason is not None:
-                    parts.append(_line(Refusal(500, exchange.reason).body))
+                    parts.append(_line(Refusal(503, exchange.reason).body))
                 elif asked.include_usage:
                     parts.append(_line(self._event([], self._usage)))
                 parts.append(b"data: [DONE]\n\n")
@@ -447,8 +447,8 @@ class _Answer(Response):
             if self._cut_after is not None and exchange.got >= self._cut_after:
                 raise _Cut
         if exchange.reason is not None:
-            response = self._endpoint._error(Refusal(500, exchange.reason))
-            await send({"type": "http.response.start", "status": 500, "headers": response.raw_headers})
+            response = self._endpoint._error(Refusal(503, exchange.reason))
+            await send({"type": "http.response.start", "status": 503, "headers": response.raw_headers})
             await send({"type": "http.response.body", "body": bytes(response.body)})
             return
         text = filler(0, exchange.got)

@@ -20,6 +20,9 @@ from sim.serve.setup import Setup
 
 _MOST_PENDING = 4096
 """Steps of a stream that wait to be written; beyond them they are written as one."""
+_TRIAL_TOKENS = 40
+_TRIAL_NS = 600_000_000_000
+"""Simulated time that a trial before the session takes at most."""
 
 
 class Session:
@@ -38,13 +41,18 @@ class Session:
         self._names: dict[str, int] = {}
         self._stream = setup.experiment.stream
 
-    def warm_up(self) -> None:
-        """Have a run of its own take a few requests: what is worked out only once is worked out before anybody waits for it."""
+    def warm_up(self) -> int:
+        """Have a run of its own serve a few requests to their end, and say how many it finished: what is worked out only once is
+        worked out before anybody waits for it."""
         trial = LiveRun(self.setup.experiment, _Nobody())
-        for model in range(len(self.setup.models)):
+        for model, limit in enumerate(self.setup.limits):
             for prompt in (1, 40, 700, 3000):
-                trial.send(prompt_tokens=prompt, output_tokens=40, max_tokens=40, digests=[], model=model)
-        trial.stop()
+                if limit is None or prompt + _TRIAL_TOKENS <= limit:
+                    trial.send(
+                        prompt_tokens=prompt, output_tokens=_TRIAL_TOKENS, max_tokens=_TRIAL_TOKENS, digests=[], model=model
+                    )  # fmt: skip
+        trial.advance(_TRIAL_NS)
+        return sum(trial.finish_ns(id_) >= 0 for id_ in range(len(trial)))
 
     # What clients ask for.
 
@@ -98,6 +106,11 @@ class Session:
         self.counted.ended(self.run, exchange, exchange.finish)
         exchange.wake()
 
+    def begins_anew(self, id_: int, now_ns: int) -> None:
+        exchange = self.open.get(id_)
+        if exchange is not None:
+            exchange.begin_anew()
+
     def refused(self, id_: int, reason: str, now_ns: int) -> None:
         exchange = self.open.pop(id_, None)
         if exchange is not None:
@@ -112,11 +125,17 @@ class Session:
             self.counted.first(self.run, exchange)
         exchange.latest_ns = now_ns
         exchange.got += tokens
-        exchange.grouped += tokens
+        # Of what is emitted again nothing is written again.
+        new = min(tokens, exchange.got - exchange.shown)
+        if new <= 0 and not last:
+            return
+        opens = not exchange.shown
+        exchange.shown += new
+        exchange.grouped += new
         exchange.turn += 1
         n, pending = self._stream.interval, exchange.pending
         whole = exchange.turn % n == 0 if self._stream.rule == "iterations" else exchange.grouped >= n
-        if not (last or whole or exchange.got == tokens):
+        if not (last or whole or opens):
             return
         if len(pending) < _MOST_PENDING:
             pending.append((exchange.grouped, now_ns))
@@ -180,6 +199,8 @@ class _Nobody:
     def emitted(self, id_: int, tokens: int, now_ns: int) -> None: ...
 
     def ended(self, id_: int, now_ns: int) -> None: ...
+
+    def begins_anew(self, id_: int, now_ns: int) -> None: ...
 
     def refused(self, id_: int, reason: str, now_ns: int) -> None: ...
 
