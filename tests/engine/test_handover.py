@@ -20,7 +20,7 @@ from policies.wrappers import EvictNewest
 from sim.engine import ABORTED, FINISHED, REJECTED, Experiment, InvariantError, ReplicaSpec, run
 from sim.engine.columns import Columns
 from sim.engine.exchange import Exchange
-from sim.engine.links import LinkSpec
+from sim.engine.links import LinkSpec, Slowdown
 from sim.engine.roles import HandoverSpec, KvPath
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
@@ -115,6 +115,18 @@ def test_a_link_that_is_never_busy_adds_its_latency_to_the_nanosecond(first_toke
     np.testing.assert_array_equal(added, np.where(crossed, 1_234_567, 0))
     ttft = latent.requests["first_token_ns"] - free.requests["first_token_ns"]
     np.testing.assert_array_equal(ttft, np.where(crossed & (first_token != "prefill"), 1_234_567, 0))
+
+
+def test_a_transfer_that_spans_a_slower_time_arrives_when_its_bytes_have() -> None:
+    """20 tokens are 20 ms; from 11 ms on for 8 ms a quarter of the link is left, and the last byte goes before or after that."""
+    trace = Trace(arrival_ns=[0], prompt_tokens=[20], output_tokens=[4])
+    slow = (Slowdown(at_s=0.011, for_s=0.008, factor=0.25), Slowdown(at_s=0.02, for_s=0.1, latency_s=0.005))
+    path = KvPath(link=LinkSpec(1e6, slowdowns=slow), bytes_per_token=1000.0)
+    for fast_forward in (True, False):
+        found = run(two(trace, path=path), fast_forward=fast_forward, check_invariants=True)
+        # It begins at 1 ms: 10 ms by 11, 2 ms more by 19, the last 8 by 27, and 5 ms of latency.
+        assert found.requests["landed_ns"].tolist() == [32 * MS + 2]
+        assert found.meta["links"][0]["busy_ns"] == 26 * MS
 
 
 def test_who_gives_the_first_token() -> None:
