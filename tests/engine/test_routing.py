@@ -88,6 +88,21 @@ def test_events_are_late_by_the_delay() -> None:
     assert told(trace, event_delay_s=15.0) == [[0, 0], [0, 0], [0, 0], [4, 0]]
 
 
+def test_late_events_are_those_of_machines_that_host_the_model() -> None:
+    # Two models in turn, each on two machines of four.
+    trace = a_trace(*((10.0 * i, [1]) for i in range(6)))
+    trace = replace(trace, models=("a", "b"), model_index=np.array([0, 1] * 3))
+    router = Asked(Knowledge(prefixes=True, event_delay_s=5.0), [])
+    of = {
+        model: ReplicaSpec(
+            cost=Linear(fixed_s=1.0), scheduler=Vllm(), kv_blocks=9, block_tokens=4, prefix_cache="blocks", model=model
+        )
+        for model in (0, 1)
+    }
+    run(Experiment(workload=trace, replicas=(of[0], of[1], of[1], of[0]), router=router))
+    assert router.told == [[0, 0], [0, 0], [4, 0], [0, 4], [4, 0], [0, 4]]
+
+
 def test_an_approximate_index_knows_what_was_sent_where_and_forgets() -> None:
     trace = a_trace((0, [1, 2]), (10, [3, 4]), (20, [5]), (30, [1, 2]), (40, [1, 2]))
     sent = SentBlocks(block_tokens=4, capacity_blocks=2)
