@@ -126,12 +126,19 @@ class LiveRun(_Cluster):
 
     def send(
         self, *, prompt_tokens: int, output_tokens: int, max_tokens: int, digests: Sequence[int], model: int = 0,
-        priority: int = 0, session: int = -1,
+        priority: int = 0, session: int = -1, came_ns: int | None = None,
     ) -> int:  # fmt: skip
-        """A request comes now; its number. Each has an instant of its own: the present moves on by a nanosecond for it."""
+        """A request comes now; its number. Each has an instant of its own: the present moves on by a nanosecond for it.
+
+        It may have come before, at *came_ns*, and is then taken to have been sent as soon after that as makes no difference to what
+        has happened since: behind the request before it, and not seen by the router before now.
+        """
         if self._asked_ns >= self.now_ns:
             self.advance(self._asked_ns + AFTER_NS)
-        now_ns = self._asked_ns = self.now_ns
+        now_ns = self.now_ns
+        if came_ns is not None and came_ns < now_ns:
+            now_ns = self._front_end.sent_ns(max(came_ns, self._asked_ns + AFTER_NS), now_ns, prompt_tokens)
+        self._asked_ns = now_ns
         id_ = self._n
         self._n += 1
         self._state.add(prompt_tokens, output_tokens, max_tokens, now_ns, model, priority)

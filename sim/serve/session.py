@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +68,15 @@ class Session:
 
     def ask(
         self, *, prompt_tokens: int, output_tokens: int, max_tokens: int, digests: Sequence[int], model: int,
-        priority: int = 0, session: str | None = None,
+        priority: int = 0, session: str | None = None, received_ns: int | None = None,
     ) -> Exchange:  # fmt: skip
-        """A request comes now."""
+        """A request comes now, or came at *received_ns* of `time.perf_counter_ns`: since then its tokens were counted."""
         self.pacer.catch_up()
         exchange = Exchange(model, prompt_tokens, output_tokens, "length" if output_tokens == max_tokens else "stop")
         exchange.id = self.run.send(
             prompt_tokens=prompt_tokens, output_tokens=output_tokens, max_tokens=max_tokens, digests=digests, model=model,
             priority=priority, session=self.session_number(session),
+            came_ns=None if received_ns is None else self.pacer.instant_ns(received_ns),
         )  # fmt: skip
         self.open[exchange.id] = exchange
         self.counted.came(model, max_tokens)
@@ -186,10 +188,11 @@ class Session:
             "pacer_lag_s": _lag_facts(lag),
             "handed_over_lag_s": _lag_facts(handed),
         }
+        self.run.trace().to_csv(folder / "arrivals.csv")
+        (folder / "replay.yaml").write_text(_replay(setup), encoding="utf-8")
+        manifest["notes"] = [*manifest["notes"], *_otherwise(setup, folder / "replay.yaml")]
         result = Result(columns, manifest=manifest, slo=setup.built.slo).kept()
         result.write(folder)
-        self.run.trace().to_csv(folder / "arrivals.csv")
-        (folder / "replay.yaml").write_text(_replay(setup.scenario), encoding="utf-8")
         return result
 
 
@@ -205,8 +208,25 @@ class _Nobody:
     def refused(self, id_: int, reason: str, now_ns: int) -> None: ...
 
 
-def _replay(scenario: Scenario) -> str:
-    """The scenario with the requests that came, to lie beside them; files that it names are found from anywhere."""
+def _otherwise(setup: Setup, replay: Path) -> list[str]:
+    """A note where the scenario at *replay* is not the deployment that was served, for the lengths that it is planned for."""
+    from sim.scenario.assembly import resolve
+
+    served, again = setup.experiment, resolve(Scenario.load(replay)).experiment
+    names = [each.name for each in fields(served) if each.name != "workload"]
+    other = [name for name in names if repr(getattr(served, name)) != repr(getattr(again, name))]
+    if not other:
+        return []
+    return [
+        f"replay.yaml plans for the requests that came, where the session planned for those of its scenario, and differs in "
+        f"{', '.join(other)}: its times are not those of the session."
+    ]
+
+
+def _replay(setup: Setup) -> str:
+    """The scenario with the requests that came, to lie beside them; files that it names are found from anywhere, and what was
+    chosen by the lengths that were planned for stays as it is."""
+    scenario = setup.scenario.with_set(*(f"{key}={tokens}" for key, tokens in setup.chosen.items()))
     settings = {**scenario.settings(), "workload": {"trace": "arrivals.csv"}}
     for key in ("model", "hardware", "placement"):
         name = settings.get(key)

@@ -60,10 +60,11 @@ def played(experiment: Experiment, seed: int, n: int = 60, gone: float = 0.2) ->
         digests = shared + [1000 + i] * (prompt // 16 - len(shared))
         id_ = live.send(
             prompt_tokens=prompt, output_tokens=output, max_tokens=output + 7, digests=digests,
-            session=int(rng.integers(-1, 4)),
+            session=int(rng.integers(-1, 4)), came_ns=live.now_ns - int(rng.exponential(5e6)) if i % 2 else None,
         )  # fmt: skip
         if rng.random() < gone:
             leaving = sorted([*leaving, (live.now_ns + int(rng.exponential(3e8)), id_)])
+    live.advance(live.now_ns + 500_000_000)
     return live, log
 
 
@@ -88,8 +89,11 @@ CASES = [
     ("replicas=2", "router=least_outstanding", f"failures={{{FAILS}, in_flight: retry}}"),
     ("replicas=2", "router=least_outstanding", f"failures={{{FAILS}, in_flight: lose, when_none: lose}}"),
     ("replicas=3", "router={policy: llm_d, index: approximate}", "failures={mean_up_s: 0.5, mean_down_s: 0.2}"),
-    ("router=least_outstanding", "autoscale={policy: {policy: target_tracking, measure: concurrency, target: 4}, min: 1, "
-     "max: 4, interval_s: 0.2, start: {load: 0.1}}"),
+    (
+        "router=least_outstanding",
+        "autoscale={policy: {policy: target_tracking, measure: concurrency, target: 4}, min: 1, "
+        "max: 4, interval_s: 0.2, start: {load: 0.1}}",
+    ),
     (APART, LINK, "handover={like: vllm}"),
     (APART, LINK, "handover={like: sglang}"),
     (APART, LINK, "handover={like: splitwise}"),

@@ -125,7 +125,10 @@ def test_nothing_but_rows_is_left_of_random_abuse(capfd: pytest.CaptureFixture[s
             n += asyncio.run(for_a_while(at, ABUSE_S / 6))
             rows, grown = len(at.session.run) - rows_before, resident_bytes() - before
             with capfd.disabled():
-                print(f"\n{part * ABUSE_S / 6:.0f} s: {n} attempts, {rows} requests, {grown / 1e6:.1f} MB more", flush=True)
+                print(
+                    f"\n{part * ABUSE_S / 6:.0f} s: {n} attempts, {rows} requests, {grown / 1e6:.1f} MB more",
+                    flush=True,
+                )
         end = time.monotonic() + 20
         while at.session.open or at.endpoint.busy or at.endpoint.bytes_of_bodies:
             assert time.monotonic() < end
