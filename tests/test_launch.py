@@ -214,15 +214,16 @@ def test_the_best_candidate_of_a_folder_is_what_is_started(tmp_path: Path) -> No
     base = Scenario.from_mapping({"model": "qwen3-32b", "hardware": "h200", "scheduler": {"policy": "vllm"}}).resolved()
     axes = {"parallel.tensor": [2, 4], "scheduler.max_num_seqs": [64]}
     (tmp_path / "manifest.json").write_text(json.dumps({"base": base, "axes": axes}))
-    head = "parallel.tensor,scheduler.max_num_seqs,keeps,slo_attainment,tokens_per_s_per_gpu\n"
-    (tmp_path / "ranked.csv").write_text(head + "4,64,True,0.995,500\n2,64,False,0.5,700\n")
+    head = "parallel.tensor,scheduler.max_num_seqs,keeps,slo_attainment,tokens_per_s_per_gpu,usd_per_mtoken\n"
+    (tmp_path / "ranked.csv").write_text(head + "4,64,True,0.995,500,3.25\n2,64,False,0.5,700,\n")
     written = export(recommended(tmp_path), "vllm")
     assert "best of 2 candidates, 1 of which keep the SLO" in written.text
+    assert "3.25 $ per million output tokens" in written.text
     assert written.text.endswith(
         "vllm serve Qwen/Qwen3-32B \\\n    --tensor-parallel-size 4 \\\n    --max-num-seqs 64\n"
     )
     assert written.left_out == ()
-    (tmp_path / "ranked.csv").write_text(head + "2,64,False,0.5,700\n")
+    (tmp_path / "ranked.csv").write_text(head + "2,64,False,0.5,700,\n")
     with pytest.raises(RooftraceError, match="none of the 1 candidates"):
         recommended(tmp_path)
 

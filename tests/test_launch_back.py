@@ -304,6 +304,11 @@ def test_hierarchical_cache_is_a_multiple_of_the_device_s() -> None:
     assert tier.gib == pytest.approx(2 * 1000 * 64 * 8 * 128 * 2 * 2 / GIB)
 
 
+def test_the_model_that_was_asked_for_is_the_one_that_is_served() -> None:
+    scenario = scenario_from("vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 4", hardware="h200").scenario
+    assert "vllm serve meta-llama/Llama-3.1-70B-Instruct" in export(Chosen(scenario=scenario, reasons=()), "vllm").text
+
+
 def test_one_side_of_a_handover_alone_is_said_to_be_one() -> None:
     config = '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}'
     found = scenario_from(f"vllm serve Qwen/Qwen3-32B --kv-transfer-config '{config}'", hardware="h200")

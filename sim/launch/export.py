@@ -72,6 +72,11 @@ def _best_candidate(folder: Path) -> Chosen:
     reasons.append(
         f"{best['tokens_per_s_per_gpu']:,.0f} output tokens/s a GPU, {best['slo_attainment']:.1%} within the SLO"
     )
+    reasons += [
+        f"{scale * best[column]:,.3g} {unit}"
+        for column, scale, unit in _PRICES
+        if column in best and pd.notna(best[column])
+    ]
     if len(kept) > 1:
         second = kept.iloc[1]
         reasons.append(
@@ -80,6 +85,14 @@ def _best_candidate(folder: Path) -> Chosen:
             + f" with {second['tokens_per_s_per_gpu']:,.0f} tokens/s a GPU"
         )
     return Chosen(scenario=scenario, reasons=tuple(reasons))
+
+
+_PRICES = (
+    ("usd_per_mtoken", 1.0, "$ per million output tokens"),
+    ("joule_per_mtoken", 1e-6, "J per output token"),
+    ("gpus", 1.0, "GPUs"),
+)
+"""Columns of candidates that goals go by, and their units."""
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:

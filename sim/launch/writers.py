@@ -13,10 +13,10 @@ from sim.scenario.tiers import Tier
 
 
 def model_name(scenario: Scenario) -> str:
-    """The name that a server loads: the hub's where the catalogue knows it."""
+    """The name that a server loads: the scenario's where it is the hub's or a folder, or else the hub's of the catalogue's."""
     from hwmodels.model import hub_name
 
-    return hub_name(scenario.model) or scenario.model
+    return scenario.model if "/" in scenario.model else hub_name(scenario.model) or scenario.model
 
 
 _CACHES = {"fp8": "fp8", "bf16": "bfloat16", "fp16": "float16"}
