@@ -184,17 +184,6 @@ class Sequences:
                 self.exchange.leave_the_queue(id_, seq.cached_tokens)
             self._outside.rejected(id_, reason)
 
-    def shorten(self, answers: Sequence[tuple[int, int]]) -> None:
-        for id_, tokens in answers:
-            if not any(seq.id == id_ for seq in self.queue):
-                raise PolicyError(f"{self._scheduler!r} shortens the answer of request {id_}, which does not wait here")
-            if tokens < 1:
-                raise PolicyError(
-                    f"{self._scheduler!r} shortens the answer of request {id_} to {tokens} tokens; the least is 1"
-                )
-            self.state.shorten(id_, tokens)
-            self.n_changes += 1
-
     def choose_decodes(self, lane: Lane, decode: Literal[True] | tuple[int, ...]) -> None:
         """Bring the decoding set in line with the plan: pause who is left out, resume who is named again."""
         decoding, paused = lane.decoding, lane.paused
@@ -437,6 +426,20 @@ def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
     sequences.finding.ended.clear()
     sequences.kv.reset()
     return ids
+
+
+def refuse(sequences: Sequences, reject: Sequence[tuple[int, str]], shorten: Sequence[tuple[int, int]]) -> None:
+    """Of those who wait some are refused, and others allowed no more than so many output tokens from now on."""
+    if reject:
+        sequences.reject(reject)
+    for id_, tokens in shorten:
+        what = f"{sequences._scheduler!r} shortens the answer of request {id_}"
+        if not any(seq.id == id_ for seq in sequences.queue):
+            raise PolicyError(f"{what}, which does not wait here")
+        if tokens < 1:
+            raise PolicyError(f"{what} to {tokens} tokens; the least is 1")
+        sequences.state.shorten(id_, tokens)
+        sequences.n_changes += 1
 
 
 def n_waiting(sequences: Sequences) -> int:

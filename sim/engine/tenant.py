@@ -32,7 +32,7 @@ from sim.engine.requests import RequestState
 from sim.engine.roles import ONE_EACH, Part
 from sim.engine.running import RunningSet
 from sim.engine.runs import RunPool
-from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go, take_for_rounds
+from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go, refuse, take_for_rounds
 from sim.engine.sequences import hand_back as give_all_back
 from sim.engine.span import Step
 from sim.engine.stages import Stages
@@ -190,10 +190,8 @@ class Tenant:
             hold, plan = 1, plan._replace(hold=1)
         if hold > 1 and exchange is not None and exchange.may_act(unknown=unknown):
             hold, plan = 1, plan._replace(hold=1)
-        if reject:
-            sequences.reject(reject)
-        if shorten:
-            sequences.shorten(shorten)
+        if reject or shorten:
+            refuse(sequences, reject, shorten)
         if self._late:
             self._finding.listed = order
         if preempt or decode is not True or lane.paused or sequences.n_computed:
