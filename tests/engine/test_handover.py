@@ -209,6 +209,14 @@ def test_who_can_never_be_held_is_rejected_and_says_where(role: str) -> None:
         )
 
 
+def test_the_context_of_a_machine_that_prefills_has_to_hold_one_token_of_the_answer() -> None:
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[99, 100], output_tokens=[30, 30])
+    short = ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=1000, max_model_len=100)
+    found = run(two(trace, prefill=short))
+    assert found.requests["status"].tolist() == [FINISHED, REJECTED]
+    assert found.reasons == ("prompt and output exceed the model's context of 100 tokens",)
+
+
 @pytest.mark.parametrize("first_token", ["prefill", "arrival", "decode"])
 @pytest.mark.parametrize(
     "scheduler",
