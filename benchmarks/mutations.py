@@ -60,7 +60,6 @@ POOLS = (
     "tests/engine/test_handover.py",
     "tests/engine/test_second_pools.py",
     "tests/engine/test_links.py",
-    "tests/scenario/test_apart.py",
 )
 RANKS = ("tests/engine/test_ranks.py", "tests/hwmodels/test_ranks.py", "tests/hwmodels/test_mtp.py")
 EXPERTS = ("tests/hwmodels/test_experts.py", "tests/scenario/test_expert_settings.py")

@@ -24,6 +24,12 @@ class Between:
     places: int
     ns_per_token: int
     latency_ns: int
+    ns_per_sequence: int = 0
+    repack_ns_per_ns: int = 0
+    """Laying KV out takes so many times as long as sending it."""
+    layers: int = 1
+    local: int = 0
+    """Prompts of no more tokens stay."""
     headroom: int = 0
 
 
@@ -189,10 +195,20 @@ def serve_apart(
         key = {"sender": (i,), "receiver": (-1, j), "pair": (i, j), "pools": ()}[between.shared]
         places = links.setdefault(key, [0] * between.places)
         place = places.index(min(places))
-        tokens = max(requests[id_].prompt, 1)
-        trips[id_].sent = begin = max(now, places[place]) if between.ns_per_token * tokens else now
-        places[place] = begin + between.ns_per_token * tokens
-        heappush(news, (places[place] + between.latency_ns if between.ns_per_token else now, ARRIVED, id_))
+        takes = max(requests[id_].prompt, 1) * between.ns_per_token + between.ns_per_sequence
+        if not takes:
+            trips[id_].sent = now
+            heappush(news, (now, ARRIVED, id_))
+            return
+        since, last = now, 0
+        if between.layers > 1:
+            # The first layer is there when its share of the prompt's time has passed, the last when the prompt is done.
+            begun = requests[id_].scheduled
+            since, last = begun + (trips[id_].prefilled - begun) // between.layers, -(-takes // between.layers)
+        begin = max(since, places[place])
+        places[place] = max(begin + takes, now + last)
+        trips[id_].sent = max(begin, now)
+        heappush(news, (places[place] + between.latency_ns + takes * between.repack_ns_per_ns, ARRIVED, id_))
 
     while True:
         times = [machine.ticks // TICKS for machine in (*first, *second) if machine.flying]
@@ -204,9 +220,10 @@ def serve_apart(
             request = coming.popleft()
             sender, receiver = of(request.id)
             goes = request.output > (0 if between.first_token == "decode" else 1)
-            if never(sender.model.rules, request.prompt, min(request.output, 1)) or (
-                goes and never(receiver.model.rules, request.prompt, request.output)
-            ):
+            able = not goes or not never(receiver.model.rules, request.prompt, request.output)
+            if goes and able and between.local and max(request.prompt, 1) <= between.local:
+                receiver.model.queue.append(request)
+            elif not able or never(sender.model.rules, request.prompt, min(request.output, 1)):
                 request.status = "rejected"
             elif goes and between.room_first:
                 receiver.inbox.append(("ask", request))

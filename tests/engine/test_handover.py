@@ -174,6 +174,11 @@ def test_what_the_receiver_has_cached_is_not_sent_and_what_is_cached_there_may_s
     assert stays["prefix_hit_tokens"].tolist() == [0, 144]
 
 
+def test_where_no_token_is_to_be_sent_no_state_is() -> None:
+    path = KvPath(link=LinkSpec(inf), bytes_per_token=10.0, bytes_per_sequence=500.0)
+    assert [path.n_bytes(tokens) for tokens in (0, 1, 20)] == [0, 510, 700]
+
+
 def test_layers_go_behind_the_computation() -> None:
     trace = Trace(arrival_ns=[0], prompt_tokens=[100], output_tokens=[3])
     slow = ReplicaSpec(cost=Linear(fixed_s=8e-3), scheduler=EvictNewest(Sarathi()), kv_blocks=100)

@@ -27,13 +27,18 @@ def both(seed: int, *, late_ns: int = 0) -> tuple[list[Request], list[Trip], Col
     output = [rng.randrange(0, 50) if tokens else rng.randrange(1, 50) for tokens in prompt]
     grid, last = rng.choice([1, 10**6]), rng.choice([1, 10**7, 10**8, 10**9])
     arrival = sorted(rng.randrange(last + 1) // grid * grid for _ in range(n))
+    room_first = rng.random() < 0.5
     between = Between(
         first_token=rng.choice(["prefill", "arrival", "decode"]),
-        room_first=rng.random() < 0.5,
+        room_first=room_first,
         shared=rng.choice(["sender", "receiver", "pair", "pools"]),
         places=rng.choice([1, 2, 3]),
         ns_per_token=rng.choice([0, 1000, 50_000, 300_000]),
         latency_ns=rng.choice([0, 1234, 10**6]),
+        ns_per_sequence=rng.choice([0, 0, 500_000]),
+        repack_ns_per_ns=rng.choice([0, 0, 1]),
+        layers=rng.choice([1, 4]) if room_first else 1,
+        local=rng.choice([0, 0, 20]),
         headroom=rng.choice([0, 0, 8]),
     )
     n_first, n_second = rng.choice([1, 2, 3]), rng.choice([1, 2, 3])
@@ -41,11 +46,13 @@ def both(seed: int, *, late_ns: int = 0) -> tuple[list[Request], list[Trip], Col
     slower = replace(between, latency_ns=between.latency_ns + late_ns)
     trips = serve_apart(requests, [rules[0]] * n_first, [rules[1]] * n_second, slower)
     path = KvPath(
-        link=LinkSpec(
-            1e9 / max(between.ns_per_token, 1), latency_s=between.latency_ns * 1e-9, concurrent_transfers=between.places
-        ),
+        # A byte takes a nanosecond.
+        link=LinkSpec(1e9, latency_s=between.latency_ns * 1e-9, concurrent_transfers=between.places),
         shared=between.shared,  # type: ignore[arg-type]
-        bytes_per_token=float(between.ns_per_token > 0),
+        bytes_per_token=float(between.ns_per_token),
+        bytes_per_sequence=float(between.ns_per_sequence),
+        layers=between.layers,
+        repack_s_per_byte=between.repack_ns_per_ns * 1e-9,
     )
     handover = HandoverSpec(
         roles=("prefill",) * n_first + ("decode",) * n_second,
@@ -55,6 +62,7 @@ def both(seed: int, *, late_ns: int = 0) -> tuple[list[Request], list[Trip], Col
         first_token=between.first_token,  # type: ignore[arg-type]
         room="before_prefill" if between.room_first else "after_prefill",
         headroom_tokens=between.headroom,
+        local_tokens=between.local,
     )
     machines = tuple(spec_of(each) for each in [rules[0]] * n_first + [rules[1]] * n_second)
     trace = Trace(arrival_ns=arrival, prompt_tokens=prompt, output_tokens=output)
