@@ -89,7 +89,6 @@ QUICK_MISSES = {
 
 
 @pytest.mark.slow
-@with_all
 def test_quick_reproduction_misses_what_is_named_and_nothing_else():
     rows = alpaserve.rows(quick=True)
     assert_misses(rows, STAGE_MISSES | QUICK_MISSES)
@@ -113,6 +112,7 @@ FULL_MISSES = {
 
 
 @pytest.mark.slow
+@with_all
 def test_full_reproduction_misses_what_is_named_and_what_the_page_counts():
     """Three to four minutes of one core."""
     rows = alpaserve.rows()

@@ -9,6 +9,7 @@ import pytest
 
 from sim import simulate
 from sim.scenario import Scenario, named
+from tests.sample import with_all
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -20,7 +21,11 @@ NEEDED = {"pad": {"sequences": 64}, "order": {"by": "shortest_prompt"}, "cap": {
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", named.SCHEDULERS)
 @pytest.mark.parametrize(
-    ("file", "requests"), [("AzureLLMInferenceTrace_conv.csv", 19_366), ("AzureLLMInferenceTrace_code.csv", 8_819)]
+    ("file", "requests"),
+    [
+        pytest.param("AzureLLMInferenceTrace_conv.csv", 19_366, marks=with_all),
+        ("AzureLLMInferenceTrace_code.csv", 8_819),
+    ],
 )
 def test_every_request_of_the_azure_traces_is_accounted_for(file, requests, scheduler):
     path = TRACES / file
