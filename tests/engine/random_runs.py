@@ -37,7 +37,7 @@ from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler, evicts
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
-from sim.engine.links import LinkSpec
+from sim.engine.links import LinkSpec, Slowdown
 from sim.engine.lives import Failing, FleetSpec, Life, Outage, Scaling
 from sim.engine.roles import HandoverSpec, KvPath, Role, Room
 from sim.engine.tiers import TierKind, TierSpec, WriteRule
@@ -311,12 +311,14 @@ def apart(seed: int, *, speculative: bool) -> Experiment:
     pools = [rng.choice([0, 0, 1]) for _ in roles]
     numbers = {kind: number for number, kind in enumerate(kinds)}
     room: Room = rng.choice(["after_prefill", "before_prefill"])
+    slowdowns = some_slowdowns(random.Random(f"slowdowns of {seed}"))
     paths = {
         (numbers["prefill", i], numbers["decode", j]): KvPath(
             link=LinkSpec(
                 rng.choice([inf, 1e9, 1e7, 1e6]),
                 latency_s=rng.choice([0.0, 1e-5, 3e-3]),
                 concurrent_transfers=rng.choice([1, 1, 2]),
+                slowdowns=slowdowns,
             ),
             shared=rng.choice(["sender", "receiver", "pair", "pools"]),
             bytes_per_token=rng.choice([0.0, 1000.0, 333.3]),
@@ -341,6 +343,18 @@ def apart(seed: int, *, speculative: bool) -> Experiment:
     machines = tuple(of_kinds[role, i] for role, i in zip(roles, pools, strict=True))
     found = replace(experiment, replicas=machines, handover=spec)
     return with_ranks(found, seed) if seed % 4 == 0 else found
+
+
+def some_slowdowns(rng: random.Random) -> tuple[Slowdown, ...]:
+    """For half of the links none, for others up to three, from beginning to end or for some ms."""
+    at_s, found = 0.0, list[Slowdown]()
+    for _ in range(rng.choice([0, 0, 0, 1, 2, 3])):
+        at_s += rng.choice([0.0, 0.0113, 0.2])
+        for_s = rng.choice([1e-3, 0.03, 0.2])
+        factor, more_s = rng.choice([(0.0, 0.0), (0.2, 0.0), (0.01, 1e-3), (1.0, 4e-3)])
+        found.append(Slowdown(at_s=at_s, for_s=for_s, factor=factor, latency_s=more_s))
+        at_s += for_s
+    return tuple(found)
 
 
 def with_trees(
@@ -478,7 +492,8 @@ def with_tiers(experiment: Experiment, seed: int) -> Experiment:
     """The same with tiers behind every machine, and little memory on it; some move sequences that give way to the host tier."""
     rng = random.Random(f"tiers of {seed}")
     block_bytes = 1000
-    tiers = some_tiers(rng, block_bytes)
+    slowdowns = some_slowdowns(random.Random(f"slow tiers of {seed}"))
+    tiers = tuple(replace(tier, slowdowns=slowdowns) for tier in some_tiers(rng, block_bytes))
     kinds = [tier.kind for tier in tiers]
     swaps = "host" in kinds and "peer" not in kinds and rng.random() < 0.5
 

@@ -20,6 +20,7 @@ from sim.scenario import Scenario
 from sim.scenario.assembly import build
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
+from tests.sample import with_all
 from workloads import Trace
 
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "AzureLLMInferenceTrace_conv.csv"
@@ -248,7 +249,7 @@ def test_who_comes_between_the_two_ends_of_an_iteration_is_all_that_lines_change
 @patches_the_engine
 @pytest.mark.slow
 @pytest.mark.skipif(not TRACE.exists(), reason="needs the public conversation trace")
-@pytest.mark.parametrize("rate_scale", [1, 2, 4])
+@pytest.mark.parametrize("rate_scale", [pytest.param(1, marks=with_all), 2, pytest.param(4, marks=with_all)])
 @pytest.mark.parametrize(
     "settings", [(), ("scheduler={policy: vllm-v0}",), ("model=gpt-oss-20b",)], ids=["vllm", "vllm-v0", "windowed"]
 )
