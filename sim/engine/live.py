@@ -258,7 +258,7 @@ class LiveRun(_Cluster):
             **column,
             model_index=None if state.model is None else np.array(state.model, np.int64),
             priority=None if state.priority is None or not any(state.priority) else np.array(state.priority, np.int64),
-            session=np.array(self._sessions, np.int64) if max(self._sessions) >= 0 else None,
+            session=np.array(self._sessions, np.int64) if max(self._sessions, default=-1) >= 0 else None,
             abort_ns=np.where(gone < 0, -1, gone - column["arrival_ns"]) if (gone >= 0).any() else None,
             prefix_blocks=ids.astype(np.int64),
             prefix_offsets=offsets,
