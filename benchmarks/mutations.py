@@ -1355,7 +1355,7 @@ MUTATIONS = [
     ),
     *_of(
         "policies/classes.py",
-        ("tests/policies/test_classes.py", "tests/engine/test_queueing.py"),
+        ("tests/policies/test_classes.py",),
         ("the highest class gives way first", "key=lambda seq: -seq.priority)", "key=lambda seq: seq.priority)"),
         (
             "equals give way too",
