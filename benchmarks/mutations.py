@@ -1476,7 +1476,7 @@ MUTATIONS = [
     ),
     *_of(
         "sim/engine/control.py",
-        ("tests/engine/test_fleet.py",),
+        ("tests/engine/test_control.py",),
         (
             "the busiest machine goes",
             "return 2, machine.running + machine.waiting, -index",
