@@ -174,6 +174,69 @@ def test_what_the_receiver_has_cached_is_not_sent_and_what_is_cached_there_may_s
     assert stays["prefix_hit_tokens"].tolist() == [0, 144]
 
 
+@pytest.mark.parametrize(
+    ("senders", "receivers", "waits"),
+    [(1, 2, {"sender", "pools"}), (2, 1, {"receiver", "pools"}), (1, 1, {"sender", "receiver", "pair", "pools"})],
+)
+@pytest.mark.parametrize("shared", ["sender", "receiver", "pair", "pools"])
+def test_whose_transfers_wait_for_each_other(shared: Any, senders: int, receivers: int, waits: set[str]) -> None:
+    # Two prompts are done in the same step, or on two machines; each takes 4 ms.
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[16, 16], output_tokens=[3, 3])
+    path = KvPath(link=LinkSpec(4e6), bytes_per_token=1000.0, shared=shared)
+    experiment = two(trace, path=path)
+    assert experiment.handover is not None
+    handover = replace(
+        experiment.handover,
+        roles=("prefill",) * senders + ("decode",) * receivers,
+        pools=(0,) * senders + (1,) * receivers,
+    )
+    machines = (experiment.replicas[0],) * (senders + receivers)
+    found = run(replace(experiment, replicas=machines, handover=handover)).requests
+    assert np.diff(found["landed_ns"]).tolist() == [4 * MS if shared in waits else 0]
+
+
+class Second:
+    """A router that always takes the second."""
+
+    def route(self, request: object, replicas: object, /) -> int:
+        return 1
+
+
+def test_what_is_cached_on_another_rank_than_the_first_lets_a_prompt_stay_too() -> None:
+    trace = Trace(arrival_ns=[0, 200 * MS], prompt_tokens=[160, 160], output_tokens=[3, 3], **shared(160))
+    caching = ReplicaSpec(cost=Ranked(), scheduler=Vllm(), kv_blocks=1000, prefix_cache="blocks")
+    ranks = MachineSpec(tenants=(caching,), ranks=2, rank_router=Second())
+    experiment = replace(two(trace, local_tokens=20), replicas=(caching, ranks))
+    assert run(experiment, check_invariants=True).requests["prefill_replica"].tolist() == [0, -1]
+
+
+def test_who_decodes_is_one_of_those_whose_memory_could_ever_hold_the_request() -> None:
+    trace = Trace(arrival_ns=[0] * 4, prompt_tokens=[100] * 4, output_tokens=[30] * 4)
+    large, small = (ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=n) for n in (1000, 7))
+    for room in ("after_prefill", "before_prefill"):
+        experiment = two(trace, room=room)
+        assert experiment.handover is not None
+        handover = replace(experiment.handover, roles=("prefill", "decode", "decode"), pools=(0, 1, 1))
+        found = run(replace(experiment, replicas=(large, small, large), handover=handover), check_invariants=True)
+        assert found.requests["replica"].tolist() == [2] * 4
+        assert (found.requests["status"] == FINISHED).all()
+
+
+def test_a_prompt_that_was_preempted_is_sent_whole_when_it_is_done() -> None:
+    # The first has all its blocks when the second, without room for its last, gives way again and again; 64 KB take 6.4 ms.
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[64, 64], output_tokens=[3, 3])
+    scheduler = Vllm(
+        max_num_batched_tokens=48, max_num_seqs=8, scheduler_reserve_full_isl=False, async_scheduling=False
+    )
+    tight = ReplicaSpec(cost=Linear(), scheduler=scheduler, kv_blocks=7)
+    path = KvPath(link=LinkSpec(1e7), bytes_per_token=1000.0, layers=4)
+    found = run(two(trace, prefill=tight, path=path, room="before_prefill"), check_invariants=True).requests
+    assert (found["preemptions"] > 0).tolist() == [False, True]
+    behind = found["landed_ns"] - found["prefilled_ns"]
+    assert behind[0] < 6_400_000
+    assert behind[1] == 6_400_000 + 1
+
+
 def test_where_no_token_is_to_be_sent_no_state_is() -> None:
     path = KvPath(link=LinkSpec(inf), bytes_per_token=10.0, bytes_per_sequence=500.0)
     assert [path.n_bytes(tokens) for tokens in (0, 1, 20)] == [0, 510, 700]

@@ -184,6 +184,31 @@ def test_steps_in_which_all_ranks_decode_the_same_are_one_event_that_an_arrival_
     assert_same(cut, replay(2, [0, 0, 100_500], [40, 40, 40], [300, 300, 1], fast_forward=False))
 
 
+def test_who_comes_while_all_seats_are_taken_does_not_cut_the_steps_in_flight() -> None:
+    one_seat = OrcaPaged(1)
+    work = ([0, 0, 100_500], [40, 40, 40], [300, 300, 1])
+    waits = replay(2, *work, scheduler=one_seat)
+    assert waits.requests["scheduled_ns"][2] == waits.requests["finish_ns"][0]
+    assert waits.meta["events"] == replay(2, *([each[:2] for each in work]), scheduler=one_seat).meta["events"] + 1
+
+
+def test_steps_alike_end_when_a_plan_does() -> None:
+    until_ns = 100_500 * US
+
+    def patient(view: ReplicaView, /) -> Plan:
+        """Admits nobody beside decodes before an instant."""
+        if view.n_decoding and view.now_ns < until_ns:
+            return Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True, until_ns=until_ns)
+        run = tuple((seq.id, seq.tokens) for seq in view.waiting)
+        return Plan(decode=view.n_decoding > 0, run=run, hold=1 if run else UNTIL_CHANGE)
+
+    work = ([0, 0, 5000], [40, 40, 40], [300, 300, 1])
+    found = replay(2, *work, scheduler=patient)
+    # Steps of 1,001 us: the first after that instant.
+    assert found.requests["scheduled_ns"][2] == (1040 + 100 * 1001) * US
+    assert_same(found, replay(2, *work, scheduler=patient, fast_forward=False))
+
+
 def test_each_rank_has_memory_of_its_own() -> None:
     # Two prompts of four blocks: of a pool of six one machine admits one at a time, each of two ranks its own.
     assert replay(1, [0, 0], [64, 64], [2, 2], kv_blocks=6).requests["scheduled_ns"].tolist()[1] > 0

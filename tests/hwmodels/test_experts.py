@@ -71,7 +71,7 @@ def test_what_is_expected_is_what_is_drawn(name, tokens):
 
 @pytest.mark.parametrize("exponent", [0.5, 1.5])
 def test_the_busiest_experts_share_of_zipf_is_that_of_a_plain_count(exponent):
-    """Of 16 experts 3 are chosen; the chance of each is in proportion to 1 / rank^s, and what one would have above 1 is the others'."""
+    """Of 16 experts 3 are chosen, in proportion to 1 / rank^s; what one would have above 1 is the others'."""
     weights = [1 / rank**exponent for rank in range(1, 17)]
     share = [3 * weight / sum(weights) for weight in weights]
     if share[0] > 1:
@@ -83,7 +83,7 @@ def test_the_busiest_experts_share_of_zipf_is_that_of_a_plain_count(exponent):
     assert load.held == tuple(tuple(range(first, first + 4)) for first in (0, 4, 8, 12))
     per_rank = [sum(load.chosen[first : first + 4]) for first in (0, 4, 8, 12)]
     assert load.rank_slots == pytest.approx(per_rank)
-    # With many tokens chance is small beside popularity: the busiest rank is the one of the popular experts, by 99 % of drawn batches.
+    # The busiest rank of batches that are drawn one token after the other, within 99 % of their mean.
     rng = np.random.default_rng(5)
     order = np.array([rng.permutation(16) for _ in range(4000)])
     edges = np.cumsum(np.array(load.chosen)[order], axis=1)

@@ -11,6 +11,7 @@ from hwmodels.model import load_model, spec_from_config
 from hwmodels.mtp import mtp_draft
 from hwmodels.roofline import Roofline
 from hwmodels.totals import Totals
+from sim.engine.common import CommonPrices
 from sim.engine.pricing import Pricing
 
 
@@ -120,6 +121,22 @@ def test_ranks_take_a_pass_together():
     uneven = cost.common_step([decodes(32), *[Totals(*(0,) * 10)] * 7])
     assert cost.parallel.data == 8
     assert 0 < even <= uneven
+
+
+def test_a_step_of_ranks_has_the_passes_of_all_ranks_behind_the_targets() -> None:
+    target = deploy(model="deepseek-v3", hardware="b200", parallel={"data": 2, "expert": 2})
+    draft = mtp_draft(target, 3).cost
+    prices = CommonPrices(Pricing(target.cost, draft, 0.0), 2)
+    ranks = [Totals(4 * n + tokens, tokens, *((1, tokens * (tokens + 1) // 2, tokens) if tokens else (0, 0, 0)), n, n * 1000, 4 * n)
+             for n, tokens in ((8, 0), (24, 512))]  # fmt: skip
+    # The target's; prompts through the module; what was verified; then a token a sequence, as often as the rank that drafts most.
+    expected = (
+        target.cost.common_step(ranks)
+        + draft.common_step([decodes(0), prompt(512)])
+        + draft.common_step([decodes(8, 4), decodes(24, 4)])
+        + 2 * draft.common_step([decodes(8), decodes(24)])
+    )
+    assert prices.step(ranks, [1, 3]) / (1e9 * 2 ** pricing_bits()) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_hybrid_model_drafts_with_a_layer_that_keeps_a_cache():
