@@ -15,6 +15,7 @@ from policies.routers import RoundRobin
 from policies.schedulers import Sarathi
 from policies.sglang import Sglang
 from policies.trtllm import TrtLlm
+from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
 from sim.engine import ABORTED, FINISHED, REJECTED, Experiment, InvariantError, MachineSpec, ReplicaSpec, run
@@ -193,6 +194,46 @@ def test_whose_transfers_wait_for_each_other(shared: Any, senders: int, receiver
     machines = (experiment.replicas[0],) * (senders + receivers)
     found = run(replace(experiment, replicas=machines, handover=handover)).requests
     assert np.diff(found["landed_ns"]).tolist() == [4 * MS if shared in waits else 0]
+
+
+def test_who_goes_while_waiting_for_room_gives_back_what_was_computed_and_takes_no_room() -> None:
+    # The first fills the decode machine until it ends; the second waits for room there with all of the prefill machine's memory.
+    trace = Trace(
+        arrival_ns=[0, 0, 6 * MS], prompt_tokens=[64] * 3, output_tokens=[40, 3, 3], abort_ns=np.array([-1, 5 * MS, -1])
+    )
+    first, second = (ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=n) for n in (5, 7))
+    found = run(two(trace, prefill=first, decode=second), check_invariants=True).requests
+    assert found["status"].tolist() == [FINISHED, ABORTED, FINISHED]
+    assert found["scheduled_ns"][2] == 6 * MS
+    assert found["room_ns"][2] == found["finish_ns"][0]
+
+
+def test_who_goes_before_the_prompt_is_computed_gives_the_room_back_that_was_taken() -> None:
+    trace = Trace(
+        arrival_ns=[0, 0, 0], prompt_tokens=[64] * 3, output_tokens=[3] * 3, abort_ns=np.array([-1, 3 * MS, -1])
+    )
+    first = ReplicaSpec(cost=Linear(fixed_s=8e-3), scheduler=EvictNewest(OrcaPaged(1)), kv_blocks=100)
+    second = ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=9)
+    found = run(two(trace, prefill=first, decode=second, room="before_prefill"), check_invariants=True).requests
+    assert found["status"].tolist() == [FINISHED, ABORTED, FINISHED]
+    # The third had no room beside them.
+    assert found["room_ns"].tolist() == [0, 0, 3 * MS]
+
+
+def test_who_is_refused_where_the_prompt_would_be_computed_gives_the_room_back_that_was_taken() -> None:
+    def refuses(view: ReplicaView, /) -> Plan:
+        """One prompt at a time, and never the second request's."""
+        no = tuple((seq.id, "no") for seq in view.waiting if seq.id == 1)
+        run = tuple((seq.id, seq.tokens) for seq in view.waiting if seq.id != 1)[:1]
+        return Plan(run=run, reject=no) if run or no else Plan(hold=UNTIL_CHANGE)
+
+    trace = Trace(arrival_ns=[0, 0, 0], prompt_tokens=[64] * 3, output_tokens=[30] * 3)
+    first = ReplicaSpec(cost=Linear(), scheduler=refuses, kv_blocks=100)
+    second = ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=9)
+    found = run(two(trace, prefill=first, decode=second, room="before_prefill"), check_invariants=True).requests
+    assert found["status"].tolist() == [FINISHED, REJECTED, FINISHED]
+    # The first machine hears of the second's room, refuses it, and the decode machine hears of that a nanosecond later.
+    assert found["room_ns"].tolist() == [0, 0, 2]
 
 
 class Second:

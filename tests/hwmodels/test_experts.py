@@ -95,6 +95,23 @@ def test_the_busiest_experts_share_of_zipf_is_that_of_a_plain_count(exponent):
     assert load.busiest_slots([200.0])[0] == pytest.approx(busiest.mean(), abs=half)
 
 
+@pytest.mark.parametrize(
+    ("weights", "per_token", "tokens"),
+    [
+        (
+            [27.0] * 4 + [24.0] * 4 + [21.0] * 4 + [18.0] * 4,
+            3,
+            30,
+        ),  # the popular rank is the fullest in most batches, not in all
+        ([1.0] * 8, 6, 40),  # nearly all are chosen, which leaves little to chance
+    ],
+)
+def test_the_busiest_of_ranks_that_differ_little_is_that_of_drawn_batches(weights, per_token, tokens):
+    load = layout(tuple(weights)).load(len(weights), per_token, 4)
+    busiest = drawn(load, tokens).sum(axis=-1).max(axis=1).mean()
+    assert load.busiest_slots([float(tokens)])[0] == pytest.approx(busiest, rel=0.025)
+
+
 def test_experts_that_a_batch_wakes_in_closed_form():
     even = LOADS["even"]
     assert even.distinct(10) == pytest.approx(32 * (1 - (1 - 4 / 32) ** 10))

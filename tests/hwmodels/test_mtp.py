@@ -77,6 +77,15 @@ def test_several_modules_all_read_the_prompt_and_take_memory():
     assert one.held.kv_bytes_per_token_per_device == 3 * single.held.kv_bytes_per_token_per_device
 
 
+def test_prompts_of_any_rank_pass_through_every_module() -> None:
+    target = deploy(
+        model=replace(load_model("deepseek-v3"), mtp_layers=3), hardware="b200", parallel={"data": 2, "expert": 2}
+    )
+    one, two = (mtp_draft(target, k).cost for k in (1, 2))
+    assert two.common_step([decodes(0), prompt(512)]) == 2 * one.common_step([decodes(0), prompt(512)])
+    assert two.common_step([decodes(8), decodes(9)]) == one.common_step([decodes(8), decodes(9)])
+
+
 def test_a_pass_has_no_host_work_of_its_own():
     made_by = Calibrated.for_stack("sglang")
     target = deploy(model="deepseek-v3", hardware="b200", parallel={"tensor": 8}, cost=made_by)
