@@ -131,6 +131,16 @@ def test_who_gives_the_first_token() -> None:
     assert all(columns.iterations()["emitted_tokens"].sum() == 4 for columns in by.values())
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_room_that_an_end_leaves_is_given_by_the_first_plan_that_knows_of_it(ahead: bool) -> None:
+    # The first ends while the second goes on, and the third needs what it leaves.
+    trace = Trace(arrival_ns=[0, 0, 0], prompt_tokens=[64, 16, 64], output_tokens=[5, 30, 3])
+    decode = ReplicaSpec(cost=Linear(), scheduler=Vllm(async_scheduling=ahead), kv_blocks=8)
+    found = run(two(trace, decode=decode), check_invariants=True).requests
+    # A plan that is made while the step before it runs knows of that end a step later.
+    assert found["room_ns"][2] == found["finish_ns"][0] + ahead * MS
+
+
 def test_blocks_are_the_senders_until_kv_has_arrived_and_the_receivers_from_before() -> None:
     # Two prompts that fill the prefill machine: the second waits for the first one's KV to have left it.
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[64, 64], output_tokens=[3, 3])

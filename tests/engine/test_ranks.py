@@ -26,7 +26,9 @@ from sim.engine import (
     ranks,
     run,
 )
+from sim.engine.common import IDLE, CommonPrices
 from sim.engine.lane import Lane
+from sim.engine.pricing import Pricing
 from sim.engine.tenant import Tenant
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear, Ranked
@@ -159,6 +161,14 @@ def test_the_slowest_rank_and_what_all_do_together_set_the_step() -> None:
     first = 1000 + 100 + 200 + 140
     assert columns.requests["first_token_ns"].tolist() == [first * US] * 2
     assert columns.requests["finish_ns"].tolist() == [(first + 1000 + 1 + 200 + 2) * US] * 2
+
+
+def test_ranks_that_draft_by_themselves_do_so_at_once() -> None:
+    draft = Linear(fixed_s=1e-4)
+    prices = CommonPrices(Pricing(COST, draft, 0.0), 2)
+    ranks = [IDLE._replace(rows=4 * n, decode_seqs=n, logit_rows=4 * n) for n in (2, 5)]
+    # The target checks 8 and 20 rows, the slower 20; drafts take a pass of 100 us a token, the longer three.
+    assert prices.step(ranks, [1, 3]) == round((1e-3 + 20e-6 + 3e-4) * 1e9) * TICKS
 
 
 def test_who_comes_to_an_idle_rank_during_a_step_waits_for_its_end() -> None:

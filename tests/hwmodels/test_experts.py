@@ -95,6 +95,17 @@ def test_the_busiest_experts_share_of_zipf_is_that_of_a_plain_count(exponent):
     assert load.busiest_slots([200.0])[0] == pytest.approx(busiest.mean(), abs=half)
 
 
+def test_experts_are_held_in_rows_or_dealt_out_and_which_are_popular_is_drawn():
+    zipf = Zipf(exponent=0.8)
+    rows, dealt = (layout(zipf, placement=how).load(8, 2, 2) for how in ("linear", "round_robin"))
+    assert rows.held == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert dealt.held == ((0, 2, 4, 6), (1, 3, 5, 7))
+    other = layout(Zipf(exponent=0.8, seed=1)).load(8, 2, 2)
+    assert rows.chosen == dealt.chosen != other.chosen
+    assert sorted(rows.chosen) == sorted(other.chosen)
+    assert list(rows.chosen) != sorted(rows.chosen, reverse=True)
+
+
 @pytest.mark.parametrize(
     ("weights", "per_token", "tokens"),
     [
