@@ -12,7 +12,7 @@ class Promises:
     A block that several hold counts for each of them.
     """
 
-    __slots__ = ("_beyond", "_kv", "_limit", "_state", "blocks", "one_token")
+    __slots__ = ("_beyond", "_kv", "_limit", "_made", "_state", "blocks", "one_token")
 
     def __init__(self, kept: bool, kv: KvPool, state: RequestState, limit: int | None, drafted: int) -> None:
         """*limit*: tokens of prompt and output that the model takes; *drafted*: those that the last round may verify."""
@@ -20,6 +20,8 @@ class Promises:
         """Whether prompts are only computed here, and decoded elsewhere."""
         self.blocks = 0 if kept else -1
         """-1: nothing is kept count of."""
+        self._made: dict[int, int] = {}
+        """Of prompts that are only computed here: they are remembered, since a request may come again with more to compute."""
         self._kv = kv
         self._state = state
         self._limit = limit
@@ -27,7 +29,8 @@ class Promises:
         self._beyond = max(drafted - 1, 0)
 
     def _of(self, id_: int) -> int:
-        longest = (self._state.prompt[id_] or 1) + (1 if self.one_token else self._state.max_tokens[id_])
+        state = self._state
+        longest = state.to_hand(id_) + 1 if self.one_token else (state.prompt[id_] or 1) + state.max_tokens[id_]
         if self._limit is not None:
             longest = min(longest, self._limit)
         return min(self._kv.blocks(longest + self._beyond), self._kv.total)
@@ -43,16 +46,20 @@ class Promises:
     def make(self, id_: int) -> None:
         """A request is admitted."""
         if self.blocks >= 0:
-            self.blocks += self._of(id_)
+            blocks = self._of(id_)
+            self.blocks += blocks
+            if self.one_token:
+                self._made[id_] = blocks
 
     def end(self, id_: int) -> int:
         """It is not any more; what it had been promised."""
         if self.blocks < 0:
             return 0
-        blocks = self._of(id_)
+        blocks = self._made.pop(id_) if self.one_token else self._of(id_)
         self.blocks -= blocks
         return blocks
 
     def reset(self) -> None:
         """Nobody is admitted."""
         self.blocks = min(self.blocks, 0)
+        self._made.clear()

@@ -70,6 +70,9 @@ class RequestState:
         """Of those that ran on machines that have been stopped: tokens whose KV is gone."""
         self.again: bytearray | None = None
         """Of each request whether its machine has failed, where machines do."""
+        self.carried: array[int] | None = None
+        """Tokens that a request had emitted when it came to the router, where machines fail on which prompts alone are computed:
+        they are computed, and handed over, like those of its prompt."""
         self.reason = array("i", [-1]) * n
         self.told: Callable[[Lane, int], None] | None = None
         """Whoever is told of each step of a lane when it has ended, and when that was; None: nobody listens."""
@@ -114,6 +117,10 @@ class RequestState:
             self.tier_hits.setdefault(kind, array("q", bytes(8 * n)))
         if not len(self.load_ns):
             self.load_ns = array("q", bytes(8 * n))
+
+    def to_hand(self, id_: int) -> int:
+        """Tokens whose KV goes to the machine that decodes the request."""
+        return (self.prompt[id_] or 1) + (0 if self.carried is None else self.carried[id_])
 
     def load_began(self, id_: int, now_ns: int) -> None:
         self.load_ns[id_] -= now_ns

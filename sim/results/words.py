@@ -185,6 +185,8 @@ def _fleet(fleet: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     asked = fleet["requests"]
     if fleet["failures"]:
         ends = [f"{asked[name]:,} requests {name}" for name in ("resumed", "retried", "lost") if asked[name]]
+        if asked["chosen_again"]:
+            ends.append(f"{asked['chosen_again']:,} that took room elsewhere")
         availability = "-" if fleet["availability"] is None else f"{fleet['availability']:.2%}"
         rows.append(("Failures", ", ".join([f"{fleet['failures']:,}", f"availability {availability}", *ends])))
     if asked["held"] or fleet["without_machine_s"]:

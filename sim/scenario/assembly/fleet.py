@@ -33,11 +33,6 @@ def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | Clos
     if not scaled and failures is None:
         return None
     key = "autoscale" if scaled else "failures"
-    if any(pool.role != "both" for pool in pools):
-        raise ScenarioError(
-            f"{scenario.source}: {key}: pools that prefill or decode alone neither grow nor fail in the model; give all pools role "
-            f"both, or leave {key} out"
-        )
     if any(each.memory.tiers or each.memory.preemption == "swap" for pool in pools for each in pool.scenarios):
         raise ScenarioError(
             f"{scenario.source}: {key}: what becomes of memory.tiers when a machine goes is not modelled; leave out one of the two"
