@@ -50,7 +50,7 @@ class Outside(Protocol):
         ...
 
     def has_room(self, id_: int, now_ns: int, found_tokens: int, leg: int, /) -> None:
-        """There is room here for KV that was computed elsewhere, of which *found_tokens* tokens are cached here; *leg*: for what."""
+        """There is room for KV that was computed elsewhere, of which *found_tokens* tokens are cached here; *leg*: for what."""
         ...
 
 
@@ -302,10 +302,7 @@ class Sequences:
                     f"{self._scheduler!r} planned 0 prompt tokens for request {id_}, of which {seq.tokens} are left to compute"
                 )
             self.n_computed -= 1
-            lacks = self.kv.held(seq.cached_tokens) - (seq.kept_blocks or self.kv.found(id_))
-            # Room may have been taken for a token more than has come, which its first step computes.
-            self.kv.give(max(-lacks, 0))
-            self.take(max(lacks, 0), ticks)
+            _take_what_lacks(self, seq, ticks)
             if self.kv.caches:
                 self.kv.cached(id_, seq.cached_tokens)
             self._join(lane, id_, seq.cached_tokens, self.state.token_ns[id_])
@@ -432,6 +429,15 @@ def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
     sequences.finding.ended.clear()
     sequences.kv.reset()
     return ids
+
+
+def _take_what_lacks(sequences: Sequences, seq: WaitingSeq, ticks: int) -> None:
+    """The blocks of one that decodes from where it is, beside those that it holds."""
+    kv = sequences.kv
+    lacks = kv.held(seq.cached_tokens) - (seq.kept_blocks or kv.found(seq.id))
+    # Room may have been taken for a token more than has come, which its first step computes.
+    kv.give(max(-lacks, 0))
+    sequences.take(max(lacks, 0), ticks)
 
 
 def n_waiting(sequences: Sequences) -> int:
