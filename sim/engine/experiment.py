@@ -198,10 +198,6 @@ class Experiment:
             raise ValueError(
                 f"fleet has pools for {len(fleet.pools)} machines and there are {len(self.replicas)}; give one each"
             )
-        if any(tenant.tiers or tenant.swaps for tenant in self.tenants):
-            raise ValueError(
-                "machines that come, go or fail are modelled without tiers behind their KV; leave out tiers or fleet"
-            )
 
     def part_of(self, index: int) -> Part | None:
         """What machine *index* has to do with handing over; None: nothing."""

@@ -26,6 +26,8 @@ from sim.engine.lives import DRAINING, FAILED, OFF, READY, STARTING, FleetSpec
 from sim.engine.machine import Machine
 from sim.engine.parted import come_again, cut
 from sim.engine.requests import RequestState
+from sim.engine.stores import Store
+from sim.engine.tenant import n_loading
 
 AGAIN_AFTER_NS: Final = 1
 """Requests of a machine that has failed are at the router this much later; see `sim.engine.cluster.FELT_AFTER_NS`."""
@@ -340,7 +342,7 @@ class Fleet:
         """Machines that drain and are empty go, and who is held goes to those that are ready."""
         for index, state in enumerate(self.states):
             machine = self.machines[index]
-            empty = not (machine.running or machine.waiting)
+            empty = not (machine.running or machine.waiting or any(map(n_loading, machine.tenants)))
             if state == DRAINING and empty and not (self._apart is not None and self._apart.is_needed(machine)):
                 self._off(index)
         if self._waits():
@@ -367,7 +369,13 @@ def _hand_on(fleet: Fleet, index: int) -> None:
     machine, state, apart = fleet.machines[index], fleet._state, fleet._apart
     gone = {id_ for tenant in machine.tenants for id_ in tenant.sequences.given_up}
     parted = None if apart is None else cut(apart.handovers, machine)
-    ids = machine.abort(fleet._clock.now_ns)
+    now_ns = fleet._clock.now_ns
+    loadings = [tenant.loading for tenant in machine.tenants if tenant.loading is not None]
+    for loading in loadings:
+        state.given_back |= loading.stop(now_ns)
+    ids = machine.abort(now_ns)
+    for loading in loadings:
+        _lose_sources(fleet, loading.tiers.lost(now_ns))
     for id_, tokens in state.given_back.items():
         state.recomputed[id_] += tokens
     state.given_back.clear()
@@ -389,7 +397,15 @@ def _hand_on(fleet: Fleet, index: int) -> None:
         state.replica[id_] = -1
         fleet.again.add(id_)
     if sent:
-        Alarm(fleet._clock, ARRIVALS, partial(fleet._on_again, sent)).set(fleet._clock.now_ns + AGAIN_AFTER_NS)
+        Alarm(fleet._clock, ARRIVALS, partial(fleet._on_again, sent)).set(now_ns + AGAIN_AFTER_NS)
+
+
+def _lose_sources(fleet: Fleet, gone: Sequence[Store]) -> None:
+    """Memory of a machine is gone, which others may be reading."""
+    for machine in fleet.machines:
+        for tenant in machine.tenants:
+            if tenant.loading is not None:
+                tenant.loading.lose_sources(gone, fleet._clock.now_ns)
 
 
 def _too_often(fleet: Fleet, id_: int) -> bool:

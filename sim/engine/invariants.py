@@ -128,7 +128,8 @@ class Watch:
                 if places != 1:
                     self._fail("INV-11", f"request {id_} is in {places} places")
         for machine, now in zip(self._machines, fleet.states, strict=True):
-            if now in (OFF, STARTING, FAILED) and (machine.running or machine.waiting):
+            loads = any(tenant.loading is not None and tenant.loading.in_flight for tenant in machine.tenants)
+            if now in (OFF, STARTING, FAILED) and (machine.running or machine.waiting or loads):
                 self._fail("INV-11", f"machine {machine.index} does not serve and has requests")
         for machine, exchange in exchanges:
             if fleet.states[machine.index] not in (READY, DRAINING) and (exchange.holds or exchange.mail):

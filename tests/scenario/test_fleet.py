@@ -125,10 +125,6 @@ def test_a_slow_machine_drafts_as_slowly_as_it_verifies() -> None:
         ({"failures": {"slow": [{"machine": 1, "factor": 2.0}]}}, "there is no machine 1; they count from 0 to 0"),
         ({"failures": {"in_flight": "forget"}}, "in_flight"),
         (
-            {"autoscale": SCALED, "memory": {"prefix_caching": True, "tiers": [{"kind": "host", "gib": 10.0}]}},
-            "memory.tiers when a machine goes is not modelled",
-        ),
-        (
             {
                 "autoscale": {**SCALED, "policy": {"policy": "perfect", "rate_per_s": 5.0}},
                 "workload": {**SMALL["workload"], "arrivals": {"process": "closed_loop", "concurrency": 2}},
