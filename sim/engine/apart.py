@@ -63,6 +63,14 @@ class Apart:
         """Of each request the stages of its life that have been counted for a pool."""
         self._releases = False
 
+    def clear(self) -> None:
+        """There are no requests."""
+        del self._taken[:]
+
+    def add(self) -> None:
+        """One request more, behind the others."""
+        self._taken.append(0)
+
     # What requests between machines ask.
 
     def ready(self, machines: Sequence[Machine]) -> list[Machine]:
@@ -149,7 +157,7 @@ class Apart:
         handovers = self.handovers
         able = handovers.able(id_) if handovers.decodes(id_) else []
         found = 0 if self.ready(self._fleet._gate.hosting(id_)) else PREFILLS
-        needed = handovers.room_first or handovers.is_short(id_, able)
+        needed = handovers._spec.room == "before_prefill" or handovers.is_short(id_, able)
         if able and needed and not self.ready(able):
             found |= DECODES
         return found

@@ -38,6 +38,10 @@ class Loses(Protocol):
 
     def lost(self, id_: int, reason: str, /) -> None: ...
 
+    def begins_anew(self, id_: int, /) -> None:
+        """The tokens that a request has emitted are discarded; it emits all of them again."""
+        ...
+
 
 class Fleet:
     """Which machines are ready, and where requests are meanwhile."""
@@ -79,6 +83,8 @@ class Fleet:
         """Requests between a machine that has failed and the router."""
         n_requests = len(state.prompt)
         self.came = bytearray(n_requests)
+        self.more_come = False
+        """Requests may come of which nobody knows yet: whatever happens to machines matters."""
         self._open: list[int] = []
         """Requests that have come and had no first token when it was last looked."""
         self._first_unfinished = 0
@@ -86,12 +92,7 @@ class Fleet:
         self.held_ns = array("q", bytes(8 * n_requests))
         self.failures = array("i", bytes(4 * n_requests))
         state.again = bytearray(n_requests)
-        self._log: tuple[array[int], array[int], array[int], array[int]] = (
-            array("q"),
-            array("q"),
-            array("q"),
-            array("q"),
-        )
+        self._log = [array("q") for _ in range(4)]
         self._counts: dict[str, int] = dict.fromkeys(
             (
                 "drains_cut_short", "failures", "outages_missed", "resumed", "retried", "lost", "discarded_tokens",
@@ -102,6 +103,20 @@ class Fleet:
         self._apart = (
             None if handovers is None else Apart(self, handovers, partial(_goes_on, self), partial(_too_often, self))
         )
+
+    def clear(self) -> None:
+        """There are no requests."""
+        for column in (self.came, self._held_since, self.held_ns, self.failures):
+            del column[:]
+        if self._apart is not None:
+            self._apart.clear()
+
+    def add(self) -> None:
+        """One request more, behind the others."""
+        for column in (self.came, self._held_since, self.held_ns, self.failures):
+            column.append(0)
+        if self._apart is not None:
+            self._apart.add()
 
     # The run.
 
@@ -124,22 +139,14 @@ class Fleet:
     def over(self) -> bool:
         """Whether nothing that happens to machines from here on matters: all requests have ended, or those that have not wait for
         what cannot come."""
+        if self.more_come:
+            return False
         at = self._state.status.find(UNFINISHED, self._first_unfinished)
         if at < 0:
             return True
         self._first_unfinished = at
         waiting = (*self.held, *self._awaiting())
-        return not self._clock.expects(CONTROL) and not any(map(self._can_be_served, waiting))
-
-    def _can_be_served(self, id_: int) -> bool:
-        """Whether a machine that has not failed for good hosts the model that a request asks for."""
-        if self._state.status[id_] != UNFINISHED:
-            return False
-        if self._apart is not None:
-            return self._apart.can_be_served(id_)
-        return any(
-            self.states[machine.index] != FAILED or self.returns[machine.index] for machine in self._gate.hosting(id_)
-        )
+        return not self._clock.expects(CONTROL) and not any(_can_be_served(self, id_) for id_ in waiting)
 
     def _awaiting(self) -> Collection[int]:
         """Whose prompt has been computed and who wait for a machine that decodes."""
@@ -429,11 +436,23 @@ def _goes_on(fleet: Fleet, id_: int) -> bool:
         counts["discarded_tokens"] += state.output[id_] - state.left[id_]
         state.left[id_] = state.output[id_]
         state.first_token[id_] = state.token_ns[id_] = -1
+        fleet._outside.begins_anew(id_)
     else:
         counts["resumed"] += 1
     assert state.again is not None
     state.again[id_] = 1
     return True
+
+
+def _can_be_served(fleet: Fleet, id_: int) -> bool:
+    """Whether a machine that has not failed for good hosts the model that a request asks for."""
+    if fleet._state.status[id_] != UNFINISHED:
+        return False
+    if fleet._apart is not None:
+        return fleet._apart.can_be_served(id_)
+    return any(
+        fleet.states[machine.index] != FAILED or fleet.returns[machine.index] for machine in fleet._gate.hosting(id_)
+    )
 
 
 def facts_of(fleet: Fleet) -> dict[str, Any]:

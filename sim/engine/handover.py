@@ -44,6 +44,10 @@ class Rejects(Protocol):
 
     def rejected(self, id_: int, reason: str, /) -> None: ...
 
+    def first_token_elsewhere(self, id_: int, at_ns: int, /) -> None:
+        """A request has its first token, from the machine that computed its prompt."""
+        ...
+
 
 class Present(Protocol):
     """What this asks of machines that come and go, and tells them."""
@@ -169,6 +173,24 @@ class Handovers:
                 if tenant.sequences.exchange is not None:
                     tenant.sequences.exchange.joined_ns = self._at["joined_ns"]
 
+    def clear(self) -> None:
+        """There are no requests."""
+        for column, _ in self._columns():
+            del column[:]
+        self._gate.clear()
+
+    def add(self, model: int, session: int) -> None:
+        """One request more, behind the others."""
+        for column, blank in self._columns():
+            column.append(blank)
+        self._gate.add(model, session)
+
+    def _columns(self) -> list[tuple[array[int], int]]:
+        """All that is kept of requests, and what stands there for one of which nothing is known yet."""
+        times = [(values, -1) for values in self._at.values()]
+        counts = (self._sent_bytes, self._found, self.passages, self.n_computed)
+        return [*times, (self.prefill_replica, -1), *((values, 0) for values in counts)]
+
     # A request comes.
 
     def come(self, id_: int) -> None:
@@ -229,11 +251,6 @@ class Handovers:
         assert leg.keeper is not None
         state.replica[id_] = leg.keeper.number
 
-    @property
-    def room_first(self) -> bool:
-        """Whether room is taken before a prompt goes to be computed."""
-        return self._spec.room == "before_prefill"
-
     def role_of(self, machine: Machine) -> Role:
         return self._spec.roles[machine.index]
 
@@ -293,8 +310,10 @@ class Handovers:
         self._at["prefilled_ns"][id_] = end_ns
         self.prefill_replica[id_] = state.replica[id_]
         self.n_computed[id_] += 1
-        if self._spec.first_token == "prefill" and state.first_token[id_] < 0:
-            state.first_token[id_] = end_ns
+        if self._spec.first_token == "prefill":
+            if state.first_token[id_] < 0:
+                state.first_token[id_] = end_ns
+            self._outside.first_token_elsewhere(id_, end_ns)
         if self.present is not None:
             self.present.computed(self._lenders[state.replica[id_]][0])
         self._later(end_ns + HEARD_AFTER_NS, _PREFILLED, id_, self.passages[id_])
@@ -432,6 +451,7 @@ class Handovers:
             else:
                 leg.keeper.recorder.resumed_gaps_ns.append(now_ns - state.token_ns[id_])
             state.token_ns[id_] = now_ns
+            self._outside.first_token_elsewhere(id_, now_ns)
         state.replica[id_] = leg.keeper.number
         leg.receiver.post(leg.keeper, id_, LAND, tokens)
 

@@ -21,7 +21,7 @@ class Promises:
         self.blocks = 0 if kept else -1
         """-1: nothing is kept count of."""
         self._made: dict[int, int] = {}
-        """Of prompts that are only computed here: they are remembered, since a request may come again with more to compute."""
+        """By request, as long as it is admitted: what a client allows may become less meanwhile."""
         self._kv = kv
         self._state = state
         self._limit = limit
@@ -37,7 +37,10 @@ class Promises:
 
     def counted(self, id_: int) -> int:
         """What a request is, or would be, promised; 0 where nothing is kept count of."""
-        return 0 if self.blocks < 0 else self._of(id_)
+        if self.blocks < 0:
+            return 0
+        made = self._made.get(id_)
+        return self._of(id_) if made is None else made
 
     def has_room_for(self, id_: int) -> bool:
         """Whether one more can be promised its own beside all others."""
@@ -46,20 +49,18 @@ class Promises:
     def make(self, id_: int) -> None:
         """A request is admitted."""
         if self.blocks >= 0:
-            blocks = self._of(id_)
-            self.blocks += blocks
-            if self.one_token:
-                self._made[id_] = blocks
+            self._made[id_] = self._of(id_)
+            self.blocks += self._made[id_]
 
     def end(self, id_: int) -> int:
         """It is not any more; what it had been promised."""
         if self.blocks < 0:
             return 0
-        blocks = self._made.pop(id_) if self.one_token else self._of(id_)
+        blocks = self._made.pop(id_)
         self.blocks -= blocks
         return blocks
 
     def reset(self) -> None:
         """Nobody is admitted."""
-        self.blocks = min(self.blocks, 0)
         self._made.clear()
+        self.blocks = min(self.blocks, 0)

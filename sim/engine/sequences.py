@@ -440,6 +440,20 @@ def _take_what_lacks(sequences: Sequences, seq: WaitingSeq, ticks: int) -> None:
     sequences.take(max(lacks, 0), ticks)
 
 
+def refuse(sequences: Sequences, reject: Sequence[tuple[int, str]], shorten: Sequence[tuple[int, int]]) -> None:
+    """Of those who wait some are refused, and others allowed no more than so many output tokens from now on."""
+    if reject:
+        sequences.reject(reject)
+    for id_, tokens in shorten:
+        what = f"{sequences._scheduler!r} shortens the answer of request {id_}"
+        if not any(seq.id == id_ for seq in sequences.queue):
+            raise PolicyError(f"{what}, which does not wait here")
+        if tokens < 1:
+            raise PolicyError(f"{what} to {tokens} tokens; the least is 1")
+        sequences.state.shorten(id_, tokens)
+        sequences.n_changes += 1
+
+
 def n_waiting(sequences: Sequences) -> int:
     """Requests in the queue, and those on their way to it from another machine."""
     return len(sequences.queue) + (0 if sequences.exchange is None else sequences.exchange.coming)
@@ -471,14 +485,15 @@ def never_fits(sequences: Sequences, prompt: int, output: int, carried: int = 0)
     """Why a request of so many tokens, *carried* of which it has emitted elsewhere, can never be served by them; None where it
     can."""
     limit = sequences.max_model_len
-    if limit is not None and prompt + output > limit:
+    if sequences.hands_over:
+        # It is asked for one token, whatever the client wants.
+        output = min(output, 1)
+    handed = carried if sequences.hands_over else 0
+    if limit is not None and prompt + handed + output > limit:
         return f"prompt and output exceed the model's context of {limit} tokens"
     # The last token is never cached: nothing comes after it.
     kv = sequences.kv
-    computed = prompt or 1
-    if sequences.hands_over:
-        output, computed = min(output, 1), computed + carried
-    slots = computed + (output - 1 + sequences.most_beyond if output else sequences.kv.lookahead_tokens)
+    slots = (prompt or 1) + handed + (output - 1 + sequences.most_beyond if output else sequences.kv.lookahead_tokens)
     needed = kv.blocks(slots if limit is None else min(slots, limit))
     if needed > kv.total:
         what = "prompt and output"

@@ -17,14 +17,15 @@ from policies.sglang import Sglang
 from policies.trtllm import TrtLlm
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
-from sim.engine import ABORTED, FINISHED, REJECTED, Experiment, InvariantError, ReplicaSpec, run
+from sim.engine import ABORTED, FINISHED, REJECTED, Experiment, InvariantError, MachineSpec, ReplicaSpec, run
 from sim.engine.columns import Columns
 from sim.engine.exchange import Exchange
 from sim.engine.links import LinkSpec, Slowdown
 from sim.engine.roles import HandoverSpec, KvPath
 from tests.engine.build import patches_the_engine
-from tests.engine.costs import Linear
+from tests.engine.costs import Linear, Ranked
 from tests.engine.random_runs import apart, assert_same, with_tiers
+from tests.sample import some
 from workloads import Trace
 
 MS = 1_000_000
@@ -186,6 +187,20 @@ def test_what_the_receiver_has_cached_is_not_sent_and_what_is_cached_there_may_s
     assert stays["prefix_hit_tokens"].tolist() == [0, 144]
 
 
+def test_a_prompt_stays_whose_beginning_is_being_emitted_in_a_span() -> None:
+    # The second is the first and its answer, of which 80 tokens are there when it comes.
+    trace = Trace(arrival_ns=[0, 55 * MS], prompt_tokens=[32, 96], output_tokens=[64, 3], **shared(96))
+    caching = ReplicaSpec(cost=Linear(), scheduler=Vllm(), kv_blocks=1000, prefix_cache="blocks")
+    for fast_forward in (True, False):
+        experiment = two(trace, prefill=caching, decode=caching, local_tokens=16)
+        assert run(experiment, fast_forward=fast_forward).requests["prefill_replica"].tolist() == [0, -1]
+
+
+def test_where_no_token_is_to_be_sent_no_state_is() -> None:
+    path = KvPath(link=LinkSpec(inf), bytes_per_token=10.0, bytes_per_sequence=500.0)
+    assert [path.n_bytes(tokens) for tokens in (0, 1, 20)] == [0, 510, 700]
+
+
 def test_layers_go_behind_the_computation() -> None:
     trace = Trace(arrival_ns=[0], prompt_tokens=[100], output_tokens=[3])
     slow = ReplicaSpec(cost=Linear(fixed_s=8e-3), scheduler=EvictNewest(Sarathi()), kv_blocks=100)
@@ -219,6 +234,35 @@ def test_who_can_never_be_held_is_rejected_and_says_where(role: str) -> None:
             if role == "decode"
             else "needs 7 KV blocks for its prompt but the replica has 6",
         )
+
+
+def test_the_context_of_a_machine_that_prefills_has_to_hold_one_token_of_the_answer() -> None:
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[99, 100], output_tokens=[30, 30])
+    short = ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=1000, max_model_len=100)
+    found = run(two(trace, prefill=short))
+    assert found.requests["status"].tolist() == [FINISHED, REJECTED]
+    assert found.reasons == ("prompt and output exceed the model's context of 100 tokens",)
+
+
+def test_kv_that_comes_to_a_rank_while_ranks_step_waits_for_the_end_of_the_step_of_all() -> None:
+    # The first is decoded on one rank in steps of 1,010 us, 10 of them for the row of whoever decodes on any.
+    trace = Trace(arrival_ns=[0, 3 * MS], prompt_tokens=[16, 16], output_tokens=[20, 3])
+    one = ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=100)
+    ranks = MachineSpec(
+        tenants=(replace(one, cost=Ranked(fixed_s=1e-3, shared_row_s=1e-5)),), ranks=2, rank_router=RoundRobin()
+    )
+    experiment = two(trace, prefill=one)
+    found = run(replace(experiment, replicas=(one, ranks)), check_invariants=True).requests
+    step, joined = 1_010_000, MS + 2
+    assert found["joined_ns"][0] == joined
+    # Its prompt is done at 4 ms; the decode machine hears it 1 ns later, in the third step.
+    assert found["prefilled_ns"][1] == 4 * MS
+    room = joined + 3 * step
+    assert found["room_ns"][1] == room
+    # The room is known in the fourth step, the KV is there at once and joins in the fifth, on the other rank.
+    assert found["joined_ns"][1] == room + step
+    assert found["replica"].tolist() == [1, 2]
+    assert found["finish_ns"][1] == room + step + 2 * (step + 10_000)
 
 
 @pytest.mark.parametrize("first_token", ["prefill", "arrival", "decode"])
@@ -295,8 +339,8 @@ def test_spans_equal_stepping_with_tiers_behind_pools(case: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 @pytest.mark.parametrize("seed", range(2000, 4000, 250))
-def test_spans_equal_stepping_with_pools_over_four_thousand_runs(seed: int, speculative: bool) -> None:
-    assert_pools_hold(range(seed, seed + 250), speculative)
+def test_spans_equal_stepping_with_pools_over_many_runs(seed: int, speculative: bool) -> None:
+    assert_pools_hold(some(range(seed, seed + 250)), speculative)
 
 
 def test_the_random_runs_with_pools_cover_what_they_should() -> None:

@@ -146,6 +146,30 @@ def test_timelines_show_transfers() -> None:
     }  # fmt: skip
 
 
+def test_timelines_say_the_pool_of_each_replica() -> None:
+    result = simulate(apart(workload={**WORKLOAD, "requests": 4}))
+    found = list(events(result.columns, pools=result.manifest["pools"]))
+    named = {event["args"]["name"] for event in found if event["ph"] == "M" and "replica" in event["args"]["name"]}
+    assert named == {"replica 0 (p)", "replica 1 (d)", "replica 2 (d)", "from replica 0 (p)"}
+    transfers = {event["name"] for event in found if event.get("cat") == "transfer"}
+    assert transfers == {"to replica 1 (d)", "to replica 2 (d)"}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("pools.pp.replicas=2", "my.yaml: pools has no pp (pools.pp.replicas; pools.pp={...} adds one); did you mean p?"),
+        ("pools.pp.parallel.tensor=2", "pools has no pp (pools.pp.parallel.tensor; pools.pp={...} adds one)"),
+        ("links.nett.latency_s=1", "links has no nett (links.nett.latency_s; links.nett={...} adds one); did you mean net?"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_a_pool_that_there_is_not_makes_none(assignment: str, expected: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        apart().with_set(assignment)
+    assert expected in str(error.value)
+    assert set(apart().with_set("pools.e={role: decode}").pools or ()) == {"p", "d", "e"}
+
+
 def test_the_ratio_of_pools_and_their_forms_can_be_swept() -> None:
     from sim.study.optimize import cheapest
 
