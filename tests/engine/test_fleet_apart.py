@@ -239,6 +239,16 @@ def test_the_link_of_machines_that_fail_is_free_for_others() -> None:
     assert found.meta["links"][0]["busy_ns"] == 8 * MS - 2 + 20 * MS
 
 
+def test_the_link_of_a_machine_that_is_back_is_free() -> None:
+    """The first machine fails at 5 ms with KV on its link, and is back at 6; the third request is its own at 10 ms."""
+    trace = Trace(arrival_ns=[0, 0, 10 * MS], prompt_tokens=[20] * 3, output_tokens=[4] * 3)
+    found = both_ways(pools(Outage(machine=0, at_s=0.005, for_s=0.001), trace=trace))
+    assert found.requests["prefill_replica"].tolist() == [1, 1, 0]
+    assert found.requests["landed_ns"][2] == 31 * MS + 2
+    # 4 ms - 2 ns of the transfer that was cut short, and a whole one.
+    assert found.meta["links"][0]["busy_ns"] == 24 * MS - 2
+
+
 def test_machines_of_both_pools_drain_when_they_have_sent_or_decoded_what_they_have() -> None:
     """Told at 5 ms to be one each, of machines that are as busy: the last of each ends what it has."""
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20, 20], output_tokens=[4, 4])
@@ -272,6 +282,20 @@ def test_a_prompt_waits_with_the_machine_that_computed_it_until_one_that_decodes
     first = both_ways(pools(scaling=(None, grows), room="before_prefill"))
     assert first.requests["held_ns"].tolist() == [15 * MS]
     assert first.requests["scheduled_ns"].tolist() == [15 * MS + 1]
+
+
+def test_a_machine_whose_prompt_nobody_takes_yet_does_not_go() -> None:
+    """Its pool is told to be one at 5 ms, and the machine that decodes is ready at 12 ms: KV crosses by 32 ms + 1 ns."""
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20, 20], output_tokens=[1, 4])
+    to_one = Scaling(policy=Says((1,)), min_machines=1, initial=2, interval_s=0.005)
+    grows = Scaling(policy=Says((1,)), min_machines=0, initial=0, interval_s=0.012)
+    found = both_ways(pools(trace=trace, scaling=(to_one, grows)))
+    # The first has nothing left, and of two as idle the last goes.
+    assert [(at_s, machine, state) for at_s, machine, state, _ in changes(found) if machine < 2] == [
+        (0.005, 1, DRAINING),
+        (pytest.approx(0.032000002, abs=1e-12), 1, OFF),
+    ]
+    assert found.requests["landed_ns"][1] == 32 * MS + 1
 
 
 def test_where_no_machine_that_decodes_comes_back_requests_are_held_to_the_end_and_the_run_ends() -> None:
