@@ -98,6 +98,16 @@ def test_ranks_and_experts_of_a_mixture() -> None:
     assert "--enable-eplb" in written.text
 
 
+def test_a_negative_number_is_a_value() -> None:
+    command = (
+        "python -m sglang.launch_server --model-path m --chunked-prefill-size -1 --schedule-conservativeness -.5 --tp 2"
+    )
+    options = read_command(command).options
+    assert options["chunked-prefill-size"] == "-1"
+    assert options["schedule-conservativeness"] == "-.5"
+    assert options["tp-size"] == "2"
+
+
 def test_replicas_of_a_dense_model_are_its_data_parallel_ranks() -> None:
     found = scenario_from("vllm serve Qwen/Qwen3-32B --data-parallel-size 3", hardware="h200")
     assert (found.scenario.replicas, found.scenario.router.policy) == (3, "least_outstanding")
