@@ -56,7 +56,15 @@ ENGINE = (
 SPECULATION = ("tests/engine/test_meanings.py", "tests/policies/test_decoding.py", "tests/policies/test_acceptance.py")
 POLICIES = ("tests/policies/test_schedulers.py", "tests/policies/test_sarathi.py")
 TIERS = ("tests/engine/test_stores.py", "tests/engine/test_tiers.py")
+POOLS = (
+    "tests/engine/test_handover.py",
+    "tests/engine/test_second_pools.py",
+    "tests/engine/test_links.py",
+)
+RANKS = ("tests/engine/test_ranks.py", "tests/hwmodels/test_ranks.py", "tests/hwmodels/test_mtp.py")
+EXPERTS = ("tests/hwmodels/test_experts.py", "tests/scenario/test_expert_settings.py")
 PREFIXES = ("tests/engine/test_prefix.py", "tests/oracle/test_vllm.py")
+ROUTING = ("tests/engine/test_routing.py",)
 SGLANG = ("tests/policies/test_sglang.py",)
 INTERVALS = ("tests/study/test_paired.py", "tests/study/test_statistics.py", "tests/study/test_compare.py")
 COSTS = ("tests/hwmodels/test_roofline.py", "tests/hwmodels/test_work.py", "tests/hwmodels/test_calibrated.py")
@@ -169,6 +177,29 @@ MUTATIONS = [
             "a span goes on though who waits may find more",
             "return kv.writes or (kv.caches_late",
             "return (kv.caches_late",
+        ),
+    ),
+    *_of(
+        "sim/engine/machine.py",
+        ROUTING,
+        (
+            "routers do not find what the span in flight has emitted",
+            "finding.rounds_since = rounds - 1",
+            "finding.rounds_since = 0",
+        ),
+    ),
+    *_of(
+        "sim/engine/routing.py",
+        ROUTING,
+        ("late events are of the first model", "model = 0 if self._model is None else self._model[id_]", "model = 0"),
+    ),
+    *_of(
+        "sim/engine/tenant.py",
+        ("tests/engine/test_fleet.py",),
+        (
+            "the step in which a machine fails has no room made for it",
+            "take_for_rounds(tenant.sequences.kv, lane.decoding, 1, 0)",
+            "tenant.sequences.kv.take(lane.decoding.growth_blocks)",
         ),
     ),
     *_of(
@@ -627,6 +658,12 @@ MUTATIONS = [
         ),
     ),
     *_of(
+        "sim/engine/gate.py",
+        ("tests/engine/test_routing.py", "tests/engine/test_independent.py"),
+        ("turns of a model are those of all", "id_ if self._turn is None else self._turn[id_],", "id_,"),
+        ("sessions are not shown to routers", "-1 if self._session is None else self._session[id_],", "-1,"),
+    ),
+    *_of(
         "sim/engine/pricing.py",
         ("tests/engine/test_pricing.py", *ENGINE),
         (
@@ -987,6 +1024,358 @@ MUTATIONS = [
             "only the first rank's work is priced",
             "duration = self._prices.step(totals, draft_steps)",
             "duration = self._prices.step([totals[taking[0]]] + [IDLE] * (len(totals) - 1), draft_steps)",
+        ),
+        (
+            "steps alike go on beyond the first to finish",
+            "decoding.until_finish(), decoding.until_bend()",
+            "decoding.until_bend()",
+        ),
+        (
+            "steps alike go on beyond what memory has",
+            "                n = decoding.rounds_within(sequences.kv.free + prepared.growth, n)\n",
+            "                pass\n",
+        ),
+        (
+            "steps alike go on beyond a bend of the window",
+            "decoding.until_finish(), decoding.until_bend())",
+            "decoding.until_finish())",
+        ),
+        (
+            "steps alike do not age what waits",
+            "for _ in range(n - 1):",
+            "for _ in range(0):",
+        ),
+        (
+            "who comes to a rank whose plan holds waits for all",
+            "if self._n_steps > 1 and held is not None and held.arrivals == -1 and self._balance is None:",
+            "if False:",
+        ),
+        (
+            "plans end a step late",
+            "ends = ends[: int(ends.searchsorted((until_ns << TICK_BITS) - ticks)) + 1]",
+            "ends = ends[: int(ends.searchsorted((until_ns << TICK_BITS) - ticks)) + 2]",
+        ),
+        (
+            "a stop counts the step in flight",
+            "done = 0 if span is None else span.index_at(now_ns << TICK_BITS) - 1",
+            "done = 0 if span is None else span.index_at(now_ns << TICK_BITS)",
+        ),
+    ),
+    *_of(
+        "sim/engine/roles.py",
+        POOLS,
+        (
+            "states of constant size are not sent",
+            "tokens * self.bytes_per_token + self.bytes_per_sequence",
+            "tokens * self.bytes_per_token",
+        ),
+        ("states are sent with what is all there", "if tokens > 0 else 0", "if tokens >= 0 else 0"),
+        (
+            "what may stay is not known when it comes",
+            'return self.room == "before_prefill" or self.local_tokens > 0',
+            'return self.room == "before_prefill"',
+        ),
+    ),
+    *_of(
+        "sim/engine/handover.py",
+        POOLS,
+        ("who asks for one token is decoded elsewhere", "self._least_left = 0 if", "self._least_left = 0 if True or"),
+        (
+            "a prompt that is there may not stay",
+            "return prompt <= local or prompt - receiver.found_tokens",
+            "return prompt <= local or prompt + receiver.found_tokens",
+        ),
+        (
+            "machines of several memories are all able",
+            "        if not refusing:\n            return hosting\n",
+            "        return hosting\n",
+        ),
+        (
+            "the receiver is chosen among all who decode",
+            "self._gate.choose(id_, None if one_kind else self._able(id_))",
+            "self._gate.choose(id_, None)",
+        ),
+        (
+            "what the receiver has is sent as well",
+            "tokens = (state.prompt[id_] or 1) - leg.found\n",
+            "tokens = state.prompt[id_] or 1\n",
+        ),
+        ("a layer's share is not left", "last_bytes = -(-n_bytes // path.layers)", "last_bytes = 0"),
+        (
+            "layers begin with the computation",
+            'since_ns = begun_ns + (self._at["prefilled_ns"][id_] - begun_ns) // path.layers',
+            "since_ns = begun_ns",
+        ),
+        (
+            "prompts that were preempted go layer by layer",
+            "if path.layers > 1 and not state.preemptions[id_]:",
+            "if path.layers > 1:",
+        ),
+        (
+            "repacking takes no time",
+            "transfer.arrived_ns + round(n_bytes * path.repack_s_per_byte * 1e9)",
+            "transfer.arrived_ns",
+        ),
+        (
+            "all links are the sender's own",
+            '"receiver": (*between, -1, receiver.index)',
+            '"receiver": (*between, sender.index, -1)',
+        ),
+        (
+            "a pair shares its sender's link",
+            '"pair": (*between, sender.index, receiver.index)',
+            '"pair": (*between, sender.index, -1)',
+        ),
+        (
+            "links of a pool are one for each sender",
+            '"pools": (*between, -1, -1)',
+            '"pools": (*between, sender.index, -1)',
+        ),
+        (
+            "the last token is there although it was dropped",
+            "            tokens -= 1\n            state.recomputed",
+            "            state.recomputed",
+        ),
+        (
+            "who has gone keeps the sender's blocks",
+            "                if leg.computed:\n                    leg.collect(id_)\n",
+            "",
+        ),
+        (
+            "who has gone keeps the receiver's room",
+            "                self.legs.pop(id_)\n                leg.drop(id_)\n",
+            "                self.legs.pop(id_)\n",
+        ),
+        (
+            "room that nobody will use is kept",
+            "                if leg is not None:\n                    leg.drop(id_)\n            else:",
+            "                if leg is not None:\n                    pass\n            else:",
+        ),
+        ("news is heard at once", "HEARD_AFTER_NS: Final = 1", "HEARD_AFTER_NS: Final = 0"),
+    ),
+    *_of(
+        "sim/engine/exchange.py",
+        POOLS,
+        (
+            "room is taken from what decodes will need",
+            "if fresh + self._spoken_for(lane) > kv.free:",
+            "if fresh > kv.free:",
+        ),
+        (
+            "others overtake who waits for room",
+            "while self.asked and self._make_room(self.asked[0], lane, ticks):\n            self.asked.popleft()",
+            "for id_ in [each for each in self.asked if self._make_room(each, lane, ticks)]:\n            self.asked.remove(id_)",
+        ),
+        (
+            "headroom is for one sequence",
+            "others = sequences.n_admitted + len(self.kept) + len(self.landed)",
+            "others = 1",
+        ),
+        (
+            "who has room counts for no headroom",
+            "sequences.n_admitted + len(self.kept) + len(self.landed)",
+            "sequences.n_admitted + len(self.landed)",
+        ),
+        (
+            "who has landed waits behind all",
+            "sequences.queue.insert(n_with_blocks(sequences), seq)",
+            "sequences.queue.append(seq)",
+        ),
+        ("the first to land gives its room up", "id_ = next(reversed(self.landed))", "id_ = next(iter(self.landed))"),
+        (
+            "who gives its room up was not preempted",
+            "        state.preemptions[id_] += 1\n        state.recomputed[id_] += seq.cached_tokens\n",
+            "        state.recomputed[id_] += seq.cached_tokens\n",
+        ),
+        (
+            "what is computed here is not held for others",
+            "return bool(self.lent or self.kept)",
+            "return bool(self.kept)",
+        ),
+        (
+            "one token is decoded elsewhere too",
+            "self.sequences.state.left[id_] > (0 if self.drops_token else 1)",
+            "self.sequences.state.left[id_] > 0",
+        ),
+        (
+            "the token of prefill is emitted again",
+            "        if not self.drops_token:\n            state.left[id_] -= 1\n",
+            "        if not self.drops_token:\n",
+        ),
+        ("plans know news of the step that they are made in", "while mail and mail[0][0] <= known_ns:", "while mail:"),
+        (
+            "who takes what is promised gets room",
+            "        if not promises.has_room_for(id_):\n            return False\n",
+            "",
+        ),
+        (
+            "steps of who leaves are not spoken for",
+            "blocks += (0 if sequences.kv.caches else gone.blocks) + gone.growth_blocks * gone.steps_on",
+            "blocks += 0",
+        ),
+    ),
+    *_of(
+        "sim/engine/links.py",
+        (*POOLS, *TIERS),
+        ("a link has one place", "self._free_ns = [0] * spec.concurrent_transfers", "self._free_ns = [0]"),
+        (
+            "latency occupies the link",
+            "heapq.heapreplace(self._free_ns, sent)",
+            "heapq.heapreplace(self._free_ns, sent + self._latency_ns)",
+        ),
+        ("writes go as fast as reads", "if writes and self.write_bytes_per_s is not None:", "if False:"),
+    ),
+    *_of(
+        "sim/engine/common.py",
+        RANKS,
+        (
+            "windows do not grow",
+            "decode_kv_window=totals.decode_kv_window + step * window,",
+            "decode_kv_window=totals.decode_kv_window + 0 * window,",
+        ),
+        (
+            "a spread draft takes its passes alone",
+            'self._draft = cast("RankedCostModel | None", pricing.draft if spread else None)',
+            "self._draft = None",
+        ),
+        (
+            "the first pass reads one token a sequence",
+            "[_decodes_of(totals, totals.rows - totals.prefill_rows) for totals in ranks]",
+            "[_decodes_of(totals, totals.decode_seqs) for totals in ranks]",
+        ),
+        ("a rank drafts as few tokens as the least", "steps = max(draft_steps)", "steps = min(draft_steps)"),
+        (
+            "drafts of ranks take turns",
+            "return max(pricing.draft_ticks(totals, steps)",
+            "return sum(pricing.draft_ticks(totals, steps)",
+        ),
+        ("prompts are not drafted for", "if any(totals.prefill_rows for totals in ranks):", "if False:"),
+    ),
+    *_of(
+        "hwmodels/experts.py",
+        EXPERTS,
+        ("a token may choose an expert twice", "over = (found > 1.0) & ~sure", "over = (found > 99.0) & ~sure"),
+        (
+            "popularity falls with the root",
+            "np.arange(1.0, n_experts + 1.0) ** -self.popularity.exponent",
+            "np.arange(1.0, n_experts + 1.0) ** (-0.5 * self.popularity.exponent)",
+        ),
+        (
+            "popular experts are neighbours",
+            "weights = np.random.default_rng(self.popularity.seed).permutation(weights)",
+            "weights = weights",
+        ),
+        (
+            "experts are dealt out in rows",
+            "tuple(tuple(range(rank, n_experts, ranks)) for rank in range(ranks))",
+            "tuple(tuple(range(rank * (n_experts // ranks), (rank + 1) * (n_experts // ranks))) for rank in range(ranks))",
+        ),
+        (
+            "copies go to the hottest, whatever copies it has",
+            "hottest = int(np.argmax(weights / count))",
+            "hottest = int(np.argmax(weights))",
+        ),
+        ("copies carry all tokens of an expert", "each = weights[copies] / count[copies]", "each = weights[copies]"),
+        (
+            "the mean rank sets the step",
+            "means = tokens[:, None] * mean\n",
+            "means = tokens[:, None] * mean.mean() + 0 * mean\n",
+        ),
+        ("choices are with replacement", "* max(0.0, n - k) / max(1.0, n - 1.0)", "* 1.0"),
+        (
+            "experts wake by their mean tokens",
+            "missed = np.where(tokens > 0, np.exp(tokens * np.log1p(-chosen)), 1.0)",
+            "missed = np.where(tokens > 0, np.exp(-tokens * chosen), 1.0)",
+        ),
+        (
+            "a token reaches a rank as if drawn again",
+            "missed * np.clip((n - drawn - effective) / (n - drawn), 0.0, 1.0)",
+            "missed * np.clip((n - effective) / n, 0.0, 1.0)",
+        ),
+    ),
+    *_of(
+        "hwmodels/mtp.py",
+        ("tests/hwmodels/test_mtp.py", "tests/scenario/test_decoding.py", "tests/engine/test_pricing.py"),
+        (
+            "prompts pass through one module",
+            "np.where(prompt > 0, self.modules, 1) if isinstance(prompt, np.ndarray) else self.modules if prompt else 1",
+            "1",
+        ),
+        ("ranks' prompts pass through one module", "return (self.modules if prompts else 1) * cast", "return cast"),
+        (
+            "passes have host work of their own",
+            "own = replace(made_by.stack.overheads, step_s=0.0, sequence_s=0.0, row_s=0.0)",
+            "own = made_by.stack.overheads",
+        ),
+        ("modules that do not draft read prompts", "min(model.mtp_layers, max(k, 1))", "model.mtp_layers"),
+        ("only modules that draft are loaded", "deployed(model.mtp_layers))", "deployed(min(model.mtp_layers, k)))"),
+        ("a pass reads the tokens of its first", "reads_whole_step = True", "reads_whole_step = False"),
+    ),
+    *_of(
+        "sim/validation/apart.py",
+        ("tests/validate/test_validate.py",),
+        (
+            "concurrency is a worker's",
+            'whole(row, "decode_batch_size", 0) * ranks',
+            'whole(row, "decode_batch_size", 0)',
+        ),
+        (
+            "seats bind where the concurrency is a power of two",
+            'if stack != "trtllm" or clients & (clients - 1) == 0:',
+            'if stack != "trtllm":',
+        ),
+        (
+            "seats are powers of two alone",
+            "return power * 3 // 2 if power > 1 and power * 1.5 <= share else power",
+            "return power",
+        ),
+        (
+            "a rank's transfers wait for those of others",
+            "concurrent_transfers=run.prefill.parallel.data",
+            "concurrent_transfers=1",
+        ),
+        (
+            "prefill drafts too",
+            "speculation=run.speculation if workers is run.decode else None",
+            "speculation=run.speculation",
+        ),
+        ("prefill's token is the client's first", 'first_token="decode",', 'first_token="prefill",'),
+        (
+            "a worker has all clients",
+            "concurrency=-(-run.concurrency // workers.number)",
+            "concurrency=run.concurrency",
+        ),
+    ),
+    *_of(
+        "sim/validation/machines.py",
+        ("tests/validate/test_validate.py",),
+        ("drafts take no memory", "None if draft is None else draft.held", "None"),
+        ("rounds have no slots beyond a token", '"lookahead_tokens": speculation.k,', '"lookahead_tokens": 0,'),
+        ("groups that do not divide are kept", "while (tensor * data) % expert:", "while False:"),
+    ),
+    *_of(
+        "sim/validation/speculated.py",
+        ("tests/validate/test_validate.py",),
+        ("ranks draft as others do", "(_DEPTH_OF_RANKS if ranks > 1 else {})", "({})"),
+        ("R1 has no entry", "_SAME.get(model, model)", "model"),
+    ),
+    *_of(
+        "sim/engine/ranks.py",
+        ("tests/engine/test_handover.py",),
+        (
+            "KV that lies in the mail waits for steps alike",
+            "if sequences.exchange is not None and sequences.exchange.mail:",
+            "if False:",
+        ),
+        (
+            "KV comes to a resting machine and is not heard of",
+            "        put(tenant, self._clock.now_ns, id_, what, tokens)\n        self.interrupt(self._clock.now_ns)\n",
+            "        put(tenant, self._clock.now_ns, id_, what, tokens)\n",
+        ),
+        (
+            "routers inside see the first rank's cache",
+            "return max(load.found_tokens(request) for load in self._loads)",
+            "return self._loads[0].found_tokens(request)",
         ),
     ),
     *_of(

@@ -424,6 +424,12 @@ class _Cluster:
         assert self._handovers is not None
         self._handovers.has_room(id_, now_ns, found_tokens)
 
+    def first_token_elsewhere(self, id_: int, at_ns: int) -> None:
+        """A request has its first token without an iteration of the machine that gives it the others."""
+
+    def begins_anew(self, id_: int) -> None:
+        """The machine of a request has failed, and it emits all of its tokens again."""
+
     def lost(self, id_: int, reason: str) -> None:
         self.rejected(id_, reason, LOST)
 

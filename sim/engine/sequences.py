@@ -470,12 +470,13 @@ def refusal(sequences: Sequences, id_: int) -> str | None:
 def never_fits(sequences: Sequences, prompt: int, output: int) -> str | None:
     """Why a request of so many tokens can never be served by them; None where it can."""
     limit = sequences.max_model_len
+    if sequences.hands_over:
+        # It is asked for one token, whatever the client wants.
+        output = min(output, 1)
     if limit is not None and prompt + output > limit:
         return f"prompt and output exceed the model's context of {limit} tokens"
     # The last token is never cached: nothing comes after it.
     kv = sequences.kv
-    if sequences.hands_over:
-        output = min(output, 1)
     slots = (prompt or 1) + (output - 1 + sequences.most_beyond if output else sequences.kv.lookahead_tokens)
     needed = kv.blocks(slots if limit is None else min(slots, limit))
     if needed > kv.total:

@@ -32,7 +32,7 @@ from sim.engine.requests import RequestState
 from sim.engine.roles import ONE_EACH, Part
 from sim.engine.running import RunningSet
 from sim.engine.runs import RunPool
-from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go, refuse
+from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go, refuse, take_for_rounds
 from sim.engine.sequences import hand_back as give_all_back
 from sim.engine.span import Step
 from sim.engine.stages import Stages
@@ -551,8 +551,8 @@ def stop(tenant: Tenant, lane: Lane, done: int, end_ticks: int) -> None:
     n = 0 if lane.span is None else lane.span.n
     tenant.commit(lane, done, end_ticks)
     if 0 < done < n:
-        # The step in flight had taken its blocks, and what they evict is gone.
-        tenant.sequences.kv.take(lane.decoding.growth_blocks)
+        # The step in flight had taken its blocks, and what gave way to them is gone.
+        take_for_rounds(tenant.sequences.kv, lane.decoding, 1, 0)
 
 
 def _undo_prompts(lane: Lane) -> None:
