@@ -424,6 +424,12 @@ class _Cluster:
         assert self._handovers is not None
         self._handovers.has_room(id_, now_ns, found_tokens)
 
+    def first_token_elsewhere(self, id_: int, at_ns: int) -> None:
+        """A request has its first token without an iteration of the machine that gives it the others."""
+
+    def begins_anew(self, id_: int) -> None:
+        """The machine of a request has failed, and it emits all of its tokens again."""
+
     def lost(self, id_: int, reason: str) -> None:
         self.rejected(id_, reason, LOST)
 
@@ -432,6 +438,13 @@ class _Cluster:
         state.status[id_] = status
         state.reason[id_] = self._reasons.setdefault(reason, len(self._reasons))
         self.finished(id_, self._clock.now_ns)
+
+
+def _shortened(state: RequestState) -> IntArray:
+    """Of each request whose answer was to end sooner the tokens that it lacks for it; -1 of others."""
+    column = np.full(len(state.output), -1, np.int64)
+    column[list(state.shortened)] = list(state.shortened.values())
+    return column
 
 
 def _columns(cluster: _Cluster) -> Columns:
@@ -464,6 +477,7 @@ def _columns(cluster: _Cluster) -> Columns:
             "recomputed_tokens": _as_column(state.recomputed),
             "status": np.frombuffer(state.status, np.int8),
             "reason": _as_column(state.reason, np.int32),
+            **({"shortened_tokens": _shortened(state)} if state.shortened else {}),
             "bubble_ns": np.sum(bubbles, axis=0),
             **(
                 {

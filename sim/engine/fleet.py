@@ -33,6 +33,10 @@ class Loses(Protocol):
 
     def lost(self, id_: int, reason: str, /) -> None: ...
 
+    def begins_anew(self, id_: int, /) -> None:
+        """The tokens that a request has emitted are discarded; it emits all of them again."""
+        ...
+
 
 class Fleet:
     """Which machines are ready, and where requests are meanwhile."""
@@ -74,6 +78,8 @@ class Fleet:
         """Requests between a machine that has failed and the router."""
         n_requests = len(state.prompt)
         self.came = bytearray(n_requests)
+        self.more_come = False
+        """Requests may come of which nobody knows yet: whatever happens to machines matters."""
         self._open: list[int] = []
         """Requests that have come and had no first token when it was last looked."""
         self._first_unfinished = 0
@@ -90,6 +96,16 @@ class Fleet:
         self._counts = dict.fromkeys(
             ("drains_cut_short", "failures", "outages_missed", "resumed", "retried", "lost", "discarded_tokens"), 0
         )  # fmt: skip
+
+    def clear(self) -> None:
+        """There are no requests."""
+        for column in (self.came, self._held_since, self.held_ns, self.failures):
+            del column[:]
+
+    def add(self) -> None:
+        """One request more, behind the others."""
+        for column in (self.came, self._held_since, self.held_ns, self.failures):
+            column.append(0)
 
     # The run.
 
@@ -112,6 +128,8 @@ class Fleet:
     def over(self) -> bool:
         """Whether nothing that happens to machines from here on matters: all requests have ended, or those that have not wait for
         what cannot come."""
+        if self.more_come:
+            return False
         at = self._state.status.find(UNFINISHED, self._first_unfinished)
         if at < 0:
             return True
@@ -306,6 +324,7 @@ class Fleet:
                 counts["discarded_tokens"] += state.output[id_] - state.left[id_]
                 state.left[id_] = state.output[id_]
                 state.first_token[id_] = state.token_ns[id_] = -1
+                self._outside.begins_anew(id_)
             else:
                 counts["resumed"] += 1
             assert state.again is not None

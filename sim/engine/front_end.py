@@ -34,3 +34,11 @@ class FrontEnd:
         if self.serial_ns:
             sent_ns = self._free_ns = max(sent_ns, self._free_ns) + self.serial_ns
         return sent_ns + int(self._delay_ns(prompt_tokens))
+
+    def sent_ns(self, came_ns: int, now_ns: int, prompt_tokens: int) -> int:
+        """The first instant from *came_ns* to *now_ns* at which one may have been sent whom the router has not seen by now."""
+        wait_ns = int(self._delay_ns(prompt_tokens)) + self.serial_ns
+        if self.serial_ns and self._free_ns + wait_ns >= now_ns:
+            # Others keep it from being seen.
+            return came_ns
+        return min(max(came_ns, now_ns - wait_ns), now_ns)

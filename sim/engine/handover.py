@@ -41,6 +41,10 @@ class Rejects(Protocol):
 
     def rejected(self, id_: int, reason: str, /) -> None: ...
 
+    def first_token_elsewhere(self, id_: int, at_ns: int, /) -> None:
+        """A request has its first token, from the machine that computed its prompt."""
+        ...
+
 
 class Leg:
     """A request between two machines."""
@@ -113,6 +117,23 @@ class Handovers:
             for tenant in machine.tenants:
                 if tenant.sequences.exchange is not None:
                     tenant.sequences.exchange.joined_ns = self._at["joined_ns"]
+
+    def clear(self) -> None:
+        """There are no requests."""
+        for column, _ in self._columns():
+            del column[:]
+        self._gate.clear()
+
+    def add(self, model: int, session: int) -> None:
+        """One request more, behind the others."""
+        for column, blank in self._columns():
+            column.append(blank)
+        self._gate.add(model, session)
+
+    def _columns(self) -> list[tuple[array[int], int]]:
+        """All that is kept of requests, and what stands there for one of which nothing is known yet."""
+        times = [(values, -1) for values in self._at.values()]
+        return [*times, (self._prefill_replica, -1), (self._sent_bytes, 0), (self._found, 0)]
 
     # A request comes.
 
@@ -197,6 +218,7 @@ class Handovers:
         self._prefill_replica[id_] = state.replica[id_]
         if self._spec.first_token == "prefill":
             state.first_token[id_] = end_ns
+            self._outside.first_token_elsewhere(id_, end_ns)
         self._later(end_ns + HEARD_AFTER_NS, _PREFILLED, id_)
 
     def ended(self, id_: int, now_ns: int) -> None:
@@ -332,6 +354,7 @@ class Handovers:
             state.recomputed[id_] += 1
         elif first_token == "arrival":
             state.first_token[id_] = state.token_ns[id_] = now_ns
+            self._outside.first_token_elsewhere(id_, now_ns)
         state.replica[id_] = leg.keeper.number
         leg.receiver.post(leg.keeper, id_, LAND, tokens)
 

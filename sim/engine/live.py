@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from policies.routers import knowledge_of
 from sim.engine.cluster import _Cluster, _columns  # pyright: ignore[reportPrivateUsage]
 from sim.engine.columns import REJECTED, UNFINISHED, Columns
 from sim.engine.content import Contents
@@ -36,6 +35,9 @@ class Listener(Protocol):
 
     def ended(self, id_: int, now_ns: int, /) -> None:
         """All of its tokens are there."""
+
+    def begins_anew(self, id_: int, now_ns: int, /) -> None:
+        """Its machine has failed, and all of its tokens will be emitted again."""
 
     def refused(self, id_: int, reason: str, now_ns: int, /) -> None:
         """It is not served."""
@@ -77,20 +79,6 @@ class LiveRun(_Cluster):
         workload = experiment.workload
         if not isinstance(workload, Trace) or workload.prefix_block_tokens is None or len(workload) != 1:
             raise ValueError("a live run takes a live_trace for its workload")
-        if experiment.handover is not None:
-            raise ValueError(
-                "prefill and decode on machines of their own are not served live; replay a trace of the requests (rooftrace run)"
-            )
-        if experiment.fleet is not None:
-            raise ValueError(
-                "machines that come, go or fail are not served live; replay a trace of the requests (rooftrace run)"
-            )
-        knows = knowledge_of(experiment.router)
-        if knows is not None and knows.sent is not None and len(experiment.replicas) > 1:
-            raise ValueError(
-                f"the router {experiment.router!r} keeps an index of prompts that were sent, which is made for prompts that are "
-                "known beforehand; give another router to a live run"
-            )
         self._tree = GrownContents(workload.prefix_block_tokens)
         self._listener = listener
         super().__init__(experiment, False, False)
@@ -99,6 +87,14 @@ class LiveRun(_Cluster):
         self._state.told = self._tell
         if self._gate is not None:
             self._gate.clear()
+        if self._handovers is not None:
+            self._handovers.clear()
+        if self._routing is not None:
+            self._routing.begin_live()
+        if self._fleet is not None:
+            self._fleet.clear()
+            self._fleet.more_come = True
+            self._fleet.begin()
         self._sessions = array("q")
         self._given_up_ns = array("q")
         self._asked_ns = -1
@@ -130,12 +126,19 @@ class LiveRun(_Cluster):
 
     def send(
         self, *, prompt_tokens: int, output_tokens: int, max_tokens: int, digests: Sequence[int], model: int = 0,
-        priority: int = 0, session: int = -1,
+        priority: int = 0, session: int = -1, came_ns: int | None = None,
     ) -> int:  # fmt: skip
-        """A request comes now; its number. Each has an instant of its own: the present moves on by a nanosecond for it."""
+        """A request comes now; its number. Each has an instant of its own: the present moves on by a nanosecond for it.
+
+        It may have come before, at *came_ns*, and is then taken to have been sent as soon after that as makes no difference to what
+        has happened since: behind the request before it, and not seen by the router before now.
+        """
         if self._asked_ns >= self.now_ns:
             self.advance(self._asked_ns + AFTER_NS)
-        now_ns = self._asked_ns = self.now_ns
+        now_ns = self.now_ns
+        if came_ns is not None and came_ns < now_ns:
+            now_ns = self._front_end.sent_ns(max(came_ns, self._asked_ns + AFTER_NS), now_ns, prompt_tokens)
+        self._asked_ns = now_ns
         id_ = self._n
         self._n += 1
         self._state.add(prompt_tokens, output_tokens, max_tokens, now_ns, model, priority)
@@ -144,6 +147,10 @@ class LiveRun(_Cluster):
         self._sessions.append(session)
         if self._gate is not None:
             self._gate.add(model, session)
+        if self._handovers is not None:
+            self._handovers.add(model, session)
+        if self._fleet is not None:
+            self._fleet.add()
         self._send(id_, now_ns, None)
         return id_
 
@@ -160,7 +167,13 @@ class LiveRun(_Cluster):
             self.advance(self._asked_ns + AFTER_NS)
         for id_ in range(self._n):
             self.give_up(id_)
+        if self._routing is not None:
+            self._routing.end_live()
+        if self._fleet is not None:
+            self._fleet.more_come = False
         self._clock.run()
+        if self._fleet is not None:
+            self._fleet.close(None)
         for machine in self._machines:
             machine.abort(self._clock.now_ns)
         return _columns(self)
@@ -210,11 +223,25 @@ class LiveRun(_Cluster):
 
     def refusal(self, prompt_tokens: int, output_tokens: int, model: int = 0) -> str | None:
         """Why no machine could ever serve such a request; None where one can."""
-        machines = [machine for machine in self._machines if machine.hosts(model)]
-        if not machines:
-            return "no machine hosts the model"
-        reasons = [never_fits(machine.tenant_of(model).sequences, prompt_tokens, output_tokens) for machine in machines]
-        return None if None in reasons else reasons[0]
+        hosting = [machine for machine in self._machines if machine.hosts(model)]
+        spec = self._experiment.handover
+        if spec is None:
+            stages = [hosting]
+        else:
+            stages = [
+                [machine for machine in hosting if (spec.roles[machine.index] == "decode") is decodes]
+                for decodes in (False, True)
+            ]
+            if any(spec.roles[machine.index] == "both" for machine in hosting):
+                # The router says whether another machine has a part in it.
+                del stages[1]
+        for machines in stages:
+            if not machines:
+                return "no machine hosts the model"
+            reasons = [never_fits(each.tenant_of(model).sequences, prompt_tokens, output_tokens) for each in machines]
+            if None not in reasons:
+                return reasons[0]
+        return None
 
     def trace(self) -> Trace:
         """All requests that have come, as a trace that gives the same run."""
@@ -231,7 +258,7 @@ class LiveRun(_Cluster):
             **column,
             model_index=None if state.model is None else np.array(state.model, np.int64),
             priority=None if state.priority is None or not any(state.priority) else np.array(state.priority, np.int64),
-            session=np.array(self._sessions, np.int64) if max(self._sessions) >= 0 else None,
+            session=np.array(self._sessions, np.int64) if max(self._sessions, default=-1) >= 0 else None,
             abort_ns=np.where(gone < 0, -1, gone - column["arrival_ns"]) if (gone >= 0).any() else None,
             prefix_blocks=ids.astype(np.int64),
             prefix_offsets=offsets,
@@ -261,7 +288,14 @@ class LiveRun(_Cluster):
                 if tokens:
                     listener.emitted(id_, tokens, now_ns)
 
+    def first_token_elsewhere(self, id_: int, at_ns: int) -> None:
+        self._listener.emitted(id_, 1, at_ns)
+
+    def begins_anew(self, id_: int) -> None:
+        self._listener.begins_anew(id_, self._clock.now_ns)
+
     def finished(self, id_: int, now_ns: int) -> None:
+        super().finished(id_, now_ns)
         if self._state.finish[id_] >= 0:
             self._listener.ended(id_, now_ns)
 

@@ -71,6 +71,8 @@ class RequestState:
         self.again: bytearray | None = None
         """Of each request whether its machine has failed, where machines do."""
         self.reason = array("i", [-1]) * n
+        self.shortened: dict[int, int] = {}
+        """Of those whose answers a scheduler has shortened: tokens that they lack, 0 where they would have ended sooner."""
         self.told: Callable[[Lane, int], None] | None = None
         """Whoever is told of each step of a lane when it has ended, and when that was; None: nobody listens."""
 
@@ -120,6 +122,16 @@ class RequestState:
 
     def load_ended(self, id_: int, now_ns: int) -> None:
         self.load_ns[id_] += now_ns
+
+    def shorten(self, id_: int, tokens: int) -> None:
+        """A request that does not run ends after *tokens* output tokens at the latest, or with the next where it has as many."""
+        tokens = max(tokens, self.output[id_] - self.left[id_] + 1)
+        lacks = max(self.output[id_] - tokens, 0)
+        self.shortened[id_] = self.shortened.get(id_, 0) + lacks
+        self.output[id_] -= lacks
+        self.left[id_] -= lacks
+        if self.max_tokens is not self.output:
+            self.max_tokens[id_] = min(self.max_tokens[id_], tokens)
 
     def waiting_seq(self, id_: int, *, cached_tokens: int = 0, preempted: bool = False) -> WaitingSeq:
         """The request as it waits: what it still has to compute beside *cached_tokens* whose KV exists.

@@ -5,6 +5,7 @@ Nothing of this is kept for routers that do not ask for it (`policies.routers.Kn
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -40,12 +41,14 @@ class SentTo:
 
     def found(self, nodes: NDArray[np.int64], now_ns: int) -> int:
         """How many of *nodes*, from the first on, are remembered."""
+        self._make_room_for(nodes)
         self._grow_old(now_ns)
         missing = self._stamps[nodes] < self._mark
         return int(missing.argmax()) if missing.any() else len(nodes)
 
     def add(self, nodes: NDArray[np.int64], others: int, now_ns: int) -> None:
         """A prompt of *nodes* and *others* blocks behind them is sent."""
+        self._make_room_for(nodes)
         self._grow_old(now_ns)
         self._count += int(np.count_nonzero(self._stamps[nodes] < self._mark)) + others
         self._stamps[nodes] = np.arange(self._next, self._next + len(nodes))
@@ -53,6 +56,12 @@ class SentTo:
         self._next += len(nodes) + others
         while self._count > self._capacity:
             self._forget(self._count - self._capacity)
+
+    def _make_room_for(self, nodes: NDArray[np.int64]) -> None:
+        """Nodes may be new, with numbers beyond all others."""
+        most = int(nodes.max()) + 1 if len(nodes) else 0
+        if most > len(self._stamps):
+            self._stamps = np.concatenate((self._stamps, np.zeros(max(most, 1024), np.int64)))
 
     def _grow_old(self, now_ns: int) -> None:
         if self._max_age_ns is not None:
@@ -109,6 +118,37 @@ class _Nodes:
                 hi = start
             chain = contents.parent[chain]
         return np.concatenate(pieces[::-1]) if pieces else _NO_NODES
+
+
+class GrowingNodes:
+    """The same of prompts that come one by one: blocks have their numbers when somebody first asks for them."""
+
+    __slots__ = ("_contents", "_numbers", "n")
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        self._numbers: list[array[int]] = []
+        """Of each chain, its blocks' numbers."""
+        self.n = 0
+
+    def of(self, id_: int, blocks: int) -> NDArray[np.int64]:
+        """Of the first *blocks* blocks of a request those that the workload names."""
+        contents, numbers = self._contents, self._numbers
+        while len(numbers) < len(contents.start):
+            numbers.append(array("q"))
+        chain, hi = contents.chain[id_], min(contents.named[id_], blocks)
+        pieces: list[array[int]] = []
+        while chain >= 0 and hi > 0:
+            start, mine = contents.start[chain], numbers[chain]
+            if hi > start:
+                missing = hi - start - len(mine)
+                if missing > 0:
+                    mine.extend(range(self.n, self.n + missing))
+                    self.n += missing
+                pieces.append(mine[: hi - start])
+                hi = start
+            chain = contents.parent[chain]
+        return np.concatenate([np.array(piece, np.int64) for piece in reversed(pieces)]) if pieces else _NO_NODES
 
 
 class Seen:
@@ -189,32 +229,57 @@ class Routing:
 
     def __init__(
         self, knows: Knowledge, machines: Sequence[Machine], clock: Clock, prompt: Sequence[int],
-        contents_in: Callable[[int], Contents] | None,
+        model: Sequence[int] | None, contents_in: Callable[[int], Contents] | None,
     ) -> None:  # fmt: skip
-        """*contents_in*: the workload's contents in blocks of so many tokens; None: it names none."""
+        """*prompt*, *model*: of each request, None: all ask for one model; *contents_in*: the workload's contents in blocks of so
+        many tokens, None: it names none."""
         self.seen = [Seen(machine, self) for machine in machines]
         self._served_by: dict[int, int] = {}
         """Of each session, the machine that got its last request."""
         self._knows = knows
         self._clock = clock
         self._prompt = prompt
+        self._model = model
         self._delay_ns = round(knows.event_delay_s * 1e9) if knows.sent is None and knows.prefixes else 0
         self._poll_ns = round(knows.poll_s * 1e9)
         self._blocks_then: dict[int, list[int]] = {}
         """Of requests to come, what each machine had of them when it was last heard of."""
         self._loads_then: dict[int, list[tuple[int, int, int, float, int]]] = {}
         self._latest: tuple[int, list[tuple[int, int, int, float, int]]] = (-1, [])
+        self._polling: Alarm | None = None
+        """Where requests come one by one."""
         self._found: dict[int, int] = {}
         """Of the present request, by machine."""
         self._n_unhit = 0
         self._sent: list[SentTo] = []
-        self._nodes: _Nodes | None = None
+        self._nodes: _Nodes | GrowingNodes | None = None
         self._of_it: tuple[int, NDArray[np.int64], int] = (-1, _NO_NODES, 0)
         if knows.sent is not None and contents_in is not None:
             sent = knows.sent
-            self._nodes = _Nodes(contents_in(sent.block_tokens))
+            contents = contents_in(sent.block_tokens)
+            self._nodes = _Nodes(contents) if len(contents.chain) else GrowingNodes(contents)
             age_ns = None if sent.max_age_s is None else round(sent.max_age_s * 1e9)
             self._sent = [SentTo(sent.capacity_blocks, age_ns, self._nodes.n) for _ in machines]
+
+    # Requests that come one by one.
+
+    def begin_live(self) -> None:
+        """Nobody knows which requests will come, nor when: loads are read at every poll from now on."""
+        if self._poll_ns:
+            self._polling = Alarm(self._clock, ARRIVALS, self._on_poll)
+            self._polling.set(self._clock.now_ns)
+
+    def end_live(self) -> None:
+        """No more will come."""
+        if self._polling is not None:
+            self._polling.cancel()
+            self._polling = None
+
+    def _on_poll(self, _event: object) -> None:
+        now_ns = self._clock.now_ns
+        self._latest = (now_ns, [seen.read() for seen in self.seen])
+        if self._polling is not None:
+            self._polling.set(now_ns + self._poll_ns)
 
     # What was known a while ago.
 
@@ -228,7 +293,8 @@ class Routing:
     def expect_one(self, id_: int, seen_ns: int) -> None:
         """A request of which nobody knew before will come at *seen_ns*. What should have been looked up before now is now."""
         now_ns = self._clock.now_ns
-        for age_ns, look in ((self._delay_ns, self._look), (self._poll_ns and seen_ns % self._poll_ns, self._poll)):
+        polled = (self._poll_ns and seen_ns % self._poll_ns) if self._polling is None else 0
+        for age_ns, look in ((self._delay_ns, self._look), (polled, self._poll)):
             if age_ns:
                 # Heard of from another machine, a nanosecond later at the earliest.
                 at_ns = min(max(seen_ns - age_ns, now_ns + 1), seen_ns)
@@ -251,8 +317,10 @@ class Routing:
             alarm.set(at_ns[0])
 
     def _look(self, id_: int) -> None:
-        request = RoutedRequest(id_, self._prompt[id_])
-        self._blocks_then[id_] = [seen.machine.found_tokens(request) for seen in self.seen]
+        model = 0 if self._model is None else self._model[id_]
+        request = RoutedRequest(id_, self._prompt[id_], model)
+        machines = [seen.machine for seen in self.seen]
+        self._blocks_then[id_] = [each.found_tokens(request) if each.hosts(model) else 0 for each in machines]
 
     def _poll(self, id_: int) -> None:
         now_ns = self._clock.now_ns
@@ -266,7 +334,7 @@ class Routing:
         """A request is at the router: what it is told of it, and of *machines*."""
         self._found.clear()
         if self._poll_ns:
-            loads = self._loads_then.pop(request.id, None)
+            loads = self._loads_then.pop(request.id, None) if self._polling is None else self._latest[1]
             for seen in self.seen:
                 seen.loads = None if loads is None else loads[seen.index]
         shown = self.seen if len(machines) == len(self.seen) else [self.seen[machine.index] for machine in machines]
@@ -324,9 +392,9 @@ class Routing:
 
 
 def routing_of(
-    router: object, machines: Sequence[Machine], clock: Clock, prompt: Sequence[int],
+    router: object, machines: Sequence[Machine], clock: Clock, prompt: Sequence[int], model: Sequence[int] | None,
     contents_in: Callable[[int], Contents] | None,
 ) -> Routing | None:  # fmt: skip
     """What *router* asks for, if it asks for anything."""
     knows = knowledge_of(router)
-    return None if knows is None else Routing(knows, machines, clock, prompt, contents_in)
+    return None if knows is None else Routing(knows, machines, clock, prompt, model, contents_in)

@@ -428,6 +428,20 @@ def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
     return ids
 
 
+def refuse(sequences: Sequences, reject: Sequence[tuple[int, str]], shorten: Sequence[tuple[int, int]]) -> None:
+    """Of those who wait some are refused, and others allowed no more than so many output tokens from now on."""
+    if reject:
+        sequences.reject(reject)
+    for id_, tokens in shorten:
+        what = f"{sequences._scheduler!r} shortens the answer of request {id_}"
+        if not any(seq.id == id_ for seq in sequences.queue):
+            raise PolicyError(f"{what}, which does not wait here")
+        if tokens < 1:
+            raise PolicyError(f"{what} to {tokens} tokens; the least is 1")
+        sequences.state.shorten(id_, tokens)
+        sequences.n_changes += 1
+
+
 def n_waiting(sequences: Sequences) -> int:
     """Requests in the queue, and those on their way to it from another machine."""
     return len(sequences.queue) + (0 if sequences.exchange is None else sequences.exchange.coming)

@@ -82,6 +82,14 @@ def _paid_s(meta: Mapping[str, Any], requests: Mapping[str, Any], n: int) -> lis
     return (by_state.sum(axis=1) - by_state[:, OFF]).tolist()
 
 
+def usd_per_machine_hour(columns: Columns, manifest: Mapping[str, Any]) -> list[float] | None:
+    """Of each machine while it is not off; None where the price of one is not known."""
+    price = (manifest.get("scenario", {}).get("costs") or {}).get("usd_per_device_hour")
+    machines = _machines(manifest, columns.meta.get("fleet"))
+    prices = [(n, facts["price_usd_per_hour"] if price is None else price) for n, facts in machines]
+    return None if not prices or any(each is None for _, each in prices) else [n * each for n, each in prices]
+
+
 def _usd(
     machines: Sequence[tuple[int, Mapping[str, Any]]], price: float | None, paid_s: Sequence[float]
 ) -> float | None:

@@ -29,7 +29,7 @@ def latency_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     ]
 
 
-GROUP_HEADS = ("TTFT p50", "TTFT p99", "TPOT p99", "E2EL p99", "rejected", "in SLO")
+GROUP_HEADS = ("TTFT p50", "TTFT p99", "TPOT p99", "E2EL p99", "rejected", "degraded", "in SLO")
 
 
 def group_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
@@ -40,7 +40,12 @@ def group_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
             times = [of["ttft_s"]["p50"], of["ttft_s"]["p99"], of["tpot_s"]["p99"], of["e2el_s"]["p99"]]
             cells = ["-" if value is None else seconds_text(value) for value in times]
             kept = of["slo_attainment"]
-            cells += [f"{of['requests']['rejected']:,}", "-" if kept is None else f"{kept:.1%}"]
+            counts = of["requests"]
+            cells += [
+                f"{counts['rejected']:,}",
+                f"{counts.get('degraded', 0):,}",
+                "-" if kept is None else f"{kept:.1%}",
+            ]
             rows.append((f"{what} {name}", f"{of['requests']['total']:,}", cells))
     return rows
 
@@ -224,6 +229,13 @@ def _costs(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return [*rows, ("Energy", f"{energy}; {found['power_basis']}")]
 
 
+def _degraded(counts: Mapping[str, int]) -> list[tuple[str, str]]:
+    if "degraded" not in counts:
+        return []
+    lack = f"{counts['shortened_tokens']:,} output tokens left out"
+    return [("Degraded", f"{counts['degraded']:,} finished with an answer cut to a length; {lack}")]
+
+
 def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Everything of the summary but the latencies, for people: pairs of name and text."""
     counts = summary["requests"]
@@ -244,6 +256,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     rows = [
         ("Requests", f"{counts['total']:,}: " + ", ".join(ends)),
+        *_degraded(counts),
         ("Request throughput", rate(summary["requests_per_s"], "requests/s")),
         ("Output throughput", rate(summary["output_tokens_per_s"], "tokens/s")),
         ("Total throughput", rate(summary["total_tokens_per_s"], "tokens/s (prompt and output)")),

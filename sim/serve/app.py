@@ -27,6 +27,8 @@ from sim.serve.session import Session
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
+RECEIVED_NS = "rooftrace.received_ns"
+"""In the scope of a request: when its latest bytes came (`time.perf_counter_ns`)."""
 _SLICE = 1 << 16
 """Characters of a prompt that are counted before others have a turn."""
 _DRAINED = 8
@@ -277,6 +279,7 @@ class Endpoint:
     async def _asked(self, request: Request, *, chat: bool) -> Response:
         session = self.session
         async with self._body(request) as body:
+            received_ns = request.scope.get(RECEIVED_NS)
             asked = asked_of(body, chat=chat)
             row = self._row_of(asked.model)
             fault = self._script.fault_of(session.pacer.present_ns() * 1e-9, self._names[row][0])
@@ -294,6 +297,7 @@ class Endpoint:
         exchange = session.ask(
             prompt_tokens=prompt_tokens, output_tokens=output, max_tokens=most, digests=named, model=row,
             priority=asked.priority, session=request.headers.get("x-session-id") or asked.session,
+            received_ns=received_ns,
         )  # fmt: skip
         name = asked.model if asked.model is not None else self._names[row][0]
         return _Answer(self, exchange, asked, name, chat=chat, cut_after=None if fault is None else fault.cut_after)
@@ -421,7 +425,7 @@ class _Answer(Response):
                     parts += (before, filler(told - tokens, tokens).encode(), after)
             if exchange.over:
                 if exchange.reason is not None:
-                    parts.append(_line(Refusal(500, exchange.reason).body))
+                    parts.append(_line(Refusal(503, exchange.reason).body))
                 elif asked.include_usage:
                     parts.append(_line(self._event([], self._usage)))
                 parts.append(b"data: [DONE]\n\n")
@@ -447,8 +451,8 @@ class _Answer(Response):
             if self._cut_after is not None and exchange.got >= self._cut_after:
                 raise _Cut
         if exchange.reason is not None:
-            response = self._endpoint._error(Refusal(500, exchange.reason))
-            await send({"type": "http.response.start", "status": 500, "headers": response.raw_headers})
+            response = self._endpoint._error(Refusal(503, exchange.reason))
+            await send({"type": "http.response.start", "status": 503, "headers": response.raw_headers})
             await send({"type": "http.response.body", "body": bytes(response.body)})
             return
         text = filler(0, exchange.got)

@@ -22,6 +22,7 @@ class Exchange:
         "pending",
         "prompt_tokens",
         "reason",
+        "shown",
         "turn",
     )  # fmt: skip
 
@@ -39,6 +40,8 @@ class Exchange:
         self.turn = 0
         """Steps that emitted for it."""
         self.got = 0
+        self.shown = 0
+        """Tokens that its client has or may have by now: as many as it got, or more where it begins anew."""
         self.first_ns = self.latest_ns = self.ended_ns = -1
         self.reason: str | None = None
         """Why it is not served."""
@@ -47,6 +50,11 @@ class Exchange:
     @property
     def over(self) -> bool:
         return self.ended_ns >= 0 or self.reason is not None
+
+    def begin_anew(self) -> None:
+        """The machine that served it has failed, and another emits all of its tokens."""
+        self.got = 0
+        self.first_ns = self.latest_ns = -1
 
     def wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():

@@ -70,7 +70,11 @@ class Pacer:
 
     def present_ns(self) -> int:
         """The simulated instant that it should be."""
-        return int((time.perf_counter_ns() - self._zero_ns) * self.speed)
+        return self.instant_ns(time.perf_counter_ns())
+
+    def instant_ns(self, wall_ns: int) -> int:
+        """The simulated instant of one of `time.perf_counter_ns`."""
+        return int((wall_ns - self._zero_ns) * self.speed)
 
     def behind_s(self, due_ns: int) -> float:
         """Seconds of the wall clock since *due_ns* was due."""

@@ -8,14 +8,16 @@ import gc
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from sim.engine import PolicyError
 from sim.errors import RooftraceError, ScenarioError
-from sim.serve.app import Endpoint
+from sim.serve.app import RECEIVED_NS, Endpoint
 from sim.serve.pacer import loop_factory
 
 _BACKLOG = 2048
@@ -37,6 +39,17 @@ def listen(host: str, port: int) -> socket.socket:
         raise RooftraceError(f"cannot listen at {host}:{port}: {reason}; give another --port or --host") from None
     taken.listen(_BACKLOG)
     return taken
+
+
+class _Stamped(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Says of each request when its latest bytes came: what the endpoint then does with them is none of the client's time."""
+
+    def data_received(self, data: bytes) -> None:
+        now_ns = time.perf_counter_ns()
+        super().data_received(data)
+        scope: Any = getattr(self, "scope", None)
+        if scope is not None:
+            scope[RECEIVED_NS] = now_ns
 
 
 class _Server(uvicorn.Server):
@@ -78,8 +91,8 @@ def serve(endpoint: Endpoint, listening: socket.socket, *, started: Callable[[Ca
 async def _serve(endpoint: Endpoint, listening: socket.socket, started: Callable[[Callable[[], None]], None]) -> None:
     session = endpoint.session
     config = uvicorn.Config(
-        endpoint.app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=_GRACE_S,
-        timeout_keep_alive=75,
+        endpoint.app, http=_Stamped, log_level="warning", access_log=False, lifespan="off", ws="none",
+        timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=75,
     )  # fmt: skip
     server = _Server(config, lambda: session.close("the endpoint was stopped"))
     session.warm_up()

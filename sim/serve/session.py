@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from sim.serve.setup import Setup
 
 _MOST_PENDING = 4096
 """Steps of a stream that wait to be written; beyond them they are written as one."""
+_TRIAL_TOKENS = 40
+_TRIAL_NS = 600_000_000_000
+"""Simulated time that a trial before the session takes at most."""
 
 
 class Session:
@@ -38,13 +42,18 @@ class Session:
         self._names: dict[str, int] = {}
         self._stream = setup.experiment.stream
 
-    def warm_up(self) -> None:
-        """Have a run of its own take a few requests: what is worked out only once is worked out before anybody waits for it."""
+    def warm_up(self) -> int:
+        """Have a run of its own serve a few requests to their end, and say how many it finished: what is worked out only once is
+        worked out before anybody waits for it."""
         trial = LiveRun(self.setup.experiment, _Nobody())
-        for model in range(len(self.setup.models)):
+        for model, limit in enumerate(self.setup.limits):
             for prompt in (1, 40, 700, 3000):
-                trial.send(prompt_tokens=prompt, output_tokens=40, max_tokens=40, digests=[], model=model)
-        trial.stop()
+                if limit is None or prompt + _TRIAL_TOKENS <= limit:
+                    trial.send(
+                        prompt_tokens=prompt, output_tokens=_TRIAL_TOKENS, max_tokens=_TRIAL_TOKENS, digests=[], model=model
+                    )  # fmt: skip
+        trial.advance(_TRIAL_NS)
+        return sum(trial.finish_ns(id_) >= 0 for id_ in range(len(trial)))
 
     # What clients ask for.
 
@@ -59,14 +68,15 @@ class Session:
 
     def ask(
         self, *, prompt_tokens: int, output_tokens: int, max_tokens: int, digests: Sequence[int], model: int,
-        priority: int = 0, session: str | None = None,
+        priority: int = 0, session: str | None = None, received_ns: int | None = None,
     ) -> Exchange:  # fmt: skip
-        """A request comes now."""
+        """A request comes now, or came at *received_ns* of `time.perf_counter_ns`: since then its tokens were counted."""
         self.pacer.catch_up()
         exchange = Exchange(model, prompt_tokens, output_tokens, "length" if output_tokens == max_tokens else "stop")
         exchange.id = self.run.send(
             prompt_tokens=prompt_tokens, output_tokens=output_tokens, max_tokens=max_tokens, digests=digests, model=model,
             priority=priority, session=self.session_number(session),
+            came_ns=None if received_ns is None else self.pacer.instant_ns(received_ns),
         )  # fmt: skip
         self.open[exchange.id] = exchange
         self.counted.came(model, max_tokens)
@@ -98,6 +108,11 @@ class Session:
         self.counted.ended(self.run, exchange, exchange.finish)
         exchange.wake()
 
+    def begins_anew(self, id_: int, now_ns: int) -> None:
+        exchange = self.open.get(id_)
+        if exchange is not None:
+            exchange.begin_anew()
+
     def refused(self, id_: int, reason: str, now_ns: int) -> None:
         exchange = self.open.pop(id_, None)
         if exchange is not None:
@@ -112,11 +127,17 @@ class Session:
             self.counted.first(self.run, exchange)
         exchange.latest_ns = now_ns
         exchange.got += tokens
-        exchange.grouped += tokens
+        # Of what is emitted again nothing is written again.
+        new = min(tokens, exchange.got - exchange.shown)
+        if new <= 0 and not last:
+            return
+        opens = not exchange.shown
+        exchange.shown += new
+        exchange.grouped += new
         exchange.turn += 1
         n, pending = self._stream.interval, exchange.pending
         whole = exchange.turn % n == 0 if self._stream.rule == "iterations" else exchange.grouped >= n
-        if not (last or whole or exchange.got == tokens):
+        if not (last or whole or opens):
             return
         if len(pending) < _MOST_PENDING:
             pending.append((exchange.grouped, now_ns))
@@ -167,10 +188,11 @@ class Session:
             "pacer_lag_s": _lag_facts(lag),
             "handed_over_lag_s": _lag_facts(handed),
         }
+        self.run.trace().to_csv(folder / "arrivals.csv")
+        (folder / "replay.yaml").write_text(_replay(setup), encoding="utf-8")
+        manifest["notes"] = [*manifest["notes"], *_otherwise(setup, folder / "replay.yaml")]
         result = Result(columns, manifest=manifest, slo=setup.built.slo).kept()
         result.write(folder)
-        self.run.trace().to_csv(folder / "arrivals.csv")
-        (folder / "replay.yaml").write_text(_replay(setup.scenario), encoding="utf-8")
         return result
 
 
@@ -181,11 +203,30 @@ class _Nobody:
 
     def ended(self, id_: int, now_ns: int) -> None: ...
 
+    def begins_anew(self, id_: int, now_ns: int) -> None: ...
+
     def refused(self, id_: int, reason: str, now_ns: int) -> None: ...
 
 
-def _replay(scenario: Scenario) -> str:
-    """The scenario with the requests that came, to lie beside them; files that it names are found from anywhere."""
+def _otherwise(setup: Setup, replay: Path) -> list[str]:
+    """A note where the scenario at *replay* is not the deployment that was served, for the lengths that it is planned for."""
+    from sim.scenario.assembly import resolve
+
+    served, again = setup.experiment, resolve(Scenario.load(replay)).experiment
+    names = [each.name for each in fields(served) if each.name != "workload"]
+    other = [name for name in names if repr(getattr(served, name)) != repr(getattr(again, name))]
+    if not other:
+        return []
+    return [
+        f"replay.yaml plans for the requests that came, where the session planned for those of its scenario, and differs in "
+        f"{', '.join(other)}: its times are not those of the session."
+    ]
+
+
+def _replay(setup: Setup) -> str:
+    """The scenario with the requests that came, to lie beside them; files that it names are found from anywhere, and what was
+    chosen by the lengths that were planned for stays as it is."""
+    scenario = setup.scenario.with_set(*(f"{key}={tokens}" for key, tokens in setup.chosen.items()))
     settings = {**scenario.settings(), "workload": {"trace": "arrivals.csv"}}
     for key in ("model", "hardware", "placement"):
         name = settings.get(key)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +36,8 @@ class Setup:
     """Tokens of prompt and output that each takes."""
     lengths: np.ndarray
     """Output tokens of the scenario's workload, request after request."""
+    chosen: Mapping[str, int] = field(default_factory=dict)
+    """Settings that were `auto`, by dotted key."""
 
     @property
     def experiment(self) -> Experiment:
@@ -49,12 +51,14 @@ def set_up(scenario: Scenario) -> Setup:
     """
     from sim.engine import live_trace
 
+    _check(scenario)
     expected = workload_of(scenario)
     pools = pools_of(scenario)
     hosted = tuple(dict.fromkeys(name for pool in pools for name in pool.serves))
     several = scenario.pools is not None or scenario.placement is not None
     names = hosted if len(hosted) > 1 else ()
-    built = resolve(scenario, workload=_planned(expected, names))
+    planned = _planned(expected, names)
+    built = resolve(scenario, workload=planned)
     sizes = {tenant.block_tokens for tenant in built.experiment.tenants}
     size = ID_TOKENS if all(ID_TOKENS % each == 0 or each % ID_TOKENS == 0 for each in sizes) else min(sizes)
     workload = live_trace(names, size)
@@ -64,6 +68,7 @@ def set_up(scenario: Scenario) -> Setup:
             f"{scenario.source}: workload: its requests emit no tokens, and an endpoint answers with tokens"
         )
     manifest = built.manifest
+    manifest["notes"] = [*manifest["notes"], *_notes(scenario, built)]
     if several:
         called = {model["serves"]: model["name"] for pool in manifest["pools"].values() for model in pool["models"]}
         shown = tuple(called.get(name, name) if "#" not in name else name for name in hosted)
@@ -75,7 +80,50 @@ def set_up(scenario: Scenario) -> Setup:
         models=shown,
         limits=tuple(limits.get(row, limits.get(None)) for row in range(len(shown))),
         lengths=np.maximum(expected.output_tokens[expected.output_tokens > 0], 1),
+        chosen={} if several else _chosen(scenario, planned),
     )
+
+
+def _check(scenario: Scenario) -> None:
+    """ScenarioError for what cannot be said of requests that clients send."""
+    if scenario.classes:
+        raise ScenarioError(
+            f"{scenario.source}: classes: a request that a client sends says no class of service; leave classes out, and give "
+            "requests a priority"
+        )
+    for at, settings in (
+        (None, scenario.autoscale),
+        *((pool, each.autoscale) for pool, each in (scenario.pools or {}).items()),
+    ):
+        if settings is not None and settings.policy.policy == "perfect":
+            where = "autoscale" if at is None else f"pools.{at}.autoscale"
+            raise ScenarioError(
+                f"{scenario.source}: {where}.policy: perfect knows when requests come, and nobody knows when clients send them; "
+                "choose another policy"
+            )
+
+
+def _notes(scenario: Scenario, built: Built) -> list[str]:
+    """What is otherwise with requests that come one by one."""
+    from policies.routers import knowledge_of
+
+    knows = knowledge_of(built.experiment.router)
+    if knows is None or knows.sent is not None or not knows.prefixes or not knows.event_delay_s:
+        return []
+    return [
+        f"The router hears of what machines have cached {knows.event_delay_s:g} s late, and of a request only when it has come: it "
+        "is told what they had when it came where that is later. A replay, which knows requests beforehand, may route otherwise."
+    ]
+
+
+def _chosen(scenario: Scenario, planned: Any) -> dict[str, int]:
+    """Settings of the scheduler that are chosen by the lengths that are planned for, by dotted key."""
+    from sim.scenario.assembly.auto import chosen_by_auto, left_to_choose
+    from sim.scenario.assembly.deployment import deployment_of
+
+    if not left_to_choose(scenario):
+        return {}
+    return {key: tokens for key, (tokens, _) in chosen_by_auto(scenario, deployment_of(scenario), planned).items()}
 
 
 def _planned(expected: Trace | ClosedLoop, names: tuple[str, ...]) -> Any:

@@ -21,11 +21,12 @@ from policies.wrappers import EvictNewest
 from sim.engine import ABORTED, FINISHED, REJECTED, Experiment, InvariantError, MachineSpec, ReplicaSpec, run
 from sim.engine.columns import Columns
 from sim.engine.exchange import Exchange
-from sim.engine.links import LinkSpec
+from sim.engine.links import LinkSpec, Slowdown
 from sim.engine.roles import HandoverSpec, KvPath
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear, Ranked
 from tests.engine.random_runs import apart, assert_same, with_tiers
+from tests.sample import some
 from workloads import Trace
 
 MS = 1_000_000
@@ -117,6 +118,18 @@ def test_a_link_that_is_never_busy_adds_its_latency_to_the_nanosecond(first_toke
     np.testing.assert_array_equal(ttft, np.where(crossed & (first_token != "prefill"), 1_234_567, 0))
 
 
+def test_a_transfer_that_spans_a_slower_time_arrives_when_its_bytes_have() -> None:
+    """20 tokens are 20 ms; from 11 ms on for 8 ms a quarter of the link is left, and the last byte goes before or after that."""
+    trace = Trace(arrival_ns=[0], prompt_tokens=[20], output_tokens=[4])
+    slow = (Slowdown(at_s=0.011, for_s=0.008, factor=0.25), Slowdown(at_s=0.02, for_s=0.1, latency_s=0.005))
+    path = KvPath(link=LinkSpec(1e6, slowdowns=slow), bytes_per_token=1000.0)
+    for fast_forward in (True, False):
+        found = run(two(trace, path=path), fast_forward=fast_forward, check_invariants=True)
+        # It begins at 1 ms: 10 ms by 11, 2 ms more by 19, the last 8 by 27, and 5 ms of latency.
+        assert found.requests["landed_ns"].tolist() == [32 * MS + 2]
+        assert found.meta["links"][0]["busy_ns"] == 26 * MS
+
+
 def test_who_gives_the_first_token() -> None:
     trace = Trace(arrival_ns=[0], prompt_tokens=[20], output_tokens=[4])
     path = KvPath(link=LinkSpec(1e6), bytes_per_token=1000.0)
@@ -183,6 +196,15 @@ def test_what_the_receiver_has_cached_is_not_sent_and_what_is_cached_there_may_s
     stays = run(two(trace, prefill=caching, decode=caching, local_tokens=20), check_invariants=True).requests
     assert stays["prefill_replica"].tolist() == [0, -1]
     assert stays["prefix_hit_tokens"].tolist() == [0, 144]
+
+
+def test_a_prompt_stays_whose_beginning_is_being_emitted_in_a_span() -> None:
+    # The second is the first and its answer, of which 80 tokens are there when it comes.
+    trace = Trace(arrival_ns=[0, 55 * MS], prompt_tokens=[32, 96], output_tokens=[64, 3], **shared(96))
+    caching = ReplicaSpec(cost=Linear(), scheduler=Vllm(), kv_blocks=1000, prefix_cache="blocks")
+    for fast_forward in (True, False):
+        experiment = two(trace, prefill=caching, decode=caching, local_tokens=16)
+        assert run(experiment, fast_forward=fast_forward).requests["prefill_replica"].tolist() == [0, -1]
 
 
 @pytest.mark.parametrize(
@@ -431,8 +453,8 @@ def test_spans_equal_stepping_with_tiers_behind_pools(case: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 @pytest.mark.parametrize("seed", range(2000, 4000, 250))
-def test_spans_equal_stepping_with_pools_over_four_thousand_runs(seed: int, speculative: bool) -> None:
-    assert_pools_hold(range(seed, seed + 250), speculative)
+def test_spans_equal_stepping_with_pools_over_many_runs(seed: int, speculative: bool) -> None:
+    assert_pools_hold(some(range(seed, seed + 250)), speculative)
 
 
 def test_the_random_runs_with_pools_cover_what_they_should() -> None:

@@ -25,6 +25,8 @@ class Serving:
     url: str
     endpoint: Endpoint
     warnings: list[str] = field(default_factory=list)
+    written_late_s: list[float] = field(default_factory=list)
+    """Of every write of tokens, how late it was: what `pacer.handed` counts in buckets."""
 
     @property
     def session(self) -> Session:
@@ -54,6 +56,14 @@ def serving(
         outputs=outputs,
         script=script,
     )
+    late_s: list[float] = []
+    add = session.pacer.handed.add
+
+    def added(lag_s: float, bound_s: float) -> None:
+        late_s.append(lag_s)
+        add(lag_s, bound_s)
+
+    session.pacer.handed.add = added  # type: ignore[method-assign]
     listening = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     up, stops, errors = threading.Event(), list[Callable[[], None]](), list[BaseException]()
@@ -74,7 +84,7 @@ def serving(
     try:
         assert up.wait(60)
         if not errors:
-            yield Serving(url, endpoint, warnings)
+            yield Serving(url, endpoint, warnings, late_s)
     finally:
         for stop in stops:
             with contextlib.suppress(RuntimeError):

@@ -120,7 +120,15 @@ def test_nothing_but_rows_is_left_of_random_abuse(capfd: pytest.CaptureFixture[s
         asyncio.run(for_a_while(at, ABUSE_S / 4))
         gc.collect()
         before, rows_before = resident_bytes(), len(at.session.run)
-        n = asyncio.run(for_a_while(at, ABUSE_S))
+        n = 0
+        for part in range(1, 7):
+            n += asyncio.run(for_a_while(at, ABUSE_S / 6))
+            rows, grown = len(at.session.run) - rows_before, resident_bytes() - before
+            with capfd.disabled():
+                print(
+                    f"\n{part * ABUSE_S / 6:.0f} s: {n} attempts, {rows} requests, {grown / 1e6:.1f} MB more",
+                    flush=True,
+                )
         end = time.monotonic() + 20
         while at.session.open or at.endpoint.busy or at.endpoint.bytes_of_bodies:
             assert time.monotonic() < end
@@ -130,7 +138,8 @@ def test_nothing_but_rows_is_left_of_random_abuse(capfd: pytest.CaptureFixture[s
         spans = sum(
             len(tenant.recorder.spans.buffer) for machine in at.session.run._machines for tenant in machine.tenants
         )
-    print(f"{n} attempts, {rows} requests, {grown / 1e6:.1f} MB more, records of iterations {spans / 1e6:.1f} MB")
+    with capfd.disabled():
+        print(f"{n} attempts, {rows} requests, {grown / 1e6:.1f} MB more, records of iterations {spans / 1e6:.1f} MB")
     # What is kept of a request, an allowance for the allocator, and the records of iterations, which grow by doubling.
     assert grown < 8_000 * rows + 2 * spans + 30e6
     assert 500 not in at.endpoint.refused

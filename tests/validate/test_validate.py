@@ -27,6 +27,7 @@ from sim.validation.runs import Unmodelled, latencies_s, rows_of, served_run, se
 from sim.validation.served import errors_by, served_markdown, served_pair, unexplained
 from sim.validation.speculated import NOT_KNOWN, speculation_of
 from sim.validation.tables import COLUMNS, to_markdown, write_csv
+from tests.sample import with_all
 
 SILICON = (
     "model_path,system,backend,backend_version,precision,gemm_quant_mode,moe_quant_mode,mode,isl,osl,concurrency,"
@@ -317,6 +318,7 @@ def test_figures_of_the_public_serving_runs(shared, tmp_path):
 
 
 @pytest.mark.slow
+@with_all
 def test_dense_runs_of_the_public_measurements(shared):
     rows = rows_of(read(shared / "measured2" / "e2e_silicon_agg.csv"))
     rows = [row for row in rows if "Llama" in row["model_path"]]
