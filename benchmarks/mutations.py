@@ -1410,11 +1410,6 @@ MUTATIONS = [
             "speculation=run.speculation",
         ),
         ("prefill's token is the client's first", 'first_token="decode",', 'first_token="prefill",'),
-        (
-            "a worker has all clients",
-            "concurrency=-(-run.concurrency // workers.number)",
-            "concurrency=run.concurrency",
-        ),
     ),
     *_of(
         "sim/validation/machines.py",
