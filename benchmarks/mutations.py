@@ -56,7 +56,20 @@ ENGINE = (
 SPECULATION = ("tests/engine/test_meanings.py", "tests/policies/test_decoding.py", "tests/policies/test_acceptance.py")
 POLICIES = ("tests/policies/test_schedulers.py", "tests/policies/test_sarathi.py")
 TIERS = ("tests/engine/test_stores.py", "tests/engine/test_tiers.py")
+POOLS = (
+    "tests/engine/test_handover.py",
+    "tests/engine/test_second_pools.py",
+    "tests/engine/test_links.py",
+)
+FLEETS = (
+    "tests/engine/test_fleet_apart.py",
+    "tests/engine/test_fleet_tiers.py",
+    "tests/engine/test_fleet.py",
+)
+RANKS = ("tests/engine/test_ranks.py", "tests/hwmodels/test_ranks.py", "tests/hwmodels/test_mtp.py")
+EXPERTS = ("tests/hwmodels/test_experts.py", "tests/scenario/test_expert_settings.py")
 PREFIXES = ("tests/engine/test_prefix.py", "tests/oracle/test_vllm.py")
+ROUTING = ("tests/engine/test_routing.py",)
 SGLANG = ("tests/policies/test_sglang.py",)
 INTERVALS = ("tests/study/test_paired.py", "tests/study/test_statistics.py", "tests/study/test_compare.py")
 COSTS = ("tests/hwmodels/test_roofline.py", "tests/hwmodels/test_work.py", "tests/hwmodels/test_calibrated.py")
@@ -169,6 +182,29 @@ MUTATIONS = [
             "a span goes on though who waits may find more",
             "return kv.writes or (kv.caches_late",
             "return (kv.caches_late",
+        ),
+    ),
+    *_of(
+        "sim/engine/machine.py",
+        ROUTING,
+        (
+            "routers do not find what the span in flight has emitted",
+            "finding.rounds_since = rounds - 1",
+            "finding.rounds_since = 0",
+        ),
+    ),
+    *_of(
+        "sim/engine/routing.py",
+        ROUTING,
+        ("late events are of the first model", "model = 0 if self._model is None else self._model[id_]", "model = 0"),
+    ),
+    *_of(
+        "sim/engine/tenant.py",
+        ("tests/engine/test_fleet.py",),
+        (
+            "the step in which a machine fails has no room made for it",
+            "take_for_rounds(tenant.sequences.kv, lane.decoding, 1, 0)",
+            "tenant.sequences.kv.take(lane.decoding.growth_blocks)",
         ),
     ),
     *_of(
@@ -414,8 +450,8 @@ MUTATIONS = [
         ("what preemption gives up is not counted", "        state.recomputed[id_] += cached\n", ""),
         (
             "a limit on the model's context is off by one",
-            "if limit is not None and prompt + output > limit:",
-            "if limit is not None and prompt + output >= limit:",
+            "if limit is not None and prompt + handed + output > limit:",
+            "if limit is not None and prompt + handed + output >= limit:",
         ),
         ("rejected requests stay in the queue", "            self.queue.remove(seq)\n", ""),
     ),
@@ -625,6 +661,12 @@ MUTATIONS = [
             "return self._hosting[0 if self._state.model is None else self._state.model[id_]]",
             "return self._machines",
         ),
+    ),
+    *_of(
+        "sim/engine/gate.py",
+        ("tests/engine/test_routing.py", "tests/engine/test_independent.py"),
+        ("turns of a model are those of all", "id_ if self._turn is None else self._turn[id_],", "id_,"),
+        ("sessions are not shown to routers", "-1 if self._session is None else self._session[id_],", "-1,"),
     ),
     *_of(
         "sim/engine/pricing.py",
@@ -987,6 +1029,418 @@ MUTATIONS = [
             "only the first rank's work is priced",
             "duration = self._prices.step(totals, draft_steps)",
             "duration = self._prices.step([totals[taking[0]]] + [IDLE] * (len(totals) - 1), draft_steps)",
+        ),
+        (
+            "steps alike go on beyond the first to finish",
+            "decoding.until_finish(), decoding.until_bend()",
+            "decoding.until_bend()",
+        ),
+        (
+            "steps alike go on beyond what memory has",
+            "                n = decoding.rounds_within(sequences.kv.free + prepared.growth, n)\n",
+            "                pass\n",
+        ),
+        (
+            "steps alike go on beyond a bend of the window",
+            "decoding.until_finish(), decoding.until_bend())",
+            "decoding.until_finish())",
+        ),
+        (
+            "steps alike do not age what waits",
+            "for _ in range(n - 1):",
+            "for _ in range(0):",
+        ),
+        (
+            "who comes to a rank whose plan holds waits for all",
+            "if self._n_steps > 1 and held is not None and held.arrivals == -1 and self._balance is None:",
+            "if False:",
+        ),
+        (
+            "plans end a step late",
+            "ends = ends[: int(ends.searchsorted((until_ns << TICK_BITS) - ticks)) + 1]",
+            "ends = ends[: int(ends.searchsorted((until_ns << TICK_BITS) - ticks)) + 2]",
+        ),
+        (
+            "a stop counts the step in flight",
+            "done = 0 if span is None else span.index_at(now_ns << TICK_BITS) - 1",
+            "done = 0 if span is None else span.index_at(now_ns << TICK_BITS)",
+        ),
+    ),
+    *_of(
+        "sim/engine/roles.py",
+        POOLS,
+        (
+            "states of constant size are not sent",
+            "tokens * self.bytes_per_token + self.bytes_per_sequence",
+            "tokens * self.bytes_per_token",
+        ),
+        ("states are sent with what is all there", "if tokens > 0 else 0", "if tokens >= 0 else 0"),
+        (
+            "what may stay is not known when it comes",
+            'return self.room == "before_prefill" or self.local_tokens > 0',
+            'return self.room == "before_prefill"',
+        ),
+    ),
+    *_of(
+        "sim/engine/handover.py",
+        POOLS,
+        ("who asks for one token is decoded elsewhere", "self.least_left = 0 if", "self.least_left = 0 if True or"),
+        (
+            "a prompt that is there may not stay",
+            "return prompt <= local or prompt - receiver.found_tokens",
+            "return prompt <= local or prompt + receiver.found_tokens",
+        ),
+        (
+            "machines of several memories are all able",
+            "        if not refusing:\n            return hosting\n",
+            "        return hosting\n",
+        ),
+        (
+            "the receiver is chosen among all who decode",
+            "able = None if one_kind and self.present is None else self.able(id_)",
+            "able = None",
+        ),
+        (
+            "what the receiver has is sent as well",
+            "tokens = state.to_hand(id_) - leg.found\n",
+            "tokens = state.to_hand(id_)\n",
+        ),
+        ("a layer's share is not left", "last_bytes = -(-n_bytes // path.layers)", "last_bytes = 0"),
+        (
+            "layers begin with the computation",
+            'since_ns = begun_ns + (handovers._at["prefilled_ns"][id_] - begun_ns) // path.layers',
+            "since_ns = begun_ns",
+        ),
+        (
+            "prompts that were preempted go layer by layer",
+            "came_once = not state.preemptions[id_] and not",
+            "came_once = not",
+        ),
+        (
+            "repacking takes no time",
+            "transfer.arrived_ns + round(n_bytes * path.repack_s_per_byte * 1e9)",
+            "transfer.arrived_ns",
+        ),
+        (
+            "all links are the sender's own",
+            '"receiver": (*between, -1, receiver.index)',
+            '"receiver": (*between, sender.index, -1)',
+        ),
+        (
+            "a pair shares its sender's link",
+            '"pair": (*between, sender.index, receiver.index)',
+            '"pair": (*between, sender.index, -1)',
+        ),
+        (
+            "links of a pool are one for each sender",
+            '"pools": (*between, -1, -1)',
+            '"pools": (*between, sender.index, -1)',
+        ),
+        (
+            "the last token is there although it was dropped",
+            "            tokens -= 1\n            state.recomputed",
+            "            state.recomputed",
+        ),
+        (
+            "who has gone keeps the sender's blocks",
+            "            if leg.computed:\n                leg.collect(id_)\n",
+            "",
+        ),
+        (
+            "who has gone keeps the receiver's room",
+            "            handovers.legs.pop(id_)\n            leg.drop(id_)\n",
+            "            handovers.legs.pop(id_)\n",
+        ),
+        (
+            "room that nobody will use is kept",
+            "                if leg is not None:\n                    leg.drop(id_)\n            else:",
+            "                if leg is not None:\n                    pass\n            else:",
+        ),
+        ("news is heard at once", "HEARD_AFTER_NS: Final = 1", "HEARD_AFTER_NS: Final = 0"),
+    ),
+    *_of(
+        "sim/engine/exchange.py",
+        POOLS,
+        (
+            "room is taken from what decodes will need",
+            "if fresh + self._spoken_for(lane) > kv.free:",
+            "if fresh > kv.free:",
+        ),
+        (
+            "others overtake who waits for room",
+            "while self.asked and self._make_room(self.asked[0], lane, ticks):\n            self.asked.popleft()",
+            "for id_ in [each for each in self.asked if self._make_room(each, lane, ticks)]:\n            self.asked.remove(id_)",
+        ),
+        (
+            "headroom is for one sequence",
+            "others = sequences.n_admitted + len(self.kept) + len(self.landed)",
+            "others = 1",
+        ),
+        (
+            "who has room counts for no headroom",
+            "sequences.n_admitted + len(self.kept) + len(self.landed)",
+            "sequences.n_admitted + len(self.landed)",
+        ),
+        (
+            "who has landed waits behind all",
+            "sequences.queue.insert(n_with_blocks(sequences), seq)",
+            "sequences.queue.append(seq)",
+        ),
+        ("the first to land gives its room up", "id_ = next(reversed(self.landed))", "id_ = next(iter(self.landed))"),
+        (
+            "who gives its room up was not preempted",
+            "        state.preemptions[id_] += 1\n        state.recomputed[id_] += seq.cached_tokens\n",
+            "        state.recomputed[id_] += seq.cached_tokens\n",
+        ),
+        (
+            "what is computed here is not held for others",
+            "return bool(self.lent or self.kept)",
+            "return bool(self.kept)",
+        ),
+        (
+            "one token is decoded elsewhere too",
+            "self.sequences.state.left[id_] > (0 if self.drops_token else 1)",
+            "self.sequences.state.left[id_] > 0",
+        ),
+        (
+            "the token of prefill is emitted again",
+            "        if not self.drops_token:\n            state.left[id_] -= 1\n",
+            "        if not self.drops_token:\n",
+        ),
+        ("plans know news of the step that they are made in", "while mail and mail[0][0] <= known_ns:", "while mail:"),
+        (
+            "who takes what is promised gets room",
+            "        if not promises.has_room_for(id_):\n            return False\n",
+            "",
+        ),
+        (
+            "steps of who leaves are not spoken for",
+            "blocks += (0 if sequences.kv.caches else gone.blocks) + gone.growth_blocks * gone.steps_on",
+            "blocks += 0",
+        ),
+    ),
+    *_of(
+        "sim/engine/links.py",
+        (*POOLS, *TIERS),
+        ("a link has one place", "self._free_ns = [0] * spec.concurrent_transfers", "self._free_ns = [0]"),
+        (
+            "latency occupies the link",
+            "heapq.heapreplace(self._free_ns, sent)",
+            "heapq.heapreplace(self._free_ns, sent + self._latency_ns)",
+        ),
+        ("writes go as fast as reads", "if writes and self.write_bytes_per_s is not None:", "if False:"),
+        ("a slower time has no end", "            found.append((round(each.end_ns), *_UNHARMED))", "            pass"),
+        ("a transfer goes on as it began", "for until_ns, after, _ in changes[at:]:", "for until_ns, after, _ in ():"),
+        (
+            "more latency is that of the beginning",
+            "sent + self._latency_ns + self._state_at(sent)[1], n_bytes)",
+            "sent + self._latency_ns + self._state_at(begin)[1], n_bytes)",
+        ),
+        (
+            "a transfer to nobody keeps its place",
+            "self._free_ns[self._free_ns.index(transfer.sent_ns)] = end_ns",
+            "pass",
+        ),
+    ),
+    *_of(
+        "sim/engine/parted.py",
+        FLEETS,
+        (
+            "who has room at a machine that goes is lost with it",
+            "            chosen_again += 1\n            if leg.computed:\n                choose_anew(handovers, id_)\n",
+            "            on_link.append(id_)\n",
+        ),
+        (
+            "room is kept for who will not come",
+            "            leg.drop(id_)\n            handovers._needs_no_more(leg.receiver)\n",
+            "            handovers._needs_no_more(leg.receiver)\n",
+        ),
+        ("links of machines that fail go on", "            link.stop(clock.now_ns)\n", "            pass\n"),
+        ("KV that is lost was not computed", "    state.recomputed[id_] += state.to_hand(id_)\n", ""),
+        ("a token that nobody got is emitted", "    state.left[id_] += 1\n    return 1\n", "    return 0\n"),
+        (
+            "a machine that holds KV for others may go",
+            "or leg.receiver is machine for leg in handovers.legs.values()) or any(",
+            "or leg.receiver is machine for leg in handovers.legs.values()) and any(",
+        ),
+    ),
+    *_of(
+        "sim/engine/apart.py",
+        FLEETS,
+        ("KV is sent again whatever the rule", 'stays = fleet._spec.in_flight == "resume" and', "stays = True and"),
+        (
+            "prompts wait to the end although a machine decodes",
+            "            handovers.choose_again(id_)\n",
+            "            continue\n",
+        ),
+        (
+            "a run waits for machines that never come back",
+            "return [each for each in machines if fleet.states[each.index] != FAILED or fleet.returns[each.index]]",
+            "return list(machines)",
+        ),
+        ("a request comes twice for a stage", "if not self._taken[id_] & stage:", "if True:"),
+    ),
+    *_of(
+        "sim/engine/fleet.py",
+        FLEETS,
+        ("machines go while they load", "machine.waiting or any(map(n_loading, machine.tenants)))", "machine.waiting)"),
+        (
+            "who was moved to host memory keeps its KV",
+            "        state.given_back |= loading.stop(now_ns)\n",
+            "        loading.stop(now_ns)\n",
+        ),
+        (
+            "memory of a machine that fails is there afterwards",
+            "        _lose_sources(fleet, loading.tiers.lost(now_ns))\n",
+            "        pass\n",
+        ),
+    ),
+    *_of(
+        "sim/engine/common.py",
+        RANKS,
+        (
+            "windows do not grow",
+            "decode_kv_window=totals.decode_kv_window + step * window,",
+            "decode_kv_window=totals.decode_kv_window + 0 * window,",
+        ),
+        (
+            "a spread draft takes its passes alone",
+            'self._draft = cast("RankedCostModel | None", pricing.draft if spread else None)',
+            "self._draft = None",
+        ),
+        (
+            "the first pass reads one token a sequence",
+            "[_decodes_of(totals, totals.rows - totals.prefill_rows) for totals in ranks]",
+            "[_decodes_of(totals, totals.decode_seqs) for totals in ranks]",
+        ),
+        ("a rank drafts as few tokens as the least", "steps = max(draft_steps)", "steps = min(draft_steps)"),
+        (
+            "drafts of ranks take turns",
+            "return max(pricing.draft_ticks(totals, steps)",
+            "return sum(pricing.draft_ticks(totals, steps)",
+        ),
+        ("prompts are not drafted for", "if any(totals.prefill_rows for totals in ranks):", "if False:"),
+    ),
+    *_of(
+        "hwmodels/experts.py",
+        EXPERTS,
+        ("a token may choose an expert twice", "over = (found > 1.0) & ~sure", "over = (found > 99.0) & ~sure"),
+        (
+            "popularity falls with the root",
+            "np.arange(1.0, n_experts + 1.0) ** -self.popularity.exponent",
+            "np.arange(1.0, n_experts + 1.0) ** (-0.5 * self.popularity.exponent)",
+        ),
+        (
+            "popular experts are neighbours",
+            "weights = np.random.default_rng(self.popularity.seed).permutation(weights)",
+            "weights = weights",
+        ),
+        (
+            "experts are dealt out in rows",
+            "tuple(tuple(range(rank, n_experts, ranks)) for rank in range(ranks))",
+            "tuple(tuple(range(rank * (n_experts // ranks), (rank + 1) * (n_experts // ranks))) for rank in range(ranks))",
+        ),
+        (
+            "copies go to the hottest, whatever copies it has",
+            "hottest = int(np.argmax(weights / count))",
+            "hottest = int(np.argmax(weights))",
+        ),
+        ("copies carry all tokens of an expert", "each = weights[copies] / count[copies]", "each = weights[copies]"),
+        (
+            "the mean rank sets the step",
+            "means = tokens[:, None] * mean\n",
+            "means = tokens[:, None] * mean.mean() + 0 * mean\n",
+        ),
+        ("choices are with replacement", "* max(0.0, n - k) / max(1.0, n - 1.0)", "* 1.0"),
+        (
+            "experts wake by their mean tokens",
+            "missed = np.where(tokens > 0, np.exp(tokens * np.log1p(-chosen)), 1.0)",
+            "missed = np.where(tokens > 0, np.exp(-tokens * chosen), 1.0)",
+        ),
+        (
+            "a token reaches a rank as if drawn again",
+            "missed * np.clip((n - drawn - effective) / (n - drawn), 0.0, 1.0)",
+            "missed * np.clip((n - effective) / n, 0.0, 1.0)",
+        ),
+    ),
+    *_of(
+        "hwmodels/mtp.py",
+        ("tests/hwmodels/test_mtp.py", "tests/scenario/test_decoding.py", "tests/engine/test_pricing.py"),
+        (
+            "prompts pass through one module",
+            "np.where(prompt > 0, self.modules, 1) if isinstance(prompt, np.ndarray) else self.modules if prompt else 1",
+            "1",
+        ),
+        ("ranks' prompts pass through one module", "return (self.modules if prompts else 1) * cast", "return cast"),
+        (
+            "passes have host work of their own",
+            "own = replace(made_by.stack.overheads, step_s=0.0, sequence_s=0.0, row_s=0.0)",
+            "own = made_by.stack.overheads",
+        ),
+        ("modules that do not draft read prompts", "min(model.mtp_layers, max(k, 1))", "model.mtp_layers"),
+        ("only modules that draft are loaded", "deployed(model.mtp_layers))", "deployed(min(model.mtp_layers, k)))"),
+        ("a pass reads the tokens of its first", "reads_whole_step = True", "reads_whole_step = False"),
+    ),
+    *_of(
+        "sim/validation/apart.py",
+        ("tests/validate/test_validate.py",),
+        (
+            "concurrency is a worker's",
+            'whole(row, "decode_batch_size", 0) * ranks',
+            'whole(row, "decode_batch_size", 0)',
+        ),
+        (
+            "seats bind where the concurrency is a power of two",
+            'if stack != "trtllm" or clients & (clients - 1) == 0:',
+            'if stack != "trtllm":',
+        ),
+        (
+            "seats are powers of two alone",
+            "return power * 3 // 2 if power > 1 and power * 1.5 <= share else power",
+            "return power",
+        ),
+        (
+            "a rank's transfers wait for those of others",
+            "concurrent_transfers=run.prefill.parallel.data",
+            "concurrent_transfers=1",
+        ),
+        (
+            "prefill drafts too",
+            "speculation=run.speculation if workers is run.decode else None",
+            "speculation=run.speculation",
+        ),
+        ("prefill's token is the client's first", 'first_token="decode",', 'first_token="prefill",'),
+    ),
+    *_of(
+        "sim/validation/machines.py",
+        ("tests/validate/test_validate.py",),
+        ("drafts take no memory", "None if draft is None else draft.held", "None"),
+        ("rounds have no slots beyond a token", '"lookahead_tokens": speculation.k,', '"lookahead_tokens": 0,'),
+        ("groups that do not divide are kept", "while (tensor * data) % expert:", "while False:"),
+    ),
+    *_of(
+        "sim/validation/speculated.py",
+        ("tests/validate/test_validate.py",),
+        ("ranks draft as others do", "(_DEPTH_OF_RANKS if ranks > 1 else {})", "({})"),
+        ("R1 has no entry", "_SAME.get(model, model)", "model"),
+    ),
+    *_of(
+        "sim/engine/ranks.py",
+        ("tests/engine/test_handover.py",),
+        (
+            "KV that lies in the mail waits for steps alike",
+            "if sequences.exchange is not None and sequences.exchange.mail:",
+            "if False:",
+        ),
+        (
+            "KV comes to a resting machine and is not heard of",
+            "        put(tenant, self._clock.now_ns, id_, what, tokens)\n        self.interrupt(self._clock.now_ns)\n",
+            "        put(tenant, self._clock.now_ns, id_, what, tokens)\n",
+        ),
+        (
+            "routers inside see the first rank's cache",
+            "return max(load.found_tokens(request) for load in self._loads)",
+            "return self._loads[0].found_tokens(request)",
         ),
     ),
     *_of(
@@ -1352,6 +1806,271 @@ MUTATIONS = [
         ),
         ("prices are by the second", "/ 3600.0", "/ 1.0"),
         ("equal rows push each other off the front", "or (second[index] == best_y and first[index] == best_x)", ""),
+    ),
+    *_of(
+        "policies/classes.py",
+        ("tests/policies/test_classes.py",),
+        ("the highest class gives way first", "key=lambda seq: -seq.priority)", "key=lambda seq: seq.priority)"),
+        (
+            "equals give way too",
+            "if seq.priority > first.priority and not seq.leaving",
+            "if seq.priority >= first.priority and not seq.leaving",
+        ),
+        (
+            "all of a lower class give way",
+            "for n in range(1, len(lower) + 1) if enough(n)",
+            "for n in (len(lower),) if enough(n)",
+        ),
+        (
+            "who gives way is driven out in vain",
+            "        if not enough(len(lower)):\n            return []\n",
+            "        if not enough(len(lower)):\n            return lower\n",
+        ),
+        (
+            "a tenant that comes back is not lifted",
+            "counters[tenant] = max(counters.get(tenant, 0), least)",
+            "counters[tenant] = max(counters.get(tenant, 0), 0)",
+        ),
+        (
+            "weights of classes do not count",
+            "counters.get(tenant, 0) + tokens * terms.token_cost[id_]",
+            "counters.get(tenant, 0) + tokens",
+        ),
+        ("prompts are counted with each look", "prompt_weight * prompt if before < 0 else 0", "prompt_weight * prompt"),
+        (
+            "who gave way is counted anew",
+            "back=frozenset(id_ for id_ in still if id_ in emitted)",
+            "back=frozenset(id_ for id_ in still if id_ not in emitted)",
+        ),
+        ("late are those whose limit is still to come", "if due_ns < view.now_ns}", "if due_ns > view.now_ns}"),
+        (
+            "the demoted go first",
+            "return (*on_time, *(seq._replace(priority=DEMOTED)",
+            "return (*reversed(on_time), *(seq._replace(priority=-DEMOTED)",
+        ),
+        (
+            "answers are shortened of all who wait",
+            "if seq.id in late and view.max_tokens[seq.id] > tokens",
+            "if view.max_tokens[seq.id] > tokens",
+        ),
+    ),
+    *_of(
+        "sim/engine/requests.py",
+        ("tests/policies/test_classes.py",),
+        (
+            "a shortened answer loses what it has",
+            "tokens = max(tokens, self.output[id_] - self.left[id_] + 1)",
+            "tokens = max(tokens, 1)",
+        ),
+        (
+            "what a shortened answer lacks is not counted",
+            "self.shortened[id_] = self.shortened.get(id_, 0) + lacks",
+            "self.shortened[id_] = lacks",
+        ),
+        (
+            "clients allow what they did",
+            "self.max_tokens[id_] = min(self.max_tokens[id_], tokens)",
+            "self.max_tokens[id_] = self.max_tokens[id_]",
+        ),
+    ),
+    *_of(
+        "policies/control/tracking.py",
+        ("tests/policies/test_control.py",),
+        (
+            "machines that start are counted as ready",
+            "again = (total + (0.0 if ratio > 1",
+            "again = (total + (0.0 if ratio < 1",
+        ),
+        ("tolerance is not kept", "abs(ratio - 1.0) <= self.tolerance", "abs(ratio - 1.0) <= 0.0"),
+        (
+            "as many more as the ratio asks for",
+            "return min(ceil(ratio * ready - 1e-9), most)",
+            "return ceil(ratio * ready - 1e-9)",
+        ),
+        ("four more are not allowed to a few", "most = max(2 * current, current + 4)", "most = 2 * current"),
+        ("KV use of all machines is their mean", "return pool.kv_use * pool.ready", "return pool.kv_use"),
+    ),
+    *_of(
+        "policies/control/concurrency.py",
+        ("tests/policies/test_control.py",),
+        ("a panic lets machines go", "asked(self.stable_s, now), seen.mine.machines)", "asked(self.stable_s, now))"),
+        ("who comes to none waits for ever", "return min(1, total)", "return 0"),
+        ("the window is all of the past", "n = min(max(round(seconds / seen.interval_s), 1), end)", "n = end"),
+    ),
+    *_of(
+        "policies/control/rates.py",
+        ("tests/policies/test_control.py",),
+        ("everybody waits", "waits = blocked / (1.0 - load / machines * (1.0 - blocked))", "waits = 1.0"),
+        ("the mean rate decides", "max((each.came for each in seen.past)", "min((each.came for each in seen.past)"),
+        (
+            "those who are late do not matter",
+            "machines = max(machines, pool.machines + 1)",
+            "machines = max(machines, pool.machines)",
+        ),
+    ),
+    *_of(
+        "policies/control/schedule.py",
+        ("tests/policies/test_control.py", "tests/engine/test_fleet.py"),
+        (
+            "a schedule looks ahead",
+            "bisect_right(self.at_s, now_s + 1e-9) - 1]",
+            "bisect_right(self.at_s, now_s + 1e-9) % len(self.machines)]",
+        ),
+        (
+            "the perfect one does not know how long a start takes",
+            "(seen.now_s + self.lead_s + seen.interval_s)",
+            "(seen.now_s + seen.interval_s)",
+        ),
+    ),
+    *_of(
+        "policies/control/seen.py",
+        ("tests/policies/test_control.py",),
+        ("machines go at once", "if at_s > now_s - down_window_s", "if at_s > now_s"),
+        ("machines come at once", "if at_s > now_s - up_window_s", "if at_s > now_s"),
+    ),
+    *_of(
+        "sim/engine/control.py",
+        ("tests/engine/test_control.py",),
+        (
+            "the busiest machine goes",
+            "return 2, machine.running + machine.waiting, -index",
+            "return 2, -machine.running - machine.waiting, -index",
+        ),
+        ("p95 is the median", "firsts[-(-95 * len(firsts) // 100) - 1]", "firsts[len(firsts) // 2]"),
+        (
+            "asking for fewer than the least is not counted",
+            "pool.at_least += wanted < scaling.min_machines",
+            "pool.at_least += wanted < 0",
+        ),
+    ),
+    *_of(
+        "sim/engine/lives.py",
+        ("tests/engine/test_fleet.py",),
+        (
+            "the mean of Weibull's is its scale",
+            "float(rng.weibull(self.shape)) / gamma(1.0 + 1.0 / self.shape)",
+            "float(rng.weibull(self.shape))",
+        ),
+        (
+            "all machines fail together",
+            "[seed, _FAILURE_STREAM, machine, number]",
+            "[seed, _FAILURE_STREAM, 0, number]",
+        ),
+    ),
+    *_of(
+        "workloads/curves.py",
+        ("tests/workloads/test_curves.py",),
+        (
+            "gaps vary by the root",
+            "standard_gamma(1 / self.cv**2, _CHUNK) * self.cv**2",
+            "standard_gamma(1 / self.cv, _CHUNK) * self.cv",
+        ),
+        (
+            "bursts come as often as they last",
+            "self._curve.burst_every_s if calm else",
+            "self._curve.burst_s if calm else",
+        ),
+        (
+            "the peak is the trough",
+            "wave = np.sin(turn * (seconds - self.peak_s))",
+            "wave = -np.sin(turn * (seconds - self.peak_s))",
+        ),
+        (
+            "the mean rate leaves out bursts",
+            "(1 + share * (self.burst_factor - 1))",
+            "(1 + 0 * share * (self.burst_factor - 1))",
+        ),
+    ),
+    *_of(
+        "workloads/servegen.py",
+        ("tests/workloads/test_servegen.py",),
+        ("fractions of requests are dropped", "n = int(wanted) + int(rng.random() < wanted % 1)", "n = int(wanted)"),
+        (
+            "lengths are of the first window",
+            "return histograms[client, max(before) if before else min(own)]",
+            "return histograms[client, min(own)]",
+        ),
+        (
+            "the last request ends the window",
+            "np.cumsum(gaps)[:-1] / max(float(gaps.sum()), 1e-300)",
+            "np.cumsum(gaps)[:-1] / max(float(gaps[:-1].sum()), 1e-300)",
+        ),
+        ("Weibull is Gamma", "return rng.weibull(shape, n)", "return rng.standard_gamma(shape, n)"),
+        ("a window is taken whole or not at all", "(starts + WINDOW_S > self.start_s)", "(starts >= self.start_s)"),
+        (
+            "the rate is not scaled",
+            'float(row["rate_req_s"]) * self.rate_scale * WINDOW_S',
+            'float(row["rate_req_s"]) * WINDOW_S',
+        ),
+    ),
+    *_of(
+        "sim/work.py",
+        ("tests/results/test_costs.py",),
+        (
+            "power is that of the first iteration of a span",
+            'for steps in (0, span["n"] - 1):',
+            'for steps in (0, 0 * span["n"]):',
+        ),
+        (
+            "power follows the work of a span, not of an iteration",
+            "each = np.where(busy, seconds / times, 1.0)",
+            "each = np.where(busy, seconds, 1.0)",
+        ),
+        (
+            "prompts take what decodes take",
+            "return np.where(both > 0, of_prompts / np.where",
+            "return np.where(both > 0, of_decodes / np.where",
+        ),
+    ),
+    *_of(
+        "sim/results/costs.py",
+        ("tests/results/test_costs.py", "tests/results/test_day.py"),
+        ("machines that are off are paid", "(by_state.sum(axis=1) - by_state[:, OFF])", "by_state.sum(axis=1)"),
+        ("idle devices draw nothing", "joule += full * (share_s + idle_s)", "joule += full * share_s"),
+        (
+            "answers pay for the prompts",
+            "_per_million(usd, None if part is None else 1 - part, output)",
+            "_per_million(usd, part, output)",
+        ),
+        ("carbon is by the joule", 'energy["joule"] / _J_PER_KWH * carbon', 'energy["joule"] * carbon'),
+        (
+            "the building's share is not of the lower end",
+            'full, idle_s = n * facts["tdp_w"] * pue',
+            'full, idle_s = n * facts["tdp_w"]',
+        ),
+    ),
+    *_of(
+        "sim/launch/arguments.py",
+        ("tests/test_launch.py",),
+        ("--no- is yes", "return table[opposite], False", "return table[opposite], True"),
+        ("the first beginning is meant", "        if len(meant) == 1:\n", "        if meant:\n"),
+        ("a negative number is an option", 'not word[1:2].isdigit() and word[1:2] != "."', "True"),
+    ),
+    *_of(
+        "sim/launch/reading.py",
+        ("tests/test_launch.py", "tests/test_launch_back.py"),
+        ("4k is 4,096", '{"k": 1_000, "K": 1_024', '{"k": 1_024, "K": 1_024'),
+        (
+            "what was not taken is without effect",
+            "for name, text in found.items() if self._timing[name]]",
+            "for name, text in found.items() if not name]",
+        ),
+    ),
+    *_of(
+        "sim/launch/tiers.py",
+        ("tests/test_launch_back.py",),
+        ("LMCache is of the server", "found.append(_host(size * devices(reading)))", "found.append(_host(size))"),
+        (
+            "hierarchical cache counts in GiB",
+            "_host(size * 1e9 * devices(reading) / GIB",
+            "_host(float(size * devices(reading))",
+        ),
+    ),
+    *_of(
+        "sim/launch/writing.py",
+        ("tests/test_launch_back.py",),
+        ("what is left is not said", 'if key.split(".")[0] not in BESIDE]', "if not key]"),
+        ("what wraps a scheduler is not said", 'while isinstance(given, dict) and "inner" in given:', "while False:"),
     ),
 ]
 

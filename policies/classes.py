@@ -7,7 +7,7 @@ preemption across classes, weighted fair sharing, and admission that keeps a cla
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -58,35 +58,49 @@ class Preempt:
         plan_of(self.inner)
 
     def plan(self, view: ReplicaView, /) -> Plan:
-        inner = plan_of(self.inner)
         if not view.waiting:
-            return inner(view)._replace(through_arrivals=False)
+            return self._inner_plan(view)
         view = replace(view, waiting=tuple(sorted(view.waiting, key=lambda seq: seq.priority)))
-        plan, first = inner(view)._replace(through_arrivals=False), view.waiting[0]
-        if _admits(plan, first) or plan.preempt:
-            return plan
-        equals = tuple(seq for seq in view.waiting if seq.priority == first.priority)
-        if len(equals) < len(view.waiting) and any(_admits(plan, seq) for seq in view.waiting[len(equals) :]):
-            # An order of the inner scheduler's own would give the room to a lower class.
-            plan = inner(replace(view, waiting=equals))._replace(through_arrivals=False, hold=1)
-            if _admits(plan, first) or plan.preempt:
-                return plan
+        first = view.waiting[0]
+        plan = self._without_giving_way(view, first)
         lower = [seq for seq in view.running if seq.priority > first.priority and not seq.leaving]
-        if not lower:
+        if _admits(plan, first) or plan.preempt or not lower:
             return plan
-        # What they hold grows as they decode, so that driving them out may help later.
-        plan = plan._replace(hold=1)
-        if any(seq.priority <= first.priority for seq in view.prefilling) or not _admits(
-            inner(without(view, lower, waiting=equals)), first
-        ):
+        gone: list[RunningSeq] = []
+        if all(seq.priority > first.priority for seq in view.prefilling):
+            gone = self._fewest_to_admit(view, first, sorted(reversed(lower), key=lambda seq: -seq.priority))
+        if not gone:
+            # What they hold grows as they decode, so that driving them out may help later.
+            return plan._replace(hold=1)
+        left = self._inner_plan(without(view, gone, waiting=()))
+        return left._replace(preempt=(*(seq.id for seq in gone), *left.preempt), hold=1)
+
+    def _inner_plan(self, view: ReplicaView) -> Plan:
+        return plan_of(self.inner)(view)._replace(through_arrivals=False)
+
+    def _without_giving_way(self, view: ReplicaView, first: WaitingSeq) -> Plan:
+        """The inner scheduler's plan, and where it would give the room to a class below that of *first*, the one that it makes
+        without those."""
+        plan, equals = self._inner_plan(view), _equals(view, first)
+        if _admits(plan, first) or plan.preempt or not any(_admits(plan, seq) for seq in view.waiting[len(equals) :]):
             return plan
-        lower = sorted(reversed(lower), key=lambda seq: -seq.priority)
-        for n in range(1, len(lower) + 1):
-            if _admits(inner(without(view, lower[:n], waiting=equals)), first):
-                lower = lower[:n]
-                break
-        left = inner(without(view, lower, waiting=()))
-        return left._replace(preempt=(*(seq.id for seq in lower), *left.preempt), hold=1, through_arrivals=False)
+        return self._inner_plan(replace(view, waiting=equals))._replace(hold=1)
+
+    def _fewest_to_admit(self, view: ReplicaView, first: WaitingSeq, lower: list[RunningSeq]) -> list[RunningSeq]:
+        """The beginning of *lower* without which *first* would be admitted; empty where it would not even without all of them."""
+        equals = _equals(view, first)
+
+        def enough(n: int) -> bool:
+            return _admits(self._inner_plan(without(view, lower[:n], waiting=equals)), first)
+
+        if not enough(len(lower)):
+            return []
+        return lower[: next(n for n in range(1, len(lower) + 1) if enough(n))]
+
+
+def _equals(view: ReplicaView, first: WaitingSeq) -> tuple[WaitingSeq, ...]:
+    """Those of the queue, in order of priority, that are of the class of *first*."""
+    return tuple(seq for seq in view.waiting if seq.priority == first.priority)
 
 
 def _admits(plan: Plan, seq: WaitingSeq) -> bool:
@@ -141,17 +155,34 @@ class WeightedFair:
         prices = {seq.id: 0 if seq.id in emitted else self.prompt_weight for seq in view.waiting}
         queue = by_least_served(view, counters, prices)
         plan = plan_of(self.inner)(replace(view, waiting=queue, memo=served.inner))
-        tenant = view.terms.tenant
-        admitted = [id_ for id_, _ in plan.run if id_ in prices]
-        emitted |= {id_: -1 for id_ in admitted if id_ not in emitted}
-        gone = {*admitted, *(id_ for id_, _ in plan.reject)}
-        queued = frozenset(tenant[seq.id] for seq in queue if seq.id not in gone)
-        last = tenant[admitted[-1]] if admitted else served.last
-        back = frozenset(seq.id for seq in queue if seq.id in emitted and seq.id not in gone) | {*plan.preempt}
+        memo = remembered(view, plan, queue, counters, emitted, served.last)
         # With several who wait, the first may change with every token; what a speculated round gave is known only after it.
-        hold = 1 if len(queued) > 1 or view.query_tokens > 1 else plan.hold
-        memo = Served(counters, emitted, back, queued, last, view.rounds, plan.memo)
+        hold = 1 if len(memo.queued) > 1 or view.query_tokens > 1 else plan.hold
         return plan._replace(hold=hold, through_arrivals=False, memo=memo)
+
+
+def remembered(
+    view: ReplicaView,
+    plan: Plan,
+    queue: Sequence[WaitingSeq],
+    counters: Mapping[int, int],
+    emitted: Mapping[int, int],
+    last: int,
+) -> Served:
+    """What the next plan is to know of *plan*, made of *queue*; *last*: tenant of who had left the queue last before."""
+    tenant, waited = view.terms.tenant, {seq.id for seq in queue}
+    admitted = [id_ for id_, _ in plan.run if id_ in waited]
+    gone = {*admitted, *(id_ for id_, _ in plan.reject)}
+    still = [seq.id for seq in queue if seq.id not in gone]
+    return Served(
+        counters=counters,
+        emitted={**emitted, **{id_: -1 for id_ in admitted if id_ not in emitted}},
+        back=frozenset(id_ for id_ in still if id_ in emitted) | {*plan.preempt},
+        queued=frozenset(tenant[id_] for id_ in still),
+        last=tenant[admitted[-1]] if admitted else last,
+        rounds=view.rounds,
+        inner=plan.memo,
+    )
 
 
 def counted(
@@ -222,20 +253,27 @@ def by_least_served(view: ReplicaView, counters: dict[int, int], prices: dict[in
 @checked_as_given
 @dataclass(frozen=True)
 class KeepSlo:
-    """Waiting requests whose class's limit of the first token cannot be kept any more are refused (*otherwise* `reject`), or served
-    behind all others (`demote`): where the limit has passed, and when the inner scheduler would start them, where the first token
+    """Waiting requests whose class's limit of the first token cannot be kept any more are refused (*otherwise* `reject`), served
+    behind all others (`demote`), or served in their place with an answer of *max_tokens* tokens at most (`shorten`), so that those
+    behind them wait less: where the limit has passed, and when the inner scheduler would start them, where the first token
     would come too late even if their whole prompt ran in the next iteration beside nothing but the present decodes.
 
     Demoted requests keep their order; an inner scheduler that goes by priority sees them with the lowest. Needs a view with prices.
     """
 
     inner: Scheduler | PlanFunction
-    otherwise: Literal["reject", "demote"] = "reject"
+    otherwise: Literal["reject", "demote", "shorten"] = "reject"
+    max_tokens: int | None = None
+    """Of a shortened answer."""
 
     def __post_init__(self) -> None:
         plan_of(self.inner)
-        if self.otherwise not in ("reject", "demote"):
-            raise ValueError(f"otherwise is reject or demote; got {self.otherwise!r}")
+        if self.otherwise not in ("reject", "demote", "shorten"):
+            raise ValueError(f"otherwise is reject, demote or shorten; got {self.otherwise!r}")
+        if (self.max_tokens is None) == (self.otherwise == "shorten"):
+            raise ValueError("max_tokens and otherwise: shorten go together; give both or neither")
+        if self.max_tokens is not None:
+            setting_at_least(self, "max_tokens", 1)
 
     def plan(self, view: ReplicaView, /) -> Plan:
         limits = view.terms.first_token_ns
@@ -257,9 +295,19 @@ class KeepSlo:
             until_ns = min([until_ns, *(due_ns + 1 for id_, (due_ns, _) in due.items() if id_ not in late)])
         refused = [seq.id for seq in view.waiting if seq.id in late] if self.otherwise == "reject" else []
         reject = (*plan.reject, *((id_, TOO_LATE_FOR_ITS_CLASS) for id_ in refused))
-        return plan._replace(reject=reject, until_ns=until_ns, through_arrivals=False)
+        shorten = plan.shorten
+        if self.otherwise == "shorten":
+            shorten += self._shortened(view, late - {id_ for id_, _ in plan.reject})
+        return plan._replace(reject=reject, until_ns=until_ns, through_arrivals=False, shorten=shorten)
 
-    def _shown(self, view: ReplicaView, late: set[int]) -> tuple[WaitingSeq, ...]:
+    def _shortened(self, view: ReplicaView, late: set[int]) -> tuple[tuple[int, int], ...]:
+        tokens = self.max_tokens
+        assert tokens is not None
+        return tuple((seq.id, tokens) for seq in view.waiting if seq.id in late and view.max_tokens[seq.id] > tokens)
+
+    def _shown(self, view: ReplicaView, late: set[int]) -> Sequence[WaitingSeq]:
+        if self.otherwise == "shorten":
+            return view.waiting
         on_time = tuple(seq for seq in view.waiting if seq.id not in late)
         if self.otherwise == "reject":
             return on_time

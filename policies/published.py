@@ -144,7 +144,7 @@ class OrcaPaged:
 def _with_decodes(view: ReplicaView, chunks: Sequence[tuple[int, int]], *, blocked: bool) -> Plan:
     """All decodes beside *chunks*; without any the plan holds until something changes, through arrivals where all are *blocked*."""
     if chunks:
-        return Plan(decode=view.n_decoding > 0, run=tuple(chunks))
+        return Plan(decode=view.n_decoding > 0 or any(not tokens for _, tokens in chunks), run=tuple(chunks))
     return Plan(decode=view.n_decoding > 0, hold=UNTIL_CHANGE, through_arrivals=blocked)
 
 

@@ -110,5 +110,5 @@ class Sarathi:
             return prompts(((prefilling[0].id, left),), n_decoding > 0)
         chunks, full = chunks_within(view, left, self.max_sequences, self.watermark)
         if chunks:
-            return prompts(chunks, n_decoding > 0)
+            return prompts(chunks, n_decoding > 0 or any(not tokens for _, tokens in chunks))
         return Plan(n_decoding > 0, (), (), UNTIL_CHANGE, full)

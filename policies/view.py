@@ -272,6 +272,9 @@ class Plan(NamedTuple):
     order: tuple[int, ...] | None = None
     """Those who run, as the scheduler lists them, where that is not in order of admission and content is cached when it has been
     computed: of those who end together the content of the last was used last. Others follow."""
+    shorten: tuple[tuple[int, int], ...] = ()
+    """(id, output tokens) of waiting requests whose answers end after so many tokens at the latest from now on, as if their clients
+    allowed no more (`ReplicaView.max_tokens`)."""
 
 
 _new: Final = tuple[object, ...].__new__
@@ -279,7 +282,7 @@ _new: Final = tuple[object, ...].__new__
 
 def prompts(run: tuple[tuple[int, int], ...], decode: bool) -> Plan:
     """`Plan(decode, run)`, without the detour through the constructor of a NamedTuple: once an iteration with prompt tokens."""
-    return _new(Plan, (decode, run, (), 1, False, (), ALWAYS_NS, None, (), None))
+    return _new(Plan, (decode, run, (), 1, False, (), ALWAYS_NS, None, (), None, ()))
 
 
 class Scheduler(Protocol):

@@ -39,13 +39,13 @@ def shown(value: Any) -> str:
 
 
 def short_keys(keys: Sequence[str]) -> list[str]:
-    """Dotted keys by as few of their last parts as tell them apart."""
+    """Dotted keys by as few of their last parts as tell them apart; those of a pool or a link have its name before these."""
     parts = [key.split(".") for key in keys]
+    owner = [mine[1] if mine[0] in ("pools", "links") and len(mine) > 2 else "" for mine in parts]
     found = []
-    for mine in parts:
-        n = next(
-            (n for n in range(1, len(mine)) if sum(each[-n:] == mine[-n:] for each in parts) == 1),
-            len(mine),
-        )
-        found.append(".".join(mine[-n:]))
-    return found
+    for mine, of in zip(parts, owner, strict=True):
+        least = len(mine) - (2 if of else 0)
+        same = [each for each, other in zip(parts, owner, strict=True) if other == of]
+        n = next((n for n in range(1, least) if sum(each[-n:] == mine[-n:] for each in same) == 1), least)
+        found.append(".".join(([of] if of else []) + mine[-n:]))
+    return [short if found.count(short) == 1 else key for short, key in zip(found, keys, strict=True)]

@@ -11,7 +11,7 @@ import pytest
 
 from sim.errors import RooftraceError
 from sim.launch import export, recommended, scenario_from
-from sim.launch.arguments import ENGINES, options_of, read_command
+from sim.launch.arguments import ENGINES, _plain, options_of, read_command
 from sim.launch.chosen import Chosen
 from sim.scenario import Scenario
 
@@ -98,6 +98,24 @@ def test_ranks_and_experts_of_a_mixture() -> None:
     assert "--enable-eplb" in written.text
 
 
+def test_a_negative_number_is_a_value() -> None:
+    command = (
+        "python -m sglang.launch_server --model-path m --chunked-prefill-size -1 --schedule-conservativeness -.5 --tp 2"
+    )
+    options = read_command(command).options
+    assert options["chunked-prefill-size"] == "-1"
+    assert options["schedule-conservativeness"] == "-.5"
+    assert options["tp-size"] == "2"
+
+
+@pytest.mark.parametrize("written", ["-O3", "-O=3", "-O 3", "--optimization-level 3"])
+def test_levels_of_optimisation_are_read_however_they_are_written(written: str) -> None:
+    assert read_command(f"vllm serve m {written} -tp 2").options == {
+        "optimization-level": "3",
+        "tensor-parallel-size": "2",
+    }
+
+
 def test_replicas_of_a_dense_model_are_its_data_parallel_ranks() -> None:
     found = scenario_from("vllm serve Qwen/Qwen3-32B --data-parallel-size 3", hardware="h200")
     assert (found.scenario.replicas, found.scenario.router.policy) == (3, "least_outstanding")
@@ -116,6 +134,7 @@ def test_options_of_a_file_stand_under_those_of_the_command(tmp_path: Path) -> N
     ("command", "says"),
     [
         ("nginx -g off", "starts no server"),
+        ("vllm serve Qwen/Qwen3-32B --xyzzy 3", "no option of vllm 0.32.0; the release's --help lists its"),
         ("vllm serve Qwen/Qwen3-32B --tensor-parallel-sze 4", "did you mean --tensor-parallel-size"),
         ("vllm serve Qwen/Qwen3-32B --max-num-seqs", "needs a value"),
         ("vllm serve Qwen/Qwen3-32B --max-num-seqs many", "takes a whole number"),
@@ -214,15 +233,16 @@ def test_the_best_candidate_of_a_folder_is_what_is_started(tmp_path: Path) -> No
     base = Scenario.from_mapping({"model": "qwen3-32b", "hardware": "h200", "scheduler": {"policy": "vllm"}}).resolved()
     axes = {"parallel.tensor": [2, 4], "scheduler.max_num_seqs": [64]}
     (tmp_path / "manifest.json").write_text(json.dumps({"base": base, "axes": axes}))
-    head = "parallel.tensor,scheduler.max_num_seqs,keeps,slo_attainment,tokens_per_s_per_gpu\n"
-    (tmp_path / "ranked.csv").write_text(head + "4,64,True,0.995,500\n2,64,False,0.5,700\n")
+    head = "parallel.tensor,scheduler.max_num_seqs,keeps,slo_attainment,tokens_per_s_per_gpu,usd_per_mtoken\n"
+    (tmp_path / "ranked.csv").write_text(head + "4,64,True,0.995,500,3.25\n2,64,False,0.5,700,\n")
     written = export(recommended(tmp_path), "vllm")
     assert "best of 2 candidates, 1 of which keep the SLO" in written.text
+    assert "3.25 $ per million output tokens" in written.text
     assert written.text.endswith(
         "vllm serve Qwen/Qwen3-32B \\\n    --tensor-parallel-size 4 \\\n    --max-num-seqs 64\n"
     )
     assert written.left_out == ()
-    (tmp_path / "ranked.csv").write_text(head + "2,64,False,0.5,700\n")
+    (tmp_path / "ranked.csv").write_text(head + "2,64,False,0.5,700,\n")
     with pytest.raises(RooftraceError, match="none of the 1 candidates"):
         recommended(tmp_path)
 
@@ -241,12 +261,17 @@ def test_dynamos_manifest_names_every_pool_with_its_devices() -> None:
         }
     )
     document = yaml.safe_load(export(Chosen(scenario=scenario, reasons=("because",)), "dynamo").text)
-    services = document["spec"]["services"]
-    assert {name: service["replicas"] for name, service in services.items()} == {"Frontend": 1, "large": 1, "small": 2}
-    assert services["large"]["resources"]["limits"]["gpu"] == "4"
-    assert services["Frontend"]["envs"] == [{"name": "DYN_ROUTER_MODE", "value": "kv"}]
-    arguments = services["small"]["extraPodSpec"]["mainContainer"]["args"]
-    assert arguments[:2] == ["--model", "meta-llama/Meta-Llama-3.1-8B"]
+    components = {each["name"]: each for each in document["spec"]["components"]}
+    assert {name: each["replicas"] for name, each in components.items()} == {"Frontend": 1, "large": 1, "small": 2}
+    assert {name: each["type"] for name, each in components.items()} == {
+        "Frontend": "frontend",
+        "large": "worker",
+        "small": "worker",
+    }
+    containers = {name: each["podTemplate"]["spec"]["containers"][0] for name, each in components.items()}
+    assert containers["large"]["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+    assert containers["Frontend"]["env"] == [{"name": "DYN_ROUTER_MODE", "value": "kv"}]
+    assert containers["small"]["args"] == ["-m", "dynamo.vllm", "--model", "meta-llama/Meta-Llama-3.1-8B"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -275,7 +300,7 @@ ServerArgs.add_cli_args(parser)
 }
 _PRINT = """
 import json
-print(json.dumps([name for action in parser._actions for name in action.option_strings]))
+print(json.dumps([[action.option_strings, action.nargs] for action in parser._actions if action.option_strings]))
 """
 
 
@@ -289,8 +314,12 @@ def test_the_lists_are_those_of_the_releases(engine: str) -> None:
     ran = subprocess.run(
         [python, "-c", _PARSERS[engine] + _PRINT], capture_output=True, text=True, check=True, timeout=300
     )
-    theirs = {name.replace("_", "-") for name in json.loads(ran.stdout.splitlines()[-1])} - {"-h", "--help"}
+    actions = [([_plain(name) for name in names], n) for names, n in json.loads(ran.stdout.splitlines()[-1])]
+    theirs = {name for names, _ in actions for name in names} - {"-h", "--help"}
     table = options_of(engine)
     opposites = {f"--no-{name[2:]}" for name, option in table.items() if option.negated and name.startswith("--")}
     assert theirs <= set(table) | opposites
     assert set(table) <= theirs
+    for names, n in actions:
+        takes = {"0": "switch", "*": "list", "+": "list", "?": "optional", "None": "value"}[str(n)]
+        assert all(table[name].takes == takes for name in names if name in table), names

@@ -33,6 +33,8 @@ class Finding:
         0 blocks: those whose prompts are complete, where these are found only from then on."""
         self.listed: tuple[int, ...] | None = None
         """Those who run as their scheduler lists them, where that is not in order of admission: `policies.view.Plan.order`."""
+        self.rounds_since = 0
+        """Rounds of the span in flight that have ended, while somebody looks in the middle of it."""
         kv.progress = self._progress
 
     def end(self, id_: int, blocks: int, cached: int, emitted_last: int) -> None:
@@ -82,7 +84,7 @@ class Finding:
             return lane.decoding.state_of(id_)[0] if id_ in lane.decoding else lane.paused[id_].cached
         if id_ not in lane.decoding:
             return lane.paused[id_].cached if id_ in lane.paused else 0
-        cached, emitted = lane.decoding.state_of(id_)[0], lane.decoding.last_emitted(id_)
+        cached, emitted = lane.decoding.after(self.rounds_since, id_)
         if self.ahead is None and not scheduled:
             return cached - emitted + 1 if emitted else cached
         if made_ahead:
@@ -96,7 +98,7 @@ class Finding:
 
     def _progress(self, id_: int) -> int:
         """The same of one that takes a step in the coming iteration."""
-        made_ahead = self.ahead is not None and self.ahead.made
+        made_ahead = self.ahead is not None and (self.ahead.made or self.rounds_since > 0)
         for lane in self.lanes:
             if id_ in lane.leaving:
                 ended = lane.leaving[id_]

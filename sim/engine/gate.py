@@ -61,7 +61,7 @@ class Gate:
         self._luck = self._draws.random((len(workload), 2))
         session = workload.session if isinstance(workload, Trace) else None
         self._session = None if session is None else array("q", np.ascontiguousarray(session, np.int64).tobytes())
-        self.routing = routing_of(router, everybody, clock, state.prompt, contents_in)
+        self.routing = routing_of(router, everybody, clock, state.prompt, state.model, contents_in)
 
     def clear(self) -> None:
         """There are no requests."""

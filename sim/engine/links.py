@@ -1,10 +1,59 @@
-"""A link that KV crosses: first come, first served, a stated number of transfers at once."""
+"""A link that KV crosses: first come, first served, a stated number of transfers at once, slower for a time where that is said."""
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf, isfinite
+from typing import Final
+
+_UNHARMED: Final = (1.0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """A time for which a link has less bandwidth, or takes longer."""
+
+    at_s: float
+    for_s: float | None = None
+    """None: to the end."""
+    factor: float = 1.0
+    """On the bandwidth, from 0 (nothing goes, which has an end) to 1."""
+    latency_s: float = 0.0
+    """More for each transfer whose last byte is sent in this time."""
+
+    def __post_init__(self) -> None:
+        for name in ("at_s", "for_s", "latency_s"):
+            value = getattr(self, name)
+            if value is not None and not (isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is a finite time of at least 0; got {value!r}")
+        if not 0 <= self.factor <= 1:
+            raise ValueError(f"factor is a share of the bandwidth, from 0 to 1; got {self.factor!r}")
+        if self.factor == 0 and self.for_s is None:
+            raise ValueError(
+                "factor 0 stops the link, and without for_s it never goes on; give for_s, or a factor above 0"
+            )
+
+    @property
+    def begin_ns(self) -> int:
+        return round(self.at_s * 1e9)
+
+    @property
+    def end_ns(self) -> float:
+        return inf if self.for_s is None else round(self.at_s * 1e9) + round(self.for_s * 1e9)
+
+
+def check_slowdowns(slowdowns: Sequence[Slowdown]) -> None:
+    """ValueError for slowdowns of one link of which two hold at once."""
+    for one, two in pairwise(sorted(slowdowns, key=lambda each: each.begin_ns)):
+        if two.begin_ns < one.end_ns:
+            until = "to the end" if one.for_s is None else f"to {one.at_s + one.for_s:g} s"
+            raise ValueError(
+                f"from {two.at_s:g} s on the link is slowed down twice: the one of {one.at_s:g} s holds {until}; have it end before"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +68,8 @@ class LinkSpec:
     """So many go on at once, each with the whole `bandwidth_bytes_per_s`: rails, or copy engines."""
     write_bytes_per_s: float | None = None
     """Of a transfer in the other direction; None: the same."""
+    slowdowns: tuple[Slowdown, ...] = ()
+    """Times for which it is not what it was."""
 
     def __post_init__(self) -> None:
         if not self.bandwidth_bytes_per_s > 0:
@@ -29,9 +80,10 @@ class LinkSpec:
             raise ValueError(f"latency_s must be finite and not negative, not {self.latency_s!r}")
         if self.concurrent_transfers < 1:
             raise ValueError(f"concurrent_transfers must be at least 1, not {self.concurrent_transfers}")
+        check_slowdowns(self.slowdowns)
 
     def occupied_ns(self, n_bytes: int, *, writes: bool = False) -> int:
-        """How long a transfer holds its place on the link."""
+        """How long a transfer holds its place on the link, at its full bandwidth."""
         rate = self.bandwidth_bytes_per_s
         if writes and self.write_bytes_per_s is not None:
             rate = self.write_bytes_per_s
@@ -60,14 +112,28 @@ class Link:
     def __init__(self, spec: LinkSpec) -> None:
         self.spec = spec
         self._latency_ns = round(spec.latency_s * 1e9)
+        self._changes = _changes(spec.slowdowns)
         self._free_ns = [0] * spec.concurrent_transfers
         """A heap: when each place is free again."""
         self.busy_ns = 0
         """Summed over places."""
+        self._stretched: list[tuple[int, int]] = []
+        """Of transfers that held their place for longer than their bytes took, and may do so still: when these had gone, and when
+        the place was free."""
 
     def wait_ns(self, now_ns: int) -> int:
         """How long a transfer that is asked for now would wait for its turn."""
         return max(0, self._free_ns[0] - now_ns)
+
+    def takes_ns(self, now_ns: int, n_bytes: int) -> int:
+        """How long a transfer that began now would take until it has arrived, if the link stayed as it is; a link that stands still
+        is taken to take its turn when it goes on."""
+        factor, more_ns = self._state_at(now_ns)
+        occupied = self.spec.occupied_ns(n_bytes)
+        if factor:
+            return round(occupied / factor) + self._latency_ns + more_ns
+        sent = self._sent_ns(now_ns, occupied)
+        return sent - now_ns + self._latency_ns + self._state_at(sent)[1]
 
     def send(
         self, now_ns: int, n_bytes: int, *, writes: bool = False, since_ns: int | None = None, last_bytes: int = 0
@@ -78,10 +144,67 @@ class Link:
         time the place had been free: what nobody had asked for is given away afterwards, so that no promise changes.
         """
         begin = max(now_ns if since_ns is None else since_ns, self._free_ns[0])
-        occupied = self.spec.occupied_ns(n_bytes, writes=writes)
-        sent = begin + occupied
+        sent = self._sent_ns(begin, self.spec.occupied_ns(n_bytes, writes=writes))
+        self.busy_ns += sent - begin
         if since_ns is not None:
-            sent = max(sent, now_ns + self.spec.occupied_ns(last_bytes))
+            gone_ns, sent = sent, max(sent, self._sent_ns(now_ns, self.spec.occupied_ns(last_bytes)))
+            self._stretched = [each for each in self._stretched if each[1] > now_ns]
+            if sent > gone_ns:
+                self._stretched.append((gone_ns, sent))
         heapq.heapreplace(self._free_ns, sent)
-        self.busy_ns += occupied
-        return Transfer(now_ns, begin, sent, sent + self._latency_ns, n_bytes)
+        return Transfer(now_ns, begin, sent, sent + self._latency_ns + self._state_at(sent)[1], n_bytes)
+
+    def stop(self, now_ns: int) -> None:
+        """Whoever used it is gone: what is on it, or waits for it, goes no further."""
+        self.busy_ns -= sum(max(free_ns - now_ns, 0) for free_ns in self._free_ns)
+        self.busy_ns += sum(max(sent_ns - max(gone_ns, now_ns), 0) for gone_ns, sent_ns in self._stretched)
+        self._stretched.clear()
+        self._free_ns = [min(free_ns, now_ns) for free_ns in self._free_ns]
+        heapq.heapify(self._free_ns)
+
+    def cancel(self, transfer: Transfer, now_ns: int) -> None:
+        """The receiver of a transfer is gone: its place is free from *now_ns* on, unless others have been promised it since."""
+        end_ns = max(transfer.begin_ns, now_ns)
+        if end_ns >= transfer.sent_ns or transfer.sent_ns not in self._free_ns:
+            return
+        self._free_ns[self._free_ns.index(transfer.sent_ns)] = end_ns
+        heapq.heapify(self._free_ns)
+        gone_ns = self._sent_ns(transfer.begin_ns, self.spec.occupied_ns(transfer.n_bytes))
+        self.busy_ns -= max(gone_ns - end_ns, 0)
+        if (gone_ns, transfer.sent_ns) in self._stretched:
+            self._stretched.remove((gone_ns, transfer.sent_ns))
+
+    def _state_at(self, at_ns: int) -> tuple[float, int]:
+        """The share of its bandwidth that it has, and what it takes beside its latency."""
+        changes = self._changes
+        if not changes:
+            return _UNHARMED
+        at = bisect_right(changes, at_ns, key=lambda change: change[0]) - 1
+        return _UNHARMED if at < 0 else changes[at][1:]
+
+    def _sent_ns(self, begin_ns: int, occupied_ns: int) -> int:
+        """When a transfer has been sent that takes *occupied_ns* at full bandwidth, and begins at *begin_ns*."""
+        changes = self._changes
+        if not changes:
+            return begin_ns + occupied_ns
+        at = bisect_right(changes, begin_ns, key=lambda change: change[0])
+        now_ns, left = begin_ns, float(occupied_ns)
+        factor = changes[at - 1][1] if at else 1.0
+        for until_ns, after, _ in changes[at:]:
+            if factor and left <= (until_ns - now_ns) * factor:
+                break
+            left -= (until_ns - now_ns) * factor
+            now_ns, factor = until_ns, after
+        return now_ns + round(left / factor)
+
+
+def _changes(slowdowns: Sequence[Slowdown]) -> list[tuple[int, float, int]]:
+    """In order of time: when something changes, and factor and added latency (ns) from then on."""
+    found: list[tuple[int, float, int]] = []
+    for each in sorted(slowdowns, key=lambda each: each.begin_ns):
+        if found and found[-1][0] == each.begin_ns:
+            found.pop()
+        found.append((each.begin_ns, each.factor, round(each.latency_s * 1e9)))
+        if each.end_ns < inf:
+            found.append((round(each.end_ns), *_UNHARMED))
+    return found

@@ -35,14 +35,16 @@ def found_tokens(tenant: Tenant, request: RoutedRequest, now_ns: int) -> int:
     kv, lane = tenant.sequences.kv, tenant.lanes[0]
     if not kv.caches:
         return 0
-    span = lane.span
+    span, finding = lane.span, tenant.sequences.finding
     kv.try_out()
     if span is not None and span.n > 1:
-        # As if the span had been taken step by step: what its growth evicts is gone.
+        # As if the span had been taken step by step: what its growth evicts is gone, and what it has emitted is there.
         rounds = span.index_at(now_ns << TICK_BITS)
+        finding.rounds_since = rounds - 1
         if lane.decoding.blocks_for(rounds) > span.growth_first:
             take_for_rounds(kv, lane.decoding, rounds, span.growth_first)
     found = kv.found_blocks(request.id, request.prompt_tokens + 1)
+    finding.rounds_since = 0
     kv.undo()
     return found * kv.block_tokens
 

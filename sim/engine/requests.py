@@ -70,7 +70,12 @@ class RequestState:
         """Of those that ran on machines that have been stopped: tokens whose KV is gone."""
         self.again: bytearray | None = None
         """Of each request whether its machine has failed, where machines do."""
+        self.carried: array[int] | None = None
+        """Tokens that a request had emitted when it came to the router, where machines fail on which prompts alone are computed:
+        they are computed, and handed over, like those of its prompt."""
         self.reason = array("i", [-1]) * n
+        self.shortened: dict[int, int] = {}
+        """Of those whose answers a scheduler has shortened: tokens that they lack, 0 where they would have ended sooner."""
         self.told: Callable[[Lane, int], None] | None = None
         """Whoever is told of each step of a lane when it has ended, and when that was; None: nobody listens."""
 
@@ -105,6 +110,8 @@ class RequestState:
             yield from ((column, 0) for column in (*self.tier_hits.values(), self.load_ns))
         if self.again is not None:
             yield self.again, 0
+        if self.carried is not None:
+            yield self.carried, 0
         yield self.status, UNFINISHED
 
     def keep_tier_hits(self, kinds: Sequence[str]) -> None:
@@ -115,11 +122,25 @@ class RequestState:
         if not len(self.load_ns):
             self.load_ns = array("q", bytes(8 * n))
 
+    def to_hand(self, id_: int) -> int:
+        """Tokens whose KV goes to the machine that decodes the request."""
+        return (self.prompt[id_] or 1) + (0 if self.carried is None else self.carried[id_])
+
     def load_began(self, id_: int, now_ns: int) -> None:
         self.load_ns[id_] -= now_ns
 
     def load_ended(self, id_: int, now_ns: int) -> None:
         self.load_ns[id_] += now_ns
+
+    def shorten(self, id_: int, tokens: int) -> None:
+        """A request that does not run ends after *tokens* output tokens at the latest, or with the next where it has as many."""
+        tokens = max(tokens, self.output[id_] - self.left[id_] + 1)
+        lacks = max(self.output[id_] - tokens, 0)
+        self.shortened[id_] = self.shortened.get(id_, 0) + lacks
+        self.output[id_] -= lacks
+        self.left[id_] -= lacks
+        if self.max_tokens is not self.output:
+            self.max_tokens[id_] = min(self.max_tokens[id_], tokens)
 
     def waiting_seq(self, id_: int, *, cached_tokens: int = 0, preempted: bool = False) -> WaitingSeq:
         """The request as it waits: what it still has to compute beside *cached_tokens* whose KV exists.

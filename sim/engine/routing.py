@@ -229,15 +229,17 @@ class Routing:
 
     def __init__(
         self, knows: Knowledge, machines: Sequence[Machine], clock: Clock, prompt: Sequence[int],
-        contents_in: Callable[[int], Contents] | None,
+        model: Sequence[int] | None, contents_in: Callable[[int], Contents] | None,
     ) -> None:  # fmt: skip
-        """*contents_in*: the workload's contents in blocks of so many tokens; None: it names none."""
+        """*prompt*, *model*: of each request, None: all ask for one model; *contents_in*: the workload's contents in blocks of so
+        many tokens, None: it names none."""
         self.seen = [Seen(machine, self) for machine in machines]
         self._served_by: dict[int, int] = {}
         """Of each session, the machine that got its last request."""
         self._knows = knows
         self._clock = clock
         self._prompt = prompt
+        self._model = model
         self._delay_ns = round(knows.event_delay_s * 1e9) if knows.sent is None and knows.prefixes else 0
         self._poll_ns = round(knows.poll_s * 1e9)
         self._blocks_then: dict[int, list[int]] = {}
@@ -315,8 +317,10 @@ class Routing:
             alarm.set(at_ns[0])
 
     def _look(self, id_: int) -> None:
-        request = RoutedRequest(id_, self._prompt[id_])
-        self._blocks_then[id_] = [seen.machine.found_tokens(request) for seen in self.seen]
+        model = 0 if self._model is None else self._model[id_]
+        request = RoutedRequest(id_, self._prompt[id_], model)
+        machines = [seen.machine for seen in self.seen]
+        self._blocks_then[id_] = [each.found_tokens(request) if each.hosts(model) else 0 for each in machines]
 
     def _poll(self, id_: int) -> None:
         now_ns = self._clock.now_ns
@@ -388,9 +392,9 @@ class Routing:
 
 
 def routing_of(
-    router: object, machines: Sequence[Machine], clock: Clock, prompt: Sequence[int],
+    router: object, machines: Sequence[Machine], clock: Clock, prompt: Sequence[int], model: Sequence[int] | None,
     contents_in: Callable[[int], Contents] | None,
 ) -> Routing | None:  # fmt: skip
     """What *router* asks for, if it asks for anything."""
     knows = knowledge_of(router)
-    return None if knows is None else Routing(knows, machines, clock, prompt, contents_in)
+    return None if knows is None else Routing(knows, machines, clock, prompt, model, contents_in)

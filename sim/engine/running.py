@@ -96,6 +96,11 @@ class RunningSet:
         """Tokens that one sequence emitted in the latest round; 0: none since it joined."""
         raise NotImplementedError
 
+    def after(self, rounds: int, id_: int, /) -> tuple[int, int]:
+        """(cached tokens, tokens that it emitted in the latest round) of one sequence in so many rounds, none beyond the first
+        finish."""
+        raise NotImplementedError
+
     def next_round(self) -> tuple[int, int]:
         """Tokens that the next round emits, and KV tokens within the window that it reads."""
         raise NotImplementedError

@@ -228,6 +228,11 @@ class TapedSet(RunningSet):
         done = self.round - seq.since
         return int(seq.tape[done - 1]) if done else 0
 
+    def after(self, rounds: int, id_: int, /) -> tuple[int, int]:
+        seq = self._seqs[id_]
+        done = self.round + rounds - seq.since
+        return seq.cached + int(seq.tape[:done].sum()), int(seq.tape[done - 1]) if done else 0
+
     def _finishes_at(self, id_: int, finish: int, order: int) -> bool:
         seq = self._seqs.get(id_)
         return seq is not None and seq.order == order and seq.since + len(seq.tape) == finish

@@ -29,10 +29,10 @@ from sim.engine.loading import Loading
 from sim.engine.padding import padded
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
-from sim.engine.roles import ONE_EACH, Part
+from sim.engine.roles import OneEach, Part
 from sim.engine.running import RunningSet
 from sim.engine.runs import RunPool
-from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go
+from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go, refuse, take_for_rounds
 from sim.engine.sequences import hand_back as give_all_back
 from sim.engine.span import Step
 from sim.engine.stages import Stages
@@ -177,7 +177,7 @@ class Tenant:
             raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
         if loading is not None:
             plan = _with_loads(self, loading, lane, plan, growth_of_all)
-        decode, run, preempt, hold, _, reject, _, view.memo, undone, order = plan
+        decode, run, preempt, hold, _, reject, _, view.memo, undone, order, shorten = plan
         stepping_on: Mapping[int, Ended] = _NOBODY
         if unknown:
             plan, stepping_on = as_known(lane, self._queue_view, plan)
@@ -190,8 +190,8 @@ class Tenant:
             hold, plan = 1, plan._replace(hold=1)
         if hold > 1 and exchange is not None and exchange.may_act(unknown=unknown):
             hold, plan = 1, plan._replace(hold=1)
-        if reject:
-            sequences.reject(reject)
+        if reject or shorten:
+            refuse(sequences, reject, shorten)
         if self._late:
             self._finding.listed = order
         if preempt or decode is not True or lane.paused or sequences.n_computed:
@@ -454,7 +454,7 @@ def _add_lane(tenant: Tenant) -> Lane:
         price=LanePrice(lane, tenant.prices, tenant.stages, tenant._window, tenant._pads_to),
         elsewhere=Elsewhere(tenant.lanes, lane),
         prompt_tokens=tenant.state.prompt,
-        max_tokens=ONE_EACH if tenant.sequences.hands_over else tenant.state.max_tokens,
+        max_tokens=OneEach(tenant.state.carried) if tenant.sequences.hands_over else tenant.state.max_tokens,
         by_chunk=tenant._by_chunk,
         lookahead_tokens=tenant._kv.lookahead_tokens,
         draft_slots=spec.draft_slots,
@@ -551,8 +551,8 @@ def stop(tenant: Tenant, lane: Lane, done: int, end_ticks: int) -> None:
     n = 0 if lane.span is None else lane.span.n
     tenant.commit(lane, done, end_ticks)
     if 0 < done < n:
-        # The step in flight had taken its blocks, and what they evict is gone.
-        tenant.sequences.kv.take(lane.decoding.growth_blocks)
+        # The step in flight had taken its blocks, and what gave way to them is gone.
+        take_for_rounds(tenant.sequences.kv, lane.decoding, 1, 0)
 
 
 def _undo_prompts(lane: Lane) -> None:

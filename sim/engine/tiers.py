@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 from sim.engine.columns import LOAD, MOVE_IN, STORE, Recorder
 from sim.engine.content import Contents
-from sim.engine.links import Link, LinkSpec, Transfer
+from sim.engine.links import Link, LinkSpec, Slowdown, Transfer, check_slowdowns
 from sim.engine.stores import Piece, SharedStore, Space, Store
 
 TierKind = Literal["host", "disk", "remote", "peer"]
@@ -50,6 +50,8 @@ class TierSpec:
     """What is loaded comes to host memory first: the time of a copy over the link of the `host` tier is added, but not its turn."""
     store: str = ""
     """Of a `remote` tier: which."""
+    slowdowns: tuple[Slowdown, ...] = ()
+    """Times for which its link is not what it was."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -66,6 +68,7 @@ class TierSpec:
             raise ValueError(f"a {self.kind} tier has capacity_bytes; got {self.capacity_bytes}")
         if self.min_load_tokens < 0:
             raise ValueError(f"min_load_tokens is at least 0; got {self.min_load_tokens}")
+        check_slowdowns(self.slowdowns)
 
 
 def check_tiers(specs: Sequence[TierSpec]) -> None:
@@ -160,6 +163,7 @@ class Tiers:
                     latency_s=spec.latency_s,
                     concurrent_transfers=spec.concurrent_transfers,
                     write_bytes_per_s=spec.write_bytes_per_s,
+                    slowdowns=spec.slowdowns,
                 )
             )
             for spec in specs
@@ -251,8 +255,7 @@ class Tiers:
         link = self.links[tier]
         return (
             link.wait_ns(self.now_ns)
-            + link.spec.occupied_ns(blocks * self.block_bytes)
-            + round(link.spec.latency_s * 1e9)
+            + link.takes_ns(self.now_ns, blocks * self.block_bytes)
             + self._staging_ns(tier, blocks * self.block_bytes)
         )
 
@@ -275,8 +278,7 @@ class Tiers:
         """What the second leg of a load takes, from host memory to the device."""
         if not self.specs[tier].staged or self._home < 0:
             return 0
-        spec = self.links[self._home].spec
-        return spec.occupied_ns(n_bytes) + round(spec.latency_s * 1e9)
+        return self.links[self._home].takes_ns(self.now_ns, n_bytes)
 
     def _use(self, store: Store, pieces: list[Piece]) -> None:
         if isinstance(store, SharedStore):
@@ -371,6 +373,21 @@ class Tiers:
         store = self.stores[self._home]
         assert store is not None
         store.move_out(id_)
+
+    def lost(self, now_ns: int) -> list[Store]:
+        """The machine has stopped: its host memory and disks are gone, and what it was writing to others. Which memory of it others
+        may have been reading."""
+        self.now_ns = now_ns
+        gone: list[Store] = []
+        for spec, store, link in zip(self.specs, self.stores, self.links, strict=True):
+            link.stop(now_ns)
+            if spec.kind == "remote":
+                assert isinstance(store, SharedStore)
+                store.writer_gone(self._machine, now_ns)
+            elif store is not None:
+                store.clear()
+                gone.append(store)
+        return gone
 
     @property
     def home(self) -> int:

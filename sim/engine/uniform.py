@@ -155,6 +155,11 @@ class UniformSet(RunningSet):
     def last_emitted(self, id_: int, /) -> int:
         return int(self.round > self._seqs[id_][0])
 
+    def after(self, rounds: int, id_: int, /) -> tuple[int, int]:
+        since, cached, _, _ = self._seqs[id_]
+        emitted = self.round + rounds - since
+        return cached + emitted, int(emitted > 0)
+
     def until_finish(self) -> int:
         """Rounds until the first sequence finishes."""
         finishes = self._finishes

@@ -1,66 +1,91 @@
-"""A manifest for Dynamo's operator: a frontend with its router, and one kind of worker a pool (release 1.6.1, v1alpha1)."""
+"""A manifest for Dynamo's operator: a frontend with its router, and one kind of worker a pool.
+
+As the templates of release 1.6.1 have it (dynamo/profiler/templates/dgd, v1beta1); names of router modes from
+dynamo/common/configuration/groups/router_args.py.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from sim.launch.chosen import Chosen, Export
-from sim.launch.writers import WRITERS
+from sim.launch.writers import commands, of_the_whole
 from sim.launch.writing import Writing
+from sim.scenario import Scenario
 
 _MODULES = {"vllm": "dynamo.vllm", "sglang": "dynamo.sglang"}
-_IMAGES = {
-    "vllm": "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1",
-    "sglang": "nvcr.io/nvidia/ai-dynamo/sglang-runtime:1.6.1",
+_IMAGE = "nvcr.io/nvidia/ai-dynamo/{engine}-runtime:1.6.1"
+ROUTER_MODES: Mapping[str, str] = {
+    "round_robin": "round-robin",
+    "random": "random",
+    "power_of_two": "power-of-two",
+    "least_outstanding": "least-loaded",
+    "dynamo": "kv",
+    "prefix": "kv",
+    "llm_d": "kv",
 }
-_ROUTED_BY_CACHE = ("dynamo", "prefix", "llm_d")
+"""Modes of the frontend by the scenario's routers."""
 
 
 def manifest(chosen: Chosen) -> Export:
     """One document, the reasons as comments above it."""
     scenario = chosen.scenario
-    left: list[str] = []
-    services: dict[str, Any] = {"Frontend": _frontend(scenario.router.policy)}
-    parts = {name: scenario.pool(name) for name in scenario.pools} if scenario.pools else {"worker": scenario}
-    for name, part in parts.items():
-        role = scenario.pools[name].role if scenario.pools else "both"
-        engine = part.serving_stack if part.serving_stack in _MODULES else "vllm"
-        if part.serving_stack != engine:
-            left.append(f"{name}: Dynamo's workers here run {engine}, and it was simulated with {part.serving_stack}")
-        command = Writing(part, engine)
-        WRITERS[engine](command)
-        services[name] = _worker(part, role, engine, command)
+    left = [*of_the_whole(scenario), *_router_left_out(scenario)]
+    frontend = _component("Frontend", "frontend", 1, _container(_frontend_of(scenario), "dynamo.frontend", []))
+    mode = ROUTER_MODES.get(scenario.router.policy, "round-robin")
+    frontend["podTemplate"]["spec"]["containers"][0]["env"] = [{"name": "DYN_ROUTER_MODE", "value": mode}]
+    components = [frontend]
+    for name, command in commands(scenario, None):
+        part, name = command.scenario, name or "worker"
+        parallel = part.parallel
+        container = _container(command.target, _MODULES[command.target], _arguments(command))
+        devices = parallel.tensor * parallel.pipeline * parallel.data
+        container["resources"] = {"limits": {"nvidia.com/gpu": str(devices)}}
+        kind = "worker" if command.role == "both" else command.role
+        components.append(_component(name, kind, part.replicas, container))
         left += [f"{name}: {text}" for text in command.left_out()]
     document = {
-        "apiVersion": "nvidia.com/v1alpha1",
+        "apiVersion": "nvidia.com/v1beta1",
         "kind": "DynamoGraphDeployment",
         "metadata": {"name": "rooftrace"},
-        "spec": {"services": services},
+        "spec": {"components": components},
     }
     reasons = "".join(f"# {reason}\n" for reason in chosen.reasons)
-    return Export(text=reasons + yaml.safe_dump(document, sort_keys=False), left_out=tuple(left))
+    return Export(text=reasons + yaml.safe_dump(document, sort_keys=False), left_out=tuple(dict.fromkeys(left)))
 
 
-def _frontend(router: str) -> dict[str, Any]:
-    mode = "kv" if router in _ROUTED_BY_CACHE else "round-robin"
-    return {"componentType": "frontend", "replicas": 1, "envs": [{"name": "DYN_ROUTER_MODE", "value": mode}]}
+def _frontend_of(scenario: Scenario) -> str:
+    """In whose image the frontend runs, which all of them have."""
+    return scenario.serving_stack if scenario.serving_stack in _MODULES else "vllm"
 
 
-def _worker(part: Any, role: str, engine: str, command: Writing) -> dict[str, Any]:
-    # The words that start a plain server (and name a model beside no option) are replaced by Dynamo's module.
+def _router_left_out(scenario: Scenario) -> list[str]:
+    policy = scenario.router.policy
+    if policy not in ROUTER_MODES:
+        return [f"router {policy}: the frontend has none of that kind and goes round-robin"]
+    if scenario.pools:
+        return []  # Its settings are named with what is of all pools.
+    return [f"router.{key}: {value}" for key, value in scenario.router.settings.items()]
+
+
+def _arguments(command: Writing) -> list[str]:
+    """The words of a plain server without those that start it."""
     words = command.words[1:]
-    if engine == "vllm":
+    if command.target == "vllm":
         words = ["--model", *words]
-    if role != "both":
-        words += ["--disaggregation-mode", role]
-    parallel = part.parallel
-    devices = parallel.tensor * parallel.pipeline * parallel.data
-    found: dict[str, Any] = {"componentType": "worker", "replicas": part.replicas}
-    if role != "both":
-        found["subComponentType"] = role
-    found["resources"] = {"limits": {"gpu": str(devices)}}
-    container = {"image": _IMAGES[engine], "command": ["python3", "-m", _MODULES[engine]], "args": words}
-    found["extraPodSpec"] = {"mainContainer": container}
-    return found
+        if command.role != "both":
+            words += ["--disaggregation-mode", command.role]
+    return words
+
+
+def _container(engine: str, module: str, arguments: list[str]) -> dict[str, Any]:
+    args = ["-m", module, *arguments]
+    return {"name": "main", "image": _IMAGE.format(engine=engine), "command": ["python3"], "args": args}
+
+
+def _component(name: str, kind: str, replicas: int, container: Mapping[str, Any]) -> dict[str, Any]:
+    template = {"spec": {"containers": [dict(container)]}}
+    return {"name": name, "type": kind, "replicas": replicas, "podTemplate": template}

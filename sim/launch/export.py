@@ -11,9 +11,9 @@ from sim.errors import OutputError, RooftraceError
 from sim.launch.arguments import ENGINES
 from sim.launch.chosen import Chosen, Export
 from sim.launch.dynamo import manifest
-from sim.launch.writers import WRITERS
-from sim.launch.writing import Writing
+from sim.launch.writers import commands, of_the_whole
 from sim.scenario import Scenario
+from sim.scenario.tiers import Tier
 from sim.text import unknown
 
 TARGETS = (*ENGINES, "dynamo")
@@ -72,6 +72,11 @@ def _best_candidate(folder: Path) -> Chosen:
     reasons.append(
         f"{best['tokens_per_s_per_gpu']:,.0f} output tokens/s a GPU, {best['slo_attainment']:.1%} within the SLO"
     )
+    reasons += [
+        f"{scale * best[column]:,.3g} {unit}"
+        for column, scale, unit in _PRICES
+        if column in best and pd.notna(best[column])
+    ]
     if len(kept) > 1:
         second = kept.iloc[1]
         reasons.append(
@@ -82,13 +87,29 @@ def _best_candidate(folder: Path) -> Chosen:
     return Chosen(scenario=scenario, reasons=tuple(reasons))
 
 
+_PRICES = (
+    ("usd_per_mtoken", 1.0, "$ per million output tokens"),
+    ("joule_per_mtoken", 1e-6, "J per output token"),
+    ("gpus", 1.0, "GPUs"),
+)
+"""Columns of candidates that goals go by, and their units."""
+
+
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those that are not set, which were defaults."""
-    return {
+    """Settings without those that are not set, which were defaults; of tiers those that they do not have are not."""
+    found: dict[str, Any] = {
         key: _given(value) if isinstance(value, Mapping) else value
         for key, value in settings.items()
         if value is not None
     }
+    if found.get("tiers"):
+        found["tiers"] = [_changed(tier) for tier in found["tiers"]]
+    return found
+
+
+def _changed(tier: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = {name: field.default for name, field in Tier.model_fields.items()}
+    return {key: value for key, value in tier.items() if value != defaults[key]}
 
 
 def export(chosen: Chosen, target: str) -> Export:
@@ -98,18 +119,17 @@ def export(chosen: Chosen, target: str) -> Export:
     scenario = chosen.scenario
     if target == "dynamo":
         return manifest(chosen)
-    parts = {name: scenario.pool(name) for name in scenario.pools} if scenario.pools else {"": scenario}
     lines = [f"# {scenario.model} on {scenario.hardware}, as simulated:" if not scenario.pools else "# as simulated:"]
     lines += [f"#   {reason}" for reason in chosen.reasons]
-    left: list[str] = []
-    for name, part in parts.items():
-        command = Writing(part, target)
-        WRITERS[target](command)
-        beside = f"pool {name}: " if name else ""
-        if part.replicas > 1:
-            lines.append(f"# {beside}start this {part.replicas} times, behind a router ({scenario.router.policy})")
-        elif name:
-            lines.append(f"# {beside[:-2]}")
+    left = list(of_the_whole(scenario))
+    for name, command in commands(scenario, target):
+        part = command.scenario
+        times = f": start this {part.replicas} times" if part.replicas > 1 or name else ""
+        router = f", behind a router ({scenario.router.policy})" if scenario.pools or part.replicas > 1 else ""
+        if name:
+            lines.append(f"# pool {name}, {part.model} on {part.hardware}, role {command.role}{times}{router}")
+        elif times:
+            lines.append(f"# {times[2:]}{router}")
         lines.append(command.text())
-        left += [f"{beside}{text}" for text in command.left_out()]
+        left += [f"pool {name}: {text}" if name else text for text in command.left_out()]
     return Export(text="\n".join(lines) + "\n", left_out=tuple(dict.fromkeys(left)))

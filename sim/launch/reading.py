@@ -16,6 +16,12 @@ class Reading:
         self.command = command
         self.settings: dict[str, Any] = {}
         self.notes: list[str] = []
+        self.role: str | None = None
+        """prefill or decode, of a server that does one of the two."""
+        self.connector: str | None = None
+        """What takes its KV to the other role, as `links` calls it."""
+        self.host_tier: tuple[float, Mapping[str, Any]] | None = None
+        """Size of a host tier as a multiple of the KV cache, which is known when the scenario is, and what else it is."""
         self._left = dict(command.options)
         self._timing = {option.name: option.timing for option in options_of(command.engine).values()}
 
@@ -62,6 +68,14 @@ class Reading:
     def json(self, name: str) -> dict[str, Any] | None:
         value = self._take(name)
         return None if value is None else json_object(value, f"--{name}")
+
+    def took_role(self, role: str | None, why: str) -> None:
+        """The server does prompts or answers alone, or (None) both sides of a handover that nobody names."""
+        self.role = role
+        if role is None:
+            self.notes.append(
+                f"{why} takes KV to or from other servers, which is not modelled for a server of both roles"
+            )
 
     def give_back(self, name: str, value: Any) -> None:
         """An option that was looked at and is not modelled after all."""

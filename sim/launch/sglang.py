@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim.launch.reading import Reading, formats
+from sim.launch.tiers import sglang_tiers
 
 _METHODS = {"NGRAM": "ngram", "EAGLE": "eagle", "EAGLE3": "eagle", "NEXTN": "mtp", "STANDALONE": "draft_model"}
 
@@ -25,6 +26,14 @@ def settings(reading: Reading, *, experts: bool) -> None:
             reading.put("replicas", ranks)
     spread = reading.integer("ep-size")
     reading.put("parallel.expert", spread if experts and spread and spread > 1 else None)
+    sglang_tiers(reading)
+    mode = reading.text("disaggregation-mode")
+    if mode in ("prefill", "decode"):
+        reading.took_role(mode, f"--disaggregation-mode {mode}")
+        backend = reading.text("disaggregation-transfer-backend") or "mooncake"
+        reading.connector = "mooncake_sglang" if backend == "mooncake" else None
+    elif mode not in (None, "null"):
+        reading.give_back("disaggregation-mode", mode)
     reading.put("memory.mem_fraction_static", reading.number("mem-fraction-static"))
     page = reading.integer("page-size")
     reading.put("memory.block_tokens", page)

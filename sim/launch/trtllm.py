@@ -8,6 +8,7 @@ from typing import Any
 
 from sim.errors import RooftraceError
 from sim.launch.reading import CACHES, Reading
+from sim.launch.tiers import GIB, devices
 from sim.scenario.yaml import parse_yaml
 
 _METHODS = {"NGram": "ngram", "MTP": "mtp", "Eagle": "eagle", "Eagle3": "eagle", "DraftTarget": "draft_model"}
@@ -48,6 +49,14 @@ def settings(reading: Reading, *, experts: bool) -> None:
     reading.put("memory.free_gpu_memory_fraction", within if share is None else share)
     reading.put("memory.block_tokens", given.integer("kv_cache_config.tokens_per_block"))
     reading.put("memory.prefix_caching", given.take("kv_cache_config.enable_block_reuse"))
+    host = given.integer("kv_cache_config.host_cache_size")
+    if host:
+        # Of each rank; blocks go there when the device gives them up.
+        reading.put("memory.tiers", [{"kind": "host", "gib": host * devices(reading) / GIB, "write": "eviction"}])
+    role = {"context": "prefill", "generation": "decode"}.get((reading.text("server-role") or "").lower())
+    if role is not None:
+        reading.took_role(role, "--server_role")
+        given.take("cache_transceiver_config.backend")
     cache = reading.text("kv-cache-dtype") or given.take("kv_cache_config.dtype")
     if cache is not None:
         if cache in CACHES:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from sim.launch.reading import Reading, formats
+from sim.launch.tiers import vllm_tiers
 
 _SAME_INTEGERS = (
     "max-num-seqs",
@@ -33,11 +35,15 @@ def settings(reading: Reading, *, experts: bool) -> None:
     reading.put("memory.kv_blocks", reading.integer("num-gpu-blocks-override"))
     reading.put("memory.block_tokens", reading.integer("block-size"))
     reading.put("memory.prefix_caching", reading.switch("enable-prefix-caching"))
-    offloaded = reading.number("kv-offloading-size")
-    reading.put("memory.tiers", None if offloaded is None else [{"kind": "host", "gib": offloaded}])
+    vllm_tiers(reading)
     _graphs(reading)
     if reading.switch("enable-eplb"):
-        reading.put("experts.placement", "eplb")
+        _eplb(reading)
+    exchange = reading.text("all2all-backend")
+    if exchange is not None and experts and exchange in _EXCHANGES:
+        reading.put("experts.exchange", exchange)
+    elif exchange is not None:
+        reading.give_back("all2all-backend", exchange)
     for name in _SAME_INTEGERS:
         reading.put(f"scheduler.{name.replace('-', '_')}", reading.integer(name))
     for name in _SAME_SWITCHES:
@@ -46,6 +52,18 @@ def settings(reading: Reading, *, experts: bool) -> None:
     reading.put("scheduler.scheduling_policy", reading.text("scheduling-policy"))
     reading.put("stream_interval", reading.integer("stream-interval"))
     _speculation(reading)
+
+
+_EXCHANGES = ("allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency")
+
+
+def _eplb(reading: Reading) -> None:
+    reading.put("experts.placement", "eplb")
+    config = reading.json("eplb-config")
+    if config:
+        reading.put("experts.redundant", config.pop("num_redundant_experts", None))
+        if config:
+            reading.give_back("eplb-config", json.dumps(config))
 
 
 def _graphs(reading: Reading) -> None:

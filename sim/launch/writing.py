@@ -8,27 +8,83 @@ from typing import Any
 
 from sim.scenario import Scenario
 
+_NOT_OF_A_SERVER = (
+    *("workload", "slo", "window", "seed", "costs", "cost_model", "hardware", "serving_stack", "serving_release"),
+    "decoding.acceptance",
+)
+"""What a scenario is simulated under: traffic, limits, figures, and on what it runs, which stands above the command."""
+
+
+BESIDE: Mapping[str, str] = {
+    "autoscale": "set up what starts and stops servers beside them",
+    "failures": "of the simulation",
+    "classes": "requests say themselves what they are",
+    "links": "of the network",
+    "handover": "by the servers' own rules",
+    "placement": "of the simulation",
+}
+"""Sections that no command says, and why."""
+
+
+def beside(key: str, value: Any) -> str:
+    """A section of `BESIDE` in one line."""
+    import yaml
+
+    flow = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False).strip()
+    return f"{key}: {flow.removesuffix('...').strip()} ({BESIDE[key]})"
+
 
 class Writing:
-    """A command as it grows, and which of the scenario's settings it carries."""
+    """A command as it grows, and which of the scenario's settings it carries: all others are named at the end."""
 
-    def __init__(self, scenario: Scenario, target: str) -> None:
+    def __init__(
+        self, scenario: Scenario, target: str, *, name: str = "", role: str = "both", connector: str | None = None
+    ) -> None:
+        """*name*: of its pool; *role*: prefill, decode or both; *connector*: of the link between them, as scenarios say it."""
+        self.name = name
         self.scenario = scenario
         self.target = target
+        self.role = role
+        self.connector = connector
         self.words: list[str] = []
         self.files: dict[str, str] = {}
-        self._speculates = False
-        self._scheduler = dict(scenario.scheduler.settings)
-        self._memory = scenario.memory.model_dump(exclude_defaults=True)
         self._left: list[str] = []
-        own = scenario.scheduler.policy
-        if own != target:
-            self._left.append(f"scheduler {own} is not {target}'s own; the server runs its own")
-            self._scheduler = {}
+        self._settings = _leaves(scenario.model_dump(exclude_defaults=True))
+        self._memory = scenario.memory.model_dump(exclude_defaults=True)
+        self.carries("model", "scheduler", "memory", "pools", "replicas", "router.policy", *_NOT_OF_A_SERVER)
+        if scenario.replicas == 1 and not scenario.pools:
+            self.carries("router")
+        self._scheduler = self._own_scheduler()
+        if scenario.memory.tiers:
+            self._memory["tiers"] = scenario.memory.tiers
         if scenario.stack_name not in (target, "ideal", "eager"):
             self._left.append(
                 f"it was simulated with the kernels and overheads of {scenario.serving_stack}, not of {target}"
             )
+
+    def _own_scheduler(self) -> dict[str, Any]:
+        """Settings of the target's own scheduler, inside of what is wrapped around it."""
+        given: Any = self.scenario.scheduler.model_dump()
+        while isinstance(given, dict) and "inner" in given:
+            around = {key: value for key, value in given.items() if key != "inner"}
+            self._left.append(
+                f"scheduler {around.pop('policy')}{around or ''} around another; the server has no such thing"
+            )
+            given = given["inner"]
+        given = {"policy": given} if isinstance(given, str) else dict(given)
+        own = given.pop("policy")
+        if own == self.target:
+            return given
+        self._left.append(f"scheduler {own} is not {self.target}'s own; the server runs its own")
+        return {}
+
+    def carries(self, *keys: str) -> None:
+        """The settings at the dotted *keys*, and below them, are said, or said not to be."""
+        self._settings = {
+            name: value
+            for name, value in self._settings.items()
+            if not any(name == key or name.startswith(f"{key}.") for key in keys)
+        }
 
     def start(self, *words: str) -> None:
         self.words += words
@@ -52,9 +108,6 @@ class Writing:
     def memory(self, key: str) -> Any:
         return self._memory.pop(key, None)
 
-    def carries_speculation(self) -> None:
-        self._speculates = True
-
     def file(self, name: str, values: Mapping[str, Any]) -> None:
         """A YAML file that the command reads."""
         import yaml
@@ -67,11 +120,13 @@ class Writing:
     def left_out(self) -> list[str]:
         """What of the scenario the command does not say."""
         found = list(self._left)
-        found += [f"scheduler.{key}: {value}" for key, value in self._scheduler.items() if key != "policy"]
+        found += [f"scheduler.{key}: {value}" for key, value in self._scheduler.items()]
         found += [f"memory.{key}: {value}" for key, value in self._memory.items()]
-        if self.scenario.decoding.method != "autoregressive" and not self._speculates:
-            found.append(f"decoding.method: {self.scenario.decoding.method}")
-        return found
+        found += [f"{key}: {value}" for key, value in self._settings.items() if key.split(".")[0] not in BESIDE]
+        given = self.scenario.model_dump(exclude_defaults=True)
+        return found + [
+            beside(key, given[key]) for key in BESIDE if any(name.split(".")[0] == key for name in self._settings)
+        ]
 
     def text(self) -> str:
         """The files as comments, and the command with one option a line."""
@@ -87,3 +142,14 @@ class Writing:
             else:
                 lines.append(word)
         return above + " \\\n".join(lines)
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= _leaves(value, f"{prefix}{key}.")
+        elif not isinstance(value, Mapping):
+            found[f"{prefix}{key}"] = value
+    return found

@@ -81,10 +81,7 @@ def _window_summary(
     prompt = int(requests["prompt_tokens"][answered].sum())
     return {
         **whole,
-        "requests": {
-            "total": total,
-            **_counts(part["status"]),
-        },
+        "requests": {"total": total, **_counts(part)},
         "ttft_s": statistics(ttft_s(part)),
         "tpot_s": statistics(tpot_s(part)),
         "e2el_s": statistics(e2el_s(part)),
@@ -139,7 +136,7 @@ def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None, 
     iterations = iteration_sums(columns)
     status = requests["status"]
     total = int(status.size)
-    counts = _counts(status)
+    counts = _counts(requests)
     span_s = makespan_s(requests, iterations.last_end_ns)
     begin = int(requests["arrival_ns"].min())
     end = begin + round(span_s * 1e9)
@@ -229,10 +226,17 @@ def _prefix_cache(requests: Mapping[str, NDArray[Any]], meta: Mapping[str, Any])
     }
 
 
-def _counts(status: NDArray[Any]) -> dict[str, int]:
-    """Requests by how they ended; those that their clients gave up, and those that were lost, only where there are any."""
+def _counts(requests: Mapping[str, NDArray[Any]]) -> dict[str, int]:
+    """Requests by how they ended; those that their clients gave up, and those that were lost, only where there are any. Where
+    answers were shortened, `degraded`: those that finished with an answer that was to be no longer than so much, and
+    `shortened_tokens`, which these lack."""
+    status = requests["status"]
     counts = {name: int((status == code).sum()) for code, name in enumerate(STATUS_NAMES)}
-    return {name: n for name, n in counts.items() if n or name not in ("aborted", "lost")}
+    counts = {name: n for name, n in counts.items() if n or name not in ("aborted", "lost")}
+    if "shortened_tokens" in requests:
+        lacking = requests["shortened_tokens"][finished(requests)]
+        counts |= {"degraded": int((lacking >= 0).sum()), "shortened_tokens": int(lacking[lacking > 0].sum())}
+    return counts
 
 
 class _Groups(NamedTuple):
@@ -277,7 +281,7 @@ def _of_some(
     total = int(mine.sum())
     met = within(part, limits_of(part, slo, groups.classes))
     return {
-        "requests": {"total": total, **_counts(part["status"])},
+        "requests": {"total": total, **_counts(part)},
         "ttft_s": statistics(ttft_s(part)),
         "tpot_s": statistics(tpot_s(part)),
         "e2el_s": statistics(e2el_s(part)),

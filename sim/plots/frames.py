@@ -206,16 +206,25 @@ def pareto(
 ) -> None:
     """Every point, and the front of those that no other beats in both *x* and *y* (more is better) as a line.
 
-    The usual picture of serving: throughput a GPU against interactivity, the speed that one user sees. Points on the front are
-    numbered from the left, and below the picture named by the columns *named*.
+    The usual picture of serving: throughput a GPU against interactivity, the speed that one user sees. Where *frame* has a column
+    `keeps`, points that do not keep the SLO are hollow, and the front is that of those that do, if any does. Points on the front
+    are numbered from the left, those too near for a number each with one label, and below the picture named by the columns *named*.
     """
     from sim.study.optimize import pareto_front
 
     check(frame, x, y, *([hue] if hue else []))
     frame = frame[frame[x].notna() & frame[y].notna()]
+    kept = frame["keeps"].to_numpy(dtype=bool) if "keeps" in frame else np.ones(len(frame), dtype=bool)
+    missed = set(frame.index[~kept])
     for index, (name, group) in enumerate(groups(frame, hue)):
-        ax.plot(group[x], group[y], MARKERS[index], color=_COLORS[index], markersize=5, label=name, alpha=0.85)
-    front = frame[pareto_front(frame, x, y)].sort_values(x)
+        hollow = np.array([each in missed for each in group.index], dtype=bool)
+        full = MARKERS[index], _COLORS[index]
+        style = {"marker": full[0], "color": full[1], "linestyle": "", "markersize": 5}
+        ax.plot(group[x][~hollow], group[y][~hollow], label=name, alpha=0.85, **style)
+        ax.plot(group[x][hollow], group[y][hollow], markerfacecolor="none", **style)
+    if missed:
+        ax.plot([], [], "o", color=GREY, markerfacecolor="none", markersize=5, label="misses the SLO")
+    front = frame[pareto_front(frame, x, y, among=kept if kept.any() else None)].sort_values(x)
     ax.plot(front[x], front[y], color="black", linewidth=1.2, zorder=1, label="Pareto front", drawstyle="steps-pre")
     ax.set_xlim(left=0)
     ax.set_ylim(bottom=0)
@@ -223,9 +232,15 @@ def pareto(
     _legend(ax, hue, always=True)
     if not named:
         return
+    at = front[[x, y]].to_numpy(dtype=float)
+    points = ax.transData.transform(at) * 72 / ax.figure.dpi
+    near = (np.abs(np.diff(points, axis=0)) < (14, 10)).all(axis=1)
+    for together in np.split(np.arange(len(at)), np.flatnonzero(~near) + 1) if len(at) else []:
+        first, last = int(together[0]) + 1, int(together[-1]) + 1
+        text = str(first) if first == last else f"{first}, {last}" if last == first + 1 else f"{first} to {last}"
+        ax.annotate(text, at[last - 1], xytext=(4, 4), textcoords="offset points", fontsize=8)
     lines = []
     for number, (_, row) in enumerate(front.iterrows(), start=1):
-        ax.annotate(str(number), (row[x], row[y]), xytext=(4, 4), textcoords="offset points", fontsize=8)
         settings = (f"{key} {value_text(row[of])}" for key, of in zip(short_keys(named), named, strict=True))
         lines.append(f"{number}: {', '.join(settings)}")
     ax.text(0.0, -0.14, "\n".join(lines), transform=ax.transAxes, fontsize=8, va="top", ha="left")

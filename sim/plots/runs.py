@@ -60,12 +60,16 @@ def save_run(result: Result, folder: Path) -> list[Path]:
         paths += save(of_classes, folder / "classes.png", svg=False)
     if "fleet" not in columns.meta:
         return paths
+    from sim.results.costs import usd_per_machine_hour
+
     fleet = fleet_figure(
         requests=requests,
         fleet=columns.meta["fleet"],
         last_end_ns=metrics.last_iteration_end_ns(columns),
         ttft_limit_s=result.slo.get("ttft_s"),
         title=f"{_fleet_headline(result.summary)}\n{result.label}",
+        classes=result.manifest.get("classes") or (),
+        usd_per_hour=usd_per_machine_hour(columns, result.manifest),
     )
     return [*paths, *save(fleet, folder / "fleet.png", svg=False)]
 

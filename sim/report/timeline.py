@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,12 @@ _LINKS = 2_000_000
 """Of the rows of transfers, a thread for each machine that sends."""
 
 
-def events(columns: Columns, *, begin_s: float = 0.0, end_s: float = float("inf")) -> Iterator[dict[str, Any]]:
+def events(
+    columns: Columns, *, begin_s: float = 0.0, end_s: float = float("inf"), pools: Mapping[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
     """Trace events of what overlaps the time from *begin_s* to *end_s*; times in microseconds from the run's start.
+
+    *pools*: those of the run's manifest, of which each replica says the one that it belongs to.
 
     A replica is a process, a pipeline stage (or the replica itself) a thread; bubbles are slices of their own. Counters
     show requests running and waiting and KV blocks in use; each request is a pair of slices, queued and served, and,
@@ -34,8 +38,12 @@ def events(columns: Columns, *, begin_s: float = 0.0, end_s: float = float("inf"
     """
     begin_ns, end_ns = begin_s * 1e9, end_s * 1e9
     iterations = columns.iterations()
+    called = [f"replica {index}" for index in range(len(columns.replicas))]
+    for name, pool in (pools or {}).items():
+        first, last = pool["rows"]
+        called[first : last + 1] = [f"{each} ({name})" for each in called[first : last + 1]]
     for index, replica in enumerate(columns.replicas):
-        yield {"ph": "M", "pid": index, "name": "process_name", "args": {"name": f"replica {index}"}}
+        yield {"ph": "M", "pid": index, "name": "process_name", "args": {"name": called[index]}}
         stages = replica.stages
         if len(stages):
             yield from _stage_events(index, replica, begin_ns, end_ns)
@@ -67,7 +75,7 @@ def events(columns: Columns, *, begin_s: float = 0.0, end_s: float = float("inf"
             }  # fmt: skip
     yield from _request_events(columns, begin_ns, end_ns)
     if "landed_ns" in columns.requests:
-        yield from _transfer_events(columns.requests, begin_ns, end_ns)
+        yield from _transfer_events(columns.requests, called, begin_ns, end_ns)
     for index, replica in enumerate(columns.replicas):
         if not len(replica.stages):
             yield from _flow_events(index, columns.requests, iterations, begin_ns, end_ns)
@@ -136,18 +144,18 @@ def _request_events(columns: Columns, begin_ns: float, end_ns: float) -> Iterato
                 yield {"ph": "e", "ts": end / 1e3, **common}
 
 
-def _transfer_events(requests: Any, begin_ns: float, end_ns: float) -> Iterator[dict[str, Any]]:
+def _transfer_events(requests: Any, called: Sequence[str], begin_ns: float, end_ns: float) -> Iterator[dict[str, Any]]:
     """Slices of transfers, from when they begin until their KV is laid out where it arrives; those of one machine may overlap."""
     yield {"ph": "M", "pid": _LINKS, "name": "process_name", "args": {"name": "KV transfers"}}
     went = (requests["landed_ns"] > begin_ns) & (requests["sent_ns"] < end_ns) & (requests["landed_ns"] >= 0)
     for sender in np.unique(requests["prefill_replica"][went]).tolist():
-        name = f"from replica {sender}"
+        name = f"from {called[sender]}"
         yield {"ph": "M", "pid": _LINKS, "tid": sender, "name": "thread_name", "args": {"name": name}}
     names = ("request_id", "sent_ns", "landed_ns", "prefill_replica", "replica", "sent_bytes")
     for id_, sent, landed, sender, receiver, n_bytes in zip(
         *(requests[name][went].tolist() for name in names), strict=True
     ):
-        common = {"pid": _LINKS, "tid": sender, "cat": "transfer", "id": id_, "name": f"to replica {receiver}"}
+        common = {"pid": _LINKS, "tid": sender, "cat": "transfer", "id": id_, "name": f"to {called[receiver]}"}
         yield {"ph": "b", "ts": sent / 1e3, "args": {"request": id_, "bytes": n_bytes}, **common}
         yield {"ph": "e", "ts": landed / 1e3, **common}
 
@@ -183,9 +191,10 @@ def _flow_events(
 
 
 def write_timeline(
-    columns: Columns, path: str | os.PathLike[str], *, begin_s: float = 0.0, end_s: float = float("inf")
-) -> int:
-    """Write the events as JSON to *path*, whole or not at all; returns how many.
+    columns: Columns, path: str | os.PathLike[str], *, begin_s: float = 0.0, end_s: float = float("inf"),
+    pools: Mapping[str, Any] | None = None,
+) -> int:  # fmt: skip
+    """Write the `events` as JSON to *path*, whole or not at all; returns how many.
 
     ValueError, naming the way out, beyond MOST_EVENTS: viewers do not open such files.
     """
@@ -195,7 +204,7 @@ def write_timeline(
     try:
         with part.open("w", encoding="utf-8") as file:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-            for event in events(columns, begin_s=begin_s, end_s=end_s):
+            for event in events(columns, begin_s=begin_s, end_s=end_s, pools=pools):
                 count += 1
                 if count > MOST_EVENTS:
                     raise ValueError(

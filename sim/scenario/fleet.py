@@ -1,4 +1,4 @@
-"""Settings of machines in time: `autoscale` and `failures`."""
+"""Settings of machines and links in time: `autoscale`, `failures` and `degraded`."""
 
 from __future__ import annotations
 
@@ -62,6 +62,28 @@ class OutageAt(Section):
     at_s: _Time
     for_s: _Time | None = None
     """Where it is left out, the machine does not come back."""
+
+
+class Degraded(Section):
+    """A time for which a link is not what it was."""
+
+    at_s: _Time
+    for_s: _Time | None = None
+    """Where it is left out, to the end."""
+    factor: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """On the bandwidth: 0.1 leaves a tenth, 0 stops the link and needs for_s. A transfer goes on at whatever there is."""
+    added_latency_s: _Time = 0.0
+    """What each transfer takes beside its bytes and latency whose last byte is sent in this time."""
+
+    @model_validator(mode="after")
+    def _does_something(self) -> Self:
+        if self.factor == 1 and not self.added_latency_s:
+            raise ValueError("nothing is degraded: give factor below 1, or added_latency_s")
+        if self.factor == 0 and self.for_s is None:
+            raise ValueError(
+                "factor 0 stops the link, and without for_s it never goes on; give for_s, or a factor above 0"
+            )
+        return self
 
 
 class SlowMachine(Section):

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_va
 from pydantic_core import PydanticCustomError
 
 from sim.scenario.decoding import DecodingSettings
-from sim.scenario.fleet import Autoscale, Failures
+from sim.scenario.fleet import Autoscale, Degraded, Failures
 from sim.scenario.section import Section
 from sim.scenario.tiers import Tier
 
@@ -556,6 +556,8 @@ class KvLink(Section):
     """Whose transfers wait for each other: those of one sending machine, of one receiving, of the two, or of both pools."""
     sent: Literal["whole", "layers"] = "whole"
     """`layers`: each layer's KV goes while the next ones are computed, where there is room for it before (`handover.room`)."""
+    degraded: list[Degraded] = Field(default_factory=list)
+    """Times for which the link, of all machines of the two pools, has less bandwidth or takes longer; no two at once."""
 
 
 class HandoverSettings(Section):

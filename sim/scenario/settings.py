@@ -17,6 +17,7 @@ from sim.errors import ScenarioError
 from sim.scenario import explain
 from sim.scenario.keys import Settings, Window
 from sim.scenario.yaml import parse_yaml
+from sim.text import unknown
 
 DEFAULT_SCENARIO = """\
 model: llama-3.1-8b
@@ -113,6 +114,9 @@ class Scenario(Settings):
         *path, last = key.split(".")
         for depth, part in enumerate(path):
             inner = at.get(part)
+            if inner is None and depth == 1 and path[0] in ("pools", "links") and at:
+                what = f"{self._source}: {path[0]} has no {part} ({key}; {path[0]}.{part}={{...}} adds one)"
+                raise ScenarioError(unknown(what, part, at))
             if inner is None:
                 inner = at[part] = self._before(settings, path[: depth + 1])
             elif isinstance(inner, str) and part in ("scheduler", "router", "rank_router", "inner"):

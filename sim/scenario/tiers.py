@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from sim.scenario.fleet import Degraded
 from sim.scenario.section import Section
 
 _Rate = Annotated[float, Field(gt=0)]
@@ -47,6 +48,8 @@ class Tier(Section):
     """What is loaded comes to host memory first: the time of a copy from there to the GPUs is added, but no wait for its turn."""
     store: str = "shared"
     """Of a `remote` tier: which store; replicas that name the same one share it."""
+    degraded: list[Degraded] = Field(default_factory=list)
+    """Times for which the link, of all replicas, has less bandwidth or takes longer; no two at once."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

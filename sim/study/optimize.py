@@ -79,14 +79,15 @@ def _device(base: Scenario, name: str) -> Any:
         raise RooftraceError(str(error)) from None
 
 
-def pareto_front(frame: pd.DataFrame, x: str, y: str) -> np.ndarray:
+def pareto_front(frame: pd.DataFrame, x: str, y: str, *, among: np.ndarray | None = None) -> np.ndarray:
     """Which rows no other beats: none has more of both *x* and *y*, or as much of one and more of the other.
 
-    Boolean, shape [len(frame)]; rows with a NaN are never on the front.
+    Boolean, shape [len(frame)]; rows with a NaN are never on the front, and with *among* (boolean) none but those are looked at.
     """
     first, second = frame[x].to_numpy(dtype=float), frame[y].to_numpy(dtype=float)
     front = np.zeros(len(frame), dtype=bool)
-    valid = np.flatnonzero(~np.isnan(first) & ~np.isnan(second))
+    known = ~np.isnan(first) & ~np.isnan(second)
+    valid = np.flatnonzero(known if among is None else known & among)
     # From the largest x down, and within equal x from the largest y: a row is on the front if its y is a new high.
     best_y, best_x = -math.inf, math.nan
     for index in valid[np.lexsort((-second[valid], -first[valid]))]:
@@ -101,7 +102,8 @@ class Choice:
     """The outcome of `cheapest`: all candidates, those that keep the SLO, and the best of them."""
 
     table: pd.DataFrame
-    """One row a candidate: the sweep's columns, those of `with_costs`, `keeps` and `on_front`."""
+    """One row a candidate: the sweep's columns, those of `with_costs`, `keeps` and `on_front`, the front of those that keep the SLO
+    (of all, where none does)."""
     axes: tuple[str, ...]
     goal: str
     target: Target
@@ -193,5 +195,9 @@ def choose(result: SweepResult, base: Scenario, *, goal: str, target: Target) ->
         low = low - table["slo_attainment.half_width"].fillna(0.0)
     steady = ~table["saturated"].fillna(False).astype(bool)
     table = table.assign(keeps=(low >= attainment) & steady & (table["failed"] == 0))
-    table["on_front"] = pareto_front(table, "tokens_per_s_per_user", "tokens_per_s_per_gpu")
+    # What misses the SLO is nobody's choice; where all do, the front still says what there is.
+    kept = table["keeps"].to_numpy(dtype=bool)
+    table["on_front"] = pareto_front(
+        table, "tokens_per_s_per_user", "tokens_per_s_per_gpu", among=kept if kept.any() else None
+    )
     return Choice(table=table, axes=tuple(result.axes), goal=goal, target=target, folder=result.folder)

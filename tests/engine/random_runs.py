@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from typing import Any
 
@@ -15,7 +16,19 @@ from policies.control import Concurrency, Control, Knative, RateModel, Schedule,
 from policies.decoding import Speculative
 from policies.published import FasterTransformer, Orca, OrcaPaged, Static
 from policies.ranks import PromptBalance
-from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Prefix, Random, RoundRobin, TrtLlmRanks, VllmRanks
+from policies.routers import (
+    Knowledge,
+    LeastKv,
+    LeastOutstanding,
+    PowerOfTwo,
+    Prefix,
+    Random,
+    ReplicaLoad,
+    RoundRobin,
+    RoutedRequest,
+    TrtLlmRanks,
+    VllmRanks,
+)
 from policies.sarathi import ChunkedOnly, DecodeMaximal
 from policies.schedulers import Sarathi
 from policies.sglang import Sglang
@@ -24,7 +37,7 @@ from policies.view import UNTIL_CHANGE, Plan, ReplicaView, Scheduler, evicts
 from policies.vllm import Vllm, VllmV0
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec
-from sim.engine.links import LinkSpec
+from sim.engine.links import LinkSpec, Slowdown
 from sim.engine.lives import Failing, FleetSpec, Life, Outage, Scaling
 from sim.engine.roles import HandoverSpec, KvPath, Role, Room
 from sim.engine.tiers import TierKind, TierSpec, WriteRule
@@ -298,12 +311,14 @@ def apart(seed: int, *, speculative: bool) -> Experiment:
     pools = [rng.choice([0, 0, 1]) for _ in roles]
     numbers = {kind: number for number, kind in enumerate(kinds)}
     room: Room = rng.choice(["after_prefill", "before_prefill"])
+    slowdowns = some_slowdowns(random.Random(f"slowdowns of {seed}"))
     paths = {
         (numbers["prefill", i], numbers["decode", j]): KvPath(
             link=LinkSpec(
                 rng.choice([inf, 1e9, 1e7, 1e6]),
                 latency_s=rng.choice([0.0, 1e-5, 3e-3]),
                 concurrent_transfers=rng.choice([1, 1, 2]),
+                slowdowns=slowdowns,
             ),
             shared=rng.choice(["sender", "receiver", "pair", "pools"]),
             bytes_per_token=rng.choice([0.0, 1000.0, 333.3]),
@@ -328,6 +343,18 @@ def apart(seed: int, *, speculative: bool) -> Experiment:
     machines = tuple(of_kinds[role, i] for role, i in zip(roles, pools, strict=True))
     found = replace(experiment, replicas=machines, handover=spec)
     return with_ranks(found, seed) if seed % 4 == 0 else found
+
+
+def some_slowdowns(rng: random.Random) -> tuple[Slowdown, ...]:
+    """For half of the links none, for others up to three, from beginning to end or for some ms."""
+    at_s, found = 0.0, list[Slowdown]()
+    for _ in range(rng.choice([0, 0, 0, 1, 2, 3])):
+        at_s += rng.choice([0.0, 0.0113, 0.2])
+        for_s = rng.choice([1e-3, 0.03, 0.2])
+        factor, more_s = rng.choice([(0.0, 0.0), (0.2, 0.0), (0.01, 1e-3), (1.0, 4e-3)])
+        found.append(Slowdown(at_s=at_s, for_s=for_s, factor=factor, latency_s=more_s))
+        at_s += for_s
+    return tuple(found)
 
 
 def with_trees(
@@ -465,7 +492,8 @@ def with_tiers(experiment: Experiment, seed: int) -> Experiment:
     """The same with tiers behind every machine, and little memory on it; some move sequences that give way to the host tier."""
     rng = random.Random(f"tiers of {seed}")
     block_bytes = 1000
-    tiers = some_tiers(rng, block_bytes)
+    slowdowns = some_slowdowns(random.Random(f"slow tiers of {seed}"))
+    tiers = tuple(replace(tier, slowdowns=slowdowns) for tier in some_tiers(rng, block_bytes))
     kinds = [tier.kind for tier in tiers]
     swaps = "host" in kinds and "peer" not in kinds and rng.random() < 0.5
 
@@ -487,6 +515,25 @@ def with_tiers(experiment: Experiment, seed: int) -> Experiment:
             shared = beginnings(rng, workload.prompt_tokens.tolist(), workload.output_tokens.tolist())
         workload = replace(workload, **shared)
     return replace(experiment, replicas=machines, workload=workload)
+
+
+@dataclass(frozen=True)
+class Noting:
+    """Sends requests to who has most of them cached, and writes down what it is told."""
+
+    knows: Knowledge
+    told: list[list[int]] = field(default_factory=list[list[int]])
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+        found = [load.found_tokens(request) for load in replicas]
+        self.told.append(found)
+        return found.index(max(found))
+
+
+def with_looks(experiment: Experiment, seed: int) -> tuple[Experiment, Noting]:
+    """The same behind a router that looks what machines have cached, at once or late."""
+    router = Noting(Knowledge(prefixes=True, event_delay_s=random.Random(f"looks of {seed}").choice([0.0, 3e-3])))
+    return replace(experiment, router=router), router
 
 
 def with_scheduler(experiment: Experiment, scheduler: Scheduler) -> Experiment:
@@ -543,8 +590,15 @@ class OpensAt:
 def with_fleet(experiment: Experiment, seed: int) -> Experiment:
     """The same with machines that come, go and fail: pools by what their machines host, any policy, any rule."""
     rng = random.Random(f"fleet of {seed}")
-    specs = [spec for spec in experiment.machines for _ in range(rng.choice([1, 1, 2, 3]))]
-    kinds = list(dict.fromkeys(specs))
+    times = [rng.choice([1, 1, 2, 3]) for _ in experiment.machines]
+    specs = [spec for spec, n in zip(experiment.machines, times, strict=True) for _ in range(n)]
+    handover = experiment.handover
+    pools: list[Any] = specs
+    if handover is not None:
+        roles = tuple(role for role, n in zip(handover.roles, times, strict=True) for _ in range(n))
+        pools = [pool for pool, n in zip(handover.pools, times, strict=True) for _ in range(n)]
+        handover = replace(handover, roles=roles, pools=tuple(pools))
+    kinds = list(dict.fromkeys(pools))
     n = len(kinds)
 
     def policy() -> Control:
@@ -586,9 +640,9 @@ def with_fleet(experiment: Experiment, seed: int) -> Experiment:
         return Failing(up=up, down=Life(mean_s=rng.choice([1e-3, 0.05]), shape=rng.choice([1.0, 0.0])))
 
     fleet = FleetSpec(
-        pools=tuple(kinds.index(spec) for spec in specs),
+        pools=tuple(kinds.index(pool) for pool in pools),
         names=tuple(f"p{i}" for i in range(n)),
-        scaling=tuple(scaling(specs.count(kind)) for kind in kinds),
+        scaling=tuple(scaling(pools.count(kind)) for kind in kinds),
         failing=tuple(failing() for _ in kinds),
         outages=tuple(
             Outage(machine=rng.randrange(len(specs)), at_s=rng.random() * 0.2, for_s=rng.choice([None, 0.05, 0.0]))
@@ -598,4 +652,4 @@ def with_fleet(experiment: Experiment, seed: int) -> Experiment:
         retries=rng.choice([0, 3, 20]),
         when_none=rng.choice(["wait", "wait", "lose"]),
     )
-    return replace(experiment, replicas=tuple(specs), fleet=fleet)
+    return replace(experiment, replicas=tuple(specs), fleet=fleet, handover=handover)

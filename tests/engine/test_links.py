@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from sim.engine.links import Link, LinkSpec
+from sim.engine.links import Link, LinkSpec, Slowdown
 
 
 def test_an_idle_link_adds_bytes_over_bandwidth_and_its_latency() -> None:
@@ -37,6 +37,79 @@ def test_one_place_is_lindleys_queue() -> None:
         free = now + waited + size
         transfer = link.send(now, size)
         assert (transfer.waited_ns, transfer.arrived_ns) == (waited, free)
+
+
+def test_a_transfer_that_spans_changes_goes_on_at_what_there_is() -> None:
+    """1 byte a ns; a quarter of that from 1,000 to 1,400 ns, nothing from 2,000 to 2,500 ns, and 30 ns more from 3,000 ns on."""
+    slow = (
+        Slowdown(at_s=2e-6, for_s=5e-7, factor=0.0),
+        Slowdown(at_s=1e-6, for_s=4e-7, factor=0.25),
+        Slowdown(at_s=3e-6, latency_s=3e-8),
+    )
+    spec = LinkSpec(1e9, latency_s=1e-8, slowdowns=slow)
+    # 200 before 1,000; 100 by 1,400; the last 50 by 1,450.
+    assert Link(spec).send(800, 350).arrived_ns == 1_460
+    assert Link(spec).send(800, 200).arrived_ns == 1_010
+    assert Link(spec).send(1_100, 50).arrived_ns == 1_310
+    # 100 until the link stands still, the 101st byte when it goes on.
+    assert [Link(spec).send(1_900, size).sent_ns for size in (100, 101)] == [2_000, 2_501]
+    # Latency is that of the instant in which the last byte is sent.
+    assert [Link(spec).send(at, 100).arrived_ns for at in (2_890, 2_900)] == [3_000, 3_040]
+    link = Link(spec)
+    assert [link.send(800, size).sent_ns for size in (350, 50)] == [1_450, 1_500]
+    assert link.busy_ns == 700
+    # What a load is expected to take is by the link of the moment.
+    assert [Link(spec).takes_ns(at, 100) for at in (0, 1_399, 3_000)] == [110, 410, 140]
+
+
+def test_a_link_whose_user_is_gone_is_free_and_was_busy_until_then() -> None:
+    link = Link(LinkSpec(1e9, concurrent_transfers=2))
+    for size in (100, 300, 500):
+        link.send(0, size)
+    link.stop(200)
+    assert link.busy_ns == 100 + 200 + 100
+    assert link.send(210, 10).begin_ns == 210
+
+
+def test_a_transfer_to_nobody_gives_its_place_back_unless_others_wait_for_it() -> None:
+    link = Link(LinkSpec(1e9))
+    first, second = link.send(0, 100), link.send(0, 100)
+    link.cancel(first, 50)
+    assert (link.wait_ns(50), link.busy_ns) == (150, 200)
+    link.cancel(second, 50)
+    assert (link.wait_ns(50), link.busy_ns) == (50, 100)
+    third = link.send(60, 100)
+    link.cancel(third, 130)
+    assert (third.begin_ns, link.wait_ns(130), link.busy_ns) == (100, 0, 130)
+
+
+def test_a_place_that_waits_for_the_last_layer_is_not_at_work_whenever_it_is_given_back() -> None:
+    """100 bytes that came evenly from 0 to 1,000 ns, the last 10 then: at work for 100 ns, free at 1,010."""
+    for at_ns, busy_ns in ((1_005, 100), (2_000, 100)):
+        for ends in ("stop", "cancel"):
+            link = Link(LinkSpec(1e9))
+            transfer = link.send(1_000, 100, since_ns=0, last_bytes=10)
+            assert transfer.sent_ns == 1_010
+            link.stop(at_ns) if ends == "stop" else link.cancel(transfer, at_ns)
+            assert (link.busy_ns, link.send(at_ns, 1).begin_ns) == (busy_ns, at_ns)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"at_s": -1.0}, "at_s is a finite time of at least 0"),
+        ({"at_s": 0.0, "factor": 1.5}, "factor is a share of the bandwidth"),
+        ({"at_s": 0.0, "factor": 0.0}, "without for_s it never goes on"),
+    ],
+)
+def test_what_no_slowdown_can_be_is_refused(wrong: dict[str, float], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Slowdown(**wrong)
+
+
+def test_two_slowdowns_at_once_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"from 3 s on the link is slowed down twice: the one of 1 s holds to 4 s"):
+        LinkSpec(1.0, slowdowns=(Slowdown(at_s=3.0, factor=0.5), Slowdown(at_s=1.0, for_s=3.0, factor=0.5)))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,22 @@ import pytest
 from hwmodels.totals import Totals
 from sim.engine import Columns, Experiment, pricing, run
 from sim.engine.clock import TICKS_PER_S, to_ticks
+from sim.engine.columns import Table
+from sim.engine.front_end import FrontEnd
 from sim.engine.pricing import Line, LineAt, Pricing
 from sim.scenario import Scenario
 from sim.scenario.assembly import build
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
+from tests.sample import with_all
+from workloads import Trace
 
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 DRAFT = "{method: draft_model, num_speculative_tokens: 4, acceptance: {alpha: 0.8}, draft: {model: llama-3.2-1b}}"
 MOST_OF_AN_ITERATION = 5e-4
 MOST_OF_A_FINISH = 5e-3
+BESIDE_A_FINISH = 2e-5
+MOST_OF_A_DRIFT_NS = 1_000
 
 
 def an_experiment(*settings: str, workload: str = "{trace: conversation, limit: 120}") -> Experiment:
@@ -64,6 +70,59 @@ def changes(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> tuple[np
     lines, exact = run(experiment).requests, priced_exactly(experiment, monkeypatch).requests
     latency = exact["finish_ns"] - exact["arrival_ns"]
     return latency, (lines["finish_ns"] - exact["finish_ns"]) / latency
+
+
+def seen_at(experiment: Experiment) -> np.ndarray:
+    """When machines see the requests of a trace."""
+    trace = experiment.workload
+    assert isinstance(trace, Trace)
+    return FrontEnd(experiment).visible_ns(trace.arrival_ns, trace.prompt_tokens)
+
+
+def with_arrivals(experiment: Experiment, arrival_ns: np.ndarray) -> Experiment:
+    assert isinstance(experiment.workload, Trace)
+    assert (np.diff(arrival_ns) >= 0).all()
+    return replace(experiment, workload=replace(experiment.workload, arrival_ns=arrival_ns))
+
+
+def moved_until_alike(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The requests whose arrival has to be moved, each by less than `MOST_OF_A_DRIFT_NS`, for the replay at exact prices to be
+    that on lines: the same iterations, and no finish further away than `BESIDE_A_FINISH`, as a share of its latency."""
+    lines, moved = run(experiment), list[int]()
+    on_lines, arrival_ns = lines.iterations(), experiment.workload.arrival_ns
+    while True:
+        experiment = with_arrivals(experiment, arrival_ns)
+        columns = priced_exactly(experiment, monkeypatch)
+        exact = columns.iterations()
+        n = min(len(each["start_ns"]) for each in (on_lines, exact))
+        differ = np.flatnonzero(
+            (on_lines["prefill_tokens"][:n] != exact["prefill_tokens"][:n])
+            | (on_lines["sequences"][:n] != exact["sequences"][:n])
+        )
+        if not len(differ):
+            latency = columns.requests["finish_ns"] - columns.requests["arrival_ns"]
+            change = (lines.requests["finish_ns"] - columns.requests["finish_ns"]) / latency
+            assert np.abs(change).max() < BESIDE_A_FINISH
+            return moved
+        request, by_ns = _between(on_lines, exact, int(differ[0]), seen_at(experiment))
+        assert abs(by_ns) < MOST_OF_A_DRIFT_NS
+        moved.append(request)
+        assert len(set(moved)) == len(moved) < 10
+        arrival_ns = arrival_ns.copy()
+        arrival_ns[request] += by_ns
+
+
+def _between(on_lines: Table, exact: Table, row: int, seen_ns: np.ndarray) -> tuple[int, int]:
+    """Who came between the two instants at which the plan of iteration *row* was made, and by how many ns it is to be moved so
+    that this plan knows of it at exact prices if it did on lines."""
+    # A plan that is made ahead is made when the iteration before starts.
+    for at in (row, row - 1):
+        line, true = int(on_lines["start_ns"][at]), int(exact["start_ns"][at])
+        found = np.flatnonzero((seen_ns > min(line, true)) & (seen_ns <= max(line, true)))
+        if len(found):
+            request = int(found[0])
+            return request, true + (line < true) - int(seen_ns[request])
+    raise AssertionError(f"iteration {row} differs, and nobody came between its two starts")
 
 
 def furthest_finish(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> float:
@@ -162,30 +221,43 @@ def test_a_straight_cost_is_one_line_an_octave() -> None:
         (f"decoding={DRAFT}",),
         ("memory={gpu_memory_utilization: 0.25}", "scheduler={policy: sarathi, max_sequences: 256}"),
     ],
-    ids=["sarathi", "vllm", "windowed", "speculative", "little memory"],
+    ids=["vllm", "vllm-v0", "windowed", "speculative", "little memory"],
 )
 def test_no_request_finishes_elsewhen_for_the_lines(settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0.0 < furthest_finish(an_experiment(*settings), monkeypatch) < MOST_OF_A_FINISH
 
 
 @patches_the_engine
+def test_who_comes_between_the_two_ends_of_an_iteration_is_all_that_lines_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Clocks drift by nanoseconds. Here one request comes within these of an iteration's end: on lines it joins that iteration
+    and at exact prices the next, or the other way round, and others behind it move with it."""
+    experiment = an_experiment("scheduler={policy: vllm-v0}")
+    lines, exact = (columns.iterations() for columns in (run(experiment), priced_exactly(experiment, monkeypatch)))
+    row = int(np.argmax(np.abs(lines["start_ns"] - exact["start_ns"])))
+    between = int(max(lines["start_ns"][row], exact["start_ns"][row]))
+    seen_ns = seen_at(experiment)
+    request = int(np.searchsorted(seen_ns, between))
+    arrival_ns = experiment.workload.arrival_ns.copy()
+    arrival_ns[request] -= seen_ns[request] - between
+    experiment = with_arrivals(experiment, arrival_ns)
+    assert furthest_finish(experiment, monkeypatch) > 10 * BESIDE_A_FINISH
+    assert len(moved_until_alike(experiment, monkeypatch)) == 1
+
+
+@patches_the_engine
 @pytest.mark.slow
 @pytest.mark.skipif(not TRACE.exists(), reason="needs the public conversation trace")
-@pytest.mark.parametrize("rate_scale", [1, 2, 4])
+@pytest.mark.parametrize("rate_scale", [pytest.param(1, marks=with_all), 2, pytest.param(4, marks=with_all)])
 @pytest.mark.parametrize(
-    "settings", [(), ("scheduler={policy: vllm-v0}",), ("model=gpt-oss-20b",)], ids=["sarathi", "vllm", "windowed"]
+    "settings", [(), ("scheduler={policy: vllm-v0}",), ("model=gpt-oss-20b",)], ids=["vllm", "vllm-v0", "windowed"]
 )
-def test_the_conversation_trace_is_served_alike_on_lines_and_at_exact_prices(
+def test_the_conversation_trace_on_lines_is_that_at_exact_prices_with_an_arrival_or_two_moved_by_nanoseconds(
     settings: tuple[str, ...], rate_scale: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clocks drift by nanoseconds. Where a request arrives within those of an iteration's end, it joins an iteration earlier or
-    later, and so may others behind it: no line short of the exact price rules that out, and the exact price is no righter there."""
+    """No line short of the exact price rules out that a request comes between the ends that an iteration has by the two prices,
+    and the exact price is no righter there. How far that carries depends on the load: of a machine that is never idle it is never
+    forgotten, so that no bound on means or quantiles of latencies holds at every load. What holds is that nothing else moves."""
     experiment = an_experiment(*settings, workload=f"{{trace: {TRACE}, rate_scale: {rate_scale}}}")
-    latency, change = changes(experiment, monkeypatch)
-    moved = np.abs(change) > MOST_OF_A_FINISH
-    assert moved.mean() < 0.02
-    assert np.abs(change[~moved]).max() < MOST_OF_A_FINISH
-    assert abs((change * latency).sum()) / latency.sum() < 1e-4
-    on_lines = latency * (1 + change)
-    for share in (0.5, 0.9, 0.99):
-        assert np.quantile(on_lines, share) == pytest.approx(np.quantile(latency, share), rel=2e-3)
+    assert len(moved_until_alike(experiment, monkeypatch)) <= 4

@@ -12,6 +12,7 @@ from policies.wrappers import Order
 from sim.engine import Experiment, ReplicaSpec, run
 from sim.theory.queueing import md1_wait_s, mmc_wait_s, priority_wait_s
 from tests.engine.costs import Linear
+from tests.sample import with_all
 from workloads import Fixed, Poisson, Trace, synthesize
 
 SERVICE_S = 0.02
@@ -34,7 +35,7 @@ def mean_wait_s(load: float, seed: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+@pytest.mark.parametrize("load", [pytest.param(0.3, marks=with_all), pytest.param(0.6, marks=with_all), 0.8])
 def test_single_pass_requests_wait_as_in_an_m_d_1_queue(load: float) -> None:
     """The closed form lies within the 99.9 % Student interval of 20 independent runs: a false alarm in 1,000 per load."""
     waits = np.array([mean_wait_s(load, seed) for seed in range(REPLICATIONS)])
@@ -74,7 +75,9 @@ def waits_by_class_s(shares: tuple[float, ...], load: float, servers: int, seed:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("load", "servers"), [(0.6, 1), (0.8, 1), (0.6, 4), (0.8, 4)])
+@pytest.mark.parametrize(
+    ("load", "servers"), [(0.8, 4), *(pytest.param(*case, marks=with_all) for case in ((0.6, 1), (0.8, 1), (0.6, 4)))]
+)
 def test_classes_wait_as_in_an_m_m_c_queue_with_priorities(load: float, servers: int) -> None:
     """Cobham's formula lies within the 99.9 % Student interval of 20 independent runs for each of three classes, widened by one
     decode step, to whose end whoever comes waits."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from policies.acceptance import Iid
+from policies.decoding import Speculative
 from policies.routers import (
     Dynamo,
     Knowledge,
@@ -20,13 +22,14 @@ from policies.routers import (
     SessionAffinity,
 )
 from policies.vllm import Vllm
-from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
 from sim.engine.routing import SentTo
-from tests.engine.costs import Linear
+from tests.engine.costs import Linear, Ranked
 from tests.engine.random_runs import assert_same
 from workloads import Conversations, Deterministic, Fixed, LoadStage, Poisson, SharedPrefix, Trace, Uniform
 
 S = 10**9
+THREE_A_ROUND = Speculative(method="draft_model", num_speculative_tokens=2, acceptance=Iid(alpha=1.0))
 
 
 def a_trace(*requests: tuple[float, list[int]], output: int = 1) -> Trace:
@@ -83,6 +86,21 @@ def test_events_are_late_by_the_delay() -> None:
     trace = a_trace((0, [1]), (10, [1]), (14.9, [1]), (15.1, [1]))
     assert told(trace) == [[0, 0], [4, 0], [4, 4], [4, 4]]
     assert told(trace, event_delay_s=15.0) == [[0, 0], [0, 0], [0, 0], [4, 0]]
+
+
+def test_late_events_are_those_of_machines_that_host_the_model() -> None:
+    # Two models in turn, each on two machines of four.
+    trace = a_trace(*((10.0 * i, [1]) for i in range(6)))
+    trace = replace(trace, models=("a", "b"), model_index=np.array([0, 1] * 3))
+    router = Asked(Knowledge(prefixes=True, event_delay_s=5.0), [])
+    of = {
+        model: ReplicaSpec(
+            cost=Linear(fixed_s=1.0), scheduler=Vllm(), kv_blocks=9, block_tokens=4, prefix_cache="blocks", model=model
+        )
+        for model in (0, 1)
+    }
+    run(Experiment(workload=trace, replicas=(of[0], of[1], of[1], of[0]), router=router))
+    assert router.told == [[0, 0], [0, 0], [4, 0], [0, 4], [4, 0], [0, 4]]
 
 
 def test_an_approximate_index_knows_what_was_sent_where_and_forgets() -> None:
@@ -183,6 +201,37 @@ def test_spans_are_equal_to_stepping_where_answers_are_found_too(router: Router,
     )
     assert_same(fast, slow)
     assert fast.meta["prefix_evictions"] > 0
+
+
+@pytest.mark.parametrize(
+    ("vllm", "ranks", "decoding", "at_s", "tokens"),
+    [
+        (Vllm(async_scheduling=False), 1, None, 12.5, 16),
+        (Vllm(), 1, None, 12.5, 12),
+        (Vllm(), 2, None, 12.5, 12),
+        (Vllm(), 1, THREE_A_ROUND, 6.5, 16),
+    ],
+    ids=["alone", "ahead", "ranks", "speculative"],
+)
+def test_routers_find_what_was_emitted_in_the_span_in_flight(
+    vllm: Vllm, ranks: int, decoding: Speculative | None, at_s: float, tokens: int
+) -> None:
+    """A second an iteration, four prompt tokens: in the thirteenth the KV of 16 tokens is known, or, where plans are made
+    ahead, of 15; with three tokens a round, that of 17 in the seventh."""
+    answer = a_trace((0, list(range(1, 10))), (at_s, list(range(1, 10))), output=32)
+    trace = replace(answer, prompt_tokens=np.array([4, 36]))
+    replica = ReplicaSpec(
+        cost=Ranked(fixed_s=1.0), scheduler=vllm, kv_blocks=99, block_tokens=4, prefix_cache="blocks", decoding=decoding
+    )
+    for fast_forward in (True, False):
+        router = Asked(Knowledge(prefixes=True), [])
+        if ranks == 1:
+            experiment = Experiment(workload=trace, replicas=(replica,) * 2, router=router)
+        else:
+            machine = MachineSpec(tenants=(replica,), ranks=ranks, rank_router=router)
+            experiment = Experiment(workload=trace, replicas=(machine,), router=RoundRobin())
+        run(experiment, fast_forward=fast_forward)
+        assert router.told == [[0, 0], [tokens, 0]]
 
 
 def test_plain_routers_are_told_nothing_and_pay_nothing() -> None:

@@ -58,6 +58,14 @@ def test_nobody_overtakes_a_request_that_memory_holds_up(scheduler: OrcaPaged | 
     assert plan == Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
 
 
+@pytest.mark.parametrize("policy", [Sarathi(), OrcaPaged()])
+def test_who_joins_the_decodes_takes_a_step_beside_a_prompt_although_nobody_decodes_yet(
+    policy: Sarathi | OrcaPaged,
+) -> None:
+    queue = (WaitingSeq(1, tokens=0, cached_tokens=40, kept_blocks=3), WaitingSeq(2, tokens=100))
+    assert policy.plan(view(waiting=queue)) == Plan(decode=True, run=((1, 0), (2, 100)))
+
+
 def test_sarathi_charges_the_budget_for_every_query_token_of_a_speculative_decode() -> None:
     plan = Sarathi(token_budget=128).plan(view(waiting=QUEUE, n_decoding=20, query_tokens=5))
     assert plan.run == ((1, 28),)

@@ -79,6 +79,41 @@ def test_the_pareto_front_is_a_line_through_what_is_not_beaten():
     assert front.get_xdata().tolist() == [10, 15, 20]
 
 
+def test_candidates_that_miss_the_slo_are_hollow_and_not_on_the_front():
+    frame = pd.DataFrame(
+        {
+            "tokens_per_s_per_user": [10, 20, 15],
+            "tokens_per_s_per_gpu": [100, 50, 60],
+            "keeps": [False, True, True],
+            "pools.a.replicas": [1, 2, 3],
+        }
+    )
+    ax = axes()
+    plots.pareto(frame, ax, named=["pools.a.replicas"])
+    full, hollow, _, front = ax.lines
+    assert front.get_xdata().tolist() == [15, 20]
+    assert full.get_xdata().tolist() == [20, 15]
+    assert (hollow.get_xdata().tolist(), hollow.get_markerfacecolor()) == ([10], "none")
+    assert "misses the SLO" in [text.get_text() for text in ax.get_legend().get_texts()]
+    assert [text.get_text() for text in ax.texts] == ["1", "2", "1: a.replicas 3\n2: a.replicas 2"]
+    # Where none keeps it, the front is that of all.
+    ax = axes()
+    plots.pareto(frame.assign(keeps=False), ax)
+    assert ax.lines[-1].get_xdata().tolist() == [10, 15, 20]
+
+
+def test_points_of_the_front_that_are_too_near_for_a_number_each_share_a_label():
+    frame = pd.DataFrame(
+        {
+            "tokens_per_s_per_user": [100, 50.0, 50.1, 50.2, 20, 20.1],
+            "tokens_per_s_per_gpu": [1, 50.2, 50.1, 50, 90.1, 90],
+        }
+    )
+    ax = axes()
+    plots.pareto(frame, ax, named=["tokens_per_s_per_gpu"])
+    assert [text.get_text() for text in ax.texts[:-1]] == ["1, 2", "3 to 5", "6"]
+
+
 def test_speedup_draws_points_over_theory():
     theory = pd.DataFrame({"alpha": [0.8] * 3, "k": [1, 2, 3], "speedup": [1.5, 1.8, 2.0]})
     ax = axes()

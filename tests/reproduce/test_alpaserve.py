@@ -11,6 +11,7 @@ from sim.reproduce import alpaserve, summary
 from sim.reproduce.alpaserve import recorded, stages
 from sim.reproduce.alpaserve.cases import table
 from tests.reproduce import counted, stated
+from tests.sample import with_all
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
 
@@ -111,6 +112,7 @@ FULL_MISSES = {
 
 
 @pytest.mark.slow
+@with_all
 def test_full_reproduction_misses_what_is_named_and_what_the_page_counts():
     """Three to four minutes of one core."""
     rows = alpaserve.rows()

@@ -21,6 +21,7 @@ from sim.reproduce.sarathi.machines import A100_WITH_SERVER, deployment, falcon_
 from sim.reproduce.sarathi.misses import REASONS
 from sim.reproduce.sarathi.runs import cost_of, gains_over_pd, iteration_s, prefill_s, published, replay
 from tests.reproduce import counted, stated
+from tests.sample import with_all
 
 # (experiment, start of the case, start of the quantity) of the rows out of tolerance; docs/reproduction.md says why.
 MISSES = {
@@ -82,7 +83,7 @@ def is_known(row) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=with_all)])
 def test_every_row_but_the_known_misses_is_within_tolerance(quick):
     rows = sarathi.rows(quick)
     assert [row.cells() for row in rows if row.ok is False and not is_known(row)] == []

@@ -9,6 +9,8 @@ import pytest
 
 import sim
 from hwmodels.power import fit_power, power_model, power_share
+from sim.engine import Columns
+from sim.results.costs import costs_of
 from sim.scenario import Scenario
 
 ALONE = {
@@ -36,6 +38,95 @@ def test_a_run_costs_its_devices_for_as_long_as_it_lasts() -> None:
     assert shared == pytest.approx(2 * hours * 1e6)
 
 
+CLASSES: dict[str, Any] = {
+    "classes": {"chat": {"share": 0.5}, "batch": {"share": 0.5}},
+    "workload": {
+        "requests": 40,
+        "prompt_tokens": {"distribution": "uniform", "min_tokens": 50, "max_tokens": 4000},
+        "output_tokens": {"distribution": "uniform", "min_tokens": 1, "max_tokens": 200},
+        "arrivals": {"process": "poisson", "rate_per_s": 5},
+    },
+}
+
+
+def test_what_classes_cost_adds_up_to_what_the_run_costs() -> None:
+    found = costs(**CLASSES)["costs"]
+    of = found["classes"]
+    assert set(of) == {"chat", "batch"}
+    assert sum(each["usd"] for each in of.values()) == pytest.approx(found["usd"], rel=1e-12)
+    for kind, rate in (("input", "usd_per_m_input"), ("generated", "usd_per_m_generated")):
+        tokens = "input_tokens" if kind == "input" else "output_tokens"
+        paid = sum(each[f"usd_{kind}"] for each in of.values())
+        assert paid == pytest.approx(found[rate] * sum(each[tokens] for each in of.values()) / 1e6, rel=1e-12)
+        # A class's own rate is what it pays for its own tokens.
+        assert all(each[rate] == pytest.approx(each[f"usd_{kind}"] / each[tokens] * 1e6) for each in of.values())
+
+
+def hand_made(**meta: float) -> tuple[Any, dict[str, Any]]:
+    """Two classes on one device of 3,600 $ an hour for 10 s. The first: 300 prompt tokens of which 200 were cached, 10 emitted; the
+    second: 100 and 30 in one request, 500 in another that got no answer."""
+    requests = {
+        "arrival_ns": np.zeros(3, np.int64),
+        "first_token_ns": np.array([1, 1, -1]),
+        "finish_ns": np.array([10**10, 1, -1]),
+        "prompt_tokens": np.array([300, 100, 500]),
+        "computed_prompt_tokens": np.array([100, 100, 0]),
+        "emitted_tokens": np.array([10, 30, 0]),
+        "class_index": np.array([0, 1, 1]),
+    }
+    facts = {"power_share_s": [0.5], "busy_s": [1.0], "prompt_share": 0.4, **meta}
+    columns = Columns(requests=requests, reasons=(), replicas=(), meta=facts)
+    manifest = {
+        "classes": [{"name": "a"}, {"name": "b"}],
+        "hardware": {"name": "h100-sxm", "tdp_w": 700.0, "price_usd_per_hour": 3600.0},
+        "scenario": {"parallel": {"tensor": 1, "pipeline": 1, "data": 1}, "replicas": 1},
+    }
+    return columns, manifest
+
+
+def test_what_a_class_costs_by_hand() -> None:
+    """10 $: 4 for prompts, 6 for answers. By tokens each class has half of the prompts, and the first a quarter of the answers."""
+    found = costs_of(*hand_made(prompt_attention_share=0.0, decode_kv_share=0.0))
+    assert found is not None
+    one, two = (found["classes"][name] for name in "ab")
+    assert (one["usd_input"], two["usd_input"]) == pytest.approx((2.0, 2.0))
+    assert (one["usd_generated"], two["usd_generated"]) == pytest.approx((1.5, 4.5))
+    assert (one["input_tokens"], one["cached_tokens"], one["output_tokens"]) == (100, 200, 10)
+    assert (two["input_tokens"], two["cached_tokens"], two["output_tokens"]) == (100, 0, 30)
+    assert one["usd_per_m_input"] == pytest.approx(2.0 / 100 * 1e6)
+    assert (one["usd_per_m_cached"], one["usd_per_m_output"]) == (0.0, pytest.approx(3.5 / 10 * 1e6))
+    # By attention: 100 tokens behind 200 others attend to 20,000 + 5,050, 100 alone to 5,050; 10 tokens behind 300 read 3,000 + 45,
+    # 30 behind 100 read 3,000 + 435.
+    found = costs_of(*hand_made(prompt_attention_share=0.5, decode_kv_share=1.0))
+    assert found is not None
+    one, two = (found["classes"][name] for name in "ab")
+    assert one["usd_input"] == pytest.approx(1.0 + 2.0 * 25_050 / 30_100)
+    assert one["usd_generated"] == pytest.approx(6.0 * 3_045 / 6_480)
+    assert one["usd"] + two["usd"] == pytest.approx(10.0)
+
+
+def test_nothing_is_said_of_classes_whose_models_differ_or_where_no_price_is_known() -> None:
+    columns, manifest = hand_made(prompt_attention_share=0.0, decode_kv_share=0.0)
+    assert "classes" not in (costs_of(columns, {**manifest, "models": ["x", "y"]}) or {})
+    unpriced = {**manifest, "hardware": {**manifest["hardware"], "price_usd_per_hour": None}}
+    assert "classes" not in (costs_of(columns, unpriced) or {})
+
+
+def test_attention_takes_all_of_a_long_prompt_that_is_read_and_none_where_there_is_hardly_any() -> None:
+    """Of a decode step of one sequence the KV share is its bytes over all bytes: 200 tokens behind 100 are a thousandth of an 8B
+    model's weights, behind 100,000 most of it."""
+    short, long = (
+        sim.simulate(
+            Scenario.from_mapping({**ALONE, "workload": {**ALONE["workload"], "prompt_tokens": tokens}})
+        ).columns.meta
+        for tokens in (100, 100_000)
+    )
+    kv_bytes, weights = 131_072, 2 * 8.03e9
+    for meta, context in ((short, 200), (long, 100_100)):
+        assert meta["decode_kv_share"] == pytest.approx(context * kv_bytes / (context * kv_bytes + weights), rel=0.08)
+    assert short["prompt_attention_share"] < 0.02 < 0.3 < long["prompt_attention_share"]
+
+
 def test_energy_lies_between_idle_and_the_limit_and_grows_with_the_building() -> None:
     plain, building = costs()["costs"], costs(costs={"pue": 1.5, "carbon_g_per_kwh": 360.0})["costs"]
     assert plain["joule"] < plain["tdp_joule"]
@@ -51,6 +142,111 @@ def test_a_machine_that_waits_draws_idle_power() -> None:
     limit_w = 700.0
     extra = two["costs"]["joule"] - one["costs"]["joule"]
     assert extra == pytest.approx(power_model("h100-sxm").idle * limit_w * one["makespan_s"])
+
+
+LAYERS, WIDTH, INNER, WORDS, KV_WIDTH = 32, 4096, 14336, 128256, 1024
+"""Llama-3.1-8B, from its config.json."""
+
+
+def by_hand(result: Any, prompt_tokens: int) -> dict[str, float]:
+    """Work, energy and the share of prompts of a run of llama-3.1-8b on one H100 whose prompts run whole, iteration by iteration:
+    weights are read once, two operations a weight and row, four a pair of query and key and channel, two bytes everywhere."""
+    iterations = result.columns.iterations()
+    prefill, decode, kv = (iterations[name].astype(float) for name in ("prefill_tokens", "decode_tokens", "kv_tokens"))
+    seconds = iterations["duration_ns"] * 1e-9
+    weights = LAYERS * (2 * WIDTH**2 + 2 * WIDTH * KV_WIDTH + 3 * WIDTH * INNER)
+    head, kv_bytes, pair = WIDTH * WORDS, 2 * 2 * KV_WIDTH * LAYERS, 4 * WIDTH * LAYERS
+    prompts = prefill / prompt_tokens
+    flops_of_prompts = (
+        2 * prefill * weights + 2 * prompts * head + pair * prompts * prompt_tokens * (prompt_tokens + 1) / 2
+    )
+    flops_of_decodes = 2 * decode * (weights + head) + pair * kv
+    n_bytes = 2 * (weights + head) + kv_bytes * (kv + prefill + decode)
+    peak_flops, peak_bytes = 989.4e12, 3.35e12
+
+    def alone_s(flops: Any, kv_tokens: Any, rows: Any) -> Any:
+        read = 2 * (weights + head) + kv_bytes * kv_tokens
+        return np.maximum(flops / peak_flops, read / peak_bytes) * (rows > 0)
+
+    of_prompts, of_decodes = alone_s(flops_of_prompts, prefill, prefill), alone_s(flops_of_decodes, kv + decode, decode)
+    flops = flops_of_prompts + flops_of_decodes
+    # hwmodels/power.toml
+    share = np.minimum(
+        1.0,
+        0.245 + 0.396 * (n_bytes / seconds / peak_bytes) ** 0.1987 + 0.532 * (flops / seconds / peak_flops) ** 0.3243,
+    )
+    return {
+        "flops": float(flops.sum()),
+        "hbm_bytes": float(n_bytes.sum()),
+        "prompt_share": float((of_prompts / (of_prompts + of_decodes) * seconds).sum() / seconds.sum()),
+        "busy_joule": float(700.0 * (share * seconds).sum()),
+        "busy_s": float(seconds.sum()),
+        "peak_watt": float(700.0 * share.max()),
+    }
+
+
+@pytest.mark.parametrize("rate_per_s", [1.0, 10.0])
+def test_energy_and_its_split_are_those_counted_iteration_by_iteration(rate_per_s: float) -> None:
+    result = sim.simulate(
+        Scenario.from_mapping(
+            {
+                "scheduler": {"policy": "vllm"},
+                "workload": {
+                    "requests": 30,
+                    "prompt_tokens": 700,
+                    "output_tokens": 200,
+                    "arrivals": {"process": "poisson", "rate_per_s": rate_per_s},
+                },
+                "costs": {"usd_per_device_hour": 3.0, "pue": 1.5},
+            }
+        )
+    )
+    hand, meta, found = by_hand(result, 700), result.columns.meta, result.summary["costs"]
+    assert meta["flops"] == pytest.approx(hand["flops"], rel=1e-6)
+    assert meta["hbm_bytes"] == pytest.approx(hand["hbm_bytes"], rel=1e-3)
+    assert found["prompt_share"] == pytest.approx(hand["prompt_share"], rel=1e-3)
+    requests = result.columns.requests
+    span_s = (requests["finish_ns"].max() - requests["arrival_ns"].min()) / 1e9
+    idle_joule = 700.0 * 0.245 * (span_s - hand["busy_s"])
+    assert found["joule"] == pytest.approx(1.5 * (hand["busy_joule"] + idle_joule), rel=1e-3)
+    assert found["joule_low"] == pytest.approx(1.5 * 0.5361 * hand["busy_joule"], rel=1e-3)
+    most = min(1.488 * hand["busy_joule"] + idle_joule, 700.0 * span_s)
+    assert found["joule_high"] == pytest.approx(1.5 * most, rel=1e-3)
+    assert found["tdp_joule"] == pytest.approx(1.5 * 700.0 * span_s)
+    assert found["joule_per_output_token"] == pytest.approx(found["joule"] / 6000)
+    usd = 3.0 * span_s / 3600
+    assert found["usd_per_m_input"] == pytest.approx(usd * hand["prompt_share"] / 21_000 * 1e6, rel=1e-3)
+    assert found["usd_per_m_generated"] == pytest.approx(usd * (1 - hand["prompt_share"]) / 6_000 * 1e6, rel=1e-3)
+
+
+def test_machines_that_are_off_cost_nothing() -> None:
+    """One machine for 20 s, and one more from then on, which takes 10 s to start."""
+    result = sim.simulate(
+        Scenario.from_mapping(
+            {
+                "scheduler": {"policy": "vllm"},
+                "autoscale": {
+                    "policy": {"policy": "schedule", "at_s": [0, 20], "machines": [1, 2]},
+                    "max": 3,
+                    "interval_s": 5,
+                    "start": {"load": 10},
+                },
+                "workload": {
+                    "requests": 31,
+                    "prompt_tokens": 10,
+                    "output_tokens": 2,
+                    "arrivals": {"process": "deterministic", "rate_per_s": 1},
+                },
+                "costs": {"usd_per_device_hour": 3.6},
+            }
+        )
+    )
+    requests, found = result.columns.requests, result.summary["costs"]
+    end_s, begin_s = requests["finish_ns"].max() / 1e9, requests["arrival_ns"].min() / 1e9
+    paid_s = (end_s - begin_s) + (end_s - 20)
+    assert found["device_hours"] == pytest.approx(paid_s / 3600)
+    assert found["usd"] == pytest.approx(paid_s / 1000)
+    assert found["tdp_joule"] == pytest.approx(700 * paid_s)
 
 
 def test_what_was_not_measured_says_so() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sim import simulate
+from sim.engine.links import Slowdown
 from sim.errors import ScenarioError
 from sim.report.timeline import events
 from sim.results import Result, stage_rows
@@ -145,6 +146,30 @@ def test_timelines_show_transfers() -> None:
     }  # fmt: skip
 
 
+def test_timelines_say_the_pool_of_each_replica() -> None:
+    result = simulate(apart(workload={**WORKLOAD, "requests": 4}))
+    found = list(events(result.columns, pools=result.manifest["pools"]))
+    named = {event["args"]["name"] for event in found if event["ph"] == "M" and "replica" in event["args"]["name"]}
+    assert named == {"replica 0 (p)", "replica 1 (d)", "replica 2 (d)", "from replica 0 (p)"}
+    transfers = {event["name"] for event in found if event.get("cat") == "transfer"}
+    assert transfers == {"to replica 1 (d)", "to replica 2 (d)"}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("pools.pp.replicas=2", "my.yaml: pools has no pp (pools.pp.replicas; pools.pp={...} adds one); did you mean p?"),
+        ("pools.pp.parallel.tensor=2", "pools has no pp (pools.pp.parallel.tensor; pools.pp={...} adds one)"),
+        ("links.nett.latency_s=1", "links has no nett (links.nett.latency_s; links.nett={...} adds one); did you mean net?"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_a_pool_that_there_is_not_makes_none(assignment: str, expected: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        apart().with_set(assignment)
+    assert expected in str(error.value)
+    assert set(apart().with_set("pools.e={role: decode}").pools or ()) == {"p", "d", "e"}
+
+
 def test_the_ratio_of_pools_and_their_forms_can_be_swept() -> None:
     from sim.study.optimize import cheapest
 
@@ -159,3 +184,32 @@ def test_the_ratio_of_pools_and_their_forms_can_be_swept() -> None:
     assert found.table["gpus"].tolist() == [3, 5, 4, 6]
     assert found.best is not None
     assert found.best["pools.p.replicas"] == 1
+
+
+def test_links_are_degraded_for_a_time() -> None:
+    degraded = [{"at_s": 60.0, "for_s": 30.0, "factor": 0.1}, {"at_s": 100.0, "added_latency_s": 0.01}]
+    built = resolve(apart(links={"net": {"bandwidth_gb_per_s": 10, "latency_s": 0.001, "degraded": degraded}}))
+    assert built.experiment.handover is not None
+    (path,) = built.experiment.handover.paths.values()
+    assert path.link.slowdowns == (
+        Slowdown(at_s=60.0, for_s=30.0, factor=0.1),
+        Slowdown(at_s=100.0, latency_s=0.01),
+    )
+    assert built.manifest["handover"]["links"][0]["degraded"][1]["latency_s"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("degraded", "text"),
+    [
+        ([{"at_s": 1.0}], "nothing is degraded: give factor below 1, or added_latency_s"),
+        ([{"at_s": 1.0, "factor": 0.0}], "without for_s it never goes on"),
+        ([{"at_s": 1.0, "latency_s": 1.0}], "latency_s is not a setting; did you mean added_latency_s"),
+        (
+            [{"at_s": 1.0, "factor": 0.5}, {"at_s": 2.0, "factor": 0.5}],
+            "links.net.degraded: from 2 s on the link is slowed down twice: the one of 1 s holds to the end",
+        ),
+    ],
+)
+def test_links_that_cannot_be_degraded_so_are_refused(degraded: Any, text: str) -> None:
+    with pytest.raises(ScenarioError, match=text):
+        resolve(apart(links={"net": {"degraded": degraded}}))

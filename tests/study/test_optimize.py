@@ -67,6 +67,11 @@ def test_the_front_agrees_with_trying_every_pair():
     assert pareto_front(frame, "x", "y").tolist() == [not each for each in beaten]
 
 
+def test_the_front_among_some_leaves_the_others_out():
+    frame = pd.DataFrame({"x": [1, 2, 3], "y": [9, 5, 6]})
+    assert pareto_front(frame, "x", "y", among=np.array([True, True, False])).tolist() == [True, True, False]
+
+
 def test_costs_follow_from_gpus_price_and_throughput():
     table = pd.DataFrame({"gpus": [2], "output_tokens_per_s": [1000.0], "tpot_s.p50": [0.02], "hardware": ["h100-sxm"]})
     row = with_costs(table, BASE).iloc[0]
@@ -111,6 +116,20 @@ def test_a_candidate_keeps_the_slo_with_confidence_without_saturation_and_in_eve
     found = choose(Finished(), BASE, goal="gpu-seconds", target=Target(attainment=0.99))
     assert found.table["keeps"].tolist() == [True, False, False, False]
     assert found.best["replicas"] == 4
+    # All are equal but for the GPUs, and those that miss the SLO are not on the front.
+    assert found.table["on_front"].tolist() == [True, False, False, False]
+    none = choose(Finished(), BASE, goal="gpu-seconds", target=Target(attainment=0.999))
+    assert none.table["on_front"].tolist() == [False, True, False, False]
+
+
+def test_a_candidate_that_cannot_be_is_said_with_its_reason(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text(BASE.with_set("slo.ttft_s=1", "workload.requests=5").to_yaml())
+    arguments = ["optimize", str(file), "--goal", "devices", "--axis", "parallel.tensor=1,3", "--replications", "2"]
+    done = CliRunner().invoke(build_app(), [*arguments, "--jobs", "1"])
+    assert "1 of 2 candidates failed:" in done.output
+    assert "parallel.tensor=3: " in done.output
+    assert "does not divide the 32 attention heads" in done.output
 
 
 def test_the_command_finds_a_rate_and_a_deployment(tmp_path):

@@ -208,7 +208,8 @@ def _print(found: Choice, out: Path | None, part: str) -> None:
         for row in ranked.head(_SHOWN).to_dict("records")
     ]
     heads = (
-        *short_keys(found.axes),
+        # The name of a pool over the setting, or the columns behind are cut.
+        *(key.replace(".", ".\n") for key in short_keys(found.axes)),
         found.column,
         "attained",
         "tok/s/GPU",
@@ -225,6 +226,14 @@ def _print(found: Choice, out: Path | None, part: str) -> None:
     if out is not None:
         facts.append(("Results", f"{out}/ranked.csv, pareto.png"))
     print_facts(facts)
+    failed = found.table[found.table["failed"] > 0]
+    if len(failed):
+        typer.echo(f"{len(failed):,} of {len(found.table):,} candidates failed:", err=True)
+        for row in failed.head(_SHOWN).to_dict("records"):
+            where = ", ".join(f"{key}={row[key]}" for key in found.axes)
+            typer.echo(f"  {where}: {row['error']}", err=True)
+        if len(failed) > _SHOWN:
+            typer.echo(f"  and {len(failed) - _SHOWN:,} more", err=True)
 
 
 def _write(found: Choice, out: Path) -> None:

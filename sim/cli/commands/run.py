@@ -99,7 +99,7 @@ def _write_events(result: Any, path: Path) -> None:
     from sim.report.timeline import write_timeline
 
     try:
-        write_timeline(result.columns, path)
+        write_timeline(result.columns, path, pools=result.manifest.get("pools"))
     except ValueError as error:
         raise OutputError(str(error)) from error
 

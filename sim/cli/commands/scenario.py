@@ -16,7 +16,10 @@ def register(app: typer.Typer) -> None:
 def from_command(
     command: Annotated[
         str,
-        typer.Argument(help="In quotes: 'vllm serve ...', 'python -m sglang.launch_server ...' or 'trtllm-serve ...'."),
+        typer.Argument(
+            help="In quotes: 'vllm serve ...', 'python -m sglang.launch_server ...' or 'trtllm-serve ...'; several, one a line, "
+            "are pools."
+        ),
     ],
     hardware: Annotated[
         str | None,
@@ -37,5 +40,6 @@ def from_command(
         typer.echo(f"Without effect on a simulated run: {', '.join(found.without_effect)}", err=True)
     for note in found.notes:
         typer.echo(f"Note: {note}", err=True)
-    typer.echo(f"# {' '.join(command.split())}")
+    for line in command.strip().splitlines():
+        typer.echo(f"# {line.strip()}")
     typer.echo(found.scenario.to_yaml(), nl=False)

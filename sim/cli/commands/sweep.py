@@ -153,11 +153,9 @@ def _print(result: object, folder: Path) -> None:
 def _fitting(heads: list[str], rows: list[list[str]], *, fixed: int) -> tuple[list[str], list[list[str]]]:
     """The axes, and as many of the metrics as fit a line, the most asked for first: cut columns say nothing."""
     from sim.cli.tables import console
+    from sim.text import short_keys
 
-    names = heads[:fixed]
-    short = [name.rpartition(".")[2] for name in names]
-    names = [brief if short.count(brief) == 1 else name for name, brief in zip(names, short, strict=True)]
-    heads = [*names, *heads[fixed:]]
+    heads = [*short_keys(heads[:fixed]), *heads[fixed:]]
     widths = [max(len(text) for text in column) + 3 for column in zip(heads, *rows, strict=True)]
     order = sorted(range(fixed, len(heads)), key=lambda i: (not heads[i].endswith(("p99", "per_s", "attainment")), i))
     left = console().width - sum(widths[:fixed])

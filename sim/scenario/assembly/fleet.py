@@ -10,13 +10,14 @@ from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.explain import told_by
-from sim.scenario.fleet import Autoscale
+from sim.scenario.fleet import Autoscale, Degraded
 from sim.scenario.settings import Scenario
 from sim.text import unknown
 
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel
     from sim.engine import MachineSpec, ReplicaSpec
+    from sim.engine.links import Slowdown
     from sim.engine.lives import FleetSpec, Scaling
     from workloads import ClosedLoop, Trace
 
@@ -31,16 +32,6 @@ def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | Clos
     failures, scaled = scenario.failures, [pool for pool in pools if pool.autoscale is not None]
     if not scaled and failures is None:
         return None
-    key = "autoscale" if scaled else "failures"
-    if any(pool.role != "both" for pool in pools):
-        raise ScenarioError(
-            f"{scenario.source}: {key}: pools that prefill or decode alone neither grow nor fail in the model; give all pools role "
-            f"both, or leave {key} out"
-        )
-    if any(each.memory.tiers or each.memory.preemption == "swap" for pool in pools for each in pool.scenarios):
-        raise ScenarioError(
-            f"{scenario.source}: {key}: what becomes of memory.tiers when a machine goes is not modelled; leave out one of the two"
-        )
     if scaled and scenario.placement is not None:
         raise ScenarioError(
             f"{scenario.source}: autoscale: a placement says which machines there are; leave out one of the two"
@@ -151,6 +142,21 @@ def with_slow(scenario: Scenario, machines: Sequence[ReplicaSpec | MachineSpec])
             for tenant in tenants
         )
         found[each.machine] = replace(spec, tenants=slower) if isinstance(spec, MachineSpec) else slower[0]
+    return found
+
+
+def slowdowns_of(degraded: Sequence[Degraded], where: str) -> tuple[Slowdown, ...]:
+    """When a link is not what it was; ScenarioError where two of those times overlap."""
+    from sim.engine.links import Slowdown, check_slowdowns
+
+    found = tuple(
+        Slowdown(at_s=each.at_s, for_s=each.for_s, factor=each.factor, latency_s=each.added_latency_s)
+        for each in degraded
+    )
+    try:
+        check_slowdowns(found)
+    except ValueError as error:
+        raise ScenarioError(f"{where}: {error}") from None
     return found
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import isclose
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
 from sim.scenario import named
+from sim.scenario.assembly.fleet import slowdowns_of
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import check_router
 from sim.scenario.assembly.replica import Hosted
@@ -263,7 +264,12 @@ def _path(
         )
     repacks = way.repack and not _same_layout(one, two)
     return KvPath(
-        link=LinkSpec(bandwidth, latency_s=latency_s, concurrent_transfers=link.concurrent_transfers),
+        link=LinkSpec(
+            bandwidth,
+            latency_s=latency_s,
+            concurrent_transfers=link.concurrent_transfers,
+            slowdowns=slowdowns_of(link.degraded, f"{scenario.source}: links.{name}.degraded"),
+        ),
         shared=link.shared,
         bytes_per_token=per_token,
         bytes_per_sequence=per_sequence,
@@ -331,6 +337,7 @@ def facts_of(scenario: Scenario, pools: Sequence[PoolOf], spec: HandoverSpec | N
                 "bandwidth_bytes_per_s": path.link.bandwidth_bytes_per_s,
                 "latency_s": path.link.latency_s,
                 "concurrent_transfers": path.link.concurrent_transfers,
+                **({"degraded": [asdict(each) for each in path.link.slowdowns]} if path.link.slowdowns else {}),
                 "shared": path.shared,
                 "layers": path.layers,
                 "bytes_per_token": path.bytes_per_token,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
+from sim.scenario.assembly.fleet import slowdowns_of
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import caches
 from sim.scenario.settings import Scenario
@@ -87,6 +88,7 @@ def _spec(tier: Tier, deployment: Deployment, where: str, ranks: int) -> TierSpe
         concurrent_transfers=tier.concurrent_transfers,
         staged=tier.staged and tier.kind != "host",
         store=tier.store if tier.kind == "remote" else "",
+        slowdowns=slowdowns_of(tier.degraded, f"{where}.degraded"),
     )
 
 
