@@ -101,7 +101,12 @@ CASES = [
     (APART, LINK, "handover={like: dynamo}", "memory.kv_blocks=900"),
     (APART, LINK, "handover={like: vllm}", f"failures={{{FAILS}, in_flight: resume}}"),
     (APART, LINK, "handover={like: vllm}", f"failures={{{FAILS}, in_flight: retry}}"),
-    (APART, LINK, "handover={like: splitwise}", "failures={times: [{machine: 2, at_s: 0.4, for_s: 0.3}], in_flight: retry}"),
+    (
+        APART,
+        LINK,
+        "handover={like: splitwise}",
+        "failures={times: [{machine: 2, at_s: 0.4, for_s: 0.3}], in_flight: retry}",
+    ),
     (APART, LINK, "handover={like: sglang}", "failures={mean_up_s: 0.5, mean_down_s: 0.2, in_flight: lose}"),
     ("replicas=2", "memory.kv_blocks=600", "memory.tiers=[{kind: host, gib: 2}]", f"failures={{{FAILS}}}"),
     ("model=qwen3-30b-a3b", "parallel={data: 2, expert: 2}"),

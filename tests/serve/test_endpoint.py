@@ -254,7 +254,7 @@ def test_a_client_that_stops_reading_holds_up_nobody_else() -> None:
 
 
 def test_connections_without_a_request_and_heads_without_an_end_are_closed() -> None:
-    with serving(limits=Limits(body_s=0.5, head_bytes=20_000)) as at:
+    with serving(limits=Limits(body_s=0.2, head_bytes=20_000)) as at:
         host, port = at.url.removeprefix("http://").split(":")
 
         def closed(there: socket.socket) -> bool:
@@ -270,12 +270,12 @@ def test_connections_without_a_request_and_heads_without_an_end_are_closed() -> 
             endless.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             assert endless.recv(1000).startswith(b"HTTP/1.1 200")
             # The first request came in time, and its head was short.
-            time.sleep(0.6)
+            time.sleep(0.3)
             with contextlib.suppress(ConnectionError):
                 endless.sendall(b"GET /health HTTP/1.1\r\n")
                 for i in range(40):
                     endless.sendall(b"X-%d: " % i + b"x" * 1000 + b"\r\n")
-                    time.sleep(0.005)
+                    time.sleep(0.002)
             assert closed(endless)
         body = json.dumps({"prompt": "a " * 20_000, "max_tokens": 2}).encode()
         assert httpx.post(f"{at.url}/v1/completions", content=body).status_code == 200
@@ -467,6 +467,7 @@ def on_the_first(at: Serving, tokens: int) -> list[Any]:
     return events(at, "/v1/completions", prompt="a b c", max_tokens=tokens, stream_options={"include_usage": True})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_flight", ["resume", "retry"])
 def test_a_stream_goes_on_when_its_machine_fails(tmp_path: Path, in_flight: str) -> None:
     with serving("replicas=2", "router=round_robin", FAILS % in_flight, speed=1.0) as at:
@@ -488,6 +489,7 @@ def test_a_stream_goes_on_when_its_machine_fails(tmp_path: Path, in_flight: str)
         assert np.array_equal(column, served.columns.requests[name]), name
 
 
+@pytest.mark.slow
 def test_who_is_lost_with_a_machine_is_told_to_come_again() -> None:
     with serving("replicas=2", "router=round_robin", FAILS % "lose", speed=1.0) as at:
         at.session.pacer.start()
@@ -505,6 +507,7 @@ def test_who_is_lost_with_a_machine_is_told_to_come_again() -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_machine_is_started_when_requests_wait() -> None:
     policy = "{policy: target_tracking, measure: concurrency, target: 2}"
     scale = f"autoscale={{policy: {policy}, min: 1, max: 3, interval_s: 1, start: {{boot: 2}}}}"
