@@ -1255,16 +1255,6 @@ MUTATIONS = [
         "sim/engine/apart.py",
         FLEETS,
         ("KV is sent again whatever the rule", 'stays = fleet._spec.in_flight == "resume" and', "stays = True and"),
-        (
-            "prompts wait to the end although a machine decodes",
-            "            handovers.choose_again(id_)\n",
-            "            continue\n",
-        ),
-        (
-            "a run waits for machines that never come back",
-            "return [each for each in machines if fleet.states[each.index] != FAILED or fleet.returns[each.index]]",
-            "return list(machines)",
-        ),
         ("a request comes twice for a stage", "if not self._taken[id_] & stage:", "if True:"),
     ),
     *_of(
