@@ -367,6 +367,7 @@ def test_a_policy_sees_of_each_pool_what_came_what_ended_and_the_time_to_the_fir
 def test_a_request_that_comes_again_has_come_once_for_each_pool() -> None:
     notes: list[dict[str, PoolSeen]] = []
     stays = Scaling(policy=Notes(notes), min_machines=0, initial=2, interval_s=0.035)
-    found = run(pools(fails(PREFILL, 10), scaling=(stays, None), trace=Trace([0, 60 * MS], [20, 20], [4, 4])))
+    trace = Trace(arrival_ns=[0, 60 * MS], prompt_tokens=[20, 20], output_tokens=[4, 4])
+    found = run(pools(fails(PREFILL, 10), scaling=(stays, None), trace=trace))
     assert found.requests["prompts_computed"].tolist() == [2, 1]
     assert [(notes[0][name].came, notes[0][name].finished) for name in "pd"] == [(1, 2), (1, 1)]
