@@ -69,6 +69,7 @@ FLEETS = (
 RANKS = ("tests/engine/test_ranks.py", "tests/hwmodels/test_ranks.py", "tests/hwmodels/test_mtp.py")
 EXPERTS = ("tests/hwmodels/test_experts.py", "tests/scenario/test_expert_settings.py")
 PREFIXES = ("tests/engine/test_prefix.py", "tests/oracle/test_vllm.py")
+ROUTING = ("tests/engine/test_routing.py",)
 SGLANG = ("tests/policies/test_sglang.py",)
 INTERVALS = ("tests/study/test_paired.py", "tests/study/test_statistics.py", "tests/study/test_compare.py")
 COSTS = ("tests/hwmodels/test_roofline.py", "tests/hwmodels/test_work.py", "tests/hwmodels/test_calibrated.py")
@@ -181,6 +182,29 @@ MUTATIONS = [
             "a span goes on though who waits may find more",
             "return kv.writes or (kv.caches_late",
             "return (kv.caches_late",
+        ),
+    ),
+    *_of(
+        "sim/engine/machine.py",
+        ROUTING,
+        (
+            "routers do not find what the span in flight has emitted",
+            "finding.rounds_since = rounds - 1",
+            "finding.rounds_since = 0",
+        ),
+    ),
+    *_of(
+        "sim/engine/routing.py",
+        ROUTING,
+        ("late events are of the first model", "model = 0 if self._model is None else self._model[id_]", "model = 0"),
+    ),
+    *_of(
+        "sim/engine/tenant.py",
+        ("tests/engine/test_fleet.py",),
+        (
+            "the step in which a machine fails has no room made for it",
+            "take_for_rounds(tenant.sequences.kv, lane.decoding, 1, 0)",
+            "tenant.sequences.kv.take(lane.decoding.growth_blocks)",
         ),
     ),
     *_of(
@@ -637,6 +661,10 @@ MUTATIONS = [
             "return self._hosting[0 if self._state.model is None else self._state.model[id_]]",
             "return self._machines",
         ),
+    ),
+    *_of(
+        "sim/engine/gate.py",
+        ("tests/engine/test_routing.py", "tests/engine/test_independent.py"),
         ("turns of a model are those of all", "id_ if self._turn is None else self._turn[id_],", "id_,"),
         ("sessions are not shown to routers", "-1 if self._session is None else self._session[id_],", "-1,"),
     ),
@@ -1003,16 +1031,6 @@ MUTATIONS = [
             "duration = self._prices.step([totals[taking[0]]] + [IDLE] * (len(totals) - 1), draft_steps)",
         ),
         (
-            "KV comes to a resting machine and is not heard of",
-            "        put(tenant, self._clock.now_ns, id_, what, tokens)\n        self.interrupt(self._clock.now_ns)\n",
-            "        put(tenant, self._clock.now_ns, id_, what, tokens)\n",
-        ),
-        (
-            "routers inside see the first rank's cache",
-            "return max(load.found_tokens(request) for load in self._loads)",
-            "return self._loads[0].found_tokens(request)",
-        ),
-        (
             "steps alike go on beyond the first to finish",
             "decoding.until_finish(), decoding.until_bend()",
             "decoding.until_bend()",
@@ -1029,13 +1047,8 @@ MUTATIONS = [
         ),
         (
             "steps alike do not age what waits",
-            "                    for _ in range(n - 1):\n                        _, self._waited = self._balance.start(self._works, self._waited)\n",
-            "                    pass\n",
-        ),
-        (
-            "KV that lies in the mail waits for steps alike",
-            "            if sequences.exchange is not None and sequences.exchange.mail:\n                # What came while the present plan was there is read by the next.\n                return 1\n",
-            "",
+            "for _ in range(n - 1):",
+            "for _ in range(0):",
         ),
         (
             "who comes to a rank whose plan holds waits for all",
@@ -1140,8 +1153,8 @@ MUTATIONS = [
         ),
         (
             "room that nobody will use is kept",
-            "                leg = self.legs.pop(id_, None)\n                if leg is not None:\n                    leg.drop(id_)\n",
-            "                self.legs.pop(id_, None)\n",
+            "                if leg is not None:\n                    leg.drop(id_)\n            else:",
+            "                if leg is not None:\n                    pass\n            else:",
         ),
         ("news is heard at once", "HEARD_AFTER_NS: Final = 1", "HEARD_AFTER_NS: Final = 0"),
     ),
@@ -1156,7 +1169,7 @@ MUTATIONS = [
         (
             "others overtake who waits for room",
             "while self.asked and self._make_room(self.asked[0], lane, ticks):\n            self.asked.popleft()",
-            "for id_ in list(self.asked):\n            if self._make_room(id_, lane, ticks):\n                self.asked.remove(id_)",
+            "for id_ in [each for each in self.asked if self._make_room(each, lane, ticks)]:\n            self.asked.remove(id_)",
         ),
         (
             "headroom is for one sequence",
@@ -1387,11 +1400,6 @@ MUTATIONS = [
             "speculation=run.speculation",
         ),
         ("prefill's token is the client's first", 'first_token="decode",', 'first_token="prefill",'),
-        (
-            "a worker has all clients",
-            "concurrency=-(-run.concurrency // workers.number)",
-            "concurrency=run.concurrency",
-        ),
     ),
     *_of(
         "sim/validation/machines.py",
@@ -1405,6 +1413,25 @@ MUTATIONS = [
         ("tests/validate/test_validate.py",),
         ("ranks draft as others do", "(_DEPTH_OF_RANKS if ranks > 1 else {})", "({})"),
         ("R1 has no entry", "_SAME.get(model, model)", "model"),
+    ),
+    *_of(
+        "sim/engine/ranks.py",
+        ("tests/engine/test_handover.py",),
+        (
+            "KV that lies in the mail waits for steps alike",
+            "if sequences.exchange is not None and sequences.exchange.mail:",
+            "if False:",
+        ),
+        (
+            "KV comes to a resting machine and is not heard of",
+            "        put(tenant, self._clock.now_ns, id_, what, tokens)\n        self.interrupt(self._clock.now_ns)\n",
+            "        put(tenant, self._clock.now_ns, id_, what, tokens)\n",
+        ),
+        (
+            "routers inside see the first rank's cache",
+            "return max(load.found_tokens(request) for load in self._loads)",
+            "return self._loads[0].found_tokens(request)",
+        ),
     ),
     *_of(
         "sim/metrics/ranks.py",
@@ -1769,6 +1796,271 @@ MUTATIONS = [
         ),
         ("prices are by the second", "/ 3600.0", "/ 1.0"),
         ("equal rows push each other off the front", "or (second[index] == best_y and first[index] == best_x)", ""),
+    ),
+    *_of(
+        "policies/classes.py",
+        ("tests/policies/test_classes.py",),
+        ("the highest class gives way first", "key=lambda seq: -seq.priority)", "key=lambda seq: seq.priority)"),
+        (
+            "equals give way too",
+            "if seq.priority > first.priority and not seq.leaving",
+            "if seq.priority >= first.priority and not seq.leaving",
+        ),
+        (
+            "all of a lower class give way",
+            "for n in range(1, len(lower) + 1) if enough(n)",
+            "for n in (len(lower),) if enough(n)",
+        ),
+        (
+            "who gives way is driven out in vain",
+            "        if not enough(len(lower)):\n            return []\n",
+            "        if not enough(len(lower)):\n            return lower\n",
+        ),
+        (
+            "a tenant that comes back is not lifted",
+            "counters[tenant] = max(counters.get(tenant, 0), least)",
+            "counters[tenant] = max(counters.get(tenant, 0), 0)",
+        ),
+        (
+            "weights of classes do not count",
+            "counters.get(tenant, 0) + tokens * terms.token_cost[id_]",
+            "counters.get(tenant, 0) + tokens",
+        ),
+        ("prompts are counted with each look", "prompt_weight * prompt if before < 0 else 0", "prompt_weight * prompt"),
+        (
+            "who gave way is counted anew",
+            "back=frozenset(id_ for id_ in still if id_ in emitted)",
+            "back=frozenset(id_ for id_ in still if id_ not in emitted)",
+        ),
+        ("late are those whose limit is still to come", "if due_ns < view.now_ns}", "if due_ns > view.now_ns}"),
+        (
+            "the demoted go first",
+            "return (*on_time, *(seq._replace(priority=DEMOTED)",
+            "return (*reversed(on_time), *(seq._replace(priority=-DEMOTED)",
+        ),
+        (
+            "answers are shortened of all who wait",
+            "if seq.id in late and view.max_tokens[seq.id] > tokens",
+            "if view.max_tokens[seq.id] > tokens",
+        ),
+    ),
+    *_of(
+        "sim/engine/requests.py",
+        ("tests/policies/test_classes.py",),
+        (
+            "a shortened answer loses what it has",
+            "tokens = max(tokens, self.output[id_] - self.left[id_] + 1)",
+            "tokens = max(tokens, 1)",
+        ),
+        (
+            "what a shortened answer lacks is not counted",
+            "self.shortened[id_] = self.shortened.get(id_, 0) + lacks",
+            "self.shortened[id_] = lacks",
+        ),
+        (
+            "clients allow what they did",
+            "self.max_tokens[id_] = min(self.max_tokens[id_], tokens)",
+            "self.max_tokens[id_] = self.max_tokens[id_]",
+        ),
+    ),
+    *_of(
+        "policies/control/tracking.py",
+        ("tests/policies/test_control.py",),
+        (
+            "machines that start are counted as ready",
+            "again = (total + (0.0 if ratio > 1",
+            "again = (total + (0.0 if ratio < 1",
+        ),
+        ("tolerance is not kept", "abs(ratio - 1.0) <= self.tolerance", "abs(ratio - 1.0) <= 0.0"),
+        (
+            "as many more as the ratio asks for",
+            "return min(ceil(ratio * ready - 1e-9), most)",
+            "return ceil(ratio * ready - 1e-9)",
+        ),
+        ("four more are not allowed to a few", "most = max(2 * current, current + 4)", "most = 2 * current"),
+        ("KV use of all machines is their mean", "return pool.kv_use * pool.ready", "return pool.kv_use"),
+    ),
+    *_of(
+        "policies/control/concurrency.py",
+        ("tests/policies/test_control.py",),
+        ("a panic lets machines go", "asked(self.stable_s, now), seen.mine.machines)", "asked(self.stable_s, now))"),
+        ("who comes to none waits for ever", "return min(1, total)", "return 0"),
+        ("the window is all of the past", "n = min(max(round(seconds / seen.interval_s), 1), end)", "n = end"),
+    ),
+    *_of(
+        "policies/control/rates.py",
+        ("tests/policies/test_control.py",),
+        ("everybody waits", "waits = blocked / (1.0 - load / machines * (1.0 - blocked))", "waits = 1.0"),
+        ("the mean rate decides", "max((each.came for each in seen.past)", "min((each.came for each in seen.past)"),
+        (
+            "those who are late do not matter",
+            "machines = max(machines, pool.machines + 1)",
+            "machines = max(machines, pool.machines)",
+        ),
+    ),
+    *_of(
+        "policies/control/schedule.py",
+        ("tests/policies/test_control.py", "tests/engine/test_fleet.py"),
+        (
+            "a schedule looks ahead",
+            "bisect_right(self.at_s, now_s + 1e-9) - 1]",
+            "bisect_right(self.at_s, now_s + 1e-9) % len(self.machines)]",
+        ),
+        (
+            "the perfect one does not know how long a start takes",
+            "(seen.now_s + self.lead_s + seen.interval_s)",
+            "(seen.now_s + seen.interval_s)",
+        ),
+    ),
+    *_of(
+        "policies/control/seen.py",
+        ("tests/policies/test_control.py",),
+        ("machines go at once", "if at_s > now_s - down_window_s", "if at_s > now_s"),
+        ("machines come at once", "if at_s > now_s - up_window_s", "if at_s > now_s"),
+    ),
+    *_of(
+        "sim/engine/control.py",
+        ("tests/engine/test_control.py",),
+        (
+            "the busiest machine goes",
+            "return 2, machine.running + machine.waiting, -index",
+            "return 2, -machine.running - machine.waiting, -index",
+        ),
+        ("p95 is the median", "firsts[-(-95 * len(firsts) // 100) - 1]", "firsts[len(firsts) // 2]"),
+        (
+            "asking for fewer than the least is not counted",
+            "pool.at_least += wanted < scaling.min_machines",
+            "pool.at_least += wanted < 0",
+        ),
+    ),
+    *_of(
+        "sim/engine/lives.py",
+        ("tests/engine/test_fleet.py",),
+        (
+            "the mean of Weibull's is its scale",
+            "float(rng.weibull(self.shape)) / gamma(1.0 + 1.0 / self.shape)",
+            "float(rng.weibull(self.shape))",
+        ),
+        (
+            "all machines fail together",
+            "[seed, _FAILURE_STREAM, machine, number]",
+            "[seed, _FAILURE_STREAM, 0, number]",
+        ),
+    ),
+    *_of(
+        "workloads/curves.py",
+        ("tests/workloads/test_curves.py",),
+        (
+            "gaps vary by the root",
+            "standard_gamma(1 / self.cv**2, _CHUNK) * self.cv**2",
+            "standard_gamma(1 / self.cv, _CHUNK) * self.cv",
+        ),
+        (
+            "bursts come as often as they last",
+            "self._curve.burst_every_s if calm else",
+            "self._curve.burst_s if calm else",
+        ),
+        (
+            "the peak is the trough",
+            "wave = np.sin(turn * (seconds - self.peak_s))",
+            "wave = -np.sin(turn * (seconds - self.peak_s))",
+        ),
+        (
+            "the mean rate leaves out bursts",
+            "(1 + share * (self.burst_factor - 1))",
+            "(1 + 0 * share * (self.burst_factor - 1))",
+        ),
+    ),
+    *_of(
+        "workloads/servegen.py",
+        ("tests/workloads/test_servegen.py",),
+        ("fractions of requests are dropped", "n = int(wanted) + int(rng.random() < wanted % 1)", "n = int(wanted)"),
+        (
+            "lengths are of the first window",
+            "return histograms[client, max(before) if before else min(own)]",
+            "return histograms[client, min(own)]",
+        ),
+        (
+            "the last request ends the window",
+            "np.cumsum(gaps)[:-1] / max(float(gaps.sum()), 1e-300)",
+            "np.cumsum(gaps)[:-1] / max(float(gaps[:-1].sum()), 1e-300)",
+        ),
+        ("Weibull is Gamma", "return rng.weibull(shape, n)", "return rng.standard_gamma(shape, n)"),
+        ("a window is taken whole or not at all", "(starts + WINDOW_S > self.start_s)", "(starts >= self.start_s)"),
+        (
+            "the rate is not scaled",
+            'float(row["rate_req_s"]) * self.rate_scale * WINDOW_S',
+            'float(row["rate_req_s"]) * WINDOW_S',
+        ),
+    ),
+    *_of(
+        "sim/work.py",
+        ("tests/results/test_costs.py",),
+        (
+            "power is that of the first iteration of a span",
+            'for steps in (0, span["n"] - 1):',
+            'for steps in (0, 0 * span["n"]):',
+        ),
+        (
+            "power follows the work of a span, not of an iteration",
+            "each = np.where(busy, seconds / times, 1.0)",
+            "each = np.where(busy, seconds, 1.0)",
+        ),
+        (
+            "prompts take what decodes take",
+            "return np.where(both > 0, of_prompts / np.where",
+            "return np.where(both > 0, of_decodes / np.where",
+        ),
+    ),
+    *_of(
+        "sim/results/costs.py",
+        ("tests/results/test_costs.py", "tests/results/test_day.py"),
+        ("machines that are off are paid", "(by_state.sum(axis=1) - by_state[:, OFF])", "by_state.sum(axis=1)"),
+        ("idle devices draw nothing", "joule += full * (share_s + idle_s)", "joule += full * share_s"),
+        (
+            "answers pay for the prompts",
+            "_per_million(usd, None if part is None else 1 - part, output)",
+            "_per_million(usd, part, output)",
+        ),
+        ("carbon is by the joule", 'energy["joule"] / _J_PER_KWH * carbon', 'energy["joule"] * carbon'),
+        (
+            "the building's share is not of the lower end",
+            'full, idle_s = n * facts["tdp_w"] * pue',
+            'full, idle_s = n * facts["tdp_w"]',
+        ),
+    ),
+    *_of(
+        "sim/launch/arguments.py",
+        ("tests/test_launch.py",),
+        ("--no- is yes", "return table[opposite], False", "return table[opposite], True"),
+        ("the first beginning is meant", "        if len(meant) == 1:\n", "        if meant:\n"),
+        ("a negative number is an option", 'not word[1:2].isdigit() and word[1:2] != "."', "True"),
+    ),
+    *_of(
+        "sim/launch/reading.py",
+        ("tests/test_launch.py", "tests/test_launch_back.py"),
+        ("4k is 4,096", '{"k": 1_000, "K": 1_024', '{"k": 1_024, "K": 1_024'),
+        (
+            "what was not taken is without effect",
+            "for name, text in found.items() if self._timing[name]]",
+            "for name, text in found.items() if not name]",
+        ),
+    ),
+    *_of(
+        "sim/launch/tiers.py",
+        ("tests/test_launch_back.py",),
+        ("LMCache is of the server", "found.append(_host(size * devices(reading)))", "found.append(_host(size))"),
+        (
+            "hierarchical cache counts in GiB",
+            "_host(size * 1e9 * devices(reading) / GIB",
+            "_host(float(size * devices(reading))",
+        ),
+    ),
+    *_of(
+        "sim/launch/writing.py",
+        ("tests/test_launch_back.py",),
+        ("what is left is not said", 'if key.split(".")[0] not in BESIDE]', "if not key]"),
+        ("what wraps a scheduler is not said", 'while isinstance(given, dict) and "inner" in given:', "while False:"),
     ),
 ]
 

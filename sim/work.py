@@ -104,7 +104,7 @@ def _add_work(done: dict[str, Any], cost: CostModel, draft_cost: CostModel | Non
             work = cost.work(totals)
             done["flops"] += 0.5 * float(_total(work.flops, span["n"]))
             done["hbm_bytes"] += 0.5 * float(_total(work.hbm_bytes, span["n"]))
-            _add_power(done, cost, work, span["n"], 0.5 * seconds)
+            _add_power(done, cost, work, span["n"], seconds)
             parts = _parts(cost, totals, span["completions"])
             for name, part in zip(("prompt_s", "prompt_attention_s", "decode_kv_s"), parts, strict=True):
                 done[name] += float((part * 0.5 * seconds).sum())
@@ -113,15 +113,16 @@ def _add_work(done: dict[str, Any], cost: CostModel, draft_cost: CostModel | Non
 
 
 def _add_power(done: dict[str, Any], cost: CostModel, work: Any, times: np.ndarray, seconds: np.ndarray) -> None:
-    """Add spans of *seconds* in each of whose iterations *work* was done; a draft's passes draw what the target's step draws."""
+    """Add half of spans of *times* iterations that took *seconds* in all, in each of which *work* was done; a draft's passes draw
+    what the target's step draws."""
     from hwmodels.power import power_share
 
     busy = seconds > 0
     each = np.where(busy, seconds / times, 1.0)
     memory = np.broadcast_to(work.hbm_bytes, times.shape) / (each * cost.peak_bytes_per_s)
     compute = np.broadcast_to(work.flops, times.shape) / (each * cost.peak_flops_per_s)
-    done["busy_s"][-1] += float(seconds.sum())
-    done["power_share_s"][-1] += float((power_share(memory, compute) * seconds)[busy].sum())
+    done["busy_s"][-1] += 0.5 * float(seconds.sum())
+    done["power_share_s"][-1] += 0.5 * float((power_share(memory, compute) * seconds)[busy].sum())
 
 
 def _parts(cost: CostModel, totals: Any, completions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

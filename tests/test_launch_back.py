@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from sim import simulate
+from sim.errors import RooftraceError
 from sim.launch import export, recommended, scenario_from
 from sim.launch.arguments import ENGINES
 from sim.launch.chosen import Chosen
@@ -292,6 +293,23 @@ def test_memory_behind_the_kv_cache_is_read(command: str, tiers: list[dict[str, 
     assert [tier.model_dump(exclude_unset=True) for tier in found.scenario.memory.tiers] == tiers
     for text in filter(None, says.split("; ")):
         assert text in "\n".join(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("connector", "extra", "says"),
+    [
+        ("OffloadingConnector", {"cpu_bytes_to_use": "lots"}, "cpu_bytes_to_use is a number above 0; got 'lots'"),
+        ("OffloadingConnector", {}, "needs cpu_bytes_to_use"),
+        ("OffloadingConnector", [1], "kv_connector_extra_config is an object"),
+        ("SimpleCPUOffloadConnector", {"cpu_bytes_to_use": -1}, "cpu_bytes_to_use is a number above 0; got -1"),
+        ("LMCacheConnectorV1", {"lmcache.max_local_cpu_size": "x"}, "max_local_cpu_size is a number above 0"),
+        ("MultiConnector", {"connectors": [3]}, "takes a list of connectors"),
+    ],
+)
+def test_connectors_that_cannot_be_are_one_sentence(connector: str, extra: Any, says: str) -> None:
+    config = json.dumps({"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": extra})
+    with pytest.raises(RooftraceError, match=says):
+        scenario_from(f"vllm serve Qwen/Qwen3-32B --kv-transfer-config '{config}'", hardware="h200")
 
 
 def test_hierarchical_cache_is_a_multiple_of_the_device_s() -> None:

@@ -20,6 +20,7 @@ from sim.engine.events import ARRIVALS, Alarm
 from sim.engine.experiment import Experiment
 from sim.engine.grown import GrownContents
 from sim.engine.lane import Lane
+from sim.engine.lives import DRAINING, READY
 from sim.engine.sequences import never_fits
 from workloads import Trace
 
@@ -51,6 +52,8 @@ class Load(NamedTuple):
     running: int
     waiting: int
     kv_use: float
+    up: bool
+    """The machine has been started, and has not failed."""
 
 
 def live_trace(models: tuple[str, ...], id_tokens: int, *, sessions: bool = True) -> Trace:
@@ -210,12 +213,14 @@ class LiveRun(_Cluster):
 
     def loads(self) -> list[Load]:
         """One for each model on a machine, in the order of the results' replicas."""
+        states = None if self._fleet is None else self._fleet.states
         return [
             Load(
                 -1 if tenant.spec.model is None else tenant.spec.model,
                 tenant.sequences.n_admitted,
                 len(tenant.sequences.queue),
                 tenant.sequences.kv.used / tenant.sequences.kv.total,
+                states is None or states[machine.index] in (READY, DRAINING),
             )
             for machine in self._machines
             for tenant in machine.tenants
@@ -258,7 +263,7 @@ class LiveRun(_Cluster):
             **column,
             model_index=None if state.model is None else np.array(state.model, np.int64),
             priority=None if state.priority is None or not any(state.priority) else np.array(state.priority, np.int64),
-            session=np.array(self._sessions, np.int64) if max(self._sessions) >= 0 else None,
+            session=np.array(self._sessions, np.int64) if max(self._sessions, default=-1) >= 0 else None,
             abort_ns=np.where(gone < 0, -1, gone - column["arrival_ns"]) if (gone >= 0).any() else None,
             prefix_blocks=ids.astype(np.int64),
             prefix_offsets=offsets,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,16 @@ def _host(gib: float, **given: Any) -> dict[str, Any]:
 
 def _of_connector(reading: Reading, config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The tiers of one connector, or of those in a MultiConnector."""
-    name, extra = str(config.get("kv_connector")), dict(config.get("kv_connector_extra_config") or {})
+    name, given = str(config.get("kv_connector")), config.get("kv_connector_extra_config") or {}
     where = f"--kv-transfer-config: {name}"
+    if not isinstance(given, Mapping):
+        raise RooftraceError(f"{where}: kv_connector_extra_config is an object; got {given!r}")
+    extra = dict(given)
     if name == "MultiConnector":
-        return [tier for each in extra.get("connectors", []) for tier in _of_connector(reading, each)]
+        inner = extra.get("connectors", [])
+        if not isinstance(inner, list) or not all(isinstance(each, Mapping) for each in inner):
+            raise RooftraceError(f"{where} takes a list of connectors, each an object; got {inner!r}")
+        return [tier for each in inner for tier in _of_connector(reading, each)]
     if name.startswith(_BETWEEN_SERVERS) and "Store" not in name:
         role = {"kv_producer": "prefill", "kv_consumer": "decode"}.get(str(config.get("kv_role")))
         reading.took_role(role, where)
@@ -72,7 +79,7 @@ def _of_connector(reading: Reading, config: Mapping[str, Any]) -> list[dict[str,
     elif name == "OffloadingConnector":
         found = _offloading(reading, extra, where)
     elif name == "SimpleCPUOffloadConnector":
-        found = [_host(extra.pop("cpu_bytes_to_use", _SIMPLE_BYTES) / GIB)]
+        found = [_host(_positive(extra.pop("cpu_bytes_to_use", _SIMPLE_BYTES), where, "cpu_bytes_to_use") / GIB)]
         if extra.pop("lazy_offload", False):
             found[0]["write"] = "eviction"
         if extra.get("kv_offload_backend") == "disk":
@@ -87,6 +94,17 @@ def _of_connector(reading: Reading, config: Mapping[str, Any]) -> list[dict[str,
     return found
 
 
+def _positive(value: Any, where: str, name: str) -> float:
+    """The number that *value* is; RooftraceError where it is none above 0."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = 0.0
+    if not (isfinite(found) and found > 0):
+        raise RooftraceError(f"{where}: {name} is a number above 0; got {value!r}")
+    return found
+
+
 _SAY = "{where}: how fast the {kind} is stands in no command; memory.tiers takes {{kind: {kind}, gib: ..., read_gb_per_s: ...}}"
 
 
@@ -96,14 +114,15 @@ def _offloading(reading: Reading, extra: dict[str, Any], where: str) -> list[dic
         raise RooftraceError(f"{where} needs cpu_bytes_to_use in kv_connector_extra_config")
     extra.pop("spec_name", None)
     for tier in extra.pop("secondary_tiers", []):
-        kind = {"fs": "disk", "obj": "remote", "p2p": "peer"}.get(str(tier.get("type")))
-        secondary = f"{where}: secondary tier {tier.get('type')}"
+        which = tier.get("type") if isinstance(tier, Mapping) else tier
+        kind = {"fs": "disk", "obj": "remote", "p2p": "peer"}.get(str(which))
+        secondary = f"{where}: secondary tier {which}"
         reading.notes.append(
             f"{secondary} is not modelled" if kind is None else _SAY.format(where=secondary, kind=kind)
         )
     if extra.get("eviction_policy") == "lru":
         del extra["eviction_policy"]
-    return [_host(size / GIB)]
+    return [_host(_positive(size, where, "cpu_bytes_to_use") / GIB)]
 
 
 def _lmcache(reading: Reading, extra: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
@@ -127,7 +146,7 @@ def lmcache_tiers(reading: Reading, values: Mapping[str, Any], where: str) -> li
     """Of LMCache's settings by name; sizes are of each rank."""
     values = dict(values)
     found: list[dict[str, Any]] = []
-    size = float(values.pop("max_local_cpu_size", 5.0))
+    size = _positive(values.pop("max_local_cpu_size", 5.0), where, "max_local_cpu_size")
     if str(values.pop("local_cpu", True)).lower() not in ("false", "0"):
         found.append(_host(size * devices(reading)))
     kinds = {"local_disk": "disk", "max_local_disk_size": "disk", "remote_url": "remote"}

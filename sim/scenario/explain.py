@@ -150,6 +150,8 @@ def told_by(scenario: Sourced, key: str = "") -> Iterator[None]:
     try:
         yield
     except ScenarioError as error:
+        if str(error).startswith(f"{scenario.source}: "):
+            raise
         raise ScenarioError(f"{scenario.source}: {error}") from error
     except (ValueError, RooftraceError) as error:
         where = f"{scenario.source}: {key}: " if key else f"{scenario.source}: "

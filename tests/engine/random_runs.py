@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from typing import Any
 
@@ -15,7 +16,19 @@ from policies.control import Concurrency, Control, Knative, RateModel, Schedule,
 from policies.decoding import Speculative
 from policies.published import FasterTransformer, Orca, OrcaPaged, Static
 from policies.ranks import PromptBalance
-from policies.routers import LeastKv, LeastOutstanding, PowerOfTwo, Prefix, Random, RoundRobin, TrtLlmRanks, VllmRanks
+from policies.routers import (
+    Knowledge,
+    LeastKv,
+    LeastOutstanding,
+    PowerOfTwo,
+    Prefix,
+    Random,
+    ReplicaLoad,
+    RoundRobin,
+    RoutedRequest,
+    TrtLlmRanks,
+    VllmRanks,
+)
 from policies.sarathi import ChunkedOnly, DecodeMaximal
 from policies.schedulers import Sarathi
 from policies.sglang import Sglang
@@ -502,6 +515,25 @@ def with_tiers(experiment: Experiment, seed: int) -> Experiment:
             shared = beginnings(rng, workload.prompt_tokens.tolist(), workload.output_tokens.tolist())
         workload = replace(workload, **shared)
     return replace(experiment, replicas=machines, workload=workload)
+
+
+@dataclass(frozen=True)
+class Noting:
+    """Sends requests to who has most of them cached, and writes down what it is told."""
+
+    knows: Knowledge
+    told: list[list[int]] = field(default_factory=list[list[int]])
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int:
+        found = [load.found_tokens(request) for load in replicas]
+        self.told.append(found)
+        return found.index(max(found))
+
+
+def with_looks(experiment: Experiment, seed: int) -> tuple[Experiment, Noting]:
+    """The same behind a router that looks what machines have cached, at once or late."""
+    router = Noting(Knowledge(prefixes=True, event_delay_s=random.Random(f"looks of {seed}").choice([0.0, 3e-3])))
+    return replace(experiment, router=router), router
 
 
 def with_scheduler(experiment: Experiment, scheduler: Scheduler) -> Experiment:

@@ -15,6 +15,7 @@ from policies.routers import RoundRobin
 from policies.schedulers import Sarathi
 from policies.sglang import Sglang
 from policies.trtllm import TrtLlm
+from policies.view import UNTIL_CHANGE, Plan, ReplicaView
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
 from sim.engine import ABORTED, FINISHED, REJECTED, Experiment, InvariantError, MachineSpec, ReplicaSpec, run
@@ -143,6 +144,16 @@ def test_who_gives_the_first_token() -> None:
     assert all(columns.iterations()["emitted_tokens"].sum() == 4 for columns in by.values())
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_room_that_an_end_leaves_is_given_by_the_first_plan_that_knows_of_it(ahead: bool) -> None:
+    # The first ends while the second goes on, and the third needs what it leaves.
+    trace = Trace(arrival_ns=[0, 0, 0], prompt_tokens=[64, 16, 64], output_tokens=[5, 30, 3])
+    decode = ReplicaSpec(cost=Linear(), scheduler=Vllm(async_scheduling=ahead), kv_blocks=8)
+    found = run(two(trace, decode=decode), check_invariants=True).requests
+    # A plan that is made while the step before it runs knows of that end a step later.
+    assert found["room_ns"][2] == found["finish_ns"][0] + ahead * MS
+
+
 def test_blocks_are_the_senders_until_kv_has_arrived_and_the_receivers_from_before() -> None:
     # Two prompts that fill the prefill machine: the second waits for the first one's KV to have left it.
     trace = Trace(arrival_ns=[0, 0], prompt_tokens=[64, 64], output_tokens=[3, 3])
@@ -194,6 +205,109 @@ def test_a_prompt_stays_whose_beginning_is_being_emitted_in_a_span() -> None:
     for fast_forward in (True, False):
         experiment = two(trace, prefill=caching, decode=caching, local_tokens=16)
         assert run(experiment, fast_forward=fast_forward).requests["prefill_replica"].tolist() == [0, -1]
+
+
+@pytest.mark.parametrize(
+    ("senders", "receivers", "waits"),
+    [(1, 2, {"sender", "pools"}), (2, 1, {"receiver", "pools"}), (1, 1, {"sender", "receiver", "pair", "pools"})],
+)
+@pytest.mark.parametrize("shared", ["sender", "receiver", "pair", "pools"])
+def test_whose_transfers_wait_for_each_other(shared: Any, senders: int, receivers: int, waits: set[str]) -> None:
+    # Two prompts are done in the same step, or on two machines; each takes 4 ms.
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[16, 16], output_tokens=[3, 3])
+    path = KvPath(link=LinkSpec(4e6), bytes_per_token=1000.0, shared=shared)
+    experiment = two(trace, path=path)
+    assert experiment.handover is not None
+    handover = replace(
+        experiment.handover,
+        roles=("prefill",) * senders + ("decode",) * receivers,
+        pools=(0,) * senders + (1,) * receivers,
+    )
+    machines = (experiment.replicas[0],) * (senders + receivers)
+    found = run(replace(experiment, replicas=machines, handover=handover)).requests
+    assert np.diff(found["landed_ns"]).tolist() == [4 * MS if shared in waits else 0]
+
+
+def test_who_goes_while_waiting_for_room_gives_back_what_was_computed_and_takes_no_room() -> None:
+    # The first fills the decode machine until it ends; the second waits for room there with all of the prefill machine's memory.
+    trace = Trace(
+        arrival_ns=[0, 0, 6 * MS], prompt_tokens=[64] * 3, output_tokens=[40, 3, 3], abort_ns=np.array([-1, 5 * MS, -1])
+    )
+    first, second = (ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=n) for n in (5, 7))
+    found = run(two(trace, prefill=first, decode=second), check_invariants=True).requests
+    assert found["status"].tolist() == [FINISHED, ABORTED, FINISHED]
+    assert found["scheduled_ns"][2] == 6 * MS
+    assert found["room_ns"][2] == found["finish_ns"][0]
+
+
+def test_who_goes_before_the_prompt_is_computed_gives_the_room_back_that_was_taken() -> None:
+    trace = Trace(
+        arrival_ns=[0, 0, 0], prompt_tokens=[64] * 3, output_tokens=[3] * 3, abort_ns=np.array([-1, 3 * MS, -1])
+    )
+    first = ReplicaSpec(cost=Linear(fixed_s=8e-3), scheduler=EvictNewest(OrcaPaged(1)), kv_blocks=100)
+    second = ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=9)
+    found = run(two(trace, prefill=first, decode=second, room="before_prefill"), check_invariants=True).requests
+    assert found["status"].tolist() == [FINISHED, ABORTED, FINISHED]
+    # The third had no room beside them.
+    assert found["room_ns"].tolist() == [0, 0, 3 * MS]
+
+
+def test_who_is_refused_where_the_prompt_would_be_computed_gives_the_room_back_that_was_taken() -> None:
+    def refuses(view: ReplicaView, /) -> Plan:
+        """One prompt at a time, and never the second request's."""
+        no = tuple((seq.id, "no") for seq in view.waiting if seq.id == 1)
+        run = tuple((seq.id, seq.tokens) for seq in view.waiting if seq.id != 1)[:1]
+        return Plan(run=run, reject=no) if run or no else Plan(hold=UNTIL_CHANGE)
+
+    trace = Trace(arrival_ns=[0, 0, 0], prompt_tokens=[64] * 3, output_tokens=[30] * 3)
+    first = ReplicaSpec(cost=Linear(), scheduler=refuses, kv_blocks=100)
+    second = ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=9)
+    found = run(two(trace, prefill=first, decode=second, room="before_prefill"), check_invariants=True).requests
+    assert found["status"].tolist() == [FINISHED, REJECTED, FINISHED]
+    # The first machine hears of the second's room, refuses it, and the decode machine hears of that a nanosecond later.
+    assert found["room_ns"].tolist() == [0, 0, 2]
+
+
+class Second:
+    """A router that always takes the second."""
+
+    def route(self, request: object, replicas: object, /) -> int:
+        return 1
+
+
+def test_what_is_cached_on_another_rank_than_the_first_lets_a_prompt_stay_too() -> None:
+    trace = Trace(arrival_ns=[0, 200 * MS], prompt_tokens=[160, 160], output_tokens=[3, 3], **shared(160))
+    caching = ReplicaSpec(cost=Ranked(), scheduler=Vllm(), kv_blocks=1000, prefix_cache="blocks")
+    ranks = MachineSpec(tenants=(caching,), ranks=2, rank_router=Second())
+    experiment = replace(two(trace, local_tokens=20), replicas=(caching, ranks))
+    assert run(experiment, check_invariants=True).requests["prefill_replica"].tolist() == [0, -1]
+
+
+def test_who_decodes_is_one_of_those_whose_memory_could_ever_hold_the_request() -> None:
+    trace = Trace(arrival_ns=[0] * 4, prompt_tokens=[100] * 4, output_tokens=[30] * 4)
+    large, small = (ReplicaSpec(cost=Linear(), scheduler=EvictNewest(Sarathi()), kv_blocks=n) for n in (1000, 7))
+    for room in ("after_prefill", "before_prefill"):
+        experiment = two(trace, room=room)
+        assert experiment.handover is not None
+        handover = replace(experiment.handover, roles=("prefill", "decode", "decode"), pools=(0, 1, 1))
+        found = run(replace(experiment, replicas=(large, small, large), handover=handover), check_invariants=True)
+        assert found.requests["replica"].tolist() == [2] * 4
+        assert (found.requests["status"] == FINISHED).all()
+
+
+def test_a_prompt_that_was_preempted_is_sent_whole_when_it_is_done() -> None:
+    # The first has all its blocks when the second, without room for its last, gives way again and again; 64 KB take 6.4 ms.
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[64, 64], output_tokens=[3, 3])
+    scheduler = Vllm(
+        max_num_batched_tokens=48, max_num_seqs=8, scheduler_reserve_full_isl=False, async_scheduling=False
+    )
+    tight = ReplicaSpec(cost=Linear(), scheduler=scheduler, kv_blocks=7)
+    path = KvPath(link=LinkSpec(1e7), bytes_per_token=1000.0, layers=4)
+    found = run(two(trace, prefill=tight, path=path, room="before_prefill"), check_invariants=True).requests
+    assert (found["preemptions"] > 0).tolist() == [False, True]
+    behind = found["landed_ns"] - found["prefilled_ns"]
+    assert behind[0] < 6_400_000
+    assert behind[1] == 6_400_000 + 1
 
 
 def test_where_no_token_is_to_be_sent_no_state_is() -> None:

@@ -9,7 +9,7 @@ from policies.routers import RoundRobin
 from policies.view import ALWAYS_NS, Scheduler
 from sim.engine import Columns, Experiment, MachineSpec, ReplicaSpec, run
 from tests.engine.costs import Linear
-from tests.engine.random_runs import HoldsTooLong, OpensAt, an_experiment, assert_same
+from tests.engine.random_runs import HoldsTooLong, OpensAt, an_experiment, assert_same, with_looks
 from tests.sample import some
 from workloads import ClosedLoop, Trace
 
@@ -31,6 +31,17 @@ def test_spans_equal_stepping(seed: int, speculative: bool) -> None:
 @pytest.mark.parametrize("seed", range(1000, 4000, 500))
 def test_spans_equal_stepping_over_many_runs(seed: int, speculative: bool) -> None:
     assert_spans_equal_stepping(some(range(seed, seed + 500)), speculative)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
+@pytest.mark.parametrize("seed", range(1000, 1600, 200))
+def test_spans_equal_stepping_behind_routers_that_look_into_caches(seed: int, speculative: bool) -> None:
+    for case in some(range(seed, seed + 200)):
+        experiments = [with_looks(an_experiment(case, speculative=speculative), case) for _ in range(2)]
+        (experiment, fast), (again, slow) = experiments
+        assert_same(run(experiment), run(again, fast_forward=False))
+        assert fast.told == slow.told
 
 
 @pytest.mark.parametrize(("seed", "speculative"), [(1846, False), (2708, True), (3726, True)])

@@ -26,7 +26,9 @@ from sim.engine import (
     ranks,
     run,
 )
+from sim.engine.common import IDLE, CommonPrices
 from sim.engine.lane import Lane
+from sim.engine.pricing import Pricing
 from sim.engine.tenant import Tenant
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear, Ranked
@@ -162,6 +164,14 @@ def test_the_slowest_rank_and_what_all_do_together_set_the_step() -> None:
     assert columns.requests["finish_ns"].tolist() == [(first + 1000 + 1 + 200 + 2) * US] * 2
 
 
+def test_ranks_that_draft_by_themselves_do_so_at_once() -> None:
+    draft = Linear(fixed_s=1e-4)
+    prices = CommonPrices(Pricing(COST, draft, 0.0), 2)
+    ranks = [IDLE._replace(rows=4 * n, decode_seqs=n, logit_rows=4 * n) for n in (2, 5)]
+    # The target checks 8 and 20 rows, the slower 20; drafts take a pass of 100 us a token, the longer three.
+    assert prices.step(ranks, [1, 3]) == round((1e-3 + 20e-6 + 3e-4) * 1e9) * TICKS
+
+
 def test_who_comes_to_an_idle_rank_during_a_step_waits_for_its_end() -> None:
     columns = replay(2, [0, 400], [40, 100], [3, 1])
     # The first step takes 1,040 us, in the second rank 1 computes its prompt while rank 0 decodes.
@@ -183,6 +193,31 @@ def test_steps_in_which_all_ranks_decode_the_same_are_one_event_that_an_arrival_
     # The 100th step after the first ends 1,040 + 100 x 1,001 us after the start.
     assert cut.requests["scheduled_ns"][2] == (1040 + 100 * 1001) * US
     assert_same(cut, replay(2, [0, 0, 100_500], [40, 40, 40], [300, 300, 1], fast_forward=False))
+
+
+def test_who_comes_while_all_seats_are_taken_does_not_cut_the_steps_in_flight() -> None:
+    one_seat = OrcaPaged(1)
+    work = ([0, 0, 100_500], [40, 40, 40], [300, 300, 1])
+    waits = replay(2, *work, scheduler=one_seat)
+    assert waits.requests["scheduled_ns"][2] == waits.requests["finish_ns"][0]
+    assert waits.meta["events"] == replay(2, *([each[:2] for each in work]), scheduler=one_seat).meta["events"] + 1
+
+
+def test_steps_alike_end_when_a_plan_does() -> None:
+    until_ns = 100_500 * US
+
+    def patient(view: ReplicaView, /) -> Plan:
+        """Admits nobody beside decodes before an instant."""
+        if view.n_decoding and view.now_ns < until_ns:
+            return Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True, until_ns=until_ns)
+        run = tuple((seq.id, seq.tokens) for seq in view.waiting)
+        return Plan(decode=view.n_decoding > 0, run=run, hold=1 if run else UNTIL_CHANGE)
+
+    work = ([0, 0, 5000], [40, 40, 40], [300, 300, 1])
+    found = replay(2, *work, scheduler=patient)
+    # Steps of 1,001 us: the first after that instant.
+    assert found.requests["scheduled_ns"][2] == (1040 + 100 * 1001) * US
+    assert_same(found, replay(2, *work, scheduler=patient, fast_forward=False))
 
 
 def test_each_rank_has_memory_of_its_own() -> None:

@@ -71,7 +71,7 @@ def test_what_is_expected_is_what_is_drawn(name, tokens):
 
 @pytest.mark.parametrize("exponent", [0.5, 1.5])
 def test_the_busiest_experts_share_of_zipf_is_that_of_a_plain_count(exponent):
-    """Of 16 experts 3 are chosen; the chance of each is in proportion to 1 / rank^s, and what one would have above 1 is the others'."""
+    """Of 16 experts 3 are chosen, in proportion to 1 / rank^s; what one would have above 1 is the others'."""
     weights = [1 / rank**exponent for rank in range(1, 17)]
     share = [3 * weight / sum(weights) for weight in weights]
     if share[0] > 1:
@@ -83,7 +83,7 @@ def test_the_busiest_experts_share_of_zipf_is_that_of_a_plain_count(exponent):
     assert load.held == tuple(tuple(range(first, first + 4)) for first in (0, 4, 8, 12))
     per_rank = [sum(load.chosen[first : first + 4]) for first in (0, 4, 8, 12)]
     assert load.rank_slots == pytest.approx(per_rank)
-    # With many tokens chance is small beside popularity: the busiest rank is the one of the popular experts, by 99 % of drawn batches.
+    # The busiest rank of batches that are drawn one token after the other, within 99 % of their mean.
     rng = np.random.default_rng(5)
     order = np.array([rng.permutation(16) for _ in range(4000)])
     edges = np.cumsum(np.array(load.chosen)[order], axis=1)
@@ -93,6 +93,34 @@ def test_the_busiest_experts_share_of_zipf_is_that_of_a_plain_count(exponent):
     busiest = on_rank.reshape(20, 200, 4).sum(axis=1).max(axis=1)
     half = 2.861 * busiest.std(ddof=1) / np.sqrt(20)  # 99 % of Student's t with 19 degrees
     assert load.busiest_slots([200.0])[0] == pytest.approx(busiest.mean(), abs=half)
+
+
+def test_experts_are_held_in_rows_or_dealt_out_and_which_are_popular_is_drawn():
+    zipf = Zipf(exponent=0.8)
+    rows, dealt = (layout(zipf, placement=how).load(8, 2, 2) for how in ("linear", "round_robin"))
+    assert rows.held == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert dealt.held == ((0, 2, 4, 6), (1, 3, 5, 7))
+    other = layout(Zipf(exponent=0.8, seed=1)).load(8, 2, 2)
+    assert rows.chosen == dealt.chosen != other.chosen
+    assert sorted(rows.chosen) == sorted(other.chosen)
+    assert list(rows.chosen) != sorted(rows.chosen, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("weights", "per_token", "tokens"),
+    [
+        (
+            [27.0] * 4 + [24.0] * 4 + [21.0] * 4 + [18.0] * 4,
+            3,
+            30,
+        ),  # the popular rank is the fullest in most batches, not in all
+        ([1.0] * 8, 6, 40),  # nearly all are chosen, which leaves little to chance
+    ],
+)
+def test_the_busiest_of_ranks_that_differ_little_is_that_of_drawn_batches(weights, per_token, tokens):
+    load = layout(tuple(weights)).load(len(weights), per_token, 4)
+    busiest = drawn(load, tokens).sum(axis=-1).max(axis=1).mean()
+    assert load.busiest_slots([float(tokens)])[0] == pytest.approx(busiest, rel=0.025)
 
 
 def test_experts_that_a_batch_wakes_in_closed_form():

@@ -11,6 +11,7 @@ from hwmodels.model import load_model, spec_from_config
 from hwmodels.mtp import mtp_draft
 from hwmodels.roofline import Roofline
 from hwmodels.totals import Totals
+from sim.engine.common import CommonPrices
 from sim.engine.pricing import Pricing
 
 
@@ -76,6 +77,15 @@ def test_several_modules_all_read_the_prompt_and_take_memory():
     assert one.held.kv_bytes_per_token_per_device == 3 * single.held.kv_bytes_per_token_per_device
 
 
+def test_prompts_of_any_rank_pass_through_every_module() -> None:
+    target = deploy(
+        model=replace(load_model("deepseek-v3"), mtp_layers=3), hardware="b200", parallel={"data": 2, "expert": 2}
+    )
+    one, two = (mtp_draft(target, k).cost for k in (1, 2))
+    assert two.common_step([decodes(0), prompt(512)]) == 2 * one.common_step([decodes(0), prompt(512)])
+    assert two.common_step([decodes(8), decodes(9)]) == one.common_step([decodes(8), decodes(9)])
+
+
 def test_a_pass_has_no_host_work_of_its_own():
     made_by = Calibrated.for_stack("sglang")
     target = deploy(model="deepseek-v3", hardware="b200", parallel={"tensor": 8}, cost=made_by)
@@ -120,6 +130,22 @@ def test_ranks_take_a_pass_together():
     uneven = cost.common_step([decodes(32), *[Totals(*(0,) * 10)] * 7])
     assert cost.parallel.data == 8
     assert 0 < even <= uneven
+
+
+def test_a_step_of_ranks_has_the_passes_of_all_ranks_behind_the_targets() -> None:
+    target = deploy(model="deepseek-v3", hardware="b200", parallel={"data": 2, "expert": 2})
+    draft = mtp_draft(target, 3).cost
+    prices = CommonPrices(Pricing(target.cost, draft, 0.0), 2)
+    ranks = [Totals(4 * n + tokens, tokens, *((1, tokens * (tokens + 1) // 2, tokens) if tokens else (0, 0, 0)), n, n * 1000, 4 * n)
+             for n, tokens in ((8, 0), (24, 512))]  # fmt: skip
+    # The target's; prompts through the module; what was verified; then a token a sequence, as often as the rank that drafts most.
+    expected = (
+        target.cost.common_step(ranks)
+        + draft.common_step([decodes(0), prompt(512)])
+        + draft.common_step([decodes(8, 4), decodes(24, 4)])
+        + 2 * draft.common_step([decodes(8), decodes(24)])
+    )
+    assert prices.step(ranks, [1, 3]) / (1e9 * 2 ** pricing_bits()) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_hybrid_model_drafts_with_a_layer_that_keeps_a_cache():

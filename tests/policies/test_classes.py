@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from array import array
 from dataclasses import replace
@@ -129,6 +130,33 @@ def test_weighted_fair_counts_prompts_twice_emitted_tokens_and_what_the_gone_emi
     assert found.emitted == {1: 3, 2: 7}
 
 
+def test_weighted_fair_counts_a_token_three_times_at_a_third_of_the_weight() -> None:
+    terms = Terms(tenant={1: ALICE, 2: BOB}, token_cost={1: 3, 2: 1})
+    memo = Served(emitted={1: -1, 2: -1})
+    running = (RunningSeq(1, 14, 1), RunningSeq(2, 14, 1))
+    now = view(n_decoding=2, running=running, terms=terms, prompt_tokens={1: 10, 2: 10}, rounds=4, memo=memo)
+    found = WeightedFair(VllmV0()).plan(now).memo
+    assert isinstance(found, Served)
+    assert found.counters == {ALICE: 3 * (10 + 2 * 5), BOB: 10 + 2 * 5}
+
+
+def test_weighted_fair_counts_nothing_more_of_who_gave_way_and_whose_client_has_gone() -> None:
+    """1 gave way with 4 of its tokens counted and still waits; then its client goes. Who ends in its place has a token counted."""
+    terms = Terms(tenant={1: ALICE}, token_cost={1: 1})
+    waiting = WaitingSeq(1, tokens=14, preempted=True)
+    memo = Served(counters={ALICE: 18}, emitted={1: 4})
+    shown = view(waiting=(waiting,), n_decoding=1, free_blocks=0, terms=terms, prompt_tokens={1: 10}, memo=memo)
+    found = WeightedFair(VllmV0()).plan(shown).memo
+    assert isinstance(found, Served)
+    assert (found.counters, found.emitted, found.back) == ({ALICE: 18}, {1: 4}, {1})
+    gone = WeightedFair(VllmV0()).plan(view(n_decoding=1, terms=terms, prompt_tokens={1: 10}, rounds=1, memo=found))
+    assert isinstance(gone.memo, Served)
+    assert gone.memo.counters == {ALICE: 18}
+    ended = WeightedFair(VllmV0()).plan(view(n_decoding=1, terms=terms, prompt_tokens={1: 10}, rounds=1, memo=memo))
+    assert isinstance(ended.memo, Served)
+    assert ended.memo.counters == {ALICE: 20}
+
+
 def test_weighted_fair_lifts_who_comes_back_to_those_who_wait_or_to_the_last_who_left() -> None:
     terms = Terms(tenant={1: ALICE, 2: BOB}, token_cost={1: 1, 2: 1})
     queue = (WaitingSeq(1, 10), WaitingSeq(2, 10))
@@ -252,6 +280,11 @@ def test_a_shortened_answer_never_ends_before_what_it_has() -> None:
     assert (state.output[0], state.left[0], state.shortened) == (7, 1, {0: 2})
     state.shorten(0, 2)
     assert (state.output[0], state.left[0], state.shortened) == (7, 1, {0: 2})
+    allowed = RequestState(
+        array("q", [8]), array("q", [9]), array("q", [0]), None, None, False, max_tokens=array("q", [50])
+    )
+    allowed.shorten(0, 20)
+    assert (allowed.output[0], allowed.max_tokens[0], allowed.shortened) == (9, 20, {0: 0})
 
 
 def test_keep_slo_shows_the_demoted_with_the_lowest_priority() -> None:
@@ -264,6 +297,41 @@ def test_keep_slo_shows_the_demoted_with_the_lowest_priority() -> None:
     queue = (WaitingSeq(1, 300, priority=-3), WaitingSeq(2, 100, priority=2))
     KeepSlo(look, otherwise="demote").plan(view(waiting=queue, now_ns=9, terms=Terms(first_token_ns={1: 8, 2: 10})))
     assert seen == [2, DEMOTED]
+
+
+# Against what is known to be best of all orders.
+
+
+def ends_s(order: str, **columns: Any) -> np.ndarray:
+    """When six requests end that are there from the beginning and are served one at a time, a second a token."""
+    trace = Trace(arrival_ns=[0] * 6, prompt_tokens=[8] * 6, **columns)
+    spec = ReplicaSpec(
+        cost=Linear(fixed_s=1.0), scheduler=Order(OrcaPaged(max_sequences=1), by=order), kv_blocks=100
+    )  # fmt: skip
+    requests = run(Experiment(workload=trace, replicas=(spec,), router=RoundRobin())).requests
+    return requests["finish_ns"] / 1e9
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_earliest_deadline_has_the_least_lateness_of_all_orders(seed: int) -> None:
+    """Jackson, "Scheduling a production line to minimize maximum tardiness", 1955: of all 720 orders."""
+    rng = np.random.default_rng(seed)
+    seconds, due_s = rng.integers(1, 20, 6), rng.integers(5, 60, 6)
+    late_s = ends_s("deadline", output_tokens=seconds, deadline_ns=due_s * 10**9) - due_s
+    orders = np.array(list(itertools.permutations(range(6))))
+    of_all = (np.cumsum(seconds[orders], axis=1) - due_s[orders]).max(axis=1)
+    assert late_s.max() == of_all.min() < np.median(of_all)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_shortest_first_has_the_least_mean_of_all_orders(seed: int) -> None:
+    """Smith, "Various optimizers for single-stage production", 1956: of all 720 orders."""
+    rng = np.random.default_rng(seed)
+    seconds = rng.integers(1, 20, 6)
+    found = ends_s("shortest_predicted", output_tokens=seconds, predicted_tokens=seconds)
+    orders = np.array(list(itertools.permutations(range(6))))
+    of_all = np.cumsum(seconds[orders], axis=1).mean(axis=1)
+    assert found.mean() == pytest.approx(of_all.min())
 
 
 # Routers.

@@ -144,6 +144,111 @@ def test_a_machine_that_waits_draws_idle_power() -> None:
     assert extra == pytest.approx(power_model("h100-sxm").idle * limit_w * one["makespan_s"])
 
 
+LAYERS, WIDTH, INNER, WORDS, KV_WIDTH = 32, 4096, 14336, 128256, 1024
+"""Llama-3.1-8B, from its config.json."""
+
+
+def by_hand(result: Any, prompt_tokens: int) -> dict[str, float]:
+    """Work, energy and the share of prompts of a run of llama-3.1-8b on one H100 whose prompts run whole, iteration by iteration:
+    weights are read once, two operations a weight and row, four a pair of query and key and channel, two bytes everywhere."""
+    iterations = result.columns.iterations()
+    prefill, decode, kv = (iterations[name].astype(float) for name in ("prefill_tokens", "decode_tokens", "kv_tokens"))
+    seconds = iterations["duration_ns"] * 1e-9
+    weights = LAYERS * (2 * WIDTH**2 + 2 * WIDTH * KV_WIDTH + 3 * WIDTH * INNER)
+    head, kv_bytes, pair = WIDTH * WORDS, 2 * 2 * KV_WIDTH * LAYERS, 4 * WIDTH * LAYERS
+    prompts = prefill / prompt_tokens
+    flops_of_prompts = (
+        2 * prefill * weights + 2 * prompts * head + pair * prompts * prompt_tokens * (prompt_tokens + 1) / 2
+    )
+    flops_of_decodes = 2 * decode * (weights + head) + pair * kv
+    n_bytes = 2 * (weights + head) + kv_bytes * (kv + prefill + decode)
+    peak_flops, peak_bytes = 989.4e12, 3.35e12
+
+    def alone_s(flops: Any, kv_tokens: Any, rows: Any) -> Any:
+        read = 2 * (weights + head) + kv_bytes * kv_tokens
+        return np.maximum(flops / peak_flops, read / peak_bytes) * (rows > 0)
+
+    of_prompts, of_decodes = alone_s(flops_of_prompts, prefill, prefill), alone_s(flops_of_decodes, kv + decode, decode)
+    flops = flops_of_prompts + flops_of_decodes
+    # hwmodels/power.toml
+    share = np.minimum(
+        1.0,
+        0.245 + 0.396 * (n_bytes / seconds / peak_bytes) ** 0.1987 + 0.532 * (flops / seconds / peak_flops) ** 0.3243,
+    )
+    return {
+        "flops": float(flops.sum()),
+        "hbm_bytes": float(n_bytes.sum()),
+        "prompt_share": float((of_prompts / (of_prompts + of_decodes) * seconds).sum() / seconds.sum()),
+        "busy_joule": float(700.0 * (share * seconds).sum()),
+        "busy_s": float(seconds.sum()),
+        "peak_watt": float(700.0 * share.max()),
+    }
+
+
+@pytest.mark.parametrize("rate_per_s", [1.0, 10.0])
+def test_energy_and_its_split_are_those_counted_iteration_by_iteration(rate_per_s: float) -> None:
+    result = sim.simulate(
+        Scenario.from_mapping(
+            {
+                "scheduler": {"policy": "vllm"},
+                "workload": {
+                    "requests": 30,
+                    "prompt_tokens": 700,
+                    "output_tokens": 200,
+                    "arrivals": {"process": "poisson", "rate_per_s": rate_per_s},
+                },
+                "costs": {"usd_per_device_hour": 3.0, "pue": 1.5},
+            }
+        )
+    )
+    hand, meta, found = by_hand(result, 700), result.columns.meta, result.summary["costs"]
+    assert meta["flops"] == pytest.approx(hand["flops"], rel=1e-6)
+    assert meta["hbm_bytes"] == pytest.approx(hand["hbm_bytes"], rel=1e-3)
+    assert found["prompt_share"] == pytest.approx(hand["prompt_share"], rel=1e-3)
+    requests = result.columns.requests
+    span_s = (requests["finish_ns"].max() - requests["arrival_ns"].min()) / 1e9
+    idle_joule = 700.0 * 0.245 * (span_s - hand["busy_s"])
+    assert found["joule"] == pytest.approx(1.5 * (hand["busy_joule"] + idle_joule), rel=1e-3)
+    assert found["joule_low"] == pytest.approx(1.5 * 0.5361 * hand["busy_joule"], rel=1e-3)
+    most = min(1.488 * hand["busy_joule"] + idle_joule, 700.0 * span_s)
+    assert found["joule_high"] == pytest.approx(1.5 * most, rel=1e-3)
+    assert found["tdp_joule"] == pytest.approx(1.5 * 700.0 * span_s)
+    assert found["joule_per_output_token"] == pytest.approx(found["joule"] / 6000)
+    usd = 3.0 * span_s / 3600
+    assert found["usd_per_m_input"] == pytest.approx(usd * hand["prompt_share"] / 21_000 * 1e6, rel=1e-3)
+    assert found["usd_per_m_generated"] == pytest.approx(usd * (1 - hand["prompt_share"]) / 6_000 * 1e6, rel=1e-3)
+
+
+def test_machines_that_are_off_cost_nothing() -> None:
+    """One machine for 20 s, and one more from then on, which takes 10 s to start."""
+    result = sim.simulate(
+        Scenario.from_mapping(
+            {
+                "scheduler": {"policy": "vllm"},
+                "autoscale": {
+                    "policy": {"policy": "schedule", "at_s": [0, 20], "machines": [1, 2]},
+                    "max": 3,
+                    "interval_s": 5,
+                    "start": {"load": 10},
+                },
+                "workload": {
+                    "requests": 31,
+                    "prompt_tokens": 10,
+                    "output_tokens": 2,
+                    "arrivals": {"process": "deterministic", "rate_per_s": 1},
+                },
+                "costs": {"usd_per_device_hour": 3.6},
+            }
+        )
+    )
+    requests, found = result.columns.requests, result.summary["costs"]
+    end_s, begin_s = requests["finish_ns"].max() / 1e9, requests["arrival_ns"].min() / 1e9
+    paid_s = (end_s - begin_s) + (end_s - 20)
+    assert found["device_hours"] == pytest.approx(paid_s / 3600)
+    assert found["usd"] == pytest.approx(paid_s / 1000)
+    assert found["tdp_joule"] == pytest.approx(700 * paid_s)
+
+
 def test_what_was_not_measured_says_so() -> None:
     assert power_model("b200").basis == "measured on b200"
     assert "no power of l4 was" in power_model("l4").basis

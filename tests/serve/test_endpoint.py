@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,13 @@ pytest.importorskip("uvicorn", reason="needs the serve extra (pip install 'rooft
 pytest.importorskip("starlette", reason="needs the serve extra (pip install 'rooftrace[serve]')")
 
 from sim import Scenario, simulate  # noqa: E402
+from sim.engine.lives import READY  # noqa: E402
 from sim.errors import RooftraceError  # noqa: E402
 from sim.serve.app import Limits  # noqa: E402
+from sim.serve.counting import WORDS, Approximate  # noqa: E402
 from sim.serve.script import Fault, Script, read_script  # noqa: E402
+from sim.serve.session import Session  # noqa: E402
+from sim.serve.setup import set_up  # noqa: E402
 from tests.serve.serving import Serving, serving  # noqa: E402
 
 
@@ -243,6 +249,34 @@ def test_a_client_that_stops_reading_holds_up_nobody_else() -> None:
             assert not at.session.open
 
 
+def test_connections_without_a_request_and_heads_without_an_end_are_closed() -> None:
+    with serving(limits=Limits(body_s=0.5, head_bytes=20_000)) as at:
+        host, port = at.url.removeprefix("http://").split(":")
+
+        def closed(there: socket.socket) -> bool:
+            there.settimeout(10)
+            with contextlib.suppress(ConnectionError):
+                while there.recv(1000):
+                    pass
+            return True
+
+        with socket.create_connection((host, int(port))) as idle:
+            assert closed(idle)
+        with socket.create_connection((host, int(port))) as endless:
+            endless.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert endless.recv(1000).startswith(b"HTTP/1.1 200")
+            # The first request came in time, and its head was short.
+            time.sleep(0.6)
+            with contextlib.suppress(ConnectionError):
+                endless.sendall(b"GET /health HTTP/1.1\r\n")
+                for i in range(40):
+                    endless.sendall(b"X-%d: " % i + b"x" * 1000 + b"\r\n")
+                    time.sleep(0.005)
+            assert closed(endless)
+        body = json.dumps({"prompt": "a " * 20_000, "max_tokens": 2}).encode()
+        assert httpx.post(f"{at.url}/v1/completions", content=body).status_code == 200
+
+
 def test_lag_beyond_the_bound_is_warned_of() -> None:
     with serving(speed=1.0, bound_s=1e-9) as at:
         post(at, prompt="a", max_tokens=2)
@@ -307,6 +341,138 @@ def test_many_models_are_behind_one_port(tmp_path: Path) -> None:
     for name, column in again.columns.requests.items():
         assert np.array_equal(column, served.columns.requests[name]), name
     assert again.columns.requests["model_index"].tolist() == [0, 1]
+
+
+FAILS = "failures={times: [{machine: 0, at_s: 0.7, for_s: 20}], in_flight: %s}"
+
+
+def on_the_first(at: Serving, tokens: int) -> list[Any]:
+    """The events of a stream on machine 0, which fails while it lasts; another request was sent to machine 1 before."""
+    at.session.pacer.start()
+    return events(at, "/v1/completions", prompt="a b c", max_tokens=tokens, stream_options={"include_usage": True})
+
+
+@pytest.mark.parametrize("in_flight", ["resume", "retry"])
+def test_a_stream_goes_on_when_its_machine_fails(tmp_path: Path, in_flight: str) -> None:
+    with serving("replicas=2", "router=round_robin", FAILS % in_flight, speed=1.0) as at:
+        said = on_the_first(at, 160)
+        assert at.session.run.replica(0) == 1
+    text = "".join(event["choices"][0]["text"] for event in said[:-1])
+    assert text.split() == [WORDS[i % len(WORDS)] for i in range(160)]
+    assert said[-1]["usage"]["completion_tokens"] == 160
+    served = at.results(tmp_path / "served")
+    assert served.columns.requests["failures"].tolist() == [1]
+    fleet = served.columns.meta["fleet"]
+    assert (fleet["resumed"], fleet["retried"]) == ((1, 0) if in_flight == "resume" else (0, 1))
+    # Who begins anew has all tokens emitted again, and its client is given those alone that it does not have.
+    assert (fleet["discarded_tokens"] > 10) == (in_flight == "retry")
+    times = at.session.run
+    assert (times.first_token_ns(0) > 700_000_000) == (in_flight == "retry")
+    again = simulate(Scenario.load(tmp_path / "served" / "replay.yaml"))
+    for name, column in again.columns.requests.items():
+        assert np.array_equal(column, served.columns.requests[name]), name
+
+
+def test_who_is_lost_with_a_machine_is_told_to_come_again() -> None:
+    with serving("replicas=2", "router=round_robin", FAILS % "lose", speed=1.0) as at:
+        at.session.pacer.start()
+        answers: list[Any] = []
+        whole = threading.Thread(target=lambda: answers.append(post(at, prompt="a", max_tokens=2000)))
+        whole.start()
+        whole.join()
+        (answer,) = answers
+        # The stream was on the other machine.
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["error"]["message"] == "its machine failed"
+        assert post(at, prompt="a", max_tokens=3).status_code == 200
+        assert (
+            metrics(at)['vllm:request_success_total{model_name="llama-3.1-8b",engine="0",finished_reason="error"}'] == 1
+        )
+
+
+def test_a_machine_is_started_when_requests_wait() -> None:
+    policy = "{policy: target_tracking, measure: concurrency, target: 2}"
+    scale = f"autoscale={{policy: {policy}, min: 1, max: 3, interval_s: 1, start: {{boot: 2}}}}"
+    with serving("router=least_outstanding", scale, speed=20.0) as at:
+        assert len(at.session.run.loads()) == 3
+        assert sum(name.startswith("vllm:num_requests_running") for name in metrics(at)) == 1
+        with ThreadPoolExecutor(12) as pool:
+            found = list(pool.map(lambda _: post(at, prompt="a", max_tokens=1500).status_code, range(12)))
+        assert set(found) == {200}
+        fleet = at.session.run._fleet
+        assert fleet is not None
+        assert sum(state == READY for state in fleet.states) > 1
+        assert sum(name.startswith("vllm:num_requests_running") for name in metrics(at)) > 1
+
+
+def test_what_cannot_be_served_is_said_before() -> None:
+    for setting, said in (
+        ("classes={a: {share: 1}}", "classes: a request that a client sends says no class"),
+        ("autoscale={policy: {policy: perfect}, min: 1, max: 2}", "autoscale.policy: perfect knows when requests come"),
+    ):
+        settings = [setting, "router=least_outstanding"] if "autoscale" in setting else [setting]
+        with pytest.raises(RooftraceError, match=said):
+            set_up(Scenario.default().with_set(*settings))
+    late = set_up(Scenario.default().with_set("replicas=2", "router={policy: llm_d, event_delay_s: 0.1}"))
+    assert "may route otherwise" in late.built.manifest["notes"][-1]
+
+
+def test_a_prompt_that_only_machines_that_decode_cannot_hold_is_refused() -> None:
+    pools = "pools={first: {role: prefill}, second: {role: decode, memory: {kv_blocks: 50}}}"
+    with serving(pools, "links={net: {bandwidth_gb_per_s: 50}}", "handover={like: vllm}", speed=20.0) as at:
+        refused = post(at, prompt="word " * 2000, max_tokens=10)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (400, "BadRequestError")
+        assert len(events(at, "/v1/completions", prompt="a b c", max_tokens=9)) == 9
+
+
+def test_what_was_chosen_for_a_session_stays_in_its_replay(tmp_path: Path) -> None:
+    auto = "scheduler={policy: sarathi, token_budget: auto}"
+    with serving(auto, "workload={trace: conversation, limit: 50}", speed=50.0) as at:
+        for _ in range(3):
+            post(at, prompt="a " * 900, max_tokens=5)
+    served = at.results(tmp_path / "served")
+    again = Scenario.load(tmp_path / "served" / "replay.yaml")
+    chosen = at.session.setup.chosen["scheduler.token_budget"]
+    assert again.scheduler.settings["token_budget"] == chosen
+    assert not any("replay.yaml" in note for note in served.manifest["notes"])
+    longer = (
+        "workload={arrivals: {process: poisson, rate_per_s: 1}, prompt_tokens: 3000, output_tokens: 10, requests: 5}"
+    )
+    other = at.session.setup.scenario.with_set(longer)
+    assert set_up(other).chosen["scheduler.token_budget"] != chosen
+
+
+def test_a_replay_that_plans_otherwise_is_told_of(tmp_path: Path) -> None:
+    scenario = Scenario.load(Path(__file__).parents[2] / "examples" / "speculative-adaptive.yaml")
+    with serving(speed=50.0, scenario=scenario) as at:
+        post(at, prompt="a " * 3000, max_tokens=5)
+    served = at.results(tmp_path / "served")
+    assert "differs in replicas" in served.manifest["notes"][-1]
+
+
+def test_all_that_is_worked_out_once_is_worked_out_before_anybody_comes() -> None:
+    setup = set_up(Scenario.default())
+    session = Session(setup, speed=1.0, bound_s=1.0, warn=print)
+    # The longest of four does not fit where the model takes less.
+    assert session.warm_up() == 4
+    assert len(session.run) == 0
+
+
+def test_a_request_has_come_when_its_bytes_have(at: Serving) -> None:
+    class Slow(Approximate):
+        def of(self, text: str, /) -> Any:
+            time.sleep(0.2)
+            return super().of(text)
+
+    at.endpoint.tokens, before = Slow(), at.endpoint.tokens
+    try:
+        arrival_s = float(post(at, prompt="a", max_tokens=1).headers["x-rooftrace-arrival-seconds"])
+        now_s = at.session.pacer.present_ns() * 1e-9
+    finally:
+        at.endpoint.tokens = before
+    # Two simulated seconds went by meanwhile. It may have come no earlier than its front end let it wait: some 17 ms.
+    admission_s = at.session.setup.experiment.admission_s + at.session.setup.experiment.admission_serial_s
+    assert now_s - arrival_s > 0.9 * admission_s
 
 
 def test_a_port_in_use_is_one_sentence() -> None:

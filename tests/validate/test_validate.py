@@ -10,19 +10,22 @@ from typer.testing import CliRunner
 
 from hwmodels.kernels.gemm import gemm_s
 from hwmodels.measured import read
+from hwmodels.model import load_model
 from hwmodels.overheads import serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.profiles import load_profile
+from policies.acceptance import Iid
 from sim.cli import build_app
 from sim.errors import OutputError, RooftraceError
 from sim.plots.served import draw_served
 from sim.protocols import Protocol
-from sim.validation.apart import apart_run, apart_s, concurrency_of, half_of, seats_of
+from sim.validation.apart import apart_run, apart_s, concurrency_of, experiment_of, half_of, seats_of
 from sim.validation.files import Comparison, compare, validate
 from sim.validation.fit_acceptance import best_of
+from sim.validation.machines import Speculation, devices_of
 from sim.validation.runs import Unmodelled, latencies_s, rows_of, served_run, served_s
 from sim.validation.served import errors_by, served_markdown, served_pair, unexplained
-from sim.validation.speculated import NOT_KNOWN
+from sim.validation.speculated import NOT_KNOWN, speculation_of
 from sim.validation.tables import COLUMNS, to_markdown, write_csv
 from tests.sample import with_all
 
@@ -234,6 +237,21 @@ def test_a_run_of_separate_pools_is_near_what_was_measured(shared):
     assert apart_s(replace(run, decode=seats)).ttft_s > 5 * found.ttft_s
 
 
+def test_pools_of_a_row_draft_where_they_decode_and_send_over_a_card_for_each_rank(shared):
+    (row,) = rows_apart(shared, backend="trtllm", precision="fp4", isl=1024, concurrency=10)
+    run = replace(apart_run(row, shared / "measured2"), speculation=Speculation(k=3, acceptance=Iid(alpha=0.5)))
+    made = experiment_of(run)
+    prefill, *decode = made.machines
+    assert prefill.tenants[0].decoding is None
+    assert {machine.tenants[0].decoding.num_speculative_tokens for machine in decode} == {3}
+    assert {machine.tenants[0].lookahead_tokens for machine in decode} == {3}
+    # Drafts are loaded and cached beside the target, which leaves less.
+    plain = experiment_of(replace(run, speculation=None)).machines[1].tenants[0].kv_blocks
+    assert decode[0].tenants[0].kv_blocks < 0.99 * plain
+    path = made.handover.paths[0, 1]
+    assert (path.link.concurrent_transfers, path.link.bandwidth_bytes_per_s) == (run.prefill.parallel.data, 50e9)
+
+
 @pytest.mark.parametrize(
     ("stack", "clients", "ranks", "expected"),
     [
@@ -413,6 +431,18 @@ def test_rows_with_speculation_are_predicted_where_it_is_known_how_they_ran(tmp_
     assert np.isfinite(ttft.predicted).tolist() == [True, True, False, False]
     # Three drafted tokens, of which more than one is taken on average, and a round that costs more than a plain step.
     assert 0.3 < tpot.predicted[1] / tpot.predicted[0] < 0.9
+
+
+def test_what_a_model_accepts_is_one_figure_whatever_its_name_and_depths_are_the_stacks():
+    r1, v3 = (speculation_of(name, "trtllm", ranks=1) for name in ("deepseek-r1", "deepseek-v3"))
+    assert r1 == v3
+    assert (v3.k, speculation_of("deepseek-v3", "trtllm", ranks=8).k) == (3, 1)
+
+
+def test_groups_of_experts_are_as_many_as_divide_the_devices():
+    model = load_model("deepseek-v3")
+    assert devices_of(model, tensor=4, pipeline=1, data=1, expert=3).expert == 2
+    assert devices_of(model, tensor=4, pipeline=1, data=2, expert=8).expert == 8
 
 
 def test_settings_of_servers_are_no_measurement_and_no_stranger(tmp_path, shared):
