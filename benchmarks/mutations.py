@@ -1153,8 +1153,8 @@ MUTATIONS = [
         ),
         (
             "room that nobody will use is kept",
-            "                if leg is not None:\n                    leg.drop(id_)\n            else:",
-            "                if leg is not None:\n                    pass\n            else:",
+            "                    leg.drop(id_)\n                    self._needs_no_more(",
+            "                    self._needs_no_more(",
         ),
         ("news is heard at once", "HEARD_AFTER_NS: Final = 1", "HEARD_AFTER_NS: Final = 0"),
     ),
