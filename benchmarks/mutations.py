@@ -1923,8 +1923,8 @@ MUTATIONS = [
         ("tests/engine/test_control.py",),
         (
             "the busiest machine goes",
-            "return 2, machine.running + machine.waiting, -index",
-            "return 2, -machine.running - machine.waiting, -index",
+            "return 2, machine.running + _waiting(machine), -index",
+            "return 2, -machine.running - _waiting(machine), -index",
         ),
         ("p95 is the median", "firsts[-(-95 * len(firsts) // 100) - 1]", "firsts[len(firsts) // 2]"),
         (
@@ -2008,8 +2008,13 @@ MUTATIONS = [
         ),
         (
             "prompts take what decodes take",
-            "return np.where(both > 0, of_prompts / np.where",
-            "return np.where(both > 0, of_decodes / np.where",
+            "return of_prompts / both,",
+            "return of_decodes / both,",
+        ),
+        (
+            "reading KV takes all of a decode step",
+            "np.maximum(of_decodes - unread, 0.0) / both",
+            "of_decodes / both",
         ),
     ),
     *_of(
