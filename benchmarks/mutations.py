@@ -2027,6 +2027,13 @@ MUTATIONS = [
             "_per_million(usd, None if part is None else 1 - part, output)",
             "_per_million(usd, part, output)",
         ),
+        ("classes pay by tokens alone", "return (1 - part) * by_tokens + part * (", "return by_tokens + 0 * ("),
+        ("what is cached is not attended to", "attended = computed * (prompts - computed) +", "attended ="),
+        (
+            "requests without an answer pay for prompts",
+            'answered = requests["first_token_ns"] >= 0\n    prompts',
+            "answered = 1\n    prompts",
+        ),
         ("carbon is by the joule", 'energy["joule"] / _J_PER_KWH * carbon', 'energy["joule"] * carbon'),
         (
             "the building's share is not of the lower end",
