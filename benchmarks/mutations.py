@@ -61,6 +61,11 @@ POOLS = (
     "tests/engine/test_second_pools.py",
     "tests/engine/test_links.py",
 )
+FLEETS = (
+    "tests/engine/test_fleet_apart.py",
+    "tests/engine/test_fleet_tiers.py",
+    "tests/engine/test_fleet.py",
+)
 RANKS = ("tests/engine/test_ranks.py", "tests/hwmodels/test_ranks.py", "tests/hwmodels/test_mtp.py")
 EXPERTS = ("tests/hwmodels/test_experts.py", "tests/scenario/test_expert_settings.py")
 PREFIXES = ("tests/engine/test_prefix.py", "tests/oracle/test_vllm.py")
@@ -445,8 +450,8 @@ MUTATIONS = [
         ("what preemption gives up is not counted", "        state.recomputed[id_] += cached\n", ""),
         (
             "a limit on the model's context is off by one",
-            "if limit is not None and prompt + output > limit:",
-            "if limit is not None and prompt + output >= limit:",
+            "if limit is not None and prompt + handed + output > limit:",
+            "if limit is not None and prompt + handed + output >= limit:",
         ),
         ("rejected requests stay in the queue", "            self.queue.remove(seq)\n", ""),
     ),
@@ -1079,7 +1084,7 @@ MUTATIONS = [
     *_of(
         "sim/engine/handover.py",
         POOLS,
-        ("who asks for one token is decoded elsewhere", "self._least_left = 0 if", "self._least_left = 0 if True or"),
+        ("who asks for one token is decoded elsewhere", "self.least_left = 0 if", "self.least_left = 0 if True or"),
         (
             "a prompt that is there may not stay",
             "return prompt <= local or prompt - receiver.found_tokens",
@@ -1092,24 +1097,24 @@ MUTATIONS = [
         ),
         (
             "the receiver is chosen among all who decode",
-            "self._gate.choose(id_, None if one_kind else self._able(id_))",
-            "self._gate.choose(id_, None)",
+            "able = None if one_kind and self.present is None else self.able(id_)",
+            "able = None",
         ),
         (
             "what the receiver has is sent as well",
-            "tokens = (state.prompt[id_] or 1) - leg.found\n",
-            "tokens = state.prompt[id_] or 1\n",
+            "tokens = state.to_hand(id_) - leg.found\n",
+            "tokens = state.to_hand(id_)\n",
         ),
         ("a layer's share is not left", "last_bytes = -(-n_bytes // path.layers)", "last_bytes = 0"),
         (
             "layers begin with the computation",
-            'since_ns = begun_ns + (self._at["prefilled_ns"][id_] - begun_ns) // path.layers',
+            'since_ns = begun_ns + (handovers._at["prefilled_ns"][id_] - begun_ns) // path.layers',
             "since_ns = begun_ns",
         ),
         (
             "prompts that were preempted go layer by layer",
-            "if path.layers > 1 and not state.preemptions[id_]:",
-            "if path.layers > 1:",
+            "came_once = not state.preemptions[id_] and not",
+            "came_once = not",
         ),
         (
             "repacking takes no time",
@@ -1138,13 +1143,13 @@ MUTATIONS = [
         ),
         (
             "who has gone keeps the sender's blocks",
-            "                if leg.computed:\n                    leg.collect(id_)\n",
+            "            if leg.computed:\n                leg.collect(id_)\n",
             "",
         ),
         (
             "who has gone keeps the receiver's room",
-            "                self.legs.pop(id_)\n                leg.drop(id_)\n",
-            "                self.legs.pop(id_)\n",
+            "            handovers.legs.pop(id_)\n            leg.drop(id_)\n",
+            "            handovers.legs.pop(id_)\n",
         ),
         (
             "room that nobody will use is kept",
@@ -1224,6 +1229,71 @@ MUTATIONS = [
             "heapq.heapreplace(self._free_ns, sent + self._latency_ns)",
         ),
         ("writes go as fast as reads", "if writes and self.write_bytes_per_s is not None:", "if False:"),
+        ("a slower time has no end", "            found.append((round(each.end_ns), *_UNHARMED))", "            pass"),
+        ("a transfer goes on as it began", "for until_ns, after, _ in changes[at:]:", "for until_ns, after, _ in ():"),
+        (
+            "more latency is that of the beginning",
+            "sent + self._latency_ns + self._state_at(sent)[1], n_bytes)",
+            "sent + self._latency_ns + self._state_at(begin)[1], n_bytes)",
+        ),
+        (
+            "a transfer to nobody keeps its place",
+            "self._free_ns[self._free_ns.index(transfer.sent_ns)] = end_ns",
+            "pass",
+        ),
+    ),
+    *_of(
+        "sim/engine/parted.py",
+        FLEETS,
+        (
+            "who has room at a machine that goes is lost with it",
+            "            chosen_again += 1\n            if leg.computed:\n                choose_anew(handovers, id_)\n",
+            "            on_link.append(id_)\n",
+        ),
+        (
+            "room is kept for who will not come",
+            "            leg.drop(id_)\n            handovers._needs_no_more(leg.receiver)\n",
+            "            handovers._needs_no_more(leg.receiver)\n",
+        ),
+        ("links of machines that fail go on", "            link.stop(clock.now_ns)\n", "            pass\n"),
+        ("KV that is lost was not computed", "    state.recomputed[id_] += state.to_hand(id_)\n", ""),
+        ("a token that nobody got is emitted", "    state.left[id_] += 1\n    return 1\n", "    return 0\n"),
+        (
+            "a machine that holds KV for others may go",
+            "or leg.receiver is machine for leg in handovers.legs.values()) or any(",
+            "or leg.receiver is machine for leg in handovers.legs.values()) and any(",
+        ),
+    ),
+    *_of(
+        "sim/engine/apart.py",
+        FLEETS,
+        ("KV is sent again whatever the rule", 'stays = fleet._spec.in_flight == "resume" and', "stays = True and"),
+        (
+            "prompts wait to the end although a machine decodes",
+            "            handovers.choose_again(id_)\n",
+            "            continue\n",
+        ),
+        (
+            "a run waits for machines that never come back",
+            "return [each for each in machines if fleet.states[each.index] != FAILED or fleet.returns[each.index]]",
+            "return list(machines)",
+        ),
+        ("a request comes twice for a stage", "if not self._taken[id_] & stage:", "if True:"),
+    ),
+    *_of(
+        "sim/engine/fleet.py",
+        FLEETS,
+        ("machines go while they load", "machine.waiting or any(map(n_loading, machine.tenants)))", "machine.waiting)"),
+        (
+            "who was moved to host memory keeps its KV",
+            "        state.given_back |= loading.stop(now_ns)\n",
+            "        loading.stop(now_ns)\n",
+        ),
+        (
+            "memory of a machine that fails is there afterwards",
+            "        _lose_sources(fleet, loading.tiers.lost(now_ns))\n",
+            "        pass\n",
+        ),
     ),
     *_of(
         "sim/engine/common.py",

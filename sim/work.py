@@ -25,14 +25,15 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
     Keys: flops, hbm_bytes, peak_flops_per_s, peak_bytes_per_s (`machine_peaks` has the last two of each machine, where they come
     and go); by machine busy_s and power_share_s, the share of its devices' power limit integrated over the time for which it is
     busy; and prompt_share, the part of the busy time that prompts take, by the time that prompts and decodes of each iteration
-    would take on a roofline of their own. Within a span only the KV tokens read change, evenly, and work is affine in them: the
-    mean of its first and last iteration is that of all; power is the mean of the two. Empty where a model is known by a table of
-    latencies only, which says nothing of its work.
+    would take on a roofline of their own, with prompt_attention_share and decode_kv_share, the parts of these that attention over
+    what came before takes, by what the roofline is without. Within a span only the KV tokens read change, evenly, and work is
+    affine in them: the mean of its first and last iteration is that of all; power and shares are the mean of the two. Empty where
+    a model is known by a table of latencies only, which says nothing of its work.
     """
     from sim.engine.prices import StageTable
 
     done: dict[str, Any] = {"flops": 0.0, "hbm_bytes": 0.0, "peak_flops_per_s": 0.0, "peak_bytes_per_s": 0.0}
-    done |= {"busy_s": [], "power_share_s": [], "prompt_s": 0.0}
+    done |= {"busy_s": [], "power_share_s": [], "prompt_s": 0.0, "prompt_attention_s": 0.0, "decode_kv_s": 0.0}
     rows = iter(columns.replicas)
     peaks: list[tuple[float, float]] = []
     for machine in experiment.machines:
@@ -51,7 +52,10 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
         for cost, spec, of_it in zip(costs, machine.tenants, spans, strict=True):
             _add_work(done, cost, spec.draft_cost, of_it)
     busy_s, prompt_s = sum(done["busy_s"]), done.pop("prompt_s")
+    attention_s, kv_s = done.pop("prompt_attention_s"), done.pop("decode_kv_s")
     done["prompt_share"] = prompt_s / busy_s if busy_s else None
+    done["prompt_attention_share"] = attention_s / prompt_s if prompt_s else 0.0
+    done["decode_kv_share"] = kv_s / (busy_s - prompt_s) if busy_s > prompt_s else 0.0
     return done if experiment.fleet is None else {**done, "machine_peaks": peaks}
 
 
@@ -101,7 +105,9 @@ def _add_work(done: dict[str, Any], cost: CostModel, draft_cost: CostModel | Non
             done["flops"] += 0.5 * float(_total(work.flops, span["n"]))
             done["hbm_bytes"] += 0.5 * float(_total(work.hbm_bytes, span["n"]))
             _add_power(done, cost, work, span["n"], seconds)
-            done["prompt_s"] += float((_prompt_share(cost, totals, span["completions"]) * 0.5 * seconds).sum())
+            parts = _parts(cost, totals, span["completions"])
+            for name, part in zip(("prompt_s", "prompt_attention_s", "decode_kv_s"), parts, strict=True):
+                done[name] += float((part * 0.5 * seconds).sum())
         if draft_cost is not None:
             _add_draft_work(done, draft_cost, span)
 
@@ -119,8 +125,9 @@ def _add_power(done: dict[str, Any], cost: CostModel, work: Any, times: np.ndarr
     done["power_share_s"][-1] += 0.5 * float((power_share(memory, compute) * seconds)[busy].sum())
 
 
-def _prompt_share(cost: CostModel, totals: Any, completions: np.ndarray) -> np.ndarray:
-    """Of each iteration, the part that its prompts take: both kinds of rows alone on the device's roofline."""
+def _parts(cost: CostModel, totals: Any, completions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each iteration the part that its prompts take, that of their attention, and that of reading the KV of its decodes: both
+    kinds of rows alone on the device's roofline, and without attention over what came before."""
     zero = np.zeros_like(totals.prefill_rows)
     prompts = totals._replace(
         rows=totals.prefill_rows, decode_seqs=zero, decode_kv_tokens=zero, logit_rows=completions, decode_kv_window=zero
@@ -129,9 +136,15 @@ def _prompt_share(cost: CostModel, totals: Any, completions: np.ndarray) -> np.n
         rows=totals.rows - totals.prefill_rows, prefill_rows=zero, prefill_chunks=zero, prefill_pairs=zero,
         prefill_kv_tokens=zero, logit_rows=totals.logit_rows - completions, prefill_pairs_window=zero,
     )  # fmt: skip
-    of_prompts, of_decodes = (_roofline_s(cost, each) * (each.rows > 0) for each in (prompts, decodes))
-    both = of_prompts + of_decodes
-    return np.where(both > 0, of_prompts / np.where(both > 0, both, 1.0), 0.0)
+    bare = (
+        prompts._replace(prefill_pairs=zero, prefill_kv_tokens=zero, prefill_pairs_window=zero),
+        decodes._replace(decode_kv_tokens=zero, decode_kv_window=zero),
+    )
+    of_prompts, of_decodes, without, unread = (
+        _roofline_s(cost, each) * (each.rows > 0) for each in (prompts, decodes, *bare)
+    )
+    both = np.where(of_prompts + of_decodes > 0, of_prompts + of_decodes, 1.0)
+    return of_prompts / both, np.maximum(of_prompts - without, 0.0) / both, np.maximum(of_decodes - unread, 0.0) / both
 
 
 def _roofline_s(cost: CostModel, totals: Any) -> np.ndarray:

@@ -98,6 +98,24 @@ def test_ranks_and_experts_of_a_mixture() -> None:
     assert "--enable-eplb" in written.text
 
 
+def test_a_negative_number_is_a_value() -> None:
+    command = (
+        "python -m sglang.launch_server --model-path m --chunked-prefill-size -1 --schedule-conservativeness -.5 --tp 2"
+    )
+    options = read_command(command).options
+    assert options["chunked-prefill-size"] == "-1"
+    assert options["schedule-conservativeness"] == "-.5"
+    assert options["tp-size"] == "2"
+
+
+@pytest.mark.parametrize("written", ["-O3", "-O=3", "-O 3", "--optimization-level 3"])
+def test_levels_of_optimisation_are_read_however_they_are_written(written: str) -> None:
+    assert read_command(f"vllm serve m {written} -tp 2").options == {
+        "optimization-level": "3",
+        "tensor-parallel-size": "2",
+    }
+
+
 def test_replicas_of_a_dense_model_are_its_data_parallel_ranks() -> None:
     found = scenario_from("vllm serve Qwen/Qwen3-32B --data-parallel-size 3", hardware="h200")
     assert (found.scenario.replicas, found.scenario.router.policy) == (3, "least_outstanding")
@@ -116,6 +134,7 @@ def test_options_of_a_file_stand_under_those_of_the_command(tmp_path: Path) -> N
     ("command", "says"),
     [
         ("nginx -g off", "starts no server"),
+        ("vllm serve Qwen/Qwen3-32B --xyzzy 3", "no option of vllm 0.32.0; the release's --help lists its"),
         ("vllm serve Qwen/Qwen3-32B --tensor-parallel-sze 4", "did you mean --tensor-parallel-size"),
         ("vllm serve Qwen/Qwen3-32B --max-num-seqs", "needs a value"),
         ("vllm serve Qwen/Qwen3-32B --max-num-seqs many", "takes a whole number"),

@@ -64,11 +64,12 @@ class Brought:
         id_, state, kv = seq.id, self._state, self._kv
         held = self.at_hand.pop(id_, None)
         if held is not None:
+            again = seq.preempted or (state.again is not None and state.again[id_] > 0)
             if kv.caches:
-                hits = state.prefix_hits_again if seq.preempted else state.prefix_hits
+                hits = state.prefix_hits_again if again else state.prefix_hits
                 hits[id_] += held.on_device
             for tier, tokens in held.by_tier:
-                kind = "swap" if held.moved else "again" if seq.preempted else self.kinds[tier]
+                kind = "swap" if held.moved else "again" if again else self.kinds[tier]
                 state.tier_hits[kind][id_] += tokens
             kv.give(held.blocks - kv.found(id_))
         elif id_ in self.moved:

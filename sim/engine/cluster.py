@@ -24,7 +24,9 @@ from sim.engine.fleet import Fleet, facts_of
 from sim.engine.followers import Followers
 from sim.engine.front_end import FrontEnd
 from sim.engine.gate import Gate, eligible
-from sim.engine.handover import Handovers
+from sim.engine.handover import Handovers, links_of
+from sim.engine.handover import columns_of as handed_over
+from sim.engine.handover import give_up as between_gives_up
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.ranks import machine_of, ranked
@@ -199,6 +201,8 @@ class _Cluster:
             contents_in,
         )  # fmt: skip
         self._state.terms = terms_of(workload)
+        if experiment.fleet is not None and experiment.handover is not None:
+            self._state.carried = array("q", bytes(8 * n))
         self._clock = Clock()
         self._machines: list[Machine] = []
         stores = _stores(specs)
@@ -226,7 +230,7 @@ class _Cluster:
         self._fleet = None
         if experiment.fleet is not None and self._gate is not None:
             given = self._machines, self._gate, self._state, self._clock, self
-            self._fleet = Fleet(experiment.fleet, *given, experiment.seed)
+            self._fleet = Fleet(experiment.fleet, *given, experiment.seed, self._handovers)
         self._watch = (
             Watch(self._state, self._machines, self._clock, self._handovers, self._fleet) if check_invariants else None
         )
@@ -341,7 +345,7 @@ class _Cluster:
         number = self._state.replica[id_]
         if self._state.status[id_] != UNFINISHED:
             return
-        if self._handovers is not None and self._handovers.give_up(id_):
+        if self._handovers is not None and between_gives_up(self._handovers, id_):
             return
         if number < 0:
             # It has not come through the front end yet.
@@ -366,11 +370,11 @@ class _Cluster:
             self._only.deliver(id_)
             return
         assert self._gate is not None
-        if self._handovers is not None:
-            self._handovers.come(id_)
-            return
         if self._fleet is not None:
             self._fleet.come(id_)
+            return
+        if self._handovers is not None:
+            self._handovers.come(id_)
             return
         machine = self._gate.choose(id_)
         if machine is not None:
@@ -420,9 +424,9 @@ class _Cluster:
         assert self._handovers is not None
         self._handovers.prefilled(id_, end_ns)
 
-    def has_room(self, id_: int, now_ns: int, found_tokens: int) -> None:
+    def has_room(self, id_: int, now_ns: int, found_tokens: int, leg: int) -> None:
         assert self._handovers is not None
-        self._handovers.has_room(id_, now_ns, found_tokens)
+        self._handovers.has_room(id_, now_ns, found_tokens, leg)
 
     def first_token_elsewhere(self, id_: int, at_ns: int) -> None:
         """A request has its first token without an iteration of the machine that gives it the others."""
@@ -492,7 +496,7 @@ def _columns(cluster: _Cluster) -> Columns:
                 if cluster._caching
                 else {}
             ),
-            **({} if cluster._handovers is None else cluster._handovers.columns()),
+            **({} if cluster._handovers is None else handed_over(cluster._handovers)),
             **(
                 {}
                 if cluster._fleet is None
@@ -520,7 +524,7 @@ def _columns(cluster: _Cluster) -> Columns:
                 if cluster._caching
                 else {}
             ),
-            **({} if cluster._handovers is None else {"links": cluster._handovers.links()}),
+            **({} if cluster._handovers is None else {"links": links_of(cluster._handovers)}),
             **({} if cluster._fleet is None else {"fleet": facts_of(cluster._fleet)}),
             "n_stages": sum(machine.n_stages for machine in cluster._machines),
             **({"tiers": _tier_facts(cluster._machines)} if tiers else {}),

@@ -11,6 +11,7 @@ from sim.engine.errors import PolicyError
 from sim.engine.events import CONTROL, Alarm, Clock
 from sim.engine.lives import DRAINING, FAILED, OFF, READY, STARTING, Scaling
 from sim.engine.machine import Machine
+from sim.engine.tenant import n_loading
 
 _MOST_WITHOUT: Final = 10_000
 """Intervals without any machine, while requests wait for one, after which a run is said not to end."""
@@ -84,7 +85,8 @@ class Pool:
         return PoolSeen(
             machines=sum(self.counted(fleet, index) for index in self.machines),
             ready=len(ready),
-            waiting=sum(machine.waiting for machine in serving) + fleet.held_for(fleet.machines[self.machines[0]]),
+            waiting=sum(machine.waiting + sum(map(n_loading, machine.tenants)) for machine in serving)
+            + fleet.held_for(fleet.machines[self.machines[0]]),
             running=sum(machine.running for machine in serving),
             kv_use=sum(machine.kv_use for machine in ready) / len(ready) if ready else 0.0,
             came=self.came,

@@ -17,7 +17,7 @@ from policies.view import ALWAYS_NS, WaitingSeq
 from sim.engine.ahead import Ahead
 from sim.engine.brought import Brought
 from sim.engine.clock import TICK_BITS
-from sim.engine.columns import ABORTED, FINISHED
+from sim.engine.columns import ABORTED, FINISHED, Recorder
 from sim.engine.finding import Finding
 from sim.engine.kv import KvPool
 from sim.engine.lane import Ended, Lane, Paused
@@ -40,7 +40,7 @@ class Elsewhere(Protocol):
 
     def prefilled(self, id_: int, end_ns: int, /) -> None: ...
 
-    def has_room(self, id_: int, now_ns: int, found_tokens: int, /) -> None: ...
+    def has_room(self, id_: int, now_ns: int, found_tokens: int, leg: int, /) -> None: ...
 
 
 class Own(Protocol):
@@ -66,28 +66,34 @@ class Exchange:
     """The part of a tenant's `Sequences` that deals with other machines; made where its machine has a part in handing over."""
 
     __slots__ = (
-        "_alone", "_outside", "asked", "drops_token", "hands_over", "headroom_tokens", "joined_ns", "kept", "landed", "lent",
-        "mail", "promised", "sequences",
+        "_alone", "_gives_token", "_legs", "_lent_tokens", "_outside", "_recorder", "asked", "drops_token", "hands_over",
+        "headroom_tokens", "joined_ns", "kept", "landed", "lent", "mail", "promised", "sequences",
     )  # fmt: skip
 
-    def __init__(self, sequences: Own, part: Part, outside: Elsewhere, *, alone: bool) -> None:
+    def __init__(self, sequences: Own, part: Part, outside: Elsewhere, recorder: Recorder, *, alone: bool) -> None:
         self.sequences = sequences
         self._outside = outside
+        self._recorder = recorder
         self._alone = alone
         self.joined_ns: array[int] | None = None
         """Of each request, when it was admitted with its KV."""
         self.hands_over = part.role == "prefill"
         self.drops_token = self.hands_over and part.drops_token
         """Prompts that are done emit nothing here: the machine that decodes computes their last token again."""
+        self._gives_token = part.gives_token
         self.headroom_tokens = part.headroom_tokens
         self.mail: deque[tuple[int, int, int, int]] = deque()
-        """When it came, what it is, of which request, and tokens that have come with it."""
+        """When it came, what it is, of which request, and tokens that have come with it; for who asks for room, the number of its
+        leg."""
         self.asked: deque[int] = deque()
+        self._legs: dict[int, int] = {}
+        """Of those who ask, the numbers of their legs: a request that comes again has another."""
         self.kept: dict[int, int] = {}
         """KV blocks of those whose KV is on its way."""
         self.landed: dict[int, int] = {}
         """The same of those who wait in the queue with all of it, ahead of all others."""
         self.lent: dict[int, int] = {}
+        self._lent_tokens: dict[int, int] = {}
         self.promised = 0
         """What `Promises` counts of those who have landed, where the scheduler reserves."""
 
@@ -110,6 +116,7 @@ class Exchange:
             self.sequences.n_changes += 1
             if what == ASK:
                 self.asked.append(id_)
+                self._legs[id_] = tokens
             elif what == LAND:
                 self._land(id_, tokens)
             elif what == DROP:
@@ -129,7 +136,7 @@ class Exchange:
     def _make_room(self, id_: int, lane: Lane, ticks: int) -> bool:
         sequences = self.sequences
         kv, state, promises = sequences.kv, sequences.state, sequences.promises
-        tokens = state.prompt[id_] or 1
+        tokens = state.to_hand(id_)
         needed = kv.held(tokens)
         # As for one that is computed here, one token of it is never found.
         found = kv.found_blocks(id_, tokens) if kv.caches else 0
@@ -143,7 +150,7 @@ class Exchange:
         kv.take(needed - found)
         promises.make(id_)
         self.kept[id_] = needed
-        self._outside.has_room(id_, ticks >> TICK_BITS, found * kv.block_tokens)
+        self._outside.has_room(id_, ticks >> TICK_BITS, found * kv.block_tokens, self._legs.pop(id_))
         return True
 
     def _spoken_for(self, lane: Lane) -> int:
@@ -189,6 +196,7 @@ class Exchange:
     def _drop(self, id_: int) -> None:
         if id_ in self.asked:
             self.asked.remove(id_)
+            del self._legs[id_]
         elif id_ in self.kept:
             self.sequences.kv.release(id_, self.kept.pop(id_), 0)
             self.sequences.promises.end(id_)
@@ -230,7 +238,10 @@ class Exchange:
         gone = sequences.given_up.pop(id_, None) is not None
         if not self.drops_token:
             state.left[id_] -= 1
-            state.token_ns[id_] = end_ns
+            if self._gives_token:
+                if state.first_token[id_] >= 0:
+                    self._recorder.resumed_gaps_ns.append(end_ns - state.token_ns[id_])
+                state.token_ns[id_] = end_ns
         if sequences.ahead is not None:
             # It is known to end with this token, so that the coming plan knows no step of it; its seat is not free yet.
             lane.leaving[id_] = Ended(cached, 0, 0, False, 0, 0)
@@ -244,17 +255,26 @@ class Exchange:
             sequences.kv.release(id_, sequences.kv.held(cached), cached)
             return
         self.lent[id_] = sequences.kv.held(cached)
+        self._lent_tokens[id_] = cached
         self._outside.prefilled(id_, end_ns)
 
     def _collect(self, id_: int) -> None:
         sequences = self.sequences
         sequences.promises.end(id_)
-        sequences.kv.release(id_, self.lent.pop(id_), sequences.state.prompt[id_] or 1)
+        sequences.kv.release(id_, self.lent.pop(id_), self._lent_tokens.pop(id_))
+
+    def landing(self) -> dict[int, int]:
+        """Those whose KV is here, which has not been read yet: how many tokens of it."""
+        return {id_: tokens for _, what, id_, tokens in self.mail if what == LAND}
+
+    def told_to_go(self) -> set[int]:
+        """Those of whom something is held here only because the news has not been read that it need not be."""
+        return {id_ for _, what, id_, _ in self.mail if what in (DROP, COLLECT)}
 
     def hand_back(self) -> list[int]:
         """Forget all; those who had asked or were on their way here, and had not ended."""
         ids = [*self.asked, *self.kept]
-        for each in (self.asked, self.kept, self.landed, self.lent, self.mail):
+        for each in (self.asked, self._legs, self.kept, self.landed, self.lent, self._lent_tokens, self.mail):
             each.clear()
         self.promised = 0
         return [id_ for id_ in ids if self.sequences.state.status[id_] != FINISHED]

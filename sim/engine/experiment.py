@@ -198,15 +198,6 @@ class Experiment:
             raise ValueError(
                 f"fleet has pools for {len(fleet.pools)} machines and there are {len(self.replicas)}; give one each"
             )
-        if self.handover is not None:
-            raise ValueError(
-                "machines that come, go or fail are modelled where each serves its requests from beginning to end; leave out "
-                "handover or fleet"
-            )
-        if any(tenant.tiers or tenant.swaps for tenant in self.tenants):
-            raise ValueError(
-                "machines that come, go or fail are modelled without tiers behind their KV; leave out tiers or fleet"
-            )
 
     def part_of(self, index: int) -> Part | None:
         """What machine *index* has to do with handing over; None: nothing."""
@@ -214,7 +205,10 @@ class Experiment:
         if spec is None or spec.roles[index] == "both":
             return None
         return Part(
-            role=spec.roles[index], drops_token=spec.first_token == "decode", headroom_tokens=spec.headroom_tokens
+            role=spec.roles[index],
+            drops_token=spec.first_token == "decode",
+            gives_token=spec.first_token == "prefill",
+            headroom_tokens=spec.headroom_tokens,
         )
 
     @property

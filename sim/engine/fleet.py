@@ -11,18 +11,23 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
 from policies.control import PoolSeen
+from sim.engine.apart import Apart
 from sim.engine.columns import ABORTED, FINISHED, UNFINISHED
 from sim.engine.control import Controller, Pool
 from sim.engine.events import ARRIVALS, CONTROL, Alarm, Clock
 from sim.engine.gate import Gate
+from sim.engine.handover import Handovers
 from sim.engine.lives import DRAINING, FAILED, OFF, READY, STARTING, FleetSpec
 from sim.engine.machine import Machine
+from sim.engine.parted import come_again, cut
 from sim.engine.requests import RequestState
+from sim.engine.stores import Store
+from sim.engine.tenant import n_loading
 
 AGAIN_AFTER_NS: Final = 1
 """Requests of a machine that has failed are at the router this much later; see `sim.engine.cluster.FELT_AFTER_NS`."""
@@ -43,7 +48,7 @@ class Fleet:
 
     def __init__(
         self, spec: FleetSpec, machines: Sequence[Machine], gate: Gate, state: RequestState, clock: Clock, outside: Loses,
-        seed: int,
+        seed: int, handovers: Handovers | None = None,
     ) -> None:  # fmt: skip
         self._spec = spec
         self.machines = machines
@@ -87,25 +92,31 @@ class Fleet:
         self.held_ns = array("q", bytes(8 * n_requests))
         self.failures = array("i", bytes(4 * n_requests))
         state.again = bytearray(n_requests)
-        self._log: tuple[array[int], array[int], array[int], array[int]] = (
-            array("q"),
-            array("q"),
-            array("q"),
-            array("q"),
-        )
-        self._counts = dict.fromkeys(
-            ("drains_cut_short", "failures", "outages_missed", "resumed", "retried", "lost", "discarded_tokens"), 0
+        self._log = [array("q") for _ in range(4)]
+        self._counts: dict[str, int] = dict.fromkeys(
+            (
+                "drains_cut_short", "failures", "outages_missed", "resumed", "retried", "lost", "discarded_tokens",
+                "chosen_again", "held_to_the_end",
+            ), 0
         )  # fmt: skip
+
+        self._apart = (
+            None if handovers is None else Apart(self, handovers, partial(_goes_on, self), partial(_too_often, self))
+        )
 
     def clear(self) -> None:
         """There are no requests."""
         for column in (self.came, self._held_since, self.held_ns, self.failures):
             del column[:]
+        if self._apart is not None:
+            self._apart.clear()
 
     def add(self) -> None:
         """One request more, behind the others."""
         for column in (self.came, self._held_since, self.held_ns, self.failures):
             column.append(0)
+        if self._apart is not None:
+            self._apart.add()
 
     # The run.
 
@@ -134,19 +145,19 @@ class Fleet:
         if at < 0:
             return True
         self._first_unfinished = at
-        return not self._clock.expects(CONTROL) and not any(map(self._can_be_served, self.held))
+        waiting = (*self.held, *self._awaiting())
+        return not self._clock.expects(CONTROL) and not any(_can_be_served(self, id_) for id_ in waiting)
 
-    def _can_be_served(self, id_: int) -> bool:
-        """Whether a machine that has not failed for good hosts the model that a request asks for."""
-        return self._state.status[id_] == UNFINISHED and any(
-            self.states[machine.index] != FAILED or self.returns[machine.index] for machine in self._gate.hosting(id_)
-        )
+    def _awaiting(self) -> Collection[int]:
+        """Whose prompt has been computed and who wait for a machine that decodes."""
+        return () if self._apart is None else self._apart.handovers.awaiting
 
     def close(self, horizon_ns: int | None) -> None:
         """At the end of the run: who is held still is held until its horizon or, without one, until the last request finished."""
         end_ns = max(self._state.finish, default=0) if horizon_ns is None else horizon_ns
-        for id_ in self.held:
+        for id_ in (*self.held, *self._awaiting()):
             if self._state.status[id_] == UNFINISHED:
+                self._counts["held_to_the_end"] += 1
                 self.held_ns[id_] += max(end_ns - self._held_since[id_], 1)
 
     # Requests.
@@ -157,6 +168,9 @@ class Fleet:
             self.came[id_] = 1
             self._open.append(id_)
         self.again.discard(id_)
+        if self._apart is not None:
+            self._apart.handovers.come(id_)
+            return
         machines = self._ready_for(id_)
         if not machines and self._gate.hosting(id_):
             self._hold(id_)
@@ -180,7 +194,9 @@ class Fleet:
         if self._spec.when_none == "lose":
             self._lose(id_, "no machine was ready")
             return
-        if not self.failures[id_]:
+        if self._apart is not None:
+            self._apart.count_as_held(id_)
+        elif not self.failures[id_]:
             hosts = dict.fromkeys(self._spec.pools[machine.index] for machine in self._gate.hosting(id_))
             for number in hosts:
                 self.pools[number].took(self._state.prompt[id_])
@@ -189,6 +205,9 @@ class Fleet:
 
     def _release(self) -> None:
         """A machine is ready: who was held for one goes on, in the order in which they came."""
+        if self._apart is not None:
+            self._apart.release()
+            return
         for _ in range(len(self.held)):
             id_ = self.held.popleft()
             if self._state.status[id_] != UNFINISHED:
@@ -201,6 +220,9 @@ class Fleet:
             machine = self._gate.choose(id_, machines)
             if machine is not None:
                 machine.deliver(id_)
+
+    def _waits(self) -> bool:
+        return bool(self.held or self._awaiting())
 
     def _lose(self, id_: int, reason: str) -> None:
         self._counts["lost"] += 1
@@ -215,7 +237,7 @@ class Fleet:
         if self._state.status[id_] == FINISHED:
             pool = self.pools[self._spec.pools[index]]
             pool.finished += 1
-            pool.finished_tokens += self._state.output[id_]
+            pool.finished_tokens += self._state.output[id_] if self._apart is None else self._apart.tokens_of(id_)
         if self.states[index] == DRAINING:
             self._sweep.set(max(now_ns, self._clock.now_ns) + 1)
 
@@ -237,7 +259,7 @@ class Fleet:
         if failing is not None:
             up_ns, self._down_ns[index] = failing.draw_ns(self._seed, index, self._n_failures[index])
             self._failure[index].set(now_ns + up_ns)
-        if self.held:
+        if self._waits():
             self._release()
 
     def _start(self, index: int, phase: int = 0) -> None:
@@ -269,7 +291,7 @@ class Fleet:
         had = self.states[index] in (READY, DRAINING)
         self._note(index)
         if had:
-            self._hand_on(index)
+            _hand_on(self, index)
 
     def _on_failure(self, index: int, _event: object) -> None:
         if not self.over():
@@ -294,46 +316,7 @@ class Fleet:
         self._note(index, OFF if drained and down_ns >= 0 else FAILED)
         if down_ns >= 0 and not drained:
             self._life[index].set(self._clock.now_ns + down_ns)
-        self._hand_on(index)
-
-    def _hand_on(self, index: int) -> None:
-        """The requests of a machine that stops: sent again, or lost."""
-        machine, state, now_ns = self.machines[index], self._state, self._clock.now_ns
-        gone = {id_ for tenant in machine.tenants for id_ in tenant.sequences.given_up}
-        sent: list[int] = []
-        ids = machine.abort(now_ns)
-        for id_, tokens in state.given_back.items():
-            state.recomputed[id_] += tokens
-        state.given_back.clear()
-        spec, counts = self._spec, self._counts
-        for id_ in ids:
-            if state.status[id_] != UNFINISHED:
-                continue
-            if id_ in gone:
-                state.status[id_] = ABORTED
-                continue
-            self.failures[id_] += 1
-            if spec.in_flight == "lose":
-                self._lose(id_, "its machine failed")
-                continue
-            if spec.retries is not None and self.failures[id_] > spec.retries:
-                self._lose(id_, f"its machine failed {spec.retries + 1} times")
-                continue
-            if spec.in_flight == "retry":
-                counts["retried"] += 1
-                counts["discarded_tokens"] += state.output[id_] - state.left[id_]
-                state.left[id_] = state.output[id_]
-                state.first_token[id_] = state.token_ns[id_] = -1
-                self._outside.begins_anew(id_)
-            else:
-                counts["resumed"] += 1
-            assert state.again is not None
-            state.again[id_] = 1
-            state.replica[id_] = -1
-            self.again.add(id_)
-            sent.append(id_)
-        if sent:
-            Alarm(self._clock, ARRIVALS, partial(self._on_again, sent)).set(now_ns + AGAIN_AFTER_NS)
+        _hand_on(self, index)
 
     def _on_again(self, ids: list[int], _event: object) -> None:
         for id_ in ids:
@@ -366,23 +349,110 @@ class Fleet:
         """Machines that drain and are empty go, and who is held goes to those that are ready."""
         for index, state in enumerate(self.states):
             machine = self.machines[index]
-            if state == DRAINING and not (machine.running or machine.waiting):
+            empty = not (machine.running or machine.waiting or any(map(n_loading, machine.tenants)))
+            if state == DRAINING and empty and not (self._apart is not None and self._apart.is_needed(machine)):
                 self._off(index)
-        if self.held:
+        if self._waits():
             self._release()
 
     def held_for(self, machine: Machine) -> int:
-        """Requests that are held and that *machine* could serve."""
+        """Requests that are held and that *machine* could serve: of a machine that decodes alone, those who wait for one."""
         state = self._state
-        return sum(
-            state.status[id_] == UNFINISHED and machine.hosts(0 if state.model is None else state.model[id_])
+        held = [
+            id_
             for id_ in self.held
-        )
+            if state.status[id_] == UNFINISHED and machine.hosts(0 if state.model is None else state.model[id_])
+        ]
+        return len(held) if self._apart is None else self._apart.held_for(machine, held)
 
     def looks(self) -> dict[str, PoolSeen]:
         """What is seen of each pool, by name."""
         _look_for_first_tokens(self)
         return {pool.name: pool.look(self) for pool in self.pools}
+
+
+def _hand_on(fleet: Fleet, index: int) -> None:
+    """The requests of a machine that stops: sent again, or lost."""
+    machine, state, apart = fleet.machines[index], fleet._state, fleet._apart
+    gone = {id_ for tenant in machine.tenants for id_ in tenant.sequences.given_up}
+    parted = None if apart is None else cut(apart.handovers, machine)
+    now_ns = fleet._clock.now_ns
+    loadings = [tenant.loading for tenant in machine.tenants if tenant.loading is not None]
+    for loading in loadings:
+        state.given_back |= loading.stop(now_ns)
+    ids = machine.abort(now_ns)
+    for loading in loadings:
+        _lose_sources(fleet, loading.tiers.lost(now_ns))
+    for id_, tokens in state.given_back.items():
+        state.recomputed[id_] += tokens
+    state.given_back.clear()
+    if parted is not None:
+        ids = [id_ for id_ in dict.fromkeys(ids) if id_ in parted.here]
+    sent: list[int] = []
+    for id_ in ids:
+        if state.status[id_] != UNFINISHED:
+            continue
+        if id_ in gone:
+            state.status[id_] = ABORTED
+        elif _goes_on(fleet, id_):
+            sent.append(id_)
+    if apart is not None and parted is not None:
+        sent += apart.hand_on(parted)
+        for id_ in sent:
+            come_again(apart.handovers, id_)
+    for id_ in sent:
+        state.replica[id_] = -1
+        fleet.again.add(id_)
+    if sent:
+        Alarm(fleet._clock, ARRIVALS, partial(fleet._on_again, sent)).set(now_ns + AGAIN_AFTER_NS)
+
+
+def _lose_sources(fleet: Fleet, gone: Sequence[Store]) -> None:
+    """Memory of a machine is gone, which others may be reading."""
+    for machine in fleet.machines:
+        for tenant in machine.tenants:
+            if tenant.loading is not None:
+                tenant.loading.lose_sources(gone, fleet._clock.now_ns)
+
+
+def _too_often(fleet: Fleet, id_: int) -> bool:
+    """Whether one whose machine fails now is not sent again."""
+    return fleet._spec.retries is not None and fleet.failures[id_] >= fleet._spec.retries
+
+
+def _goes_on(fleet: Fleet, id_: int) -> bool:
+    """The machine of a request has failed: whether it is to go on elsewhere; else it is lost."""
+    spec, state, counts = fleet._spec, fleet._state, fleet._counts
+    too_often = _too_often(fleet, id_)
+    fleet.failures[id_] += 1
+    if spec.in_flight == "lose":
+        fleet._lose(id_, "its machine failed")
+        return False
+    if too_often:
+        fleet._lose(id_, f"its machine failed {fleet.failures[id_]} times")
+        return False
+    if spec.in_flight == "retry":
+        counts["retried"] += 1
+        counts["discarded_tokens"] += state.output[id_] - state.left[id_]
+        state.left[id_] = state.output[id_]
+        state.first_token[id_] = state.token_ns[id_] = -1
+        fleet._outside.begins_anew(id_)
+    else:
+        counts["resumed"] += 1
+    assert state.again is not None
+    state.again[id_] = 1
+    return True
+
+
+def _can_be_served(fleet: Fleet, id_: int) -> bool:
+    """Whether a machine that has not failed for good hosts the model that a request asks for."""
+    if fleet._state.status[id_] != UNFINISHED:
+        return False
+    if fleet._apart is not None:
+        return fleet._apart.can_be_served(id_)
+    return any(
+        fleet.states[machine.index] != FAILED or fleet.returns[machine.index] for machine in fleet._gate.hosting(id_)
+    )
 
 
 def facts_of(fleet: Fleet) -> dict[str, Any]:
@@ -406,14 +476,18 @@ def facts_of(fleet: Fleet) -> dict[str, Any]:
 
 
 def _look_for_first_tokens(fleet: Fleet) -> None:
-    """Times to first tokens that have come since, each to the pool that gave it."""
+    """Times to first tokens that have come since, each to the pool that gave it; to both where prefill and decode are apart."""
     state = fleet._state
     still: list[int] = []
     for id_ in fleet._open:
         first_ns = state.first_token[id_]
         if first_ns >= 0 and state.replica[id_] >= 0:
-            index = fleet._machine_of[state.replica[id_]]
-            fleet.pools[fleet._spec.pools[index]].firsts_ns.append(first_ns - state.arrival[id_])
+            replicas = [state.replica[id_]]
+            if fleet._apart is not None and fleet._apart.handovers.prefill_replica[id_] >= 0:
+                # Both stages have their part in it.
+                replicas.append(fleet._apart.handovers.prefill_replica[id_])
+            for number in dict.fromkeys(fleet._spec.pools[fleet._machine_of[replica]] for replica in replicas):
+                fleet.pools[number].firsts_ns.append(first_ns - state.arrival[id_])
         elif state.status[id_] == UNFINISHED:
             still.append(id_)
     fleet._open = still

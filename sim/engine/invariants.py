@@ -10,8 +10,9 @@ from sim.engine.events import Clock
 from sim.engine.fleet import Fleet
 from sim.engine.handover import Handovers
 from sim.engine.lane import Lane
-from sim.engine.lives import FAILED, OFF, STARTING
+from sim.engine.lives import DRAINING, FAILED, OFF, READY, STARTING
 from sim.engine.machine import Machine
+from sim.engine.parted import is_between, waits_for_room
 from sim.engine.ranks import RankedMachine
 from sim.engine.requests import RequestState
 from sim.engine.tenant import Tenant
@@ -111,7 +112,7 @@ class Watch:
     def _check_handovers(self, handovers: Handovers) -> None:
         """Of those on a link the sender holds the blocks of the whole prompt, and the receiver those that it took for it."""
         for id_, leg in handovers.legs.items():
-            tokens = self._state.prompt[id_] or 1
+            tokens = self._state.to_hand(id_)
             lent = _tokens_of(leg.lender, id_, kept=False)
             kept = _tokens_of(leg.keeper, id_, kept=True)
             if leg.computed and lent < tokens:
@@ -124,14 +125,30 @@ class Watch:
 
     def _check_fleet(self, fleet: Fleet, seen: set[int]) -> None:
         held = list(fleet.held)
+        exchanges = [
+            (machine, tenant.sequences.exchange)
+            for machine in self._machines
+            for tenant in machine.tenants
+            if tenant.sequences.exchange is not None
+        ]
+        landing = {id_ for _, exchange in exchanges for id_ in exchange.landing()}
         for id_, status in enumerate(self._state.status):
             if status == UNFINISHED and fleet.came[id_]:
                 places = (id_ in seen) + held.count(id_) + (id_ in fleet.again)
+                if self._handovers is not None:
+                    places += is_between(self._handovers, id_) + waits_for_room(self._handovers, id_) + (id_ in landing)
                 if places != 1:
                     self._fail("INV-11", f"request {id_} is in {places} places")
         for machine, now in zip(self._machines, fleet.states, strict=True):
-            if now in (OFF, STARTING, FAILED) and (machine.running or machine.waiting):
+            loads = any(tenant.loading is not None and tenant.loading.in_flight for tenant in machine.tenants)
+            if now in (OFF, STARTING, FAILED) and (machine.running or machine.waiting or loads):
                 self._fail("INV-11", f"machine {machine.index} does not serve and has requests")
+        for machine, exchange in exchanges:
+            if fleet.states[machine.index] not in (READY, DRAINING) and (exchange.holds or exchange.mail):
+                self._fail("INV-11", f"machine {machine.index} does not serve and holds KV for others")
+        for id_, leg in () if self._handovers is None else self._handovers.legs.items():
+            if any(fleet.states[each.index] not in (READY, DRAINING) for each in (leg.sender, leg.receiver)):
+                self._fail("INV-11", f"request {id_} is between machines of which one does not serve")
 
     def _check_tenant(self, machine: Machine, tenant: Tenant, seen: set[int]) -> None:
         held = 0
@@ -154,8 +171,9 @@ class Watch:
         exchange = tenant.sequences.exchange
         if exchange is not None:
             held += sum(exchange.kept.values()) + sum(exchange.lent.values())
+            told_to_go = exchange.told_to_go()
             for id_ in (*exchange.asked, *exchange.kept, *exchange.lent):
-                if id_ in tenant_ids(tenant):
+                if id_ in tenant_ids(tenant) and id_ not in told_to_go:
                     self._fail("INV-2", f"request {id_} is between machines and at machine {machine.index}")
         held += sum(each.blocks for each in tenant.sequences.brought.at_hand.values())
         loading = tenant.loading

@@ -117,6 +117,9 @@ class Link:
         """A heap: when each place is free again."""
         self.busy_ns = 0
         """Summed over places."""
+        self._stretched: list[tuple[int, int]] = []
+        """Of transfers that held their place for longer than their bytes took, and may do so still: when these had gone, and when
+        the place was free."""
 
     def wait_ns(self, now_ns: int) -> int:
         """How long a transfer that is asked for now would wait for its turn."""
@@ -144,15 +147,32 @@ class Link:
         sent = self._sent_ns(begin, self.spec.occupied_ns(n_bytes, writes=writes))
         self.busy_ns += sent - begin
         if since_ns is not None:
-            sent = max(sent, self._sent_ns(now_ns, self.spec.occupied_ns(last_bytes)))
+            gone_ns, sent = sent, max(sent, self._sent_ns(now_ns, self.spec.occupied_ns(last_bytes)))
+            self._stretched = [each for each in self._stretched if each[1] > now_ns]
+            if sent > gone_ns:
+                self._stretched.append((gone_ns, sent))
         heapq.heapreplace(self._free_ns, sent)
         return Transfer(now_ns, begin, sent, sent + self._latency_ns + self._state_at(sent)[1], n_bytes)
 
     def stop(self, now_ns: int) -> None:
         """Whoever used it is gone: what is on it, or waits for it, goes no further."""
         self.busy_ns -= sum(max(free_ns - now_ns, 0) for free_ns in self._free_ns)
+        self.busy_ns += sum(max(sent_ns - max(gone_ns, now_ns), 0) for gone_ns, sent_ns in self._stretched)
+        self._stretched.clear()
         self._free_ns = [min(free_ns, now_ns) for free_ns in self._free_ns]
         heapq.heapify(self._free_ns)
+
+    def cancel(self, transfer: Transfer, now_ns: int) -> None:
+        """The receiver of a transfer is gone: its place is free from *now_ns* on, unless others have been promised it since."""
+        end_ns = max(transfer.begin_ns, now_ns)
+        if end_ns >= transfer.sent_ns or transfer.sent_ns not in self._free_ns:
+            return
+        self._free_ns[self._free_ns.index(transfer.sent_ns)] = end_ns
+        heapq.heapify(self._free_ns)
+        gone_ns = self._sent_ns(transfer.begin_ns, self.spec.occupied_ns(transfer.n_bytes))
+        self.busy_ns -= max(gone_ns - end_ns, 0)
+        if (gone_ns, transfer.sent_ns) in self._stretched:
+            self._stretched.remove((gone_ns, transfer.sent_ns))
 
     def _state_at(self, at_ns: int) -> tuple[float, int]:
         """The share of its bandwidth that it has, and what it takes beside its latency."""

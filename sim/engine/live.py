@@ -20,6 +20,7 @@ from sim.engine.events import ARRIVALS, Alarm
 from sim.engine.experiment import Experiment
 from sim.engine.grown import GrownContents
 from sim.engine.lane import Lane
+from sim.engine.lives import DRAINING, READY
 from sim.engine.sequences import never_fits
 from workloads import Trace
 
@@ -51,6 +52,8 @@ class Load(NamedTuple):
     running: int
     waiting: int
     kv_use: float
+    up: bool
+    """The machine has been started, and has not failed."""
 
 
 def live_trace(models: tuple[str, ...], id_tokens: int, *, sessions: bool = True) -> Trace:
@@ -210,12 +213,14 @@ class LiveRun(_Cluster):
 
     def loads(self) -> list[Load]:
         """One for each model on a machine, in the order of the results' replicas."""
+        states = None if self._fleet is None else self._fleet.states
         return [
             Load(
                 -1 if tenant.spec.model is None else tenant.spec.model,
                 tenant.sequences.n_admitted,
                 len(tenant.sequences.queue),
                 tenant.sequences.kv.used / tenant.sequences.kv.total,
+                states is None or states[machine.index] in (READY, DRAINING),
             )
             for machine in self._machines
             for tenant in machine.tenants

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from policies.view import ALWAYS_NS, WaitingSeq
 from sim.engine.brought import AtHand
 from sim.engine.sequences import Sequences
+from sim.engine.stores import Store
 from sim.engine.tiers import Segment, Tiers
 
 _TRIES = 2
@@ -35,6 +36,10 @@ class Load(NamedTuple):
     """... and in tiers: (tier, tokens)."""
     moved: bool
     """Whether it comes back from where it was moved when it gave way."""
+    sources: tuple[Store, ...] = ()
+    """Where it comes from."""
+    broken: bool = False
+    """One of these is gone: nothing will come."""
 
 
 class Loading:
@@ -148,8 +153,9 @@ class Loading:
             kv.take(new)
             self._n += 1
             self.in_flight[id_] = Load(
-                ends_ns, self._n, blocks, reach, seq.preempted, on_device * kv.block_tokens, by_tier, moved > 0
-            )
+                ends_ns, self._n, blocks, reach, seq.preempted, on_device * kv.block_tokens, by_tier, moved > 0,
+                tuple(each.source for each in segments),
+            )  # fmt: skip
             sequences.state.load_began(id_, tiers.now_ns)
             sequences.n_changes += 1
             self.rings_at(ends_ns)
@@ -175,6 +181,13 @@ class Loading:
     def _land(self, id_: int) -> None:
         sequences = self._sequences
         load = self.in_flight.pop(id_)
+        if load.broken:
+            sequences.kv.release(id_, load.blocks, load.on_device)
+            sequences.queue.appendleft(sequences.state.waiting_seq(id_, preempted=load.preempted))
+            sequences.n_changes += 1
+            sequences.n_arrivals += 1
+            sequences.state.load_ended(id_, load.ends_ns)
+            return
         seq = sequences.state.waiting_seq(id_, cached_tokens=load.tokens, preempted=load.preempted)
         if sequences.kv.caches:
             sequences.kv.loaded(id_, load.tokens)
@@ -217,6 +230,21 @@ class Loading:
             return False
         sequences.brought.moved[id_] = tokens
         return True
+
+    def lose_sources(self, gone: Sequence[Store], now_ns: int) -> None:
+        """Loads from memory that is gone end now, in vain: who waits for one is at the head of the queue with what it had."""
+        for id_, load in self.in_flight.items():
+            if any(source is each for source in load.sources for each in gone):
+                self.in_flight[id_] = load._replace(ends_ns=now_ns, broken=True)
+                self.rings_at(now_ns)
+
+    def stop(self, now_ns: int) -> dict[int, int]:
+        """The machine stops, and all loads with it: of those that had given way and been moved, the tokens whose KV is gone."""
+        state = self._sequences.state
+        for id_ in self.in_flight:
+            state.load_ended(id_, now_ns)
+        self._gave_back.clear()
+        return dict(self._sequences.brought.moved)
 
     def reset(self) -> list[int]:
         """Nothing is on its way; who waited for it."""

@@ -29,7 +29,8 @@ class Promises:
         self._beyond = max(drafted - 1, 0)
 
     def _of(self, id_: int) -> int:
-        longest = (self._state.prompt[id_] or 1) + (1 if self.one_token else self._state.max_tokens[id_])
+        state = self._state
+        longest = state.to_hand(id_) + 1 if self.one_token else (state.prompt[id_] or 1) + state.max_tokens[id_]
         if self._limit is not None:
             longest = min(longest, self._limit)
         return min(self._kv.blocks(longest + self._beyond), self._kv.total)

@@ -70,6 +70,9 @@ class RequestState:
         """Of those that ran on machines that have been stopped: tokens whose KV is gone."""
         self.again: bytearray | None = None
         """Of each request whether its machine has failed, where machines do."""
+        self.carried: array[int] | None = None
+        """Tokens that a request had emitted when it came to the router, where machines fail on which prompts alone are computed:
+        they are computed, and handed over, like those of its prompt."""
         self.reason = array("i", [-1]) * n
         self.shortened: dict[int, int] = {}
         """Of those whose answers a scheduler has shortened: tokens that they lack, 0 where they would have ended sooner."""
@@ -107,6 +110,8 @@ class RequestState:
             yield from ((column, 0) for column in (*self.tier_hits.values(), self.load_ns))
         if self.again is not None:
             yield self.again, 0
+        if self.carried is not None:
+            yield self.carried, 0
         yield self.status, UNFINISHED
 
     def keep_tier_hits(self, kinds: Sequence[str]) -> None:
@@ -116,6 +121,10 @@ class RequestState:
             self.tier_hits.setdefault(kind, array("q", bytes(8 * n)))
         if not len(self.load_ns):
             self.load_ns = array("q", bytes(8 * n))
+
+    def to_hand(self, id_: int) -> int:
+        """Tokens whose KV goes to the machine that decodes the request."""
+        return (self.prompt[id_] or 1) + (0 if self.carried is None else self.carried[id_])
 
     def load_began(self, id_: int, now_ns: int) -> None:
         self.load_ns[id_] -= now_ns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
@@ -45,14 +45,17 @@ class KvPath:
         return round(tokens * self.bytes_per_token + self.bytes_per_sequence) if tokens > 0 else 0
 
 
-class _OneEach:
-    """What a server is told to emit where prompts are only computed: `policies.view.ById`."""
+class OneEach:
+    """What a server is told to emit where prompts are only computed: `policies.view.ById`. One token more than it is given, which
+    for requests that go on is more than their prompt."""
+
+    __slots__ = ("_carried",)
+
+    def __init__(self, carried: Sequence[int] | None) -> None:
+        self._carried = carried
 
     def __getitem__(self, id_: int, /) -> int:
-        return 1
-
-
-ONE_EACH = _OneEach()
+        return 1 if self._carried is None else 1 + self._carried[id_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,8 @@ class Part:
     role: Role
     drops_token: bool
     """The token that a prefill brings is not used."""
+    gives_token: bool = False
+    """It is the client's at once."""
     headroom_tokens: int
 
 

@@ -49,8 +49,8 @@ class Outside(Protocol):
         """A prompt is done that is decoded elsewhere."""
         ...
 
-    def has_room(self, id_: int, now_ns: int, found_tokens: int, /) -> None:
-        """There is room here for the KV of one that was computed elsewhere, of which *found_tokens* tokens are cached here."""
+    def has_room(self, id_: int, now_ns: int, found_tokens: int, leg: int, /) -> None:
+        """There is room for KV that was computed elsewhere, of which *found_tokens* tokens are cached here; *leg*: for what."""
         ...
 
 
@@ -97,7 +97,7 @@ class Sequences:
         self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
         self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
         self.finding = Finding(self.kv, state, self.ahead, spec.scheduler)
-        self.exchange = None if part is None else Exchange(self, part, outside, alone=alone)
+        self.exchange = None if part is None else Exchange(self, part, outside, recorder, alone=alone)
         self.hands_over = self.promises.one_token = self.exchange is not None and self.exchange.hands_over
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
@@ -302,7 +302,7 @@ class Sequences:
                     f"{self._scheduler!r} planned 0 prompt tokens for request {id_}, of which {seq.tokens} are left to compute"
                 )
             self.n_computed -= 1
-            self.take(self.kv.held(seq.cached_tokens) - (seq.kept_blocks or self.kv.found(id_)), ticks)
+            _take_what_lacks(self, seq, ticks)
             if self.kv.caches:
                 self.kv.cached(id_, seq.cached_tokens)
             self._join(lane, id_, seq.cached_tokens, self.state.token_ns[id_])
@@ -412,6 +412,9 @@ def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
         lane.admitted.clear()
         lane.partial.clear()
         lane.paused.clear()
+    given_back |= {seq.id: seq.cached_tokens for seq in sequences.queue if seq.kept_blocks}
+    if sequences.exchange is not None:
+        given_back |= sequences.exchange.landing()
     sequences.state.given_back |= given_back
     ids += [seq.id for seq in sequences.queue]
     sequences.queue.clear()
@@ -426,6 +429,15 @@ def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
     sequences.finding.ended.clear()
     sequences.kv.reset()
     return ids
+
+
+def _take_what_lacks(sequences: Sequences, seq: WaitingSeq, ticks: int) -> None:
+    """The blocks of one that decodes from where it is, beside those that it holds."""
+    kv = sequences.kv
+    lacks = kv.held(seq.cached_tokens) - (seq.kept_blocks or kv.found(seq.id))
+    # Room may have been taken for a token more than has come, which its first step computes.
+    kv.give(max(-lacks, 0))
+    sequences.take(max(lacks, 0), ticks)
 
 
 def refuse(sequences: Sequences, reject: Sequence[tuple[int, str]], shorten: Sequence[tuple[int, int]]) -> None:
@@ -464,23 +476,29 @@ def _last_token_ns(lane: Lane, departure: Departure) -> int:
 
 def refusal(sequences: Sequences, id_: int) -> str | None:
     """Why a request can never be served by them; None where it can."""
-    return never_fits(sequences, sequences.state.prompt[id_], sequences.state.output[id_])
+    state = sequences.state
+    carried = 0 if state.carried is None else state.carried[id_]
+    return never_fits(sequences, state.prompt[id_], state.output[id_], carried)
 
 
-def never_fits(sequences: Sequences, prompt: int, output: int) -> str | None:
-    """Why a request of so many tokens can never be served by them; None where it can."""
+def never_fits(sequences: Sequences, prompt: int, output: int, carried: int = 0) -> str | None:
+    """Why a request of so many tokens, *carried* of which it has emitted elsewhere, can never be served by them; None where it
+    can."""
     limit = sequences.max_model_len
     if sequences.hands_over:
         # It is asked for one token, whatever the client wants.
         output = min(output, 1)
-    if limit is not None and prompt + output > limit:
+    handed = carried if sequences.hands_over else 0
+    if limit is not None and prompt + handed + output > limit:
         return f"prompt and output exceed the model's context of {limit} tokens"
     # The last token is never cached: nothing comes after it.
     kv = sequences.kv
-    slots = (prompt or 1) + (output - 1 + sequences.most_beyond if output else sequences.kv.lookahead_tokens)
+    slots = (prompt or 1) + handed + (output - 1 + sequences.most_beyond if output else sequences.kv.lookahead_tokens)
     needed = kv.blocks(slots if limit is None else min(slots, limit))
     if needed > kv.total:
-        what = "its prompt" if sequences.hands_over else "prompt and output"
+        what = "prompt and output"
+        if sequences.hands_over:
+            what = "its prompt and what it has emitted" if carried else "its prompt"
         return f"needs {needed} KV blocks for {what} but the replica has {kv.total}"
     return None
 

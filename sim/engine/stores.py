@@ -8,6 +8,7 @@ the end of a prompt.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Sequence
 
 Space = tuple[int, int, int]
@@ -150,6 +151,37 @@ class Store:
                     del self._kept[kept.key]
         return gone
 
+    def clear(self) -> None:
+        """The memory is gone, and what it had."""
+        self.used_bytes = 0
+        self._kept.clear()
+        self._oldest.clear()
+        self._moved.clear()
+
+    def _drop(self, key: Key, lo: int, hi: int, ready_ns: int) -> None:
+        """Of blocks *lo* to *hi* of a chain those that were to come at *ready_ns* do not come."""
+        left: list[_Kept] = []
+        for kept in self._kept.get(key, ()):
+            begin, end = max(kept.lo, lo), min(kept.hi, hi)
+            if begin >= end or kept.ready_ns != ready_ns:
+                left.append(kept)
+                continue
+            self.used_bytes -= (end - begin) * key[0][2]
+            if kept.hi > end:
+                after = _Kept(key, end, kept.hi, kept.ready_ns, kept.stamp)
+                self._enlist(after)
+            else:
+                after = None
+            kept.hi = begin
+            if kept.lo < begin:
+                left.append(kept)
+            if after is not None:
+                left.append(after)
+        if left:
+            self._kept[key] = left
+        else:
+            self._kept.pop(key, None)
+
     # Sequences that were moved here.
 
     def move_in(self, id_: int, n_bytes: int) -> list[Piece] | None:
@@ -189,11 +221,18 @@ class SharedStore(Store):
         super().__init__(capacity_bytes)
         self._coming: list[tuple[int, int, int, tuple[Piece, ...], int]] = []
         self._told = 0
+        self._writes: dict[int, deque[tuple[int, tuple[Piece, ...]]]] = {}
+        """By machine what it writes: when the last byte has come, and what it is."""
 
     def later(self, machine: int, now_ns: int, pieces: Sequence[Piece], ready_ns: int) -> None:
         """From the next nanosecond on *pieces* have been used (*ready_ns* -1) or are kept, to be found from *ready_ns* on."""
         self._told += 1
         heapq.heappush(self._coming, (now_ns + 1, machine, self._told, tuple(pieces), ready_ns))
+        if ready_ns >= 0:
+            mine = self._writes.setdefault(machine, deque())
+            while mine and mine[0][0] <= now_ns:
+                mine.popleft()
+            mine.append((ready_ns, tuple(pieces)))
 
     def bring_up_to(self, now_ns: int) -> None:
         """What was done before *now_ns* is seen."""
@@ -203,3 +242,18 @@ class SharedStore(Store):
                 self.use(pieces)
             else:
                 self.put(pieces, at_ns, max(ready_ns, at_ns))
+
+    def clear(self) -> None:
+        super().clear()
+        self._coming.clear()
+        self._writes.clear()
+
+    def writer_gone(self, machine: int, now_ns: int) -> None:
+        """What *machine* was writing, and what had not come when it stopped, does not come."""
+        self.bring_up_to(now_ns)
+        self._coming = [each for each in self._coming if each[1] != machine or each[4] < 0]
+        heapq.heapify(self._coming)
+        for ready_ns, pieces in self._writes.pop(machine, ()):
+            if ready_ns > now_ns:
+                for key, lo, hi in pieces:
+                    self._drop(key, lo, hi, ready_ns)

@@ -29,7 +29,7 @@ from sim.engine.loading import Loading
 from sim.engine.padding import padded
 from sim.engine.prices import Prices, prices_of
 from sim.engine.requests import RequestState
-from sim.engine.roles import ONE_EACH, Part
+from sim.engine.roles import OneEach, Part
 from sim.engine.running import RunningSet
 from sim.engine.runs import RunPool
 from sim.engine.sequences import Outside, Sequences, give_way_in_turn, let_go, refuse, take_for_rounds
@@ -473,7 +473,7 @@ def _add_lane(tenant: Tenant) -> Lane:
         price=LanePrice(lane, tenant.prices, tenant.stages, tenant._window, tenant._pads_to),
         elsewhere=Elsewhere(tenant.lanes, lane),
         prompt_tokens=tenant.state.prompt,
-        max_tokens=ONE_EACH if tenant.sequences.hands_over else tenant.state.max_tokens,
+        max_tokens=OneEach(tenant.state.carried) if tenant.sequences.hands_over else tenant.state.max_tokens,
         by_chunk=tenant._by_chunk,
         lookahead_tokens=tenant._kv.lookahead_tokens,
         draft_slots=spec.draft_slots,

@@ -374,6 +374,21 @@ class Tiers:
         assert store is not None
         store.move_out(id_)
 
+    def lost(self, now_ns: int) -> list[Store]:
+        """The machine has stopped: its host memory and disks are gone, and what it was writing to others. Which memory of it others
+        may have been reading."""
+        self.now_ns = now_ns
+        gone: list[Store] = []
+        for spec, store, link in zip(self.specs, self.stores, self.links, strict=True):
+            link.stop(now_ns)
+            if spec.kind == "remote":
+                assert isinstance(store, SharedStore)
+                store.writer_gone(self._machine, now_ns)
+            elif store is not None:
+                store.clear()
+                gone.append(store)
+        return gone
+
     @property
     def home(self) -> int:
         return self._home

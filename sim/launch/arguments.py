@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import RooftraceError
-from sim.text import unknown
+from sim.text import nearest
 
 ENGINES = ("vllm", "sglang", "trtllm")
 RELEASES: Mapping[str, str] = {"vllm": "0.32.0", "sglang": "0.5.23", "trtllm": "1.2"}
@@ -100,6 +100,7 @@ _MODULES: Mapping[str, str] = {"vllm.entrypoints.openai.api_server": "vllm", "sg
 
 def _read(engine: str, aside: tuple[str, ...], words: Sequence[str]) -> Command:
     table = options_of(engine)
+    words = [each for word in words for each in _levels(word)] if engine == "vllm" else words
     model: str | None = None
     options: dict[str, Any] = {}
     at = 0
@@ -141,6 +142,14 @@ _ABBREVIATED = ("vllm", "sglang")
 """Whose parser, Python's argparse, takes the beginning of an option's name for it where no other begins so."""
 
 
+def _levels(word: str) -> list[str]:
+    """vLLM's -O3, -O=3 and -O 3 as the option that they stand for (vllm/utils/argparse_utils.py)."""
+    if not word.startswith("-O"):
+        return [word]
+    level = word[2:].removeprefix("=")
+    return ["--optimization-level", level] if level else ["--optimization-level"]
+
+
 def _is_option(word: str) -> bool:
     """Whether *word* is an option rather than a value; negative numbers are values."""
     return word.startswith("-") and word != "-" and not word[1:2].isdigit() and word[1:2] != "."
@@ -162,9 +171,9 @@ def _option(engine: str, table: Mapping[str, Option], spelling: str) -> tuple[Op
             raise RooftraceError(
                 f"{spelling} of {engine} may be {', '.join(f'--{name}' for name in meant)}; write it out"
             )
-    raise RooftraceError(
-        unknown(f"{spelling} is no option of {engine} {RELEASES[engine]}", plain, sorted(table))
-    ) from None
+    near = nearest(plain, sorted(table))
+    way_out = f"did you mean {near}?" if near else f"the release's --help lists its {len(set(table.values()))} options"
+    raise RooftraceError(f"{spelling} is no option of {engine} {RELEASES[engine]}; {way_out}")
 
 
 def _plain(spelling: str) -> str:

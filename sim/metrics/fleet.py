@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.columns import LOST, UNFINISHED, FloatArray
+from sim.metrics.columns import LOST, FloatArray
 from sim.metrics.spread import statistics
 
 STATES = ("off", "starting", "ready", "draining", "failed")
@@ -109,7 +109,8 @@ def fleet_figures(
                 "retried": fleet["retried"],
                 "lost": int((requests["status"] == LOST).sum()),
                 "held": int(held.sum()),
-                "held_to_the_end": int((held & (requests["status"] == UNFINISHED) & (requests["replica"] < 0)).sum()),
+                "held_to_the_end": fleet["held_to_the_end"],
+                "chosen_again": fleet["chosen_again"],
                 "discarded_tokens": fleet["discarded_tokens"],
             },
             "held_s": statistics(requests["held_ns"][held] * 1e-9),

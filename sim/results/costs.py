@@ -8,6 +8,9 @@ Money is device-hours times price. `usd_per_m_output` puts all of it on the answ
 (`usd_per_m_input`, of computed prompt tokens, and `usd_per_m_generated`) it follows the time that each would take on a roofline of
 its own (`prompt_share`); idle time is divided alike. Prompt tokens found in a cache are not computed and cost no more than
 the memory that holds them: `usd_per_m_cached` is 0.
+
+Of classes of service each has its part of what prompts and of what answers cost, by its tokens, and for the share of the time that
+attention takes by the tokens that these had to attend to (`classes`); the parts add up to the whole.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from sim.metrics import Columns
+from sim.metrics.columns import FloatArray, IntArray
 from sim.metrics.fleet import OFF, seconds_by_state
 
 _J_PER_KWH = 3.6e6
@@ -51,11 +57,66 @@ def costs_of(columns: Columns, manifest: Mapping[str, Any]) -> dict[str, Any] | 
         "usd_per_m_generated": _per_million(usd, None if part is None else 1 - part, output),
         "usd_per_m_cached": None if usd is None else 0.0,
         "prompt_share": part,
+        **_by_class(columns, manifest, usd),
         **energy,
         "joule_per_output_token": energy["joule"] / output if output else None,
         "mean_w": energy["joule"] / span_s if span_s > 0 else None,
         "carbon_g": None if carbon is None else energy["joule"] / _J_PER_KWH * carbon,
     }
+
+
+def _by_class(columns: Columns, manifest: Mapping[str, Any], usd: float | None) -> dict[str, Any]:
+    """`classes` of a run of one model with classes: what each costs. Empty where there are none, no price is known, or several
+    models take part, whose tokens cost differently."""
+    meta, requests = columns.meta, columns.requests
+    names = [each["name"] for each in manifest.get("classes", ())]
+    part = meta.get("prompt_share")
+    if not names or usd is None or part is None or len(manifest.get("models", ())) > 1:
+        return {}
+    of_class, n = requests["class_index"], len(names)
+    answered = requests["first_token_ns"] >= 0
+    prompts = requests["prompt_tokens"] * answered
+    computed = requests.get("computed_prompt_tokens", requests["prompt_tokens"]) * answered
+    emitted = requests["emitted_tokens"]
+    attended = computed * (prompts - computed) + computed * (computed + 1) // 2
+    read = emitted * requests["prompt_tokens"] + emitted * (emitted - 1) // 2
+
+    def by_class(each: IntArray) -> FloatArray:
+        return np.bincount(of_class, weights=each, minlength=n).astype(float)
+
+    of_input = part * usd * _shares(by_class(computed), by_class(attended), meta["prompt_attention_share"])
+    of_output = (1 - part) * usd * _shares(by_class(emitted), by_class(read), meta["decode_kv_share"])
+    tokens = zip(
+        *(by_class(each).astype(int).tolist() for each in (computed, prompts - computed, emitted)), strict=True
+    )
+    return {
+        "classes": {
+            name: {
+                "usd": paid_in + paid_out,
+                "usd_input": paid_in,
+                "usd_generated": paid_out,
+                "input_tokens": into,
+                "cached_tokens": cached,
+                "output_tokens": out,
+                "usd_per_m_output": _per_million(paid_in + paid_out, 1.0, out),
+                "usd_per_m_input": _per_million(paid_in, 1.0, into),
+                "usd_per_m_generated": _per_million(paid_out, 1.0, out),
+                "usd_per_m_cached": 0.0,
+            }
+            for name, paid_in, paid_out, (into, cached, out) in zip(
+                names, of_input.tolist(), of_output.tolist(), tokens, strict=True
+            )
+        }
+    }
+
+
+def _shares(tokens: FloatArray, attended: FloatArray, part: float) -> FloatArray:
+    """What each class has of a cost, *part* of which goes by what was attended to and the rest by tokens; none of a cost that
+    nobody caused. They add up to 1."""
+    if not tokens.sum():
+        return np.zeros_like(tokens)
+    by_tokens = tokens / tokens.sum()
+    return (1 - part) * by_tokens + part * (attended / attended.sum() if attended.sum() else by_tokens)
 
 
 def _machines(manifest: Mapping[str, Any], fleet: Mapping[str, Any] | None) -> list[tuple[int, Mapping[str, Any]]]:

@@ -190,6 +190,8 @@ def _fleet(fleet: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     asked = fleet["requests"]
     if fleet["failures"]:
         ends = [f"{asked[name]:,} requests {name}" for name in ("resumed", "retried", "lost") if asked[name]]
+        if asked["chosen_again"]:
+            ends.append(f"{asked['chosen_again']:,} that took room elsewhere")
         availability = "-" if fleet["availability"] is None else f"{fleet['availability']:.2%}"
         rows.append(("Failures", ", ".join([f"{fleet['failures']:,}", f"availability {availability}", *ends])))
     if asked["held"] or fleet["without_machine_s"]:
@@ -218,6 +220,14 @@ def _costs(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         rows.append(("Cost", parts))
     else:
         rows.append(("Cost", f"{hours}; no price is known: costs.usd_per_device_hour"))
+    of_classes = {name: each for name, each in found.get("classes", {}).items() if each["usd"]}
+    if of_classes:
+        texts = [
+            f"{name} ${each['usd']:,.3g} ({each['usd'] / found['usd']:.0%}), {_price(each['usd_per_m_input'])} input, "
+            f"{_price(each['usd_per_m_generated'])} output"
+            for name, each in of_classes.items()
+        ]
+        rows.append(("Cost by class", f"{'; '.join(texts)} per million tokens"))
     kwh = {name: found[name] / _J_PER_KWH for name in ("joule", "joule_low", "joule_high", "tdp_joule")}
     energy = (
         f"{kwh['joule']:,.3g} kWh ({kwh['joule_low']:,.3g} to {kwh['joule_high']:,.3g}; at TDP {kwh['tdp_joule']:,.3g})"
@@ -227,6 +237,10 @@ def _costs(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if found["carbon_g"] is not None:
         energy += f", {found['carbon_g']:,.3g} g of carbon"
     return [*rows, ("Energy", f"{energy}; {found['power_basis']}")]
+
+
+def _price(usd: float | None) -> str:
+    return "-" if usd is None else f"${usd:,.3g}"
 
 
 def _degraded(counts: Mapping[str, int]) -> list[tuple[str, str]]:

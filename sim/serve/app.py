@@ -46,7 +46,9 @@ class Limits:
     streams: int = 2048
     """Requests under way, streams and others."""
     body_s: float = 60.0
-    """Within which a body has come."""
+    """Within which a body has come, and within which a connection's first request has begun."""
+    head_bytes: int = 64 << 10
+    """Of a request, before its body."""
     stall_s: float = 300.0
     """A client that reads nothing for so long is taken for gone."""
 

@@ -103,11 +103,12 @@ class Counted:
         mine.histograms["request_generation_tokens"].add(exchange.got)
 
     def lines(self, run: LiveRun) -> Iterable[str]:
-        """All samples; one engine label for each model on a machine."""
+        """All samples; one engine label for each model on a machine, gauges of those that are up alone."""
         loads = run.loads()
         labels = [
             {"model_name": name, "engine": str(engine)}
             for engine, load in enumerate(loads)
+            if load.up
             for name in (self._names if load.model < 0 else (self._names[load.model],))
         ]
         gauges = {

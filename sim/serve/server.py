@@ -17,7 +17,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from sim.engine import PolicyError
 from sim.errors import RooftraceError, ScenarioError
-from sim.serve.app import RECEIVED_NS, Endpoint
+from sim.serve.app import RECEIVED_NS, Endpoint, Limits
 from sim.serve.pacer import loop_factory
 
 _BACKLOG = 2048
@@ -41,15 +41,47 @@ def listen(host: str, port: int) -> socket.socket:
     return taken
 
 
-class _Stamped(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Says of each request when its latest bytes came: what the endpoint then does with them is none of the client's time."""
+def _protocol(limits: Limits) -> type[asyncio.Protocol]:
+    """HTTP with its requests' heads bounded, each of which says when its latest bytes came."""
 
-    def data_received(self, data: bytes) -> None:
-        now_ns = time.perf_counter_ns()
-        super().data_received(data)
-        scope: Any = getattr(self, "scope", None)
-        if scope is not None:
-            scope[RECEIVED_NS] = now_ns
+    base: Any = AutoHTTPProtocol
+
+    class Bounded(base):
+        """What the endpoint does with bytes once they are there is none of the client's time."""
+
+        head_bytes = 0
+        """That came since the latest request began to be answered, or since the connection was made."""
+        late: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.late = asyncio.get_running_loop().call_later(limits.body_s, transport.abort)
+
+        def data_received(self, data: bytes) -> None:
+            now_ns = time.perf_counter_ns()
+            cycle: Any = self.cycle
+            super().data_received(data)
+            scope: Any = self.scope
+            if scope is not None:
+                scope[RECEIVED_NS] = now_ns
+            if self.cycle is not cycle:
+                self.head_bytes = 0
+                self._in_time()
+            elif cycle is None or cycle.response_complete:
+                self.head_bytes += len(data)
+                if self.head_bytes > limits.head_bytes:
+                    self.transport.abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._in_time()
+            super().connection_lost(exc)
+
+        def _in_time(self) -> None:
+            if self.late is not None:
+                self.late.cancel()
+                self.late = None
+
+    return Bounded
 
 
 class _Server(uvicorn.Server):
@@ -91,7 +123,7 @@ def serve(endpoint: Endpoint, listening: socket.socket, *, started: Callable[[Ca
 async def _serve(endpoint: Endpoint, listening: socket.socket, started: Callable[[Callable[[], None]], None]) -> None:
     session = endpoint.session
     config = uvicorn.Config(
-        endpoint.app, http=_Stamped, log_level="warning", access_log=False, lifespan="off", ws="none",
+        endpoint.app, http=_protocol(endpoint.limits), log_level="warning", access_log=False, lifespan="off", ws="none",
         timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=75,
     )  # fmt: skip
     server = _Server(config, lambda: session.close("the endpoint was stopped"))

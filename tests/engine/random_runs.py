@@ -590,8 +590,15 @@ class OpensAt:
 def with_fleet(experiment: Experiment, seed: int) -> Experiment:
     """The same with machines that come, go and fail: pools by what their machines host, any policy, any rule."""
     rng = random.Random(f"fleet of {seed}")
-    specs = [spec for spec in experiment.machines for _ in range(rng.choice([1, 1, 2, 3]))]
-    kinds = list(dict.fromkeys(specs))
+    times = [rng.choice([1, 1, 2, 3]) for _ in experiment.machines]
+    specs = [spec for spec, n in zip(experiment.machines, times, strict=True) for _ in range(n)]
+    handover = experiment.handover
+    pools: list[Any] = specs
+    if handover is not None:
+        roles = tuple(role for role, n in zip(handover.roles, times, strict=True) for _ in range(n))
+        pools = [pool for pool, n in zip(handover.pools, times, strict=True) for _ in range(n)]
+        handover = replace(handover, roles=roles, pools=tuple(pools))
+    kinds = list(dict.fromkeys(pools))
     n = len(kinds)
 
     def policy() -> Control:
@@ -633,9 +640,9 @@ def with_fleet(experiment: Experiment, seed: int) -> Experiment:
         return Failing(up=up, down=Life(mean_s=rng.choice([1e-3, 0.05]), shape=rng.choice([1.0, 0.0])))
 
     fleet = FleetSpec(
-        pools=tuple(kinds.index(spec) for spec in specs),
+        pools=tuple(kinds.index(pool) for pool in pools),
         names=tuple(f"p{i}" for i in range(n)),
-        scaling=tuple(scaling(specs.count(kind)) for kind in kinds),
+        scaling=tuple(scaling(pools.count(kind)) for kind in kinds),
         failing=tuple(failing() for _ in kinds),
         outages=tuple(
             Outage(machine=rng.randrange(len(specs)), at_s=rng.random() * 0.2, for_s=rng.choice([None, 0.05, 0.0]))
@@ -645,4 +652,4 @@ def with_fleet(experiment: Experiment, seed: int) -> Experiment:
         retries=rng.choice([0, 3, 20]),
         when_none=rng.choice(["wait", "wait", "lose"]),
     )
-    return replace(experiment, replicas=tuple(specs), fleet=fleet)
+    return replace(experiment, replicas=tuple(specs), fleet=fleet, handover=handover)

@@ -71,6 +71,29 @@ def test_a_link_whose_user_is_gone_is_free_and_was_busy_until_then() -> None:
     assert link.send(210, 10).begin_ns == 210
 
 
+def test_a_transfer_to_nobody_gives_its_place_back_unless_others_wait_for_it() -> None:
+    link = Link(LinkSpec(1e9))
+    first, second = link.send(0, 100), link.send(0, 100)
+    link.cancel(first, 50)
+    assert (link.wait_ns(50), link.busy_ns) == (150, 200)
+    link.cancel(second, 50)
+    assert (link.wait_ns(50), link.busy_ns) == (50, 100)
+    third = link.send(60, 100)
+    link.cancel(third, 130)
+    assert (third.begin_ns, link.wait_ns(130), link.busy_ns) == (100, 0, 130)
+
+
+def test_a_place_that_waits_for_the_last_layer_is_not_at_work_whenever_it_is_given_back() -> None:
+    """100 bytes that came evenly from 0 to 1,000 ns, the last 10 then: at work for 100 ns, free at 1,010."""
+    for at_ns, busy_ns in ((1_005, 100), (2_000, 100)):
+        for ends in ("stop", "cancel"):
+            link = Link(LinkSpec(1e9))
+            transfer = link.send(1_000, 100, since_ns=0, last_bytes=10)
+            assert transfer.sent_ns == 1_010
+            link.stop(at_ns) if ends == "stop" else link.cancel(transfer, at_ns)
+            assert (link.busy_ns, link.send(at_ns, 1).begin_ns) == (busy_ns, at_ns)
+
+
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [

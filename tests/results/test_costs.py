@@ -9,6 +9,8 @@ import pytest
 
 import sim
 from hwmodels.power import fit_power, power_model, power_share
+from sim.engine import Columns
+from sim.results.costs import costs_of
 from sim.scenario import Scenario
 
 ALONE = {
@@ -34,6 +36,95 @@ def test_a_run_costs_its_devices_for_as_long_as_it_lasts() -> None:
     assert found["costs"]["usd_per_m_output"] == pytest.approx(2 * hours / 200 * 1e6)
     shared = found["costs"]["usd_per_m_input"] * 100 + found["costs"]["usd_per_m_generated"] * 200
     assert shared == pytest.approx(2 * hours * 1e6)
+
+
+CLASSES: dict[str, Any] = {
+    "classes": {"chat": {"share": 0.5}, "batch": {"share": 0.5}},
+    "workload": {
+        "requests": 40,
+        "prompt_tokens": {"distribution": "uniform", "min_tokens": 50, "max_tokens": 4000},
+        "output_tokens": {"distribution": "uniform", "min_tokens": 1, "max_tokens": 200},
+        "arrivals": {"process": "poisson", "rate_per_s": 5},
+    },
+}
+
+
+def test_what_classes_cost_adds_up_to_what_the_run_costs() -> None:
+    found = costs(**CLASSES)["costs"]
+    of = found["classes"]
+    assert set(of) == {"chat", "batch"}
+    assert sum(each["usd"] for each in of.values()) == pytest.approx(found["usd"], rel=1e-12)
+    for kind, rate in (("input", "usd_per_m_input"), ("generated", "usd_per_m_generated")):
+        tokens = "input_tokens" if kind == "input" else "output_tokens"
+        paid = sum(each[f"usd_{kind}"] for each in of.values())
+        assert paid == pytest.approx(found[rate] * sum(each[tokens] for each in of.values()) / 1e6, rel=1e-12)
+        # A class's own rate is what it pays for its own tokens.
+        assert all(each[rate] == pytest.approx(each[f"usd_{kind}"] / each[tokens] * 1e6) for each in of.values())
+
+
+def hand_made(**meta: float) -> tuple[Any, dict[str, Any]]:
+    """Two classes on one device of 3,600 $ an hour for 10 s. The first: 300 prompt tokens of which 200 were cached, 10 emitted; the
+    second: 100 and 30 in one request, 500 in another that got no answer."""
+    requests = {
+        "arrival_ns": np.zeros(3, np.int64),
+        "first_token_ns": np.array([1, 1, -1]),
+        "finish_ns": np.array([10**10, 1, -1]),
+        "prompt_tokens": np.array([300, 100, 500]),
+        "computed_prompt_tokens": np.array([100, 100, 0]),
+        "emitted_tokens": np.array([10, 30, 0]),
+        "class_index": np.array([0, 1, 1]),
+    }
+    facts = {"power_share_s": [0.5], "busy_s": [1.0], "prompt_share": 0.4, **meta}
+    columns = Columns(requests=requests, reasons=(), replicas=(), meta=facts)
+    manifest = {
+        "classes": [{"name": "a"}, {"name": "b"}],
+        "hardware": {"name": "h100-sxm", "tdp_w": 700.0, "price_usd_per_hour": 3600.0},
+        "scenario": {"parallel": {"tensor": 1, "pipeline": 1, "data": 1}, "replicas": 1},
+    }
+    return columns, manifest
+
+
+def test_what_a_class_costs_by_hand() -> None:
+    """10 $: 4 for prompts, 6 for answers. By tokens each class has half of the prompts, and the first a quarter of the answers."""
+    found = costs_of(*hand_made(prompt_attention_share=0.0, decode_kv_share=0.0))
+    assert found is not None
+    one, two = (found["classes"][name] for name in "ab")
+    assert (one["usd_input"], two["usd_input"]) == pytest.approx((2.0, 2.0))
+    assert (one["usd_generated"], two["usd_generated"]) == pytest.approx((1.5, 4.5))
+    assert (one["input_tokens"], one["cached_tokens"], one["output_tokens"]) == (100, 200, 10)
+    assert (two["input_tokens"], two["cached_tokens"], two["output_tokens"]) == (100, 0, 30)
+    assert one["usd_per_m_input"] == pytest.approx(2.0 / 100 * 1e6)
+    assert (one["usd_per_m_cached"], one["usd_per_m_output"]) == (0.0, pytest.approx(3.5 / 10 * 1e6))
+    # By attention: 100 tokens behind 200 others attend to 20,000 + 5,050, 100 alone to 5,050; 10 tokens behind 300 read 3,000 + 45,
+    # 30 behind 100 read 3,000 + 435.
+    found = costs_of(*hand_made(prompt_attention_share=0.5, decode_kv_share=1.0))
+    assert found is not None
+    one, two = (found["classes"][name] for name in "ab")
+    assert one["usd_input"] == pytest.approx(1.0 + 2.0 * 25_050 / 30_100)
+    assert one["usd_generated"] == pytest.approx(6.0 * 3_045 / 6_480)
+    assert one["usd"] + two["usd"] == pytest.approx(10.0)
+
+
+def test_nothing_is_said_of_classes_whose_models_differ_or_where_no_price_is_known() -> None:
+    columns, manifest = hand_made(prompt_attention_share=0.0, decode_kv_share=0.0)
+    assert "classes" not in (costs_of(columns, {**manifest, "models": ["x", "y"]}) or {})
+    unpriced = {**manifest, "hardware": {**manifest["hardware"], "price_usd_per_hour": None}}
+    assert "classes" not in (costs_of(columns, unpriced) or {})
+
+
+def test_attention_takes_all_of_a_long_prompt_that_is_read_and_none_where_there_is_hardly_any() -> None:
+    """Of a decode step of one sequence the KV share is its bytes over all bytes: 200 tokens behind 100 are a thousandth of an 8B
+    model's weights, behind 100,000 most of it."""
+    short, long = (
+        sim.simulate(
+            Scenario.from_mapping({**ALONE, "workload": {**ALONE["workload"], "prompt_tokens": tokens}})
+        ).columns.meta
+        for tokens in (100, 100_000)
+    )
+    kv_bytes, weights = 131_072, 2 * 8.03e9
+    for meta, context in ((short, 200), (long, 100_100)):
+        assert meta["decode_kv_share"] == pytest.approx(context * kv_bytes / (context * kv_bytes + weights), rel=0.08)
+    assert short["prompt_attention_share"] < 0.02 < 0.3 < long["prompt_attention_share"]
 
 
 def test_energy_lies_between_idle_and_the_limit_and_grows_with_the_building() -> None:

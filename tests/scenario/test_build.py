@@ -349,7 +349,7 @@ def test_work_over_spans_equals_work_over_single_iterations():
 
     fast, slow = (work_done(experiment, run(experiment, fast_forward=way)) for way in (True, False))
     # Power is no line in the KV tokens that a span reads.
-    for name in ("power_share_s", "prompt_share"):
+    for name in ("power_share_s", "prompt_share", "prompt_attention_share", "decode_kv_share"):
         assert fast.pop(name) == pytest.approx(slow.pop(name), rel=1e-3)
     assert fast.pop("busy_s") == pytest.approx(slow.pop("busy_s"), rel=1e-12)
     assert fast == pytest.approx(slow, rel=1e-12)

@@ -126,18 +126,6 @@ def test_a_slow_machine_drafts_as_slowly_as_it_verifies() -> None:
         ({"failures": {"in_flight": "forget"}}, "in_flight"),
         (
             {
-                "failures": {},
-                "pools": {"a": {"role": "prefill"}, "b": {"role": "decode"}},
-                "links": {"net": {"bandwidth_gb_per_s": 50.0}},
-            },
-            "pools that prefill or decode alone neither grow nor fail in the model",
-        ),
-        (
-            {"autoscale": SCALED, "memory": {"prefix_caching": True, "tiers": [{"kind": "host", "gib": 10.0}]}},
-            "memory.tiers when a machine goes is not modelled",
-        ),
-        (
-            {
                 "autoscale": {**SCALED, "policy": {"policy": "perfect", "rate_per_s": 5.0}},
                 "workload": {**SMALL["workload"], "arrivals": {"process": "closed_loop", "concurrency": 2}},
             },
@@ -148,6 +136,30 @@ def test_a_slow_machine_drafts_as_slowly_as_it_verifies() -> None:
 def test_what_cannot_be_is_refused_in_a_sentence(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ScenarioError, match=text):
         build(scenario(**settings))
+
+
+def test_pools_that_prefill_and_pools_that_decode_grow_each_by_a_policy_of_its_own() -> None:
+    grows = {"policy": {"policy": "schedule", "at_s": [0.0, 20.0], "machines": [1, 2]}, "max": 4, "interval_s": 5.0}
+    result = sim.simulate(
+        scenario(
+            pools={
+                "p": {"role": "prefill", "autoscale": SCALED},
+                "d": {"role": "decode", "autoscale": grows},
+            },
+            links={"net": {"bandwidth_gb_per_s": 50.0, "latency_s": 0.001}},
+            failures={"times": [{"machine": 3, "at_s": 10.0, "for_s": 2.0}], "in_flight": "retry"},
+        )
+    )
+    assert result.columns.meta["fleet"]["pools"] == [0, 0, 0, 1, 1, 1, 1]
+    found = result.summary["fleet"]
+    assert found["failures"] == 1
+    assert found["starts"] == 1
+    assert found["requests"]["retried"] > 0
+    assert found["requests"]["held"] > 0
+    assert result.summary["requests"]["finished"] == 200
+    assert result.summary["handover"]["requests"] == 200
+    assert found["machine_hours"] < 7 * result.summary["makespan_s"] / 3600
+    assert result.summary["costs"]["device_hours"] == pytest.approx(found["machine_hours"])
 
 
 def test_a_summary_says_what_machines_did_and_weighs_by_it(tmp_path: Path) -> None:

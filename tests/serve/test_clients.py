@@ -201,10 +201,11 @@ def test_guidellm_measures_the_run(tokenizer: Path, tmp_path: Path) -> None:
     median = {name: metrics[name]["successful"]["median"] for name in (
         "time_to_first_token_ms", "inter_token_latency_ms", "request_latency",
     )}  # fmt: skip
-    # GuideLLM's gap of a request is its mean, (last - first) / (n - 1): TPOT here. Its own TPOT has TTFT in it. Its rates leave
-    # out requests at the beginning and the end of a run.
+    # GuideLLM's gap of a request is its mean, (last - first) / (n - 1): TPOT here. Its own TPOT has TTFT in it.
     found = {"ttft_s": median["time_to_first_token_ms"] * 1e-3, "tpot_s": median["inter_token_latency_ms"] * 1e-3}
-    agree(at, tmp_path / "served", found | {"e2el_s": median["request_latency"]}, {}, trips_s)
+    theirs = {"requests_per_s": "requests_per_second", "output_tokens_per_s": "output_tokens_per_second"}
+    throughput = {mine: metrics[name]["successful"]["mean"] for mine, name in theirs.items()}
+    agree(at, tmp_path / "served", found | {"e2el_s": median["request_latency"]}, throughput, trips_s)
 
 
 LOCUST = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -248,6 +249,34 @@ def test_a_client_that_stops_reading_holds_up_nobody_else() -> None:
             assert not at.session.open
 
 
+def test_connections_without_a_request_and_heads_without_an_end_are_closed() -> None:
+    with serving(limits=Limits(body_s=0.5, head_bytes=20_000)) as at:
+        host, port = at.url.removeprefix("http://").split(":")
+
+        def closed(there: socket.socket) -> bool:
+            there.settimeout(10)
+            with contextlib.suppress(ConnectionError):
+                while there.recv(1000):
+                    pass
+            return True
+
+        with socket.create_connection((host, int(port))) as idle:
+            assert closed(idle)
+        with socket.create_connection((host, int(port))) as endless:
+            endless.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert endless.recv(1000).startswith(b"HTTP/1.1 200")
+            # The first request came in time, and its head was short.
+            time.sleep(0.6)
+            with contextlib.suppress(ConnectionError):
+                endless.sendall(b"GET /health HTTP/1.1\r\n")
+                for i in range(40):
+                    endless.sendall(b"X-%d: " % i + b"x" * 1000 + b"\r\n")
+                    time.sleep(0.005)
+            assert closed(endless)
+        body = json.dumps({"prompt": "a " * 20_000, "max_tokens": 2}).encode()
+        assert httpx.post(f"{at.url}/v1/completions", content=body).status_code == 200
+
+
 def test_lag_beyond_the_bound_is_warned_of() -> None:
     with serving(speed=1.0, bound_s=1e-9) as at:
         post(at, prompt="a", max_tokens=2)
@@ -366,12 +395,14 @@ def test_a_machine_is_started_when_requests_wait() -> None:
     scale = f"autoscale={{policy: {policy}, min: 1, max: 3, interval_s: 1, start: {{boot: 2}}}}"
     with serving("router=least_outstanding", scale, speed=20.0) as at:
         assert len(at.session.run.loads()) == 3
+        assert sum(name.startswith("vllm:num_requests_running") for name in metrics(at)) == 1
         with ThreadPoolExecutor(12) as pool:
             found = list(pool.map(lambda _: post(at, prompt="a", max_tokens=1500).status_code, range(12)))
         assert set(found) == {200}
-        log = at.session.run._fleet
-        assert log is not None
-        assert sum(state == READY for state in log.states) > 1
+        fleet = at.session.run._fleet
+        assert fleet is not None
+        assert sum(state == READY for state in fleet.states) > 1
+        assert sum(name.startswith("vllm:num_requests_running") for name in metrics(at)) > 1
 
 
 def test_what_cannot_be_served_is_said_before() -> None:

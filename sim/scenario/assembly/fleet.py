@@ -32,16 +32,6 @@ def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | Clos
     failures, scaled = scenario.failures, [pool for pool in pools if pool.autoscale is not None]
     if not scaled and failures is None:
         return None
-    key = "autoscale" if scaled else "failures"
-    if any(pool.role != "both" for pool in pools):
-        raise ScenarioError(
-            f"{scenario.source}: {key}: pools that prefill or decode alone neither grow nor fail in the model; give all pools role "
-            f"both, or leave {key} out"
-        )
-    if any(each.memory.tiers or each.memory.preemption == "swap" for pool in pools for each in pool.scenarios):
-        raise ScenarioError(
-            f"{scenario.source}: {key}: what becomes of memory.tiers when a machine goes is not modelled; leave out one of the two"
-        )
     if scaled and scenario.placement is not None:
         raise ScenarioError(
             f"{scenario.source}: autoscale: a placement says which machines there are; leave out one of the two"

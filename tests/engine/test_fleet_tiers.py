@@ -1,0 +1,110 @@
+"""Memory behind the KV cache of machines that fail: what goes with them, and what stays. Times and tiers as in `test_tiers`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from policies.routers import RoundRobin
+from policies.vllm import Vllm
+from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.engine.lives import FleetSpec, Outage
+from sim.engine.tiers import TierSpec
+from tests.engine.costs import Linear
+from tests.engine.random_runs import assert_same
+from tests.engine.test_prefix import S, a_trace
+from tests.engine.test_tiers import HOST, ONE_SEAT, A, B
+from workloads import Trace
+
+NS = 1e-9
+
+DISK = TierSpec(kind="disk", capacity_bytes=100_000, read_bytes_per_s=4000.0, write_bytes_per_s=2000.0, latency_s=0.5)
+STORE = TierSpec(
+    kind="remote", capacity_bytes=100_000, read_bytes_per_s=4000.0, write_bytes_per_s=2000.0, latency_s=0.5, store="s"
+)
+
+
+def served(trace: Trace, *tiers: TierSpec, fails_s: float, machines: int = 1, **spec: Any) -> Columns:
+    """The first machine fails at *fails_s* and is back a nanosecond later; requests go on."""
+    replica = ReplicaSpec(
+        **{
+            "cost": Linear(fixed_s=1.0), "scheduler": ONE_SEAT, "kv_blocks": 4, "block_tokens": 4, "prefix_cache": "blocks",
+            "tiers": tiers, "block_bytes": 1000, **spec,
+        },
+    )  # fmt: skip
+    fleet = FleetSpec(
+        pools=(0,) * machines,
+        names=("all",),
+        scaling=(None,),
+        failing=(None,),
+        outages=(Outage(machine=0, at_s=fails_s, for_s=0.0),),
+    )
+    experiment = Experiment(workload=trace, replicas=(replica,) * machines, router=RoundRobin(), fleet=fleet)
+    checked = run(experiment, check_invariants=True)
+    assert_same(checked, run(experiment, fast_forward=False))
+    return checked
+
+
+def seconds(columns: Columns, name: str) -> list[float]:
+    return (columns.requests[name] / S).tolist()
+
+
+@pytest.mark.parametrize(
+    ("tier", "hits", "finish_s", "kept"), [(HOST, 0, 6.0, 5000), (DISK, 0, 6.0, 5000), (STORE, 8, 7.0, 2000)]
+)
+def test_host_memory_and_disks_of_a_machine_that_fails_are_lost_and_a_remote_store_stays(
+    tier: TierSpec, hits: int, finish_s: float, kept: int
+) -> None:
+    """A is computed by 1 s and written by 2.5 s, B from 3 s to 4 s; idle, the machine fails at 4.5 s. A comes back at 5 s: it is
+    read in a second, or computed. B's blocks, on the link until 5.5 s, never came: it is computed at 10 s."""
+    trace = a_trace((0, 9, 1, A), (3, 13, 1, B), (5, 9, 1, A), (10, 13, 1, B))
+    columns = served(trace, tier, fails_s=4.5)
+    assert columns.requests[f"{tier.kind}_hit_tokens"].tolist() == [0, 0, hits, 0]
+    assert seconds(columns, "finish_ns") == [1.0, 4.0, finish_s, 11.0]
+    assert columns.requests["failures"].tolist() == [0, 0, 0, 0]
+    # Two blocks of A, and the three of B that are written in the end; to a store that others read they come when somebody asks.
+    assert columns.meta["tiers"][tier.kind]["used_bytes"] == kept
+
+
+def test_what_had_come_to_a_remote_store_before_its_writer_failed_is_found() -> None:
+    trace = a_trace((0, 9, 1, A), (3, 13, 1, B), (10, 13, 1, B))
+    assert served(trace, STORE, fails_s=6.5).requests["remote_hit_tokens"].tolist() == [0, 0, 12]
+
+
+def test_a_load_in_flight_ends_with_its_machine_and_its_request_goes_on() -> None:
+    """A, back at 5 s, is on the link until 6.5 s; at 5.2 s its machine fails and it is computed."""
+    columns = served(a_trace((0, 9, 1, A), (3, 13, 1, B), (5, 9, 1, A)), HOST, fails_s=5.2)
+    assert seconds(columns, "load_ns") == [0.0, 0.0, pytest.approx(0.2)]
+    assert seconds(columns, "finish_ns")[2] == pytest.approx(6.2 + NS, abs=1e-10)
+    assert columns.requests["host_hit_tokens"].tolist() == [0, 0, 0]
+    assert columns.requests["failures"].tolist() == [0, 0, 1]
+    assert columns.requests["recomputed_tokens"].tolist() == [0, 0, 0]
+
+
+def test_a_load_from_the_memory_of_a_machine_that_fails_ends_in_vain() -> None:
+    """The second machine reads what the first has from 10 s on, until 12.25 s; the first fails at 11 s, and A is computed then."""
+    peer = TierSpec(kind="peer", read_bytes_per_s=1000.0, latency_s=0.25)
+    columns = served(a_trace((0, 9, 1, A), (10, 9, 1, A)), HOST, peer, fails_s=11.0, machines=2)
+    assert seconds(columns, "finish_ns") == [1.0, 12.0]
+    assert seconds(columns, "load_ns") == [0.0, 1.0]
+    assert columns.requests["peer_hit_tokens"].tolist() == [0, 0]
+    assert columns.requests["failures"].tolist() == [0, 0]
+    # Had it failed later, the load would have come.
+    late = served(a_trace((0, 9, 1, A), (10, 9, 1, A)), HOST, peer, fails_s=12.5, machines=2)
+    assert late.requests["peer_hit_tokens"].tolist() == [0, 8]
+
+
+def test_sequences_that_were_moved_to_host_memory_are_computed_again_when_that_is_gone() -> None:
+    """At 3.2 s the first has the KV of 6 tokens and has emitted 3, the second 4 tokens in host memory and has emitted 1. The first
+    ends with its prompt of 7 and a step, the second, for which there is room then, with its prompt of 5 and three steps."""
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[4, 4], output_tokens=[5, 5])
+    both = Vllm(max_num_batched_tokens=64, max_num_seqs=2, async_scheduling=False, scheduler_reserve_full_isl=False)
+    columns = served(
+        trace, replace(HOST, latency_s=0.0), fails_s=3.2, scheduler=both, kv_blocks=3, prefix_cache=None, swaps=True
+    )
+    assert columns.requests["recomputed_tokens"].tolist() == [6, 4]
+    assert columns.requests["swap_hit_tokens"].tolist() == [0, 0]
+    assert seconds(columns, "finish_ns") == [pytest.approx(5.2, abs=1e-8), pytest.approx(9.2, abs=1e-8)]
+    assert columns.meta["tiers"]["host"]["used_bytes"] == 0
