@@ -1153,8 +1153,8 @@ MUTATIONS = [
         ),
         (
             "room that nobody will use is kept",
-            "                if leg is not None:\n                    leg.drop(id_)\n            else:",
-            "                if leg is not None:\n                    pass\n            else:",
+            "                    leg.drop(id_)\n                    self._needs_no_more(leg.sender, leg.receiver)\n            elif id_ in",
+            "                    self._needs_no_more(leg.sender, leg.receiver)\n            elif id_ in",
         ),
         ("news is heard at once", "HEARD_AFTER_NS: Final = 1", "HEARD_AFTER_NS: Final = 0"),
     ),
@@ -2018,8 +2018,8 @@ MUTATIONS = [
         ),
         (
             "prompts take what decodes take",
-            "return np.where(both > 0, of_prompts / np.where",
-            "return np.where(both > 0, of_decodes / np.where",
+            "return of_prompts / both,",
+            "return of_decodes / both,",
         ),
     ),
     *_of(
