@@ -1153,8 +1153,8 @@ MUTATIONS = [
         ),
         (
             "room that nobody will use is kept",
-            "                    leg.drop(id_)\n                    self._needs_no_more(leg.sender, leg.receiver)\n            elif id_ in",
-            "                    self._needs_no_more(leg.sender, leg.receiver)\n            elif id_ in",
+            "leg.drop(id_)\n                    self._needs_no_more(leg.sender, leg.receiver)\n            elif",
+            "self._needs_no_more(leg.sender, leg.receiver)\n            elif",
         ),
         ("news is heard at once", "HEARD_AFTER_NS: Final = 1", "HEARD_AFTER_NS: Final = 0"),
     ),
