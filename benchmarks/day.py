@@ -15,7 +15,8 @@ MEAN_PER_S = 40.0
 
 
 def scenarios(requests: int) -> dict[str, Scenario]:
-    """A sinusoidal day of about *requests* requests on four machines, plain and with all that a fleet has."""
+    """A sinusoidal day of about *requests* requests on four machines, plain, with all that a fleet has, and with a scheduler that
+    heeds the classes besides."""
     day_s = requests / MEAN_PER_S
     plain: dict[str, Any] = {
         "model": "llama-3.1-8b",
@@ -47,7 +48,9 @@ def scenarios(requests: int) -> dict[str, Scenario]:
         "failures": {"mean_up_s": 1800, "mean_down_s": 60, "in_flight": "resume"},
         "classes": {"chat": {"share": 3, "priority": 0}, "batch": {"share": 1, "priority": 1}},
     }
-    return {"plain": Scenario.from_mapping(plain), "fleet": Scenario.from_mapping({**plain, **fleet})}
+    heeded = {**plain, **fleet, "scheduler": {"policy": "preempt", "inner": "vllm"}}
+    settings = {"plain": plain, "fleet": {**plain, **fleet}, "preempt": heeded}
+    return {name: Scenario.from_mapping(given) for name, given in settings.items()}
 
 
 def main() -> None:
@@ -57,8 +60,11 @@ def main() -> None:
         began = time.process_time()
         n = len(simulate(scenario).columns.requests["arrival_ns"])
         speeds[name] = n / (time.process_time() - began)
-        print(f"{name:6} {n:>9,} requests, {speeds[name]:>8,.0f} a second of processor time")
-    print(f"ratio  {speeds['fleet'] / speeds['plain']:.2f}")
+        ratio = speeds[name] / speeds["plain"]
+        print(
+            f"{name:7} {n:>9,} requests, {speeds[name]:>8,.0f} a second of processor time, {ratio:.2f} of plain",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

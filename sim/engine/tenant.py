@@ -182,13 +182,7 @@ class Tenant:
         if unknown:
             plan, stepping_on = as_known(lane, self._queue_view, plan)
             decode, _, _, hold, *_ = plan
-        waits = self.prompts_wait and (queue or partial)
-        if hold > 1 and (waits or sequences.given_up or (loading is not None and _may_learn(loading, ticks))):
-            # The next plan is the first that knows who has gone, or may be shown who waits.
-            hold, plan = 1, plan._replace(hold=1)
-        if hold > 1 and queue and self._caches and self._finding.may_find_more(alone=self.alone):
-            hold, plan = 1, plan._replace(hold=1)
-        if hold > 1 and exchange is not None and exchange.may_act(unknown=unknown):
+        if hold > 1 and _may_see_more(self, lane, ticks, unknown=unknown):
             hold, plan = 1, plan._replace(hold=1)
         if reject or shorten:
             refuse(sequences, reject, shorten)
@@ -216,16 +210,8 @@ class Tenant:
             return self._start_iteration(lane, run, n, growth, ticks)
         if n:
             return _start_rounds(self, lane, plan, growth, ticks)
-        made_ahead = self._ahead is not None and self._ahead.made
-        if made_ahead or preempt or reject or len(run) < len(plan.run):
-            if made_ahead and self._speculates:
-                sequences.start_anew(lane)
-            return self.begin(lane, ticks)
-        closed = ticks >> TICK_BITS < plan.until_ns < ALWAYS_NS
-        if sequences.brought.at_hand and not sequences.n_admitted and not lane.leaving and not closed:
-            # They hold memory from each other, or from who is ahead of them.
-            assert loading is not None
-            loading.let_go_of(next(seq for seq in reversed(sequences.queue) if seq.id in sequences.brought.at_hand).id)
+        changes = bool(preempt or reject) or len(run) < len(plan.run)
+        if _asks_again(self, lane, ticks, plan.until_ns, changes=changes):
             return self.begin(lane, ticks)
         lane.wake_ns = plan.until_ns
         return NOTHING
@@ -381,6 +367,39 @@ class Tenant:
             self.state.told(lane, end_ticks >> TICK_BITS)
         if self._finding.ended and self._ahead is None:
             self._finding.free_the_ended()
+
+
+def _may_see_more(tenant: Tenant, lane: Lane, ticks: int, *, unknown: bool) -> bool:
+    """Whether the next plan is the first that knows who has gone, or may be shown who waits, find more of a prompt or hear from
+    another machine: the present one is then for one iteration."""
+    sequences, loading, exchange = tenant.sequences, tenant.loading, tenant._exchange
+    if tenant.prompts_wait and (tenant._queue or lane.partial):
+        return True
+    if sequences.given_up or (loading is not None and _may_learn(loading, ticks)):
+        return True
+    if tenant._queue and tenant._caches and tenant._finding.may_find_more(alone=tenant.alone):
+        return True
+    return exchange is not None and exchange.may_act(unknown=unknown)
+
+
+def _asks_again(tenant: Tenant, lane: Lane, ticks: int, until_ns: int, *, changes: bool) -> bool:
+    """Whether to plan anew where a plan starts nothing: it did not know all, *changes* what the next one sees, or leaves memory to
+    those who hold it from each other. *until_ns*: the instant that it waits for."""
+    sequences, ahead = tenant.sequences, tenant._ahead
+    if ahead is not None and ahead.made:
+        if tenant._speculates:
+            sequences.start_anew(lane)
+        return True
+    if changes:
+        return True
+    closed = ticks >> TICK_BITS < until_ns < ALWAYS_NS
+    if not sequences.brought.at_hand or sequences.n_admitted or lane.leaving or closed:
+        return False
+    # They hold memory from each other, or from who is ahead of them.
+    assert tenant.loading is not None
+    last = next(seq for seq in reversed(sequences.queue) if seq.id in sequences.brought.at_hand)
+    tenant.loading.let_go_of(last.id)
+    return True
 
 
 def _start_rounds(tenant: Tenant, lane: Lane, plan: Plan, growth: int, ticks: int) -> int:

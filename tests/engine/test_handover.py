@@ -379,6 +379,18 @@ def test_kv_that_comes_to_a_rank_while_ranks_step_waits_for_the_end_of_the_step_
     assert found["finish_ns"][1] == room + step + 2 * (step + 10_000)
 
 
+@pytest.mark.parametrize("room", ["after_prefill", "before_prefill"])
+def test_news_that_a_plan_does_not_know_yet_ends_steps_of_ranks_that_are_alike(room: Any) -> None:
+    trace = Trace(arrival_ns=[0, 50 * MS + 1, 120 * MS], prompt_tokens=[16] * 3, output_tokens=[400, 90, 3])
+    one = ReplicaSpec(cost=Ranked(fixed_s=1e-3, shared_row_s=1e-5), scheduler=Vllm(), kv_blocks=100)
+    ranks = MachineSpec(tenants=(one,), ranks=2, rank_router=RoundRobin())
+    path = KvPath(link=LinkSpec(1e7), bytes_per_token=1000.0)
+    experiment = replace(two(trace, path=path, room=room), replicas=(one, ranks))
+    found = run(experiment)
+    assert_same(found, run(experiment, fast_forward=False))
+    assert found.meta["events"] < 60
+
+
 @pytest.mark.parametrize("first_token", ["prefill", "arrival", "decode"])
 @pytest.mark.parametrize(
     "scheduler",
