@@ -186,7 +186,11 @@ def until(what: Any, seconds: float = 10.0) -> None:
 
 
 def metrics(at: Serving) -> dict[str, float]:
-    lines = [line for line in httpx.get(f"{at.url}/metrics").text.splitlines() if not line.startswith("#")]
+    return samples(httpx.get(f"{at.url}/metrics").text)
+
+
+def samples(text: str) -> dict[str, float]:
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
@@ -333,13 +337,13 @@ def test_conversations_are_told_apart() -> None:
 
 
 def test_counts_are_those_of_the_results(tmp_path: Path) -> None:
-    with serving("memory.kv_blocks=40", speed=20.0) as at:
-        assert post(at, prompt="a b c " * 40, max_tokens=2).status_code == 200
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda i: post(at, prompt="a b c " * 40 + f"w{i}", max_tokens=150), range(8)))
-        counted = metrics(at)
-    served = at.results(tmp_path / "served")
-    requests = served.columns.requests
+    session = Session(set_up(Scenario.default().with_set("memory.kv_blocks=40")), speed=1e-6, bound_s=1e9, warn=print)
+    for i in range(9):
+        session.ask(prompt_tokens=121, output_tokens=150, max_tokens=150, digests=[1, 2, 3, 4, 5, 6, i], model=0)
+    session.run.advance(10**12)
+    assert not session.open
+    counted = samples("\n".join(session.counted.lines(session.run)))
+    requests = session.write(tmp_path, facts={}).columns.requests
     label = '{model_name="llama-3.1-8b",engine="0"}'
     assert counted[f"vllm:num_preemptions_total{label}"] == requests["preemptions"].sum() > 0
     assert counted[f"vllm:prefix_cache_hits_total{label}"] == requests["prefix_hit_tokens"].sum() > 0
