@@ -1153,8 +1153,8 @@ MUTATIONS = [
         ),
         (
             "room that nobody will use is kept",
-            "leg.drop(id_)\n                    self._needs_no_more(leg.sender, leg.receiver)\n            elif",
-            "self._needs_no_more(leg.sender, leg.receiver)\n            elif",
+            "                    leg.drop(id_)\n                    self._needs_no_more(",
+            "                    self._needs_no_more(",
         ),
         ("news is heard at once", "HEARD_AFTER_NS: Final = 1", "HEARD_AFTER_NS: Final = 0"),
     ),
@@ -1268,16 +1268,6 @@ MUTATIONS = [
         "sim/engine/apart.py",
         FLEETS,
         ("KV is sent again whatever the rule", 'stays = fleet._spec.in_flight == "resume" and', "stays = True and"),
-        (
-            "prompts wait to the end although a machine decodes",
-            "            handovers.choose_again(id_)\n",
-            "            continue\n",
-        ),
-        (
-            "a run waits for machines that never come back",
-            "return [each for each in machines if fleet.states[each.index] != FAILED or fleet.returns[each.index]]",
-            "return list(machines)",
-        ),
         ("a request comes twice for a stage", "if not self._taken[id_] & stage:", "if True:"),
     ),
     *_of(
@@ -1933,8 +1923,8 @@ MUTATIONS = [
         ("tests/engine/test_control.py",),
         (
             "the busiest machine goes",
-            "return 2, machine.running + machine.waiting, -index",
-            "return 2, -machine.running - machine.waiting, -index",
+            "return 2, machine.running + _waiting(machine), -index",
+            "return 2, -machine.running - _waiting(machine), -index",
         ),
         ("p95 is the median", "firsts[-(-95 * len(firsts) // 100) - 1]", "firsts[len(firsts) // 2]"),
         (
@@ -2021,6 +2011,11 @@ MUTATIONS = [
             "return of_prompts / both,",
             "return of_decodes / both,",
         ),
+        (
+            "reading KV takes all of a decode step",
+            "np.maximum(of_decodes - unread, 0.0) / both",
+            "of_decodes / both",
+        ),
     ),
     *_of(
         "sim/results/costs.py",
@@ -2031,6 +2026,13 @@ MUTATIONS = [
             "answers pay for the prompts",
             "_per_million(usd, None if part is None else 1 - part, output)",
             "_per_million(usd, part, output)",
+        ),
+        ("classes pay by tokens alone", "return (1 - part) * by_tokens + part * (", "return by_tokens + 0 * ("),
+        ("what is cached is not attended to", "attended = computed * (prompts - computed) +", "attended ="),
+        (
+            "requests without an answer pay for prompts",
+            'answered = requests["first_token_ns"] >= 0\n    prompts',
+            "answered = 1\n    prompts",
         ),
         ("carbon is by the joule", 'energy["joule"] / _J_PER_KWH * carbon', 'energy["joule"] * carbon'),
         (

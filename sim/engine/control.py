@@ -50,6 +50,11 @@ class Steered(Protocol):
         ...
 
 
+def _waiting(machine: Machine) -> int:
+    """Requests that wait there, for their KV as well."""
+    return machine.waiting + sum(map(n_loading, machine.tenants))
+
+
 class Pool:
     """Equal machines: what was seen of them since their policy was last asked, and what the policy has said."""
 
@@ -85,8 +90,7 @@ class Pool:
         return PoolSeen(
             machines=sum(self.counted(fleet, index) for index in self.machines),
             ready=len(ready),
-            waiting=sum(machine.waiting + sum(map(n_loading, machine.tenants)) for machine in serving)
-            + fleet.held_for(fleet.machines[self.machines[0]]),
+            waiting=sum(map(_waiting, serving)) + fleet.held_for(fleet.machines[self.machines[0]]),
             running=sum(machine.running for machine in serving),
             kv_use=sum(machine.kv_use for machine in ready) / len(ready) if ready else 0.0,
             came=self.came,
@@ -189,5 +193,5 @@ class Controller:
     def _cost_of_going(self, index: int) -> tuple[int, int, int]:
         state, machine = self._fleet.states[index], self._fleet.machines[index]
         if state == READY:
-            return 2, machine.running + machine.waiting, -index
+            return 2, machine.running + _waiting(machine), -index
         return int(state == STARTING), -self._fleet.since_ns[index], -index

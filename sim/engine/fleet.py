@@ -463,6 +463,9 @@ def facts_of(fleet: Fleet) -> dict[str, Any]:
         "names": list(fleet._spec.names),
         "phases": [[] if pool.scaling is None else [name for name, _ in pool.scaling.phases] for pool in fleet.pools],
         "in_flight": fleet._spec.in_flight,
+        "roles": ["both"] * len(fleet.machines)
+        if fleet._apart is None
+        else [fleet._apart.handovers.role_of(machine) for machine in fleet.machines],
         "n_stages": [machine.n_stages for machine in fleet.machines],
         "n_tenants": [len(machine.tenants) for machine in fleet.machines],
         "fails": any(each is not None for each in fleet._spec.failing) or bool(fleet._spec.outages),

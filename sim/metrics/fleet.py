@@ -82,7 +82,7 @@ def fleet_figures(
     """`fleet` of a summary: time of machines by state between two instants, and counts of the run. Empty without a fleet.
 
     `machine_hours` are those that somebody pays for: all but `off`. `availability` is the share of the time for which a machine was
-    to serve in which it did, starting apart. `without_machine_s` is how long none was ready.
+    to serve in which it did, starting apart. `without_machine_s` is how long none was ready, or none of those of a stage.
     """
     fleet = meta.get("fleet")
     if fleet is None:
@@ -118,15 +118,17 @@ def fleet_figures(
     }
 
 
-def _levels(fleet: Mapping[str, Any], wanted: int, begin_ns: int, end_ns: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Instants and how many machines are in a state from each on, within the time between two instants."""
+def _levels(
+    fleet: Mapping[str, Any], wanted: int, begin_ns: int, end_ns: int, of: NDArray[np.bool_] | None = None
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Instants between two, and how many machines, all or those *of* a kind, are in a state from each on."""
     log = {name: np.asarray(column, np.int64) for name, column in fleet["log"].items()}
     now = np.zeros(len(fleet["pools"]), bool)
     at_ns, levels = [begin_ns], [0]
     for at, machine, state in zip(log["at_ns"].tolist(), log["machine"].tolist(), log["state"].tolist(), strict=True):
         if at >= end_ns:
             break
-        now[machine] = state == wanted
+        now[machine] = state == wanted and (of is None or bool(of[machine]))
         if at <= at_ns[-1]:
             levels[-1] = int(now.sum())
         else:
@@ -136,5 +138,10 @@ def _levels(fleet: Mapping[str, Any], wanted: int, begin_ns: int, end_ns: int) -
 
 
 def _time_at_none(fleet: Mapping[str, Any], begin_ns: int, end_ns: int) -> float:
-    at_ns, levels = _levels(fleet, READY, begin_ns, end_ns)
-    return float((np.append(at_ns[1:], end_ns) - at_ns)[levels == 0].sum() * 1e-9)
+    """Where prefill and decode are apart, how long none was ready of those to which requests come, or of those that decode."""
+    decodes = np.array([role == "decode" for role in fleet["roles"]], bool)
+    kinds = [decodes, ~decodes] if decodes.any() else [~decodes]
+    found = [_levels(fleet, READY, begin_ns, end_ns, of) for of in kinds]
+    at_ns = found[0][0]
+    none = np.any([levels == 0 for _, levels in found], axis=0)
+    return float((np.append(at_ns[1:], end_ns) - at_ns)[none].sum() * 1e-9)

@@ -300,7 +300,9 @@ def test_a_machine_whose_prompt_nobody_takes_yet_does_not_go() -> None:
 
 def test_where_no_machine_that_decodes_comes_back_requests_are_held_to_the_end_and_the_run_ends() -> None:
     trace = Trace(arrival_ns=[0, 30 * MS], prompt_tokens=[20] * 2, output_tokens=[4] * 2)
-    found = both_ways(pools(fails(2, 2), fails(3, 3), trace=trace))
+    # A policy that is asked every 5 ms is asked no more when nothing can come of it.
+    stays = Scaling(policy=Says((2,)), min_machines=2, initial=2, interval_s=0.005)
+    found = both_ways(pools(fails(2, 2), fails(3, 3), trace=trace, scaling=(stays, None)))
     assert found.requests["status"].tolist() == [UNFINISHED] * 2
     assert found.meta["fleet"]["held_to_the_end"] == 2
     # The second still had its prompt computed, and waits with it.
@@ -360,3 +362,12 @@ def test_a_policy_sees_of_each_pool_what_came_what_ended_and_the_time_to_the_fir
     assert (first.came, first.came_tokens, first.finished, first.finished_tokens) == (1, 20, 1, 1)
     assert (second.came, second.came_tokens, second.finished, second.running) == (1, 20, 0, 1)
     assert first.ttft_mean_s == second.ttft_mean_s == pytest.approx(0.021000002)
+
+
+def test_a_request_that_comes_again_has_come_once_for_each_pool() -> None:
+    notes: list[dict[str, PoolSeen]] = []
+    stays = Scaling(policy=Notes(notes), min_machines=0, initial=2, interval_s=0.035)
+    trace = Trace(arrival_ns=[0, 60 * MS], prompt_tokens=[20, 20], output_tokens=[4, 4])
+    found = run(pools(fails(PREFILL, 10), scaling=(stays, None), trace=trace))
+    assert found.requests["prompts_computed"].tolist() == [2, 1]
+    assert [(notes[0][name].came, notes[0][name].finished) for name in "pd"] == [(1, 2), (1, 1)]

@@ -10,10 +10,11 @@ import pytest
 from policies.routers import RoundRobin
 from policies.vllm import Vllm
 from sim.engine import Columns, Experiment, ReplicaSpec, run
-from sim.engine.lives import FleetSpec, Outage
+from sim.engine.lives import DRAINING, OFF, FleetSpec, Outage, Scaling
 from sim.engine.tiers import TierSpec
 from tests.engine.costs import Linear
 from tests.engine.random_runs import assert_same
+from tests.engine.test_fleet import Says, changes
 from tests.engine.test_prefix import S, a_trace
 from tests.engine.test_tiers import HOST, ONE_SEAT, A, B
 from workloads import Trace
@@ -26,7 +27,9 @@ STORE = TierSpec(
 )
 
 
-def served(trace: Trace, *tiers: TierSpec, fails_s: float, machines: int = 1, **spec: Any) -> Columns:
+def served(
+    trace: Trace, *tiers: TierSpec, fails_s: float | None = None, machines: int = 1, scaling: Scaling | None = None, **spec: Any
+) -> Columns:  # fmt: skip
     """The first machine fails at *fails_s* and is back a nanosecond later; requests go on."""
     replica = ReplicaSpec(
         **{
@@ -37,9 +40,9 @@ def served(trace: Trace, *tiers: TierSpec, fails_s: float, machines: int = 1, **
     fleet = FleetSpec(
         pools=(0,) * machines,
         names=("all",),
-        scaling=(None,),
+        scaling=(scaling,),
         failing=(None,),
-        outages=(Outage(machine=0, at_s=fails_s, for_s=0.0),),
+        outages=() if fails_s is None else (Outage(machine=0, at_s=fails_s, for_s=0.0),),
     )
     experiment = Experiment(workload=trace, replicas=(replica,) * machines, router=RoundRobin(), fleet=fleet)
     checked = run(experiment, check_invariants=True)
@@ -94,6 +97,20 @@ def test_a_load_from_the_memory_of_a_machine_that_fails_ends_in_vain() -> None:
     # Had it failed later, the load would have come.
     late = served(a_trace((0, 9, 1, A), (10, 9, 1, A)), HOST, peer, fails_s=12.5, machines=2)
     assert late.requests["peer_hit_tokens"].tolist() == [0, 8]
+
+
+def test_a_machine_that_drains_waits_for_what_it_loads() -> None:
+    """Two machines in turn. At 5.5 s, when there is to be one, each has a request: the first one decodes, that of the second waits
+    for its KV until 6.5 s and ends at 7.5 s."""
+    both = [(0, 9, 1, A), (0, 9, 1, A), (3, 13, 1, B), (3, 13, 1, B), (5, 1, 6, []), (5, 9, 1, A)]
+    to_one = Scaling(policy=Says((1,)), min_machines=1, initial=2, interval_s=5.5)
+    columns = served(a_trace(*both), HOST, machines=2, scaling=to_one)
+    assert columns.requests["host_hit_tokens"].tolist() == [0, 0, 0, 0, 0, 8]
+    assert seconds(columns, "finish_ns")[5] == 7.5
+    assert [(at_s, machine, state) for at_s, machine, state, _ in changes(columns)] == [
+        (5.5, 1, DRAINING),
+        (pytest.approx(7.5 + NS, abs=1e-12), 1, OFF),
+    ]
 
 
 def test_sequences_that_were_moved_to_host_memory_are_computed_again_when_that_is_gone() -> None:

@@ -154,6 +154,8 @@ def test_pools_that_prefill_and_pools_that_decode_grow_each_by_a_policy_of_its_o
     found = result.summary["fleet"]
     assert found["failures"] == 1
     assert found["starts"] == 1
+    # The only machine that decodes was down.
+    assert found["without_machine_s"] == pytest.approx(2.0)
     assert found["requests"]["retried"] > 0
     assert found["requests"]["held"] > 0
     assert result.summary["requests"]["finished"] == 200

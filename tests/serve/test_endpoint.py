@@ -21,9 +21,11 @@ pytest.importorskip("starlette", reason="needs the serve extra (pip install 'roo
 
 from sim import Scenario, simulate  # noqa: E402
 from sim.engine.lives import READY  # noqa: E402
+from sim.engine.streaming import Stream  # noqa: E402
 from sim.errors import RooftraceError  # noqa: E402
 from sim.serve.app import Limits  # noqa: E402
-from sim.serve.counting import WORDS, Approximate  # noqa: E402
+from sim.serve.bodies import Refusal, asked_of  # noqa: E402
+from sim.serve.counting import WORDS, Approximate, digests  # noqa: E402
 from sim.serve.script import Fault, Script, read_script  # noqa: E402
 from sim.serve.session import Session  # noqa: E402
 from sim.serve.setup import set_up  # noqa: E402
@@ -224,6 +226,8 @@ def test_a_session_is_a_results_folder_and_its_arrivals_give_the_same_run(tmp_pa
         until(lambda: at.endpoint.gone == 1)
         for thread in threads:
             thread.join()
+        # Whoever has gone runs no longer.
+        until(lambda: not any(load.running or load.waiting for load in at.session.run.loads()))
     served = at.results(tmp_path / "served")
     assert served.summary["requests"]["finished"] == 16
     again = simulate(Scenario.load(tmp_path / "served" / "replay.yaml"))
@@ -277,12 +281,123 @@ def test_connections_without_a_request_and_heads_without_an_end_are_closed() -> 
         assert httpx.post(f"{at.url}/v1/completions", content=body).status_code == 200
 
 
+def test_contents_have_names_by_block() -> None:
+    tokens = list(range(40))
+    assert len(digests(tokens, 16)) == 2
+    assert len(digests(tokens[:32], 16)) == 2
+    assert len(digests(tokens[:31], 16)) == 1
+    assert digests(tokens[16:32], 16) == digests(tokens, 16)[1:]
+    assert len(set(digests(tokens, 16))) == 2
+    assert all(0 <= name < 2**63 for name in digests(list(range(2**32 - 4096, 2**32)), 16))
+
+
+def test_the_longest_answer_that_a_model_takes_is_served(at: Serving) -> None:
+    asked = asked_of({"prompt": "a", "max_tokens": 90}, chat=False)
+    assert at.endpoint._lengths(asked, 10, 100) == (90, 90)
+    with pytest.raises(Refusal, match="100 tokens; 11 are in the prompt and 90 are asked for"):
+        at.endpoint._lengths(asked, 11, 100)
+    both = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5, "max_completion_tokens": 7}
+    assert asked_of(both, chat=True).max_tokens == 7
+
+
+def test_bodies_are_bounded_together_and_in_time() -> None:
+    with serving(limits=Limits(bodies_bytes=1000, body_s=0.3)) as at:
+        refused = post(at, prompt="a " * 2000, max_tokens=1)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert post(at, prompt="a", max_tokens=1).status_code == 200
+        host, port = at.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as slow:
+            slow.settimeout(10)
+            slow.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{"prompt": ')
+            assert slow.recv(1000).startswith(b"HTTP/1.1 408")
+        until(lambda: at.endpoint.bytes_of_bodies == 0 and at.endpoint.busy == 0)
+
+
+def test_usage_may_come_with_every_event(at: Serving) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    said = events(at, "/v1/completions", prompt="a b c", max_tokens=4, stream_options=options)
+    assert [event["usage"]["completion_tokens"] for event in said] == [1, 2, 3, 4, 4]
+    assert [event["usage"]["total_tokens"] for event in said] == [4, 5, 6, 7, 7]
+
+
+def test_conversations_are_told_apart() -> None:
+    with serving(speed=50.0) as at:
+        for name in ("x", "y", "x", None):
+            httpx.post(
+                f"{at.url}/v1/completions", json={"prompt": "a", "max_tokens": 1},
+                headers={} if name is None else {"X-Session-Id": name}, timeout=30,
+            )  # fmt: skip
+        session = at.session.run.trace().session
+    assert session is not None
+    assert session.tolist() == [0, 1, 0, -1]
+
+
+def test_counts_are_those_of_the_results(tmp_path: Path) -> None:
+    with serving("memory.kv_blocks=40", speed=20.0) as at:
+        assert post(at, prompt="a b c " * 40, max_tokens=2).status_code == 200
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda i: post(at, prompt="a b c " * 40 + f"w{i}", max_tokens=150), range(8)))
+        counted = metrics(at)
+    served = at.results(tmp_path / "served")
+    requests = served.columns.requests
+    label = '{model_name="llama-3.1-8b",engine="0"}'
+    assert counted[f"vllm:num_preemptions_total{label}"] == requests["preemptions"].sum() > 0
+    assert counted[f"vllm:prefix_cache_hits_total{label}"] == requests["prefix_hit_tokens"].sum() > 0
+    assert counted[f"vllm:generation_tokens_total{label}"] == requests["output_tokens"].sum()
+    for name, begin, end in (
+        ("request_queue_time", "arrival_ns", "scheduled_ns"),
+        ("request_prefill_time", "scheduled_ns", "first_token_ns"),
+        ("request_decode_time", "first_token_ns", "finish_ns"),
+        ("time_to_first_token", "arrival_ns", "first_token_ns"),
+        ("e2e_request_latency", "arrival_ns", "finish_ns"),
+    ):
+        total_s = (requests[end] - requests[begin]).sum() * 1e-9
+        assert counted[f"vllm:{name}_seconds_sum{label}"] == pytest.approx(total_s), name
+        bucket = f'vllm:{name}_seconds_bucket{{model_name="llama-3.1-8b",engine="0",le="+Inf"}}'
+        assert counted[bucket] == counted[f"vllm:{name}_seconds_count{label}"] == 9
+
+
+def test_who_waits_when_the_simulation_breaks_is_told() -> None:
+    def breaks(_to_ns: int) -> None:
+        raise RuntimeError("broken")
+
+    def told() -> bytes:
+        with serving(speed=1.0) as at:
+            host, port = at.url.removeprefix("http://").split(":")
+            body = json.dumps({"prompt": "a", "max_tokens": 500}).encode()
+            with socket.create_connection((host, int(port))) as there:
+                there.settimeout(10)
+                there.sendall(
+                    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+                )
+                until(lambda: at.session.open)
+                at.session.run.advance = breaks  # type: ignore[method-assign]
+                answers.append(there.recv(100))
+        return answers[0]
+
+    answers: list[bytes] = []
+    with pytest.raises(RuntimeError, match="broken"):
+        told()
+    assert answers[0].startswith(b"HTTP/1.1 503")
+
+
+def test_faults_are_of_their_time_and_model() -> None:
+    script = Script((Fault(from_s=10, to_s=20, status=503, every=2), Fault(cut_after=3, model="b")))
+    found = [script.fault_of(at_s, "a") for at_s in (9.9, 10, 15, 19.9, 20)]
+    assert [fault and fault.status for fault in found] == [None, 503, None, 503, None]
+    cut = script.fault_of(5, "b")
+    assert cut is not None
+    assert cut.cut_after == 3
+
+
 def test_lag_beyond_the_bound_is_warned_of() -> None:
     with serving(speed=1.0, bound_s=1e-9) as at:
         post(at, prompt="a", max_tokens=2)
+        post(at, prompt="a", max_tokens=2)
+    # Once in ten seconds at most.
     assert len(at.warnings) == 1
     assert "behind simulated time" in at.warnings[0]
-    assert at.session.pacer.handed.late == 1
+    assert at.session.pacer.handed.late == 2
 
 
 def test_lengths_may_be_the_workload_s() -> None:
@@ -458,21 +573,27 @@ def test_all_that_is_worked_out_once_is_worked_out_before_anybody_comes() -> Non
     assert len(session.run) == 0
 
 
-def test_a_request_has_come_when_its_bytes_have(at: Serving) -> None:
+def test_a_request_has_come_when_its_bytes_have() -> None:
+    counted_ns: list[int] = []
+
     class Slow(Approximate):
         def of(self, text: str, /) -> Any:
-            time.sleep(0.2)
+            counted_ns.append(at.session.pacer.present_ns())
+            time.sleep(0.05)
             return super().of(text)
 
-    at.endpoint.tokens, before = Slow(), at.endpoint.tokens
-    try:
-        arrival_s = float(post(at, prompt="a", max_tokens=1).headers["x-rooftrace-arrival-seconds"])
-        now_s = at.session.pacer.present_ns() * 1e-9
-    finally:
-        at.endpoint.tokens = before
-    # Two simulated seconds went by meanwhile. It may have come no earlier than its front end let it wait: some 17 ms.
-    admission_s = at.session.setup.experiment.admission_s + at.session.setup.experiment.admission_serial_s
-    assert now_s - arrival_s > 0.9 * admission_s
+    # Slowed down, so that the front end of the simulated server takes 0.3 s of the wall clock.
+    with serving(speed=0.05, tokens=Slow(), bound_s=60.0) as at:
+        answer = post(at, prompt="a", max_tokens=1)
+    assert float(answer.headers["x-rooftrace-arrival-seconds"]) * 1e9 <= counted_ns[0]
+
+
+@pytest.mark.parametrize(("rule", "pieces"), [("tokens", [1, 3, 3, 1]), ("iterations", [1, 2, 3, 2])])
+def test_tokens_come_in_the_groups_of_the_server(rule: Any, pieces: list[int]) -> None:
+    with serving(speed=20.0) as at:
+        at.session._stream = Stream(interval=3, rule=rule)
+        said = events(at, "/v1/completions", prompt="a b", max_tokens=8)
+    assert [len(event["choices"][0]["text"].split()) for event in said] == pieces
 
 
 def test_a_port_in_use_is_one_sentence() -> None:
