@@ -225,7 +225,10 @@ class _Cluster:
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
         self._only = self._machines[0] if alone else None
-        self._gate, self._handovers = (None, None) if self._only else self._gates(contents_in)
+        self._gate: Gate | None = None
+        self._handovers: Handovers | None = None
+        if self._only is None:
+            self._gate, self._handovers = self._gates(contents_in)
         self._routing = None if self._gate is None else self._gate.routing
         self._fleet = None
         if experiment.fleet is not None and self._gate is not None:

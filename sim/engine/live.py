@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -252,7 +252,7 @@ class LiveRun(_Cluster):
         """All requests that have come, as a trace that gives the same run."""
         state, n, workload = self._state, self._n, self._experiment.workload
         assert isinstance(workload, Trace)
-        column = {name: np.array(values, np.int64) for name, values in self._told_columns()}
+        column: dict[str, Any] = {name: np.array(values, np.int64) for name, values in self._told_columns()}
         rows = [self._tree.digests_of(row) for row in range(n)]
         offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
         # Small numbers in place of digests, which are long to write.

@@ -184,6 +184,7 @@ class BlockCache(RunPool):
         contents = self._contents
         named = contents.named[id_]
         held.full = upto
+        chain: Chain | None
         while at < upto:
             to = upto
             if at >= named:
@@ -246,8 +247,8 @@ class BlockCache(RunPool):
         self.cached(id_, tokens)
         held = self._held.pop(id_)
         if self._writes:
-            for chain in self._written(id_, 0):
-                self._writes -= chain.writers.pop(id_, 0) is None
+            for written in self._written(id_, 0):
+                self._writes -= written.writers.pop(id_, 0) is None
         blank = blocks - held.full
         self._blank += blank
         free = self.free + blank

@@ -325,11 +325,11 @@ class RunPool(KvPool):
             if blocks != held.full:
                 return f"request {id_} has {held.full} blocks with content, and its runs {blocks}"
         queued: dict[Run, None] = {}
-        run = self._head.after
-        while run is not self._head:
-            assert run is not None
-            queued[run] = None
-            run = run.after
+        waiting = self._head.after
+        while waiting is not self._head:
+            assert waiting is not None
+            queued[waiting] = None
+            waiting = waiting.after
         seen = 0
         for chain in (*self._chains.values(), *self._own.values()):
             at = chain.start
