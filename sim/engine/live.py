@@ -199,6 +199,10 @@ class LiveRun(_Cluster):
     def finish_ns(self, id_: int) -> int:
         return self._state.finish[id_]
 
+    def output_tokens(self, id_: int) -> int:
+        """That it emits; fewer than were asked for where a scheduler has shortened its answer."""
+        return self._state.output[id_]
+
     def preemptions(self, id_: int) -> int:
         return self._state.preemptions[id_]
 

@@ -28,12 +28,13 @@ class SentTo:
     operations on arrays, however many blocks there are.
     """
 
-    __slots__ = ("_capacity", "_count", "_mark", "_max_age_ns", "_next", "_sendings", "_stamps")
+    __slots__ = ("_capacity", "_count", "_grows", "_mark", "_max_age_ns", "_next", "_sendings", "_stamps")
 
     def __init__(self, capacity: int, max_age_ns: int | None, n_nodes: int) -> None:
         self._capacity = capacity
         self._max_age_ns = max_age_ns
         self._stamps = np.zeros(n_nodes, np.int64)
+        self._grows = not n_nodes
         self._mark = self._next = 1
         self._count = 0
         self._sendings: deque[tuple[int, NDArray[np.int64], int, int]] = deque()
@@ -58,7 +59,9 @@ class SentTo:
             self._forget(self._count - self._capacity)
 
     def _make_room_for(self, nodes: NDArray[np.int64]) -> None:
-        """Nodes may be new, with numbers beyond all others."""
+        """Nodes may be new, with numbers beyond all others, where they were not numbered beforehand."""
+        if not self._grows:
+            return
         most = int(nodes.max()) + 1 if len(nodes) else 0
         if most > len(self._stamps):
             self._stamps = np.concatenate((self._stamps, np.zeros(max(most, 1024), np.int64)))

@@ -103,6 +103,7 @@ class Session:
         exchange = self.open.pop(id_, None)
         if exchange is None:
             return
+        exchange.output_tokens = self.run.output_tokens(id_)
         self._got(exchange, exchange.output_tokens - exchange.got, now_ns, last=True)
         exchange.ended_ns = now_ns
         self.counted.ended(self.run, exchange, exchange.finish)

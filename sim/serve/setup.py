@@ -91,6 +91,10 @@ def _check(scenario: Scenario) -> None:
             f"{scenario.source}: classes: a request that a client sends says no class of service; leave classes out, and give "
             "requests a priority"
         )
+    if scenario.workload.predictor is not None:
+        raise ScenarioError(
+            f"{scenario.source}: workload.predictor: nobody guesses how long the answers to clients' requests will be; leave it out"
+        )
     for at, settings in (
         (None, scenario.autoscale),
         *((pool, each.autoscale) for pool, each in (scenario.pools or {}).items()),

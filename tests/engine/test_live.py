@@ -208,6 +208,21 @@ def test_a_request_is_sent_when_it_came_as_far_as_nothing_was_missed() -> None:
     assert late == pytest.approx(10**10 - waits_ns - per_prompt_ns, abs=2)
 
 
+def test_loads_are_polled_whoever_comes() -> None:
+    live = LiveRun(experiment_of("replicas=2", "router={policy: llm_d, poll_s: 0.3}"), Log())
+    asked = {"prompt_tokens": 10, "output_tokens": 400, "max_tokens": 400, "digests": []}
+    live.advance(650_000_000)
+    for _ in range(4):
+        live.send(**asked)
+    assert live._routing is not None
+    for at_ns, read_ns in ((899_999_999, 600_000_000), (900_000_001, 900_000_000), (1_700_000_000, 1_500_000_000)):
+        live.advance(at_ns)
+        assert live._routing._latest[0] == read_ns
+        assert sum(running for _, running, *_ in live._routing._latest[1]) == (4 if read_ns > 600_000_000 else 0)
+    live.stop()
+    assert live.next_ns() is None
+
+
 def test_who_can_never_fit_is_known_before() -> None:
     log = Log()
     live = LiveRun(experiment_of("memory.kv_blocks=100"), log)
