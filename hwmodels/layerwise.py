@@ -22,8 +22,9 @@ from hwmodels.model import ModelSpec
 from hwmodels.operations import StageWork
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision
+from hwmodels.reach import Chunk
 from hwmodels.row_table import FloatArray, RowTable
-from hwmodels.totals import Chunk, Totals
+from hwmodels.totals import Totals
 from hwmodels.work import stage_work
 
 

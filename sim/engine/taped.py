@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hwmodels.totals import Chunk, seen
+from hwmodels.reach import Chunk
+from hwmodels.totals import seen
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS
 from sim.engine.columns import IntArray, RoundCounts
 from sim.engine.pricing import Prices

@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from hwmodels.totals import Chunk, seen
+from hwmodels.reach import Chunk
+from hwmodels.totals import seen
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
 from sim.engine.columns import IntArray, Piece, RoundCounts
 from sim.engine.pricing import Prices

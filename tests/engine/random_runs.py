@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.totals import Chunk
+from hwmodels.reach import Chunk
 from policies.acceptance import BetaAlpha, Iid, PerPosition
 from policies.control import Concurrency, Control, Knative, RateModel, Schedule, TargetTracking
 from policies.decoding import Speculative

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hwmodels.totals import Chunk, Totals, pairs_within, seen
+from hwmodels.reach import Chunk
+from hwmodels.totals import Totals, pairs_within, seen
 from policies.acceptance import Iid
 from policies.decoding import Speculative
 from policies.published import OrcaPaged

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hwmodels.totals import Chunk
+from hwmodels.reach import Chunk
 from policies.acceptance import Iid
 from policies.decoding import Speculative
 from policies.routers import RoundRobin

@@ -16,8 +16,9 @@ from hwmodels.kernels.ops import SCALARS
 from hwmodels.memory import memory_plan, stack_memory
 from hwmodels.model import load_model
 from hwmodels.parallel import ParallelConfig
+from hwmodels.reach import Chunk
 from hwmodels.roofline import Roofline
-from hwmodels.totals import Chunk, Totals
+from hwmodels.totals import Totals
 from hwmodels.work import stage_work
 
 H200 = load_device("h200")
