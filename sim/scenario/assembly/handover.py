@@ -79,6 +79,10 @@ WAYS: Mapping[str, Way] = {
 }
 
 
+KEEP_DRAFT_KV = ("draft_model", "eagle", "mtp")
+"""Methods of decoding whose draft has a KV cache."""
+
+
 def handover_of(
     scenario: Scenario, pools: Sequence[PoolOf], built: Sequence[Sequence[Hosted]], workload: Trace | ClosedLoop
 ) -> HandoverSpec | None:
@@ -360,10 +364,14 @@ def facts_of(scenario: Scenario, pools: Sequence[PoolOf], spec: HandoverSpec | N
 
 
 def notes_of_handover(scenario: Scenario, pools: Sequence[PoolOf], spec: HandoverSpec | None) -> list[str]:
-    """What is assumed of links, and what unequal layouts cost."""
+    """What is assumed of links, what unequal layouts cost, and what is not sent."""
     if spec is None:
         return []
-    notes = []
+    notes = [
+        f"{pool.name} drafts with layers that keep KV of their own: that of prompts is not among what is sent, nor computed there."
+        for pool in pools
+        if pool.role == "decode" and any(each.decoding.method in KEEP_DRAFT_KV for each in pool.scenarios)
+    ]
     by_pools = {
         (_end(scenario, pools, "", link.sender, "prefill"), _end(scenario, pools, "", link.receiver, "decode")): (
             name,
