@@ -270,7 +270,8 @@ class RunPool(KvPool):
         log = self._log
         assert log is not None
         self._log = None
-        for entry in reversed(log):
+        while log:
+            entry = log.pop()
             kind = entry[0]
             if kind == "take":
                 _, self.free, self._blank, self.evicted = entry
