@@ -17,7 +17,8 @@ from sim.engine.stores import Store
 from sim.engine.tiers import Segment, Tiers
 
 _TRIES = 2
-"""Loads in vain after which a sequence is computed: two that are loaded could else drive each other out for ever."""
+"""Loads in vain after which a sequence is computed, and one that was moved when it gave way is loaded alone: those that are loaded
+could else drive each other out for ever."""
 
 
 class Load(NamedTuple):
@@ -124,6 +125,8 @@ class Loading:
             seq = self._wants(id_, tokens)
             if seq is None:
                 continue
+            if self._has_to_wait(id_):
+                return -1
             moved = sequences.brought.moved.get(id_, 0)
             by_tier: tuple[tuple[int, int], ...]
             if moved:
@@ -161,6 +164,12 @@ class Loading:
             self.rings_at(ends_ns)
             return 1
         return 0
+
+    def _has_to_wait(self, id_: int) -> bool:
+        """Whether a load would be beside one of a sequence that was loaded in vain too often."""
+        loaded = (*self.in_flight, *self._sequences.brought.at_hand)
+        tries = self._gave_back
+        return bool(loaded and tries) and any(tries.get(each, 0) >= _TRIES for each in (id_, *loaded))
 
     # Ending.
 

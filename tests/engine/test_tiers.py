@@ -11,7 +11,7 @@ import pytest
 
 from policies.routers import RoundRobin
 from policies.vllm import Vllm
-from sim.engine import Columns, Experiment, InvariantError, ReplicaSpec, run
+from sim.engine import UNFINISHED, Columns, Experiment, InvariantError, ReplicaSpec, run
 from sim.engine.stores import Store
 from sim.engine.tiers import TierSpec
 from tests.engine.build import patches_the_engine
@@ -288,7 +288,7 @@ def test_the_books_hold_at_every_event_with_tiers() -> None:
 def test_the_random_runs_use_every_kind_of_tier() -> None:
     loads = dict.fromkeys(("host", "disk", "remote", "peer"), 0)
     swapped = 0
-    for seed in range(500):
+    for seed in range(800):
         columns = run(with_tiers(an_experiment(seed, speculative=seed % 2 == 0), seed))
         for kind, facts in columns.meta.get("tiers", {}).items():
             loads[kind] += facts["loads"]
@@ -348,3 +348,11 @@ def test_tiers_that_cannot_be_are_refused(spec: dict[str, Any], words: str) -> N
 def test_a_tier_that_cannot_be_is_refused(setting: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         replace(HOST, **setting)
+
+
+def test_three_that_were_moved_do_not_drive_each_other_out_for_ever() -> None:
+    # Any two of them fill the memory; each was loaded again as soon as it had been driven out.
+    experiment = with_tiers(an_experiment(10_508, speculative=True), 10_508)
+    found = run(replace(experiment, horizon_ns=20 * S)).requests
+    assert found["swap_hit_tokens"].any()
+    assert UNFINISHED not in found["status"]

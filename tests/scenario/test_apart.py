@@ -108,7 +108,10 @@ def test_each_rank_of_the_receiver_gets_what_it_keeps() -> None:
 def test_a_pool_that_drafts_says_that_the_draft_s_own_kv_is_left_out() -> None:
     decoding = {"method": "eagle", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}, "draft": {"step_s": 1e-3}}
     said = [resolve(apart(**more)).manifest["notes"] for more in ({"decoding": decoding}, {})]
-    assert [any("d drafts with layers that keep KV of their own" in note for note in notes) for notes in said] == [True, False]
+    assert [any("d drafts with layers that keep KV of their own" in note for note in notes) for notes in said] == [
+        True,
+        False,
+    ]
 
 
 def test_a_link_without_a_bandwidth_takes_the_datasheets_and_says_so() -> None:
