@@ -113,8 +113,9 @@ def agree(
     A client sees no token before it was simulated, and may see it later by what the run itself measured: how late the endpoint
     wrote in the median, and how long a request takes there and back that needs nothing: by the client's own account where it has
     one (*own_trips_s*), since what it does for each request is in all of its times. TPOT and ITL begin and end with a token,
-    so that they are given neither. Of those *from_below* only that they are not too early is held. Where a request that needs nothing, or a write, takes longer than the bound for one in ten, the
-    machine is too busy to tell; a disagreement is then said and not held against the endpoint.
+    so that they are given neither. Of those *from_below* only that they are not too early is held. Where a request that needs
+    nothing, or a write, takes longer than the bound for one in ten, the machine is too busy to tell; a disagreement is then said
+    and not held against the endpoint.
     """
     summary = at.results(folder).summary
     speed = at.session.pacer.speed
@@ -253,6 +254,6 @@ def test_locust_measures_the_run(tmp_path: Path, speed: float) -> None:
     assert len(found["rows"]) > 40
     medians = map(statistics.median, zip(*found["rows"], strict=True))
     measured = dict(zip(("ttft_s", "tpot_s", "e2el_s"), medians, strict=True))
-    # How many requests it sends is its own clock's matter, and when the run ends that of its last users. It takes 2 ms for a request
-    # that needs nothing and more for one with a body and a stream, most of it before the bytes are sent: TTFT has that in it.
+    # How many requests it sends is its own clock's matter, and when the run ends that of its last users. It takes 2 ms for a
+    # request that needs nothing and more for one with a body and a stream: TTFT has that in it.
     agree(at, tmp_path / "served", measured, {}, trips_s, found["trips_s"], from_below=("ttft_s",))
