@@ -19,6 +19,8 @@ from sim.engine.tiers import Segment, Tiers
 _TRIES = 2
 """Loads in vain after which a sequence is computed, and one that was moved when it gave way is loaded alone: those that are loaded
 could else drive each other out for ever."""
+_TRIES_ALONE = 4
+"""Loads in vain after which one that was moved is computed, too: its scheduler may want another one first whenever it has come."""
 
 
 class Load(NamedTuple):
@@ -68,11 +70,8 @@ class Loading:
         """One of the queue that is to be computed, and that a tier may have something of."""
         sequences = self._sequences
         seq = next((seq for seq in sequences.queue if seq.id == id_), None) if tokens else None
-        if (
-            seq is None
-            or seq.cached_tokens
-            or (self._gave_back.get(id_, 0) >= _TRIES and id_ not in sequences.brought.moved)
-        ):
+        tries = _TRIES_ALONE if id_ in sequences.brought.moved else _TRIES
+        if seq is None or seq.cached_tokens or self._gave_back.get(id_, 0) >= tries:
             return None
         return seq
 
