@@ -44,6 +44,8 @@ def survey(folder: str | Path, *, strict: bool = False, said: Said | None = None
     folder, said = Path(folder), said or Said()
     paths = [folder] if folder.is_file() else sorted(p for p in folder.glob("*") if p.suffix.lower() in _TABLES)
     if not paths:
+        if not folder.exists():
+            raise ValueError(f"{folder} does not exist; give a folder of measured tables (CSV, Parquet), or one table")
         raise ValueError(f"{folder} holds no CSV files and no Parquet; a file's columns say what was measured")
     found: list[Measurement] = []
     reasons: dict[str, str] = {}
