@@ -27,6 +27,8 @@ _EXPECTED = {
     "list_type": "a list",
     "tuple_type": "a list",
 }
+_NAMED = 6
+"""Settings that stand for all where there are more."""
 _LIMITS = {
     "greater_than": ("gt", "above"),
     "greater_than_equal": ("ge", "at least"),
@@ -38,9 +40,9 @@ _LIMITS = {
 def check_mapping(found: object, model: type[BaseModel], source: str, what: str) -> None:
     """ScenarioError where *found* is no mapping, and so not *what*, a thing of *model*'s settings."""
     if not isinstance(found, Mapping):
-        raise ScenarioError(
-            f"{source}: {what} is a mapping of settings ({', '.join(model.model_fields)}); got {shown(found)}"
-        )
+        names = list(model.model_fields)
+        listed = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+        raise ScenarioError(f"{source}: {what} is a mapping of settings ({listed}); got {shown(found)}")
 
 
 def sentence(error: ValidationError, model: type[BaseModel], source: str) -> str:

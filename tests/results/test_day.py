@@ -83,5 +83,6 @@ def test_memory_is_of_the_machines_that_are_there() -> None:
         title="",
     )
     (ax,) = (ax for ax in figure.axes if ax.get_ylabel() == "KV blocks used, %")
-    share = ax.patches[0].get_data().values
+    drawn: Any = ax.patches[0]
+    share = drawn.get_data().values
     assert np.mean(share) == pytest.approx(100 * result.summary["kv_utilization"]["mean"], rel=1e-6)
