@@ -21,8 +21,13 @@ def console(least: int = 0) -> Console:
     """
     from rich.console import Console
 
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            # Rich would end with 1; `rooftrace run | head` is no failure, and the application knows what to do.
+            raise BrokenPipeError
+
     width = None if sys.stdout.isatty() else max(_FILE_COLUMNS, least)
-    return Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+    return Plain(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
 
 
 def print_table(

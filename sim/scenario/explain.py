@@ -74,6 +74,8 @@ def describe(details: ErrorDetails, model: type[BaseModel]) -> str:
         return f"{key} is a number {words} {context[limit]:g}; got {shown(value)}"
     if kind == "too_short":
         return f"{key} is a list of at least {context['min_length']}; got {shown(value)}"
+    if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{key} is text; got {value}, a number: write '{value}' (in a shell \"{key}='{value}'\")"
     if kind in _EXPECTED:
         return f"{key} is {_EXPECTED[kind]}; got {shown(value)}"
     if kind == "value_error":
