@@ -300,9 +300,9 @@ def test_whoever_reads_the_first_lines_only_gets_exit_code_zero():
     assert Path("out/summary.json").exists()
 
 
-def test_a_folder_is_no_trace_and_a_run_that_is_not_there_is_said():
+def test_a_folder_is_no_trace_and_no_run():
     Path("traces").mkdir()
     assert_refused(
         rooftrace("run", "--set", "workload.trace=traces/"), "traces/ is a folder; give a file", left=["traces"]
     )
-    assert_refused(rooftrace("plot", "nowhere"), "nowhere does not exist; give the folder of a run", left=["traces"])
+    assert_refused(rooftrace("plot", "traces"), "traces is not the folder of a run or a sweep", left=["traces"])
