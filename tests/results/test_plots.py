@@ -93,6 +93,7 @@ def test_each_class_is_drawn_against_its_own_limit():
         "arrival_ns": np.array([0, 0, 0, 0]),
         "first_token_ns": np.array([1, 3, 5, -1]) * 1_000_000_000,
         "class_index": np.array([0, 0, 1, 1]),
+        "status": np.array([0, 0, 0, 1]),
     }
     declared = [{"name": "chat", "slo": {"ttft_s": 2.0}}, {"name": "batch", "slo": {"ttft_s": None}}]
     chat, batch = classes.classes_figure(requests=requests, classes=declared, title="").axes
