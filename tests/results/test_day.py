@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -86,3 +87,13 @@ def test_memory_is_of_the_machines_that_are_there() -> None:
     drawn: Any = ax.patches[0]
     share = drawn.get_data().values
     assert np.mean(share) == pytest.approx(100 * result.summary["kv_utilization"]["mean"], rel=1e-6)
+
+
+def test_machines_by_state_lie_on_one_another_and_add_up_to_what_is_paid() -> None:
+    axes, summary = axes_of()
+    stacked: list[Any] = list(axes[1].patches)
+    assert len(stacked) >= 3
+    for lower, upper in itertools.pairwise(stacked):
+        np.testing.assert_array_equal(upper.get_data().baseline, lower.get_data().values)
+    top = stacked[-1].get_data()
+    assert (top.values * np.diff(top.edges)).sum() / 3600 == pytest.approx(summary["fleet"]["machine_hours"], rel=1e-6)

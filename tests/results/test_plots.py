@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from sim import Scenario, simulate
 from sim.plots import classes, latency, levels, runs
 from sim.text import seconds_text
 
@@ -100,3 +101,17 @@ def test_each_class_is_drawn_against_its_own_limit():
     assert (chat.get_title(), batch.get_title()) == ("chat, 2: 50.0% in 2 s", "batch, 2")
     assert " ".join(batch.texts[0].get_text().split()) == "p50 5 s p90 5 s p99 5 s"
     assert ("limit" in chat.get_xlabel(), "limit" in batch.get_xlabel()) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("workload", "says"),
+    [
+        ({"trace": "conversation", "limit": 200}, "The deployment keeps up with its arrivals"),
+        ({"arrivals": {"process": "closed_loop", "concurrency": 4}, "prompt_tokens": 9, "output_tokens": 9, "requests": 200},
+         "Clients ask again when they are answered"),
+    ],
+)  # fmt: skip
+def test_nobody_is_told_that_waiting_clients_are_kept_up_with(workload, says):
+    result = simulate(Scenario.from_mapping({"scheduler": "vllm", "workload": workload}))
+    assert result.summary["saturated"] is False
+    assert runs._timeline_headline(result).startswith(says)
