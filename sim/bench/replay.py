@@ -167,7 +167,7 @@ def measured_figures(run: BenchRun) -> dict[str, float]:
 
 def _saturated(run: BenchRun, predicted: Mapping[str, float]) -> bool | None:
     """By the rule of the measured run, on the simulated figures."""
-    if not run.offered.open:
+    if not (run.offered.open or run.offered.ramped):
         return None
     first = [value for name, value in predicted.items() if name.startswith("ttft_") and "std" not in name]
     simulated = replace(
@@ -178,8 +178,10 @@ def _saturated(run: BenchRun, predicted: Mapping[str, float]) -> bool | None:
             requests=run.offered.requests or round((run.offered.rate_per_s or 0.0) * (run.offered.duration_s or 0.0)),
             output=replace(run.offered.output, mean_tokens=predicted["output_tokens_mean"]),
         ),
-        ttft=Latency(min_s=min(first, default=0.0)),
+        requests_per_s=predicted["requests_per_s"],
+        ttft=Latency(min_s=min(first, default=0.0), mean_s=predicted.get("ttft_mean_s")),
         tpot=Latency(mean_s=predicted.get("tpot_mean_s", 0.0)),
+        e2el=Latency(mean_s=predicted.get("e2el_mean_s")),
     )
     return simulated.saturated
 

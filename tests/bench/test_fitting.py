@@ -261,6 +261,11 @@ def test_the_next_run_is_the_one_that_tells_most(stack_file: Path) -> None:
     assert not np.isfinite(found.candidates[-1].half_width)
 
 
+def test_a_burst_that_is_answered_as_one_batch_is_no_load_that_the_server_keeps_up_with(stack_file: Path) -> None:
+    found = advise(closed(stack_file), quantity="tpot_s", rates=[5000.0], prompts=[32], outputs=[16])
+    assert found.best is None
+
+
 def bench_file(folder: Path, concurrency: int, tpot_ms: float, ttft_ms: float) -> Path:
     path = folder / f"c{concurrency}.json"
     path.write_text(

@@ -111,6 +111,30 @@ def test_blank_lines_that_were_counted_as_tokens_are_taken_out_with_a_note() -> 
 
 
 @published
+def test_clients_at_their_limit_send_longer_and_the_stage_is_saturated_all_the_same() -> None:
+    # 44 workers with 10 requests each, of figures made up: 7,200 requests at 120/s went out in 70 s and were answered in 73.
+    def of(mean: float) -> dict[str, float]:
+        return {"mean": mean, "min": mean, "median": mean, "p90": mean}
+
+    latency = {"time_to_first_token": of(2.6), "time_per_output_token": of(0.0195), "request_latency": of(3.83)}
+    report = {
+        "load_summary": {"count": 7200, "send_duration": 70.0, "requested_rate": 120.0, "achieved_rate": 102.9},
+        "successes": {
+            "count": 7200, "latency": latency, "prompt_len": of(200), "output_len": of(64),
+            "throughput": {"requests_per_sec": 7200 / 73, "output_tokens_per_sec": 64 * 7200 / 73},
+        },
+        "failures": {"count": 0},
+    }  # fmt: skip
+    (run,) = read_bytes(json.dumps(report).encode(), name="a", file="a").runs
+    assert run.saturated is True
+
+
+def test_releases_of_vllm_before_the_key_was_mended_did_not_stretch_times(tmp_path: Path) -> None:
+    old, new = (own.VLLM_DETAILED | more for more in ({"request_goodput:": None}, {}))
+    found = [read_bytes(json.dumps(one).encode(), name="a", file="a").runs[0].offered.fills_time for one in (old, new)]
+    assert found == [False, True]
+
+
 def test_the_servers_side_of_a_stage() -> None:
     run = sample("inference_perf/stage_3_prometheus_metrics.json")
     assert run.ttft is None
