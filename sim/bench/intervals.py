@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from sim.scenario import Scenario
 
 REPLAYS = 20
-"""Without --intervals N: from twenty the ends of the middle nine tenths lie one in from the farthest."""
+"""Without --intervals N: the fewest, but for one, whose farthest lie nine tenths apart on average."""
+LEVEL = 0.9
 SIMULATIONS = 4
 """Replays with the middle terms and other seeds."""
 FIGURES = (
@@ -53,7 +54,7 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """The middle 90 % of a figure over all replays, and over those in which only the seed differs."""
+    """Where a figure lies in nine replays of ten, and the farthest of the few in which only the seed differs."""
 
     middle: float
     """With the middle terms and the scenario's own seed."""
@@ -76,6 +77,11 @@ class Intervals:
     saturated: int = 0
     """How many replays are."""
 
+    @property
+    def level(self) -> float:
+        """What share of further draws the intervals hold on average: 0.9, or less where the replays are too few for that."""
+        return min(LEVEL, (self.replays - 1) / (self.replays + 1))
+
     def kept(self, share: float) -> float | None:
         """The probability that at least *share* of requests keep the SLO: in how many of the replays they do; None without one."""
         return float(np.mean([each >= share for each in self.attained])) if self.attained else None
@@ -83,7 +89,7 @@ class Intervals:
     def facts(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
-            "level": 0.9,
+            "level": self.level,
             "replays": self.replays,
             "simulations": self.simulations,
             "basis": self.basis,
@@ -275,9 +281,18 @@ def intervals(scenario: Scenario, replays: int = REPLAYS, names: Sequence[str] =
     )
 
 
-def _interval(name: str, middle: float, values: Sequence[float], same: Sequence[float]) -> Interval:
+def _ends(values: Sequence[float], middle: float) -> tuple[float, float]:
+    """Between which values nine further draws of ten lie, on average over draws like *values*: those at rank 0.05 and 0.95 (n + 1),
+    the farthest where n is below 19. *middle* where none is finite."""
     known = [value for value in values if np.isfinite(value)]
-    low, high = (float(np.quantile(known, q)) for q in (0.05, 0.95)) if known else (middle, middle)
+    if not known:
+        return middle, middle
+    low, high = np.quantile(known, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), method="weibull")
+    return float(low), float(high)
+
+
+def _interval(name: str, middle: float, values: Sequence[float], same: Sequence[float]) -> Interval:
+    low, high = _ends(values, middle)
     if name != "slo_attainment":
         factor = float(np.exp(Z90 * ERRORS.repeat["ttft_s" if name.startswith("ttft") else "tpot_s"]))
         low, high = min(low, middle / factor), max(high, middle * factor)
@@ -310,8 +325,7 @@ def changes(a: Scenario, b: Scenario, replays: int = REPLAYS, names: Sequence[st
             continue
         values = [change(name, up, down) for up, down in zip(ours[1], theirs[1], strict=True)]
         seeds = [change(name, up, down) for up, down in zip(ours[2], theirs[2], strict=True)]
-        known = [value for value in values if np.isfinite(value)]
-        low, high = (float(np.quantile(known, q)) for q in (0.05, 0.95)) if known else (middle, middle)
+        low, high = _ends(values, middle)
         around = [middle, *(value for value in seeds if np.isfinite(value))]
         found[name] = Interval(
             middle=middle,

@@ -12,6 +12,8 @@ from sim.errors import RooftraceError
 from sim.scenario import named
 from workloads import ClosedLoop, Empirical, Fixed, LengthDistribution, Stream, Trace, stream
 
+MOST_REQUESTS = 5_000_000
+"""In one run: what memory and an afternoon hold."""
 _BLOCK_TOKENS = 16
 _WARM_S = 3600.0
 """Before the load of a warm run begins: time enough for every prompt to have been answered, and none to the simulator."""
@@ -56,6 +58,11 @@ def load_of(run: BenchRun, seed: int) -> Load:
         n = int(offered.rate_per_s * offered.duration_s)
     if n < 1:
         raise NotReplayable(f"{run.name}: no request was sent, so that there is nothing to simulate")
+    if n > MOST_REQUESTS:
+        raise NotReplayable(
+            f"{run.name}: {n:,} requests are more than the {MOST_REQUESTS:,} that are simulated; "
+            "a part of them stands for all (--set run.requests=NUMBER)"
+        )
     if offered.shared is not None:
         return _sharing(run, offered.shared, n, seed)
     prompt = _tokens(run, "prompt", n, seed, Stream.PROMPT_LENGTHS)

@@ -24,6 +24,7 @@ _LATE = 0.03
 """Of the time of sending, by which a run may end late."""
 _LUCK = 3.0
 """Standard deviations of the time of sending that are no more than luck."""
+_PLACES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,8 +292,10 @@ class BenchRun:
             return None
         stretched = offered.fills_time and not offered.ramped
         recorded = None if stretched or offered.concurrency is not None else _sent_until_s(self.rows)
-        gaps_s = 1.0 / offered.rates_per_s(n)
-        sending_s = float(gaps_s.sum()) if recorded is None else recorded
+        # A file may claim any number of requests: a rate that rises is looked at in so many places at most.
+        places = min(n, _PLACES) if offered.ramped else 1
+        gaps_s = 1.0 / offered.rates_per_s(places)
+        sending_s = float(gaps_s.sum()) * n / places if recorded is None else recorded
         first_s = 0.0
         if self.ttft is not None:
             given = [self.ttft.min_s, *self.ttft.quantiles_s.values(), self.ttft.median_s, self.ttft.mean_s]
@@ -305,7 +308,8 @@ class BenchRun:
         shape = 1.0 if offered.burstiness is None else offered.burstiness
         if recorded is not None or stretched or not np.isfinite(shape):
             return True
-        return late_s > _LATE * sending_s + _LUCK * float(np.sqrt((gaps_s**2).sum() / shape)) or self._waited(late_s)
+        luck_s = float(np.sqrt((gaps_s**2).sum() * n / places / shape))
+        return late_s > _LATE * sending_s + _LUCK * luck_s or self._waited(late_s)
 
     def _waited(self, late_s: float) -> bool:
         """Whether requests waited as they do behind a queue that is *late_s* long at its end: half of that on average in the

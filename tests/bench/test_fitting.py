@@ -18,11 +18,12 @@ from hwmodels.totals import Totals
 from sim import Scenario
 from sim.bench.cases import cases_of, priors_of
 from sim.bench.fitting import ERRORS, Fit, fit
-from sim.bench.intervals import Intervals, changes, intervals
+from sim.bench.intervals import Intervals, _ends, changes, intervals
 from sim.bench.measured import BenchRun
 from sim.bench.next_run import advise
 from sim.bench.overlay import posterior_of, stack_text
 from sim.bench.parameters import PARAMETERS, Setting, own_value, priors, setting_at
+from sim.cli.intervals import level_facts
 from sim.errors import RooftraceError, ScenarioError
 from sim.scenario.assembly import build, resolve
 from tests.cli.test_run import rooftrace as invoke
@@ -233,6 +234,25 @@ def test_intervals_are_no_narrower_than_repeats_lie_apart(stack_file: Path) -> N
 
 
 @pytest.mark.slow
+def test_the_ends_of_twenty_draws_hold_nine_further_draws_of_ten() -> None:
+    rng = np.random.default_rng(0)
+    held = []
+    for _ in range(2000):
+        low, high = _ends(list(rng.standard_normal(20)), 0.0)
+        held.append(low <= rng.standard_normal() <= high)
+    # Standard error 0.7 %.
+    assert abs(np.mean(held) - 0.9) < 0.025
+    assert _ends([3.0, 1.0, float("nan"), 2.0], 0.0) == (1.0, 3.0)
+    assert _ends([float("nan")], 7.0) == (7.0, 7.0)
+
+
+def test_too_few_replays_for_nine_tenths_say_so() -> None:
+    few, enough = (Intervals(figures={}, replays=n, simulations=4, basis="") for n in (4, 19))
+    assert (few.level, enough.level) == (0.6, 0.9)
+    assert level_facts(4)[0][1].startswith("the farthest of 4 replays hold 60% on average")
+    assert level_facts(19) == []
+
+
 def test_a_fit_narrows_the_interval_of_a_stack_by_name(stack_file: Path) -> None:
     def width(found: Intervals) -> float:
         each = found.figures["tpot_s.mean"]

@@ -170,6 +170,15 @@ def test_a_rate_that_rises_is_sent_so_behind_a_limit_too() -> None:
         assert replace(run, duration_s=40.0).saturated is True
 
 
+def test_a_file_may_claim_any_number_of_requests() -> None:
+    many = replace(a_run(requests=10**15), duration_s=10.0**15)
+    assert many.saturated is True
+    rising = {"strategy": "linear", "start_per_s": 5.0, "end_per_s": 15.0}
+    assert replace(many, offered=replace(many.offered, ramp=rising)).saturated is True
+    with pytest.raises(NotReplayable, match="requests are more than the 5,000,000 that are simulated"):
+        load_of(many, 0)
+
+
 def test_what_is_missing_is_asked_for_by_name_and_may_be_given() -> None:
     run = a_run(rate_per_s=None, requests=None, output=Lengths())
     asked = r"run.rate_per_s \(or run.concurrency\), run.output_tokens, run.requests; give each with --set"
