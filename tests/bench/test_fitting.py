@@ -13,16 +13,17 @@ from benchmarks.bench_fit import eight_runs, recovered, synthetic_case
 from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import deploy
 from hwmodels.overheads import serving_stack
+from hwmodels.parallel import ParallelConfig
 from hwmodels.stack_files import load_stack_file
 from hwmodels.totals import Totals
 from sim import Scenario
 from sim.bench.cases import cases_of, priors_of
-from sim.bench.fitting import ERRORS, Fit, fit
-from sim.bench.intervals import Intervals, _ends, changes, intervals
+from sim.bench.fitting import ERRORS, QUANTITIES, Case, Fit, Posterior, Prediction, Replayed, fit, predict
+from sim.bench.intervals import Intervals, World, _ends, _slowed, changes, intervals
 from sim.bench.measured import BenchRun
 from sim.bench.next_run import advise
 from sim.bench.overlay import posterior_of, stack_text
-from sim.bench.parameters import PARAMETERS, Setting, own_value, priors, setting_at
+from sim.bench.parameters import KV, PARAMETERS, Setting, own_value, priors, setting_at
 from sim.cli.intervals import level_facts
 from sim.errors import RooftraceError, ScenarioError
 from sim.scenario.assembly import build, resolve
@@ -116,6 +117,40 @@ def test_a_fit_finds_the_terms_that_the_runs_were_made_with(fitted: Fit) -> None
     assert fitted.contradicting == ()
 
 
+def test_a_prediction_is_as_wide_as_what_is_unknown_of_parameters_and_what_no_parameter_explains() -> None:
+    base = Setting(stack=serving_stack("vllm", "0.12"))
+    own = base.stack.overheads.step_s
+
+    def replay(setting: Setting) -> Replayed:
+        # 4 ms of device time and the host's; the logarithm of the step moves by 1 where it and its scale grow by a factor e.
+        return Replayed(figures={"tpot_s": 4e-3 + setting.stack.overheads.step_s, "ttft_s": 0.05})
+
+    sd = 0.3
+    one = Posterior(
+        names=("step_s",), at=np.zeros(1), covariance=np.array([[sd**2]]), widths=np.ones(1) * 1e-3, base=base
+    )
+    case = Case(name="a", measured_s={"tpot_s": 7e-3, "ttft_s": 0.05}, replay=replay)
+    of = {each.quantity: each for each in predict(one, case, ERRORS)}
+    slope = (own + 2e-4) / (4e-3 + own)
+    unexplained = np.hypot(ERRORS.unseen["tpot_s"], ERRORS.repeat["tpot_s"])
+    half = 1.6449 * np.hypot(slope * sd, unexplained)
+    tpot, ttft = of["tpot_s"], of["ttft_s"]
+    assert np.log(tpot.high_s / tpot.predicted_s) == pytest.approx(half, rel=1e-3)
+    assert np.log(tpot.predicted_s / tpot.low_s) == pytest.approx(half, rel=1e-3)
+    # What does not hang on the parameter is as wide as what no parameter explains.
+    assert np.log(ttft.high_s / 0.05) == pytest.approx(1.6449 * np.hypot(0.182, 0.06), rel=1e-3)
+
+
+def test_a_run_left_out_is_predicted_by_the_others_alone(fitted: Fit) -> None:
+    def widths(found: list[Prediction]) -> np.ndarray:
+        return np.log([each.high_s / each.low_s for each in found])
+
+    with_all = widths([each for case in fitted.cases for each in fitted.predict(case)])
+    without = widths(fitted.left_out())
+    of_tpot = slice(0, None, len(QUANTITIES))
+    assert (without[of_tpot] > with_all[of_tpot] + 0.01).all()
+
+
 def test_runs_without_a_first_token_leave_the_front_end_its_prior() -> None:
     base = Setting(stack=serving_stack("vllm"))
     cases = [replace(case, measured_s={"tpot_s": case.measured_s["tpot_s"]}) for case in made_by(base, few_runs()[:1])]
@@ -165,6 +200,17 @@ def test_a_fitted_stack_is_read_back_as_it_was_written(fitted: Fit, stack_file: 
     assert posterior.setting.stack.overheads == fitted.posterior.setting.stack.overheads
     np.testing.assert_allclose(posterior.covariance, fitted.posterior.covariance)
     assert found.stack.fit["runs"] == [case.name for case in fitted.cases]
+
+
+def test_a_fitted_share_of_the_cache_is_in_the_file(fitted: Fit, tmp_path: Path) -> None:
+    less = Posterior(
+        names=(KV,), at=np.log([0.9]), covariance=np.eye(1) * 0.01, widths=np.ones(1), base=fitted.posterior.base
+    )
+    path = tmp_path / "kv.toml"
+    path.write_text(stack_text(replace(fitted, posterior=less), Scenario.default(), [], []), encoding="utf-8")
+    found = load_stack_file(path)
+    assert found.kv_factor == pytest.approx(0.9)
+    assert posterior_of(found).setting.kv_factor == pytest.approx(0.9)
 
 
 def test_a_scenario_runs_with_the_fitted_terms_and_says_so(stack_file: Path) -> None:
@@ -251,6 +297,20 @@ def test_too_few_replays_for_nine_tenths_say_so() -> None:
     assert (few.level, enough.level) == (0.6, 0.9)
     assert level_facts(4)[0][1].startswith("the farthest of 4 replays hold 60% on average")
     assert level_facts(19) == []
+
+
+@pytest.mark.parametrize("release", ["0.12", None])
+def test_a_slower_deployment_has_every_part_of_an_iteration_longer(release: str | None) -> None:
+    world = World(setting=Setting(stack=serving_stack("vllm", release)), iteration_factor=1.3)
+    for model, parallel in (("llama-3.1-8b", 1), ("qwen3-235b-a22b", 8)):
+        plain, slow = (
+            deploy(
+                model=model, hardware="h200", parallel=ParallelConfig(tensor=parallel), cost=Calibrated(stack=stack)
+            ).cost
+            for stack in (world.setting.stack, _slowed(world).stack)
+        )
+        for totals in (DECODE, PROMPT):
+            assert slow.iteration_s(totals) == pytest.approx(1.3 * plain.iteration_s(totals), rel=1e-9)
 
 
 def test_a_fit_narrows_the_interval_of_a_stack_by_name(stack_file: Path) -> None:

@@ -95,6 +95,30 @@ def test_the_figures_are_those_that_the_file_gives_and_all_means_and_medians() -
     assert found.error("ttft_mean_s") == pytest.approx(found.predicted["ttft_mean_s"] / 0.1 - 1)
 
 
+def test_what_a_run_leaves_out_at_its_ends_is_in_none_of_its_figures() -> None:
+    # 40 requests at once, and then one every 0.1 s: the burst is over when the warm-up is.
+    rows = RequestRows(
+        sent_s=np.concatenate((np.zeros(40), 2.0 + np.arange(60) * 0.1)), ttft_s=np.full(100, 0.1), e2el_s=np.full(100, 0.5),
+        prompt_tokens=np.full(100, 500), output_tokens=np.full(100, 10), failed=np.zeros(100, bool),
+    )  # fmt: skip
+    whole = a_run(rate_per_s=None, requests=100)
+    whole = replace(whole, rows=rows, requests_per_s=1.0)
+    late = replace(whole, offered=replace(whole.offered, warmup_s=1.95))
+    middle = replace(whole, offered=replace(whole.offered, warmup_s=1.95, cooldown_s=3.0))
+    found = [replay(SCENARIO, run, seeds=[0]).predicted for run in (whole, late, middle)]
+    assert found[0]["ttft_mean_s"] > 2 * found[1]["ttft_mean_s"]
+    # Over the time that is left, not over the whole run.
+    for each in found[1:]:
+        assert each["requests_per_s"] == pytest.approx(10.0, rel=0.05)
+        assert each["output_tokens_per_s"] == pytest.approx(100.0, rel=0.05)
+        assert each["duration_s"] == found[0]["duration_s"]
+    none = replace(whole, offered=replace(whole.offered, warmup_s=60.0))
+    with pytest.raises(
+        NotReplayable, match="leave out 60 s at the beginning and 0 s at the end, and none of its 100 requests"
+    ):
+        replay(SCENARIO, none, seeds=[0])
+
+
 def test_a_run_made_by_the_simulator_is_found_again() -> None:
     run = a_run(requests=200)
     truth = replay(SCENARIO, run, seeds=[7])
