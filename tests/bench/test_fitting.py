@@ -14,12 +14,13 @@ from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import deploy
 from hwmodels.overheads import serving_stack
 from hwmodels.parallel import ParallelConfig
+from hwmodels.serving_intervals import serving_interval
 from hwmodels.stack_files import load_stack_file
 from hwmodels.totals import Totals
 from sim import Scenario
 from sim.bench.cases import cases_of, priors_of
 from sim.bench.fitting import ERRORS, QUANTITIES, Case, Fit, Posterior, Prediction, Replayed, fit, predict
-from sim.bench.intervals import Intervals, World, _ends, _slowed, changes, intervals
+from sim.bench.intervals import Intervals, World, _ends, _run, _slowed, changes, drawn, intervals
 from sim.bench.measured import BenchRun
 from sim.bench.next_run import advise
 from sim.bench.overlay import posterior_of, stack_text
@@ -27,6 +28,7 @@ from sim.bench.parameters import KV, PARAMETERS, Setting, own_value, priors, set
 from sim.cli.intervals import level_facts
 from sim.errors import RooftraceError, ScenarioError
 from sim.scenario.assembly import build, resolve
+from sim.scenario.assembly.deployment import deployment_of
 from tests.cli.test_run import rooftrace as invoke
 
 DECODE = Totals(8, 0, 0, 0, 0, 8, 8 * 500, 8)
@@ -311,6 +313,46 @@ def test_a_slower_deployment_has_every_part_of_an_iteration_longer(release: str 
         )
         for totals in (DECODE, PROMPT):
             assert slow.iteration_s(totals) == pytest.approx(1.3 * plain.iteration_s(totals), rel=1e-9)
+
+
+def test_drawn_deployments_spread_as_the_posterior_and_the_errors_of_other_fits_do(
+    fitted: Fit, stack_file: Path
+) -> None:
+    scenario = closed(stack_file)
+    middle, worlds, _ = drawn(scenario, deployment_of(scenario), 4000)
+    where = fitted.posterior.names.index("admission_s")
+    sd = np.sqrt(fitted.posterior.covariance[where, where])
+    delays = np.log([each.setting.stack.overheads.admission_s + 1e-2 for each in worlds])
+    assert delays.std() == pytest.approx(sd, rel=0.06)
+    assert delays.mean() == pytest.approx(np.log(middle.setting.stack.overheads.admission_s + 1e-2), abs=0.05 * sd)
+    iterations, first = (
+        np.log([getattr(each, f"{of}_factor") for each in worlds]) for of in ("iteration", "first_token")
+    )
+    assert iterations.std() == pytest.approx(0.077, rel=0.05)
+    # Beside what a first token has of an iteration's error already.
+    assert np.hypot(first.std(), iterations.std()) == pytest.approx(0.182, rel=0.05)
+    assert abs(np.corrcoef(iterations, first)[0, 1]) < 0.06
+
+
+def test_deployments_of_a_stack_by_name_spread_as_those_that_were_held_back() -> None:
+    scenario = closed("vllm")
+    deployment = deployment_of(scenario)
+    held = serving_interval("vllm", deployment.model.name, deployment.device.name)
+    assert held is not None
+    _, worlds, _ = drawn(scenario, deployment, 4000)
+    ends = np.quantile([each.iteration_factor for each in worlds], (0.05, 0.95))
+    assert ends == pytest.approx(held.tpot, rel=0.03)
+
+
+def test_an_error_of_first_tokens_moves_them_and_not_the_tokens_after() -> None:
+    scenario = closed("vllm")
+    built, deployment = resolve(scenario), deployment_of(scenario)
+    assert isinstance(deployment.made_by, Calibrated)
+    setting = Setting(stack=deployment.made_by.stack)
+    plain, late = (_run(built, deployment, World(setting=setting, first_token_factor=f)).requests for f in (1.0, 1.5))
+    assert late["ttft_s"].to_numpy() == pytest.approx(1.5 * plain["ttft_s"].to_numpy(), rel=1e-6)
+    assert late["tpot_s"].to_numpy() == pytest.approx(plain["tpot_s"].to_numpy(), rel=1e-6)
+    assert (late["e2el_s"] - plain["e2el_s"]).to_numpy() == pytest.approx(0.5 * plain["ttft_s"].to_numpy(), rel=1e-6)
 
 
 def test_a_fit_narrows_the_interval_of_a_stack_by_name(stack_file: Path) -> None:

@@ -222,6 +222,32 @@ def test_the_load_behind_a_log_follows_from_throughput_and_one_fact() -> None:
     assert run.server.running_error == pytest.approx(2**-0.5)
 
 
+def test_engines_that_log_beside_each_other_are_one_server() -> None:
+    one = "".join(line for line in own.VLLM_LOG.splitlines(keepends=True) if "Running: 4" not in line)
+    both = "".join(line + line.replace("Engine 000", "Engine 001") for line in one.splitlines(keepends=True))
+    (single,), (double,) = of(one), of(both)
+    assert single.server is not None
+    assert double.server is not None
+    for name in ("output_tokens_per_s", "input_tokens_per_s"):
+        assert getattr(double, name) == 2 * getattr(single, name)
+    assert double.server.running == 2 * single.server.running  # type: ignore[operator]
+    assert double.server.running_error == pytest.approx(single.server.running_error / 2**0.5)  # type: ignore[operator]
+    assert double.offered.duration_s == single.offered.duration_s
+    assert double.running_s_per_token == single.running_s_per_token
+    assert "2 engines log here" in " ".join(double.notes)
+
+
+def test_prompts_that_follow_from_throughput_lack_what_the_cache_had() -> None:
+    quiet = "".join(line for line in own.VLLM_LOG.splitlines(keepends=True) if "Running: 4" not in line)
+    (run,), (cold,) = (
+        of(quiet),
+        of(quiet.replace("hit rate: 60.0%", "hit rate: 0.0%").replace("rate: 50.0%", "rate: 0.0%")),
+    )
+    assert "of prompt tokens were found in the prefix cache" in with_facts(run, {"rate_per_s": 2.0}).notes[-1]
+    assert "cache" not in with_facts(cold, {"rate_per_s": 2.0}).notes[-1]
+    assert "cache" not in with_facts(run, {"rate_per_s": 2.0, "prompt_tokens": 80}).notes[-1]
+
+
 def test_a_log_with_requests_waiting_does_not_say_what_was_offered() -> None:
     (run,) = of(own.VLLM_LOG)
     told = with_facts(run, {"output_tokens": 10})

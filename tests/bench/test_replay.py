@@ -97,8 +97,9 @@ def test_the_figures_are_those_that_the_file_gives_and_all_means_and_medians() -
 
 def test_what_a_run_leaves_out_at_its_ends_is_in_none_of_its_figures() -> None:
     # 40 requests at once, and then one every 0.1 s: the burst is over when the warm-up is.
+    sent_s = np.concatenate((np.zeros(40), 2.0 + np.arange(60) * 0.1)).astype(np.float64)
     rows = RequestRows(
-        sent_s=np.concatenate((np.zeros(40), 2.0 + np.arange(60) * 0.1)), ttft_s=np.full(100, 0.1), e2el_s=np.full(100, 0.5),
+        sent_s=sent_s, ttft_s=np.full(100, 0.1), e2el_s=np.full(100, 0.5),
         prompt_tokens=np.full(100, 500), output_tokens=np.full(100, 10), failed=np.zeros(100, bool),
     )  # fmt: skip
     whole = a_run(rate_per_s=None, requests=100)
@@ -173,7 +174,7 @@ def test_a_queue_shows_itself_by_its_waits_or_by_clients_at_their_limit() -> Non
 
 
 def test_recorded_instants_say_how_long_sending_took() -> None:
-    sent_s = np.linspace(0.0, 9.0, 60)
+    sent_s = np.linspace(0.0, 9.0, 60).astype(np.float64)
     each = {name: np.full(60, 0.2) for name in ("ttft_s", "e2el_s")}
     tokens = {name: np.full(60, 20) for name in ("prompt_tokens", "output_tokens")}
     rows = RequestRows(sent_s=sent_s, failed=np.zeros(60, bool), **each, **tokens)
