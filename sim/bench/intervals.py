@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.bench.cases import at as experiment_at
 from sim.bench.fitting import ERRORS
@@ -120,13 +121,18 @@ def drawn(scenario: Scenario, deployment: Deployment, n: int) -> tuple[World, li
     stack = deployment.made_by.stack
     file = scenario.stack_file
     if file is not None:
-        return _of_fit(scenario, file, n, rng)
-    return _held_back(deployment, stack, n, rng)
+        return _of_fit(scenario, file, deployment, n, rng)
+    middle = Setting(stack=stack)
+    factors, basis = _held_back(deployment, stack, rng.standard_normal((n, 2)))
+    worlds = [World(setting=middle, iteration_factor=a, first_token_factor=b) for a, b in factors]
+    return World(setting=middle), worlds, basis
 
 
-def _of_fit(scenario: Scenario, file: Path, n: int, rng: np.random.Generator) -> tuple[World, list[World], str]:
+def _of_fit(
+    scenario: Scenario, file: Path, deployment: Deployment, n: int, rng: np.random.Generator
+) -> tuple[World, list[World], str]:
     from hwmodels.stack_files import load_stack_file
-    from sim.bench.overlay import errors_in, posterior_of
+    from sim.bench.overlay import errors_in, posterior_of, words_of
 
     found = load_stack_file(file)
     try:
@@ -142,25 +148,31 @@ def _of_fit(scenario: Scenario, file: Path, n: int, rng: np.random.Generator) ->
         replace(setting, kv_factor=setting.kv_factor / own if np.isfinite(own) else 1.0)
         for setting in posterior.draws(n, rng)
     ]
-    # A TTFT holds iterations too, whose error it has already.
-    first = np.sqrt(max(errors.unseen["ttft_s"] ** 2 - errors.unseen["tpot_s"] ** 2, 0.0))
-    worlds = [
-        World(
-            setting=setting,
-            iteration_factor=float(np.exp(errors.unseen["tpot_s"] * a)),
-            first_token_factor=float(np.exp(first * b)),
-        )
-        for setting, (a, b) in zip(settings, z, strict=True)
-    ]
     facts = found.stack.fit
     runs = len(facts.get("runs", ()))
-    basis = f"the posterior of {file} ({runs} run{'s' * (runs != 1)}), and errors of fits on deployments held back"
+    basis = f"the posterior of {file} ({runs} run{'s' * (runs != 1)}), and "
+    here = words_of(deployment, found.stack)
+    if facts.get("of", here) == here:
+        # A TTFT holds iterations too, whose error it has already.
+        first = np.sqrt(max(errors.unseen["ttft_s"] ** 2 - errors.unseen["tpot_s"] ** 2, 0.0))
+        factors = [(float(np.exp(errors.unseen["tpot_s"] * a)), float(np.exp(first * b))) for a, b in z]
+        basis += "errors of fits on deployments held back"
+    else:
+        # What was fitted is another deployment: this one is as little known as those that no fit had seen.
+        factors, theirs = _held_back(deployment, found.stack, z)
+        basis += f"{theirs}, for it was fitted to {facts['of']}"
+    worlds = [
+        World(setting=setting, iteration_factor=a, first_token_factor=b)
+        for setting, (a, b) in zip(settings, factors, strict=True)
+    ]
     return World(setting=replace(posterior.setting, kv_factor=1.0)), worlds, basis
 
 
 def _held_back(
-    deployment: Deployment, stack: ServingStack, n: int, rng: np.random.Generator
-) -> tuple[World, list[World], str]:
+    deployment: Deployment, stack: ServingStack, z: NDArray[np.float64]
+) -> tuple[list[tuple[float, float]], str]:
+    """For each row of standard normal numbers *z*, shape [n, 2], the factors of iterations and of first tokens, drawn from
+    deployments that the fit of *stack* had not seen; and their basis in words."""
     from hwmodels.serving_intervals import has_rows, serving_interval
 
     profile = deployment.profile
@@ -178,21 +190,13 @@ def _held_back(
             f"--intervals: no deployment was held back of serving_stack {name} on {device}; name a stack that was fitted (vllm, "
             "trtllm, sglang), fit one to a run of yours (rooftrace bench fit), or leave --intervals out"
         )
-    z = rng.standard_normal((n, 2))
-    middle = Setting(stack=stack)
-    worlds = []
+    factors = []
     for a, b in z:
         side = int(a > 0), int(b > 0)
         iteration, both = abs(np.log(found.tpot[side[0]])), abs(np.log(found.ttft[side[1]]))
         rest = np.sqrt(max(both**2 - np.log(found.tpot[side[1]]) ** 2, 0.0))
-        worlds.append(
-            World(
-                setting=middle,
-                iteration_factor=float(np.exp(a / Z90 * iteration)),
-                first_token_factor=float(np.exp(b / Z90 * rest)),
-            )
-        )
-    return World(setting=middle), worlds, found.basis
+        factors.append((float(np.exp(a / Z90 * iteration)), float(np.exp(b / Z90 * rest))))
+    return factors, found.basis
 
 
 def results(scenario: Scenario, replays: int = REPLAYS) -> tuple[Result, list[Result], list[Result], str]:
@@ -316,7 +320,9 @@ def changes(a: Scenario, b: Scenario, replays: int = REPLAYS, names: Sequence[st
     ours, theirs = results(b, replays), results(a, replays)
 
     def change(name: str, up: Result, down: Result) -> float:
-        return value_at(up.summary, name) / value_at(down.summary, name) - 1.0
+        before = value_at(down.summary, name)
+        # Of nothing, such as an SLO that no request keeps, there is no share.
+        return value_at(up.summary, name) / before - 1.0 if before else float("nan")
 
     found = {}
     for name in names:
