@@ -45,6 +45,7 @@ def stack_text(fit: Fit, scenario: Scenario, files: Sequence[str], left_out: Seq
         "of": words_of(deployment, stack),
         "model": deployment.model.name,
         "hardware": deployment.device.name,
+        "tensor": deployment.parallel.tensor,
         "scenario": scenario.hash,
         "rooftrace": _version(),
         "files": list(files),

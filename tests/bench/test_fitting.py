@@ -18,17 +18,18 @@ from hwmodels.serving_intervals import serving_interval
 from hwmodels.stack_files import load_stack_file
 from hwmodels.totals import Totals
 from sim import Scenario
-from sim.bench.cases import cases_of, priors_of
+from sim.bench.cases import at, cases_of, priors_of
 from sim.bench.fitting import ERRORS, QUANTITIES, Case, Fit, Posterior, Prediction, Replayed, fit, predict
 from sim.bench.intervals import Intervals, World, _ends, _run, _slowed, changes, drawn, intervals
 from sim.bench.measured import BenchRun
 from sim.bench.next_run import advise
 from sim.bench.overlay import errors_of, posterior_of, stack_text
 from sim.bench.parameters import KV, PARAMETERS, Setting, own_value, priors, setting_at
-from sim.cli.intervals import level_facts
+from sim.cli.intervals import kept_at, kept_by, kept_facts, level_facts
 from sim.errors import RooftraceError, ScenarioError
 from sim.scenario.assembly import build, resolve
 from sim.scenario.assembly.deployment import deployment_of
+from sim.study.rates import Target, own_rate_per_s
 from tests.cli.test_run import rooftrace as invoke
 
 DECODE = Totals(8, 0, 0, 0, 0, 8, 8 * 500, 8)
@@ -237,6 +238,12 @@ def test_another_device_than_the_fitted_one_is_noted(stack_file: Path) -> None:
     assert not any("was fitted with" in note for note in resolve(closed(stack_file)).manifest["notes"])
 
 
+def test_another_tensor_parallelism_than_the_fitted_one_is_noted(stack_file: Path) -> None:
+    two = resolve(closed(stack_file, parallel={"tensor": 2}))
+    (note,) = [note for note in two.manifest["notes"] if "was fitted with" in note]
+    assert "tensor 1 (here 2)" in note
+
+
 def test_the_hash_of_a_scenario_is_of_what_its_stack_file_says(stack_file: Path) -> None:
     before = closed(stack_file).hash
     stack_file.write_text(stack_file.read_text().replace("kv_factor = 1.0", "kv_factor = 0.5"))
@@ -371,6 +378,14 @@ def test_an_error_of_first_tokens_moves_them_and_not_the_tokens_after() -> None:
     assert (late["e2el_s"] - plain["e2el_s"]).to_numpy() == pytest.approx(0.5 * plain["ttft_s"].to_numpy(), rel=1e-6)
 
 
+def test_a_share_of_the_cache_is_what_a_replay_has() -> None:
+    scenario = closed("vllm")
+    experiment, deployment = resolve(scenario).experiment, deployment_of(scenario)
+    assert isinstance(deployment.made_by, Calibrated)
+    half = at(experiment, deployment, Setting(stack=deployment.made_by.stack, kv_factor=0.5))
+    assert half.tenants[0].kv_blocks == round(0.5 * experiment.tenants[0].kv_blocks)
+
+
 def test_a_fit_narrows_the_interval_of_a_stack_by_name(stack_file: Path) -> None:
     def width(found: Intervals) -> float:
         each = found.figures["tpot_s.mean"]
@@ -396,6 +411,28 @@ def test_an_slo_that_no_request_keeps_has_no_change() -> None:
     found = changes(never, never, 2)
     assert "slo_attainment" not in found
     assert found["tpot_s.mean"].middle == 0.0
+
+
+def test_the_probability_of_an_slo_is_worked_out_at_lower_rates_until_it_is_certain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+
+    def fake(scenario: Scenario, replays: int, names: tuple[str, ...]) -> Intervals:
+        assert (replays, names) == (4, ("slo_attainment",))
+        asked.append(own_rate_per_s(scenario))
+        # Of four deployments one takes 10/s, all but one 9.5/s, and all 8.5/s.
+        attained = tuple(0.995 if asked[-1] <= takes else 0.5 for takes in (10.1, 9.5, 9.5, 8.5))
+        return Intervals(figures={}, replays=replays, simulations=4, basis="made up", attained=attained)
+
+    monkeypatch.setattr("sim.bench.intervals.intervals", fake)
+    found = kept_at(closed("vllm"), 10.0, Target(attainment=0.99), 4)
+    assert asked == pytest.approx([10.0, 9.0, 8.0])
+    assert [(each["rate_per_s"], each["probability"]) for each in found] == [(10.0, 0.25), (9.0, 0.75), (8.0, 1.0)]
+    (words, _) = kept_facts(found)
+    assert words == ("Probably kept", "25% at 10 requests/s; 75% at 9 requests/s; 100% at 8 requests/s")
+    assert kept_by(closed("vllm"), {"workload.rate_scale": 0.5}, Target(attainment=0.99), 4)[0]["probability"] == 1.0
+    assert asked[-1] == pytest.approx(0.5 * own_rate_per_s(closed("vllm")))
 
 
 def test_the_next_run_is_the_one_that_tells_most(stack_file: Path) -> None:
