@@ -478,6 +478,11 @@ def test_the_command_writes_a_stack_that_a_scenario_takes(tmp_path: Path) -> Non
     assert resolve(Scenario.load(scenario).with_value("serving_stack", str(out))).manifest["hardware"]["serving_stack"][
         "fit"
     ]
+    one = json.loads(
+        invoke("bench", "fit", scenario, *files, "--only", "c1", "--out", tmp_path / "c.toml", "--json").stdout
+    )
+    assert [each["name"] for each in one["runs"]] == ["c1"]
+    assert [each["name"] for each in one["predicted"]] == ["c8", "c8"]
     again = invoke("bench", "fit", scenario, *files, "--out", tmp_path / "b.toml", "--set", f"serving_stack={out}")
     assert again.exit_code == 2
     assert "a fit already; name the stack that it was fitted over" in again.stderr
