@@ -288,6 +288,8 @@ class BenchRun:
         for fewer than `FEWEST` requests, and where the file does not say enough.
         """
         offered, n = self.offered, self.offered.requests or 0
+        if not n and offered.open and offered.duration_s is not None:
+            n = int((offered.rate_per_s or 0.0) * offered.duration_s)
         if not (offered.open or offered.ramped) or self.duration_s is None or n < FEWEST:
             return None
         stretched = offered.fills_time and not offered.ramped

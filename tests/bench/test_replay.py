@@ -223,6 +223,17 @@ def test_what_is_missing_is_asked_for_by_name_and_may_be_given() -> None:
     assert set(outputs.tolist()) == {5, 6, 7, 8, 9}
 
 
+def test_how_long_was_sent_takes_the_place_of_how_many() -> None:
+    run = with_facts(a_run(), {"sending_s": 3.0})
+    assert len(load_of(run, 0).workload.prompt_tokens) == 30
+    assert run.notes == ("run.sending_s is given as 3.0, in place of the 60 requests of the file",)
+    assert (run.saturated, replace(run, duration_s=8.0).saturated) == (False, True)
+    both = with_facts(a_run(), {"sending_s": 3.0, "requests": 50})
+    assert len(load_of(both, 0).workload.prompt_tokens) == 50
+    with pytest.raises(FactError, match="warmup_requests: it is not a fact of a run"):
+        divided(["run.warmup_requests=3"])
+
+
 def test_a_fact_that_contradicts_the_file_is_noted() -> None:
     run = with_facts(a_run(), {"prompt_tokens": 300})
     assert run.notes == ("run.prompt_tokens is given as 300, in place of what the file says",)
