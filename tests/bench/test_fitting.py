@@ -12,7 +12,8 @@ import pytest
 from benchmarks.bench_fit import eight_runs, recovered, synthetic_case
 from hwmodels.calibrated import Calibrated
 from hwmodels.deployment import deploy
-from hwmodels.overheads import serving_stack
+from hwmodels.kernels.parameters import bounds
+from hwmodels.overheads import Overheads, serving_stack
 from hwmodels.parallel import ParallelConfig
 from hwmodels.serving_intervals import serving_interval
 from hwmodels.stack_files import load_stack_file
@@ -24,7 +25,7 @@ from sim.bench.intervals import Intervals, World, _ends, _run, _slowed, changes,
 from sim.bench.measured import BenchRun
 from sim.bench.next_run import advise
 from sim.bench.overlay import errors_of, posterior_of, stack_text
-from sim.bench.parameters import KV, PARAMETERS, Setting, own_value, priors, setting_at
+from sim.bench.parameters import BY_NAME, KV, PARAMETERS, Setting, own_value, priors, setting_at
 from sim.cli.intervals import kept_at, kept_by, kept_facts, level_facts
 from sim.errors import RooftraceError, ScenarioError
 from sim.scenario.assembly import build, resolve
@@ -118,6 +119,8 @@ def test_a_fit_finds_the_terms_that_the_runs_were_made_with(fitted: Fit) -> None
     assert low < 0.0013 < high < 0.01
     assert fitted.posterior.told("admission_s") > 0.5 > fitted.posterior.told("launch_overlap")
     assert fitted.contradicting == ()
+    # No replay was short of memory, so that nothing could tell how much there is.
+    assert KV not in fitted.posterior.names
 
 
 def test_a_prediction_is_as_wide_as_what_is_unknown_of_parameters_and_what_no_parameter_explains() -> None:
@@ -513,6 +516,20 @@ def test_a_request_log_is_fitted_in_an_open_loop(tmp_path: Path) -> None:
     measured = [replace(cases[0], measured_s=dict(cases[0].replay(truth).figures))]
     found = fit(measured, base, priors_of(cases[0]))
     assert found.figures[0]["tpot_s"] == pytest.approx(measured[0].measured_s["tpot_s"], rel=0.02)
+
+
+@pytest.mark.parametrize("name", [each.name for each in PARAMETERS])
+def test_a_parameter_moves_from_its_own_value_to_its_bounds_and_no_farther(name: str) -> None:
+    parameter = BY_NAME[name]
+    own = own_value(Setting(stack=serving_stack("vllm", "0.12")), name)
+    low, high = parameter.limits(own)
+    assert low <= 0 <= high
+    assert parameter.value(0.0, own) == pytest.approx(own)
+    values = [parameter.value(at, own) for at in np.linspace(low, high, 9)]
+    rising = np.diff(values) if parameter.kind != "share" else -np.diff(values)
+    assert (rising > 0).all()
+    ends = (float(np.exp(-1.5)), float(np.exp(1.5))) if name == KV else bounds(Overheads)[name][1:]
+    assert sorted((values[0], values[-1])) == pytest.approx(list(ends))
 
 
 def test_every_parameter_is_a_term_or_the_cache() -> None:
