@@ -98,6 +98,22 @@ def test_guidellm_of_both_versions() -> None:
 
 
 @published
+def test_guidellm_counts_what_lies_between_warm_up_and_cool_down() -> None:
+    document = json.loads((FIXTURES / "guidellm/guidellm_report_v2.json").read_text())
+    (plain, _) = of(document)
+    one = document["benchmarks"][0]
+    one |= {"warmup_duration": one["duration"], "cooldown_duration": 0.5 * one["duration"]}
+    (run, _) = of(document)
+    assert plain.offered.requests is not None
+    assert plain.duration_s is not None
+    assert run.offered.requests == 2.5 * plain.offered.requests
+    assert run.duration_s == pytest.approx(2.5 * plain.duration_s)
+    assert (run.completed, run.requests_per_s) == (plain.completed, plain.requests_per_s)
+    (note,) = set(run.notes) - set(plain.notes)
+    assert "are taken to have been sent" in note
+
+
+@published
 def test_blank_lines_that_were_counted_as_tokens_are_taken_out_with_a_note() -> None:
     run = sample("inference_perf/stage_3_lifecycle_metrics.json")
     assert run.tpot is not None
