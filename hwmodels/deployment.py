@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hwmodels.cache import StageCache, cached_kinds
-from hwmodels.calibrated import Calibrated, families_of
+from hwmodels.calibrated import Calibrated
 from hwmodels.cost import CostModel
 from hwmodels.device import Device, device_catalogue
 from hwmodels.hardware import load_hardware
@@ -100,9 +100,11 @@ class Deployment:
         return self.made_by.loan(self.model, self.device, self._stages(), network_alone=network_alone)
 
     @property
-    def families(self) -> tuple[str, ...]:
-        """The families of kernels that price it; none where there is no calibrated profile."""
-        return () if self.profile is None else families_of(self._stages(), self.profile.kind)
+    def lent_factors(self) -> Mapping[str, Sequence[float]]:
+        """By family of kernels, within which factors of what is priced those that are lent lie nine times in ten."""
+        if not isinstance(self.made_by, Calibrated):
+            return {}
+        return self.made_by.lent_factors(self.model, self.device, self._stages())
 
     def _stages(self) -> tuple[StageWork, ...]:
         return _stages(self.model, self.parallel, self.kv_precision)
@@ -359,7 +361,8 @@ def deploy(
     format (16 bits for quantised weights). *expert_precision* sets experts apart. Equal arguments give the same object.
     Whether it fits in memory is asked of `kv_pool_blocks`. ValueError for unknown names and impossible combinations.
     """
-    spec = model if isinstance(model, ModelSpec) else load_model(model)
+    given = [name for name, value in (("precision", precision), ("kv_precision", kv_precision)) if value is not None]
+    spec = model if isinstance(model, ModelSpec) else load_model(model, given=given)
     device = hardware if isinstance(hardware, Device) else load_hardware(hardware)
     if parallel is None:
         parallel = ParallelConfig()

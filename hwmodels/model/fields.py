@@ -36,6 +36,26 @@ class Config:
             raise ValueError(f"{self.where}: {key} must be true or false, got {value!r}")
         return value
 
+    def listed(self, key: str, kind: type[int] | type[str]) -> list[Any] | None:
+        """A list of integers or of texts; None where there is none."""
+        value = self.data.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or any(isinstance(each, bool) or not isinstance(each, kind) for each in value):
+            what = "integers" if kind is int else "texts"
+            raise ValueError(f"{self.where}: {key} must be a list of {what}, got {value!r}")
+        return value
+
+    def dtype(self, *keys: str, default: str = "bfloat16") -> str:
+        """The number format that the first stated of *keys* says."""
+        for key in keys:
+            if self.data.get(key):
+                value = self.data[key]
+                if not isinstance(value, str) or value not in DTYPES:
+                    raise ValueError(f"{self.where}: {key} must be one of {', '.join(DTYPES)}, got {value!r}")
+                return DTYPES[value]
+        return DTYPES[default]
+
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 GEMMA = {"gemma2", "gemma3_text"}
@@ -64,7 +84,18 @@ _LAYER_KINDS = {
 """`layer_types` that a family is modelled with, where they are other than full and sliding attention."""
 
 
-def refuse_what_is_not_modelled(data: Mapping[str, Any], family: str, where: str) -> None:
+def object_of(value: Any, what: str) -> Mapping[str, Any]:
+    """An object of a config, empty where there is none; ValueError for anything else."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what} must be an object, got {value!r}")
+    return value
+
+
+def refuse_what_is_not_modelled(c: Config, family: str) -> None:
+    data, where = c.data, c.where
+
     def refuse(what: str) -> None:
         raise ValueError(f"{where}: {what} is not modelled; choose another model (see `rooftrace models`)")
 
@@ -81,7 +112,7 @@ def refuse_what_is_not_modelled(data: Mapping[str, Any], family: str, where: str
     for key in data:
         if any(word in key for word in ("mamba", "ssm_", "rwkv", "hyena")) and family not in HYBRID and data[key]:
             refuse(f"a state-space layer ({key})")
-    kinds = set(data.get("layer_types") or ()) - _LAYER_KINDS.get(family, {"full_attention", "sliding_attention"})
+    kinds = set(c.listed("layer_types", str) or ()) - _LAYER_KINDS.get(family, {"full_attention", "sliding_attention"})
     if kinds:
         refuse(f"a hybrid with {', '.join(sorted(k.replace('_', ' ') for k in kinds))} layers ({family})")
     if family not in LATENT and data.get("kv_lora_rank"):

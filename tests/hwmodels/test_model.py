@@ -215,6 +215,39 @@ def test_a_config_that_cannot_be_modelled_is_refused_by_name(change, message):
         spec_from_config({**LLAMA, **change}, name="x", where="config.json")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"torch_dtype": ["bfloat16"]}, r"torch_dtype must be one of .* got \['bfloat16'\]"),
+        ({"layer_types": 32}, "layer_types must be a list of texts, got 32"),
+        ({"layer_types": [0] * 32}, "layer_types must be a list of texts"),
+        ({"text_config": [1]}, "text_config must be an object"),
+        ({"rooftrace": "mine"}, "rooftrace must be an object, got 'mine'"),
+        ({"quantization_config": "fp8"}, "quantization_config must be an object, got 'fp8'"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": "lm_head"}},
+            "modules_to_not_convert 'lm_head', which is no list of modules",
+        ),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": None}}},
+            "compressed-tensors with weights None of group_0",
+        ),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": True}, "mlp_only_layers must be a list of integers, got True"),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_an_error_that_names_it(change, message):
+    experts = (
+        {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64} if "model_type" in change else {}
+    )
+    with pytest.raises(ValueError, match=message):
+        spec_from_config({**LLAMA, **experts, **change}, name="x", where="config.json")
+
+
+def test_a_folder_without_a_config_is_said_to_have_none(tmp_path):
+    with pytest.raises(ValueError, match=r"folder .* has no config\.json"):
+        load_model(tmp_path)
+
+
 def test_text_that_is_not_json_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="is not JSON"):
@@ -237,7 +270,7 @@ def test_eight_bit_weights_do_not_narrow_the_cache():
     """Only what the checkpoint says of its cache does."""
     fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     assert spec_from_config({**LLAMA, "quantization_config": fp8}, name="x", where="config.json").kv_precision is None
-    group = {"weights": {"type": "float", "num_bits": 8}}
+    group = {"weights": {"type": "float", "num_bits": 8}, "input_activations": {"type": "float", "num_bits": 8}}
     tensors = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
     without = spec_from_config({**LLAMA, "quantization_config": tensors}, name="x", where="config.json")
     assert (without.mlp_precision, without.kv_precision) == ("fp8", None)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sim.cli.options import Json
+from sim.cli.options import Json, wants_json
 from sim.errors import RooftraceError
 
 
@@ -52,21 +52,30 @@ def hardware(
     print_table(heads, rows, fold=1)
 
 
-def show(name: Annotated[str, typer.Argument(help="Catalogue name, or path to a profile.")]) -> None:
-    """Show one device with the source of every number."""
+def show(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="Catalogue name, or path to a datasheet or profile.")],
+    as_json: Json = False,
+) -> None:
+    """Show one device with the source of every number, and what its kernels are priced from."""
     from hwmodels.hardware import load_hardware
-    from sim.cli.tables import print_table
+    from sim.cli.tables import console, print_table
 
     try:
         device = load_hardware(name)
+        kernels = _kernels(device, name)
     except ValueError as error:
         raise RooftraceError(str(error)) from None
     facts = _facts(device)
+    if wants_json(ctx, as_json):
+        typer.echo(json.dumps({**facts, "kernels": kernels}, indent=2))
+        return
     rows = [
         (key, "-" if value is None else f"{value:,g}", device.sources.get(key, "-"))
         for key, value in facts["numbers"].items()
     ]
     print_table(("", "value, SI units", "Source"), rows, title=device.title, fold=1)
+    console().print(f"Kernels: {kernels}.")
 
 
 def diff(
@@ -95,6 +104,23 @@ def diff(
     ]
     heads = ("Kernel", "Quantity", profiles[0].name, profiles[1].name, "second / first", "")
     print_table(heads, rows, left=2, fold=1)
+
+
+def _kernels(device: Any, name: str) -> str:
+    """What prices the kernels of *device*, in words."""
+    from hwmodels.profiles import borrow_for, calibrated_devices, load_profile, read_profile
+    from hwmodels.tables import is_profile
+
+    if name.endswith(".toml") and is_profile(name):
+        profile = read_profile(name)
+    elif name.endswith(".toml") or device.name not in calibrated_devices():
+        return borrow_for(device).note
+    else:
+        profile = load_profile(device.name)
+    own = [kernel for kernel in profile.kernels if not kernel.provenance.borrowed_from]
+    families = ", ".join(dict.fromkeys(kernel.family for kernel in own))
+    lent = "" if profile.lender is None else "; what is not among them is lent by other devices, and a run says so"
+    return f"{len(own)} parameter sets fitted to measurements of the device ({families}){lent}"
 
 
 def _facts(device: Any) -> dict[str, Any]:
