@@ -147,6 +147,11 @@ class Calibrated:
         profile = self.load(device)
         if profile.kind == "cpu":
             return cpu_cost(spec, profile, device=device, parallel=parallel, kv_precision=kv_precision)
+        if "trtllm" in (self.stack.name, self.stack.kernels) and device.vendor != "NVIDIA":
+            raise ValueError(
+                f"TensorRT-LLM runs on NVIDIA's GPUs alone, and {device.name} is {device.vendor}'s; choose serving_stack vllm or "
+                "sglang, or another device"
+            )
         for fmt in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
             device.first_peak(number_format(fmt).math, f"precision {fmt}")
         lacking = [

@@ -56,6 +56,15 @@ def prompt(tokens):
     return Totals(tokens, tokens, 1, tokens * (tokens + 1) // 2, tokens, 0, 0, 1)
 
 
+@pytest.mark.parametrize("name", ["mi300x", "tpu-v6e"])
+def test_tensorrt_llm_is_refused_where_it_does_not_run(name):
+    with pytest.raises(
+        ValueError, match=f"TensorRT-LLM runs on NVIDIA's GPUs alone, and {name} is (AMD|Google)'s; choose"
+    ):
+        deploy(model="llama-3.1-8b", hardware=name, cost=Calibrated.for_stack("trtllm"))
+    deploy(model="llama-3.1-8b", hardware=name, cost=Calibrated.for_stack("vllm"))
+
+
 @pytest.mark.parametrize("name", COSTS)
 @settings(max_examples=15, deadline=None)
 @given(batch=st.lists(totals(), min_size=1, max_size=8))
