@@ -52,6 +52,8 @@ def survey(folder: str | Path, *, strict: bool = False, said: Said | None = None
     What is not understood is in `Survey.left_out`, or, with *strict*, an error.
     """
     folder, said = Path(folder), said or Said()
+    if not folder.exists():
+        raise ValueError(f"{folder} does not exist; give a folder of tables, or one table")
     paths = [folder] if folder.is_file() else sorted(p for p in folder.glob("*") if p.suffix.lower() in _TABLES)
     if not paths:
         raise ValueError(f"{folder} holds no CSV files and no Parquet; a file's columns say what was measured")

@@ -55,10 +55,19 @@ def test_a_model_is_shown_with_its_formats():
 
 def test_a_device_is_shown_with_what_prices_its_kernels():
     measured, lent = (rooftrace("hardware", "show", name).stdout for name in ("b200", "b300"))
-    assert "parameter sets fitted to measurements of the device (" in " ".join(measured.split())
+    assert "parameter sets fitted to measurements of the device: " in " ".join(measured.split())
     assert "borrowed from b200," in " ".join(lent.split())
     assert all(entry["sources"].get("host.bytes_per_s") for entry in json.loads(rooftrace("hardware", "--json").stdout)
                if entry["numbers"]["host.bytes_per_s"])  # fmt: skip
+
+
+def test_two_profiles_of_one_device_are_told_apart_by_their_files(tmp_path):
+    mine = tmp_path / "m.toml"
+    mine.write_text((ROOT / "hwmodels" / "profiles" / "l40s.toml").read_text())
+    assert f"{mine}"[:20] in rooftrace("hardware", "diff", mine, "l40s").stdout
+    assert "parameter sets fitted to measurements of the device: 11 (" in " ".join(
+        rooftrace("hardware", "show", mine).stdout.split()
+    )
 
 
 @pytest.mark.parametrize("command", ["models", "hardware"])

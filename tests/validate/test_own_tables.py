@@ -316,6 +316,22 @@ def test_rows_that_do_not_fit_are_counted_and_what_begins_with_meta_is_passed_ov
         measured(tmp_path, text)
 
 
+def test_where_nothing_can_be_read_or_written_is_said_before_the_work(tmp_path):
+    table = saved(gemms(gpu="H200"), tmp_path / "mine.csv")
+    for arguments, message in (
+        (("validate", "--measured", tmp_path / "none"), "none does not exist"),
+        (
+            ("fit", "--measured", table, "--device", "h200", "--out", tmp_path / "no" / "p.toml"),
+            "its folder does not exist",
+        ),
+        (("validate", "--measured", table, "--plots", table / "x"), "mine.csv is a file, not a folder"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert message in "".join(result.stderr.split("\n"))
+        assert "held" not in result.stdout
+
+
 def test_a_file_that_is_no_parquet_says_so(tmp_path):
     (tmp_path / "mine.parquet").write_text("m,n,k,time_us\n")
     result = run("validate", "--measured", tmp_path / "mine.parquet")

@@ -102,7 +102,9 @@ def diff(
         )
         for line in found
     ]
-    heads = ("Kernel", "Quantity", profiles[0].name, profiles[1].name, "second / first", "")
+    names = [profile.name for profile in profiles]
+    # Two profiles of one device are told apart by what they were called.
+    heads = ("Kernel", "Quantity", *(names if names[0] != names[1] else (first, second)), "second / first", "")
     print_table(heads, rows, left=2, fold=1)
 
 
@@ -119,8 +121,11 @@ def _kernels(device: Any, name: str) -> str:
         profile = load_profile(device.name)
     own = [kernel for kernel in profile.kernels if not kernel.provenance.borrowed_from]
     families = ", ".join(dict.fromkeys(kernel.family for kernel in own))
-    lent = "" if profile.lender is None else "; what is not among them is lent by other devices, and a run says so"
-    return f"{len(own)} parameter sets fitted to measurements of the device ({families}){lent}"
+    kept = len(profile.kernels) - len(own)
+    lent = f"; {kept} more, lent by other devices, are in the file" if kept else ""
+    if profile.lender is not None:
+        lent = "; what is not among them is lent by other devices, and a run says so"
+    return f"parameter sets fitted to measurements of the device: {len(own)} ({families}){lent}"
 
 
 def _facts(device: Any) -> dict[str, Any]:
