@@ -154,6 +154,11 @@ class Calibrated:
             )
         for fmt in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
             device.first_peak(number_format(fmt).math, f"precision {fmt}")
+        if "fp32" in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
+            raise ValueError(
+                f"fp32 has been measured on CPUs alone, and the kernels of {device.name} would price it at the rate of 16 bits; "
+                "price it by the datasheet (cost_model: roofline), or choose precision bf16 or fp16"
+            )
         lacking = [
             what
             for needed, family, what in (

@@ -56,6 +56,18 @@ def prompt(tokens):
     return Totals(tokens, tokens, 1, tokens * (tokens + 1) // 2, tokens, 0, 0, 1)
 
 
+@pytest.mark.parametrize("name", ["h100-sxm", "rtx-4090"])
+def test_fp32_is_refused_where_it_would_cost_what_16_bits_do(name):
+    fp32 = {"model": "llama-3.1-8b", "hardware": name, "precision": "fp32"}
+    with pytest.raises(ValueError, match=r"fp32 has been measured on CPUs alone.*cost_model: roofline"):
+        deploy(**fp32, cost=Calibrated.for_stack("vllm"))
+    ratio = deploy(**fp32, cost=Roofline).cost.iteration_s(prompt(4096)) / deploy(
+        model="llama-3.1-8b", hardware=name, cost=Roofline
+    ).cost.iteration_s(prompt(4096))
+    peaks = load_device(name).peak_flops_per_s
+    assert ratio == pytest.approx(peaks["bf16"] / peaks["fp32"], rel=0.01)
+
+
 @pytest.mark.parametrize("name", ["mi300x", "tpu-v6e"])
 def test_tensorrt_llm_is_refused_where_it_does_not_run(name):
     with pytest.raises(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -103,8 +104,11 @@ def diff(
         for line in found
     ]
     names = [profile.name for profile in profiles]
-    # Two profiles of one device are told apart by what they were called.
-    heads = ("Kernel", "Quantity", *(names if names[0] != names[1] else (first, second)), "second / first", "")
+    if names[0] == names[1]:  # two profiles of one device are told apart by their files
+        names = [Path(called).name for called in (first, second)]
+    if names[0] == names[1]:
+        names = ["first", "second"]
+    heads = ("Kernel", "Quantity", *names, "second / first", "")
     print_table(heads, rows, left=2, fold=1)
 
 
