@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hwmodels.model.fields import (
+    AFTER_DENSE,
     CLASS_DEFAULTS,
     GEMMA,
     HYBRID,
@@ -82,7 +83,7 @@ def _reach(c: Config, kinds: tuple[AttentionKind, ...]) -> tuple[int | None, tup
 
 
 def _moe_layers(c: Config, n_layers: int, family: str) -> tuple[bool, ...]:
-    if family in LATENT:
+    if family in AFTER_DENSE:
         first = c.integer("first_k_dense_replace", 0, least=0)
         step = c.integer("moe_layer_freq", 1)
         return tuple(i >= first and i % step == 0 for i in range(n_layers))
@@ -121,7 +122,7 @@ def _gated_attention(c: Config, family: str, hidden: int) -> Attention:
         n_kv_heads=kv_heads,
         head_dim=head_dim,
         qkv_bias=bias or family == "qwen2",
-        out_bias=bias,
+        out_bias=bias and family != "glm4_moe",
         qk_norm_params=norm,
         sink_params=heads if family == "gpt_oss" else 0,
         output_gate=c.flag("attn_output_gate", family in HYBRID),
@@ -166,12 +167,12 @@ _EXPERT_FIELDS = {
     "qwen3_moe": ("num_experts", "moe_intermediate_size"),
     "qwen3_next": ("num_experts", "moe_intermediate_size"),
     "qwen3_5_moe_text": ("num_experts", "moe_intermediate_size"),
-    **dict.fromkeys(LATENT, ("n_routed_experts", "moe_intermediate_size")),
+    **dict.fromkeys(AFTER_DENSE, ("n_routed_experts", "moe_intermediate_size")),
 }
 
 
 def _experts(c: Config, family: str) -> Experts | None:
-    if family not in _EXPERT_FIELDS or (family in LATENT and not c.integer("n_routed_experts", 0, least=0)):
+    if family not in _EXPERT_FIELDS or (family in AFTER_DENSE and not c.integer("n_routed_experts", 0, least=0)):
         return None
     number, width = _EXPERT_FIELDS[family]
     routed = Experts(n_experts=c.integer(number), per_token=c.integer("num_experts_per_tok"), ffn=c.integer(width))
@@ -186,9 +187,10 @@ def _experts(c: Config, family: str) -> Experts | None:
     if family in ("qwen3_next", "qwen3_5_moe_text"):
         shared_ffn = c.integer("shared_expert_intermediate_size")
         return replace(routed, n_shared=1, shared_ffn=shared_ffn, shared_gate=True)
-    if family in LATENT:
+    if family in AFTER_DENSE:
         shared = c.integer("n_shared_experts", 0, least=0)
-        bias = c.data.get("topk_method") == "noaux_tc"
+        # GLM-4.5 has the bias without saying so (transformers 5.19, Glm4MoeTopkRouter).
+        bias = family == "glm4_moe" or c.data.get("topk_method") == "noaux_tc"
         return replace(routed, n_shared=shared, shared_ffn=shared * routed.ffn, router_bias=bias)
     return routed
 

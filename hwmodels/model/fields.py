@@ -59,8 +59,14 @@ class Config:
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 GEMMA = {"gemma2", "gemma3_text"}
-GATED = {"llama", "llama4_text", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss", "minimax_m2"} | GEMMA
-LATENT = {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm_moe_dsa"}
+GATED = GEMMA | {
+    "llama", "llama4_text", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss", "minimax_m2", "glm4_moe",
+}  # fmt: skip
+SPARSE = {"deepseek_v32", "glm_moe_dsa"}
+"""Latent attention to the tokens that an indexer chooses."""
+LATENT = {"deepseek_v2", "deepseek_v3", "kimi_k2"} | SPARSE
+AFTER_DENSE = LATENT | {"glm4_moe"}
+"""Experts behind the first `first_k_dense_replace` layers, beside shared ones of the same width."""
 PLAIN = {"gpt2", "opt", "bloom", "bert"}
 HYBRID = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 """Gated delta nets between layers of full attention."""
@@ -121,5 +127,5 @@ def refuse_what_is_not_modelled(c: Config, family: str) -> None:
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
         if family in dense and data.get(key):
             refuse(f"a mixture of experts ({key}) in a {family} model")
-    if family != "glm_moe_dsa" and data.get("index_topk"):
+    if family not in SPARSE and data.get("index_topk"):
         refuse(f"sparse attention (index_topk) in a {family} model")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hwmodels.model import load_model, model_catalogue, spec_from_config
+from hwmodels.model import CATALOGUE, load_model, model_catalogue, spec_from_config
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "model_configs"
 
@@ -280,6 +280,45 @@ def test_eight_bit_weights_do_not_narrow_the_cache():
     odd = {"kv_cache_scheme": {"type": "int", "num_bits": 4}}
     with pytest.raises(ValueError, match="quantisation of the KV cache in int4 is not modelled"):
         spec_from_config({**LLAMA, "quantization_config": {**tensors, **odd}}, name="x", where="config.json")
+
+
+GLM = {
+    "model_type": "glm4_moe", "vocab_size": 151552, "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128,
+    "attention_bias": True, "n_shared_experts": 1, "num_experts_per_tok": 8, "num_nextn_predict_layers": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shapes", "params", "buffers", "active"),
+    [
+        (
+            {"hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_hidden_layers": 92,
+             "n_routed_experts": 160, "first_k_dense_replace": 3, "use_qk_norm": True}, 352_797_814_784, 14_240, 32e9,
+        ),
+        (
+            {"hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_hidden_layers": 46,
+             "n_routed_experts": 128, "first_k_dense_replace": 1, "use_qk_norm": False}, 106_852_245_504, 5_760, 12e9,
+        ),
+    ],
+)  # fmt: skip
+def test_glm_with_grouped_attention_has_the_parameters_that_transformers_counts(shapes, params, buffers, active):
+    """GLM-4.5 and GLM-4.5-Air in transformers 5.19, which keeps the bias of the routers as buffers."""
+    spec = spec_from_config({**GLM, **shapes}, name="x", where="config.json")
+    assert spec.params == params + buffers
+    assert spec.active_params - 2 * spec.embedding_params == pytest.approx(active, rel=0.02)
+    assert sum(spec.layer_is_moe) == shapes["num_hidden_layers"] - shapes["first_k_dense_replace"]
+    assert spec.mtp_layers == 1
+
+
+def test_deepseek_with_sparse_attention_has_the_parameters_that_transformers_counts():
+    """DeepSeek-V3.2 is DeepSeek-V3 with an indexer in each layer; transformers 5.19 counts 671,877,929,216."""
+    data = json.loads((CATALOGUE / "deepseek-v3.json").read_text()) | {
+        "model_type": "deepseek_v32", "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048,
+    }  # fmt: skip
+    spec = spec_from_config(data, name="x", where="config.json")
+    assert spec.params == 671_877_929_216 + 58 * 256
+    assert spec.window_tokens == 2048
+    assert spec.kv_bytes_per_token() == 61 * (576 * 2 + 132)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the shared configs are not at {SHARED}")
