@@ -92,7 +92,13 @@ class Calibrated:
     def stand_ins(self, spec: ModelSpec, device: Device, stages: Sequence[StageWork]) -> tuple[str, ...]:
         """A sentence for each kernel of *spec*'s *stages* that another format's, software's or device's measurements price."""
         kernels = self._gpu(device)
-        return () if kernels is None else tuple(kernels.stand_ins(_dense(spec), stages))
+        if kernels is not None:
+            return tuple(kernels.stand_ins(_dense(spec), stages))
+        if self.load(device).kind != "tpu":
+            return ()
+        # The JAX stack's products were timed in bf16 alone.
+        others = [fmt for fmt in dict.fromkeys(_dense(spec)) if fmt not in ("bf16", "fp16")]
+        return tuple(f"{device.name}: {fmt} matrix products are priced as bf16 ones were measured." for fmt in others)
 
     def loan(
         self, spec: ModelSpec, device: Device, stages: Sequence[StageWork], *, network_alone: bool = False

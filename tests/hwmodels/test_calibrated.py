@@ -126,6 +126,56 @@ def latent_shape(heads):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("stack", "device", "eight_bits", "first"),
+    [
+        # SGLang's kernel over 8 bits takes four times vLLM's whole module on Hopper: TensorRT-LLM's stands in there.
+        ("vllm", "h200", True, "fp8/trtllm"),
+        ("vllm", "h200", False, "sglang"),
+        ("vllm", "b200", True, "fp8/sglang"),
+        ("sglang", "h200", True, "fp8/sglang"),
+    ],
+)
+def test_whose_decodes_of_latent_attention_stand_in(stack, device, eight_bits, first):
+    found = deploy(
+        model="deepseek-v3", hardware=device, parallel={"tensor": 8}, kv_precision="fp8" if eight_bits else "bf16",
+        cost=Calibrated.for_stack(stack),
+    )  # fmt: skip
+    (shape,) = stages_of(found.cost)[0].attention
+    profile = load_profile(device)
+    params = profile.get("mla_decode", (first,))
+    form = MLA_DECODE.folded(
+        params, profile.datasheet, heads=16, kv_rank=512, rope_dim=64, latent_bytes=1.0 if eight_bits else 2.0,
+        run=found.cost.kernels.running(shape),
+    )  # fmt: skip
+    assert found.cost.kernels.decode_form(shape)(SCALARS, 64, 64, 128_000) == form(SCALARS, 64, 64, 128_000)
+
+
+@pytest.mark.parametrize(
+    ("stack", "device", "prompts", "first"),
+    [
+        ("sglang", "h100-sxm", True, "fp8q/sglang"),
+        ("trtllm", "b200", True, "fp8q/trtllm"),
+        ("vllm", "h100-sxm", True, "fp8/vllm"),
+        ("sglang", "h100-sxm", False, "fp8/sglang"),
+        ("sglang", "a100-80gb-sxm", True, "fp8/sglang"),
+    ],
+)
+def test_prompts_over_an_8_bit_cache_have_8_bit_queries_where_a_stack_casts_them(stack, device, prompts, first):
+    cost = deploy(model="llama-3.1-8b", hardware=device, kv_precision="fp8", cost=Calibrated.for_stack(stack)).cost
+    (shape,) = stages_of(cost)[0].attention
+    assert cost.kernels.attention_variants(shape, 1.0, prompts=prompts)[0] == first
+
+
+def test_a_tpu_says_which_products_were_not_timed():
+    def said(precision):
+        found = deploy(model="llama-3.1-8b", hardware="tpu-v6e", precision=precision, cost=Calibrated.for_stack("vllm"))
+        return found.stand_ins
+
+    assert said("int8") == ("tpu-v6e: int8 matrix products are priced as bf16 ones were measured.",)
+    assert said(None) == ()
+
+
 @pytest.mark.parametrize(("stack", "prefill", "decode"), [("trtllm", "trtllm", "trtllm"), ("vllm", "trtllm", "sglang")])
 def test_latent_attention_is_priced_by_the_form_that_was_fitted(stack, prefill, decode):
     plain = dataclasses.replace(serving_stack(stack), overheads=Overheads())

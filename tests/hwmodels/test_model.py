@@ -321,6 +321,40 @@ def test_deepseek_with_sparse_attention_has_the_parameters_that_transformers_cou
     assert spec.kv_bytes_per_token() == 61 * (576 * 2 + 132)
 
 
+# Elements of all parameters and of the routers' correction biases (buffers there) that transformers 5.19 makes on the meta
+# device from the catalogue's config.json, the text model alone.
+IN_TRANSFORMERS = {
+    "minimax-m2.5": 228_689_748_992 + 15_872,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3.5-397b-a17b": 396_346_350_336,
+    "codellama-34b": 33_743_970_304,
+    "deepseek-r1": 671_026_404_352 + 14_848,
+    "llama-2-7b": 6_738_415_616,
+    "llama-4-scout": 107_769_861_120,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-8b": 8_030_261_248,
+    "mistral-nemo-12b": 12_247_782_400,
+    "mixtral-8x22b": 140_620_634_112,
+    "mixtral-8x7b": 46_702_792_704,
+    "kimi-k2.5": 1_026_408_209_408 + 23_040,
+    "gpt-oss-120b": 116_829_156_672,
+    "gpt-oss-20b": 20_914_757_184,
+    "qwen2.5-7b": 7_615_616_512,
+    "yi-34b": 34_388_917_248,
+    "glm-5": 743_911_199_232 + 19_200,
+}
+
+
+@pytest.mark.parametrize("name", IN_TRANSFORMERS)
+def test_parameters_are_to_the_last_those_that_transformers_makes(name):
+    assert load_model(name).params == IN_TRANSFORMERS[name]
+
+
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the shared configs are not at {SHARED}")
 def test_every_shared_config_loads():
     for folder in sorted(p for p in SHARED.iterdir() if p.is_dir()):

@@ -56,6 +56,19 @@ def test_the_nearest_donor_counts_most_and_a_device_does_not_lend_to_itself():
     assert abs(math.log(lent.params.start_s / own.start_s)) < abs(math.log(lent.params.start_s / far.start_s))
 
 
+def test_weights_of_donors_fall_with_the_square_of_their_distance():
+    device = load_device("h100-pcie")
+    lender = load_profile("h100-pcie").lender
+    assert lender is not None
+    kernel = lender.kernel("gemm", "fp8/vllm")
+    apart = np.array(
+        [distance(device, load_device(name), "gemm") for name in kernel.provenance.borrowed_from.split(", ")]
+    )
+    assert len(apart) > 2
+    weights = 1.0 / (0.15 + apart) ** 2
+    assert lender.distance("gemm", "fp8/vllm") == pytest.approx(float(weights @ apart / weights.sum()))
+
+
 def test_behind_a_switch_nothing_is_borrowed_from_servers_without_one():
     for name, makers in (("gb300", "NVLink"), ("h20", "NVLink")):
         kernel = load_profile(name).kernel("collective", ["all_reduce/nccl"])
