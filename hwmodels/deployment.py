@@ -62,6 +62,12 @@ class Deployment:
         return FrontEnd(own.admission_s, own.admission_s_per_token, own.admission_serial_s)
 
     @property
+    def measured_as(self) -> str:
+        """The name under which runs on the device were measured; one that no run has for a datasheet of one's own."""
+        name = self.device.name
+        return name if device_catalogue().get(name) == self.device else f"the {name} of a file"
+
+    @property
     def profile(self) -> Profile | None:
         """The calibrated profile behind the prices; None where there is none."""
         return self.made_by.load(self.device) if isinstance(self.made_by, Calibrated) else None

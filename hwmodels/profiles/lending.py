@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hwmodels.device import Device, load_device
+from hwmodels.device import Device, device_catalogue, load_device
 from hwmodels.kernels.families import FAMILIES
 from hwmodels.kernels.parameters import Datasheet, blended, of_server
 from hwmodels.profiles.files import FOLDER, calibrated_devices, read_kernel, read_profile
@@ -67,8 +67,12 @@ def load_profile(name_or_path: str) -> Profile:
 
 
 def borrow_for(device: Device, *, without: Sequence[str] = ()) -> Profile:
-    """A profile of what measured devices other than *without* lend to *device*, on its own datasheet numbers."""
-    lender = Loans(device=device, without=(device.name, *without))
+    """A profile of what measured devices other than *without* lend to *device*, on its own datasheet numbers.
+
+    A device of the catalogue lends itself nothing; one of the same name with other numbers is another.
+    """
+    itself = (device.name,) if device_catalogue().get(device.name) == device else ()
+    lender = Loans(device=device, without=(*itself, *without))
     if not lender.donors:
         raise ValueError(
             f"{device.name} has no calibrated profile and no calibrated device is of a kind with those from "

@@ -61,6 +61,27 @@ def test_a_device_is_shown_with_what_prices_its_kernels():
                if entry["numbers"]["host.bytes_per_s"])  # fmt: skip
 
 
+def test_a_datasheet_that_nobody_lends_to_is_shown_all_the_same(tmp_path):
+    mine = tmp_path / "npu.toml"
+    mine.write_text(
+        """[npu]
+title = "An NPU"
+vendor = "Somebody"
+peak = { bf16 = [1e14, "test"] }
+memory_bytes = [1e10, "test"]
+hbm_bytes_per_s = [1e12, "test"]
+n_cores = [8, "test"]
+link = { kind = "PCIe", latency_s = [1e-6, "test"], bytes_per_s = [3e10, "test"] }
+network = { kind = "Ethernet", latency_s = [5e-6, "test"], bytes_per_s = [1e10, "test"] }
+devices_per_node = [1, "test"]
+tdp_w = [100, "test"]
+"""
+    )
+    shown = rooftrace("hardware", "show", mine)
+    assert shown.exit_code == 0, shown.output
+    assert "no calibrated device is of a kind with those from Somebody" in " ".join(shown.stdout.split())
+
+
 def test_two_profiles_of_one_device_are_told_apart_by_their_files(tmp_path):
     mine = tmp_path / "m.toml"
     mine.write_text((ROOT / "hwmodels" / "profiles" / "l40s.toml").read_text())

@@ -167,6 +167,22 @@ def test_prompts_over_an_8_bit_cache_have_8_bit_queries_where_a_stack_casts_them
     assert cost.kernels.attention_variants(shape, 1.0, prompts=prompts)[0] == first
 
 
+@pytest.mark.parametrize(("device", "dtype"), [("b200", "fp8"), ("rtx-pro-6000", "fp8"), ("h100-sxm", "bf16")])
+def test_mxfp4_meets_8_bit_activations_where_tensor_cores_scale_blocks(device, dtype):
+    found = deploy(model="gpt-oss-120b", hardware=device, parallel={"tensor": 4}, cost=Calibrated.for_stack("vllm"))
+    assert found.cost.kernels.arithmetic("mxfp4")[0] == dtype
+    experts = [use for use in found.cost.kernels.uses(["bf16"], stages_of(found.cost)) if use.what == "mxfp4 experts"]
+    assert [use.kernel.variant.startswith("mxfp4_mxfp8/") for use in experts] == [dtype == "fp8"]
+
+
+def test_a_launched_prompt_takes_at_least_the_host_work_of_its_layers_and_of_those_with_experts():
+    own = Overheads(layer_host_s=1.0, expert_host_s=10.0)
+    stack = dataclasses.replace(serving_stack("vllm"), overheads=own)
+    for model, layers, with_experts in (("llama-3.1-8b", 32, 0), ("qwen3-30b-a3b", 48, 48)):
+        cost = Calibrated(stack=stack)(load_model(model), load_device("h200"), ParallelConfig())
+        assert cost.iteration_s(prompt(64)) == pytest.approx(layers + 10.0 * with_experts)
+
+
 def test_a_tpu_says_which_products_were_not_timed():
     def said(precision):
         found = deploy(model="llama-3.1-8b", hardware="tpu-v6e", precision=precision, cost=Calibrated.for_stack("vllm"))

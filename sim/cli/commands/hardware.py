@@ -120,7 +120,10 @@ def _kernels(device: Any, name: str) -> str:
     if name.endswith(".toml") and is_profile(name):
         profile = read_profile(name)
     elif name.endswith(".toml") or device.name not in calibrated_devices():
-        return borrow_for(device).note
+        try:
+            return borrow_for(device).note
+        except ValueError as error:
+            return str(error)
     else:
         profile = load_profile(device.name)
     own = [kernel for kernel in profile.kernels if not kernel.provenance.borrowed_from]
