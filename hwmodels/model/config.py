@@ -13,6 +13,7 @@ from hwmodels.model.fields import (
     HYBRID,
     LATENT,
     PLAIN,
+    STATED,
     Config,
     object_of,
     refuse_what_is_not_modelled,
@@ -222,6 +223,9 @@ def spec_from_config(
     refuse_what_is_not_modelled(Config(data, where), family)
     data = {**CLASS_DEFAULTS.get(family, {}), **data}
     c = Config(data, where)
+    for key in STATED.get(family, ()):
+        if key not in data:
+            raise ValueError(f"{where}: {key} is missing; a {family} config.json states it")
     base = c.dtype("torch_dtype", "dtype")
     formats = {"attention_precision": base, "mlp_precision": base, "expert_precision": base, "base_precision": base}
     common: dict[str, Any] = {"name": name, "family": family, "source": own.get("source", where), **formats}

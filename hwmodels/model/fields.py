@@ -81,8 +81,19 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": 4096,
         "max_position_embeddings": 131072,
     },
+    "gpt_oss": {"attention_bias": True},
 }
 """What a family's config.json leaves out on the hub: the defaults of its class in transformers 5.19."""
+_HEADS = ("num_key_value_heads", "head_dim")
+_DEEPSEEK = ("n_routed_experts", "n_shared_experts", "first_k_dense_replace", "q_lora_rank")
+STATED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("mistral", "mixtral", "qwen2", "qwen3_moe", "glm4_moe"), _HEADS[:1]),
+    **dict.fromkeys(("qwen3", "gpt_oss", "minimax_m2", "llama4_text", *sorted(HYBRID)), _HEADS),
+    **dict.fromkeys(LATENT, _DEEPSEEK),
+    **dict.fromkeys(SPARSE, (*_DEEPSEEK, "index_topk")),
+}
+"""Fields that a family's config.json states, null or not: where one is left out the classes of transformers have each a number of
+their own for it, which would be of another model."""
 _LAYER_KINDS = {
     **{family: {"full_attention", "linear_attention"} for family in HYBRID},
     "llama4_text": {"full_attention", "chunked_attention"},

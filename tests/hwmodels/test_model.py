@@ -243,6 +243,21 @@ def test_a_field_of_the_wrong_kind_is_an_error_that_names_it(change, message):
         spec_from_config({**LLAMA, **experts, **change}, name="x", where="config.json")
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("qwen3-0.6b", "head_dim"), ("qwen3-32b", "num_key_value_heads"), ("mixtral-8x7b", "num_key_value_heads"),
+        ("gpt-oss-20b", "head_dim"), ("deepseek-r1", "n_routed_experts"), ("deepseek-r1", "first_k_dense_replace"),
+        ("glm-5", "index_topk"),
+    ],
+)  # fmt: skip
+def test_what_a_family_states_is_not_made_up_where_it_is_missing(name, key):
+    """Without it Qwen3-0.6B had heads half as wide, DeepSeek-R1 no experts, and nothing said so."""
+    data = {k: v for k, v in json.loads((CATALOGUE / f"{name}.json").read_text()).items() if k != key}
+    with pytest.raises(ValueError, match=f"{key} is missing; a .* config.json states it"):
+        spec_from_config(data, name="x", where="config.json")
+
+
 def test_a_folder_without_a_config_is_said_to_have_none(tmp_path):
     with pytest.raises(ValueError, match=r"folder .* has no config\.json"):
         load_model(tmp_path)
