@@ -177,7 +177,7 @@ def _held_back(
 
     profile = deployment.profile
     assert profile is not None
-    name, device = stack.name, deployment.device.name
+    name, device = stack.name, deployment.measured_as
     found = serving_interval(
         name,
         deployment.model.name,

@@ -145,7 +145,7 @@ def _borrowed(deployment: Deployment) -> Iterator[str]:
             "datasheet's bandwidth."
         )
     if profile.note.startswith("efficiencies"):
-        note = profile.note if profile.lender is None else profile.lender.note_of(deployment.families)
+        note = profile.note if profile.lender is None else profile.lender.note_of(deployment.lent_factors)
         yield f"{deployment.device.name} has not been calibrated: {note}."
     yield from deployment.stand_ins
 
