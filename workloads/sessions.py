@@ -247,8 +247,8 @@ def _parquet(path: Any) -> dict[str, Any]:
     if len(flat) and not pa.types.is_integer(flat.type):
         raise ValueError(f"{path}, column hash_ids: expected lists of whole numbers; got {blocks.type}")
     if flat.null_count:
-        place = first_row(flat.is_null().to_numpy(zero_copy_only=False))
-        raise ValueError(_of_an_id(path, offsets, place, "nothing"))
+        nulls = flat.is_null().to_numpy(zero_copy_only=False)
+        raise ValueError(_of_an_id(path, offsets, int(nulls.argmax()), "nothing"))
     ids = flat.to_numpy(zero_copy_only=False)
     if (place := first_row((ids < 0) | (ids > INT64_MAX))) is not None:
         raise ValueError(_of_an_id(path, offsets, place, ids[place]))
@@ -256,7 +256,7 @@ def _parquet(path: Any) -> dict[str, Any]:
     return columns
 
 
-def _of_an_id(path: Any, offsets: IntArray, place: int | None, got: object) -> str:
+def _of_an_id(path: Any, offsets: IntArray, place: int, got: object) -> str:
     """What is wrong with the id at *place* of all."""
     row = int(np.searchsorted(offsets, place, side="right"))
     return f"{path}, row {row}, column hash_ids: expected whole numbers from 0 that fit in 64 bits; got {got}"
