@@ -190,6 +190,14 @@ def test_nothing_is_left_behind_by_what_was_found_nor_by_the_last_windows() -> N
     assert hits(none_kept) == [0, 12, 0, 4]
 
 
+def test_who_finds_all_of_its_blocks_leaves_nothing_behind() -> None:
+    # Two prompts of three full blocks leave as many, and a block is blank: the first, asked for again and again, takes no more.
+    a, b = [1, 2, 3, 4], [11, 12, 13, 14]
+    trace = a_trace(*((10 * i, 13, 1, ids) for i, ids in enumerate((a, b, a, a, a, b))))
+    left = LeftBehind(per_block=1.0, window_blocks=0)
+    assert hits(served(trace, blocks=13, left_behind=left)) == [0, 0, 12, 12, 12, 12]
+
+
 def test_a_sequence_leaves_no_more_behind_than_there_is_room_for() -> None:
     columns = served(
         a_trace((0, 12, 1, [1, 2, 3]), (10, 12, 1, [1, 2, 3])),

@@ -65,6 +65,7 @@ def test_two_prompts_one_seat_and_a_host_tier_by_hand() -> None:
         [1.0, 4.0, 5.0], [1.0, 4.0, 5.5], [2.0, 5.5, 6.0], [2.5, 6.0, 6.5],
     ]  # fmt: skip
     assert columns.iterations()["loads_under_way"].tolist() == [0, 0, 1, 0]
+    assert columns.iterations()["loaded_tokens"].tolist() == [0, 0, 0, 8]
     facts = columns.meta["tiers"]["host"]
     assert (facts["used_bytes"], facts["load_wait_ns"], facts["link_busy_ns"]) == (5000, S // 2, 3 * S)
 
@@ -168,6 +169,24 @@ def test_a_prompt_in_two_tiers_waits_for_the_later_of_its_loads() -> None:
     assert columns.requests["host_hit_tokens"].tolist() == [0, 0, 8]
     assert columns.requests["disk_hit_tokens"].tolist() == [0, 0, 4]
     assert seconds(columns, "finish_ns")[2] == 50 + 0.5 + 5 + 1
+
+
+def test_iterations_add_up_to_what_requests_found_and_loaded() -> None:
+    loaded = 0
+    for seed in range(200, 212):
+        experiment = with_tiers(an_experiment(seed, speculative=False), seed)
+        if experiment.machines[0].tenants[0].swaps:
+            continue
+        columns = run(experiment)
+        requests, iterations = columns.requests, columns.iterations()
+        if "prefix_hit_tokens" not in requests:
+            continue
+        kinds = [name for name in requests if name.endswith("_hit_tokens") and not name.startswith("prefix")]
+        assert iterations["loaded_tokens"].sum() == sum(requests[name].sum() for name in kinds)
+        on_device = requests["prefix_hit_tokens"].sum() + requests["prefix_hit_again_tokens"].sum()
+        assert iterations["prefix_hit_tokens"].sum() == on_device
+        loaded += int(iterations["loaded_tokens"].sum())
+    assert loaded > 0
 
 
 def test_of_peers_the_one_with_most_is_read_and_never_oneself() -> None:
