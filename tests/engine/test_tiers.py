@@ -12,6 +12,7 @@ import pytest
 from policies.routers import RoundRobin
 from policies.vllm import Vllm
 from sim.engine import UNFINISHED, Columns, Experiment, InvariantError, ReplicaSpec, run
+from sim.engine.experiment import LeftBehind
 from sim.engine.stores import Store
 from sim.engine.tiers import TierSpec
 from tests.engine.build import patches_the_engine
@@ -143,6 +144,16 @@ def who_waits_with_its_kv(answer: int) -> Columns:
         (0, 9, 1, A), (2, 9, 1, B[:3]), (4, 1, 32, []), (100, 9, 1, A), (100, 9, 1, B[:3]), (100, 1, answer, [])
     )  # fmt: skip
     return served(trace, quick, kv_blocks=8)
+
+
+def test_what_windows_leave_behind_goes_to_no_tier() -> None:
+    # A leaves one block and B takes all four: A's two go to the host.
+    host = replace(HOST, write="eviction")
+    trace = a_trace((0, 9, 1, A), (10, 13, 1, B))
+    for left in (None, LeftBehind(per_block=1.0, window_blocks=0)):
+        columns = served(trace, host, left_behind=left)
+        assert columns.meta["tiers"]["host"]["store_bytes"] == 2000
+        assert columns.iterations()["prefix_evictions"].tolist() == [0, 2 if left is None else 3]
 
 
 def test_of_loads_that_come_during_a_step_the_first_to_come_is_the_first_in_the_queue() -> None:
