@@ -88,6 +88,14 @@ def test_ids_name_an_answer_that_the_next_prompt_goes_on_from(tmp_path):
     assert of_session == {0: [[0, 1], [0, 1, 2], [9]], 1: [[4], [4]]}
 
 
+def test_stamps_that_go_backwards_give_way_to_who_waits_for_whom(tmp_path):
+    rows = [row(1, 64, [i], timestamp=stamp) for i, stamp in enumerate((9000, 5000, 1000))]
+    trace = read_sessions(json_lines(tmp_path / "s", rows), starts=STARTS)
+    assert [trace.prefix_of(i).tolist() for i in range(3)] == [[0], [1], [2]]
+    assert waits(trace) == [[], [(0, 0)], [(1, 0)]]
+    assert len(set(trace.arrival_ns.tolist())) == 1
+
+
 def test_what_is_left_out_holds_nobody_up(tmp_path):
     trace = read_sessions(json_lines(tmp_path / "s", TWO_TURNS), starts=STARTS)
     assert waits(trace.take([1, 2])) == [[], []]
