@@ -88,6 +88,13 @@ def test_ids_name_an_answer_that_the_next_prompt_goes_on_from(tmp_path):
     assert of_session == {0: [[0, 1], [0, 1, 2], [9]], 1: [[4], [4]]}
 
 
+def test_a_prompt_too_short_for_the_answer_before_it_does_not_name_it(tmp_path):
+    for tokens, first in ((134, [0]), (135, [0, 1])):
+        rows = [{**row(1, 100, [0]), "output_length": 35}, row(1, tokens, [0, 1])]
+        trace = read_sessions(json_lines(tmp_path / "s", rows), starts=STARTS, block_tokens=64)
+        assert trace.prefix_of(0).tolist() == first
+
+
 def test_stamps_that_go_backwards_give_way_to_who_waits_for_whom(tmp_path):
     rows = [row(1, 64, [i], timestamp=stamp) for i, stamp in enumerate((9000, 5000, 1000))]
     trace = read_sessions(json_lines(tmp_path / "s", rows), starts=STARTS)
