@@ -1,8 +1,11 @@
-"""KV tiers beside measurements: host memory, a shared file system, pulling from a peer. `python -m benchmarks.kv_tiers --help`.
+"""KV tiers beside measurements: host memory, a shared file system, pulling from a peer, host memory behind prefill machines.
 
-The load is that of inference-perf, 8 replicas of Qwen3-32B on two H100 each, and for peers two of gpt-oss-120b on one H200. Nothing
-is fitted to these tables. A host link is that of the GPU's datasheet. What the sources do not say is assumed and printed: the
-bandwidth of the file system, that of the link between peers, and the router of the file system's table.
+    python -m benchmarks.kv_tiers [cpu] [lustre] [peers] [apart] [--data FOLDER] [--seed N]
+
+The load is that of inference-perf, 8 replicas of Qwen3-32B on two H100 each, for peers two of gpt-oss-120b on one H200, and for
+`apart` eight of these that prefill and two on four H200 that decode. Nothing is fitted to these tables. A host link is that of the
+GPU's datasheet. What the sources do not say is assumed and printed: the bandwidth of the file system, that of links between
+machines, and the router of the file system's table.
 """
 
 from __future__ import annotations
@@ -59,6 +62,8 @@ def figures(requests: Mapping[str, Any], rows: Any) -> dict[str, float]:
         "ttft_mean_s": float(ttft_s.mean()),
         "ttft_p90_s": float(np.quantile(ttft_s, 0.9)),
         "e2e_mean_s": float(e2e_s.mean()),
+        "e2e_p90_s": float(np.quantile(e2e_s, 0.9)),
+        "per_s": len(e2e_s) / span_s,
         "tokens_per_s": float((prompt + output) / span_s),
         "hit": float(requests["prefix_hit_tokens"][rows].sum() / prompt),
         "loaded": float(loaded / prompt),
@@ -208,6 +213,115 @@ def peers(data: Path, read_gb_per_s: float) -> str:
     return "\n".join(lines)
 
 
+def apart(data: Path, seed: int, kv_blocks: int, link_gb_per_s: float) -> str:
+    """Prefill machines with and without host memory behind them, which their router does not know of."""
+    stages = rows_of(data / "pd_multitier_stages.csv")
+    runs = {(row["workload"], row["arm"]): row for row in rows_of(data / "pd_multitier_runs.csv")}
+    rates = sorted({float(row["offered_rate_req_s"]) for row in stages})
+    ends = np.cumsum([round(rate * 60) for rate in rates])
+    eviction = {
+        "shared_prefix": {
+            "groups": 1000, "prompts_per_group": 5, "system_prompt_tokens": 16_000, "question_tokens": 256,
+            "output_tokens": 256, "pause_s": 60.0,
+            "stages": [{"rate_per_s": rate, "duration_s": 60.0} for rate in rates],
+        }
+    }  # fmt: skip
+    # Nothing in common: a question each behind a beginning of one token.
+    alone = {
+        "shared_prefix": {
+            "groups": 5400, "prompts_per_group": 1, "system_prompt_tokens": 1, "question_tokens": 4999,
+            "output_tokens": 250, "arrival": "constant", "stages": [{"rate_per_s": 45.0, "duration_s": 120.0}],
+        }
+    }  # fmt: skip
+    lines = [
+        f"{link_gb_per_s:g} GB/s between machines (assumed)",
+        "",
+        "| arm | req/s | finished/s | | p90 E2E (s) | | found | loaded |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    whole = [
+        "",
+        "| workload | arm | finished/s | | mean E2E (s) | | mean TTFT (s) | | found | loaded |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for arm, tiers in (("nixl", []), ("cpu_blind", [{"kind": "host", "gib": 100.0}])):
+        for name, workload in (("eviction", eviction), ("random", alone), ("documents", alone)):
+            settings = {
+                "model": "gpt-oss-120b", "hardware": "h200", "serving_release": "0.27.1", "scheduler": {"policy": "vllm"},
+                "memory": {"block_tokens": 128}, "seed": seed, "workload": workload,
+                "router": {
+                    "policy": "llm_d", "index": "exact", "prefix": 3.0, "queue": 2.0, "kv": 2.0, "no_hit_lru": 0.0,
+                    "poll_s": 0.05,
+                },
+                "pools": {
+                    "prefill": {
+                        "role": "prefill", "replicas": 8,
+                        # One more for the null block.
+                        "memory": {"block_tokens": 128, "kv_blocks": kv_blocks + 1, "tiers": tiers},
+                    },
+                    "decode": {"role": "decode", "replicas": 2, "parallel": {"tensor": 4}},
+                },
+                "links": {"net": {"bandwidth_gb_per_s": link_gb_per_s}},
+                "handover": {"like": "vllm", "router": "least_outstanding"},
+            }  # fmt: skip
+            began = time.perf_counter()
+            experiment = build(Scenario.from_mapping(settings))
+            if name == "documents":
+                experiment = replace(experiment, workload=documents(seed))
+            columns = run(experiment)
+            print(f"apart, {name}, {arm}: {time.perf_counter() - began:.1f} s", links(columns), flush=True)
+            requests = columns.requests
+            if name == "eviction":
+                mine = [row for row in stages if row["arm"] == arm]
+                for row, rows in zip(mine, np.split(np.arange(ends[-1]), ends[:-1]), strict=True):
+                    figure = figures(requests, rows)
+                    lines.append(
+                        f"| {arm} | {float(row['offered_rate_req_s']):g} | {float(row['rate_req_s']):.1f} | "
+                        f"{figure['per_s']:.1f} | {float(row['e2e_p90_s']):.2f} | {figure['e2e_p90_s']:.2f} | "
+                        f"{figure['hit']:.3f} | {figure['loaded']:.3f} |"
+                    )
+            said, figure = runs[name, arm], figures(requests, np.arange(len(requests["arrival_ns"])))
+            whole.append(
+                f"| {name} | {arm} | {float(said['rate_req_s']):.2f} | {figure['per_s']:.2f} | "
+                f"{float(said['e2e_mean_s']):.2f} | {figure['e2e_mean_s']:.2f} | {float(said['ttft_mean_s']):.2f} | "
+                f"{figure['ttft_mean_s']:.2f} | {figure['hit']:.3f} | {figure['loaded']:.3f} |"
+            )
+    return "\n".join([*lines, *whole])
+
+
+def documents(seed: int) -> Trace:
+    """192 conversations of six turns, each behind a document of 49,152 tokens of its own.
+
+    There are 128 clients, of whom 64 have two conversations, one after the other. A turn adds a question and the answer before it,
+    of 256 tokens each, one to two seconds after that answer.
+    """
+    conversations, clients, turns, tokens = 192, 128, 6, 128
+    rng = np.random.default_rng([seed, 1])
+    turn = np.tile(np.arange(turns), conversations)
+    which = np.repeat(np.arange(conversations), turns)
+    prompt = 49_152 + 256 + turn * 512
+    counts = (prompt + 256) // tokens
+    first = np.cumsum(counts) - counts
+    at = np.arange(counts.sum()) - np.repeat(first, counts)
+    n = conversations * turns
+    waits = (turn > 0) | (which >= clients)
+    before = np.where(turn > 0, np.arange(n) - 1, (which - clients + 1) * turns - 1)
+    trace = Trace(
+        arrival_ns=np.zeros(n, np.int64),
+        prompt_tokens=prompt,
+        output_tokens=np.full(n, 256),
+        prefix_blocks=np.repeat(which * counts.max(), counts) + at,
+        prefix_offsets=np.concatenate(([0], np.cumsum(counts))),
+        prefix_block_tokens=tokens,
+        follows=Follows(
+            offsets=np.concatenate(([0], np.cumsum(waits))),
+            rows=before[waits],
+            delay_ns=np.rint(rng.uniform(1e9, 2e9, n)).astype(np.int64)[waits],
+        ),
+    )
+    return trace
+
+
 def links(columns: Columns) -> str:
     """What crossed the links of tiers, in words."""
     return "; ".join(
@@ -239,11 +353,11 @@ def _gains(head: str, said: Any, found: Any, tokens: str) -> str:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", nargs="*", help="cpu, lustre, peers; all without it")
+    parser.add_argument("case", nargs="*", help="cpu, lustre, peers, apart; all without it")
     parser.add_argument("--data", type=Path, default=Path("../shared/serving"), help="folder of the measured tables")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    for name in asked.case or ("cpu", "lustre", "peers"):
+    for name in asked.case or ("cpu", "lustre", "peers", "apart"):
         if name == "cpu":
             # The text says 200 GiB, the manifest 100.
             for gib in (200.0, 100.0):
@@ -256,8 +370,11 @@ def main() -> None:
         elif name == "peers":
             # 400 Gbit/s of a rail.
             print(peers(asked.data, 50.0), flush=True)
+        elif name == "apart":
+            # 1,630,790 tokens, as published; a rail of 400 Gbit/s.
+            print(apart(asked.data, asked.seed, 12_740, 50.0), flush=True)
         else:
-            parser.error(f"there is no case {name}; they are cpu, lustre and peers")
+            parser.error(f"there is no case {name}; they are cpu, lustre, peers and apart")
 
 
 if __name__ == "__main__":

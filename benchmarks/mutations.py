@@ -150,6 +150,7 @@ MUTATIONS = [
             "        self.cached(id_, tokens)\n        held = self._held.pop(id_)",
             "        held = self._held.pop(id_)",
         ),
+        ("what is found leaves something behind", "held.full - held.found - left", "held.full - left"),
     ),
     *_of(
         "sim/engine/runs.py",
@@ -159,6 +160,34 @@ MUTATIONS = [
             "cached blocks go before blank ones",
             "        if blocks <= blank:",
             "        if blocks <= blank - self.total:",
+        ),
+        ("what is left behind takes no room", "        self.free += blocks\n        chain", "        chain"),
+    ),
+    *_of(
+        "sim/engine/runs.py",
+        TIERS,
+        (
+            "what is left behind goes to tiers",
+            "gives_up is not None and (chain.number >= 0 or chain.owner >= 0):",
+            "gives_up is not None:",
+        ),
+    ),
+    *_of(
+        "sim/engine/exchange.py",
+        POOLS,
+        (
+            "windows leave something of what was sent",
+            "sequences.kv.loaded(id_, tokens)",
+            "sequences.kv.cached(id_, tokens)",
+        ),
+    ),
+    *_of(
+        "sim/engine/content.py",
+        PREFIXES,
+        (
+            "ids after those of the prompt name nothing",
+            "prompt + output if count > of_the_prompt else prompt",
+            "prompt",
         ),
     ),
     *_of(

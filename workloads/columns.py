@@ -24,8 +24,9 @@ def seconds_to_ns(seconds: ArrayLike, name: str) -> IntArray:
     return np.rint(values * NS_PER_S).astype(np.int64)
 
 
-def int_column(values: ArrayLike, name: str, *, minimum: int = 0) -> IntArray:
-    """A read-only int64 copy of whole numbers from *minimum*; floats must be whole. Raises ValueError."""
+def int_column(values: ArrayLike, name: str, *, minimum: int = 0, rows_from: int = 0) -> IntArray:
+    """A read-only int64 copy of whole numbers from *minimum*; floats must be whole. ValueError, with the row, which is counted
+    from *rows_from* on: 0 for arrays, 1 for files."""
     column = np.asarray(values)
     if column.ndim != 1:
         raise ValueError(f"{name} is a one-dimensional column; got {column.ndim} dimensions")
@@ -33,24 +34,24 @@ def int_column(values: ArrayLike, name: str, *, minimum: int = 0) -> IntArray:
         whole = column
     elif column.dtype.kind in "iu":
         if column.dtype.kind == "u" and (row := first_row(column > INT64_MAX)) is not None:
-            raise ValueError(f"row {row}: {name} must fit in 64 bits; got {column[row]}")
+            raise ValueError(f"row {row + rows_from}: {name} must fit in 64 bits; got {column[row]}")
         whole = column.astype(np.int64)
     elif len(column) == 0:
         whole = np.empty(0, dtype=np.int64)
     elif column.dtype.kind == "f":
         bad = ~np.isfinite(column) | (column != np.trunc(column)) | (np.abs(column) >= INT64_MAX)
         if (row := first_row(bad)) is not None:
-            raise ValueError(f"row {row}: {name} is a whole number; got {column[row]}")
+            raise ValueError(f"row {row + rows_from}: {name} is a whole number; got {column[row]}")
         whole = column.astype(np.int64)
     else:
         whole = np.empty(len(column), dtype=np.int64)
         for row, value in enumerate(column.tolist()):
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not math.isfinite(value) or value != int(value) or abs(value) > INT64_MAX:
-                raise ValueError(f"row {row}: {name} is a whole number that fits in 64 bits; got {value!r}")
+                raise ValueError(f"row {row + rows_from}: {name} is a whole number that fits in 64 bits; got {value!r}")
             whole[row] = int(value)
     if (row := first_row(whole < minimum)) is not None:
-        raise ValueError(f"row {row}: {name} must be at least {minimum}; got {whole[row]}")
+        raise ValueError(f"row {row + rows_from}: {name} must be at least {minimum}; got {whole[row]}")
     whole.flags.writeable = False
     return whole
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from workloads.arrivals import ArrivalProcess, arrivals_ns
 from workloads.cells import json_objects, read_bytes
-from workloads.columns import IntArray, first_row, int_column
+from workloads.columns import INT64_MAX, IntArray, first_row, int_column
 from workloads.follows import Follows
 from workloads.trace import Trace
 
@@ -44,11 +44,12 @@ def read_sessions(
 
 
 def _trace(columns: dict[str, Any], starts: ArrivalProcess, seed: int, block_tokens: int | None, source: str) -> Trace:
-    prompt = int_column(columns["input_length"], "input_length", minimum=1)
-    output = int_column(columns["output_length"], "output_length")
+    prompt = int_column(columns["input_length"], "input_length", minimum=1, rows_from=1)
+    output = int_column(columns["output_length"], "output_length", rows_from=1)
     n = len(prompt)
     ids, id_offsets = columns["hash_ids"]
-    session = np.unique(int_column(columns["session_id"], "session_id"), return_index=True, return_inverse=True)
+    numbers = int_column(columns["session_id"], "session_id", rows_from=1)
+    session = np.unique(numbers, return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(session[1], kind="stable"), kind="stable")
     session_of = rank[session[2]].astype(np.int64)
     n_sessions = len(session[1])
@@ -198,7 +199,7 @@ def _whole(values: Any, n: int, name: str, unknown: int) -> IntArray:
     if values is None:
         return np.full(n, unknown, dtype=np.int64)
     numbers = np.asarray(values, dtype=float)
-    return int_column(np.where(np.isnan(numbers), unknown, numbers), name, minimum=unknown)
+    return int_column(np.where(np.isnan(numbers), unknown, numbers), name, minimum=unknown, rows_from=1)
 
 
 def _ms(values: Any, n: int, name: str) -> IntArray:
@@ -207,7 +208,7 @@ def _ms(values: Any, n: int, name: str) -> IntArray:
         return np.zeros(n, dtype=np.int64)
     ms = np.asarray(values, dtype=float)
     ms = np.where(np.isnan(ms), 0.0, ms)
-    if (row := first_row(~np.isfinite(ms) | (ms < 0))) is not None:
+    if (row := first_row(~np.isfinite(ms) | (ms < 0) | (ms * NS_PER_MS >= INT64_MAX))) is not None:
         raise ValueError(f"row {row + 1}, column {name}: expected milliseconds from 0; got {values[row]}")
     return np.rint(ms * NS_PER_MS).astype(np.int64)
 
@@ -227,19 +228,38 @@ def _parquet(path: Any) -> dict[str, Any]:
         table = pq.read_table(path, columns=[name for name in (*_NEEDED, *_OPTIONAL) if name in names])
     except pa.ArrowException as error:
         raise ValueError(f"{path}: not a Parquet file that can be read; {error}") from None
+    if not table.num_rows:
+        raise ValueError(f"{path}: no requests")
     blocks = table.column("hash_ids").combine_chunks()
     if not pa.types.is_list(blocks.type) and not pa.types.is_large_list(blocks.type):
         raise ValueError(f"{path}, column hash_ids: expected lists of whole numbers; got {blocks.type}")
     if blocks.null_count:
         raise ValueError(f"{path}, column hash_ids: expected a list in every row; {blocks.null_count} have none")
-    counts = np.diff(blocks.offsets.to_numpy())
+    offsets = np.concatenate(([0], np.cumsum(np.diff(blocks.offsets.to_numpy()))))
     columns: dict[str, Any] = {}
     for name in table.column_names:
         if name != "hash_ids":
+            kind = table.schema.field(name).type
+            if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
+                raise ValueError(f"{path}, column {name}: expected numbers; got {kind}")
             columns[name] = table.column(name).to_numpy()
-    ids = blocks.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    columns["hash_ids"] = (ids, np.concatenate(([0], np.cumsum(counts))))
+    flat = blocks.flatten()
+    if len(flat) and not pa.types.is_integer(flat.type):
+        raise ValueError(f"{path}, column hash_ids: expected lists of whole numbers; got {blocks.type}")
+    if flat.null_count:
+        nulls = flat.is_null().to_numpy(zero_copy_only=False)
+        raise ValueError(_of_an_id(path, offsets, int(nulls.argmax()), "nothing"))
+    ids = flat.to_numpy(zero_copy_only=False)
+    if (place := first_row((ids < 0) | (ids > INT64_MAX))) is not None:
+        raise ValueError(_of_an_id(path, offsets, place, ids[place]))
+    columns["hash_ids"] = (ids.astype(np.int64), offsets)
     return columns
+
+
+def _of_an_id(path: Any, offsets: IntArray, place: int, got: object) -> str:
+    """What is wrong with the id at *place* of all."""
+    row = int(np.searchsorted(offsets, place, side="right"))
+    return f"{path}, row {row}, column hash_ids: expected whole numbers from 0 that fit in 64 bits; got {got}"
 
 
 def _json_lines(path: Any) -> dict[str, Any]:
@@ -247,7 +267,7 @@ def _json_lines(path: Any) -> dict[str, Any]:
     for line, record in json_objects(path, read_bytes(path)):
         _check_names(f"{path}, line {line}", record)
         ids = record["hash_ids"]
-        if not isinstance(ids, list) or not all(type(block) is int and block >= 0 for block in ids):
+        if not isinstance(ids, list) or not all(type(block) is int and 0 <= block <= INT64_MAX for block in ids):
             raise ValueError(
                 f"{path}, line {line}, column hash_ids: expected a list of whole numbers from 0; got {str(ids)[:60]}"
             )

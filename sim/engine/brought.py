@@ -26,7 +26,7 @@ class AtHand(NamedTuple):
 class Brought:
     """What a tenant's waiting sequences have, or could have, beside what the prefix cache finds; idle without tiers."""
 
-    __slots__ = ("_kv", "_state", "at_hand", "forgets", "kinds", "moved", "moves_out")
+    __slots__ = ("_kv", "_state", "at_hand", "forgets", "kinds", "loaded_last", "moved", "moves_out")
 
     def __init__(self, kv: KvPool, state: RequestState) -> None:
         self._kv = kv
@@ -35,6 +35,8 @@ class Brought:
         """Whose KV has been loaded."""
         self.moved: dict[int, int] = {}
         """Of those that gave way: tokens whose KV is in host memory."""
+        self.loaded_last = 0
+        """Tokens that had been loaded for the sequence that was admitted last."""
         self.kinds: tuple[str, ...] = ()
         """Of the tiers, nearest first."""
         self.moves_out: Callable[[int, int], bool] | None = None
@@ -63,7 +65,9 @@ class Brought:
         """A sequence is admitted: the blocks that it holds are whoever's to take who admits it, but for those with content."""
         id_, state, kv = seq.id, self._state, self._kv
         held = self.at_hand.pop(id_, None)
+        self.loaded_last = 0
         if held is not None:
+            self.loaded_last = sum(tokens for _, tokens in held.by_tier)
             again = seq.preempted or (state.again is not None and state.again[id_] > 0)
             if kv.caches:
                 hits = state.prefix_hits_again if again else state.prefix_hits

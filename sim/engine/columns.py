@@ -85,6 +85,7 @@ SPAN = Layout(
     ("bubble_ns", "q"),  # idle time of the stages ahead of this micro-batch
     ("in_vain", "i"),  # of decode_seqs: those that had ended
     ("found", "q"),  # tokens that those it admits have found in the prefix cache
+    ("loaded", "q"),  # tokens that were loaded for those of them from tiers
     ("evicted", "i"),  # blocks whose content has gone since the span before it that had prompt tokens
 )
 
@@ -193,7 +194,7 @@ class Recorder:
     def add_iteration(
         self, start_ticks: int, ticks: int, lane: int, totals: Totals, draft_steps: int, query_tokens: int,
         completions: int, emitted: int, running: int, waiting: int, blocks_used: int, round_: int, bubble_ns: int,
-        in_vain: int, found: int, evicted: int,
+        in_vain: int, found: int, loaded: int, evicted: int,
     ) -> None:  # fmt: skip
         """One iteration of its own."""
         _, prompt, chunks, pairs, prompt_kv, n, kv, _, pairs_window, kv_window = totals
@@ -201,7 +202,7 @@ class Recorder:
         buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, 1, ticks, 0, lane, prompt, chunks, pairs, prompt_kv,
             pairs_window, n, query_tokens, draft_steps, kv, kv_window, 0, completions, emitted, running, waiting,
-            blocks_used, round_, bubble_ns, in_vain, found, evicted,
+            blocks_used, round_, bubble_ns, in_vain, found, loaded, evicted,
         )  # fmt: skip
 
     def add_decodes(
@@ -212,7 +213,7 @@ class Recorder:
         buffer = self._span_buffer
         buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, n, first_ticks, growth_ticks, lane, 0, 0, 0, 0,
-            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0, 0, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0, 0, 0, 0,
         )  # fmt: skip
 
     def add_taped(
@@ -228,7 +229,7 @@ class Recorder:
         buffer = self._span_buffer
         buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, len(ends), _TAPED, 0, lane, 0, 0, 0, 0,
-            0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, 0, round_, 0, 0, 0, 0,
+            0, seqs, query_tokens, draft_steps, 0, 0, 0, 0, 0, running, waiting, 0, round_, 0, 0, 0, 0, 0,
         )  # fmt: skip
         self._taped_before.append((blocks_before, n_queued))
         at = self._n_taped
@@ -253,7 +254,7 @@ class Recorder:
         buffer = self._span_buffer
         buffer += _pack_span(
             start_ticks >> TICK_BITS, start_ticks & FRACTION, n, _BENT, 0, lane, 0, 0, 0, 0,
-            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0, 0, 0,
+            0, seqs, 1, 0, kv, kv_window, window_growth, 0, seqs, running, waiting, blocks_used, round_, 0, 0, 0, 0, 0,
         )  # fmt: skip
         self._bent_before.append(len(self.queued_ns))
 
@@ -390,10 +391,10 @@ class Columns:
 
         Columns: replica, lane, start_ns, duration_ns, rows, prefill_tokens, decode_tokens (query tokens of the decodes),
         sequences (that take part), running, waiting, kv_tokens (read by the decodes), kv_blocks_used, emitted_tokens,
-        bubble_ns; where blocks are found again, prefix_hit_tokens (that those whom it admits have found, beside what it
-        computes of prompts) and prefix_evictions (blocks whose content has gone since the replica's iteration with prompt
-        tokens before, for this one and for decodes between; 0 where an iteration has none); with tiers loads_under_way and
-        stores_under_way as well.
+        bubble_ns; where blocks are found again, prefix_hit_tokens (that those whom it admits have found on the device, beside
+        what it computes of prompts) and prefix_evictions (blocks whose content has gone since the replica's iteration with
+        prompt tokens before, for this one and for decodes between; 0 where an iteration has none); with tiers loaded_tokens (for
+        those whom it admits to compute the rest of their prompts, from all tiers), loads_under_way and stores_under_way as well.
         """
         parts = list(self.iteration_blocks())
         table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -448,7 +449,11 @@ class Columns:
                 if "prefix_hit_tokens" in self.requests
                 else {}
             ),
-            **({} if replica.transfers is None else _under_way(replica.transfers, start_ns)),
+            **(
+                {}
+                if replica.transfers is None
+                else {"loaded_tokens": spans["loaded"][row], **_under_way(replica.transfers, start_ns)}
+            ),
         }
 
     def _queued_since(self, replica: ReplicaColumns, span_ns: IntArray, start_ns: IntArray) -> IntArray:

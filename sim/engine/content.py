@@ -8,6 +8,7 @@ blocks below it, on this chain and on those that it left, are named; what comes 
 from __future__ import annotations
 
 from array import array
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,15 +91,29 @@ def contents_of(
 
 def _first_had(nodes: IntArray, offsets: IntArray) -> tuple[list[int], list[int], list[int]]:
     """Of each request: its ids, those of them that an earlier one had, behind the same others, and the first request that had the
-    last of these (anybody where there are none)."""
+    last of these (anybody where there are none).
+
+    Ids are gone through in parts: there are many more of them than requests.
+    """
     counts = np.diff(offsets)
-    row = np.repeat(np.arange(len(counts)), counts)
+    rows = np.arange(len(counts), dtype=np.int64)
+    parts = [(a, b, *offsets[[a, b]].tolist()) for a, b in pairwise(_requests_of_parts(offsets))]
     first = np.zeros(int(nodes.max()) + 1 if len(nodes) else 0, dtype=np.int64)
-    first[nodes[::-1]] = row[::-1]
-    had = first[nodes]
-    below = np.concatenate(([0], np.cumsum(had < row)))
-    known = below[offsets[1:]] - below[offsets[:-1]]
+    for a, b, begin, end in reversed(parts):
+        # Of ids that come several times the first is written last.
+        first[nodes[begin:end][::-1]] = np.repeat(rows[a:b], counts[a:b])[::-1]
+    known = np.empty(len(counts), dtype=np.int64)
+    for a, b, begin, end in parts:
+        before = first[nodes[begin:end]] < np.repeat(rows[a:b], counts[a:b])
+        below = np.concatenate(([0], np.cumsum(before)))
+        known[a:b] = below[offsets[a + 1 : b + 1] - begin] - below[offsets[a:b] - begin]
     source = np.zeros(len(counts), dtype=np.int64)
     some = known > 0
-    source[some] = had[offsets[:-1][some] + known[some] - 1]
+    source[some] = first[nodes[offsets[:-1][some] + known[some] - 1]]
     return counts.tolist(), known.tolist(), source.tolist()
+
+
+def _requests_of_parts(offsets: IntArray, ids: int = 1 << 20) -> list[int]:
+    """Requests at which parts of about *ids* ids begin, and how many requests there are."""
+    begins = np.searchsorted(offsets, np.arange(ids, int(offsets[-1]), ids))
+    return np.unique([0, *begins.tolist(), len(offsets) - 1]).tolist()

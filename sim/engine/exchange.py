@@ -172,7 +172,7 @@ class Exchange:
         sequences = self.sequences
         blocks = self.kept.pop(id_)
         if sequences.kv.caches:
-            sequences.kv.cached(id_, tokens)
+            sequences.kv.loaded(id_, tokens)
         seq = sequences.state.waiting_seq(id_, cached_tokens=tokens)._replace(kept_blocks=blocks)
         # Ahead of those without KV, or one whose blocks are not to be had would keep back others whose blocks are here.
         sequences.queue.insert(n_with_blocks(sequences), seq)

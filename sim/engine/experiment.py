@@ -22,6 +22,24 @@ Turn = Literal["rotation", "oldest"]
 PrefixCacheKind = Literal["blocks", "tree"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftBehind:
+    """What layers that read a window of a context leave in a cache of blocks: nobody reads it again, and it gives way in its turn.
+
+    Of the blocks that a sequence has computed, all but the last *window_blocks* (which count as a part of the others, and of each
+    sequence) leave *per_block* blocks each.
+    """
+
+    per_block: float
+    window_blocks: int
+
+    def __post_init__(self) -> None:
+        if not (self.per_block > 0 and self.window_blocks >= 0):
+            raise ValueError(
+                f"per_block is above 0 and window_blocks at least 0; got {self.per_block!r} and {self.window_blocks!r}"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSpec:
     """A model on a machine: what its iterations cost, who plans them, and how many KV blocks it has."""
@@ -52,6 +70,8 @@ class ReplicaSpec:
     (`sim.engine.prefix`), `tree` as SGLang does it (`sim.engine.radix`); None: they are not."""
     prefix_drops_last: bool = False
     """Of what is found the last block is computed again, as vLLM does for drafters that need the target's states (EAGLE, MTP)."""
+    left_behind: LeftBehind | None = None
+    """What layers with windows leave in the prefix cache; None: there are none, or nobody keeps it."""
     tiers: tuple[TierSpec, ...] = ()
     """KV memory behind the device, nearest first: what the device has given up is loaded from there."""
     swaps: bool = False

@@ -56,6 +56,8 @@ class Prepared(NamedTuple):
     in_vain: int
     found: int
     """Tokens that those it admits have found."""
+    loaded: int
+    """Tokens that were loaded for them from tiers."""
     evicted: int
     """Blocks whose content has gone."""
 

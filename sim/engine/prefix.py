@@ -7,7 +7,9 @@ The rules are those of `vllm/v1/core/block_pool.py`, `kv_cache_manager.py` and `
 * blocks are shared by count, and nobody's blocks are moved: content that is computed twice is held twice, and found where it was
   first;
 * freed blocks stay until their room is needed: those without content go first, then the least recently freed, of one sequence the
-  last block first.
+  last block first;
+* groups of layers take their blocks from one pool, and what a group with a window has left behind is kept like the rest. Here a
+  sequence that ends leaves it, before its own blocks; what is found does not depend on it.
 
 vLLM keeps a record for each block. Here a *run* (`sim.engine.runs`) is one record for blocks behind each other that have the same
 holders and were freed together, so that work follows how often prompts fork, and not how long they are or how many blocks the cache
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 from policies.view import looks_itself
 from sim.engine.content import Contents
-from sim.engine.experiment import ReplicaSpec
+from sim.engine.experiment import LeftBehind, ReplicaSpec
 from sim.engine.kv import KvPool
 from sim.engine.radix import RadixCache
 from sim.engine.requests import RequestState
@@ -28,15 +30,16 @@ from sim.engine.runs import Chain, Held, Run, RunPool, parts_of
 class BlockCache(RunPool):
     """A pool whose blocks are found again by their content."""
 
-    __slots__ = ("_contents", "_n_admitted", "_rank", "_writes", "drops_last")
+    __slots__ = ("_contents", "_left_behind", "_n_admitted", "_rank", "_writes", "drops_last")
 
     def __init__(
         self, total: int, block_tokens: int, contents: Contents, *, by_chunk: bool = False, lookahead_tokens: int = 0,
-        limit: int | None = None, drops_last: bool = False,
+        limit: int | None = None, drops_last: bool = False, left_behind: LeftBehind | None = None,
     ) -> None:  # fmt: skip
         """*drops_last*: of what is found the last block is computed again, for a drafter that needs the target's states there."""
         super().__init__(total, block_tokens, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit)
         self.drops_last = drops_last
+        self._left_behind = left_behind
         self._contents = contents
         self._rank = self._n_admitted = self._writes = 0
 
@@ -249,6 +252,9 @@ class BlockCache(RunPool):
         if self._writes:
             for written in self._written(id_, 0):
                 self._writes -= written.writers.pop(id_, 0) is None
+        left = self._left_behind
+        if left is not None:
+            self._leave_behind(round(max(held.full - held.found - left.window_blocks, 0) * left.per_block))
         blank = blocks - held.full
         self._blank += blank
         free = self.free + blank
@@ -316,4 +322,5 @@ def pool_of(spec: ReplicaSpec, state: RequestState, *, by_chunk: bool) -> KvPool
         lookahead_tokens=spec.lookahead_tokens,
         limit=spec.max_model_len,
         drops_last=spec.prefix_drops_last,
+        left_behind=spec.left_behind,
     )

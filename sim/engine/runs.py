@@ -156,7 +156,7 @@ class RunPool(KvPool):
                 top = lo
                 self._unlink(run)
                 self._drop(chain, run)
-            if gives_up is not None:
+            if gives_up is not None and (chain.number >= 0 or chain.owner >= 0):
                 gives_up(chain.number if chain.owner < 0 else -1 - chain.owner, top, hi)
             chain.end = top if alone else max((run.hi for run in chain.runs), default=chain.start)
 
@@ -170,6 +170,24 @@ class RunPool(KvPool):
             if self._log is not None:
                 self._log.append(("own", chain))
             del self._own[chain.owner]
+
+    def _leave_behind(self, blocks: int) -> None:
+        """So many free blocks, as far as there are as many, have content from now on that nobody finds: the latest to give way."""
+        blocks = min(blocks, self.free)
+        if blocks <= 0:
+            return
+        prepaid, self._prepaid = self._prepaid, 0
+        self.take(blocks)
+        self._prepaid = prepaid
+        self.free += blocks
+        chain = Chain(0, None, -1)
+        chain.end = blocks
+        run = Run(chain, 0, blocks, 0, False)
+        chain.runs.append(run)
+        last = self._head.before
+        assert last is not None
+        run.before, run.after = last, self._head
+        last.after = self._head.before = run
 
     def _copies(self, chain: Chain | None, upto: int) -> list[tuple[Run, int, int]]:
         """The cached blocks below *upto* that end on *chain*, each where it is found first: runs, and which blocks of them."""
@@ -349,7 +367,8 @@ class RunPool(KvPool):
                 return f"a chain is cached from block {chain.start} on, and the one before it up to {chain.parent.end}"
             if chain.overlaps != sum(run.again for run in chain.runs):
                 return "a chain does not know how many of its runs came again"
-        if seen < len(holders.keys() | queued.keys()):
+        left = sum(run.chain is not None and run.chain.number < 0 and run.chain.owner < 0 for run in queued)
+        if seen + left < len(holders.keys() | queued.keys()):
             return "somebody holds blocks that cannot be found"
         free = self._blank + sum(run.hi - run.lo for run in queued)
         return None if free == self.free else f"{free} blocks are free and {self.free} are said to be"

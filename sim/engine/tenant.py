@@ -228,7 +228,7 @@ class Tenant:
         decoding, partials = lane.decoding, lane.partial
         block_tokens, by_chunk = kv.block_tokens, self._by_chunk
         blocks, in_vain = growth, 0
-        found = evicted = 0
+        found = loaded = evicted = 0
         caches = self._caches
         if caches:
             # Those who have ended take the blocks of a step that comes to nothing, and give them back.
@@ -254,6 +254,11 @@ class Tenant:
                 had = kept or (kv.found(id_) if caches else 0)
                 blocks -= had
                 found += 0 if kept else had * block_tokens
+                came = 0 if kept else sequences.brought.loaded_last
+                if came:
+                    # Its blocks are cached, too.
+                    found -= min(-(-came // block_tokens), had) * block_tokens
+                    loaded += came
             else:
                 _, cached, left, arrival_ns, model, deadline_ns, priority = partial
                 if by_chunk:
@@ -325,6 +330,7 @@ class Tenant:
                 growth,
                 len(ended),
                 found,
+                loaded,
                 evicted,
             )
             return ticks
@@ -336,7 +342,7 @@ class Tenant:
         lane.span = Step(ticks, end, growth)
         self.recorder.add_iteration(
             ticks, duration, lane.index, totals, draft_steps, query, n_completing, emitted, sequences.n_admitted,
-            len(self._queue), kv.total - kv.free, decoding.round, bubble_ns, len(ended), found, evicted,
+            len(self._queue), kv.total - kv.free, decoding.round, bubble_ns, len(ended), found, loaded, evicted,
         )  # fmt: skip
         return end
 
@@ -603,7 +609,7 @@ def launch(tenant: Tenant, lane: Lane, ticks: int, duration: int) -> None:
     lane.span = Step(ticks, ticks + duration, prepared.growth)
     tenant.recorder.add_iteration(
         ticks, duration, lane.index, *prepared.recorded, sequences.n_admitted, len(sequences.queue), sequences.kv.used,
-        lane.decoding.round, 0, prepared.in_vain, prepared.found, prepared.evicted,
+        lane.decoding.round, 0, prepared.in_vain, prepared.found, prepared.loaded, prepared.evicted,
     )  # fmt: skip
 
 

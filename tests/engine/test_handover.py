@@ -21,6 +21,7 @@ from policies.wrappers import EvictNewest
 from sim.engine import ABORTED, FINISHED, REJECTED, Experiment, InvariantError, MachineSpec, ReplicaSpec, run
 from sim.engine.columns import Columns
 from sim.engine.exchange import Exchange
+from sim.engine.experiment import LeftBehind
 from sim.engine.links import LinkSpec, Slowdown
 from sim.engine.roles import HandoverSpec, KvPath
 from tests.engine.build import patches_the_engine
@@ -196,6 +197,22 @@ def test_what_the_receiver_has_cached_is_not_sent_and_what_is_cached_there_may_s
     stays = run(two(trace, prefill=caching, decode=caching, local_tokens=20), check_invariants=True).requests
     assert stays["prefill_replica"].tolist() == [0, -1]
     assert stays["prefix_hit_tokens"].tolist() == [0, 144]
+
+
+def test_windows_leave_nothing_behind_of_what_was_computed_elsewhere() -> None:
+    # Room for two prompts; the third is the first again.
+    ids = np.concatenate((np.arange(10), np.arange(20, 30), np.arange(10)))
+    trace = Trace(
+        arrival_ns=[0, 200 * MS, 400 * MS], prompt_tokens=[160] * 3, output_tokens=[3] * 3, prefix_blocks=ids,
+        prefix_offsets=[0, 10, 20, 30], prefix_block_tokens=16,
+    )  # fmt: skip
+    caching = ReplicaSpec(
+        cost=Linear(), scheduler=Vllm(), kv_blocks=24, prefix_cache="blocks",
+        left_behind=LeftBehind(per_block=2.0, window_blocks=0),
+    )  # fmt: skip
+    found = run(two(trace, prefill=caching, decode=caching), check_invariants=True).requests
+    assert found["prefix_hit_tokens"].tolist() == [0, 0, 0]
+    assert found["found_at_decode_tokens"].tolist() == [0, 0, 144]
 
 
 def test_a_prompt_stays_whose_beginning_is_being_emitted_in_a_span() -> None:

@@ -17,6 +17,7 @@ from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, ReplicaSpec, run
 from sim.engine.content import contents_of
+from sim.engine.experiment import LeftBehind
 from sim.engine.kv import OutOfBlocks
 from sim.engine.prefix import BlockCache
 from tests.engine.costs import Linear
@@ -151,6 +152,81 @@ def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
 def test_a_drafter_that_reads_the_target_has_the_last_block_computed_again() -> None:
     trace = a_trace((0, 12, 1, [1, 2, 3]), (10, 13, 1, [1, 2, 3, 4]))
     assert hits(served(trace, prefix_drops_last=True)) == [0, 8]
+
+
+@pytest.mark.parametrize(("windows", "released"), [(0, 31), (1, 16), (5, 5)])
+def test_what_windows_leave_behind_takes_its_share_of_the_cache(windows: int, released: int) -> None:
+    # vLLM 0.32.0's own KVCacheManager (a group of FullAttentionSpec and so many of SlidingWindowSpec of 128 tokens, 4,000 blocks of
+    # 128) finds again as many of eighty prompts of 16,256 tokens, computed one after the other in chunks of 8,192. Of five groups
+    # one less than here: what they leave in the last chunk gives way after a prompt's own blocks there, and before them here.
+    n, tokens = 80, 16_256
+    trace = a_trace(*((i, tokens, 1, list(range(127 * i, 127 * i + 127))) for i in range(n)), tokens=128)
+    assert trace.prefix_blocks is not None
+    assert trace.prefix_offsets is not None
+    contents = contents_of(
+        trace.prefix_blocks, trace.prefix_offsets, 128, trace.prompt_tokens, trace.output_tokens, 128
+    )
+    left = LeftBehind(per_block=float(windows), window_blocks=1) if windows else None
+    pool = BlockCache(4000, 128, contents, left_behind=left)
+    for id_ in range(n):
+        pool.admit(id_, pool.found_blocks(id_, tokens))
+        pool.take(127)
+        pool.release(id_, 127, tokens)
+        assert pool.fault() is None
+        assert pool.free == 4000
+    found = [id_ for id_ in range(n) if pool.found_blocks(id_, tokens) == 126]
+    assert found == list(range(n - len(found), n))
+    assert len(found) == released + (windows == 5)
+
+
+def test_nothing_is_left_behind_by_what_was_found_nor_by_the_last_windows() -> None:
+    trace = a_trace((0, 12, 1, [1, 2, 3]), (10, 13, 1, [1, 2, 3, 4]), (20, 12, 1, [11, 12, 13]), (30, 12, 1, [1, 2, 3]))
+    # Of its three blocks the first leaves one behind, the second, which finds all that it has, none. The third takes the three
+    # blank ones of seven, and what the first left gives way to what it leaves.
+    kept = served(trace, blocks=7, left_behind=LeftBehind(per_block=1.0, window_blocks=2))
+    assert hits(kept) == [0, 12, 0, 8]
+    # Three left by the first: two give way to the third's own blocks, the last and two of the first's to what the third leaves.
+    none_kept = served(trace, blocks=7, left_behind=LeftBehind(per_block=1.0, window_blocks=0))
+    assert hits(none_kept) == [0, 12, 0, 4]
+
+
+def test_who_finds_all_of_its_blocks_leaves_nothing_behind() -> None:
+    # Two prompts of three full blocks leave as many, and a block is blank: the first, asked for again and again, takes no more.
+    a, b = [1, 2, 3, 4], [11, 12, 13, 14]
+    trace = a_trace(*((10 * i, 13, 1, ids) for i, ids in enumerate((a, b, a, a, a, b))))
+    left = LeftBehind(per_block=1.0, window_blocks=0)
+    assert hits(served(trace, blocks=13, left_behind=left)) == [0, 0, 12, 12, 12, 12]
+
+
+def test_a_sequence_leaves_no_more_behind_than_there_is_room_for() -> None:
+    columns = served(
+        a_trace((0, 12, 1, [1, 2, 3]), (10, 12, 1, [1, 2, 3])),
+        blocks=4,
+        left_behind=LeftBehind(per_block=9.0, window_blocks=0),
+    )
+    assert hits(columns) == [0, 8]
+
+
+def test_what_is_left_behind_is_something_and_not_less_than_nothing() -> None:
+    with pytest.raises(ValueError, match=r"per_block is above 0 and window_blocks at least 0; got 0\.0 and 1"):
+        LeftBehind(per_block=0.0, window_blocks=1)
+
+
+def test_spans_equal_stepping_where_windows_leave_something_behind() -> None:
+    found = [0, 0]
+    for seed in range(40, 50):
+        drawn = an_experiment(seed, speculative=seed % 2 == 0)
+        left = LeftBehind(per_block=(0.5, 1.0, 5.0)[seed % 3], window_blocks=seed % 2)
+        machines = tuple(
+            replace(spec, tenants=tuple(replace(tenant, left_behind=left) for tenant in spec.tenants))
+            for spec in drawn.machines
+        )
+        experiment = replace(drawn, replicas=machines)
+        checked = run(experiment, check_invariants=True)
+        assert_same(checked, run(experiment, fast_forward=False))
+        for at, columns in enumerate((run(drawn), checked)):
+            found[at] += int(columns.requests.get("prefix_hit_tokens", np.zeros(1)).sum())
+    assert found[1] < found[0]
 
 
 @pytest.mark.parametrize(("ids_of", "blocks_of"), [(4, 1), (4, 4), (4, 16), (16, 4)])

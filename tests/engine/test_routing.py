@@ -113,6 +113,36 @@ def test_an_approximate_index_knows_what_was_sent_where_and_forgets() -> None:
     assert told(trace, sent=replace(sent, capacity_blocks=9, max_blocks=1))[3:] == [[4, 0], [4, 4]]
 
 
+def test_blocks_that_nobody_else_can_ask_for_take_their_place_in_the_index() -> None:
+    # The third says nothing of its four blocks; machine 0 is thought to keep three.
+    named = a_trace((0, [1, 2]), (10, [3]), (20, [4, 5, 6, 7]), (30, [3]), (40, [1, 2]))
+    assert named.prefix_blocks is not None
+    trace = replace(named, prefix_blocks=np.array([1, 2, 3, 3, 1, 2]), prefix_offsets=np.array([0, 2, 3, 3, 4, 6]))
+    sent = SentBlocks(block_tokens=4, capacity_blocks=3)
+    assert told(trace, sent=sent)[4] == [0, 0]
+    assert told(trace, sent=replace(sent, capacity_blocks=6))[4] == [8, 0]
+
+
+def test_who_got_what_nobody_had_last_is_told_of_such_requests_alone() -> None:
+    seen: list[list[int]] = []
+
+    @dataclass(frozen=True)
+    class Notes:
+        knows: Knowledge
+
+        def route(self, request, replicas, /) -> int:
+            for load in replicas:
+                load.found_tokens(request)
+            seen.append([load.no_hit_order for load in replicas])
+            return (0, 0, 1, 0)[request.id]
+
+    # The second finds what the first left, and is not counted.
+    served(
+        a_trace((0, [1, 2]), (10, [1, 2]), (20, [3, 4]), (30, [5, 6])), Notes(Knowledge(prefixes=True, no_hits=True))
+    )
+    assert seen == [[-1, -1], [0, -1], [0, -1], [0, 1]]
+
+
 def test_the_approximate_index_is_a_plain_lru_of_blocks() -> None:
     rng = np.random.default_rng(5)
     for capacity in (1, 3, 8, 20):

@@ -95,6 +95,24 @@ def test_drafters_that_read_the_target_lose_a_block(trace: Path) -> None:
     assert not resolve(scenario(trace)).experiment.tenants[0].prefix_drops_last
 
 
+@pytest.mark.parametrize(("model", "per_block", "share"), [("gpt-oss-20b", 1.0, "1/2"), ("gemma-3-12b", 5.0, "1/6")])
+def test_layers_with_windows_leave_something_behind_in_vllms_cache(
+    trace: Path, model: str, per_block: float, share: str
+) -> None:
+    built = resolve(scenario(trace, model=model, hardware="h200"))
+    left = built.experiment.tenants[0].left_behind
+    assert left is not None
+    assert left.per_block == per_block
+    # Windows of 128 and 1,024 tokens in blocks of 16: so many blocks at most have tokens that are still read.
+    assert left.window_blocks == (9 if model == "gpt-oss-20b" else 65)
+    assert f"about {share} of the cache has what others find" in "".join(built.manifest["notes"])
+    for settings in ({"memory__prefix_caching": "false"}, {"serving_stack": "sglang"}):
+        others = resolve(scenario(trace, model=model, hardware="h200", **settings))
+        assert others.experiment.tenants[0].left_behind is None
+        assert "left behind" not in "".join(others.manifest["notes"])
+    assert resolve(scenario(trace)).experiment.tenants[0].left_behind is None
+
+
 def test_lpm_without_a_cache_says_that_it_sorts_by_nothing(trace: Path) -> None:
     asked = {"serving_stack": "sglang", "scheduler": "{policy: sglang, schedule_policy: lpm}"}
     note = "scheduler.schedule_policy is lpm and there is no radix cache: requests are served first come, first served."

@@ -88,6 +88,21 @@ def test_ids_name_an_answer_that_the_next_prompt_goes_on_from(tmp_path):
     assert of_session == {0: [[0, 1], [0, 1, 2], [9]], 1: [[4], [4]]}
 
 
+def test_a_prompt_too_short_for_the_answer_before_it_does_not_name_it(tmp_path):
+    for tokens, first in ((134, [0]), (135, [0, 1])):
+        rows = [{**row(1, 100, [0]), "output_length": 35}, row(1, tokens, [0, 1])]
+        trace = read_sessions(json_lines(tmp_path / "s", rows), starts=STARTS, block_tokens=64)
+        assert trace.prefix_of(0).tolist() == first
+
+
+def test_stamps_that_go_backwards_give_way_to_who_waits_for_whom(tmp_path):
+    rows = [row(1, 64, [i], timestamp=stamp) for i, stamp in enumerate((9000, 5000, 1000))]
+    trace = read_sessions(json_lines(tmp_path / "s", rows), starts=STARTS)
+    assert [trace.prefix_of(i).tolist() for i in range(3)] == [[0], [1], [2]]
+    assert waits(trace) == [[], [(0, 0)], [(1, 0)]]
+    assert len(set(trace.arrival_ns.tolist())) == 1
+
+
 def test_what_is_left_out_holds_nobody_up(tmp_path):
     trace = read_sessions(json_lines(tmp_path / "s", TWO_TURNS), starts=STARTS)
     assert waits(trace.take([1, 2])) == [[], []]
@@ -104,6 +119,10 @@ def test_what_is_left_out_holds_nobody_up(tmp_path):
         ([row(1, 64, [0], delay=-3)], "row 1, column delay: expected milliseconds from 0; got -3"),
         ([row(1, 64, [0], delay="soon")], "row 1, column delay: expected a number; got 'soon'"),
         ([row(1, 64, [-1])], "line 1, column hash_ids: expected a list of whole numbers from 0"),
+        ([row(1, 64, [10**25])], "line 1, column hash_ids: expected a list of whole numbers from 0"),
+        ([row(1, 64, [0]), row(1, 64, [0], delay=1e30)], "row 2, column delay: expected milliseconds from 0; got 1e"),
+        ([row(1, 0, [])], "row 1: input_length must be at least 1; got 0"),
+        ([row("abc", 64, [0])], "row 1: session_id is a whole number that fits in 64 bits; got 'abc'"),
         ([row(1, 64, [])], "no prompt has hash_ids"),
         (
             [row(1, 130, [0, 1]), row(2, 70, [7]), row(1, 1000, [0, 1, 2])],
@@ -119,6 +138,43 @@ def test_what_is_left_out_holds_nobody_up(tmp_path):
 def test_what_cannot_be_meant_is_refused_in_a_sentence(tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
         read_sessions(json_lines(tmp_path / "s.jsonl", rows), starts=STARTS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row(1, 130, [0.0, 1.5])], "column hash_ids: expected lists of whole numbers; got list<.*: double>"),
+        ([row(1, 130, ["a", "b"])], "column hash_ids: expected lists of whole numbers; got list<.*: string>"),
+        ([row(1, 70, [0]), row(1, 130, [0, None])], "row 2, column hash_ids: expected whole numbers .*; got nothing"),
+        ([row(1, 70, [0]), row(1, 130, [0, -1])], "row 2, column hash_ids: expected whole numbers from 0 .*; got -1"),
+        ([row(1, 70, [0], delay="soon")], "column delay: expected numbers; got string"),
+        ([row(1, None, [0]), row(1, 70, [0])], "row 1: input_length is a whole number; got nan"),
+        ([], "sessions need the columns"),
+    ],
+)
+def test_a_parquet_file_that_cannot_be_meant_is_refused_in_a_sentence(tmp_path, rows, message):
+    with pytest.raises(ValueError, match=message):
+        read_sessions(parquet(tmp_path / "s", rows), starts=STARTS)
+
+
+def test_ids_of_parquet_that_do_not_fit_in_64_bits_are_refused(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    ids = pa.array([[2**63]], pa.list_(pa.uint64()))
+    table = pq.read_table(parquet(tmp_path / "s", [row(1, 70, [0])])).drop(["hash_ids"]).append_column("hash_ids", ids)
+    pq.write_table(table, tmp_path / "s")
+    with pytest.raises(ValueError, match=f"row 1, column hash_ids: .* fit in 64 bits; got {2**63}"):
+        read_sessions(tmp_path / "s", starts=STARTS)
+
+
+def test_a_parquet_file_without_rows_has_no_requests(tmp_path):
+    import pyarrow.parquet as pq
+
+    path = parquet(tmp_path / "s", TWO_TURNS)
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+    with pytest.raises(ValueError, match="no requests"):
+        read_sessions(path, starts=STARTS)
 
 
 def test_ids_that_do_not_cover_the_prompt_are_refused_and_none_at_all_are_not(tmp_path):

@@ -80,6 +80,9 @@ def test_a_prompt_is_all_that_was_said_before_and_something_new() -> None:
         assert 1 <= trace.prompt_tokens[row] - through <= 40
         full = through // 8
         assert trace.prefix_of(row)[:full].tolist() == trace.prefix_of(before)[:full].tolist()
+    # No token of a prompt is without a name, for engines with smaller blocks.
+    assert trace.prefix_offsets is not None
+    assert (np.diff(trace.prefix_offsets) * 8 >= trace.prompt_tokens).all()
     firsts = np.flatnonzero(trace.follows.counts == 0)
     assert len({tuple(trace.prefix_of(row)[:4]) for row in firsts}) == 1
     assert len({int(trace.prefix_of(row)[4]) for row in firsts}) == 20

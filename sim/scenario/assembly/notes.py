@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sim.scenario import named
 from sim.scenario.assembly.fleet import about_fleet
 from sim.scenario.assembly.pools import PoolOf
-from sim.scenario.assembly.prefix_cache import caches, sorts_by_nothing, without_cache
+from sim.scenario.assembly.prefix_cache import caches, sorts_by_nothing, windows_left_behind, without_cache
 from sim.scenario.assembly.tiers import about_tiers
 from sim.scenario.classes import about_classes
 from sim.scenario.settings import Scenario
@@ -44,6 +44,12 @@ def notes_of(
     notes += _unused(scenario)
     if getattr(workload, "prefix_blocks", None) is not None:
         notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in without_cache(each))
+        notes += dict.fromkeys(
+            note
+            for pool in pools
+            for each, deployment in zip(pool.scenarios, pool.deployments, strict=True)
+            for note in windows_left_behind(each, deployment.model)
+        )
     elif any(each.memory.prefix_caching for pool in pools for each in pool.scenarios):
         notes.append(
             "memory.prefix_caching is on, and the workload does not say which prompts begin alike: nothing is found again."

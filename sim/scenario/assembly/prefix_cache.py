@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from hwmodels.cache import cached_kinds, groups_of
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
-    from sim.engine.experiment import PrefixCacheKind
+    from hwmodels.model import ModelSpec
+    from sim.engine.experiment import LeftBehind, PrefixCacheKind
     from workloads import ClosedLoop, Trace
 
 _READS_THE_TARGET = ("eagle", "mtp")
@@ -24,9 +28,11 @@ which a note says: vLLM's rules stand in for it."""
 _EVICTS = {"sglang": "SGLang evicts leaves of its tree", "trtllm": "TensorRT-LLM evicts by priority"}
 
 
-def cache_of(scenario: Scenario, workload: Trace | ClosedLoop, block_tokens: int) -> dict[str, Any]:
-    """The prefix cache of a `ReplicaSpec`; ScenarioError where ids and KV blocks have sizes of which neither divides the other, and
-    where the scheduler is told to have no cache and the memory to have one."""
+def cache_of(scenario: Scenario, workload: Trace | ClosedLoop, block_tokens: int, model: ModelSpec) -> dict[str, Any]:
+    """The prefix cache of a `ReplicaSpec` that serves *model*.
+
+    ScenarioError where ids and KV blocks have sizes of which neither divides the other, and where the scheduler is told to have no
+    cache and the memory to have one."""
     kind = _kind(scenario)
     if scenario.memory.prefix_caching and _looks_nothing_up(scenario):
         raise ScenarioError(
@@ -39,7 +45,11 @@ def cache_of(scenario: Scenario, workload: Trace | ClosedLoop, block_tokens: int
             f"{block_tokens}, and one has to divide the other for blocks to be found again; give another block_tokens, or "
             "memory.prefix_caching: false"
         )
-    return {"prefix_cache": kind, "prefix_drops_last": scenario.decoding.method in _READS_THE_TARGET}
+    return {
+        "prefix_cache": kind,
+        "prefix_drops_last": scenario.decoding.method in _READS_THE_TARGET,
+        "left_behind": _left_behind(scenario, model, block_tokens) if kind == "blocks" else None,
+    }
 
 
 def caches(scenario: Scenario) -> bool:
@@ -82,6 +92,44 @@ def without_cache(scenario: Scenario) -> Iterator[str]:
             f"The trace says which prompts share a beginning, and {why}: every prompt is computed in full"
             + ("." if asked else "; memory.prefix_caching: true finds them.")
         )
+
+
+def windows_left_behind(scenario: Scenario, model: ModelSpec) -> Iterator[str]:
+    """A note for a model of which vLLM caches more than is ever found."""
+    local, every = _groups(scenario, model)
+    if local and every and caches(scenario):
+        found = Fraction(every, local + every)
+        yield (
+            f"Prefix cache of {model.name}: vLLM keeps what layers with windows have left behind as well, {local} of every "
+            f"{local + every} pages of a new prompt, until it gives way: where prompts do not all fit, about {found} of the cache "
+            "has what others find."
+        )
+
+
+def _left_behind(scenario: Scenario, model: ModelSpec, block_tokens: int) -> LeftBehind | None:
+    """What a model's layers with windows leave in vLLM's cache.
+
+    Groups of layers take their pages from one pool. A page that a group's window has passed counts as free with its content kept,
+    like what a finished sequence had (vLLM 0.32.0, v1/core/single_type_kv_cache_manager.py: `remove_skipped_blocks`; where pages of
+    all groups are as many tokens `reachable_block_mask` leaves none out).
+    """
+    from sim.engine.experiment import LeftBehind
+
+    local, every = _groups(scenario, model)
+    if not (local and every) or model.window_tokens is None:
+        return None
+    return LeftBehind(per_block=local / every, window_blocks=ceil((model.window_tokens - 1) / block_tokens) + 1)
+
+
+def _groups(scenario: Scenario, model: ModelSpec) -> tuple[int, int]:
+    """Groups of layers in vLLM's pages that keep a window or a chunk, and groups that keep every token."""
+    if scenario.stack_name != "vllm":
+        return 0, 0
+    groups = groups_of(cached_kinds(model))
+    return (
+        sum(group.kind in ("window", "chunked") for group in groups),
+        sum(group.kind == "full" for group in groups),
+    )
 
 
 def sorts_by_nothing(scenario: Scenario) -> Iterator[str]:

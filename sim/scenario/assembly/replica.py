@@ -86,7 +86,7 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
         micro_batches=scenario.micro_batches,
         max_model_len=deployment.model.max_positions,
         model=row,
-        **cache_of(scenario, workload, plan.block_tokens),
+        **cache_of(scenario, workload, plan.block_tokens, deployment.model),
         **tiers_of(scenario, deployment, plan, alone=alone),
         **slots,
     )
