@@ -114,10 +114,6 @@ class Device:
             f"it offers {', '.join(self.peak_flops_per_s)}: choose another precision or device"
         )
 
-    def ridge_flops_per_byte(self, arithmetic: str) -> float:
-        """Arithmetic intensity at which peak compute and memory bandwidth take the same time."""
-        return self.peak(arithmetic) / self.hbm_bytes_per_s
-
 
 _NUMBERS = {
     "memory_bytes": True,

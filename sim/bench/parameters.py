@@ -76,8 +76,6 @@ PARAMETERS = (
 )
 """All that may be fitted. The scales are those at which `sim.validation.fit_stacks` starts."""
 BY_NAME: Mapping[str, Parameter] = {each.name: each for each in PARAMETERS}
-FRONT_END = ("admission_s", "admission_serial_s")
-"""Those that change when a scheduler sees a request, and nothing of an iteration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
