@@ -4,7 +4,10 @@ import math
 import numpy as np
 import pytest
 
-from sim import metrics
+from sim import engine, metrics
+from sim.engine import lives
+from sim.metrics import columns as metric_columns
+from sim.metrics import fleet as metric_fleet
 from tests.results.fakes import FakeColumns, iterations, plausible, requests
 
 SECOND = 1_000_000_000
@@ -16,6 +19,17 @@ def columns(request_columns, iteration_columns=None, gaps=((), ()), **meta):
         iteration_columns=iterations([], []) if iteration_columns is None else iteration_columns,
         gaps=(np.array(gaps[0], dtype=np.int64), np.array(gaps[1], dtype=np.int64)),
         meta={"kv_blocks_total": [100], "wall_s": 0.0, "busy_ns": 0, "n_stages": 1, **meta},
+    )
+
+
+def test_codes_are_those_of_the_engine():
+    """Metrics read columns, which may come from a folder, and do not import the engine."""
+    codes = ("FINISHED", "REJECTED", "UNFINISHED", "ABORTED", "LOST")
+    assert [getattr(metric_columns, name) for name in codes] == [getattr(engine, name) for name in codes]
+    assert metrics.STATUS_NAMES == engine.STATUS_NAMES == tuple(map(str.lower, codes))
+    states = [name.upper() for name in metrics.MACHINE_STATES]
+    assert (
+        [getattr(lives, name) for name in states] == [getattr(metric_fleet, name) for name in states] == [0, 1, 2, 3, 4]
     )
 
 
