@@ -288,8 +288,8 @@ def prompts(run: tuple[tuple[int, int], ...], decode: bool) -> Plan:
 class Scheduler(Protocol):
     """Decides, from a view alone, what the next iteration runs. Implementations are frozen dataclasses.
 
-    Where a scheduler is asked for, a function `(view) -> Plan` will do as well. What one needs of the engine beside the view it says
-    by attributes, which are asked for below: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `evicts`,
+    Where a scheduler is asked for, a function `(view) -> Plan` will do as well. What one needs of the engine beside the view it
+    says by attributes, which are asked for below: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `evicts`,
     `preempted_last`, `reserves`, `pads_to`. A wrapper has those of its `inner` unless it says otherwise.
     """
 
