@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hwmodels.cost import CostModel
+from hwmodels.cost import CostFactory
 from hwmodels.device import Device
 from hwmodels.model import ModelSpec
 from hwmodels.parallel import ParallelConfig
@@ -97,9 +97,6 @@ def plan(
         single_device_s=single_device_s,
         intra_op=intra_op,
     )
-
-
-CostFactory = Callable[..., CostModel]
 
 
 @functools.lru_cache(maxsize=256)
