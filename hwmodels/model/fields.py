@@ -65,6 +65,8 @@ _LAYER_KINDS = {
 
 
 def refuse_what_is_not_modelled(data: Mapping[str, Any], family: str, where: str) -> None:
+    """ValueError, which begins with *where*, for the first thing in a config.json that would be priced wrongly."""
+
     def refuse(what: str) -> None:
         raise ValueError(f"{where}: {what} is not modelled; choose another model (see `rooftrace models`)")
 

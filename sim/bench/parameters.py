@@ -148,4 +148,5 @@ def setting_at(base: Setting, names: Sequence[str], at: Sequence[float] | np.nda
 
 
 def own_value(base: Setting, name: str) -> float:
+    """What the stack has without a fit: the term's seconds or share, and of `KV` the factor on blocks."""
     return base.kv_factor if name == KV else float(getattr(base.stack.overheads, name))
