@@ -196,6 +196,10 @@ def test_a_summary_says_what_machines_did_and_weighs_by_it(tmp_path: Path) -> No
     served_s = seconds["ready"] + seconds["draining"]
     assert found["availability"] == pytest.approx(served_s / (served_s + 5.0))
     assert result.summary["busy_fraction"] == pytest.approx(result.columns.meta["busy_ns"] * 1e-9 / served_s)
+    # Both machines have one device, so that either could do half of the run's peak while it served.
+    meta = result.columns.meta
+    for share, done, peak in (("mfu", "flops", "peak_flops_per_s"), ("mbu", "hbm_bytes", "peak_bytes_per_s")):
+        assert result.summary[share] == pytest.approx(meta[done] / (served_s * meta[peak] / 2))
     assert found["without_machine_s"] == pytest.approx(5.0)
     # 4 requests/s for 5 s, and the one or two that were under way.
     assert 20 <= found["requests"]["held"] <= 23
