@@ -1762,6 +1762,11 @@ MUTATIONS = [
         ("a warm-up that never ends is cut in the middle", "if cut == half:", "if cut > half:"),
     ),
     *_of(
+        "sim/metrics/fleet.py",
+        ("tests/results/test_metrics.py",),
+        ("a machine that drains serves nobody", "[:, [READY, DRAINING]]", "[:, [READY]]"),
+    ),
+    *_of(
         "sim/metrics/figures.py",
         ("tests/scenario/test_fleet.py",),
         (

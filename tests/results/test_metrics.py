@@ -33,6 +33,13 @@ def test_codes_are_those_of_the_engine():
     )
 
 
+def test_a_machine_serves_while_it_is_ready_and_while_it_drains():
+    log = {"at_ns": [0, 0, 4, 6], "machine": [0, 1, 1, 1], "state": [2, 2, 3, 0], "phase": [-1, -1, -1, -1]}
+    meta = {"fleet": {"log": {**log, "at_ns": [at * SECOND for at in log["at_ns"]]}, "pools": [0, 0]}}
+    assert metric_fleet.serving_s(meta, 0, 10 * SECOND).tolist() == [10.0, 6.0]
+    assert metric_fleet.serving_s(meta, 5 * SECOND, 10 * SECOND).tolist() == [5.0, 1.0]
+
+
 def test_latencies_of_one_request_by_hand():
     one = requests(
         [1 * SECOND], scheduled_ns=2 * SECOND, first_token_ns=3 * SECOND, finish_ns=9 * SECOND, output_tokens=4
