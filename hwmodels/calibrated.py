@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,13 @@ class Calibrated:
     def stand_ins(self, spec: ModelSpec, device: Device, stages: Sequence[StageWork]) -> tuple[str, ...]:
         """A sentence for each kernel of *spec*'s *stages* that another format's, software's or device's measurements price."""
         kernels = self._gpu(device)
-        return () if kernels is None else tuple(kernels.stand_ins(_dense(spec), stages))
+        if kernels is not None:
+            return tuple(kernels.stand_ins(_dense(spec), stages))
+        if self.load(device).kind != "tpu":
+            return ()
+        # The JAX stack's products were timed in bf16 alone.
+        others = [fmt for fmt in dict.fromkeys(_dense(spec)) if fmt not in ("bf16", "fp16")]
+        return tuple(f"{device.name}: {fmt} matrix products are priced as bf16 ones were measured." for fmt in others)
 
     def loan(
         self, spec: ModelSpec, device: Device, stages: Sequence[StageWork], *, network_alone: bool = False
@@ -111,6 +117,21 @@ class Calibrated:
         ]
         low = min((1.0 + each.low_pct / 100.0 for each in lent), default=1.0)
         return min(1.0, low), max((1.0, *(1.0 + each.high_pct / 100.0 for each in lent)))
+
+    def lent_factors(
+        self, spec: ModelSpec, device: Device, stages: Sequence[StageWork]
+    ) -> Mapping[str, Sequence[float]]:
+        """By family, within which factors of what is priced the lent kernels of *stages* lie nine times in ten."""
+        kernels, profile = self._gpu(device), self.load(device)
+        if kernels is None:
+            # Of a TPU's kernels there is one each.
+            lender, tpu = profile.lender, [family for family in FAMILIES if family.startswith("tpu_")]
+            return {} if lender is None else {family: lender.factors(family) for family in tpu}
+        found: dict[str, list[float]] = {}
+        for use in kernels.uses(_dense(spec), stages):
+            if use.kernel.provenance.borrowed_from:
+                found.setdefault(use.kernel.family, []).append(use.kernel.provenance.spread.factor)
+        return found
 
     def _gpu(self, device: Device) -> GpuKernels | None:
         profile = self.load(device)
@@ -132,8 +153,18 @@ class Calibrated:
         profile = self.load(device)
         if profile.kind == "cpu":
             return cpu_cost(spec, profile, device=device, parallel=parallel, kv_precision=kv_precision)
+        if "trtllm" in (self.stack.name, self.stack.kernels) and device.vendor != "NVIDIA":
+            raise ValueError(
+                f"TensorRT-LLM runs on NVIDIA's GPUs alone, and {device.name} is {device.vendor}'s; choose serving_stack vllm or "
+                "sglang, or another device"
+            )
         for fmt in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
             device.first_peak(number_format(fmt).math, f"precision {fmt}")
+        if "fp32" in (spec.attention_precision, spec.mlp_precision, spec.expert_precision, spec.base_precision):
+            raise ValueError(
+                f"fp32 has been measured on CPUs alone, and the kernels of {device.name} would price it at the rate of 16 bits; "
+                "price it by the datasheet (cost_model: roofline), or choose precision bf16 or fp16"
+            )
         lacking = [
             what
             for needed, family, what in (
@@ -163,22 +194,3 @@ class Calibrated:
 def _dense(spec: ModelSpec) -> tuple[str, ...]:
     """The precisions of the dense layers."""
     return spec.attention_precision, spec.mlp_precision, spec.base_precision
-
-
-def families_of(stages: Sequence[StageWork], kind: str) -> tuple[str, ...]:
-    """The families of kernels that price *stages* on a device of *kind* (gpu or tpu), but for what only streams."""
-    softmax = any(shape.kind == "gqa" for stage in stages for shape in stage.attention)
-    latent = any(shape.kind != "gqa" for stage in stages for shape in stage.attention)
-    asked = (
-        ("gemm", True),
-        ("prefill", softmax),
-        ("decode", softmax),
-        ("moe", any(stage.experts is not None for stage in stages)),
-        ("mla_prefill", latent),
-        ("mla_decode", latent),
-        ("mla_bmm", latent),
-        ("linear_prefill", any(stage.recurrence is not None for stage in stages)),
-        ("linear_decode", any(stage.recurrence is not None for stage in stages)),
-        ("collective", any(stage.collectives or stage.exchange for stage in stages)),
-    )
-    return tuple(f"tpu_{name}" if kind == "tpu" else name for name, used in asked if used)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hwmodels.cache import StageCache, cached_kinds
-from hwmodels.calibrated import Calibrated, families_of
+from hwmodels.calibrated import Calibrated
 from hwmodels.cost import CostFactory, CostModel
 from hwmodels.device import Device, device_catalogue
 from hwmodels.hardware import load_hardware
@@ -61,6 +61,12 @@ class Deployment:
         return FrontEnd(own.admission_s, own.admission_s_per_token, own.admission_serial_s)
 
     @property
+    def measured_as(self) -> str:
+        """The name under which runs on the device were measured; one that no run has for a datasheet of one's own."""
+        name = self.device.name
+        return name if device_catalogue().get(name) == self.device else f"the {name} of a file"
+
+    @property
     def profile(self) -> Profile | None:
         """The calibrated profile behind the prices; None where there is none."""
         return self.made_by.load(self.device) if isinstance(self.made_by, Calibrated) else None
@@ -103,9 +109,11 @@ class Deployment:
         return self.made_by.loan(self.model, self.device, self._stages(), network_alone=network_alone)
 
     @property
-    def families(self) -> tuple[str, ...]:
-        """The families of kernels that price it; none where there is no calibrated profile."""
-        return () if self.profile is None else families_of(self._stages(), self.profile.kind)
+    def lent_factors(self) -> Mapping[str, Sequence[float]]:
+        """By family of kernels, within which factors of what is priced those that are lent lie nine times in ten."""
+        if not isinstance(self.made_by, Calibrated):
+            return {}
+        return self.made_by.lent_factors(self.model, self.device, self._stages())
 
     def _stages(self) -> tuple[StageWork, ...]:
         return _stages(self.model, self.parallel, self.kv_precision)
@@ -362,7 +370,8 @@ def deploy(
     format (16 bits for quantised weights). *expert_precision* sets experts apart. Equal arguments give the same object.
     Whether it fits in memory is asked of `kv_pool_blocks`. ValueError for unknown names and impossible combinations.
     """
-    spec = model if isinstance(model, ModelSpec) else load_model(model)
+    given = [name for name, value in (("precision", precision), ("kv_precision", kv_precision)) if value is not None]
+    spec = model if isinstance(model, ModelSpec) else load_model(model, given=given)
     device = hardware if isinstance(hardware, Device) else load_hardware(hardware)
     if parallel is None:
         parallel = ParallelConfig()

@@ -168,6 +168,7 @@ def _device(name: str, table: Mapping[str, Any], documents: Mapping[str, str], p
     for key, needed in _NUMBERS.items():
         head, _, tail = key.partition(".")
         if head == "host" and table["link"].get("kind") == "PCIe":
+            sources[key] = sources[f"link.{tail}"]
             continue
         entry = table.get(head) if not tail else table.get(head, {}).get(tail)
         if entry is None:

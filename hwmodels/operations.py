@@ -7,6 +7,8 @@ Counting rules, here and wherever this project states FLOPs or bytes:
   set charges for them it does through `Elementwise`.
 * The cache entry of a new token is written once and not read back in the same iteration, so that attention's traffic
   is the KV tokens of the totals, no more: their cached part read, their new part written.
+* What every device of a group repeats (routers, the projections into latents, the indexer of sparse attention, KV heads beyond
+  their number) counts on each: it is arithmetic and traffic that the devices do.
 * Of E experts, m tokens that each choose k of them uniformly visit E (1 - (1 - k/E)^m) on average.
 """
 

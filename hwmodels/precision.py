@@ -35,6 +35,8 @@ PRECISIONS: dict[str, Precision] = {
         Precision(name="int4", weight_bytes=0.5 + 2.0 / 128, math=("bf16", "fp16"), element_bytes=0.5),
         # Kimi-K2 releases: int4 in groups of 32 with a 16-bit scale.
         Precision(name="int4_g32", weight_bytes=0.5 + 2.0 / 32, math=("bf16", "fp16"), element_bytes=0.5),
+        # SGLang's W4AFP8 and ModelOpt's W4A8_AWQ: int4 in groups of 128, multiplied by 8-bit activations.
+        Precision(name="int4_fp8", weight_bytes=0.5 + 2.0 / 128, math=("fp8",), element_bytes=0.5),
         # OCP Microscaling Formats v1.0: 4 bits and one 8-bit scale for 32 elements.
         Precision(name="mxfp4", weight_bytes=0.5 + 1.0 / 32, math=("bf16", "fp16"), element_bytes=0.5),
         # NVIDIA NVFP4: 4 bits and one fp8 scale for 16 elements; without fp4 arithmetic the weights are expanded.

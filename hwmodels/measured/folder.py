@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,21 @@ class Survey:
     @property
     def left_out(self) -> tuple[str, ...]:
         """A sentence for each file that was not understood and each reason for refused rows; empty: all was read."""
+        of_table: dict[str, int] = {}
+        for m in self.measurements:
+            name = _table_name(m)
+            of_table[name] = of_table.get(name, 0) + len(m) + sum(m.refused.values())
         rows = [
-            f"{m.path.name}: {count:,} of {len(m) + sum(m.refused.values()):,} rows refused: {reason}"
+            f"{_table_name(m)}: {count:,} of {of_table[_table_name(m)]:,} rows refused: {reason}"
             for m in self.measurements
             for reason, count in m.refused.items()
         ]
         return (*(f"{name}: not understood: {reason}" for name, reason in self.not_understood.items()), *rows)
+
+
+def _table_name(m: Measurement) -> str:
+    """The name of a measurement's file, which may hold several of them."""
+    return re.sub(r"(?i)(\.csv|\.parquet) \([^()]*\)$", r"\1", m.path.name)
 
 
 def read_folder(folder: str | Path) -> list[Measurement]:
@@ -42,6 +52,8 @@ def survey(folder: str | Path, *, strict: bool = False, said: Said | None = None
     What is not understood is in `Survey.left_out`, or, with *strict*, an error.
     """
     folder, said = Path(folder), said or Said()
+    if not folder.exists():
+        raise ValueError(f"{folder} does not exist; give a folder of tables, or one table")
     paths = [folder] if folder.is_file() else sorted(p for p in folder.glob("*") if p.suffix.lower() in _TABLES)
     if not paths:
         raise ValueError(f"{folder} holds no CSV files and no Parquet; a file's columns say what was measured")

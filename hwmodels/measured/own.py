@@ -8,7 +8,7 @@ name, or said beside it. What a table lacks is said in one sentence.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -286,12 +286,12 @@ def _article(kind: str) -> str:
 def format_of(word: str) -> str:
     """The format called *word*, as `Measurement.dtype` has it; ValueError for one that is not known."""
     plain = word.strip().lower().removeprefix("torch.").replace("float8_e4m3fn", "fp8").replace("e4m3", "fp8")
-    plain = {"half": "fp16", "float": "fp32", "fp8_fp8": "fp8"}.get(plain, plain)
+    plain = {"half": "fp16", "float": "fp32", "fp8_fp8": "fp8", "w4afp8": "int4_fp8"}.get(plain, plain)
     short = plain.replace("_", "")
-    known = {name.replace("_", "") for name in PRECISIONS} | set(SAME_FORMAT) | {"fp4"}
+    known = {name.replace("_", ""): name for name in PRECISIONS} | SAME_FORMAT
     if short not in known:
         raise ValueError(f"{word!r} is not a number format; give one of {', '.join(PRECISIONS)}")
-    return SAME_FORMAT.get(short, short)
+    return known[short]
 
 
 def read_own(path: str | Path, *, said: Said | None = None, strict: bool = True) -> list[Measurement]:
@@ -308,6 +308,9 @@ def read_own(path: str | Path, *, said: Said | None = None, strict: bool = True)
         raise ValueError(f"{path.name}: {error}") from None
     table = _Table(path, header, rows, lines, fit, strict)
     columns = {f.name: table.column(f) for f in OWN[fit.kind].fields}
+    with np.errstate(divide="ignore", invalid="ignore"):  # cells that are refused already
+        for wrong, reason in _impossible(fit.kind, columns):
+            table.refuse(wrong, reason)
     labels = {f.name: table.labels(f) for f in _LABELS}
     named = hints(path.stem)
     assumed: list[str] = []
@@ -378,10 +381,23 @@ _COLLECTIVES = {
     "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "alltoall",
     "sendrecv": "sendrecv",
 }  # fmt: skip
-_MOE_FORMATS = {"bf16": "bfloat16", "fp16": "float16", "fp4": "nvfp4", "int4": "int4_wo", "mxfp4": "w4a16_mxfp4"}
-_GEMM_MODES = {
-    "bf16": "bfloat16", "fp16": "float16", "fp4": "nvfp4", "int4": "int4_wo", "int8": "int8_wo", "fp8block": "fp8_block",
+_MOE_FORMATS = {
+    "bf16": "bfloat16", "fp16": "float16", "int4": "int4_wo", "int4_g32": "int4_wo", "int4_fp8": "w4afp8",
+    "mxfp4": "w4a16_mxfp4",
 }  # fmt: skip
+_GEMM_MODES = {"bf16": "bfloat16", "fp16": "float16", "int4": "int4_wo", "int8": "int8_wo"}
+
+
+def _impossible(kind: str, c: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, str]]:
+    """Rows of a *kind* of table whose cells fit one by one and not together, with what is wrong."""
+    if kind in ("prefill attention", "decode attention"):
+        yield c["num_heads"] % c["num_kv_heads"] != 0, "num_heads must be a multiple of num_kv_heads"
+    elif kind == "collective":
+        yield c["num_gpus"] < 2, "a collective takes at least 2 GPUs"
+    elif kind == "MoE":
+        yield c["topk"] > c["num_experts"], "a token cannot choose more experts (topk) than there are (num_experts)"
+        yield c["num_experts"] % c["moe_ep_size"] != 0, "moe_ep_size must divide num_experts"
+        yield c["inter_size"] % c["moe_tp_size"] != 0, "moe_tp_size must divide inter_size"
 
 
 def _serving(
@@ -440,11 +456,12 @@ class _Table:
         self.refused: dict[str, int] = {}
         self._bad = np.zeros(len(rows), bool)
         width = np.array([len(row) for row in rows])
-        self._refuse(width != len(header), f"a line has not the {len(header)} cells of the header; truncated file?")
+        self.refuse(width != len(header), f"a line has not the {len(header)} cells of the header; truncated file?")
         padded = [[*row, *[""] * len(header)][: len(header)] for row in rows]
         self._cells = dict(zip(self._names, zip(*padded, strict=True), strict=True))
 
-    def _refuse(self, mask: np.ndarray, reason: str) -> None:
+    def refuse(self, mask: np.ndarray, reason: str) -> None:
+        """Leaves the rows of *mask* out that are still in; ValueError where the table is strict."""
         fresh = mask & ~self._bad
         if not fresh.any():
             return
@@ -475,18 +492,18 @@ class _Table:
         shown = self._shown[name]
         if known.text:
             values = np.array(cells, dtype=str)
-            self._refuse(values == "", f"{shown} is blank")
+            self.refuse(values == "", f"{shown} is blank")
             return values
         numbers = np.array([_number(cell) for cell in cells])
         wrong = np.isnan(numbers)
         if wrong.any():
             first = cells[int(np.flatnonzero(wrong & ~self._bad)[0])] if (wrong & ~self._bad).any() else ""
-            self._refuse(wrong, f"{shown} must be a number; got {first!r}")
-        self._refuse(np.isinf(numbers), f"{shown} must be finite")
+            self.refuse(wrong, f"{shown} must be a number; got {first!r}")
+        self.refuse(np.isinf(numbers), f"{shown} must be finite")
         if known.least == 0.0 and known.units is not None:
-            self._refuse(~(numbers > 0), f"{shown} must be positive")
+            self.refuse(~(numbers > 0), f"{shown} must be positive")
         else:
-            self._refuse(numbers * factor < known.least, f"{shown} must be at least {known.least:g}")
+            self.refuse(numbers * factor < known.least, f"{shown} must be at least {known.least:g}")
         return numbers * factor
 
     def checked(self, name: str, words: np.ndarray, otherwise: str, check: object) -> np.ndarray:
@@ -496,7 +513,7 @@ class _Table:
             try:
                 spelt[word] = check(word) if word else ""  # type: ignore[operator]
             except ValueError as error:
-                self._refuse(np.array([(str(each) or otherwise) == word for each in words]), f"{name}: {error}")
+                self.refuse(np.array([(str(each) or otherwise) == word for each in words]), f"{name}: {error}")
                 spelt[word] = ""
         return np.array([spelt[str(each) or otherwise] for each in words], dtype=str)
 
@@ -523,9 +540,9 @@ def _device(word: str) -> str:
 
 
 def _format_word(word: str) -> str:
-    format_of(word)
-    plain = word.strip().lower().removeprefix("torch.").replace("_", "")
-    return {"fp16": "fp16", "float16": "fp16", "fp8block": "fp8block"}.get(plain, format_of(word))
+    found = format_of(word)
+    plain = word.strip().lower().removeprefix("torch.")
+    return "fp16" if plain in ("fp16", "float16", "half") else found
 
 
 def _software(word: str) -> str:

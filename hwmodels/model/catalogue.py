@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from hwmodels.model.config import spec_from_config
@@ -46,11 +46,12 @@ def hub_name(name: str) -> str | None:
     return found[1] if found else None
 
 
-def load_model(name_or_path: str | Path) -> ModelSpec:
+def load_model(name_or_path: str | Path, *, given: Collection[str] = ()) -> ModelSpec:
     """The model called *name_or_path* in the catalogue (alias or hub name too), or that of a config.json or its folder.
 
-    A `hf_quant_config.json` beside the file is read as well. ValueError names the nearest valid models for an unknown
-    name, and file and field for a config that cannot be used.
+    A `hf_quant_config.json` beside the file is read as well. *given*: formats that whoever asks sets (`precision`,
+    `kv_precision`), in whose place what a checkpoint says may be something that is not modelled. ValueError names the nearest
+    valid models for an unknown name, and file and field for a config that cannot be used.
     """
     text = str(name_or_path)
     key = text.strip().lower()
@@ -64,7 +65,15 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         side = path.with_name("hf_quant_config.json")
         quant = read_json(side) if side.is_file() else None
         name = path.parent.resolve().name if path.name == "config.json" else path.stem
-        return spec_from_config(read_json(path), name=name, where=str(path), quant_config=quant)
+        data = read_json(path)
+        try:
+            return spec_from_config(data, name=name, where=str(path), quant_config=quant)
+        except ValueError:
+            if not given:
+                raise
+            return spec_from_config(data, name=name, where=str(path), quant_config=quant, given=given)
+    if Path(text).is_dir():
+        raise ValueError(f"folder {text} has no config.json")
     if text.endswith(".json") or ("/" in text.strip("/") and Path(text).parent.is_dir()):
         raise ValueError(f"model file {text} does not exist")
     known = [*model_catalogue(), *_aliases()]

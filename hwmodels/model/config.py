@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from hwmodels.model.fields import (
+    AFTER_DENSE,
     CLASS_DEFAULTS,
-    DTYPES,
     GEMMA,
     HYBRID,
     LATENT,
     PLAIN,
+    STATED,
     Config,
+    object_of,
     refuse_what_is_not_modelled,
 )
-from hwmodels.model.quantisation import quantisation
+from hwmodels.model.quantisation import quantised
 from hwmodels.model.spec import Attention, AttentionKind, Experts, LatentAttention, LinearAttention, ModelSpec
 from hwmodels.precision import precision
 
@@ -31,7 +33,7 @@ _KINDS: Mapping[str, AttentionKind] = {
 
 def _attention_kinds(c: Config, family: str, n_layers: int) -> tuple[AttentionKind, ...]:
     """Layer by layer, from `layer_types` or from what stands for it in the configs of a family."""
-    types = c.data.get("layer_types")
+    types = c.listed("layer_types", str)
     if types is not None and family not in PLAIN:
         if len(types) != n_layers:
             raise ValueError(f"{c.where}: layer_types names {len(types)} layers, num_hidden_layers says {n_layers}")
@@ -58,7 +60,7 @@ def _attention_kinds(c: Config, family: str, n_layers: int) -> tuple[AttentionKi
 
 def _rotary_kinds(c: Config, n_layers: int) -> tuple[AttentionKind, ...]:
     """Of Llama 4: layers with rotary embeddings (a 1 in `no_rope_layers`) attend within chunks, those without to everything."""
-    rotary = c.data.get("no_rope_layers")
+    rotary = c.listed("no_rope_layers", int)
     if not rotary:
         step = c.integer("no_rope_layer_interval", 4)
         rotary = [int((i + 1) % step != 0) for i in range(n_layers)]
@@ -82,18 +84,18 @@ def _reach(c: Config, kinds: tuple[AttentionKind, ...]) -> tuple[int | None, tup
 
 
 def _moe_layers(c: Config, n_layers: int, family: str) -> tuple[bool, ...]:
-    if family in LATENT:
+    if family in AFTER_DENSE:
         first = c.integer("first_k_dense_replace", 0, least=0)
         step = c.integer("moe_layer_freq", 1)
         return tuple(i >= first and i % step == 0 for i in range(n_layers))
     if family == "llama4_text":
         step = c.integer("interleave_moe_layer_step", 1)
-        listed = c.data.get("moe_layers")
+        listed = c.listed("moe_layers", int)
         chosen = set(range(step - 1, n_layers, step) if listed is None else listed)
         return tuple(i in chosen for i in range(n_layers))
     if family in ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text"):
         step = c.integer("decoder_sparse_step", 1)
-        dense = set(c.data.get("mlp_only_layers") or ())
+        dense = set(c.listed("mlp_only_layers", int) or ())
         return tuple((i + 1) % step == 0 and i not in dense for i in range(n_layers))
     return (True,) * n_layers
 
@@ -121,7 +123,7 @@ def _gated_attention(c: Config, family: str, hidden: int) -> Attention:
         n_kv_heads=kv_heads,
         head_dim=head_dim,
         qkv_bias=bias or family == "qwen2",
-        out_bias=bias,
+        out_bias=bias and family != "glm4_moe",
         qk_norm_params=norm,
         sink_params=heads if family == "gpt_oss" else 0,
         output_gate=c.flag("attn_output_gate", family in HYBRID),
@@ -145,16 +147,14 @@ def _latent_attention(c: Config) -> LatentAttention:
 
 def _linear_attention(c: Config, base: str) -> LinearAttention:
     # vLLM 0.32.0, model_executor/models/config.py: Qwen3.5's mamba_ssm_dtype, else the state is fp32 in its kernels.
-    state = c.data.get("mamba_ssm_dtype") or "float32"
-    if state not in DTYPES:
-        raise ValueError(f"{c.where}: mamba_ssm_dtype must be one of {', '.join(DTYPES)}, got {state!r}")
+    state = c.dtype("mamba_ssm_dtype", default="float32")
     return LinearAttention(
         n_key_heads=c.integer("linear_num_key_heads"),
         n_value_heads=c.integer("linear_num_value_heads"),
         key_dim=c.integer("linear_key_head_dim"),
         value_dim=c.integer("linear_value_head_dim"),
         conv_width=c.integer("linear_conv_kernel_dim"),
-        state_bytes=precision(DTYPES[state]).element_bytes,
+        state_bytes=precision(state).element_bytes,
         conv_bytes=precision(base).element_bytes,
     )
 
@@ -168,12 +168,12 @@ _EXPERT_FIELDS = {
     "qwen3_moe": ("num_experts", "moe_intermediate_size"),
     "qwen3_next": ("num_experts", "moe_intermediate_size"),
     "qwen3_5_moe_text": ("num_experts", "moe_intermediate_size"),
-    **dict.fromkeys(LATENT, ("n_routed_experts", "moe_intermediate_size")),
+    **dict.fromkeys(AFTER_DENSE, ("n_routed_experts", "moe_intermediate_size")),
 }
 
 
 def _experts(c: Config, family: str) -> Experts | None:
-    if family not in _EXPERT_FIELDS or (family in LATENT and not c.integer("n_routed_experts", 0, least=0)):
+    if family not in _EXPERT_FIELDS or (family in AFTER_DENSE and not c.integer("n_routed_experts", 0, least=0)):
         return None
     number, width = _EXPERT_FIELDS[family]
     routed = Experts(n_experts=c.integer(number), per_token=c.integer("num_experts_per_tok"), ffn=c.integer(width))
@@ -188,43 +188,49 @@ def _experts(c: Config, family: str) -> Experts | None:
     if family in ("qwen3_next", "qwen3_5_moe_text"):
         shared_ffn = c.integer("shared_expert_intermediate_size")
         return replace(routed, shared_ffn=shared_ffn, shared_gate=True)
-    if family in LATENT:
+    if family in AFTER_DENSE:
         shared = c.integer("n_shared_experts", 0, least=0)
-        bias = c.data.get("topk_method") == "noaux_tc"
+        # GLM-4.5 has the bias without saying so (transformers 5.19, Glm4MoeTopkRouter).
+        bias = family == "glm4_moe" or c.data.get("topk_method") == "noaux_tc"
         return replace(routed, shared_ffn=shared * routed.ffn, router_bias=bias)
     return routed
 
 
 def spec_from_config(
-    config: Mapping[str, Any], *, name: str, where: str, quant_config: Mapping[str, Any] | None = None
+    config: Mapping[str, Any],
+    *,
+    name: str,
+    where: str,
+    quant_config: Mapping[str, Any] | None = None,
+    given: Collection[str] = (),
 ) -> ModelSpec:
     """The model that a HuggingFace *config* describes; *where* names the file in errors.
 
-    ValueError for a missing or impossible field, and for an architecture that is not modelled, by name.
+    *quant_config*: a hf_quant_config.json beside it. *given*: formats that whoever asks sets in place of the files', which are
+    not read (`precision`: of the weights, `kv_precision`). ValueError for a missing or impossible field, and for an
+    architecture or a number format that is not modelled, by name.
     """
-    own = config.get("rooftrace") or {}
-    notes: list[str] = list(own.get("notes", ()))
+    own = object_of(config.get("rooftrace"), f"{where}: rooftrace")
+    notes: list[str] = [*(Config(own, f"{where}: rooftrace").listed("notes", str) or ())]
     data: dict[str, Any] = dict(config)
-    if "text_config" in config:
-        data = {**{k: v for k, v in config.items() if k != "text_config"}, **config["text_config"]}
+    if text := object_of(config.get("text_config"), f"{where}: text_config"):
+        data = {**{k: v for k, v in config.items() if k != "text_config"}, **text}
         if config.get("model_type") != data.get("model_type") or "vision_config" in config:
             notes.append("The text model only: image and video encoders are left out.")
     family = data.get("model_type")
     if not isinstance(family, str):
         raise ValueError(f"{where}: model_type is missing; a HuggingFace config.json states it")
-    refuse_what_is_not_modelled(data, family, where)
+    refuse_what_is_not_modelled(Config(data, where), family)
     data = {**CLASS_DEFAULTS.get(family, {}), **data}
     c = Config(data, where)
-    dtype = data.get("torch_dtype") or data.get("dtype") or "bfloat16"
-    if dtype not in DTYPES:
-        raise ValueError(f"{where}: torch_dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    base = DTYPES[dtype]
+    for key in STATED.get(family, ()):
+        if key not in data:
+            raise ValueError(f"{where}: {key} is missing; a {family} config.json states it")
+    base = c.dtype("torch_dtype", "dtype")
     formats = {"attention_precision": base, "mlp_precision": base, "expert_precision": base, "base_precision": base}
-    formats |= quantisation(data, quant_config, base, where)
     common: dict[str, Any] = {"name": name, "family": family, "source": own.get("source", where), **formats}
-    if family in PLAIN:
-        return _plain_spec(c, family, common, tuple(notes))
-    return _layered_spec(c, family, common, tuple(notes))
+    spec = (_plain_spec if family in PLAIN else _layered_spec)(c, family, common, tuple(notes))
+    return quantised(spec, data, quant_config, where, given=given)
 
 
 def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[str, ...]) -> ModelSpec:

@@ -36,11 +36,37 @@ class Config:
             raise ValueError(f"{self.where}: {key} must be true or false, got {value!r}")
         return value
 
+    def listed(self, key: str, kind: type[int] | type[str]) -> list[Any] | None:
+        """A list of integers or of texts; None where there is none."""
+        value = self.data.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or any(isinstance(each, bool) or not isinstance(each, kind) for each in value):
+            what = "integers" if kind is int else "texts"
+            raise ValueError(f"{self.where}: {key} must be a list of {what}, got {value!r}")
+        return value
+
+    def dtype(self, *keys: str, default: str = "bfloat16") -> str:
+        """The number format that the first stated of *keys* says."""
+        for key in keys:
+            if self.data.get(key):
+                value = self.data[key]
+                if not isinstance(value, str) or value not in DTYPES:
+                    raise ValueError(f"{self.where}: {key} must be one of {', '.join(DTYPES)}, got {value!r}")
+                return DTYPES[value]
+        return DTYPES[default]
+
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 GEMMA = {"gemma2", "gemma3_text"}
-GATED = {"llama", "llama4_text", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss", "minimax_m2"} | GEMMA
-LATENT = {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm_moe_dsa"}
+GATED = GEMMA | {
+    "llama", "llama4_text", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss", "minimax_m2", "glm4_moe",
+}  # fmt: skip
+SPARSE = {"deepseek_v32", "glm_moe_dsa"}
+"""Latent attention to the tokens that an indexer chooses."""
+LATENT = {"deepseek_v2", "deepseek_v3", "kimi_k2"} | SPARSE
+AFTER_DENSE = LATENT | {"glm4_moe"}
+"""Experts behind the first `first_k_dense_replace` layers, beside shared ones of the same width."""
 PLAIN = {"gpt2", "opt", "bloom", "bert"}
 HYBRID = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 """Gated delta nets between layers of full attention."""
@@ -55,8 +81,19 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": 4096,
         "max_position_embeddings": 131072,
     },
+    "gpt_oss": {"attention_bias": True},
 }
 """What a family's config.json leaves out on the hub: the defaults of its class in transformers 5.19."""
+_HEADS = ("num_key_value_heads", "head_dim")
+_DEEPSEEK = ("n_routed_experts", "n_shared_experts", "first_k_dense_replace", "q_lora_rank")
+STATED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("mistral", "mixtral", "qwen2", "qwen3_moe", "glm4_moe"), _HEADS[:1]),
+    **dict.fromkeys(("qwen3", "gpt_oss", "minimax_m2", "llama4_text", *sorted(HYBRID)), _HEADS),
+    **dict.fromkeys(LATENT, _DEEPSEEK),
+    **dict.fromkeys(SPARSE, (*_DEEPSEEK, "index_topk")),
+}
+"""Fields that a family's config.json states, null or not: where one is left out the classes of transformers have each a number of
+their own for it, which would be of another model."""
 _LAYER_KINDS = {
     **{family: {"full_attention", "linear_attention"} for family in HYBRID},
     "llama4_text": {"full_attention", "chunked_attention"},
@@ -64,8 +101,18 @@ _LAYER_KINDS = {
 """`layer_types` that a family is modelled with, where they are other than full and sliding attention."""
 
 
-def refuse_what_is_not_modelled(data: Mapping[str, Any], family: str, where: str) -> None:
-    """ValueError, which begins with *where*, for the first thing in a config.json that would be priced wrongly."""
+def object_of(value: Any, what: str) -> Mapping[str, Any]:
+    """An object of a config, empty where there is none; ValueError for anything else."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what} must be an object, got {value!r}")
+    return value
+
+
+def refuse_what_is_not_modelled(c: Config, family: str) -> None:
+    """ValueError, which begins with the config's name, for the first thing in it that would be priced wrongly."""
+    data, where = c.data, c.where
 
     def refuse(what: str) -> None:
         raise ValueError(f"{where}: {what} is not modelled; choose another model (see `rooftrace models`)")
@@ -83,7 +130,7 @@ def refuse_what_is_not_modelled(data: Mapping[str, Any], family: str, where: str
     for key in data:
         if any(word in key for word in ("mamba", "ssm_", "rwkv", "hyena")) and family not in HYBRID and data[key]:
             refuse(f"a state-space layer ({key})")
-    kinds = set(data.get("layer_types") or ()) - _LAYER_KINDS.get(family, {"full_attention", "sliding_attention"})
+    kinds = set(c.listed("layer_types", str) or ()) - _LAYER_KINDS.get(family, {"full_attention", "sliding_attention"})
     if kinds:
         refuse(f"a hybrid with {', '.join(sorted(k.replace('_', ' ') for k in kinds))} layers ({family})")
     if family not in LATENT and data.get("kv_lora_rank"):
@@ -92,5 +139,5 @@ def refuse_what_is_not_modelled(data: Mapping[str, Any], family: str, where: str
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
         if family in dense and data.get(key):
             refuse(f"a mixture of experts ({key}) in a {family} model")
-    if family != "glm_moe_dsa" and data.get("index_topk"):
+    if family not in SPARSE and data.get("index_topk"):
         refuse(f"sparse attention (index_topk) in a {family} model")

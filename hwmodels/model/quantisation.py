@@ -1,99 +1,294 @@
-"""The number formats that a checkpoint says its weights and cache are in."""
+"""The number formats that a checkpoint says its weights and cache are in.
+
+Which matrices a format is of is found as engines find it: representative module names of each kind of layer are held against
+what the checkpoint lists as quantised (`targets`) and as left alone (`ignore`, `modules_to_not_convert`, `exclude_modules`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-_EVERYWHERE: tuple[str, ...] = ("attention_precision", "mlp_precision", "expert_precision")
-_ALGORITHMS = {"FP8": "fp8", "FP8_PB_WO": "fp8_block", "NVFP4": "nvfp4", "W4A16_AWQ": "int4", "INT4_AWQ": "int4"}
-"""`quant_algo` of a hf_quant_config.json."""
+from hwmodels.model.fields import object_of
+from hwmodels.model.spec import ModelSpec
+from hwmodels.precision import precision
+
+_ALGORITHMS = {
+    "FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8_block", "FP8_BLOCK_SCALES": "fp8_block",
+    "NVFP4": "nvfp4", "NVFP4_AWQ": "nvfp4", "W4A16_AWQ": "int4", "INT4_AWQ": "int4", "W4A8_AWQ": "int4_fp8",
+}  # fmt: skip
+"""`quant_algo` of ModelOpt, in a hf_quant_config.json or in a config.json. FP8_PB_WO multiplies in FP8 in spite of its name (vLLM
+0.32.0, quantization/modelopt.py)."""
+_ATTENTION = tuple(
+    f"{block}.{name}"
+    for block, names in (
+        (
+            "self_attn",
+            ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa"),
+        ),
+        ("linear_attn", ("in_proj_qkvz", "in_proj_qkv", "in_proj_z", "out_proj")),
+        ("attn", ("c_attn", "c_proj")),
+    )
+    for name in names
+)
+_MATRICES = ("gate_proj", "up_proj", "down_proj", "gate_up_proj")
+_MODULES: Mapping[str, tuple[str, ...]] = {
+    "attention": _ATTENTION,
+    "mlp": tuple(f"{block}.{name}" for block in ("mlp", "feed_forward") for name in _MATRICES),
+    "shared": tuple(
+        f"{block}.{name}"
+        for block in ("mlp.shared_experts", "mlp.shared_expert", "feed_forward.shared_expert")
+        for name in _MATRICES
+    ),
+    "expert": (
+        *(f"{block}.experts.{which}{name}" for block in ("mlp", "feed_forward", "block_sparse_moe")
+          for which in ("0.", "") for name in _MATRICES),
+        *(f"block_sparse_moe.experts.0.{name}" for name in ("w1", "w2", "w3")),
+    ),
+}  # fmt: skip
+"""Part of a layer -> names that its matrices have in checkpoints; which of them a model has does not matter."""
+_PREFIXES = ("model.layers.", "language_model.model.layers.", "model.language_model.layers.", "transformer.h.")
+_KNOWN = {word for modules in _MODULES.values() for name in modules for word in name.split(".")} | {
+    "layers",
+    "model",
+    "h",
+}
+"""Words that a module of a list may end in, or a layer's number, to be one of these."""
+_FIELDS = {"attention": "attention_precision", "mlp": "mlp_precision", "expert": "expert_precision"}
+_WORDS = {"attention": "attention", "mlp": "dense or shared MLP", "expert": "experts"}
 
 
-def quantisation(data: Mapping[str, Any], side: Mapping[str, Any] | None, base: str, where: str) -> dict[str, str]:
-    """Formats of attention, MLP, experts and cache where they differ from *base*; *side* is a hf_quant_config.json.
+class _Selects(NamedTuple):
+    """Some of a checkpoint's modules."""
 
-    ValueError, naming *where*, for a format that is not modelled.
-    """
-    try:
-        if side is not None:
-            return _of_side_file(side.get("quantization", {}), base)
-        return _of_config(data.get("quantization_config") or {}, base)
-    except _NotModelled as error:
-        raise ValueError(f"{where}: quantisation {error} is not modelled; pass a precision that overrides it") from None
+    of: Callable[[str], bool]
+    """Whether a module, by its whole name, is one of them."""
+    by_layer: bool = False
+    """Whether layers may differ in it."""
 
 
 class _NotModelled(Exception):
     """What is not modelled, in words."""
 
 
-def _of_side_file(table: Mapping[str, Any], base: str) -> dict[str, str]:
+class _Group(NamedTuple):
+    fmt: str
+    modules: _Selects
+
+
+class _Stated(NamedTuple):
+    """What a checkpoint says of its weights."""
+
+    groups: Sequence[_Group]
+    """The first that selects a module says its format."""
+    kept: _Selects
+    """Modules left in the base format."""
+
+
+def quantised(
+    spec: ModelSpec, data: Mapping[str, Any], side: Mapping[str, Any] | None, where: str, *, given: Collection[str] = ()
+) -> ModelSpec:
+    """*spec*, whose weights are in its base format, in the formats that its files state, with a note where layers differ.
+
+    *data* is the config.json, *side* a hf_quant_config.json beside it, whose words count first. ValueError, naming *where*, for
+    a format that is not modelled; *given*: what whoever asks sets in place of the files' words, which are not read
+    (`precision`: of the weights, `kv_precision`).
+    """
+    quantised = object_of(data.get("quantization_config"), f"{where}: quantization_config")
+    beside = object_of((side or {}).get("quantization"), f"{where}: quantization of hf_quant_config.json")
     found: dict[str, str] = {}
-    algorithm = table.get("quant_algo")
-    if algorithm is not None:
-        if algorithm not in _ALGORITHMS:
-            raise _NotModelled(f"{algorithm} of hf_quant_config.json")
-        found = dict.fromkeys(_EVERYWHERE, _ALGORITHMS[algorithm])
-        if "self_attn" in " ".join(table.get("exclude_modules") or ()):
-            found["attention_precision"] = base
-    cache = table.get("kv_cache_quant_algo")
-    if cache is not None:
-        if cache != "FP8":
-            raise _NotModelled(f"of the KV cache in {cache}")
-        found["kv_precision"] = "fp8"
+    notes: list[str] = []
+    setting = "kv_precision"
+    try:
+        if "kv_precision" not in given:
+            found |= _of_cache(quantised) | _of_cache(beside)
+        setting = "precision"
+        stated = None if "precision" in given else (_of_algorithm(beside) or _of_weights(quantised, spec))
+        if stated is not None:
+            for part, layers in _parts(spec):
+                found[_FIELDS[part]] = _format_of(stated, spec, part, layers, notes)
+    except _NotModelled as error:
+        raise ValueError(
+            f"{where}: quantisation {error} is not modelled; set another format in its place ({setting}: fp8, ...)"
+        ) from None
+    return dataclasses.replace(spec, **found, notes=(*spec.notes, *notes))
+
+
+def _parts(spec: ModelSpec) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Parts that have a format of their own, each with its matrices by kind of module and layer."""
+    moe = [i for i, each in enumerate(spec.layer_is_moe) if each]
+    shared = moe if spec.experts is not None and spec.experts.shared_ffn else []
+    yield "attention", [("attention", i) for i in range(spec.n_layers)]
+    mlp = [("mlp", i) for i, each in enumerate(spec.layer_is_moe) if not each] + [("shared", i) for i in shared]
+    # What a model has not is in the format that it would be in.
+    yield "mlp", mlp or [("shared", 0)]
+    yield "expert", [("expert", i) for i in moe or (0,)]
+
+
+def _format_of(stated: _Stated, spec: ModelSpec, part: str, layers: Sequence[tuple[str, int]], notes: list[str]) -> str:
+    """The format that most *layers* have; where some have another a note says so."""
+    by_layer = stated.kept.by_layer or any(group.modules.by_layer for group in stated.groups)
+    counts: dict[str, int] = {}
+    known: dict[tuple[str, int], str] = {}
+    for kind, layer in layers:
+        key = kind, layer if by_layer else 0
+        if key not in known:
+            known[key] = _format_in(stated, *key) or spec.base_precision
+        counts[known[key]] = counts.get(known[key], 0) + 1
+    usual = max(counts, key=lambda fmt: counts[fmt])
+    for fmt, n in counts.items():
+        if fmt != usual:
+            notes.append(
+                f"The checkpoint has the {_WORDS[part]} of {n} of {len(layers)} layers in {fmt}; priced as the others, in {usual}."
+            )
+    return usual
+
+
+def _format_in(stated: _Stated, kind: str, layer: int) -> str | None:
+    names = [f"{prefix}{layer}.{module}" for prefix in _PREFIXES for module in _MODULES[kind]]
+    if any(map(stated.kept.of, names)):
+        return None
+    return next((group.fmt for group in stated.groups if any(map(group.modules.of, names))), None)
+
+
+_EVERYTHING, _NOTHING = _Selects(lambda _: True), _Selects(lambda _: False)
+
+
+def _selected(patterns: Sequence[str]) -> _Selects:
+    """What a list of modules selects: whole names or parts of them between dots, globs (ModelOpt), `re:` (compressed-tensors)."""
+    paths: set[str] = set()
+    others: list[re.Pattern[str]] = []
+    for pattern in patterns:
+        if pattern.startswith("re:"):
+            try:
+                others.append(re.compile(pattern[3:]))
+            except re.error as error:
+                raise _NotModelled(f"of modules {pattern!r} ({error})") from None
+        elif "*" in pattern:
+            others.append(re.compile(f"(?:{fnmatch.translate(pattern)})|(?:{fnmatch.translate(pattern + '.*')})"))
+        elif (last := pattern.rpartition(".")[2]) in _KNOWN or last.isdigit():
+            paths.add(pattern)
+
+    def selects(name: str) -> bool:
+        if any(pattern.match(name) for pattern in others):
+            return True
+        words = name.split(".") if paths else ()
+        ends = range(1, len(words) + 1)
+        return any(".".join(words[start:end]) in paths for end in ends for start in range(end))
+
+    return _Selects(selects, any(re.search(r"\d", text) for text in (*paths, *(pattern.pattern for pattern in others))))
+
+
+def _texts(table: Mapping[str, Any], *keys: str) -> list[str]:
+    found: list[str] = []
+    for key in keys:
+        value = table.get(key) or []
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise _NotModelled(f"with {key} {value!r}, which is no list of modules,")
+        found += value
     return found
 
 
-def _of_config(quantised: Mapping[str, Any], base: str) -> dict[str, str]:
-    if not quantised:
-        return {}
-    return _of_weights(quantised, base) | _of_cache(quantised)
-
-
-def _of_cache(quantised: Mapping[str, Any]) -> dict[str, str]:
-    """`kv_cache_scheme` of compressed-tensors and of newer ModelOpt checkpoints; the weights' format says nothing of the cache."""
-    scheme = quantised.get("kv_cache_scheme")
+def _of_cache(table: Mapping[str, Any]) -> dict[str, str]:
+    """The cache's format, of which that of the weights says nothing: `kv_cache_scheme` of compressed-tensors and of newer ModelOpt
+    checkpoints, `kv_cache_quant_algo` of a hf_quant_config.json."""
+    algorithm = table.get("kv_cache_quant_algo")
+    if algorithm is not None:
+        if algorithm != "FP8":
+            raise _NotModelled(f"of the KV cache in {algorithm}")
+        return {"kv_precision": "fp8"}
+    scheme = table.get("kv_cache_scheme")
     if not scheme:
         return {}
-    kind = (scheme.get("type"), scheme.get("num_bits"))
-    if kind != ("float", 8):
-        raise _NotModelled(f"of the KV cache in {kind[0]}{kind[1]}")
+    if not isinstance(scheme, Mapping):
+        raise _NotModelled(f"of the KV cache in {scheme}")
+    kind, bits = scheme.get("type"), scheme.get("num_bits")
+    if (kind, bits) != ("float", 8):
+        raise _NotModelled(f"of the KV cache in {kind}{bits}")
     return {"kv_precision": "fp8"}
 
 
-def _of_weights(quantised: Mapping[str, Any], base: str) -> dict[str, str]:
-    method = quantised.get("quant_method")
-    if method == "fp8":
-        return dict.fromkeys(_EVERYWHERE, "fp8_block" if quantised.get("weight_block_size") else "fp8")
+def _of_algorithm(table: Mapping[str, Any]) -> _Stated | None:
+    """Of ModelOpt: one format, and modules that are left alone."""
+    algorithm = table.get("quant_algo")
+    if algorithm is None:
+        return None
+    if not isinstance(algorithm, str) or algorithm.upper() not in _ALGORITHMS:
+        raise _NotModelled(f"{algorithm} of ModelOpt")
+    kept = _texts(table, "exclude_modules", "ignore")
+    return _Stated([_Group(_ALGORITHMS[algorithm.upper()], _EVERYTHING)], _selected(kept))
+
+
+def _of_weights(table: Mapping[str, Any], spec: ModelSpec) -> _Stated | None:
+    if not table:
+        return None
+    method = table.get("quant_method")
+    kept = _selected(_texts(table, "modules_to_not_convert", "ignored_layers"))
+    if method in ("fp8", "fbgemm_fp8"):
+        return _Stated([_Group("fp8_block" if table.get("weight_block_size") else "fp8", _EVERYTHING)], kept)
     if method == "mxfp4":
-        return {"expert_precision": "mxfp4"}
+        if spec.experts is None:
+            raise _NotModelled("mxfp4 of a model without experts")
+        return _Stated([_Group("mxfp4", _selected(["experts"]))], _NOTHING)
+    if method == "w4afp8":
+        # SGLang 0.5.23, quantization/w4afp8.py: experts as its name says, FP8 in blocks of 128 x 128 elsewhere.
+        return _Stated([_Group("int4_fp8", _selected(["experts"])), _Group("fp8_block", _EVERYTHING)], kept)
     if method in ("awq", "gptq"):
-        bits = quantised.get("bits", quantised.get("w_bit"))
+        bits = table.get("bits", table.get("w_bit"))
         if bits != 4:
             raise _NotModelled(f"{method} with {bits} bits")
-        return dict.fromkeys(_EVERYWHERE, "int4")
+        if table.get("dynamic"):
+            raise _NotModelled(f"{method} with rules for single modules (dynamic)")
+        group = table.get("group_size", table.get("q_group_size"))
+        return _Stated([_Group("int4_g32" if group == 32 else "int4", _EVERYTHING)], kept)
     if method == "compressed-tensors":
-        return _of_compressed_tensors(quantised, base)
+        return _of_compressed_tensors(table)
+    if isinstance(method, str) and method.startswith("modelopt"):
+        stated = _of_algorithm(table)
+        if stated is not None:
+            return stated
+        raise _NotModelled(f"{method!r} without a quant_algo")
     raise _NotModelled(f"{method!r}")
 
 
-def _of_compressed_tensors(quantised: Mapping[str, Any], base: str) -> dict[str, str]:
-    groups = list((quantised.get("config_groups") or {}).values())
-    if len(groups) != 1:
-        raise _NotModelled(f"compressed-tensors with {len(groups)} groups")
-    weights = groups[0]["weights"]
-    kind = (weights.get("type"), weights.get("num_bits"))
+def _of_compressed_tensors(table: Mapping[str, Any]) -> _Stated:
+    groups = table.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise _NotModelled(f"compressed-tensors with config_groups {groups!r}")
+    found: list[_Group] = []
+    for name, group in groups.items():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(weights, Mapping):
+            raise _NotModelled(f"compressed-tensors with weights {weights!r} of {name}")
+        targets = _texts(group, "targets") or ["Linear"]
+        modules = _EVERYTHING if "Linear" in targets else _selected(targets)
+        found.append(_Group(_scheme(weights, group.get("input_activations")), modules))
+    # What names its modules goes before what is of all of them.
+    found.sort(key=lambda group: group.modules is _EVERYTHING)
+    return _Stated(found, _selected(_texts(table, "ignore")))
+
+
+def _scheme(weights: Mapping[str, Any], activations: Any) -> str:
+    """The format of one scheme of compressed-tensors."""
+    kind, bits, group = weights.get("type"), weights.get("num_bits"), weights.get("group_size")
+    taken = (activations.get("type"), activations.get("num_bits")) if isinstance(activations, Mapping) else None
     names = {
-        ("float", 8): "fp8",
-        ("int", 8): "int8",
-        ("int", 4): "int4_g32" if weights.get("group_size") == 32 else "int4",
+        ("float", 8, ("float", 8)): "fp8_block" if weights.get("strategy") == "block" else "fp8",
+        ("int", 8, ("int", 8)): "int8",
+        ("int", 4, None): "int4_g32" if group == 32 else "int4",
+        ("int", 4, ("float", 8)): "int4_fp8",
+        ("float", 4, ("float", 4)): "nvfp4" if group == 16 else None,
+        ("float", 4, None): "mxfp4" if group == 32 else None,
     }
-    if kind not in names:
-        raise _NotModelled(f"compressed-tensors {kind[0]}{kind[1]}")
-    found = dict.fromkeys(_EVERYWHERE, names[kind])
-    ignored = " ".join(quantised.get("ignore") or ())
-    if "self_attn" in ignored:
-        found["attention_precision"] = base
-    if "shared_experts" in ignored or "gate_up|down" in ignored:
-        found["mlp_precision"] = base
-    return found
+    try:
+        fmt = names.get((kind, bits, taken))
+    except TypeError:
+        fmt = None
+    if fmt is None or (fmt == "fp8" and group == 32):
+        beside = "16-bit" if taken is None else f"{taken[0]}{taken[1]}"
+        in_groups = f" in groups of {group}" if group else ""
+        raise _NotModelled(f"compressed-tensors {kind}{bits}{in_groups} with {beside} activations")
+    return precision(fmt).name

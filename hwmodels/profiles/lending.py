@@ -11,10 +11,10 @@ import functools
 import math
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hwmodels.device import Device, load_device
+from hwmodels.device import Device, device_catalogue, load_device
 from hwmodels.kernels.families import FAMILIES
 from hwmodels.kernels.parameters import Datasheet, blended, of_server
 from hwmodels.profiles.files import FOLDER, calibrated_devices, read_kernel, read_profile
@@ -36,10 +36,12 @@ _ARITHMETIC = {
 """Of formats that bear another name than their arithmetic."""
 _ONE_LAYER = "bf16/lss"
 """Tables of one measured layer, which say nothing of another device."""
-_FACTORS = {
-    "gemm": "GEMM", "prefill": "prompts", "decode": "decodes", "moe": "experts", "mla_decode": "latent attention",
-    "linear_prefill": "linear attention",
-    "collective": "collectives", "tpu_gemm": "GEMM", "tpu_prefill": "prompts", "tpu_decode": "decodes",
+_WORDS = {
+    "gemm": "GEMM", "prefill": "prompts", "decode": "decodes", "moe": "experts",
+    "mla_prefill": "latent attention", "mla_decode": "latent attention", "mla_bmm": "latent attention",
+    "linear_prefill": "linear attention", "linear_decode": "linear attention",
+    "collective": "collectives", "exchange": "exchange with experts",
+    "tpu_gemm": "GEMM", "tpu_prefill": "prompts", "tpu_decode": "decodes",
 }  # fmt: skip
 """Families whose factor a note states."""
 _USUAL_CLOCK_HZ = 1.9e9
@@ -65,8 +67,12 @@ def load_profile(name_or_path: str) -> Profile:
 
 
 def borrow_for(device: Device, *, without: Sequence[str] = ()) -> Profile:
-    """A profile of what measured devices other than *without* lend to *device*, on its own datasheet numbers."""
-    lender = Loans(device=device, without=(device.name, *without))
+    """A profile of what measured devices other than *without* lend to *device*, on its own datasheet numbers.
+
+    A device of the catalogue lends itself nothing; one of the same name with other numbers is another.
+    """
+    itself = (device.name,) if device_catalogue().get(device.name) == device else ()
+    lender = Loans(device=device, without=(*itself, *without))
     if not lender.donors:
         raise ValueError(
             f"{device.name} has no calibrated profile and no calibrated device is of a kind with those from "
@@ -98,20 +104,22 @@ class Loans:
 
     @property
     def note(self) -> str:
-        return self.note_of(_FACTORS)
+        return self.note_of({family: self.factors(family) for family in _WORDS})
 
-    def note_of(self, families: Collection[str]) -> str:
+    def note_of(self, factors: Mapping[str, Sequence[float]]) -> str:
         near = ", ".join(self.donors[:2])
-        within = [
-            f"{what} {_factor(family, _distance(self.device, load_device(self.donors[0]), family)):.2g}"
-            for family, what in _FACTORS.items()
-            if family in families and self.variants(family)
-        ]
+        by_word: dict[str, list[float]] = {}
+        for family, word in _WORDS.items():
+            by_word.setdefault(word, []).extend(factors.get(family, ()))
+        within = [f"{word} {_range(values)}" for word, values in by_word.items() if values]
         return (
             f"efficiencies and latencies borrowed from {near}{' and others' if len(self.donors) > 2 else ''}, with the "
             f"datasheet numbers of {self.device.name}; nine times in ten a kernel's time is within a factor of what is "
             f"priced: {', '.join(within)}"
         )
+
+    def factors(self, family: str) -> tuple[float, ...]:
+        return tuple(_factor(family, self.distance(family, variant)) for variant in self.variants(family))
 
     def distance(self, family: str, variant: str) -> float:
         """Mean distance of who lends a parameter set."""
@@ -130,6 +138,11 @@ class Loans:
 
     def kernel(self, family: str, variant: str) -> Kernel:
         return _lent(self.device, self.without, family, variant)
+
+
+def _range(factors: Sequence[float]) -> str:
+    ends = dict.fromkeys(f"{end:.2g}" for end in (min(factors), max(factors)))
+    return " to ".join(ends)
 
 
 def _format(family: str, variant: str) -> tuple[str, str]:
@@ -159,9 +172,11 @@ def _distance(device: Device, other: Device, family: str) -> float:
             lambda sheet: sheet.sm_count,
             lambda sheet: sheet.peak_flops_per_s["bf16"] / sheet.sm_count,
             lambda sheet: sheet.hbm_bytes_per_s / sheet.sm_count,
-            lambda sheet: sheet.l2_bytes / sheet.sm_count,
         )
     ]
+    # A datasheet that states no such memory says nothing of how far apart two devices are in it.
+    if device.l2_bytes is not None and other.l2_bytes is not None:
+        logs.append(math.log((first.l2_bytes / first.sm_count) / (second.l2_bytes / second.sm_count)))
     return math.sqrt(sum(value * value for value in logs) / len(logs))
 
 

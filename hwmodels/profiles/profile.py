@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -73,8 +73,12 @@ class Lender(Protocol):
         """Who lends, and how far off what is lent may be."""
         ...
 
-    def note_of(self, families: Collection[str]) -> str:
-        """The note with the factors of *families* alone."""
+    def note_of(self, factors: Mapping[str, Sequence[float]]) -> str:
+        """The note with these factors, by family of kernels."""
+        ...
+
+    def factors(self, family: str) -> tuple[float, ...]:
+        """Within which factor of what is priced each parameter set of a family lies nine times in ten."""
         ...
 
     def variants(self, family: str) -> Sequence[str]:

@@ -144,6 +144,9 @@ def load_text(run: BenchRun) -> str:
     """What was offered, in a few letters: '31.4/s', '16 clients', '100/s ≤ 440', 'as sent'."""
     offered = run.offered
     rate, limit = offered.rate_per_s, offered.concurrency
+    if offered.ramped:
+        text = f"{float(offered.ramp['start_per_s']):.4g} to {float(offered.ramp['end_per_s']):.4g}/s"
+        return text + (f" ≤ {limit}" if limit is not None else "")
     if rate is not None and math.isfinite(rate):
         return f"{rate:.4g}/s" + (f" ≤ {limit}" if limit is not None else "")
     if limit is not None:

@@ -14,7 +14,7 @@ from sim.errors import RooftraceError
 from sim.text import shown, unknown
 
 PREFIX = "run."
-_NUMBERS = ("concurrency", "requests", "warmup_requests")
+_NUMBERS = ("concurrency", "requests")
 _SECONDS = {"sending_s": "duration_s", "warmup_s": "warmup_s", "cooldown_s": "cooldown_s"}
 _SHARED = ("groups", "prefix_tokens", "prompts_per_group", "warm")
 _RAMP = ("strategy", "start_per_s", "end_per_s", "clients_s")
@@ -29,7 +29,7 @@ KEYS = (
         "prompt_tokens",
         "output_tokens",
     ),
-    *("shared", "ramp", "warmup_requests", "warmup_s", "cooldown_s"),
+    *("shared", "ramp", "warmup_s", "cooldown_s"),
 )
 """What may be given; `docs/how-to/your-benchmark.md` says what each is."""
 
@@ -87,6 +87,9 @@ def with_facts(run: BenchRun, facts: Mapping[str, Any]) -> BenchRun:
         if _said(old) and old != new:
             notes.append(f"{key} is given as {shown(value)}, in place of what the file says")
         offered = replace(offered, **changed)
+        if name == "sending_s" and new is not None and offered.requests is not None and "requests" not in facts:
+            notes.append(f"{key} is given as {shown(value)}, in place of the {offered.requests:,} requests of the file")
+            offered = replace(offered, requests=None)
     told = replace(run, offered=offered, notes=(*run.notes, *notes))
     return vllm_log.with_load(told) if run.format == vllm_log.FORMAT else told
 

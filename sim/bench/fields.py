@@ -188,14 +188,16 @@ def checked(run: BenchRun) -> BenchRun:
 def _contradictions(run: BenchRun) -> Iterable[str]:
     if run.duration_s is not None and run.duration_s <= 0:
         raise Unreadable(f"duration is above 0; got {run.duration_s:g} s")
+    # Counts are of what the figures are over.
+    window_s = (run.duration_s or 0.0) - (run.offered.warmup_s or 0.0) - (run.offered.cooldown_s or 0.0)
     for what, amount, per_s in (
         ("requests", run.completed, run.requests_per_s),
         ("input tokens", run.input_tokens, run.input_tokens_per_s),
         ("output tokens", run.output_tokens, run.output_tokens_per_s),
     ):
-        if amount and per_s and run.duration_s and abs(per_s * run.duration_s / amount - 1) > 0.05:
-            true = amount / run.duration_s
-            yield f"{amount:,} {what} in {run.duration_s:.4g} s are {true:.4g} a second; the file says {per_s:.4g}"
+        if amount and per_s and window_s > 0 and abs(per_s * window_s / amount - 1) > 0.05:
+            true = amount / window_s
+            yield f"{amount:,} {what} in {window_s:.4g} s are {true:.4g} a second; the file says {per_s:.4g}"
     if run.output_tokens_per_s and run.input_tokens_per_s and run.total_tokens_per_s:
         total = run.output_tokens_per_s + run.input_tokens_per_s
         if abs(total / run.total_tokens_per_s - 1) > 0.05:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.bench.cases import at as experiment_at
 from sim.bench.fitting import ERRORS
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from sim.scenario import Scenario
 
 REPLAYS = 20
-"""Without --intervals N: from twenty the ends of the middle nine tenths lie one in from the farthest."""
+"""Without --intervals N: the fewest, but for one, whose farthest lie nine tenths apart on average."""
+LEVEL = 0.9
 SIMULATIONS = 4
 """Replays with the middle terms and other seeds."""
 FIGURES = (
@@ -53,7 +55,7 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """The middle 90 % of a figure over all replays, and over those in which only the seed differs."""
+    """Where a figure lies in nine replays of ten, and the farthest of the few in which only the seed differs."""
 
     middle: float
     """With the middle terms and the scenario's own seed."""
@@ -76,6 +78,11 @@ class Intervals:
     saturated: int = 0
     """How many replays are."""
 
+    @property
+    def level(self) -> float:
+        """What share of further draws the intervals hold on average: 0.9, or less where the replays are too few for that."""
+        return min(LEVEL, (self.replays - 1) / (self.replays + 1))
+
     def kept(self, share: float) -> float | None:
         """The probability that at least *share* of requests keep the SLO: in how many of the replays they do; None without one."""
         return float(np.mean([each >= share for each in self.attained])) if self.attained else None
@@ -83,7 +90,7 @@ class Intervals:
     def facts(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
-            "level": 0.9,
+            "level": self.level,
             "replays": self.replays,
             "simulations": self.simulations,
             "basis": self.basis,
@@ -114,13 +121,18 @@ def drawn(scenario: Scenario, deployment: Deployment, n: int) -> tuple[World, li
     stack = deployment.made_by.stack
     file = scenario.stack_file
     if file is not None:
-        return _of_fit(scenario, file, n, rng)
-    return _held_back(deployment, stack, n, rng)
+        return _of_fit(scenario, file, deployment, n, rng)
+    middle = Setting(stack=stack)
+    factors, basis = _held_back(deployment, stack, rng.standard_normal((n, 2)))
+    worlds = [World(setting=middle, iteration_factor=a, first_token_factor=b) for a, b in factors]
+    return World(setting=middle), worlds, basis
 
 
-def _of_fit(scenario: Scenario, file: Path, n: int, rng: np.random.Generator) -> tuple[World, list[World], str]:
+def _of_fit(
+    scenario: Scenario, file: Path, deployment: Deployment, n: int, rng: np.random.Generator
+) -> tuple[World, list[World], str]:
     from hwmodels.stack_files import load_stack_file
-    from sim.bench.overlay import errors_in, posterior_of
+    from sim.bench.overlay import errors_in, posterior_of, words_of
 
     found = load_stack_file(file)
     try:
@@ -136,30 +148,36 @@ def _of_fit(scenario: Scenario, file: Path, n: int, rng: np.random.Generator) ->
         replace(setting, kv_factor=setting.kv_factor / own if np.isfinite(own) else 1.0)
         for setting in posterior.draws(n, rng)
     ]
-    # A TTFT holds iterations too, whose error it has already.
-    first = np.sqrt(max(errors.unseen["ttft_s"] ** 2 - errors.unseen["tpot_s"] ** 2, 0.0))
-    worlds = [
-        World(
-            setting=setting,
-            iteration_factor=float(np.exp(errors.unseen["tpot_s"] * a)),
-            first_token_factor=float(np.exp(first * b)),
-        )
-        for setting, (a, b) in zip(settings, z, strict=True)
-    ]
     facts = found.stack.fit
     runs = len(facts.get("runs", ()))
-    basis = f"the posterior of {file} ({runs} run{'s' * (runs != 1)}), and errors of fits on deployments held back"
+    basis = f"the posterior of {file} ({runs} run{'s' * (runs != 1)}), and "
+    here = words_of(deployment, found.stack)
+    if facts.get("of", here) == here:
+        # A TTFT holds iterations too, whose error it has already.
+        first = np.sqrt(max(errors.unseen["ttft_s"] ** 2 - errors.unseen["tpot_s"] ** 2, 0.0))
+        factors = [(float(np.exp(errors.unseen["tpot_s"] * a)), float(np.exp(first * b))) for a, b in z]
+        basis += "errors of fits on deployments held back"
+    else:
+        # What was fitted is another deployment: this one is as little known as those that no fit had seen.
+        factors, theirs = _held_back(deployment, found.stack, z)
+        basis += f"{theirs}, for it was fitted to {facts['of']}"
+    worlds = [
+        World(setting=setting, iteration_factor=a, first_token_factor=b)
+        for setting, (a, b) in zip(settings, factors, strict=True)
+    ]
     return World(setting=replace(posterior.setting, kv_factor=1.0)), worlds, basis
 
 
 def _held_back(
-    deployment: Deployment, stack: ServingStack, n: int, rng: np.random.Generator
-) -> tuple[World, list[World], str]:
+    deployment: Deployment, stack: ServingStack, z: NDArray[np.float64]
+) -> tuple[list[tuple[float, float]], str]:
+    """For each row of standard normal numbers *z*, shape [n, 2], the factors of iterations and of first tokens, drawn from
+    deployments that the fit of *stack* had not seen; and their basis in words."""
     from hwmodels.serving_intervals import has_rows, serving_interval
 
     profile = deployment.profile
     assert profile is not None
-    name, device = stack.name, deployment.device.name
+    name, device = stack.name, deployment.measured_as
     found = serving_interval(
         name,
         deployment.model.name,
@@ -172,21 +190,13 @@ def _held_back(
             f"--intervals: no deployment was held back of serving_stack {name} on {device}; name a stack that was fitted (vllm, "
             "trtllm, sglang), fit one to a run of yours (rooftrace bench fit), or leave --intervals out"
         )
-    z = rng.standard_normal((n, 2))
-    middle = Setting(stack=stack)
-    worlds = []
+    factors = []
     for a, b in z:
         side = int(a > 0), int(b > 0)
         iteration, both = abs(np.log(found.tpot[side[0]])), abs(np.log(found.ttft[side[1]]))
         rest = np.sqrt(max(both**2 - np.log(found.tpot[side[1]]) ** 2, 0.0))
-        worlds.append(
-            World(
-                setting=middle,
-                iteration_factor=float(np.exp(a / Z90 * iteration)),
-                first_token_factor=float(np.exp(b / Z90 * rest)),
-            )
-        )
-    return World(setting=middle), worlds, found.basis
+        factors.append((float(np.exp(a / Z90 * iteration)), float(np.exp(b / Z90 * rest))))
+    return factors, found.basis
 
 
 def results(scenario: Scenario, replays: int = REPLAYS) -> tuple[Result, list[Result], list[Result], str]:
@@ -275,9 +285,18 @@ def intervals(scenario: Scenario, replays: int = REPLAYS, names: Sequence[str] =
     )
 
 
-def _interval(name: str, middle: float, values: Sequence[float], same: Sequence[float]) -> Interval:
+def _ends(values: Sequence[float], middle: float) -> tuple[float, float]:
+    """Between which values nine further draws of ten lie, on average over draws like *values*: those at rank 0.05 and 0.95 (n + 1),
+    the farthest where n is below 19. *middle* where none is finite."""
     known = [value for value in values if np.isfinite(value)]
-    low, high = (float(np.quantile(known, q)) for q in (0.05, 0.95)) if known else (middle, middle)
+    if not known:
+        return middle, middle
+    low, high = np.quantile(known, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), method="weibull")
+    return float(low), float(high)
+
+
+def _interval(name: str, middle: float, values: Sequence[float], same: Sequence[float]) -> Interval:
+    low, high = _ends(values, middle)
     if name != "slo_attainment":
         factor = float(np.exp(Z90 * ERRORS.repeat["ttft_s" if name.startswith("ttft") else "tpot_s"]))
         low, high = min(low, middle / factor), max(high, middle * factor)
@@ -301,7 +320,9 @@ def changes(a: Scenario, b: Scenario, replays: int = REPLAYS, names: Sequence[st
     ours, theirs = results(b, replays), results(a, replays)
 
     def change(name: str, up: Result, down: Result) -> float:
-        return value_at(up.summary, name) / value_at(down.summary, name) - 1.0
+        before = value_at(down.summary, name)
+        # Of nothing, such as an SLO that no request keeps, there is no share.
+        return value_at(up.summary, name) / before - 1.0 if before else float("nan")
 
     found = {}
     for name in names:
@@ -310,8 +331,7 @@ def changes(a: Scenario, b: Scenario, replays: int = REPLAYS, names: Sequence[st
             continue
         values = [change(name, up, down) for up, down in zip(ours[1], theirs[1], strict=True)]
         seeds = [change(name, up, down) for up, down in zip(ours[2], theirs[2], strict=True)]
-        known = [value for value in values if np.isfinite(value)]
-        low, high = (float(np.quantile(known, q)) for q in (0.05, 0.95)) if known else (middle, middle)
+        low, high = _ends(values, middle)
         around = [middle, *(value for value in seeds if np.isfinite(value))]
         found[name] = Interval(
             middle=middle,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,8 @@ from sim.errors import RooftraceError
 from sim.scenario import named
 from workloads import ClosedLoop, Empirical, Fixed, LengthDistribution, Stream, Trace, stream
 
+MOST_REQUESTS = 5_000_000
+"""In one run: what memory and an afternoon hold."""
 _BLOCK_TOKENS = 16
 _WARM_S = 3600.0
 """Before the load of a warm run begins: time enough for every prompt to have been answered, and none to the simulator."""
@@ -57,13 +58,19 @@ def load_of(run: BenchRun, seed: int) -> Load:
         n = int(offered.rate_per_s * offered.duration_s)
     if n < 1:
         raise NotReplayable(f"{run.name}: no request was sent, so that there is nothing to simulate")
+    if n > MOST_REQUESTS:
+        raise NotReplayable(
+            f"{run.name}: {n:,} requests are more than the {MOST_REQUESTS:,} that are simulated; "
+            "a part of them stands for all (--set run.requests=NUMBER)"
+        )
     if offered.shared is not None:
         return _sharing(run, offered.shared, n, seed)
     prompt = _tokens(run, "prompt", n, seed, Stream.PROMPT_LENGTHS)
     output = _tokens(run, "output", n, seed, Stream.OUTPUT_LENGTHS)
     source = f"the load of {run.name}, seed {seed}"
-    drawn = offered.open or not (offered.prompt.each_tokens or offered.prompt.equal) or not offered.output.equal
-    if offered.open or offered.concurrency is None:
+    timed = offered.open or offered.ramped
+    drawn = timed or not (offered.prompt.each_tokens or offered.prompt.equal) or not offered.output.equal
+    if timed or offered.concurrency is None:
         trace = Trace(arrival_ns=_planned_ns(run, n, seed), prompt_tokens=prompt, output_tokens=output, source=source)
         limit = offered.concurrency if offered.concurrency is None or offered.concurrency < n else None
         return Load(workload=trace, in_flight=limit, drawn=drawn)
@@ -151,7 +158,7 @@ def assumed(run: BenchRun) -> Iterator[str]:
                 f"all {name}s are taken to be as long as their mean, for the file has no more of them; "
                 f"run.{name}_tokens={{distribution: ...}} says how they spread"
             )
-    if offered.open and offered.burstiness is None and "strategy" not in offered.ramp:
+    if (offered.open or offered.ramped) and offered.burstiness is None:
         yield "requests are taken to come at random (Poisson); run.burstiness says otherwise, infinity for evenly"
     if run.failed:
         yield f"{run.failed} requests failed; the simulation answers all"
@@ -203,29 +210,16 @@ def _planned_ns(run: BenchRun, n: int, seed: int) -> np.ndarray:
     offered = run.offered
     rate = offered.rate_per_s
     rng = stream(seed, Stream.ARRIVALS)
-    ramp: dict[str, Any] = dict(offered.ramp)
-    if "strategy" in ramp:
-        rates = _ramped(ramp, n)
-    elif rate is None or not np.isfinite(rate):
+    if not (offered.open or offered.ramped):
         return np.zeros(n, np.int64)
-    else:
-        rates = np.full(n, rate)
+    rates = offered.rates_per_s(n)
     shape = 1.0 if offered.burstiness is None else offered.burstiness
     gaps_s = (rng.standard_gamma(shape, n) / shape if np.isfinite(shape) else np.ones(n)) / rates
     at_s = np.cumsum(gaps_s)
-    if offered.fills_time and "strategy" not in ramp:
+    if offered.fills_time and not offered.ramped:
         assert rate is not None
         at_s *= n / rate / at_s[-1]
     return np.rint(at_s * _NS).astype(np.int64)
-
-
-def _ramped(ramp: dict[str, Any], n: int) -> np.ndarray:
-    """The rate at which each request is followed by the next, as `vllm bench serve` raises it."""
-    start, end = float(ramp["start_per_s"]), float(ramp["end_per_s"])
-    progress = np.arange(n) / max(n - 1, 1)
-    if ramp["strategy"] == "exponential":
-        return start * (end / start) ** progress
-    return start + (end - start) * progress
 
 
 def _sharing(run: BenchRun, shared: SharedPrompts, n: int, seed: int) -> Load:

@@ -20,6 +20,11 @@ IntArray = NDArray[np.int64]
 MEDIAN = 0.5
 FEWEST = 20
 """Requests of which the end of a run says whether a queue grew."""
+_LATE = 0.03
+"""Of the time of sending, by which a run may end late."""
+_LUCK = 3.0
+"""Standard deviations of the time of sending that are no more than luck."""
+_PLACES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +143,26 @@ class Offered:
         """Whether requests come at a rate of their own."""
         return self.rate_per_s is not None and np.isfinite(self.rate_per_s)
 
+    @property
+    def ramped(self) -> bool:
+        """Whether they come at a rate of their own that rises, whatever `rate_per_s` says."""
+        return "strategy" in self.ramp
+
+    def rates_per_s(self, n: int) -> FloatArray:
+        """The rate at which each of *n* requests is followed by the next; ValueError where there is none of their own."""
+        if self.ramped:
+            # As `vllm bench serve` raises it.
+            start, end = float(self.ramp["start_per_s"]), float(self.ramp["end_per_s"])
+            progress = np.arange(n) / max(n - 1, 1)
+            if self.ramp["strategy"] == "exponential":
+                return start * (end / start) ** progress
+            return start + (end - start) * progress
+        if not self.open:
+            raise ValueError(
+                f"requests come at a rate of their own in an open load alone; this one has {self.rate_per_s}"
+            )
+        return np.full(n, self.rate_per_s)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RequestRows:
@@ -241,7 +266,8 @@ class BenchRun:
     def missing(self) -> tuple[str, ...]:
         """Facts that a simulation of the run needs and the file does not say, by the names that `--set run.NAME=` takes."""
         offered, names = self.offered, []
-        if offered.rate_per_s is None and offered.concurrency is None and not _has_times(self.rows):
+        timed = offered.ramped or _has_times(self.rows)
+        if offered.rate_per_s is None and offered.concurrency is None and not timed:
             names.append("rate_per_s")
             names.append("concurrency")
         if not offered.prompt.known:
@@ -257,22 +283,47 @@ class BenchRun:
         """Whether an open load was more than the server could take: answers ended later than sending and one answer explain.
 
         Sending takes requests / rate; the last answer then takes what an answer takes without a queue, the smallest TTFT that is
-        given and the decoding of an output. 3 % beyond that is called saturated. None for a closed load, for fewer than
-        `FEWEST` requests, and where the file does not say enough.
+        given and the decoding of an output. 3 % beyond that is called saturated, where it is more than the luck of sending: times
+        between requests that are drawn and not stretched (`Offered.fills_time`) end late as often as early. None for a closed load,
+        for fewer than `FEWEST` requests, and where the file does not say enough.
         """
-        offered = self.offered
-        if not offered.open or self.duration_s is None or (offered.requests or 0) < FEWEST:
+        offered, n = self.offered, self.offered.requests or 0
+        if not n and offered.open and offered.duration_s is not None:
+            n = int((offered.rate_per_s or 0.0) * offered.duration_s)
+        if not (offered.open or offered.ramped) or self.duration_s is None or n < FEWEST:
             return None
-        assert offered.rate_per_s is not None
-        assert offered.requests is not None
-        sending_s = max(offered.requests / offered.rate_per_s, offered.duration_s or 0.0)
+        stretched = offered.fills_time and not offered.ramped
+        recorded = None if stretched or offered.concurrency is not None else _sent_until_s(self.rows)
+        # A file may claim any number of requests: a rate that rises is looked at in so many places at most.
+        places = min(n, _PLACES) if offered.ramped else 1
+        gaps_s = 1.0 / offered.rates_per_s(places)
+        sending_s = float(gaps_s.sum()) * n / places if recorded is None else recorded
         first_s = 0.0
         if self.ttft is not None:
             given = [self.ttft.min_s, *self.ttft.quantiles_s.values(), self.ttft.median_s, self.ttft.mean_s]
             first_s = min((value for value in given if value is not None), default=0.0)
-        tokens = self.offered.output.mean_tokens or (max(self.offered.output.each_tokens, default=0))
+        tokens = offered.output.mean_tokens or (max(offered.output.each_tokens, default=0))
         gap_s = (self.tpot and (self.tpot.mean_s or self.tpot.median_s)) or 0.0
-        return self.duration_s > 1.03 * sending_s + first_s + gap_s * tokens
+        late_s = self.duration_s - sending_s - first_s - gap_s * tokens
+        if late_s <= _LATE * sending_s:
+            return False
+        shape = 1.0 if offered.burstiness is None else offered.burstiness
+        if recorded is not None or stretched or not np.isfinite(shape):
+            return True
+        luck_s = float(np.sqrt((gaps_s**2).sum() * n / places / shape))
+        return late_s > _LATE * sending_s + _LUCK * luck_s or self._waited(late_s)
+
+    def _waited(self, late_s: float) -> bool:
+        """Whether requests waited as they do behind a queue that is *late_s* long at its end: half of that on average in the
+        server, or, behind a limit of clients, with that many in flight."""
+        waited_s = (self.ttft and (self.ttft.mean_s or self.ttft.median_s)) or 0.0
+        if self.ttft is not None and self.ttft.min_s is not None:
+            waited_s -= self.ttft.min_s
+        if waited_s > late_s / 4:
+            return True
+        latency_s = self.e2el and (self.e2el.mean_s or self.e2el.median_s)
+        limit, per_s = self.offered.concurrency, self.requests_per_s
+        return bool(limit and latency_s and per_s) and latency_s * per_s > limit / 2  # type: ignore[operator]
 
     @property
     def running_s_per_token(self) -> float | None:
@@ -331,6 +382,11 @@ def _has_times(rows: RequestRows | None) -> bool:
     if rows is None or rows.failed.all():
         return False
     return bool(np.isfinite(rows.sent_s[~rows.failed]).all())
+
+
+def _sent_until_s(rows: RequestRows | None) -> float | None:
+    """When the last request was sent, where that is known of all that were answered."""
+    return float(np.nanmax(rows.sent_s)) if rows is not None and _has_times(rows) else None
 
 
 def _mean(lengths: Lengths) -> float | None:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from sim.engine.columns import Columns
     from sim.scenario import Scenario
 
-REQUESTS = 300
-"""Of each candidate's simulation."""
+REQUESTS = (300, 1000, 3000)
+"""Of each candidate's simulation: as few as keep sending for `_ANSWERS` times as long as an answer takes."""
+_ANSWERS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,7 @@ def advise(
         raise RooftraceError("give at least one rate and one length of prompts and of outputs")
     posterior, errors, basis = known_of(scenario)
     i = QUANTITIES.index(quantity)
-    answer, asked, _ = _slopes(scenario, posterior)
+    answer, asked, _, _ = _slopes(scenario, posterior)
     if not np.isfinite(answer[i]):
         raise RooftraceError(f"no request of the scenario's workload has a {quantity.removesuffix('_s').upper()}")
     now = _half_width(asked[i], posterior.covariance)
@@ -111,8 +112,7 @@ def advise(
     for rate in rates:
         for prompt in prompts:
             for output in outputs:
-                run = _with_load(scenario, rate, prompt, output)
-                _, slope, steady = _slopes(run, posterior)
+                slope, steady = _of_candidate(scenario, posterior, rate, prompt, output)
                 after = np.linalg.inv(precision + slope.T @ noise @ slope)
                 width = _half_width(asked[i], after) if steady else float("nan")
                 found.append(Candidate(rate_per_s=rate, prompt_tokens=prompt, output_tokens=output, half_width=width))
@@ -124,25 +124,39 @@ def _half_width(slope: np.ndarray, covariance: np.ndarray) -> float:
     return float(np.expm1(Z90 * np.sqrt(max(float(slope @ covariance @ slope), 0.0))))
 
 
-def _with_load(scenario: Scenario, rate: float, prompt: int, output: int) -> Scenario:
+def _of_candidate(
+    scenario: Scenario, posterior: Posterior, rate: float, prompt: int, output: int
+) -> tuple[np.ndarray, bool]:
+    """Slopes of a run of that load, and whether the server kept up: fewer requests than are in flight at once are a burst, of which
+    every server keeps up with the first half."""
+    slope, steady = np.zeros((len(QUANTITIES), len(posterior.names))), False
+    for requests in REQUESTS:
+        _, slope, steady, answer_s = _slopes(_with_load(scenario, rate, prompt, output, requests), posterior)
+        if not steady or requests / rate >= _ANSWERS * answer_s:
+            return slope, steady
+    return slope, False
+
+
+def _with_load(scenario: Scenario, rate: float, prompt: int, output: int, requests: int) -> Scenario:
     return scenario.with_value(
         "workload",
         {
             "arrivals": {"process": "poisson", "rate_per_s": float(rate)},
             "prompt_tokens": int(prompt),
             "output_tokens": int(output),
-            "requests": REQUESTS,
+            "requests": requests,
         },
     )
 
 
-def _slopes(scenario: Scenario, posterior: Posterior) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Seconds of each quantity over all requests, how their logarithms move with the parameters, and whether the server kept up."""
+def _slopes(scenario: Scenario, posterior: Posterior) -> tuple[np.ndarray, np.ndarray, bool, float]:
+    """Seconds of each quantity over all requests, how their logarithms move with the parameters, whether the server kept up, and
+    the median of the seconds that an answer takes."""
     from sim.scenario.assembly import resolve
     from sim.scenario.assembly.deployment import deployment_of
 
     deployment = deployment_of(scenario)
-    steady = [True]
+    seen: list[tuple[bool, float]] = []
 
     def figure(columns: Columns) -> tuple[np.ndarray, dict[str, float]]:
         from sim import metrics
@@ -151,13 +165,14 @@ def _slopes(scenario: Scenario, posterior: Posterior) -> tuple[np.ndarray, np.nd
         part = {name: column[done] for name, column in columns.requests.items()}
         tpot, ttft = metrics.tpot_s(part), metrics.ttft_s(part)
         if not done.any():
+            seen.append((False, 0.0))
             return done, {"tpot_s": np.nan, "ttft_s": np.nan}
         sent, end = part["arrival_ns"], part["finish_ns"]
         # Half of those who came first against half of those who came last: a queue that grows shows there.
         order = np.argsort(sent, kind="stable")
         half = len(order) // 2
         early, late = (np.median(ttft[some]) for some in (order[:half], order[half:])) if half else (1.0, 1.0)
-        steady[0] = bool(late < 2.0 * early + 0.05) and bool(end.max() > 0)
+        seen.append((bool(late < 2.0 * early + 0.05), float(np.median(end - sent)) * 1e-9))
         known = tpot[np.isfinite(tpot)]
         return done, {"tpot_s": float(known.mean()) if len(known) else np.nan, "ttft_s": float(ttft.mean())}
 
@@ -167,6 +182,6 @@ def _slopes(scenario: Scenario, posterior: Posterior) -> tuple[np.ndarray, np.nd
     base = replace(posterior, base=replace(posterior.base, kv_factor=relative))
     here = case.replay(base.setting)
     # Slopes replay other settings, whose queues are not asked for.
-    kept_up = steady[0]
+    kept_up, answer_s = seen[0]
     slope = slopes_of(case, base.at, base.names, base.widths, base.base, here)
-    return np.array([here.figures[q] for q in QUANTITIES]), slope, kept_up
+    return np.array([here.figures[q] for q in QUANTITIES]), slope, kept_up, answer_s

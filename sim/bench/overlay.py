@@ -15,6 +15,8 @@ from sim.bench.fitting import QUANTITIES, Errors, Fit, Posterior, Prediction
 from sim.bench.parameters import BY_NAME, KV, Setting, own_value
 
 if TYPE_CHECKING:
+    from hwmodels.deployment import Deployment
+    from hwmodels.overheads import ServingStack
     from sim.scenario import Scenario
 
 TOLD = 0.5
@@ -40,9 +42,10 @@ def stack_text(fit: Fit, scenario: Scenario, files: Sequence[str], left_out: Seq
         if getattr(setting.stack.overheads, each.name) and each.name not in sources:
             sources[each.name] = "left as it was"
     facts: dict[str, Any] = {
-        "of": f"{deployment.model.name} on {deployment.device.name}, tensor {deployment.parallel.tensor}, {stack.name}",
+        "of": words_of(deployment, stack),
         "model": deployment.model.name,
         "hardware": deployment.device.name,
+        "tensor": deployment.parallel.tensor,
         "scenario": scenario.hash,
         "rooftrace": _version(),
         "files": list(files),
@@ -76,6 +79,11 @@ def stack_text(fit: Fit, scenario: Scenario, files: Sequence[str], left_out: Seq
             "covariance": [[float(x) for x in row] for row in posterior.covariance],
         },
     )
+
+
+def words_of(deployment: Deployment, stack: ServingStack) -> str:
+    """Of which deployment a fit is, in words that tell it from others."""
+    return f"{deployment.model.name} on {deployment.device.name}, tensor {deployment.parallel.tensor}, {stack.name}"
 
 
 def errors_of(fit: Fit, left_out: Sequence[Prediction], quantity: str) -> dict[str, float]:

@@ -121,10 +121,14 @@ def figures_of(columns: Columns, load: Load, run: BenchRun) -> dict[str, float]:
         )
     end_ns = int(requests["finish_ns"][counted].max())
     offered = run.offered
-    for cut_s, late in ((offered.warmup_s, False), (offered.cooldown_s, True)):
-        if cut_s:
-            keep = sent_ns <= end_ns - cut_s / _NS if late else sent_ns >= begin_ns + cut_s / _NS
-            counted &= keep if (counted & keep).any() else counted
+    from_ns, until_ns = begin_ns + (offered.warmup_s or 0.0) / _NS, end_ns - (offered.cooldown_s or 0.0) / _NS
+    counted &= (sent_ns >= from_ns) & (sent_ns <= until_ns)
+    if not counted.any():
+        raise NotReplayable(
+            f"{run.name}: its figures leave out {offered.warmup_s or 0:g} s at the beginning and {offered.cooldown_s or 0:g} s "
+            f"at the end, and none of its {len(sent_ns):,} requests is left; say run.warmup_s and run.cooldown_s, or run.requests"
+        )
+    window_s = (until_ns - from_ns) * _NS
     part = {name: column[counted] for name, column in requests.items()}
     span_s = (end_ns - begin_ns) * _NS
     values = {"ttft": metrics.ttft_s(part), "tpot": metrics.tpot_s(part), "e2el": metrics.e2el_s(part)}
@@ -140,8 +144,8 @@ def figures_of(columns: Columns, load: Load, run: BenchRun) -> dict[str, float]:
         finite = values[name][np.isfinite(values[name])]
         if finite.size:
             found |= {f"{name}_{key}_s": _statistic(finite, key) for key in wanted}
-    found["requests_per_s"] = float(counted.sum() / span_s) if span_s > 0 else float("nan")
-    found["output_tokens_per_s"] = float(part["output_tokens"].sum() / span_s) if span_s > 0 else float("nan")
+    found["requests_per_s"] = float(counted.sum() / window_s) if window_s > 0 else float("nan")
+    found["output_tokens_per_s"] = float(part["output_tokens"].sum() / window_s) if window_s > 0 else float("nan")
     ran_ns = (part["finish_ns"] - part["scheduled_ns"])[part["scheduled_ns"] >= 0].sum()
     found["running_s_per_token"] = float(ran_ns * _NS / max(int(part["output_tokens"].sum()), 1))
     found["prompt_tokens_mean"] = float(part["prompt_tokens"].mean())
@@ -167,7 +171,7 @@ def measured_figures(run: BenchRun) -> dict[str, float]:
 
 def _saturated(run: BenchRun, predicted: Mapping[str, float]) -> bool | None:
     """By the rule of the measured run, on the simulated figures."""
-    if not run.offered.open:
+    if not (run.offered.open or run.offered.ramped):
         return None
     first = [value for name, value in predicted.items() if name.startswith("ttft_") and "std" not in name]
     simulated = replace(
@@ -178,8 +182,10 @@ def _saturated(run: BenchRun, predicted: Mapping[str, float]) -> bool | None:
             requests=run.offered.requests or round((run.offered.rate_per_s or 0.0) * (run.offered.duration_s or 0.0)),
             output=replace(run.offered.output, mean_tokens=predicted["output_tokens_mean"]),
         ),
-        ttft=Latency(min_s=min(first, default=0.0)),
+        requests_per_s=predicted["requests_per_s"],
+        ttft=Latency(min_s=min(first, default=0.0), mean_s=predicted.get("ttft_mean_s")),
         tpot=Latency(mean_s=predicted.get("tpot_mean_s", 0.0)),
+        e2el=Latency(mean_s=predicted.get("e2el_mean_s")),
     )
     return simulated.saturated
 

@@ -189,8 +189,8 @@ def _print(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Predi
                 (
                     case.name + (" (set aside)" if i in found.contradicting else ""),
                     seconds_text(measured),
-                    f"{before.get(quantity, float('nan')) / measured - 1:+.1%}",
-                    f"{figures.get(quantity, float('nan')) / measured - 1:+.1%}",
+                    _off(before.get(quantity), measured),
+                    _off(figures.get(quantity), measured),
                     "-" if out_of is None else f"{out_of.error:+.1%}",
                     "-" if out_of is None else f"{seconds_text(out_of.low_s)} to {seconds_text(out_of.high_s)}",
                 )
@@ -246,6 +246,11 @@ def _print(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Predi
             ("Fitted stack", f"{out}; in a scenario: serving_stack: {out.name}"),
         ]
     )
+
+
+def _off(predicted: float | None, measured: float) -> str:
+    """The error in percent; a dash where the simulation has no such figure."""
+    return "-" if predicted is None or predicted != predicted else f"{predicted / measured - 1:+.1%}"
 
 
 def _value(name: str, value: float) -> str:

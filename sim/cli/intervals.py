@@ -56,9 +56,20 @@ def print_intervals(found: Intervals) -> None:
     facts = [
         ("From", f"{found.replays} replays, {found.basis}; {found.simulations} more seeds for the simulation's own")
     ]
+    facts += level_facts(found.replays)
     if found.saturated:
         facts.append(("Saturated", f"{found.saturated} of {found.replays} replays"))
     print_facts(facts)
+
+
+def level_facts(replays: int) -> list[tuple[str, str]]:
+    """A row that says what so few *replays* hold; none where they are enough."""
+    from sim.bench.intervals import LEVEL
+
+    held = (replays - 1) / (replays + 1)
+    if held >= LEVEL:
+        return []
+    return [("Too few", f"the farthest of {replays} replays hold {held:.0%} on average; 90 % take 19 of them or more")]
 
 
 def kept_at(scenario: Scenario, rate_per_s: float, target: Target, replays: int) -> list[dict[str, Any]]:
@@ -154,6 +165,8 @@ def print_point_intervals(found: Sequence[tuple[Mapping[str, Any], Intervals | s
     print_table((*keys, "TTFT mean, 90 %", "TPOT mean, 90 %"), rows, left=len(keys))
     failed = [around for _, around in found if isinstance(around, str)]
     facts = [("Intervals", f"{folder}/{POINTS}, all figures")]
+    replays = next((around.replays for _, around in found if not isinstance(around, str)), None)
+    facts += [] if replays is None else level_facts(replays)
     if failed:
         facts.append(("Without", f"{len(failed)} points: {failed[0]}"))
     print_facts(facts)
@@ -178,4 +191,4 @@ def print_changes(found: Mapping[str, Interval], replays: int) -> None:
         for name, each in found.items()
     ]
     print_table(("B over A, 90 %", "middle", "model and simulation", "simulation alone"), rows)
-    print_facts([("From", f"{replays} replays of each, whose deployments are drawn alike")])
+    print_facts([("From", f"{replays} replays of each, whose deployments are drawn alike"), *level_facts(replays)])

@@ -12,3 +12,8 @@ ScenarioFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 SummaryJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
+
+
+def wants_json(ctx: typer.Context, as_json: bool) -> bool:
+    """Whether --json stands behind a subcommand, or behind the command that it belongs to."""
+    return as_json or (ctx.parent is not None and bool(ctx.parent.params.get("as_json")))

@@ -17,7 +17,9 @@ from sim.scenario.tiers import Tier
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
 TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain"]
 # Names of `hwmodels.precision.PRECISIONS`; a test compares.
-WeightPrecision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_block", "int8", "int4", "int4_g32", "mxfp4", "nvfp4"]
+WeightPrecision = Literal[
+    "bf16", "fp16", "fp32", "fp8", "fp8_block", "int8", "int4", "int4_g32", "int4_fp8", "mxfp4", "nvfp4"
+]
 KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
 # Known to `hwmodels.overheads.serving_stacks` as well; a test compares.
 ServingStack = Literal["vllm", "trtllm", "sglang", "eager", "ideal"]

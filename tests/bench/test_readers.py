@@ -98,6 +98,22 @@ def test_guidellm_of_both_versions() -> None:
 
 
 @published
+def test_guidellm_counts_what_lies_between_warm_up_and_cool_down() -> None:
+    document = json.loads((FIXTURES / "guidellm/guidellm_report_v2.json").read_text())
+    (plain, _) = of(document)
+    one = document["benchmarks"][0]
+    one |= {"warmup_duration": one["duration"], "cooldown_duration": 0.5 * one["duration"]}
+    (run, _) = of(document)
+    assert plain.offered.requests is not None
+    assert plain.duration_s is not None
+    assert run.offered.requests == 2.5 * plain.offered.requests
+    assert run.duration_s == pytest.approx(2.5 * plain.duration_s)
+    assert (run.completed, run.requests_per_s) == (plain.completed, plain.requests_per_s)
+    (note,) = set(run.notes) - set(plain.notes)
+    assert "are taken to have been sent" in note
+
+
+@published
 def test_blank_lines_that_were_counted_as_tokens_are_taken_out_with_a_note() -> None:
     run = sample("inference_perf/stage_3_lifecycle_metrics.json")
     assert run.tpot is not None
@@ -111,6 +127,30 @@ def test_blank_lines_that_were_counted_as_tokens_are_taken_out_with_a_note() -> 
 
 
 @published
+def test_clients_at_their_limit_send_longer_and_the_stage_is_saturated_all_the_same() -> None:
+    # 44 workers with 10 requests each, of figures made up: 7,200 requests at 120/s went out in 70 s and were answered in 73.
+    def of(mean: float) -> dict[str, float]:
+        return {"mean": mean, "min": mean, "median": mean, "p90": mean}
+
+    latency = {"time_to_first_token": of(2.6), "time_per_output_token": of(0.0195), "request_latency": of(3.83)}
+    report = {
+        "load_summary": {"count": 7200, "send_duration": 70.0, "requested_rate": 120.0, "achieved_rate": 102.9},
+        "successes": {
+            "count": 7200, "latency": latency, "prompt_len": of(200), "output_len": of(64),
+            "throughput": {"requests_per_sec": 7200 / 73, "output_tokens_per_sec": 64 * 7200 / 73},
+        },
+        "failures": {"count": 0},
+    }  # fmt: skip
+    (run,) = read_bytes(json.dumps(report).encode(), name="a", file="a").runs
+    assert run.saturated is True
+
+
+def test_releases_of_vllm_before_the_key_was_mended_did_not_stretch_times(tmp_path: Path) -> None:
+    old, new = (own.VLLM_DETAILED | more for more in ({"request_goodput:": None}, {}))
+    found = [read_bytes(json.dumps(one).encode(), name="a", file="a").runs[0].offered.fills_time for one in (old, new)]
+    assert found == [False, True]
+
+
 def test_the_servers_side_of_a_stage() -> None:
     run = sample("inference_perf/stage_3_prometheus_metrics.json")
     assert run.ttft is None
@@ -196,6 +236,32 @@ def test_the_load_behind_a_log_follows_from_throughput_and_one_fact() -> None:
         assert told.running_s_per_token == pytest.approx(0.1)
     assert run.server is not None
     assert run.server.running_error == pytest.approx(2**-0.5)
+
+
+def test_engines_that_log_beside_each_other_are_one_server() -> None:
+    one = "".join(line for line in own.VLLM_LOG.splitlines(keepends=True) if "Running: 4" not in line)
+    both = "".join(line + line.replace("Engine 000", "Engine 001") for line in one.splitlines(keepends=True))
+    (single,), (double,) = of(one), of(both)
+    assert single.server is not None
+    assert double.server is not None
+    for name in ("output_tokens_per_s", "input_tokens_per_s"):
+        assert getattr(double, name) == 2 * getattr(single, name)
+    assert double.server.running == 2 * single.server.running  # type: ignore[operator]
+    assert double.server.running_error == pytest.approx(single.server.running_error / 2**0.5)  # type: ignore[operator]
+    assert double.offered.duration_s == single.offered.duration_s
+    assert double.running_s_per_token == single.running_s_per_token
+    assert "2 engines log here" in " ".join(double.notes)
+
+
+def test_prompts_that_follow_from_throughput_lack_what_the_cache_had() -> None:
+    quiet = "".join(line for line in own.VLLM_LOG.splitlines(keepends=True) if "Running: 4" not in line)
+    (run,), (cold,) = (
+        of(quiet),
+        of(quiet.replace("hit rate: 60.0%", "hit rate: 0.0%").replace("rate: 50.0%", "rate: 0.0%")),
+    )
+    assert "of prompt tokens were found in the prefix cache" in with_facts(run, {"rate_per_s": 2.0}).notes[-1]
+    assert "cache" not in with_facts(cold, {"rate_per_s": 2.0}).notes[-1]
+    assert "cache" not in with_facts(run, {"rate_per_s": 2.0, "prompt_tokens": 80}).notes[-1]
 
 
 def test_a_log_with_requests_waiting_does_not_say_what_was_offered() -> None:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.bench import BenchRun, Latency, Lengths, NotReplayable, Offered, SharedPrompts, replay
-from sim.bench.compare import compared
+from sim.bench import BenchRun, Latency, Lengths, NotReplayable, Offered, RequestRows, SharedPrompts, replay
+from sim.bench.compare import compared, load_text
 from sim.bench.facts import FactError, divided, with_facts
 from sim.bench.load import load_of
 from sim.bench.reading import read_bytes
@@ -95,6 +95,31 @@ def test_the_figures_are_those_that_the_file_gives_and_all_means_and_medians() -
     assert found.error("ttft_mean_s") == pytest.approx(found.predicted["ttft_mean_s"] / 0.1 - 1)
 
 
+def test_what_a_run_leaves_out_at_its_ends_is_in_none_of_its_figures() -> None:
+    # 40 requests at once, and then one every 0.1 s: the burst is over when the warm-up is.
+    sent_s = np.concatenate((np.zeros(40), 2.0 + np.arange(60) * 0.1)).astype(np.float64)
+    rows = RequestRows(
+        sent_s=sent_s, ttft_s=np.full(100, 0.1), e2el_s=np.full(100, 0.5),
+        prompt_tokens=np.full(100, 500), output_tokens=np.full(100, 10), failed=np.zeros(100, bool),
+    )  # fmt: skip
+    whole = a_run(rate_per_s=None, requests=100)
+    whole = replace(whole, rows=rows, requests_per_s=1.0)
+    late = replace(whole, offered=replace(whole.offered, warmup_s=1.95))
+    middle = replace(whole, offered=replace(whole.offered, warmup_s=1.95, cooldown_s=3.0))
+    found = [replay(SCENARIO, run, seeds=[0]).predicted for run in (whole, late, middle)]
+    assert found[0]["ttft_mean_s"] > 2 * found[1]["ttft_mean_s"]
+    # Over the time that is left, not over the whole run.
+    for each in found[1:]:
+        assert each["requests_per_s"] == pytest.approx(10.0, rel=0.05)
+        assert each["output_tokens_per_s"] == pytest.approx(100.0, rel=0.05)
+        assert each["duration_s"] == found[0]["duration_s"]
+    none = replace(whole, offered=replace(whole.offered, warmup_s=60.0))
+    with pytest.raises(
+        NotReplayable, match="leave out 60 s at the beginning and 0 s at the end, and none of its 100 requests"
+    ):
+        replay(SCENARIO, none, seeds=[0])
+
+
 def test_a_run_made_by_the_simulator_is_found_again() -> None:
     run = a_run(requests=200)
     truth = replay(SCENARIO, run, seeds=[7])
@@ -115,6 +140,70 @@ def test_a_rate_beyond_what_the_server_takes_is_named_saturated() -> None:
     assert replace(a_run(requests=10), duration_s=20.0).saturated is None
 
 
+def poisson_end_s(n: int, seed: int, answer_s: float, server_per_s: float = math.inf) -> float:
+    """When the last of *n* requests that come at 10/s is answered by a server that takes so many a second, one after another."""
+    free = 0.0
+    for sent in np.cumsum(np.random.default_rng(seed).exponential(0.1, n)):
+        free = max(free, float(sent)) + 1.0 / server_per_s
+    return free + answer_s
+
+
+@pytest.mark.parametrize("n", [30, 200, 1000])
+def test_a_late_end_of_times_that_are_drawn_is_luck_and_no_queue(n: int) -> None:
+    # At random ends a third of such runs more than 3 % late; three standard deviations leave one in 700.
+    run = replace(a_run(requests=n), ttft=Latency(mean_s=0.1, min_s=0.08))
+    named = [replace(run, duration_s=poisson_end_s(n, seed, 2.0)).saturated for seed in range(40)]
+    assert named == [False] * 40
+    late = replace(run, duration_s=n / 10 * 1.15 + 2.1)
+    assert late.saturated is (n == 1000)
+    assert replace(late, offered=replace(late.offered, fills_time=True)).saturated is True
+    assert replace(late, offered=replace(late.offered, burstiness=math.inf)).saturated is True
+
+
+def test_a_queue_shows_itself_by_its_waits_or_by_clients_at_their_limit() -> None:
+    took_s = poisson_end_s(200, 0, 2.0, server_per_s=8.5)
+    run = replace(a_run(requests=200), duration_s=took_s)
+    assert run.saturated is False
+    waits = Latency(mean_s=(took_s - 20.0) / 2, min_s=0.05)
+    assert replace(run, ttft=waits).saturated is True
+    # One long prefill is no queue.
+    assert replace(run, ttft=Latency(mean_s=(took_s - 20.0) / 2, min_s=(took_s - 20.0) / 2.2)).saturated is False
+    limited = replace(run, offered=replace(run.offered, concurrency=20), requests_per_s=8.5)
+    assert replace(limited, e2el=Latency(mean_s=2.3)).saturated is True
+    assert replace(limited, e2el=Latency(mean_s=0.8)).saturated is False
+
+
+def test_recorded_instants_say_how_long_sending_took() -> None:
+    sent_s = np.linspace(0.0, 9.0, 60).astype(np.float64)
+    each = {name: np.full(60, 0.2) for name in ("ttft_s", "e2el_s")}
+    tokens = {name: np.full(60, 20) for name in ("prompt_tokens", "output_tokens")}
+    rows = RequestRows(sent_s=sent_s, failed=np.zeros(60, bool), **each, **tokens)
+    assert replace(a_run(), rows=rows, duration_s=9.2 + 2.0).saturated is False
+    assert replace(a_run(), rows=rows, duration_s=9.2 + 2.5).saturated is True
+
+
+def test_a_rate_that_rises_is_sent_so_behind_a_limit_too() -> None:
+    ramp = {"strategy": "linear", "start_per_s": 1.0, "end_per_s": 10.0}
+    for rate in (math.inf, None):
+        load = load_of(a_run(rate_per_s=rate, concurrency=4, ramp=ramp), 0)
+        assert isinstance(load.workload, Trace)
+        assert (load.in_flight, load.drawn) == (4, True)
+        run = a_run(rate_per_s=rate, ramp=ramp)
+        assert run.missing == ()
+        assert load_text(run) == "1 to 10/s"
+        assert run.saturated is False
+        assert replace(run, duration_s=40.0).saturated is True
+
+
+def test_a_file_may_claim_any_number_of_requests() -> None:
+    many = replace(a_run(requests=10**15), duration_s=10.0**15)
+    assert many.saturated is True
+    rising = {"strategy": "linear", "start_per_s": 5.0, "end_per_s": 15.0}
+    assert replace(many, offered=replace(many.offered, ramp=rising)).saturated is True
+    with pytest.raises(NotReplayable, match="requests are more than the 5,000,000 that are simulated"):
+        load_of(many, 0)
+
+
 def test_what_is_missing_is_asked_for_by_name_and_may_be_given() -> None:
     run = a_run(rate_per_s=None, requests=None, output=Lengths())
     asked = r"run.rate_per_s \(or run.concurrency\), run.output_tokens, run.requests; give each with --set"
@@ -132,6 +221,17 @@ def test_what_is_missing_is_asked_for_by_name_and_may_be_given() -> None:
     outputs = load_of(with_facts(run, facts), 0).workload.output_tokens
     assert len(outputs) == 20
     assert set(outputs.tolist()) == {5, 6, 7, 8, 9}
+
+
+def test_how_long_was_sent_takes_the_place_of_how_many() -> None:
+    run = with_facts(a_run(), {"sending_s": 3.0})
+    assert len(load_of(run, 0).workload.prompt_tokens) == 30
+    assert run.notes == ("run.sending_s is given as 3.0, in place of the 60 requests of the file",)
+    assert (run.saturated, replace(run, duration_s=8.0).saturated) == (False, True)
+    both = with_facts(a_run(), {"sending_s": 3.0, "requests": 50})
+    assert len(load_of(both, 0).workload.prompt_tokens) == 50
+    with pytest.raises(FactError, match="warmup_requests: it is not a fact of a run"):
+        divided(["run.warmup_requests=3"])
 
 
 def test_a_fact_that_contradicts_the_file_is_noted() -> None:

@@ -40,6 +40,58 @@ def test_a_hybrid_model_is_shown_with_the_kinds_of_its_layers():
     assert "40 window, 8 full" in rooftrace("models", "show", "gemma-3-12b").stdout
 
 
+@pytest.mark.parametrize(("command", "name"), [("models", "deepseek-r1"), ("hardware", "rtx-4090")])
+def test_one_entry_is_shown_as_json_wherever_the_option_stands(command, name):
+    behind = rooftrace(command, "show", name, "--json")
+    assert json.loads(behind.stdout)["name"] == name
+    assert rooftrace(command, "--json", "show", name).stdout == behind.stdout
+
+
+def test_a_model_is_shown_with_its_formats():
+    shown = json.loads(rooftrace("models", "show", "gpt-oss-20b", "--json").stdout)
+    assert (shown["attention_precision"], shown["expert_precision"], shown["kv_precision"]) == ("bf16", "mxfp4", "bf16")
+    assert "fp8_block" in rooftrace("models", "show", "deepseek-r1").stdout
+
+
+def test_a_device_is_shown_with_what_prices_its_kernels():
+    measured, lent = (rooftrace("hardware", "show", name).stdout for name in ("b200", "b300"))
+    assert "parameter sets fitted to measurements of the device: " in " ".join(measured.split())
+    assert "borrowed from b200," in " ".join(lent.split())
+    assert all(entry["sources"].get("host.bytes_per_s") for entry in json.loads(rooftrace("hardware", "--json").stdout)
+               if entry["numbers"]["host.bytes_per_s"])  # fmt: skip
+
+
+def test_a_datasheet_that_nobody_lends_to_is_shown_all_the_same(tmp_path):
+    mine = tmp_path / "npu.toml"
+    mine.write_text(
+        """[npu]
+title = "An NPU"
+vendor = "Somebody"
+peak = { bf16 = [1e14, "test"] }
+memory_bytes = [1e10, "test"]
+hbm_bytes_per_s = [1e12, "test"]
+n_cores = [8, "test"]
+link = { kind = "PCIe", latency_s = [1e-6, "test"], bytes_per_s = [3e10, "test"] }
+network = { kind = "Ethernet", latency_s = [5e-6, "test"], bytes_per_s = [1e10, "test"] }
+devices_per_node = [1, "test"]
+tdp_w = [100, "test"]
+"""
+    )
+    shown = rooftrace("hardware", "show", mine)
+    assert shown.exit_code == 0, shown.output
+    assert "no calibrated device is of a kind with those from Somebody" in " ".join(shown.stdout.split())
+
+
+def test_two_profiles_of_one_device_are_told_apart_by_their_files(tmp_path):
+    mine = tmp_path / "m.toml"
+    mine.write_text((ROOT / "hwmodels" / "profiles" / "l40s.toml").read_text())
+    assert "m.toml" in rooftrace("hardware", "diff", mine, "l40s").stdout
+    assert "first  " in rooftrace("hardware", "diff", mine, mine).stdout
+    assert "parameter sets fitted to measurements of the device: 11 (" in " ".join(
+        rooftrace("hardware", "show", mine).stdout.split()
+    )
+
+
 @pytest.mark.parametrize("command", ["models", "hardware"])
 def test_an_unknown_entry_is_refused_with_the_nearest(command):
     result = rooftrace(command, "show", "h100-sxn" if command == "hardware" else "llama-3.1-8c")

@@ -56,6 +56,27 @@ def prompt(tokens):
     return Totals(tokens, tokens, 1, tokens * (tokens + 1) // 2, tokens, 0, 0, 1)
 
 
+@pytest.mark.parametrize("name", ["h100-sxm", "rtx-4090"])
+def test_fp32_is_refused_where_it_would_cost_what_16_bits_do(name):
+    fp32 = {"model": "llama-3.1-8b", "hardware": name, "precision": "fp32"}
+    with pytest.raises(ValueError, match=r"fp32 has been measured on CPUs alone.*cost_model: roofline"):
+        deploy(**fp32, cost=Calibrated.for_stack("vllm"))
+    ratio = deploy(**fp32, cost=Roofline).cost.iteration_s(prompt(4096)) / deploy(
+        model="llama-3.1-8b", hardware=name, cost=Roofline
+    ).cost.iteration_s(prompt(4096))
+    peaks = load_device(name).peak_flops_per_s
+    assert ratio == pytest.approx(peaks["bf16"] / peaks["fp32"], rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["mi300x", "tpu-v6e"])
+def test_tensorrt_llm_is_refused_where_it_does_not_run(name):
+    with pytest.raises(
+        ValueError, match=f"TensorRT-LLM runs on NVIDIA's GPUs alone, and {name} is (AMD|Google)'s; choose"
+    ):
+        deploy(model="llama-3.1-8b", hardware=name, cost=Calibrated.for_stack("trtllm"))
+    deploy(model="llama-3.1-8b", hardware=name, cost=Calibrated.for_stack("vllm"))
+
+
 @pytest.mark.parametrize("name", COSTS)
 @settings(max_examples=15, deadline=None)
 @given(batch=st.lists(totals(), min_size=1, max_size=8))
@@ -103,6 +124,72 @@ def latent_shape(heads):
         kind="mla", n_heads=heads, n_kv_heads=1, qk_dim=192, v_dim=128, kv_bytes=1152.0, precision="bf16",
         latent_dim=512, rope_dim=64, expand_flops=2.0 * 512 * heads * 256,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stack", "device", "eight_bits", "first"),
+    [
+        # SGLang's kernel over 8 bits takes four times vLLM's whole module on Hopper: TensorRT-LLM's stands in there.
+        ("vllm", "h200", True, "fp8/trtllm"),
+        ("vllm", "h200", False, "sglang"),
+        ("vllm", "b200", True, "fp8/sglang"),
+        ("sglang", "h200", True, "fp8/sglang"),
+    ],
+)
+def test_whose_decodes_of_latent_attention_stand_in(stack, device, eight_bits, first):
+    found = deploy(
+        model="deepseek-v3", hardware=device, parallel={"tensor": 8}, kv_precision="fp8" if eight_bits else "bf16",
+        cost=Calibrated.for_stack(stack),
+    )  # fmt: skip
+    (shape,) = stages_of(found.cost)[0].attention
+    profile = load_profile(device)
+    params = profile.get("mla_decode", (first,))
+    form = MLA_DECODE.folded(
+        params, profile.datasheet, heads=16, kv_rank=512, rope_dim=64, latent_bytes=1.0 if eight_bits else 2.0,
+        run=found.cost.kernels.running(shape),
+    )  # fmt: skip
+    assert found.cost.kernels.decode_form(shape)(SCALARS, 64, 64, 128_000) == form(SCALARS, 64, 64, 128_000)
+
+
+@pytest.mark.parametrize(
+    ("stack", "device", "prompts", "first"),
+    [
+        ("sglang", "h100-sxm", True, "fp8q/sglang"),
+        ("trtllm", "b200", True, "fp8q/trtllm"),
+        ("vllm", "h100-sxm", True, "fp8/vllm"),
+        ("sglang", "h100-sxm", False, "fp8/sglang"),
+        ("sglang", "a100-80gb-sxm", True, "fp8/sglang"),
+    ],
+)
+def test_prompts_over_an_8_bit_cache_have_8_bit_queries_where_a_stack_casts_them(stack, device, prompts, first):
+    cost = deploy(model="llama-3.1-8b", hardware=device, kv_precision="fp8", cost=Calibrated.for_stack(stack)).cost
+    (shape,) = stages_of(cost)[0].attention
+    assert cost.kernels.attention_variants(shape, 1.0, prompts=prompts)[0] == first
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("b200", "fp8"), ("rtx-pro-6000", "fp8"), ("h100-sxm", "bf16")])
+def test_mxfp4_meets_8_bit_activations_where_tensor_cores_scale_blocks(device, dtype):
+    found = deploy(model="gpt-oss-120b", hardware=device, parallel={"tensor": 4}, cost=Calibrated.for_stack("vllm"))
+    assert found.cost.kernels.arithmetic("mxfp4")[0] == dtype
+    experts = [use for use in found.cost.kernels.uses(["bf16"], stages_of(found.cost)) if use.what == "mxfp4 experts"]
+    assert [use.kernel.variant.startswith("mxfp4_mxfp8/") for use in experts] == [dtype == "fp8"]
+
+
+def test_a_launched_prompt_takes_at_least_the_host_work_of_its_layers_and_of_those_with_experts():
+    own = Overheads(layer_host_s=1.0, expert_host_s=10.0)
+    stack = dataclasses.replace(serving_stack("vllm"), overheads=own)
+    for model, layers, with_experts in (("llama-3.1-8b", 32, 0), ("qwen3-30b-a3b", 48, 48)):
+        cost = Calibrated(stack=stack)(load_model(model), load_device("h200"), ParallelConfig())
+        assert cost.iteration_s(prompt(64)) == pytest.approx(layers + 10.0 * with_experts)
+
+
+def test_a_tpu_says_which_products_were_not_timed():
+    def said(precision):
+        found = deploy(model="llama-3.1-8b", hardware="tpu-v6e", precision=precision, cost=Calibrated.for_stack("vllm"))
+        return found.stand_ins
+
+    assert said("int8") == ("tpu-v6e: int8 matrix products are priced as bf16 ones were measured.",)
+    assert said(None) == ()
 
 
 @pytest.mark.parametrize(("stack", "prefill", "decode"), [("trtllm", "trtllm", "trtllm"), ("vllm", "trtllm", "sglang")])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hwmodels.model import load_model, model_catalogue, spec_from_config
+from hwmodels.model import CATALOGUE, load_model, model_catalogue, spec_from_config
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "model_configs"
 
@@ -215,6 +215,54 @@ def test_a_config_that_cannot_be_modelled_is_refused_by_name(change, message):
         spec_from_config({**LLAMA, **change}, name="x", where="config.json")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"torch_dtype": ["bfloat16"]}, r"torch_dtype must be one of .* got \['bfloat16'\]"),
+        ({"layer_types": 32}, "layer_types must be a list of texts, got 32"),
+        ({"layer_types": [0] * 32}, "layer_types must be a list of texts"),
+        ({"text_config": [1]}, "text_config must be an object"),
+        ({"rooftrace": "mine"}, "rooftrace must be an object, got 'mine'"),
+        ({"quantization_config": "fp8"}, "quantization_config must be an object, got 'fp8'"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": "lm_head"}},
+            "modules_to_not_convert 'lm_head', which is no list of modules",
+        ),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": None}}},
+            "compressed-tensors with weights None of group_0",
+        ),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": True}, "mlp_only_layers must be a list of integers, got True"),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_an_error_that_names_it(change, message):
+    experts = (
+        {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64} if "model_type" in change else {}
+    )
+    with pytest.raises(ValueError, match=message):
+        spec_from_config({**LLAMA, **experts, **change}, name="x", where="config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("qwen3-0.6b", "head_dim"), ("qwen3-32b", "num_key_value_heads"), ("mixtral-8x7b", "num_key_value_heads"),
+        ("gpt-oss-20b", "head_dim"), ("deepseek-r1", "n_routed_experts"), ("deepseek-r1", "first_k_dense_replace"),
+        ("glm-5", "index_topk"),
+    ],
+)  # fmt: skip
+def test_what_a_family_states_is_not_made_up_where_it_is_missing(name, key):
+    """Without it Qwen3-0.6B had heads half as wide, DeepSeek-R1 no experts, and nothing said so."""
+    data = {k: v for k, v in json.loads((CATALOGUE / f"{name}.json").read_text()).items() if k != key}
+    with pytest.raises(ValueError, match=f"{key} is missing; a .* config.json states it"):
+        spec_from_config(data, name="x", where="config.json")
+
+
+def test_a_folder_without_a_config_is_said_to_have_none(tmp_path):
+    with pytest.raises(ValueError, match=r"folder .* has no config\.json"):
+        load_model(tmp_path)
+
+
 def test_text_that_is_not_json_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="is not JSON"):
@@ -237,7 +285,7 @@ def test_eight_bit_weights_do_not_narrow_the_cache():
     """Only what the checkpoint says of its cache does."""
     fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     assert spec_from_config({**LLAMA, "quantization_config": fp8}, name="x", where="config.json").kv_precision is None
-    group = {"weights": {"type": "float", "num_bits": 8}}
+    group = {"weights": {"type": "float", "num_bits": 8}, "input_activations": {"type": "float", "num_bits": 8}}
     tensors = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
     without = spec_from_config({**LLAMA, "quantization_config": tensors}, name="x", where="config.json")
     assert (without.mlp_precision, without.kv_precision) == ("fp8", None)
@@ -247,6 +295,79 @@ def test_eight_bit_weights_do_not_narrow_the_cache():
     odd = {"kv_cache_scheme": {"type": "int", "num_bits": 4}}
     with pytest.raises(ValueError, match="quantisation of the KV cache in int4 is not modelled"):
         spec_from_config({**LLAMA, "quantization_config": {**tensors, **odd}}, name="x", where="config.json")
+
+
+GLM = {
+    "model_type": "glm4_moe", "vocab_size": 151552, "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128,
+    "attention_bias": True, "n_shared_experts": 1, "num_experts_per_tok": 8, "num_nextn_predict_layers": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shapes", "params", "buffers", "active"),
+    [
+        (
+            {"hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_hidden_layers": 92,
+             "n_routed_experts": 160, "first_k_dense_replace": 3, "use_qk_norm": True}, 352_797_814_784, 14_240, 32e9,
+        ),
+        (
+            {"hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_hidden_layers": 46,
+             "n_routed_experts": 128, "first_k_dense_replace": 1, "use_qk_norm": False}, 106_852_245_504, 5_760, 12e9,
+        ),
+    ],
+)  # fmt: skip
+def test_glm_with_grouped_attention_has_the_parameters_that_transformers_counts(shapes, params, buffers, active):
+    """GLM-4.5 and GLM-4.5-Air in transformers 5.19, which keeps the bias of the routers as buffers."""
+    spec = spec_from_config({**GLM, **shapes}, name="x", where="config.json")
+    assert spec.params == params + buffers
+    assert spec.active_params - 2 * spec.embedding_params == pytest.approx(active, rel=0.02)
+    assert sum(spec.layer_is_moe) == shapes["num_hidden_layers"] - shapes["first_k_dense_replace"]
+    assert spec.mtp_layers == 1
+
+
+def test_deepseek_with_sparse_attention_has_the_parameters_that_transformers_counts():
+    """DeepSeek-V3.2 is DeepSeek-V3 with an indexer in each layer; transformers 5.19 counts 671,877,929,216."""
+    data = json.loads((CATALOGUE / "deepseek-v3.json").read_text()) | {
+        "model_type": "deepseek_v32", "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048,
+    }  # fmt: skip
+    spec = spec_from_config(data, name="x", where="config.json")
+    assert spec.params == 671_877_929_216 + 58 * 256
+    assert spec.window_tokens == 2048
+    assert spec.kv_bytes_per_token() == 61 * (576 * 2 + 132)
+
+
+# Elements of all parameters and of the routers' correction biases (buffers there) that transformers 5.19 makes on the meta
+# device from the catalogue's config.json, the text model alone.
+IN_TRANSFORMERS = {
+    "minimax-m2.5": 228_689_748_992 + 15_872,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3.5-397b-a17b": 396_346_350_336,
+    "codellama-34b": 33_743_970_304,
+    "deepseek-r1": 671_026_404_352 + 14_848,
+    "llama-2-7b": 6_738_415_616,
+    "llama-4-scout": 107_769_861_120,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-8b": 8_030_261_248,
+    "mistral-nemo-12b": 12_247_782_400,
+    "mixtral-8x22b": 140_620_634_112,
+    "mixtral-8x7b": 46_702_792_704,
+    "kimi-k2.5": 1_026_408_209_408 + 23_040,
+    "gpt-oss-120b": 116_829_156_672,
+    "gpt-oss-20b": 20_914_757_184,
+    "qwen2.5-7b": 7_615_616_512,
+    "yi-34b": 34_388_917_248,
+    "glm-5": 743_911_199_232 + 19_200,
+}
+
+
+@pytest.mark.parametrize("name", IN_TRANSFORMERS)
+def test_parameters_are_to_the_last_those_that_transformers_makes(name):
+    assert load_model(name).params == IN_TRANSFORMERS[name]
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the shared configs are not at {SHARED}")

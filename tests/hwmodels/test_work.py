@@ -148,6 +148,22 @@ def test_work_does_not_depend_on_the_split():
     assert split.hbm_bytes == pytest.approx(whole.hbm_bytes, rel=1e-12)
 
 
+def test_what_each_device_repeats_counts_on_each():
+    """GLM-5 on eight: down-projections, router, indexer projections and scores, over 64 decodes behind 3,000 tokens."""
+    rows, context = 64, 3001
+    decode = Totals(rows, 0, 0, 0, 0, rows, rows * context, rows, 0, rows * 2048)
+    one, eight = (
+        Roofline(load_model("glm-5"), load_device("b200"), ParallelConfig(tensor=tensor)).work(decode).flops
+        for tensor in (1, 8)
+    )
+    down = 78 * 6144 * (2048 + 512 + 64)
+    router = 75 * 6144 * 256
+    indexer = 78 * (2048 * 32 * 128 + 6144 * (128 + 32))
+    scores = 78 * rows * 2 * 32 * 128 * context
+    assert eight - one == pytest.approx(7 * (2 * rows * (down + router + indexer) + scores), rel=1e-9)
+    assert eight / one == pytest.approx(1.405, rel=0.01)
+
+
 def test_work_of_arrays_equals_work_of_scalars():
     cost = Roofline(load_model("gpt-oss-20b"), load_device("h200"), ParallelConfig(tensor=2))
     rng = np.random.default_rng(5)

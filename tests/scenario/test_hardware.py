@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hwmodels.device import CATALOGUE, read_devices
 from hwmodels.overheads import serving_stack
 from sim import Scenario, ScenarioError, simulate
 from sim.cli.commands.run import _expected
@@ -204,3 +205,30 @@ def test_the_note_of_a_borrowed_device_names_what_the_model_uses() -> None:
     (note,) = resolve(scenario(hardware="gb200")).manifest["notes"]
     within = note.rpartition("what is priced: ")[2]
     assert [word.rpartition(" ")[0] for word in within.split(", ")] == ["GEMM", "prompts", "decodes"]
+
+
+def test_a_datasheet_under_a_catalogue_name_is_another_device(tmp_path) -> None:
+    """It borrows of the measured device of that name, the nearest there is, and its interval is not that device's."""
+    own = read_devices(CATALOGUE)["h200"]
+    numbers = {name: [value, "a file of the test"] for name, value in own.peak_flops_per_s.items()}
+    peaks = ", ".join(f'{name} = [{value}, "{source}"]' for name, (value, source) in numbers.items())
+    (tmp_path / "mine.toml").write_text(
+        f"""[h200]
+title = "H200 with a slower memory"
+vendor = "NVIDIA"
+peak = {{ {peaks} }}
+memory_bytes = [{own.memory_bytes}, "a file of the test"]
+hbm_bytes_per_s = [{0.9 * own.hbm_bytes_per_s}, "a file of the test"]
+l2_bytes = [{own.l2_bytes}, "a file of the test"]
+n_cores = [{own.n_cores}, "a file of the test"]
+link = {{ kind = "NVLink", latency_s = [1e-6, "test"], bytes_per_s = [450e9, "test"] }}
+network = {{ kind = "InfiniBand", latency_s = [5e-6, "test"], bytes_per_s = [50e9, "test"] }}
+devices_per_node = [8, "test"]
+tdp_w = [700, "test"]
+"""
+    )
+    mine, catalogue = (resolve(scenario(hardware=name)).manifest for name in (str(tmp_path / "mine.toml"), "h200"))
+    assert "borrowed from h200, " in mine["notes"][0]
+    assert mine["interval"]["tpot_s"][1] > 1.2 * catalogue["interval"]["tpot_s"][1]
+    assert "device" in mine["interval"]["basis"].partition("no fit")[0]
+    assert "device" not in catalogue["interval"]["basis"]

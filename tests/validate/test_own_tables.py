@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from hwmodels.kernels.families import COLLECTIVE
 from hwmodels.kernels.gemm import gemm_s
-from hwmodels.measured import Measurement, Said, read_own, survey
+from hwmodels.measured import Measurement, Said, predict, read_own, survey
 from hwmodels.profiles import load_profile, write_profile
 from sim.cli import build_app
+from sim.errors import RooftraceError
 from sim.validation.files import validate
 
 H200 = load_profile("h200")
@@ -174,6 +175,62 @@ def test_collectives_and_experts(tmp_path):
     assert (experts.columns["moe_tp_size"].tolist(), experts.columns["moe_ep_size"].tolist()) == ([2], [1])
 
 
+@pytest.mark.parametrize("word", ["fp8_block", "nvfp4", "int4", "int4_g32", "int4_fp8", "w4afp8", "mxfp4", "fp16"])
+def test_experts_of_every_format_are_predicted(tmp_path, word):
+    header = "gpu,dtype,tokens,hidden,inter_size,top_k,experts,ep,time_us\n"
+    (tmp_path / "mine.csv").write_text(header + f"b200,{word},64,7168,2048,8,256,8,200\n")
+    (one,) = validate(tmp_path / "mine.csv")
+    assert np.isfinite(one.predicted).all()
+
+
+@pytest.mark.parametrize(
+    ("header", "good", "bad", "reason"),
+    [
+        (
+            "bs,kv_len,heads,kv_heads,head_dim,time_us",
+            "1,64,32,8,128,9",
+            "1,64,32,7,128,9",
+            "num_heads must be a multiple",
+        ),
+        (
+            "collective,gpus,message_mib,time_us",
+            "allreduce,8,1,30",
+            "allreduce,1,1,30",
+            "a collective takes at least 2",
+        ),
+        (
+            "tokens,hidden,inter_size,topk,experts,ep,time_us",
+            "1,64,64,2,8,2,9",
+            "1,64,64,9,8,2,9",
+            "cannot choose more",
+        ),
+        (
+            "tokens,hidden,inter_size,topk,experts,ep,time_us",
+            "1,64,64,2,8,2,9",
+            "1,64,64,2,8,3,9",
+            "must divide num_experts",
+        ),
+        (
+            "tokens,hidden,inter_size,topk,experts,tp,time_us",
+            "1,64,64,2,8,2,9",
+            "1,64,64,2,8,3,9",
+            "must divide inter_size",
+        ),
+    ],
+)
+def test_a_line_whose_cells_contradict_each_other_is_left_out_and_spoils_no_other(tmp_path, header, good, bad, reason):
+    (tmp_path / "mine.csv").write_text(f"gpu,{header}\nh100,{good}\nh200,{good}\nh100,{bad}\n")
+    found = survey(tmp_path)
+    assert [len(m) for m in found.measurements] == [1, 1]
+    (sentence,) = found.left_out
+    assert sentence.startswith("mine.csv: 1 of 3 rows refused: ")
+    assert reason in sentence
+    with pytest.raises(RooftraceError, match=reason):
+        validate(tmp_path)
+    for m in found.measurements:
+        assert np.isfinite(predict(m, load_profile(m.device)).seconds).all()
+
+
 def test_a_serving_table_is_simulated(tmp_path):
     rows = "model,gpu,tp,prompt_tokens,output_tokens,clients,ttft_s,tpot_ms,dtype\n"
     (tmp_path / "ours.csv").write_text(rows + "llama-3.1-8b,H200,1,256,16,2,0.02,5.0,bf16\n")
@@ -257,6 +314,22 @@ def test_rows_that_do_not_fit_are_counted_and_what_begins_with_meta_is_passed_ov
     assert found.refused == {"time_us must be positive (line 3 and others)": 2}
     with pytest.raises(ValueError, match="time_us must be positive; see line 3"):
         measured(tmp_path, text)
+
+
+def test_where_nothing_can_be_read_or_written_is_said_before_the_work(tmp_path):
+    table = saved(gemms(gpu="H200"), tmp_path / "mine.csv")
+    for arguments, message in (
+        (("validate", "--measured", tmp_path / "none"), "none does not exist"),
+        (
+            ("fit", "--measured", table, "--device", "h200", "--out", tmp_path / "no" / "p.toml"),
+            "its folder does not exist",
+        ),
+        (("validate", "--measured", table, "--plots", table / "x"), "mine.csv is a file, not a folder"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert message in "".join(result.stderr.split("\n"))
+        assert "held" not in result.stdout
 
 
 def test_a_file_that_is_no_parquet_says_so(tmp_path):

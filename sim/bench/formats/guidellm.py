@@ -2,6 +2,7 @@
 
 vllm-project/guidellm. Its inter-token latency is a value a request, (last token - first) / (tokens - 1), which is TPOT here; in
 version 2 each request counts once for each of its gaps. Its own time_per_output_token counts the first token too and is left out.
+Duration and requests are those of the measured part, between warm-up and cool-down (guidellm 0.8.1, schemas/benchmark.py).
 """
 
 from __future__ import annotations
@@ -84,6 +85,15 @@ def _benchmark(one: Fields, whole: Fields, name: str, file: str, version: int) -
     of_rows = {} if rows is None else latencies_of(rows)
     rate_per_s, concurrency, burstiness = _load(strategy, asked)
     duration = one.number("duration")
+    sent = None if completed is None else completed + (errored or 0)
+    warmup_s, cooldown_s = one.number("warmup_duration") or None, one.number("cooldown_duration") or None
+    outside_s = (warmup_s or 0.0) + (cooldown_s or 0.0)
+    if outside_s and sent is not None and duration:
+        within, sent = sent, round(sent * (duration + outside_s) / duration)
+        notes.append(
+            f"{within:,} requests in the {duration:.4g} s that were measured; {sent:,} are taken to have been sent, "
+            f"with {outside_s:.4g} s of warm-up and cool-down"
+        )
     prompt, output = (_lengths(metrics, f"{side}_token_count") for side in ("prompt", "output"))
     per_s = {side: _mean_of(metrics, f"{side}tokens_per_second") for side in ("output_", "")}
     run = BenchRun(
@@ -95,14 +105,14 @@ def _benchmark(one: Fields, whole: Fields, name: str, file: str, version: int) -
             concurrency=concurrency,
             burstiness=burstiness,
             ramp=_ramp(strategy),
-            warmup_s=one.number("warmup_duration") or None,
-            cooldown_s=one.number("cooldown_duration") or None,
-            requests=None if completed is None else completed + (errored or 0),
+            warmup_s=warmup_s,
+            cooldown_s=cooldown_s,
+            requests=sent,
             prompt=prompt,
             output=output,
             shared=_shared(whole),
         ),
-        duration_s=duration,
+        duration_s=None if duration is None else duration + outside_s,
         completed=completed,
         failed=errored,
         input_tokens=_total(metrics, "prompt_token_count"),

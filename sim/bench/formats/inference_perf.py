@@ -85,7 +85,6 @@ def read(document: Mapping[str, Any], name: str, file: str) -> list[BenchRun]:
             fills_time=True,
             burstiness=1.0,
             requests=load.count("count") or (None if completed is None else completed + (failed or 0)),
-            duration_s=load.number("send_duration"),
             prompt=prompt,
             output=output,
         ),

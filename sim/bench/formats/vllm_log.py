@@ -35,6 +35,9 @@ _EVERY_S = 10.0
 """Between lines (VLLM_LOG_STATS_INTERVAL), where they have no times."""
 _SATURATED = 0.05
 """Requests waiting over requests running, from which the rate that came out is not what was offered."""
+_ENGINE = re.compile(r"\bEngine (\d{1,6}): Avg prompt")
+_CACHED = 0.01
+"""Share of prompt tokens found in the prefix cache, from which prompts that follow from throughput are shorter than they were."""
 _VERSION = re.compile(r"vLLM (?:API server )?version v?(\d+\.\d+[\w.]*)")
 
 
@@ -60,8 +63,18 @@ def read(text: str, name: str, file: str) -> list[BenchRun]:
     def found(pattern: re.Pattern[str]) -> list[float]:
         return [float(match[1]) / 100 for _, line in busy if (match := pattern.search(line))]
 
-    running = [float(match[3]) for match, _ in busy]
-    waits = statistics.fmean(float(match[4]) for match, _ in busy) > _SATURATED * statistics.fmean(running)
+    # A server with several engines logs a line of each; what it does is what they do together.
+    engines: dict[str, list[re.Match[str]]] = {}
+    for match, line in busy:
+        of = _ENGINE.search(line)
+        engines.setdefault("" if of is None else of[1], []).append(match)
+
+    def together(group: int) -> float:
+        return sum(statistics.fmean(float(match[group]) for match in own) for own in engines.values())
+
+    prompts_per_s, tokens_per_s, running, waiting = map(together, (1, 2, 3, 4))
+    waits = waiting > _SATURATED * running
+    lines_each = max(len(own) for own in engines.values())
     capacity = _CAPACITY.findall(text)
     drafts = _DRAFTS.findall(text)
     hits, preemptions = found(_HITS), [int(match[1]) for _, line in busy if (match := _PREEMPTIONS.search(line))]
@@ -71,14 +84,14 @@ def read(text: str, name: str, file: str) -> list[BenchRun]:
             name=name,
             file=file,
             format=FORMAT,
-            offered=Offered(duration_s=len(busy) * _interval_s([line for _, line in lines])),
+            offered=Offered(duration_s=lines_each * _interval_s([line for _, line in lines])),
             duration_s=None,
-            input_tokens_per_s=mean([float(match[1]) for match, _ in busy]),
-            output_tokens_per_s=mean([float(match[2]) for match, _ in busy]),
+            input_tokens_per_s=prompts_per_s,
+            output_tokens_per_s=tokens_per_s,
             server=ServerSide(
-                running=mean(running),
-                running_error=_error(running),
-                waiting=mean([float(match[4]) for match, _ in busy]),
+                running=running,
+                running_error=_error([[float(match[3]) for match in own] for own in engines.values()]),
+                waiting=waiting,
                 kv_used=mean(found(_KV)),
                 kv_tokens=sum(int(each.replace(",", "")) for each in capacity if each.strip(",")) or None,
                 prefix_hit=hits[-1] if hits else None,
@@ -93,6 +106,7 @@ def read(text: str, name: str, file: str) -> list[BenchRun]:
             notes=(
                 f"means over {len(busy)} of {len(lines)} lines, those with requests under way; a log says nothing of single "
                 "requests, so that no latency is known",
+                *((f"{len(engines)} engines log here; what they do is added up",) if len(engines) > 1 else ()),
                 "requests waited, so that the rate that came out is not what was offered: run.rate_per_s says that"
                 if waits
                 else "run.output_tokens or run.rate_per_s says the load, for the other and the prompts follow from throughput",
@@ -101,10 +115,14 @@ def read(text: str, name: str, file: str) -> list[BenchRun]:
     ]
 
 
-def _error(values: list[float]) -> float | None:
-    """Standard error of the mean of *values* over it, no smaller than of requests that come at random; None for a mean of 0."""
-    mean = statistics.fmean(values)
-    return (max(statistics.pvariance(values), mean) / len(values)) ** 0.5 / mean if mean else None
+def _error(engines: list[list[float]]) -> float | None:
+    """Standard error of the sum of the means of *engines* over that sum, none smaller than of requests that come at random; None
+    for a sum of 0."""
+    means = [statistics.fmean(values) for values in engines]
+    variances = [
+        max(statistics.pvariance(values), mean) / len(values) for values, mean in zip(engines, means, strict=True)
+    ]
+    return sum(variances) ** 0.5 / sum(means) if sum(means) else None
 
 
 def _interval_s(lines: list[str]) -> float:
@@ -148,6 +166,11 @@ def with_load(run: BenchRun) -> BenchRun:
     ):
         prompt = Lengths(mean_tokens=prompts_per_s / rate)
         notes.append(f"prompts of {prompts_per_s / rate:,.1f} tokens follow from throughput and rate")
+        if (server.prefix_hit or 0.0) > _CACHED:
+            notes.append(
+                f"{server.prefix_hit:.0%} of prompt tokens were found in the prefix cache: newer releases log those that were "
+                "computed, and prompts are longer; run.prompt_tokens and run.shared say how long and what they have in common"
+            )
     return replace(
         run, offered=replace(offered, rate_per_s=rate, prompt=prompt, output=output), notes=(*run.notes, *notes)
     )

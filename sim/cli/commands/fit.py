@@ -61,6 +61,8 @@ def fit(
 
     if out.suffix != ".toml":
         raise RooftraceError(f"--out {out}: a profile is a TOML file; end its name in .toml")
+    if not out.parent.is_dir():  # before the minutes that a fit takes
+        raise OutputError(f"cannot write {out}: its folder does not exist; create it first")
     try:
         target = load_device(device)
         families = _families(only)

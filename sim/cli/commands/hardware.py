@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from sim.cli.options import Json
+from sim.cli.options import Json, wants_json
 from sim.errors import RooftraceError
 
 
@@ -52,21 +53,30 @@ def hardware(
     print_table(heads, rows, fold=1)
 
 
-def show(name: Annotated[str, typer.Argument(help="Catalogue name, or path to a profile.")]) -> None:
-    """Show one device with the source of every number."""
+def show(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="Catalogue name, or path to a datasheet or profile.")],
+    as_json: Json = False,
+) -> None:
+    """Show one device with the source of every number, and what its kernels are priced from."""
     from hwmodels.hardware import load_hardware
-    from sim.cli.tables import print_table
+    from sim.cli.tables import console, print_table
 
     try:
         device = load_hardware(name)
+        kernels = _kernels(device, name)
     except ValueError as error:
         raise RooftraceError(str(error)) from None
     facts = _facts(device)
+    if wants_json(ctx, as_json):
+        typer.echo(json.dumps({**facts, "kernels": kernels}, indent=2))
+        return
     rows = [
         (key, "-" if value is None else f"{value:,g}", device.sources.get(key, "-"))
         for key, value in facts["numbers"].items()
     ]
     print_table(("", "value, SI units", "Source"), rows, title=device.title, fold=1)
+    console().print(f"Kernels: {kernels}.")
 
 
 def diff(
@@ -93,8 +103,36 @@ def diff(
         )
         for line in found
     ]
-    heads = ("Kernel", "Quantity", profiles[0].name, profiles[1].name, "second / first", "")
+    names = [profile.name for profile in profiles]
+    if names[0] == names[1]:  # two profiles of one device are told apart by their files
+        names = [Path(called).name for called in (first, second)]
+    if names[0] == names[1]:
+        names = ["first", "second"]
+    heads = ("Kernel", "Quantity", *names, "second / first", "")
     print_table(heads, rows, left=2, fold=1)
+
+
+def _kernels(device: Any, name: str) -> str:
+    """What prices the kernels of *device*, in words."""
+    from hwmodels.profiles import borrow_for, calibrated_devices, load_profile, read_profile
+    from hwmodels.tables import is_profile
+
+    if name.endswith(".toml") and is_profile(name):
+        profile = read_profile(name)
+    elif name.endswith(".toml") or device.name not in calibrated_devices():
+        try:
+            return borrow_for(device).note
+        except ValueError as error:
+            return str(error)
+    else:
+        profile = load_profile(device.name)
+    own = [kernel for kernel in profile.kernels if not kernel.provenance.borrowed_from]
+    families = ", ".join(dict.fromkeys(kernel.family for kernel in own))
+    kept = len(profile.kernels) - len(own)
+    lent = f"; {kept} more, lent by other devices, are in the file" if kept else ""
+    if profile.lender is not None:
+        lent = "; what is not among them is lent by other devices, and a run says so"
+    return f"parameter sets fitted to measurements of the device: {len(own)} ({families}){lent}"
 
 
 def _facts(device: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sim.cli.options import Json
+from sim.cli.options import Json, wants_json
 from sim.errors import RooftraceError
 
 
@@ -55,7 +55,11 @@ def models(
     print_table(("Model", "params, 1e9", "active, 1e9", "weights, GB", "KV/token, kB", "Source"), rows, fold=1)
 
 
-def show(name: Annotated[str, typer.Argument(help="Catalogue name, or path to a config.json.")]) -> None:
+def show(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="Catalogue name, or path to a config.json.")],
+    as_json: Json = False,
+) -> None:
     """Show what is known of one model."""
     from hwmodels.model import load_model
     from sim.cli.tables import print_facts
@@ -65,8 +69,13 @@ def show(name: Annotated[str, typer.Argument(help="Catalogue name, or path to a 
     except ValueError as error:
         raise RooftraceError(str(error)) from None
     facts = _facts(spec)
+    if wants_json(ctx, as_json):
+        typer.echo(json.dumps({**facts, "notes": [*spec.notes]}, indent=2))
+        return
     facts["notes"] = " ".join(spec.notes) or "-"
-    print_facts([(key, f"{value:,}" if isinstance(value, int | float) else str(value)) for key, value in facts.items()])
+    print_facts(
+        [(key, f"{value:,}" if isinstance(value, int | float) else str(value or "-")) for key, value in facts.items()]
+    )
 
 
 def _facts(spec: Any) -> dict[str, Any]:
@@ -80,9 +89,16 @@ def _facts(spec: Any) -> dict[str, Any]:
         "vocab": spec.vocab,
         "params": spec.params,
         "active_params": spec.active_params,
+        "attention_precision": spec.attention_precision,
+        "mlp_precision": spec.mlp_precision,
+        "expert_precision": None if spec.experts is None else spec.expert_precision,
+        "base_precision": spec.base_precision,
+        "kv_precision": spec.kv_precision or spec.base_precision,
         "weight_bytes": spec.weight_bytes(),
         "kv_bytes_per_token": spec.kv_bytes_per_token(),
         "state_bytes_per_sequence": spec.state_bytes_per_sequence,
         "window_tokens": spec.window_tokens,
+        "max_positions": spec.max_positions,
+        "mtp_layers": spec.mtp_layers,
         "source": spec.source,
     }

@@ -72,6 +72,10 @@ def validate(
     for path in (out, markdown):  # before the minutes that the simulations take
         if path is not None and not path.parent.is_dir():
             raise OutputError(f"cannot write {path}: its folder does not exist; create it first")
+    if plots is not None:
+        there = next(path for path in (plots, *plots.parents) if path.exists())
+        if not there.is_dir():
+            raise OutputError(f"cannot draw into {plots}: {there} is a file, not a folder; choose another --plots")
     from hwmodels.left_out import loans
     from sim.validation.files import LEFT_OUT, comparisons, read_measured
     from sim.validation.intervals import coverage, coverage_markdown, loans_markdown

@@ -40,8 +40,10 @@ def deployment_of(scenario: Scenario) -> Deployment:
             f"{scenario.source}: serving_release: cost_model roofline has no overheads, of this release or another; leave "
             "serving_release out (--set serving_release=null), or cost_model"
         )
+    precision, kv_precision = scenario.precision, scenario.kv_precision
+    given = [name for name, value in (("precision", precision), ("kv_precision", kv_precision)) if value is not None]
     with told_by(scenario, "model"):
-        model = load_model(scenario.find(scenario.model) or scenario.model)
+        model = load_model(scenario.find(scenario.model) or scenario.model, given=given)
     with told_by(scenario, "hardware"):
         hardware, profile = _hardware(scenario)
     calibrated = Calibrated(stack=_stack(scenario), profile=profile)
@@ -50,7 +52,6 @@ def deployment_of(scenario: Scenario) -> Deployment:
         with told_by(scenario, "cuda_graphs"):
             calibrated.captured(hardware, scenario.parallel.tensor)
     factory = Roofline if scenario.cost_model == "roofline" else calibrated
-    precision, kv_precision = scenario.precision, scenario.kv_precision
     if kv_precision is None and precision in SAME_FOR_KV:
         kv_precision = precision
     with told_by(scenario, "experts"):

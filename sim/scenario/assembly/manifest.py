@@ -156,9 +156,9 @@ def _interval(deployment: Deployment, hosted: Hosted) -> dict[str, Any]:
     found = serving_interval(
         stack,
         deployment.model.name,
-        deployment.device.name,
+        deployment.measured_as,
         kind=profile.kind,
-        loan=deployment.loan(network_alone=has_rows(stack, deployment.device.name)),
+        loan=deployment.loan(network_alone=has_rows(stack, deployment.measured_as)),
     )
     if found is None:
         return {}

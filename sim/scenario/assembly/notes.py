@@ -145,7 +145,7 @@ def _borrowed(deployment: Deployment) -> Iterator[str]:
             "datasheet's bandwidth."
         )
     if profile.note.startswith("efficiencies"):
-        note = profile.note if profile.lender is None else profile.lender.note_of(deployment.families)
+        note = profile.note if profile.lender is None else profile.lender.note_of(deployment.lent_factors)
         yield f"{deployment.device.name} has not been calibrated: {note}."
     yield from deployment.stand_ins
 
@@ -164,13 +164,15 @@ def _older_release(scenario: Scenario, deployment: Deployment) -> Iterator[str]:
 
 
 def _fitted_elsewhere(deployment: Deployment) -> Iterator[str]:
-    """A note where the stack was fitted to another model, or on another device."""
+    """A note where the stack was fitted to another model, on another device, or to another tensor parallelism."""
     from hwmodels.calibrated import Calibrated
 
     if not isinstance(deployment.made_by, Calibrated):
         return
     fit = deployment.made_by.stack.fit
-    here = {"model": deployment.model.name, "hardware": deployment.device.name}
+    here = {"model": deployment.model.name, "hardware": deployment.device.name, "tensor": deployment.parallel.tensor}
+    # Files of older releases do not say how many devices a replica had.
+    here = {key: name for key, name in here.items() if key != "tensor" or key in fit}
     strange = [
         f"{key} {fit.get(key, 'that it does not name')} (here {name})"
         for key, name in here.items()

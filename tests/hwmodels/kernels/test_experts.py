@@ -132,6 +132,8 @@ def test_which_library_multiplies_what():
     assert library_of("nvfp4", "trtllm", "b200") == "unsplit"
     assert library_of("nvfp4", "vllm", "rtx-pro-6000") == "one"
     assert library_of("fp8", "vllm", "rtx-pro-6000") == "narrow"
+    assert library_of("fp8_block", "trtllm", "l40s") == "narrow"
+    assert library_of("fp8_block", "trtllm", "h200") == "unsplit"
 
 
 def test_a_library_of_one_tile_pads_to_it():

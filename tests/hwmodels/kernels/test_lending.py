@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
+from hwmodels.calibrated import Calibrated
+from hwmodels.deployment import deploy
 from hwmodels.device import device_catalogue, load_device
 from hwmodels.kernels.families import FAMILIES
 from hwmodels.kernels.intervals import Spread, coverage_pct, spread
@@ -51,6 +54,19 @@ def test_the_nearest_donor_counts_most_and_a_device_does_not_lend_to_itself():
     own = load_profile("b200").get("collective", ["all_reduce/nccl"])
     far = load_profile("h200").get("collective", ["all_reduce/nccl"])
     assert abs(math.log(lent.params.start_s / own.start_s)) < abs(math.log(lent.params.start_s / far.start_s))
+
+
+def test_weights_of_donors_fall_with_the_square_of_their_distance():
+    device = load_device("h100-pcie")
+    lender = load_profile("h100-pcie").lender
+    assert lender is not None
+    kernel = lender.kernel("gemm", "fp8/vllm")
+    apart = np.array(
+        [distance(device, load_device(name), "gemm") for name in kernel.provenance.borrowed_from.split(", ")]
+    )
+    assert len(apart) > 2
+    weights = 1.0 / (0.15 + apart) ** 2
+    assert lender.distance("gemm", "fp8/vllm") == pytest.approx(float(weights @ apart / weights.sum()))
 
 
 def test_behind_a_switch_nothing_is_borrowed_from_servers_without_one():
@@ -164,9 +180,41 @@ def test_no_interval_of_a_product_reaches_below_the_reading_of_its_weights(name)
 def test_a_note_of_loans_names_the_families_asked_for():
     lender = load_profile("gb200").lender
     assert lender is not None
-    assert lender.note_of(("gemm", "decode")).rpartition("priced: ")[2].split(", ")[0].startswith("GEMM ")
+    assert (
+        lender.note_of({"gemm": [1.5, 2.0], "decode": [1.7, 1.7]}).rpartition("priced: ")[2]
+        == "GEMM 1.5 to 2, decodes 1.7"
+    )
     assert "latent attention" in lender.note
-    assert not {"experts", "latent", "prompts"} & set(lender.note_of(("gemm", "decode")).split())
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "word", "family"),
+    [
+        ("rtx-4090", "deepseek-r1", "latent attention", "mla_decode"),
+        ("l4", "qwen3-30b-a3b", "experts", "moe"),
+        ("h100-pcie", "llama-3.1-8b", "collectives", "collective"),
+    ],
+)
+def test_a_note_states_the_factors_of_those_who_lend(name, model, word, family):
+    """Not of the nearest device, which may have nothing of the kind to lend, as L40S has no latent attention."""
+    parallel = {"tensor": 2, "expert": 2 if family == "moe" else 1}
+    found = deploy(model=model, hardware=name, parallel=parallel, cost=Calibrated.for_stack("vllm"))
+    assert found.profile is not None
+    lender = found.profile.lender
+    assert lender is not None
+    stated = re.search(rf"{word} (?:[\d.]+ to )?([\d.]+)", lender.note_of(found.lent_factors))
+    assert stated is not None
+    lenders = lender.factors(family)
+    assert min(lenders) * 0.94 < float(stated[1]) < max(lenders) * 1.06
+    for factor in found.lent_factors[family]:
+        assert np.isclose(factor, lenders).any()
+
+
+def test_what_a_datasheet_does_not_state_is_no_distance():
+    v5p, v6e = load_device("tpu-v5p"), load_device("tpu-v6e")
+    assert v5p.l2_bytes is None
+    known = replace(v5p, l2_bytes=2.0 * (v6e.l2_bytes or 0.0))
+    assert distance(v5p, v6e, "tpu_gemm") == pytest.approx(distance(known, v6e, "tpu_gemm") * math.sqrt(4 / 3))
 
 
 def test_no_interval_of_a_decode_reaches_below_the_reading_of_its_cache():

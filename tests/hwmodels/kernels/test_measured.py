@@ -160,7 +160,10 @@ def test_a_folder_with_a_stranger_is_refused(tmp_path):
     write(tmp_path, "notes.csv", "a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"notes\.csv: its columns \(a, b\) are those of no kind"):
         read_folder(tmp_path)
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="holds no CSV files"):
+        read_folder(tmp_path / "empty")
+    with pytest.raises(ValueError, match="nowhere does not exist"):
         read_folder(tmp_path / "nowhere")
 
 
