@@ -191,8 +191,9 @@ class Deployment:
         beside = f" and {lost / 1e9:.1f} GB of what else its stack sets aside" if lost else ""
         raise ValueError(
             f"{self.model.name} ({_formats(self.model)}) does not fit: a {self.device.name} offers "
-            f"{stage.budget_bytes / 1e9:.1f} GB for it and it takes {stage.weight_bytes / 1e9:.1f} GB of weights{beside} on "
-            f"each device, so {missing:.1f} GB is missing with {_degrees(self.parallel)}; {self._plan_way_out(plan)}"
+            f"{stage.budget_bytes / 1e9:.1f} GB for it ({plan.share:.0%} of its memory) and it takes "
+            f"{stage.weight_bytes / 1e9:.1f} GB of weights{beside} on each device, so {missing:.1f} GB is missing with "
+            f"{_degrees(self.parallel)}; {self._plan_way_out(plan)}"
         )
 
     def _plan_way_out(self, plan: MemoryPlan) -> str:

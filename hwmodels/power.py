@@ -7,7 +7,7 @@ same shares of their peaks; that is an assumption, and `PowerModel.basis` says s
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,13 @@ def power_share(bandwidth_share: ArrayLike, arithmetic_share: ArrayLike) -> Floa
 def power_model(device: str) -> PowerModel:
     """The model for the device called *device*, borrowed from the measured one where it is another."""
     table = read_toml(ROOM / "power.toml")[_MEASURED]
-    basis = (
-        "measured on b200" if device == _MEASURED else f"shares of TDP as measured on b200; no power of {device} was"
-    )
-    return PowerModel(basis=basis, **table)
+    return PowerModel(basis=basis_of([device]), **table)
+
+
+def basis_of(devices: Iterable[str]) -> str:
+    """What the power of *devices* (catalogue names) rests on, for people."""
+    borrowed = [name for name in dict.fromkeys(devices) if name != _MEASURED]
+    return f"shares of TDP as measured on b200, not on {' and '.join(borrowed)}" if borrowed else "measured on b200"
 
 
 # Fitting

@@ -1,4 +1,4 @@
-"""Code blocks marked in the documents are executed."""
+"""Code blocks marked in the documents are executed; the README's links lead somewhere, and it shows what its command prints."""
 
 from __future__ import annotations
 
@@ -68,3 +68,30 @@ def test_the_contributors_policy_runs_in_a_scenario(
     scenario = Scenario.default().with_set("workload={trace: conversation, limit: 50}")
     scenario = scenario.with_set("scheduler={policy: 'shortest_example:ShortestFirst', max_sequences: 8}", *beside)
     assert simulate(scenario).summary["requests"]["finished"] == 50
+
+
+def _anchors(page: Path) -> set[str]:
+    """What headings of *page* are called in links, as GitHub and mkdocs make it of them."""
+    heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.strip().lower()).replace(" ", "-") for head in heads}
+
+
+def test_links_of_the_readme_lead_to_a_page_and_its_heading() -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(links) > 20
+    for link in links:
+        name, _, anchor = link.partition("#")
+        assert (ROOT / name).exists(), link
+        assert not anchor or anchor in _anchors(ROOT / name), link
+
+
+@pytest.mark.slow
+def test_the_readme_shows_what_its_first_command_prints() -> None:
+    from sim import Scenario, simulate
+    from sim.results import latency_rows
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^ ((?:TTFT|TPOT|ITL|E2EL) \([a-z ]+\)) +(.+)$", text, re.MULTILINE)
+    shown = [(name, re.split(r" {2,}", cells.strip())) for name, cells in rows]
+    assert len(shown) == 4
+    assert shown == latency_rows(simulate(Scenario.default()).summary)[:4]

@@ -198,10 +198,8 @@ def _yaml(text: str) -> Any:
     try:
         return parse_yaml(text, "it")
     except (ScenarioError, yaml.YAMLError, ValueError) as error:
-        line = " ".join(str(error).split())
-        raise Unreadable(
-            f"it is neither JSON, CSV nor text that is known here, and not YAML either: {line[:200]}"
-        ) from None
+        line = " ".join(str(error).split()).removeprefix("it, ").replace("not valid YAML: ", "")
+        raise Unreadable(f"it is neither JSON, CSV, YAML ({line[:200]}) nor text that is known here") from None
 
 
 def _of_document(document: Any, name: str, file: str) -> list[BenchRun]:

@@ -10,13 +10,24 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _FILE_COLUMNS = 120
+_WRAPPED = 20
+"""Columns that text which goes on over several lines has in a file at least, where it has so many."""
 
 
-def console() -> Console:
-    """Standard output; 120 columns wide where it is not a terminal."""
+def console(least: int = 0) -> Console:
+    """Standard output; where it is not a terminal 120 columns wide, or *least* where that is more.
+
+    Text is printed as it is: `[1, 2]` is no style, and `:b:` no picture.
+    """
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS, highlight=False, soft_wrap=False)
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            # Rich would end with 1; `rooftrace run | head` is no failure, and the application knows what to do.
+            raise BrokenPipeError
+
+    width = None if sys.stdout.isatty() else max(_FILE_COLUMNS, least)
+    return Plain(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
 
 
 def print_table(
@@ -35,6 +46,7 @@ def print_table(
     but never below *least* columns of the terminal each.
     """
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -48,9 +60,15 @@ def print_table(
             no_wrap=not wraps,
             min_width=least if index < left and least else None,
         )
+    needed = [cell_len(head) for head in heads]
     for row in rows:
         table.add_row(*row)
-    console().print(table)
+        needed = [max(width, cell_len(cell)) for width, cell in zip(needed, row, strict=True)]
+    for index in range(len(heads)):
+        if index >= len(heads) - fold or (fold_left and index < left):
+            needed[index] = min(needed[index], _WRAPPED)
+    # A file has room for every column, three between two of them; a terminal has the room that it has.
+    console(sum(needed) + 3 * len(needed) + 1).print(table)
 
 
 def print_facts(rows: Iterable[tuple[str, str]]) -> None:

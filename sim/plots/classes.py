@@ -34,6 +34,6 @@ def classes_figure(*, requests: Mapping[str, NDArray[Any]], classes: Sequence[Ma
         plot_latency_ecdf(ax, values, name=name)
         if limit_s is not None:
             ax.axvline(limit_s, color=OKABE_ITO["vermillion"], linewidth=1.0, linestyle="--")
-        ax.set_xlabel("TTFT")
-    axes[0].set_ylabel("share of those that finished")
+        ax.set_xlabel("TTFT, log scale" + ("" if limit_s is None else " (dashed: limit)"), fontsize=9)
+    axes[0].set_ylabel("share at or below, of those that finished", fontsize=9)
     return figure

@@ -51,11 +51,12 @@ def save_run(result: Result, folder: Path) -> list[Path]:
         iterations=columns.iteration_blocks,
         last_end_ns=metrics.last_iteration_end_ns(columns),
         kv_blocks_total=columns.meta["kv_blocks_total"],
-        title=f"{_timeline_headline(result.summary)}\n{result.label}",
+        fleet=columns.meta.get("fleet"),
+        title=f"{_timeline_headline(result)}\n{result.label}",
     )
     paths = [*save(latency, folder / "latency.png", svg=False), *save(timeline, folder / "timeline.png", svg=False)]
     if result.manifest.get("classes"):
-        title = f"{_latency_headline(result.summary)}\n{result.label}"
+        title = f"{_classes_headline(result)}\n{result.label}"
         of_classes = classes_figure(requests=requests, classes=result.manifest["classes"], title=title)
         paths += save(of_classes, folder / "classes.png", svg=False)
     if "fleet" not in columns.meta:
@@ -84,6 +85,14 @@ def _fleet_headline(summary: Mapping[str, Any]) -> str:
     return text if within is None else f"{text}; {within:.1%} of requests within the SLO"
 
 
+def _classes_headline(result: Result) -> str:
+    classes = result.manifest["classes"]
+    limited = [each["name"] for each in classes if any(each["slo"].values()) or each.get("deadline_s") is not None]
+    kept = {name: result.summary["classes"][name]["slo_attainment"] for name in limited}
+    texts = [f"{name} {share:.1%}" for name, share in kept.items() if share is not None]
+    return f"Requests within their limits: {', '.join(texts)}" if texts else _latency_headline(result.summary)
+
+
 def _latency_headline(summary: Mapping[str, Any]) -> str:
     finished = summary["requests"]["finished"]
     first, whole = summary["ttft_s"], summary["e2el_s"]
@@ -95,15 +104,25 @@ def _latency_headline(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _timeline_headline(summary: Mapping[str, Any]) -> str:
+def _timeline_headline(result: Result) -> str:
+    summary = result.summary
     kv = summary["kv_utilization"]["max"]
     queue = {
         True: "Arrivals outrun the deployment: the queue still grows when they end",
         False: "The deployment keeps up with its arrivals",
     }.get(summary["saturated"], "Queue, batch and memory over the run")
-    memory = "" if kv is None else f"; KV memory peaks at {kv:.0%}"
+    if _clients_wait(result.manifest):
+        # Who waits for an answer before asking again is kept up with by any deployment.
+        queue = "Clients ask again when they are answered"
+    where = " of the fullest replica" if len(result.columns.meta["kv_blocks_total"]) > 1 else ""
+    memory = "" if kv is None else f"; KV memory{where} peaks at {kv:.0%}"
     preempted = summary["preemptions"]
-    return f"{queue}{memory}" + (f"; {preempted:,} preemptions" if preempted else "")
+    return f"{queue}{memory}" + (f"; {preempted:,} preemption{'s' * (preempted != 1)}" if preempted else "")
+
+
+def _clients_wait(manifest: Mapping[str, Any]) -> bool:
+    workload = manifest.get("scenario", {}).get("workload", {})
+    return bool(workload.get("protocol")) or (workload.get("arrivals") or {}).get("process") == "closed_loop"
 
 
 def latency_figure(
@@ -137,9 +156,12 @@ def timeline_figure(
     last_end_ns: int,
     kv_blocks_total: Sequence[int],
     title: str,
+    fleet: Mapping[str, Any] | None = None,
 ) -> Figure:
     """Requests waiting and running, KV memory in use, the share of prompt tokens found in a prefix cache, where there is one, and
     tokens a second over time, one above the other.
+
+    KV memory is the mean share of the replicas that could serve then, as in the summary: *fleet* says which, all without it.
 
     *iterations* gives them in blocks, in order of start within a replica, as often as it is called; *last_end_ns* is the
     end of the last, -1 without any.
@@ -160,7 +182,6 @@ def timeline_figure(
     kv_share = np.zeros(_TIMELINE_BINS)
     prompt_rate, output_rate = np.zeros(_TIMELINE_BINS), np.zeros(_TIMELINE_BINS)
     found_rate = np.zeros(_TIMELINE_BINS) if "prefix_hit_tokens" in requests else None
-    total_blocks = float(sum(kv_blocks_total)) or 1.0
     for block in iterations():
         lane_of = block["replica"].astype(np.int64) << 32 | block["lane"]
         for lane in np.unique(lane_of):
@@ -171,8 +192,12 @@ def timeline_figure(
             output_rate += rate_per_s(edges_ns, start, duration, block["emitted_tokens"][mine])
             if found_rate is not None:
                 found_rate += rate_per_s(edges_ns, start, duration, block["prefix_hit_tokens"][mine])
-    for _, start, held_ns, used in metrics.kv_holdings(iterations()):
-        kv_share += rate_per_s(edges_ns, start, held_ns, used * (held_ns * 1e-9)) / total_blocks
+    for replica, start, held_ns, used in metrics.kv_holdings(iterations()):
+        kv_share += rate_per_s(edges_ns, start, held_ns, used / kv_blocks_total[replica] * (held_ns * 1e-9))
+    serving = np.full(_TIMELINE_BINS, float(len(kv_blocks_total)))
+    if fleet is not None:
+        serving = _serving(fleet, edges_ns)
+    kv_share = np.divide(kv_share, serving, out=np.zeros(_TIMELINE_BINS), where=serving > 0)
 
     figure = sheet(11, 8.4 if found_rate is None else 9.9, title=title, layout=None)
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.06, top=0.92, hspace=0.12)
@@ -183,7 +208,7 @@ def timeline_figure(
         share = np.divide(100 * found_rate, asked, out=np.full(_TIMELINE_BINS, np.nan), where=asked > 0)
         found_ax = axes.pop(3)
         plot_level(found_ax, edges_s, {"found": share}, label="prompt found, %", fill=True)
-        found_ax.set_ylim(0, 100)
+        found_ax.set_ylim(0, 104)
     queue_ax, running_ax, kv_ax, prompt_ax, output_ax = axes
     plot_level(queue_ax, edges_s, {"waiting": waiting}, label="requests waiting", fill=True)
     plot_level(running_ax, edges_s, {"running": running}, label="requests running", fill=True)
@@ -197,6 +222,18 @@ def timeline_figure(
     output_ax.set_xlim(0, float(edges_s[-1]))
     figure.align_ylabels()
     return figure
+
+
+def _serving(fleet: Mapping[str, Any], edges_ns: FloatArray) -> FloatArray:
+    """Replicas on machines that are ready or drain, as a mean over each interval between *edges_ns*."""
+    stays = metrics.stays(fleet, int(edges_ns[0]), int(edges_ns[-1]))
+    up = np.isin(stays["state"], [metrics.MACHINE_STATES.index(name) for name in ("ready", "draining")])
+    tenants = np.asarray(fleet["n_tenants"])[stays["machine"]]
+    level = np.zeros(edges_ns.size - 1)
+    for n in np.unique(tenants[up]):
+        mine = up & (tenants == n)
+        level += n * mean_level(edges_ns, stays["begin_ns"][mine], stays["end_ns"][mine])
+    return level
 
 
 def run_figures(requests: pd.DataFrame, iterations: pd.DataFrame) -> Mapping[str, Figure]:

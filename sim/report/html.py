@@ -105,7 +105,7 @@ def write_sweep_report(sweep: SweepResult | str | os.PathLike[str], path: str | 
         )  # fmt: skip
     if counts["failed"]:
         rows = [(", ".join(f"{key}={row[key]}" for key in result.axes), row["error"]) for row in result.failures(50)]
-        body.append(_note(f"{counts['failed']:,} runs failed.", bad=True) + _facts(rows))
+        body.append(_note(f"{counts['failed']:,} run{'s' * (counts['failed'] != 1)} failed.", bad=True) + _facts(rows))
     try:
         figures = sweep_figures(result.table, result.axes)
     except ValueError as error:

@@ -167,19 +167,18 @@ def _energy(
     paid_s: Sequence[float],
     pue: float,
 ) -> dict[str, Any]:
-    from hwmodels.power import power_model
+    from hwmodels.power import basis_of, power_model
 
     joule = low = high = limit = 0.0
-    bases: dict[str, None] = {}
     for (n, facts), share_s, busy_s, there_s in zip(machines, shares, busy, paid_s, strict=True):
         model = power_model(facts["name"])
-        bases[model.basis] = None
         full, idle_s = n * facts["tdp_w"] * pue, model.idle * max(0.0, there_s - busy_s)
         joule += full * (share_s + idle_s)
         low += full * share_s * model.low
         high += full * min(share_s * model.high + idle_s, max(there_s, busy_s))
         limit += full * max(there_s, busy_s)
-    return {"joule": joule, "joule_low": low, "joule_high": high, "tdp_joule": limit, "power_basis": "; ".join(bases)}
+    basis = basis_of(facts["name"] for _, facts in machines)
+    return {"joule": joule, "joule_low": low, "joule_high": high, "tdp_joule": limit, "power_basis": basis}
 
 
 def _per_million(usd: float | None, part: float | None, tokens: int) -> float | None:

@@ -27,6 +27,8 @@ _EXPECTED = {
     "list_type": "a list",
     "tuple_type": "a list",
 }
+_NAMED = 6
+"""Settings that stand for all where there are more."""
 _LIMITS = {
     "greater_than": ("gt", "above"),
     "greater_than_equal": ("ge", "at least"),
@@ -38,9 +40,9 @@ _LIMITS = {
 def check_mapping(found: object, model: type[BaseModel], source: str, what: str) -> None:
     """ScenarioError where *found* is no mapping, and so not *what*, a thing of *model*'s settings."""
     if not isinstance(found, Mapping):
-        raise ScenarioError(
-            f"{source}: {what} is a mapping of settings ({', '.join(model.model_fields)}); got {shown(found)}"
-        )
+        names = list(model.model_fields)
+        listed = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+        raise ScenarioError(f"{source}: {what} is a mapping of settings ({listed}); got {shown(found)}")
 
 
 def sentence(error: ValidationError, model: type[BaseModel], source: str) -> str:
@@ -73,6 +75,8 @@ def describe(details: ErrorDetails, model: type[BaseModel]) -> str:
         return f"{key} is a number {words} {context[limit]:g}; got {shown(value)}"
     if kind == "too_short":
         return f"{key} is a list of at least {context['min_length']}; got {shown(value)}"
+    if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{key} is text; got {value}, a number: write '{value}' (in a shell \"{key}='{value}'\")"
     if kind in _EXPECTED:
         return f"{key} is {_EXPECTED[kind]}; got {shown(value)}"
     if kind == "value_error":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,9 +82,7 @@ def _sessions(scenario: Scenario, settings: Workload) -> Trace:
     assert settings.sessions is not None
     file = scenario.find(settings.sessions)
     if file is None:
-        raise ScenarioError(
-            f"workload.sessions: {settings.sessions} does not exist, neither beside the scenario nor in this folder"
-        )
+        raise ScenarioError(f"workload.sessions: {_missing(settings.sessions)}")
     from workloads import read_sessions
 
     return read_sessions(
@@ -132,10 +131,17 @@ def _servegen(scenario: Scenario, settings: keys.ServeGen) -> Trace:
     return workloads.ServeGen(**given).trace(scenario.seed)
 
 
+def _missing(name: str) -> str:
+    """What is said of *name* where no file is found."""
+    if Path(name).is_dir():
+        return f"{name} is a folder; give a file"
+    return f"{name} does not exist, neither beside the scenario nor in this folder"
+
+
 def _file(scenario: Scenario, name: str, key: str) -> Any:
     file = scenario.find(name)
     if file is None:
-        raise ScenarioError(f"{key}: {name} does not exist, neither beside the scenario nor in this folder")
+        raise ScenarioError(f"{key}: {_missing(name)}")
     return file
 
 
@@ -182,7 +188,7 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
             raise ScenarioError(
                 unknown(f"workload.trace {name!r} is neither a file nor built in", name, BUILT_IN_TRACES)
             )
-        raise ScenarioError(f"workload.trace: {name} does not exist, neither beside the scenario nor in this folder")
+        raise ScenarioError(f"workload.trace: {_missing(name)}")
     if settings.requests is not None and settings.arrivals is None:
         raise ScenarioError("workload.requests is for generated workloads; use workload.limit to shorten a trace")
     from workloads import read_trace

@@ -85,7 +85,7 @@ class SweepResult:
 
     def __repr__(self) -> str:
         counts = self.counts
-        failed = f", {counts['failed']} runs failed" if counts["failed"] else ""
+        failed = f", {counts['failed']} run{'s' * (counts['failed'] != 1)} failed" if counts["failed"] else ""
         return f"SweepResult({str(self.folder)!r}, {counts['points']} points, {counts['runs']} runs{failed})"
 
     def _repr_html_(self) -> str:
@@ -232,6 +232,7 @@ def run_sweep(
             f"{sweep.points} has no row below its first line" if isinstance(sweep.points, Path) else "points is empty"
         )
         raise RooftraceError(f"there is no point to run: {where}")
+    _check_any(sweep)
     folder = _open(out)
     store = Store(folder)
     store.clear_scratch()
@@ -271,6 +272,18 @@ def run_sweep(
         counts = write_tables(sweep, store, out, index)
     _write_manifest(out, {**manifest, "counts": counts})
     return counts
+
+
+def _check_any(sweep: Sweep) -> None:
+    """RooftraceError where none of the points is a scenario: a slip in an axis, and no sweep with failures in it."""
+    reason = ""
+    for point in sweep:
+        run = sweep.runs(point)[0]
+        if run.scenario is not None:
+            return
+        where = ", ".join(f"{key}={value}" for key, value in point.settings.items())
+        reason = reason or f"{where}: {run.error}" if where else run.error
+    raise RooftraceError(f"no point of the sweep can be run; the first, {reason}")
 
 
 # Keys of runs handed out and perhaps not yet stored: more than are ever under way at once.

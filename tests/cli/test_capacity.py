@@ -139,7 +139,7 @@ def test_a_tighter_limit_carries_less():
         (["--tbt-p99", "0.1"], "add --slo"),
         (["--slo", "--set", "slo={}"], "--slo needs limits"),
         (["--slo", "--set", "workload.arrivals={process: closed_loop, concurrency: 4}"], "no arrival rate to search"),
-        (["--tokens", "0"], "sequence_tokens is a whole number"),
+        (["--tokens", "0"], "--tokens is a whole number"),
         (["--queue-p50", "1"], "add --slo"),
         (["--slo", "--tokens", "64"], "--tokens does not apply"),
         (["--published", "--reserve-gb", "1"], "--reserve-gb does not apply"),

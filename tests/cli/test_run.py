@@ -288,3 +288,21 @@ def test_a_run_without_plots_imports_no_plotting_and_no_data_frames():
     loaded = imported_by("run", "--no-plots", *TINY)
     assert "simpy" in loaded
     assert not loaded & {"pandas", "scipy", "matplotlib", "numba"}
+
+
+def test_whoever_reads_the_first_lines_only_gets_exit_code_zero():
+    command = [sys.executable, "-c", "from sim.cli import main; main()", "run", "--no-plots", "--out", "out", *TINY]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert run.stdout is not None
+    run.stdout.close()
+    _, errors = run.communicate(timeout=60)
+    assert (run.returncode, errors) == (0, b"")
+    assert Path("out/summary.json").exists()
+
+
+def test_a_folder_is_no_trace_and_no_run():
+    Path("traces").mkdir()
+    assert_refused(
+        rooftrace("run", "--set", "workload.trace=traces/"), "traces/ is a folder; give a file", left=["traces"]
+    )
+    assert_refused(rooftrace("plot", "traces"), "traces is not the folder of a run or a sweep", left=["traces"])

@@ -11,6 +11,8 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "model_configs"
 
 # Billions of parameters; model cards and papers (exact element counts of the released checkpoints where four digits).
 PARAMS = {
+    "llama-3-8b": 8.0303,
+    "llama-3-70b": 70.5537,
     "llama-3.1-8b": 8.0303,
     "llama-3.1-70b": 70.5537,
     "llama-3.1-405b": 405.8534,
@@ -485,3 +487,19 @@ def test_linear_attention_by_its_formula():
     project = 4096 * (keys + keys + values + values + 64 + 64) + values * 4096
     assert spec.linear_attention_params == project + 4 * (keys + keys + values) + 64 + 64 + 128
     assert spec.state_bytes_per_sequence == 45 * (64 * 128 * 128 * 4 + 3 * (2 * keys + values) * 2)
+
+
+@pytest.mark.parametrize(
+    ("hub", "name", "positions"),
+    [
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b", 8192),
+        ("meta-llama/Meta-Llama-3-70B", "llama-3-70b", 8192),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b", 131072),
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b", 131072),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b", 32768),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3", 163840),
+    ],
+)
+def test_a_server_is_started_with_the_name_of_the_hub(hub, name, positions):
+    model = load_model(hub)
+    assert (model.name, model.max_positions) == (name, positions)

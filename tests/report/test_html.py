@@ -67,7 +67,7 @@ def test_a_sweep_report_holds_every_point_and_every_failure(swept, tmp_path):
     found = parsed(write_sweep_report(swept, tmp_path / "s.html"))
     text = " ".join(found.text)
     assert "Sweep over scheduler.token_budget" in text
-    assert "1 runs failed." in text
+    assert "1 run failed." in text
     assert "token_budget" in text
     assert len(found.sources) >= 1
 

@@ -181,7 +181,7 @@ def test_the_command_draws_a_run_and_a_sweep(folders, tmp_path):
     [
         (["sweep", "--y", "ttft_s.p98"], "did you mean"),
         (["run", "--x", "replicas"], "holds one run"),
-        (["nowhere"], "not the folder of a run or a sweep"),
+        (["nowhere"], "nowhere does not exist; give the folder of a run or a sweep"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(folders, arguments, message):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sim
-from hwmodels.power import fit_power, power_model, power_share
+from hwmodels.power import basis_of, fit_power, power_model, power_share
 from sim.engine import Columns
 from sim.results.costs import costs_of
 from sim.scenario import Scenario
@@ -251,7 +251,8 @@ def test_machines_that_are_off_cost_nothing() -> None:
 
 def test_what_was_not_measured_says_so() -> None:
     assert power_model("b200").basis == "measured on b200"
-    assert "no power of l4 was" in power_model("l4").basis
+    assert power_model("l4").basis == "shares of TDP as measured on b200, not on l4"
+    assert basis_of(["l4", "b200", "l4", "h200"]) == "shares of TDP as measured on b200, not on l4 and h200"
 
 
 def test_power_rises_with_what_is_reached_and_never_beyond_the_limit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from sim import Scenario, simulate
 from sim.plots.fleet import fleet_figure
+from sim.plots.runs import timeline_figure
 from sim.results.costs import usd_per_machine_hour
 
 SETTINGS: dict[str, Any] = {
@@ -65,3 +67,33 @@ def test_where_no_price_is_known_there_is_no_panel_of_money() -> None:
     facts = {**result.manifest, "hardware": {**result.manifest["hardware"], "price_usd_per_hour": None}}
     facts["scenario"] = {**facts["scenario"], "costs": None}
     assert usd_per_machine_hour(result.columns, facts) is None
+
+
+def test_memory_is_of_the_machines_that_are_there() -> None:
+    # One machine of up to eight: what it has in use is not spread over seven that are off.
+    alone = {**SETTINGS["autoscale"], "policy": {"policy": "schedule", "at_s": [0], "machines": [1]}, "max": 8}
+    result = simulate(Scenario.from_mapping({**SETTINGS, "autoscale": alone, "failures": None})).kept()
+    assert result.label == "llama-3.1-8b on 1 to 8 x h100-sxm, vllm"
+    columns = result.columns
+    figure = timeline_figure(
+        requests=columns.requests,
+        iterations=columns.iteration_blocks,
+        last_end_ns=-1,
+        kv_blocks_total=columns.meta["kv_blocks_total"],
+        fleet=columns.meta["fleet"],
+        title="",
+    )
+    (ax,) = (ax for ax in figure.axes if ax.get_ylabel() == "KV blocks used, %")
+    drawn: Any = ax.patches[0]
+    share = drawn.get_data().values
+    assert np.mean(share) == pytest.approx(100 * result.summary["kv_utilization"]["mean"], rel=1e-6)
+
+
+def test_machines_by_state_lie_on_one_another_and_add_up_to_what_is_paid() -> None:
+    axes, summary = axes_of()
+    stacked: list[Any] = list(axes[1].patches)
+    assert len(stacked) >= 3
+    for lower, upper in itertools.pairwise(stacked):
+        np.testing.assert_array_equal(upper.get_data().baseline, lower.get_data().values)
+    top = stacked[-1].get_data()
+    assert (top.values * np.diff(top.edges)).sum() / 3600 == pytest.approx(summary["fleet"]["machine_hours"], rel=1e-6)

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from sim.plots import latency, levels
+from sim import Scenario, simulate
+from sim.plots import classes, latency, levels, runs
 from sim.text import seconds_text
 
 
@@ -37,3 +38,80 @@ def test_rate_spreads_an_iteration_over_its_duration():
 )
 def test_seconds_are_written_for_people(value_s, text):
     assert seconds_text(value_s) == text
+
+
+def test_the_panels_of_a_timeline_add_up_to_what_happened():
+    second = 1_000_000_000
+    requests = {
+        "arrival_ns": np.array([0, 1, 2]) * second,
+        "scheduled_ns": np.array([1 * second, 2 * second, -1]),
+        "finish_ns": np.array([3 * second, 4 * second, -1]),
+        "status": np.array([0, 0, 1]),
+    }
+    iterations = {
+        "replica": np.array([0, 0, 1]),
+        "lane": np.zeros(3, np.int64),
+        "start_ns": np.array([1, 3, 2]) * second,
+        "duration_ns": np.array([2, 1, 2]) * second,
+        "prefill_tokens": np.array([200, 0, 50]),
+        "emitted_tokens": np.array([1, 4, 2]),
+        "kv_blocks_used": np.array([10, 30, 100]),
+    }
+    figure = runs.timeline_figure(
+        requests=requests, iterations=lambda: [iterations], last_end_ns=-1, kv_blocks_total=[100, 200], title=""
+    )
+    drawn = {ax.get_ylabel(): ax.patches[0].get_data() for ax in figure.axes}
+    total = {name: float((step.values * np.diff(step.edges)).sum()) for name, step in drawn.items()}
+    assert total == pytest.approx(
+        {
+            "requests waiting": 1 + 1,
+            "requests running": 2 + 2,
+            # Shares of each replica's own blocks, in the mean of both.
+            "KV blocks used, %": (2 * 10 + 1 * 30 + 2 * 50) / 2,
+            "prompt tokens/s": 250,
+            "output tokens/s": 7,
+        },
+        rel=1e-6,
+    )
+
+
+def test_marks_of_a_distribution_are_its_quantiles_in_order():
+    figure = runs.latency_figure(
+        ttft_s=np.array([0.1, 0.2, 0.3]),
+        e2el_s=np.array([1.0, np.nan, 3.0]),
+        itl_ns=(np.array([5_000_000, 9_000_000]), np.array([9, 1])),
+        itl_quantiles_s=[0.005, 0.006, 0.009],
+        title="",
+    )
+    ttft, itl, e2el = (" ".join(ax.texts[0].get_text().split()) for ax in figure.axes)
+    assert ttft == "p50 200 ms p90 280 ms p99 298 ms"
+    assert itl == "p50 5 ms p90 6 ms p99 9 ms"
+    assert e2el == "p50 2 s p90 2.8 s p99 2.98 s"
+
+
+def test_each_class_is_drawn_against_its_own_limit():
+    requests = {
+        "arrival_ns": np.array([0, 0, 0, 0]),
+        "first_token_ns": np.array([1, 3, 5, -1]) * 1_000_000_000,
+        "class_index": np.array([0, 0, 1, 1]),
+        "status": np.array([0, 0, 0, 1]),
+    }
+    declared = [{"name": "chat", "slo": {"ttft_s": 2.0}}, {"name": "batch", "slo": {"ttft_s": None}}]
+    chat, batch = classes.classes_figure(requests=requests, classes=declared, title="").axes
+    assert (chat.get_title(), batch.get_title()) == ("chat, 2: 50.0% in 2 s", "batch, 2")
+    assert " ".join(batch.texts[0].get_text().split()) == "p50 5 s p90 5 s p99 5 s"
+    assert ("limit" in chat.get_xlabel(), "limit" in batch.get_xlabel()) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("workload", "says"),
+    [
+        ({"trace": "conversation", "limit": 200}, "The deployment keeps up with its arrivals"),
+        ({"arrivals": {"process": "closed_loop", "concurrency": 4}, "prompt_tokens": 9, "output_tokens": 9, "requests": 200},
+         "Clients ask again when they are answered"),
+    ],
+)  # fmt: skip
+def test_nobody_is_told_that_waiting_clients_are_kept_up_with(workload, says):
+    result = simulate(Scenario.from_mapping({"scheduler": "vllm", "workload": workload}))
+    assert result.summary["saturated"] is False
+    assert runs._timeline_headline(result).startswith(says)

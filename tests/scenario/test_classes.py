@@ -11,7 +11,8 @@ import pytest
 from sim import Scenario, simulate
 from sim.errors import ScenarioError
 from sim.metrics.classes import jain, limits_of, service_tokens
-from sim.results import fact_rows, group_rows
+from sim.plots.runs import _classes_headline
+from sim.results import Result, fact_rows, group_rows
 from sim.scenario.assembly import resolve
 from tests.cli.test_run import rooftrace
 from workloads import ServiceClass, Trace, concat, draw_classes, merge, predict_outputs, read_trace, with_classes
@@ -250,6 +251,13 @@ def test_the_table_of_a_run_has_a_row_a_class(tmp_path: Path) -> None:
     assert "class chat" in out.stdout
     assert "tenant b" in out.stdout
     assert (tmp_path / "out" / "classes.png").stat().st_size > 10_000
+    assert "within their limits" not in _classes_headline(Result.load(tmp_path / "out"))
+    limited = simulate(scenario(classes={**MIX, "bulk": {"share": 1}}))
+    kept = {name: each["slo_attainment"] for name, each in limited.summary["classes"].items()}
+    assert (
+        _classes_headline(limited)
+        == f"Requests within their limits: chat {kept['chat']:.1%}, batch {kept['batch']:.1%}"
+    )
     (tmp_path / "s.yaml").write_text("workload: {trace: trace.csv}\nclasses: {chat: {}}\n")
     refused = rooftrace("run", tmp_path / "s.yaml")
     assert refused.exit_code == 2

@@ -187,7 +187,7 @@ def test_a_saturated_run_has_no_interval() -> None:
     assert "interval" in result.manifest
     assert result.intervals == {}
     (row,) = _expected(result)
-    assert row == ("Mean, 90 % interval", "none: the run is saturated, and the runs that were held back are not")
+    assert row == ("Expect to measure", "no interval: the run is saturated, and the runs that were held back are not")
 
 
 def test_a_release_before_all_that_are_known_is_noted() -> None:

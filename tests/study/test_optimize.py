@@ -182,3 +182,15 @@ def test_an_slo_that_no_rate_keeps_is_said_and_ends_with_one(tmp_path):
     done = CliRunner().invoke(build_app(), ["optimize", str(file)])
     assert done.exit_code == 1, done.output
     assert "none: 0.99 of requests is not reached even at" in done.stdout
+
+
+def test_an_interrupted_choice_says_what_is_kept(tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sim.study.optimize.cheapest", stop)
+    asked = ("optimize", "--goal", "cost", "--axis", "replicas=1,2")
+    kept = CliRunner().invoke(build_app(), [*asked, "--out", str(tmp_path / "some")])
+    assert (kept.exit_code, f"kept in {tmp_path / 'some'}/, and the same command goes on" in kept.stderr) == (130, True)
+    lost = CliRunner().invoke(build_app(), [*asked])
+    assert (lost.exit_code, lost.stderr) == (130, "Interrupted; nothing was written.\n")

@@ -206,7 +206,7 @@ def test_the_command_ends_with_one_where_a_point_failed(tmp_path):
         "sweep", "--set", "workload.limit=8", "--axis", "replicas=1,0", "--out", tmp_path / "s", "--jobs", 1
     )
     assert done.exit_code == 1
-    assert "1 runs failed" in done.stderr
+    assert "1 run failed:" in done.stderr
     assert "replicas=0: " in done.stderr
     assert len(SweepResult(tmp_path / "s").table) == 2
 
@@ -239,6 +239,7 @@ def test_json_is_a_line_a_run_and_one_at_the_end(tmp_path):
         (("--points", "nowhere.csv"), "cannot read points"),
         (("--points", "heads-only.csv"), "no row below its first line"),
         (("nowhere.yaml", "--axis", "replicas=1"), "does not exist"),
+        (("--axis", "replicas=0,-1"), "no point of the sweep can be run; the first, replicas=0: default scenario:"),
         (("--axis", "replicas=1", "--cluster", "tcp://127.0.0.1:9", "--jobs", "2"), "leave out"),
     ],
 )
@@ -250,6 +251,7 @@ def test_what_the_command_cannot_use_is_one_sentence_and_exit_code_two(arguments
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+    assert not Path("results").exists()
 
 
 COMMAND = [

@@ -108,6 +108,8 @@ def test_a_file_that_is_not_understood_stops_a_strict_validation(tmp_path, name,
 
 
 def test_an_empty_folder_stops_the_validation(tmp_path):
+    with pytest.raises(RooftraceError, match="nowhere does not exist; give a folder of tables"):
+        validate(tmp_path / "nowhere")
     with pytest.raises(RooftraceError, match="holds no CSV files"):
         validate(tmp_path)
 

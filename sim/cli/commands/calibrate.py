@@ -64,8 +64,10 @@ def calibrate(
             _take(request, today)
         profile = fit_samples(out, fitted_on=today)
         _, _, samples = read_log(out)
-    except (CalibrationError, OSError) as error:
+    except CalibrationError as error:
         raise RooftraceError(str(error)) from None
+    except OSError as error:
+        raise RooftraceError(f"cannot use the folder {out}: {error.strerror}; choose another --out") from None
     from sim.cli.tables import print_table
     from sim.report.calibration import scenario_line, write_report
 

@@ -104,6 +104,8 @@ def _plan(scenario: Any, lengths: list[int], reserve_gb: float | None, as_json: 
     from sim.scenario.assembly.memory import memory_plan_of
     from sim.study.memory import batch_plan, deployment_plan
 
+    if min(lengths) < 1:
+        raise RooftraceError(f"--tokens is a whole number, 1 or more; got {min(lengths)}")
     memory = None
     if reserve_gb is None:
         deployment, memory = memory_plan_of(scenario)

@@ -46,10 +46,12 @@ def fit(
 ) -> None:
     """Fit a device's kernels to measurements, hold part of the shapes back, report the errors on them.
 
-    Tables are recognised by their columns, which carry their units (docs/calibration.md), and belong to the device that a column
-    or their name says. Kernels that the folder does
-    not hold are taken from the shipped profiles of the device and its relatives, and say so in the profile. Exit code 3
-    when a file or row that is not understood was left out.
+    Tables are recognised by their columns, which carry their units
+    (docs/calibration.md), and belong to the device that a column or their
+    name says. Kernels that the folder does not hold are taken from the
+    shipped profiles of the device and its relatives, and say so in the
+    profile. Exit code 3 when a file or row that is not understood was left
+    out.
     """
     import datetime
 

@@ -92,7 +92,13 @@ def optimize(
     from sim.results import over
     from sim.study.optimize import cheapest
 
-    found = cheapest(chosen, axes, goal=goal, target=target, replications=replications, out=out, jobs=jobs)
+    try:
+        found = cheapest(chosen, axes, goal=goal, target=target, replications=replications, out=out, jobs=jobs)
+    except KeyboardInterrupt:
+        if out is None:
+            raise
+        typer.echo(f"Interrupted; what was finished is kept in {out}/, and the same command goes on.", err=True)
+        raise typer.Exit(130) from None
     if out is not None:
         _write(found, out)
     best = found.best

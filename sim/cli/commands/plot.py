@@ -35,6 +35,8 @@ def plot(
     try:
         kind = json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("format")
     except (OSError, ValueError, AttributeError):
+        if not folder.exists():
+            raise OutputError(f"{folder} does not exist; give the folder of a run or a sweep") from None
         raise OutputError(f"{folder} is not the folder of a run or a sweep: it has no readable manifest.json") from None
     try:
         if kind == FORMAT:

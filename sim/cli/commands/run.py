@@ -140,9 +140,11 @@ def _expected(result: Any) -> list[tuple[str, str]]:
             for name, each in result.intervals.items()
         ]
         basis = next(iter(result.intervals.values()))["basis"]
-        rows.append(("Mean, 90 % interval", f"{', '.join(texts)}, from {basis}"))
+        rows.append(("Expect to measure", f"mean {', '.join(texts)} (90 % interval), by the errors on {basis}"))
     elif "interval" in result.manifest and result.summary["saturated"]:
-        rows.append(("Mean, 90 % interval", "none: the run is saturated, and the runs that were held back are not"))
+        rows.append(
+            ("Expect to measure", "no interval: the run is saturated, and the runs that were held back are not")
+        )
     return rows
 
 

@@ -25,7 +25,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     speed: Annotated[float, typer.Option(help="Simulated seconds in a second of the wall clock.")] = 1.0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the results; default results/NAME-HASH-served.", show_default=False)
+        Path | None, typer.Option(help="Folder for the results; default in results/.", show_default=False)
     ] = None,
     tokenizer: Annotated[
         Path | None,

@@ -142,7 +142,7 @@ def _print(result: object, folder: Path) -> None:
     print_facts([*facts, ("Results", f"{folder}/results.parquet, .csv; runs.parquet")])
     failures = result.failures(20)
     if failures:
-        typer.echo(f"{counts['failed']:,} runs failed:", err=True)
+        typer.echo(f"{counts['failed']:,} run{'s' * (counts['failed'] != 1)} failed:", err=True)
         for row in failures:
             where = ", ".join(f"{key}={row[key]}" for key in result.axes)
             typer.echo(f"  {where}: {row['error']}", err=True)

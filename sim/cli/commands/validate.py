@@ -52,8 +52,9 @@ def validate(
 ) -> None:
     """Predict every row of a folder of measurements and say how far off the models are, file by file.
 
-    Tables are recognised by their columns, which carry their units (docs/calibration.md). Exit code 3 when a file or row that
-    is not understood was left out.
+    Tables are recognised by their columns, which carry their units
+    (docs/calibration.md). Exit code 3 when a file or row that is not
+    understood was left out.
     """
     from sim.errors import OutputError, RooftraceError
 

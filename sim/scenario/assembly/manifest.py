@@ -63,10 +63,10 @@ def manifest_of(
 
 def _label(pools: list[PoolOf], built: list[list[Hosted]], plain: bool) -> str:
     """Models, devices, schedulers and decoding methods in one line."""
-    parts = [
-        f"{' and '.join(_name(pool, i, plain) for i in range(len(pool.serves)))} on {pool.gpus} x {pool.deployments[0].device.name}"
-        for pool in pools
-    ]
+    parts = []
+    for pool in pools:
+        models = " and ".join(_name(pool, i, plain) for i in range(len(pool.serves)))
+        parts.append(f"{models} on {_gpus(pool)} x {pool.deployments[0].device.name}")
     schedulers = dict.fromkeys(pool.scenarios[0].scheduler.policy for pool in pools)
     methods = dict.fromkeys(
         pool.scenarios[0].decoding.method
@@ -74,6 +74,13 @@ def _label(pools: list[PoolOf], built: list[list[Hosted]], plain: bool) -> str:
         if any(each.decoding is not None for each in hosted)
     )
     return " + ".join(parts) + f", {'/'.join(schedulers)}" + (f", {'/'.join(methods)}" if methods else "")
+
+
+def _gpus(pool: PoolOf) -> str:
+    """How many it has, from the fewest to the most where machines come and go."""
+    if pool.autoscale is None or pool.autoscale.min == pool.autoscale.max:
+        return f"{pool.gpus}"
+    return f"{pool.autoscale.min * pool.scenarios[0].parallel.gpus} to {pool.gpus}"
 
 
 def _name(pool: PoolOf, i: int, plain: bool) -> str:

@@ -241,6 +241,7 @@ def _allowances(schedulers: Sequence[Any], workload: Trace | ClosedLoop) -> Iter
 
     if workload.max_tokens is None and any(map(reserves, schedulers)) and workload.output_tokens.any():
         yield (
-            "The scheduler keeps memory for what clients allow, and nothing says what that is: each request is taken to be allowed "
-            "what it emits, which no server knows. workload.max_tokens says it, or a column max_tokens of a plain trace."
+            "The scheduler keeps KV memory for the longest answer that a client allows, and the workload does not say how long "
+            "that is. It keeps as much as each answer takes in the end, which no server knows beforehand; workload.max_tokens, or "
+            "a column max_tokens of a plain trace, says what clients allow."
         )

@@ -1,0 +1,49 @@
+"""What the table of a run says is what its summary holds."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sim import Scenario, simulate
+from sim.cli.commands.run import _expected
+from sim.results import LATENCY_HEADS, fact_rows, latency_rows
+from sim.text import seconds_text
+
+
+@pytest.fixture(scope="module")
+def summary():
+    # A limit that few keep, so that goodput is not throughput.
+    asked = {"workload": {"trace": "conversation", "limit": 60, "rate_scale": 20}, "slo": {"ttft_s": 0.1}}
+    return simulate(Scenario.from_mapping({"scheduler": "vllm", **asked})).summary
+
+
+def test_each_latency_has_its_own_row(summary):
+    keys = ("ttft_s", "tpot_s", "itl_s", "e2el_s", "queue_s")
+    rows = latency_rows(summary)
+    assert [name.split()[0] for name, _ in rows] == ["TTFT", "TPOT", "ITL", "E2EL", "Queue"]
+    for key, (_, cells) in zip(keys, rows, strict=True):
+        assert cells == [seconds_text(summary[key][head]) for head in LATENCY_HEADS]
+
+
+def test_facts_are_those_of_the_summary(summary):
+    facts, kv, costs = dict(fact_rows(summary)), summary["kv_utilization"], summary["costs"]
+    assert 0 < summary["goodput_requests_per_s"] < summary["requests_per_s"]
+    kept = f"{summary['slo_attainment']:.1%} of requests, goodput {summary['goodput_requests_per_s']:.3g} requests/s"
+    assert facts["Within the SLO"] == kept
+    assert facts["Request throughput"] == f"{summary['requests_per_s']:.3g} requests/s"
+    assert facts["Output throughput"] == f"{summary['output_tokens_per_s']:,.0f} tokens/s"
+    assert facts["KV memory in use"] == f"{kv['mean']:.1%} on average, {kv['max']:.1%} at most"
+    assert f"${costs['usd_per_m_input']:,.3g} input, ${costs['usd_per_m_generated']:,.3g} output" in facts["Cost"]
+    assert f"${costs['usd']:,.3g} for {costs['device_hours']:,.3g} device-hours" in facts["Cost"]
+
+
+def test_what_a_protocol_reports_is_first_token_then_later_ones():
+    result = SimpleNamespace(figures=(0.1, 0.02), intervals={}, manifest={}, summary={"saturated": False})
+    assert _expected(result) == [("As the protocol reports", "TTFT 100 ms, TPOT 20 ms")]
+    both = {
+        "ttft_s": {"low": 0.1, "high": 0.4, "basis": "12 rows"},
+        "tpot_s": {"low": 0.01, "high": 0.03, "basis": "-"},
+    }
+    result = SimpleNamespace(figures=None, intervals=both, manifest={}, summary={"saturated": False})
+    said = "mean TTFT 100 ms to 400 ms, TPOT 10 ms to 30 ms (90 % interval), by the errors on 12 rows"
+    assert _expected(result) == [("Expect to measure", said)]
