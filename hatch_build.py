@@ -18,8 +18,8 @@ COMPILED = (
     *(
         f"sim/engine/{name}.py"
         for name in (
-            "ahead", "clock", "cluster", "columns", "content", "finding", "kv", "lane", "live", "machine", "padding", "prefix",
-            "prices", "pricing", "requests", "runs",
+            "ahead", "clock", "cluster", "columns", "common", "content", "finding", "kv", "lane", "live", "machine", "padding",
+            "prefix", "prices", "pricing", "radix", "ranks", "requests", "runs",
             "running", "sequences", "span", "stages", "taped", "tenant", "tree", "uniform",
         )
     ),
@@ -27,7 +27,8 @@ COMPILED = (
     "hwmodels/layerwise.py",
     "hwmodels/totals.py",
 )  # fmt: skip
-"""What an iteration passes through. Not `events`, whose classes are SimPy's; classes that check their settings stay ordinary
+"""What an iteration passes through, and whatever is derived from a class in there: of a compiled class mypyc makes objects of no
+class that is not compiled. Not `events`, whose classes are SimPy's; classes that check their settings stay ordinary
 ones with compiled methods. Of such a class mypyc keeps no annotation but the name of a class: `int | None` and `Literal` become
 `type`, by which scenarios would refuse every value, and a `ClassVar` becomes a setting. So not `policies.vllm` and
 `policies.wrappers`."""

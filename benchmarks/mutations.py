@@ -1791,6 +1791,20 @@ MUTATIONS = [
         ("a warm-up that never ends is cut in the middle", "if cut == half:", "if cut > half:"),
     ),
     *_of(
+        "sim/metrics/fleet.py",
+        ("tests/results/test_metrics.py",),
+        ("a machine that drains serves nobody", "[:, [READY, DRAINING]]", "[:, [READY]]"),
+    ),
+    *_of(
+        "sim/metrics/figures.py",
+        ("tests/scenario/test_fleet.py",),
+        (
+            "machines could compute while they were off",
+            '(serving @ np.array(meta["machine_peaks"])).tolist()',
+            '(span_s * np.array(meta["machine_peaks"])).sum(axis=0).tolist()',
+        ),
+    ),
+    *_of(
         "sim/metrics/windows.py",
         ("tests/results/test_window.py", "tests/results/test_metrics.py"),
         (

@@ -8,6 +8,9 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
+NAMED = ("Scheduler", "Router", "Control", "Process", "Distribution")
+"""What is chosen by name, with settings of its own, which are described below those of the scenario."""
+
 
 def on_files(files: Any, config: Any) -> Any:
     for path, text in (("reference/commands.md", commands()), ("reference/scenario.md", scenario())):
@@ -58,40 +61,45 @@ def scenario() -> str:
     schema = json_schema()
     parts = ["# Settings of a scenario\n", "Unknown keys are refused. `rooftrace schema` prints this as JSON Schema.\n"]
     parts += _settings(schema, schema["$defs"], "")
-    parts += _settings(schema["$defs"]["Pool"], schema["$defs"], "pools.NAME.", deeper=False)
-    parts += _settings(schema["$defs"]["KvLink"], schema["$defs"], "links.NAME.", deeper=False)
-    named = ("Scheduler", "Router", "Process", "Distribution")
-    for name in named:
+    for name in NAMED:
         parts.append(f"## {name}\n")
         for option in schema["$defs"][name]["anyOf"]:
             parts += _option(option)
     return "\n".join(parts)
 
 
-def _settings(
-    schema: dict[str, Any], definitions: dict[str, Any], prefix: str, *, deeper: bool = True
-) -> Iterator[str]:
+def _settings(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) -> Iterator[str]:
+    """A table of the settings of a section, and one of each section within it; those of a pool are like those of the top level."""
     inner: list[tuple[str, dict[str, Any]]] = []
     yield f"## {prefix.rstrip('.') or 'Top level'}\n"
+    yield f"{schema.get('description', '')}\n"
     yield "| key | type | default | |\n|---|---|---|---|"
     for key, found in schema["properties"].items():
-        section = _section(found, definitions)
+        section, among = _section(found, definitions)
         if section is not None:
-            inner.append((f"{prefix}{key}.", section))
+            inner.append((f"{prefix}{key}.{among}", section))
         default = f"`{json.dumps(found['default'])}`" if found.get("default") is not None and section is None else ""
         described = (found.get("description") or "").replace("|", "\\|").replace("\n", " ")
         yield f"| `{prefix}{key}` | {_type(found)} | {default.replace('|', chr(92) + '|')} | {described} |"
     yield ""
-    for key, section in inner if deeper else ():
+    for key, section in inner if prefix != "pools.NAME." else ():
         yield from _settings(section, definitions, key)
 
 
-def _section(found: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any] | None:
-    for candidate in (found, *found.get("anyOf", ()), *found.get("allOf", ())):
-        section = definitions.get(candidate.get("$ref", "").rpartition("/")[2])
-        if section is not None and "properties" in section:
-            return section
-    return None
+def _section(found: dict[str, Any], definitions: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """The section that a setting is, or has many of, and how one of them is named; None for a setting that is none."""
+    for candidate in (found, *found.get("anyOf", ())):
+        for of, among in (
+            (candidate, ""),
+            (candidate.get("items"), "N."),
+            (candidate.get("additionalProperties"), "NAME."),
+        ):
+            name = of.get("$ref", "").rpartition("/")[2] if isinstance(of, dict) else ""
+            section = definitions.get(name, {})
+            for shape in (section, *(section.get("anyOf", ()) if name not in NAMED else ())):
+                if "properties" in shape:
+                    return shape, among
+    return None, ""
 
 
 def _type(found: dict[str, Any]) -> str:
@@ -103,6 +111,10 @@ def _type(found: dict[str, Any]) -> str:
         return ", ".join(f"`{each}`" for each in found["enum"])
     if "const" in found:
         return f"`{found['const']}`"
+    if "$ref" in found.get("items", {}):
+        return f"array of {_type(found['items'])}"
+    if isinstance(found.get("additionalProperties"), dict) and "$ref" in found["additionalProperties"]:
+        return f"{_type(found['additionalProperties'])} by name"
     bounds = [
         f"{sign} {found[key]:g}"
         for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hwmodels.cost import CostModel
+from hwmodels.cost import CostFactory
 from hwmodels.device import Device
 from hwmodels.model import ModelSpec
 from hwmodels.parallel import ParallelConfig
@@ -33,8 +33,6 @@ class ParallelPlan:
     single_device_s: float
     """Of the whole model on one device."""
     intra_op: int
-    equal_slowest_s: float
-    """Of the slowest stage where every stage has the same number of layer groups."""
 
     @property
     def pass_s(self) -> float:
@@ -50,11 +48,6 @@ class ParallelPlan:
     def beta(self) -> float:
         """Unevenness: the slowest stage over the mean stage."""
         return max(self.stage_s) * len(self.stage_s) / self.pass_s
-
-    @property
-    def throughput_overhead(self) -> float:
-        """Slowest stage times all devices over the single-device latency: alpha times beta."""
-        return self.alpha * self.beta
 
 
 def balance(groups_s: Sequence[float], n_stages: int) -> tuple[int, ...]:
@@ -97,24 +90,13 @@ def plan(
     bounds = balance(groups_s, n_stages)
     sums = np.concatenate(([0.0], np.cumsum(groups_s)))
 
-    def stages(edges: Sequence[int]) -> tuple[float, ...]:
-        sending = [handover_s(s) if handover_s and s + 1 < n_stages else 0.0 for s in range(n_stages)]
-        return tuple(float(sums[b] - sums[a]) + extra for (a, b), extra in zip(pairwise(edges), sending, strict=True))
-
-    share, extra = divmod(len(groups_s), n_stages)
-    equal = [0]
-    for stage in range(n_stages):
-        equal.append(equal[-1] + share + (stage < extra))
+    sending = [handover_s(s) if handover_s and s + 1 < n_stages else 0.0 for s in range(n_stages)]
     return ParallelPlan(
         bounds=bounds,
-        stage_s=stages(bounds),
+        stage_s=tuple(float(sums[b] - sums[a]) + s for (a, b), s in zip(pairwise(bounds), sending, strict=True)),
         single_device_s=single_device_s,
         intra_op=intra_op,
-        equal_slowest_s=max(stages(equal)),
     )
-
-
-CostFactory = Callable[..., CostModel]
 
 
 @functools.lru_cache(maxsize=256)

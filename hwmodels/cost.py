@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from hwmodels.totals import Totals
@@ -26,15 +26,24 @@ class CostModel(Protocol):
     """
 
     n_stages: int
+    """Of the pipeline; 1 without one."""
     window_tokens: int | None
+    """What local layers see of the past at the most (a `Chunk` where it lies in fixed places); None where all layers see all."""
     peak_flops_per_s: float
+    """Of all GPUs of the replica, as is `peak_bytes_per_s`."""
     peak_bytes_per_s: float
 
-    def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any: ...
+    def iteration_s(self, totals: Totals, stage: int = 0, /) -> Any:
+        """Seconds on one stage."""
+        ...
 
-    def handover_s(self, rows: Any, /) -> Any: ...
+    def handover_s(self, rows: Any, /) -> Any:
+        """Seconds in which the activations of *rows* tokens go from one stage to the next."""
+        ...
 
-    def work(self, totals: Totals, /) -> Work: ...
+    def work(self, totals: Totals, /) -> Work:
+        """Over all stages and GPUs."""
+        ...
 
 
 class RankedCostModel(CostModel, Protocol):
@@ -47,3 +56,7 @@ class RankedCostModel(CostModel, Protocol):
         tokens has zeros. With one rank it is `iteration_s`.
         """
         ...
+
+
+CostFactory = Callable[..., CostModel]
+"""(spec, device, parallel, *, kv_precision) -> CostModel, such as `hwmodels.roofline.Roofline` or a `Calibrated`."""

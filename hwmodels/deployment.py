@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hwmodels.cache import StageCache, cached_kinds
 from hwmodels.calibrated import Calibrated
-from hwmodels.cost import CostModel
+from hwmodels.cost import CostFactory, CostModel
 from hwmodels.device import Device, device_catalogue
 from hwmodels.hardware import load_hardware
 from hwmodels.memory import MemoryPlan, memory_plan
@@ -20,12 +20,11 @@ from hwmodels.operations import StageWork
 from hwmodels.parallel import ParallelConfig
 from hwmodels.precision import precision as number_format
 from hwmodels.profiles import Profile
+from hwmodels.published import PROVENANCE as PUBLISHED_TIMES
+from hwmodels.published import Published
 from hwmodels.roofline import Roofline
 from hwmodels.stack_kernels import RECURRENT_BYTES_SHARE, RECURRENT_FLOPS_SHARE
 from hwmodels.work import stage_work
-
-CostFactory = Callable[..., CostModel]
-"""(spec, device, parallel, *, kv_precision) -> CostModel, such as `Roofline` or a `Calibrated`."""
 
 # vLLM's default limit on running sequences (max_num_seqs); recurrent states are set aside for that many.
 STATE_SEQUENCES = 256
@@ -77,7 +76,11 @@ class Deployment:
         """For manifests: what the prices come from."""
         if isinstance(self.made_by, Calibrated):
             return self.made_by.provenance(self.device)
-        return {"profile": "datasheet roofline: peaks of the datasheet, no calibration, no overheads"}
+        if self.made_by is Roofline:
+            return {"profile": "datasheet roofline: peaks of the datasheet, no calibration, no overheads"}
+        if self.made_by is Published:
+            return {"profile": PUBLISHED_TIMES}
+        return {"profile": f"a cost model of one's own: {getattr(self.made_by, '__qualname__', self.made_by)}"}
 
     @property
     def stand_ins(self) -> tuple[str, ...]:

@@ -114,10 +114,6 @@ class Device:
             f"it offers {', '.join(self.peak_flops_per_s)}: choose another precision or device"
         )
 
-    def ridge_flops_per_byte(self, arithmetic: str) -> float:
-        """Arithmetic intensity at which peak compute and memory bandwidth take the same time."""
-        return self.peak(arithmetic) / self.hbm_bytes_per_s
-
 
 _NUMBERS = {
     "memory_bytes": True,
@@ -229,22 +225,36 @@ def _host(where: str, table: Mapping[str, Any], link: Callable[[str], Interconne
 def read_devices(path: str | Path) -> dict[str, Device]:
     """The devices of a TOML file in the form of `devices.toml`, by name.
 
-    Each number is `[value, "source"]`, where the source is a key of the file's `[documents]` table or free text.
+    Each number is `[value, "source"]`, where the source is a key of the file's `[documents]` table or free text; what a device
+    does not say it has from the one that it is `like`, of its file or of the catalogue.
     ValueError names the file and the key of what is missing, unknown or not a positive number.
     """
-    path = Path(path)
+    tables, documents = _tables(Path(path))
+    return {name: _device(name, table, documents, Path(path)) for name, table in tables.items()}
+
+
+def _tables(path: Path) -> tuple[dict[str, Mapping[str, Any]], Mapping[str, str]]:
+    """The devices of a file with what they have from others, and the documents that their sources name."""
     data = read_toml(path)
-    documents = data.pop("documents", {})
-    tables = {name: table for name, table in data.items() if isinstance(table, dict)}
-    if not tables:
+    documents: Mapping[str, str] = data.pop("documents", {})
+    given = {name: table for name, table in data.items() if isinstance(table, dict)}
+    if not given:
         raise ValueError(f"{path} holds no device; expected a table for each, such as [my-gpu]")
-    for name, table in tables.items():
-        base = table.get("like")
-        if base is not None:
-            if base not in tables or "like" in tables[base]:
-                raise ValueError(f"{path}: {name}.like names {base!r}, which is not a full device of this file")
-            tables[name] = {**tables[base], "aliases": [], **table}
-    return {name: _device(name, table, documents, path) for name, table in tables.items()}
+    tables: dict[str, Mapping[str, Any]] = {}
+    for name, table in given.items():
+        base = str(table["like"]) if "like" in table else None
+        like: Mapping[str, Any] | None = {} if base is None else given.get(base)
+        if base is not None and like is None and path != CATALOGUE:
+            lent, of_them = _tables(CATALOGUE)
+            like, documents = lent.get(base), {**of_them, **documents}
+        if like is None or ("like" in like and base in given):
+            near = difflib.get_close_matches(str(base), [*given, *device_catalogue()], n=1) if path != CATALOGUE else ()
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(
+                f"{path}: {name}.like names {base!r}, which is neither a full device of this file nor one of the catalogue{hint}"
+            )
+        tables[name] = {**like, "aliases": [], **table} if base is not None else table
+    return tables, documents
 
 
 @functools.cache

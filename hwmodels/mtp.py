@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from hwmodels.calibrated import Calibrated
-from hwmodels.cost import CostModel, RankedCostModel, Work
-from hwmodels.deployment import CostFactory, Deployment, deploy
+from hwmodels.cost import CostFactory, CostModel, RankedCostModel, Work
+from hwmodels.deployment import Deployment, deploy
 from hwmodels.parallel import ParallelConfig
 from hwmodels.totals import Totals
 

@@ -142,12 +142,13 @@ class AttentionShape:
 class HeadProducts:
     """What absorbed latent attention multiplies head by head: queries into the latent before it, its result out of it after.
 
-    Of each product the widths (k, n) of a head's matrix; on one device, all layers. Its matrices are those of the product that
-    expands latents, which are counted there.
+    Its matrices are those of the product that expands latents, which are counted there.
     """
 
     heads: int
+    """On one device."""
     shapes: tuple[tuple[int, int], ...]
+    """Of each product the widths (k, n) of a head's matrix."""
     precision: str
     layers: int
 
@@ -158,11 +159,13 @@ class HeadProducts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elementwise:
-    """Kernels that only move activations: read and written bytes of one row, all layers, one device."""
+    """Kernels of each of `layers` layers that only move activations, on one device."""
 
     name: str
     bytes_per_row: float
+    """Read and written in one layer."""
     launches: int
+    """Of one layer."""
     layers: int = 1
 
 

@@ -4,8 +4,7 @@ Five times of LLaMA-13B on one RTX A6000 (Agrawal et al., SARATHI, arXiv 2308.16
 matrix products in arithmetic and in memory traffic, how sharply one gives way to the other, and the efficiency of
 attention in prefill and in decode. Other models on the A6000 follow from their shapes. The A40 has the same chip (GA102,
 84 multiprocessors) at its own clocks and memory, so the efficiencies are carried over to the datasheet's peaks: an
-assumption. Other chips are refused: where their kernels were measured, `hwmodels.calibrated` prices them. What a caller
-should say of such a result is in `PROVENANCE`.
+assumption. Other chips are refused: where their kernels were measured, `hwmodels.calibrated` prices them.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from hwmodels.precision import precision as number_format
 from hwmodels.roofline import RooflineKernels
 from hwmodels.work import stage_work
 
+# What a `Deployment` says of such prices.
 PROVENANCE = (
     "five published times of LLaMA-13B on one A6000 (SARATHI, arXiv 2308.16369, table 2 and section 4.4); "
     "efficiencies carried over to the A40, which has the same chip"

@@ -110,11 +110,6 @@ class Speculative:
         return 0 if self.method in _WITHOUT_DRAFT_STEPS else self.k(n_decoding)
 
     @property
-    def max_k(self) -> int:
-        """The largest k of any batch."""
-        return max(k for _, _, k in self.table)
-
-    @property
     def max_query_tokens(self) -> int:
         """The widest step of any batch; one less is the number of look-ahead KV slots per sequence."""
         return max(self.acceptance.width(k) for _, _, k in self.table)

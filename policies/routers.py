@@ -161,7 +161,11 @@ class Knowledge:
 
 
 class Router(Protocol):
-    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int | Refused: ...
+    """Chooses a machine for each request. Implementations are frozen dataclasses; a function will do as well (`RouteFunction`)."""
+
+    def route(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], /) -> int | Refused:
+        """The place in *replicas* of the machine that gets *request*, or why none does."""
+        ...
 
 
 RouteFunction = Callable[[RoutedRequest, Sequence[ReplicaLoad]], "int | Refused"]

@@ -27,6 +27,7 @@ def checked_as_given(cls: _Class) -> _Class:
 
 
 def at_least(name: str, value: object, least: int) -> None:
+    """ValueError but for a whole number from *least*."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is a whole number of at least {least}; got {value!r}")
 

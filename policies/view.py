@@ -249,7 +249,7 @@ class Plan(NamedTuple):
     run: tuple[tuple[int, int], ...] = ()
     """(id, prompt tokens to compute); the id is of a prefilling sequence or, to admit it, of a waiting one.
 
-    Admission takes KV blocks for all of the request's tokens at once, or, for a scheduler that `takes_by_chunk`, each chunk takes
+    Admission takes KV blocks for all of the request's tokens at once, or, for a scheduler with `by_chunk`, each chunk takes
     those of its own tokens (see `ReplicaView.by_chunk`). 0 tokens, for a waiting sequence that has none to compute,
     is joining the decodes; it is one of those that *decode* speaks of."""
     preempt: tuple[int, ...] = ()
@@ -288,7 +288,9 @@ def prompts(run: tuple[tuple[int, int], ...], decode: bool) -> Plan:
 class Scheduler(Protocol):
     """Decides, from a view alone, what the next iteration runs. Implementations are frozen dataclasses.
 
-    Where a scheduler is asked for, a function `(view) -> Plan` will do as well.
+    Where a scheduler is asked for, a function `(view) -> Plan` will do as well. What one needs of the engine beside the view it
+    says by attributes, which are asked for below: `by_chunk`, `async_scheduling`, `admits_in_turn`, `looks_itself`, `evicts`,
+    `preempted_last`, `reserves`, `pads_to`. A wrapper has those of its `inner` unless it says otherwise.
     """
 
     def plan(self, view: ReplicaView, /) -> Plan: ...

@@ -47,14 +47,26 @@ def test_the_page_on_python_has_all_that_documents_and_notebooks_import() -> Non
             assert known, f"{where} imports from {module}, which docs/reference/python.md does not have"
 
 
-def test_the_contributors_policy_runs_in_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "beside",
+    [
+        (),
+        ("parallel={pipeline: 2}",),
+        ("replicas=2", "router=power_of_two"),
+        ("decoding={method: ngram, num_speculative_tokens: 3, acceptance: {alpha: 0.6}}", "memory.prefix_caching=true"),
+    ],
+    ids=["alone", "pipeline", "router", "speculation"],
+)
+def test_the_contributors_policy_runs_in_a_scenario(
+    beside: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from sim import Scenario, simulate
 
     code = next(code for document, code in blocks() if document == "CONTRIBUTING.md")
     (tmp_path / "shortest_example.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     scenario = Scenario.default().with_set("workload={trace: conversation, limit: 50}")
-    scenario = scenario.with_set("scheduler={policy: 'shortest_example:ShortestFirst', max_sequences: 8}")
+    scenario = scenario.with_set("scheduler={policy: 'shortest_example:ShortestFirst', max_sequences: 8}", *beside)
     assert simulate(scenario).summary["requests"]["finished"] == 50
 
 

@@ -317,3 +317,34 @@ def test_the_page_on_architecture_names_what_is_beside_the_rooms() -> None:
     tables = {path.relative_to(ROOT).as_posix() for path in (ROOT / "hwmodels").glob("*.toml")}
     beside = {"benchmarks/", "notebooks/", "docs/hooks.py", "hatch_build.py", ".ci/run", "sim/reproduce/data/"}
     assert (tables | beside) <= named, f"docs/architecture.md does not say what {sorted((tables | beside) - named)} are"
+
+
+def compiled_modules() -> set[str]:
+    """What `hatch_build.py` compiles, as dotted names."""
+    body = _body(ROOT / "hatch_build.py")
+    (value,) = (
+        each.value for each in body if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "COMPILED"
+    )
+    files = eval(compile(ast.Expression(value), "hatch_build.py", "eval"))
+    return {each.removesuffix(".py").replace("/", ".") for each in files}
+
+
+def test_what_is_derived_from_a_compiled_class_is_compiled() -> None:
+    """mypyc makes no objects of a class that is not compiled and derives from one that is: the compiled build would end in the
+    middle of a run."""
+    compiled, modules = compiled_modules(), known()
+    assert compiled <= set(modules)
+    classes = {
+        f"{name}.{node.name}": node
+        for name in compiled
+        for node in _body(modules[name])
+        if isinstance(node, ast.ClassDef)
+    }
+    assert "sim.engine.machine.Machine" in classes
+    for name in set(modules) - compiled:
+        names = {key.split()[0]: whole for key, whole in bound_in(modules[name]).items() if whole in classes}
+        for node in _body(modules[name]) if names else ():
+            bases = [names.get(ast.unparse(base), "") for base in node.bases] if isinstance(node, ast.ClassDef) else []
+            for whole in filter(None, bases):
+                plain = {ast.unparse(base) for base in classes[whole].bases} & {"Protocol", "NamedTuple", "Exception"}
+                assert plain, f"{name} derives from {whole}: add it to COMPILED of hatch_build.py"

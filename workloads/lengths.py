@@ -16,11 +16,17 @@ FloatArray = NDArray[np.float64]
 
 
 class LengthDistribution(Protocol):
-    def sample(self, rng: np.random.Generator, n: int, /) -> IntArray: ...
+    """How many tokens prompts or outputs have."""
+
+    def sample(self, rng: np.random.Generator, n: int, /) -> IntArray:
+        """*n* lengths in tokens, int64 from 0."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
+    """The same number for all."""
+
     tokens: int
 
     def __post_init__(self) -> None:

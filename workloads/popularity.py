@@ -70,6 +70,11 @@ def merge_models(
     seed: int,
     source: str | None,
 ) -> Trace:
+    """Requests of several models as one trace, each with arrivals of its own (ns, ascending) and lengths drawn for it.
+
+    ValueError for a model without a distribution, and where nothing arrives.
+    """
+
     def lengths(given: LengthDistribution | Mapping[str, LengthDistribution], name: Stream, what: str) -> IntArray:
         columns = []
         for i, (model, arrival) in enumerate(zip(models, times, strict=True)):

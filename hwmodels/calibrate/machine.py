@@ -21,6 +21,7 @@ def cpu_title() -> str:
 
 
 def memory_bytes() -> float:
+    """Memory of the machine."""
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
@@ -45,6 +46,7 @@ def clock_mhz() -> str:
 
 
 def available_cores() -> int:
+    """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
@@ -83,6 +85,7 @@ def choose_threads(threads: int | None, clock: str) -> tuple[int, str]:
 
 
 def timer(clock: str) -> Callable[[], float]:
+    """Seconds of processor time for the clock `cpu`, and of the wall clock for others."""
     return time.process_time if clock == "cpu" else time.perf_counter
 
 

@@ -40,9 +40,13 @@ class Kernels(Protocol):
     """
 
     @property
-    def host(self) -> HostTimes: ...
+    def host(self) -> HostTimes:
+        """What an iteration costs beside these."""
+        ...
 
-    def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any: ...
+    def gemm_s(self, m: Any, n: Any, k: Any, *, precision: str) -> Any:
+        """One product of *m* rows, m x k times k x n, with weights in *precision*."""
+        ...
 
     def moe_s(self, rows: Any, experts: ExpertMlp) -> Any:
         """One layer's routed experts."""
@@ -52,18 +56,24 @@ class Kernels(Protocol):
         """One layer's, of rows whose latent attention is absorbed."""
         ...
 
-    def prefill_form(self, shape: AttentionShape) -> PrefillForm: ...
+    def prefill_form(self, shape: AttentionShape) -> PrefillForm:
+        """Attention of prompts in all the shape's layers."""
+        ...
 
-    def decode_form(self, shape: AttentionShape) -> DecodeForm: ...
+    def decode_form(self, shape: AttentionShape) -> DecodeForm:
+        """Attention of decodes in all the shape's layers."""
+        ...
 
-    def elementwise_s(self, size_bytes: Any, launches: int) -> Any: ...
+    def elementwise_s(self, size_bytes: Any, launches: int) -> Any:
+        """*launches* kernels of one layer that read and write *size_bytes* together."""
+        ...
 
     def recurrence_forms(self, shape: Recurrence) -> tuple[PrefillForm, DecodeForm]:
         """Linear attention of all the shape's layers, which depends on rows and sequences alone."""
         ...
 
     def collective_s(self, kind: str, size_bytes: Any, n: int) -> Any:
-        """An all_reduce, all_gather, reduce_scatter or all_to_all of *n* devices."""
+        """An all_reduce, all_gather, reduce_scatter or all_to_all of *n* devices; *size_bytes* of the whole tensor."""
         ...
 
     def exchange_s(self, rows: Any, exchange: Exchange) -> Any:
@@ -80,7 +90,9 @@ class Kernels(Protocol):
         """Whether each group's decodes are padded to those of the fullest, as one graph on all of them asks for."""
         ...
 
-    def send_s(self, size_bytes: Any, between_nodes: bool) -> Any: ...
+    def send_s(self, size_bytes: Any, between_nodes: bool) -> Any:
+        """From one device to another."""
+        ...
 
     def sample_s(self, logit_rows: Any) -> Any:
         """Sampling and its host work."""

@@ -184,15 +184,15 @@ def _experts(c: Config, family: str) -> Experts | None:
     if family == "gpt_oss":
         return replace(routed, bias=True, router_bias=True)
     if family == "llama4_text":
-        return replace(routed, n_shared=1, shared_ffn=routed.ffn)
+        return replace(routed, shared_ffn=routed.ffn)
     if family in ("qwen3_next", "qwen3_5_moe_text"):
         shared_ffn = c.integer("shared_expert_intermediate_size")
-        return replace(routed, n_shared=1, shared_ffn=shared_ffn, shared_gate=True)
+        return replace(routed, shared_ffn=shared_ffn, shared_gate=True)
     if family in AFTER_DENSE:
         shared = c.integer("n_shared_experts", 0, least=0)
         # GLM-4.5 has the bias without saying so (transformers 5.19, Glm4MoeTopkRouter).
         bias = family == "glm4_moe" or c.data.get("topk_method") == "noaux_tc"
-        return replace(routed, n_shared=shared, shared_ffn=shared * routed.ffn, router_bias=bias)
+        return replace(routed, shared_ffn=shared * routed.ffn, router_bias=bias)
     return routed
 
 

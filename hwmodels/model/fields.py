@@ -111,6 +111,7 @@ def object_of(value: Any, what: str) -> Mapping[str, Any]:
 
 
 def refuse_what_is_not_modelled(c: Config, family: str) -> None:
+    """ValueError, which begins with the config's name, for the first thing in it that would be priced wrongly."""
     data, where = c.data, c.where
 
     def refuse(what: str) -> None:

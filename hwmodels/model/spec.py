@@ -11,7 +11,6 @@ from hwmodels.precision import precision
 AttentionKind = Literal["full", "window", "chunked", "linear"]
 """What a layer's queries see: every token before them, the last `window_tokens`, those of their own chunk of `window_tokens`
 (Llama 4), or a state of constant size in place of tokens."""
-LOCAL: frozenset[AttentionKind] = frozenset(("window", "chunked"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +89,6 @@ class Experts:
     n_experts: int
     per_token: int
     ffn: int
-    n_shared: int = 0
     shared_ffn: int = 0
     """Width of all shared experts together."""
     shared_gate: bool = False
@@ -153,11 +151,6 @@ class ModelSpec:
     @property
     def n_layers(self) -> int:
         return len(self.layer_is_moe)
-
-    @property
-    def layer_is_windowed(self) -> tuple[bool, ...]:
-        """Layer by layer: softmax attention to no more than `window_tokens`, windowed or chunked."""
-        return tuple(kind in LOCAL for kind in self.layer_attention)
 
     @property
     def layer_is_linear(self) -> tuple[bool, ...]:

@@ -8,12 +8,14 @@ import numpy as np
 
 
 def drafted(k: int) -> int:
+    """*k* drafted tokens, 0 or more; ValueError below."""
     if k < 0:
         raise ValueError(f"k is the number of drafted tokens, 0 or more; got {k!r}")
     return k
 
 
 def probability(name: str, value: float) -> float:
+    """*value* in [0, 1]; ValueError outside, TypeError for what is no number."""
     if not _is_number(value):
         raise TypeError(f"{name} is a probability; got {value!r}")
     if not 0.0 <= value <= 1.0:
@@ -22,6 +24,7 @@ def probability(name: str, value: float) -> float:
 
 
 def probabilities(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    """One or more of them; ValueError for none."""
     rates = tuple(probability(name, v) for v in values)
     if not rates:
         raise ValueError(f"{name}: give at least one probability")

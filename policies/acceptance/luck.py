@@ -73,10 +73,12 @@ def threshold(probability: float) -> int:
 
 @lru_cache(maxsize=4096)
 def survival_thresholds(survival: tuple[float, ...]) -> IntArray:
+    """Ascending thresholds of the chances that 1, 2, ... drafts survive: a draw accepts as many as it is below."""
     thresholds = np.array([threshold(s) for s in reversed(survival)], dtype=np.int64)
     thresholds.flags.writeable = False
     return thresholds
 
 
 def fresh_powers(alpha: float, k: int) -> IntArray:
+    """The same where each of *k* drafts survives with *alpha*."""
     return np.array([round(alpha**j * ONE) for j in range(drafted(k), 0, -1)], dtype=np.int64)

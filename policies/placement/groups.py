@@ -125,7 +125,11 @@ class BudgetSpent(Exception):
 
 
 class PlacementSearch(Protocol):
-    def search(self, cluster: Cluster, models: Sequence[ModelView], score: Scorer, /) -> Placement: ...
+    """Finds a placement by simulating candidates. Implementations are frozen dataclasses."""
+
+    def search(self, cluster: Cluster, models: Sequence[ModelView], score: Scorer, /) -> Placement:
+        """The best placement found within the cluster's devices and memory; of the best so far where *score* raises BudgetSpent."""
+        ...
 
 
 def group_bytes(group: Group, models: Sequence[ModelView]) -> float:

@@ -75,6 +75,8 @@ def drive(runs: Iterable[tuple[Run, Best]], score: Scorer) -> None:
 def selection(
     empty: Placement, cluster: Cluster, models: Sequence[ModelView], among: Sequence[int], beam: int | None
 ) -> Run:
+    """A run of Algorithm 1 that fills the groups of *empty* with the models *among*: by the fast heuristic, or by beam search of
+    width *beam*."""
     return _heuristic(empty, cluster, models, among) if beam is None else _beam(empty, cluster, models, among, beam)
 
 
@@ -146,5 +148,6 @@ def _beam(empty: Placement, cluster: Cluster, models: Sequence[ModelView], among
 
 
 def check_beam(beam: object) -> None:
+    """ValueError but for None and whole numbers from 1."""
     if beam is not None and (isinstance(beam, bool) or not isinstance(beam, int) or beam < 1):
         raise ValueError(f"beam is a whole number of at least 1, or nothing for the fast heuristic; got {beam!r}")

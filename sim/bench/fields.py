@@ -135,16 +135,6 @@ def column(values: Sequence[Any], name: str, *, scale: float = 1.0, least: float
     return found
 
 
-def latency_of(values: Fields, names: Mapping[str, str], *, scale: float, how: str = "as given") -> Latency | None:
-    """A latency of the keys that *names* maps to statistics (mean, median, std, min, max, pNN); None where there is none."""
-    found: dict[str, float] = {}
-    for key, statistic in names.items():
-        value = values.number(key, scale=scale)
-        if value is not None:
-            found[statistic] = value
-    return latency(found, how=how)
-
-
 def latency(found: Mapping[str, float], *, how: str = "as given", count: int | None = None) -> Latency | None:
     """A latency of *found*: statistic -> seconds; None where nothing is known."""
     if not found:

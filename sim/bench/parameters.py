@@ -76,8 +76,6 @@ PARAMETERS = (
 )
 """All that may be fitted. The scales are those at which `sim.validation.fit_stacks` starts."""
 BY_NAME: Mapping[str, Parameter] = {each.name: each for each in PARAMETERS}
-FRONT_END = ("admission_s", "admission_serial_s")
-"""Those that change when a scheduler sees a request, and nothing of an iteration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,4 +148,5 @@ def setting_at(base: Setting, names: Sequence[str], at: Sequence[float] | np.nda
 
 
 def own_value(base: Setting, name: str) -> float:
+    """What the stack has without a fit: the term's seconds or share, and of `KV` the factor on blocks."""
     return base.kv_factor if name == KV else float(getattr(base.stack.overheads, name))

@@ -31,7 +31,7 @@ from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.ranks import machine_of, ranked
 from sim.engine.requests import RequestState
-from sim.engine.tenant import columns_of
+from sim.engine.tenant import InCommon, columns_of
 from sim.engine.terms import class_columns, terms_of
 from sim.engine.tiers import SharedStores
 from workloads import ClosedLoop, Trace
@@ -205,23 +205,12 @@ class _Cluster:
             self._state.carried = array("q", bytes(8 * n))
         self._clock = Clock()
         self._machines: list[Machine] = []
-        stores = _stores(specs)
+        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, _stores(specs))
         for index, spec in enumerate(specs):
             first = sum(len(machine.tenants) for machine in self._machines)
-            self._machines.append(
-                machine_of(
-                    self._clock,
-                    index,
-                    spec,
-                    first,
-                    self._state,
-                    self,
-                    seed=experiment.seed,
-                    fast_forward=fast_forward and not (experiment.handover is not None and _trees_of_ranks(spec)),
-                    part=experiment.part_of(index),
-                    shared=stores,
-                )
-            )
+            steps = experiment.handover is not None and _trees_of_ranks(spec)
+            its_own = common._replace(fast_forward=False) if steps else common
+            self._machines.append(machine_of(its_own, index, spec, first, experiment.part_of(index)))
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
         self._only = self._machines[0] if alone else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gamma, isfinite
 from typing import Final, Literal
@@ -15,7 +14,6 @@ InFlight = Literal["resume", "retry", "lose"]
 WhenNone = Literal["wait", "lose"]
 
 OFF, STARTING, READY, DRAINING, FAILED = range(5)
-STATE_NAMES: Final = ("off", "starting", "ready", "draining", "failed")
 
 _FAILURE_STREAM: Final = 0x6661696C
 """Names the random stream of failures; draws belong to (machine, number of the failure)."""
@@ -151,7 +149,3 @@ class FleetSpec:
 
     def machines_of(self, pool: int) -> list[int]:
         return [machine for machine, number in enumerate(self.pools) if number == pool]
-
-
-def phases_text(phases: Sequence[tuple[str, float]]) -> str:
-    return ", ".join(f"{name} {seconds:g} s" for name, seconds in phases)

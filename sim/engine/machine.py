@@ -1,7 +1,7 @@
 """A machine: stages, and the tenants that take turns on them.
 
-Two doors lead in from outside: `interrupt`, when something has come that may change what runs next, and `abort`, which stops
-everything and hands the requests back. All else happens in the machine's own turns.
+Three doors lead in from outside: `interrupt`, when something has come that may change what runs next, `give_up`, when a client
+has gone, and `abort`, which stops everything and hands the requests back. All else happens in the machine's own turns.
 
 A machine with one tenant, one stage and one lane is *alone* with its clock: decode iterations between which nothing can change
 are one event (a span), cut at the iteration in flight when a request arrives that matters. Others send micro-batches through their
@@ -17,17 +17,26 @@ from policies.routers import RoutedRequest
 from policies.view import ALWAYS_NS
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.errors import PolicyError
-from sim.engine.events import MACHINES, Alarm, Clock
+from sim.engine.events import MACHINES, Alarm
 from sim.engine.experiment import MachineSpec
 from sim.engine.lane import Lane
 from sim.engine.prices import StageTable
-from sim.engine.requests import RequestState
 from sim.engine.roles import Part
-from sim.engine.sequences import Outside, n_waiting, refusal, take_for_rounds
+from sim.engine.sequences import n_waiting, refusal, take_for_rounds
 from sim.engine.span import Span
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant, awaits, drop_in_flight, hand_back, n_loading, read_at_rest, rings, stop
-from sim.engine.tiers import SharedStores
+from sim.engine.tenant import (
+    NOTHING,
+    InCommon,
+    Tenant,
+    awaits,
+    drop_in_flight,
+    hand_back,
+    n_loading,
+    read_at_rest,
+    rings,
+    stop,
+)
 
 
 def found_tokens(tenant: Tenant, request: RoutedRequest, now_ns: int) -> int:
@@ -96,37 +105,29 @@ class Machine:
     """Serves the requests that are delivered to it; routers see it as a `policies.routers.ReplicaLoad`."""
 
     def __init__(
-        self, clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-        seed: int, fast_forward: bool, shared: SharedStores | None = None, part: Part | None = None,
-    ) -> None:  # fmt: skip
-        """*first_number*: of its first tenant, among all of the run; *shared*: what machines read of each other's KV; *part*: what
-        it has to do with handing over."""
+        self, common: InCommon, index: int, spec: MachineSpec, first_number: int, part: Part | None = None
+    ) -> None:
+        """*first_number*: of its first tenant, among all of the run; *part*: what it has to do with handing over."""
         self.index = index
         self.events = 0
         self.no_hit_order = -1
         """Of routers that do not ask for it."""
-        self._clock = clock
-        self._state = state
-        self._outside = outside
-        self._fast_forward = fast_forward
+        self._clock = common.clock
+        self._state = common.state
+        self._outside = common.outside
+        self._fast_forward = common.fast_forward
         self._oldest_first = spec.turn == "oldest"
         first = spec.tenants[0]
         n_stages = first.cost.n_stages
         self._alone = len(spec.tenants) == 1 and n_stages == 1 and (first.micro_batches or 1) == 1
         self.stages = Stages(n_stages)
-        self.tenants = [
-            Tenant(
-                first_number + i, tenant, state, outside, self.stages,
-                alone=self._alone, seed=seed, fast_forward=fast_forward, machine=index, shared=shared, part=part,
-            )
-            for i, tenant in enumerate(spec.tenants)
-        ]  # fmt: skip
+        self.tenants = self._made(common, spec, first_number, part)
         for tenant in self.tenants:
-            rings(tenant, clock, self._on_loaded)
+            rings(tenant, common.clock, self._on_loaded)
         self._hosting = {tenant.spec.model: tenant for tenant in self.tenants}
         self._turn = 0
         self._promised = [0] * n_stages if isinstance(first.cost, StageTable) else []
-        self._alarm = Alarm(clock, MACHINES, self._on_turn_alone if self._alone else self._on_turn)
+        self._alarm = Alarm(common.clock, MACHINES, self._on_turn_alone if self._alone else self._on_turn)
         """Rings for its next turn."""
         self._lane = self.tenants[0].lanes[0]
         """The only one, of a machine that is alone."""
@@ -137,6 +138,13 @@ class Machine:
         self._n_sent = 0
         self._look_ns = ALWAYS_NS
         """When to see whether the first stage has something to do."""
+
+    def _made(self, common: InCommon, spec: MachineSpec, first_number: int, part: Part | None) -> list[Tenant]:
+        """The tenants, in order."""
+        return [
+            Tenant(common, first_number + i, each, self.stages, alone=self._alone, machine=self.index, part=part)
+            for i, each in enumerate(spec.tenants)
+        ]
 
     # What routers see: iterations that have ended.
 

@@ -24,13 +24,11 @@ from sim.engine.experiment import MachineSpec
 from sim.engine.machine import Machine, begun_ticks, found_tokens, prefill_tokens, put, surrenders
 from sim.engine.prices import StageTable
 from sim.engine.pricing import Pricing
-from sim.engine.requests import RequestState
 from sim.engine.roles import Part
-from sim.engine.sequences import Outside, n_waiting, refusal
+from sim.engine.sequences import n_waiting, refusal
 from sim.engine.span import Span, TapedSpan
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, Tenant, drop_in_flight, hand_back, launch, n_loading, rings, stop
-from sim.engine.tiers import SharedStores
+from sim.engine.tenant import NOTHING, InCommon, Tenant, drop_in_flight, hand_back, launch, n_loading, stop
 from sim.engine.uniform import UniformSet
 
 _FEWEST, _MOST = 16, 1024
@@ -98,38 +96,24 @@ class RankedMachine(Machine):
     """
 
     def __init__(
-        self, clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-        seed: int, fast_forward: bool, shared: SharedStores | None = None, part: Part | None = None,
-    ) -> None:  # fmt: skip
-        """*first_number*: of its first rank, among all tenants of the run; *shared*: what machines read of each other's KV; *part*:
-        what it has to do with handing over."""
+        self, common: InCommon, index: int, spec: MachineSpec, first_number: int, part: Part | None = None
+    ) -> None:
+        """*first_number*: of its first rank, among all tenants of the run; *part*: what it has to do with handing over."""
         (of_each,) = spec.tenants
-        super().__init__(
-            clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward, part=part
-        )
-        self._alone = False
         assert not isinstance(of_each.cost, StageTable)
         pricing = Pricing(of_each.cost, of_each.draft_cost, of_each.speculation_overhead_s)
         self._prices = CommonPrices(pricing, spec.ranks)
-        self.tenants = [
-            Tenant(
-                first_number + rank, of_each, state, outside, Stages(1),
-                alone=True, seed=seed, fast_forward=fast_forward, prices=self._prices, machine=index, shared=shared,
-                part=part,
-            )
-            for rank in range(spec.ranks)
-        ]  # fmt: skip
-        for tenant in self.tenants:
-            rings(tenant, clock, self._on_loaded)
+        super().__init__(common, index, spec, first_number, part)
+        self._alone = False
         self._lanes = [tenant.lanes[0] for tenant in self.tenants]
-        self._loads = [RankLoad(tenant, clock) for tenant in self.tenants]
+        self._loads = [RankLoad(tenant, common.clock) for tenant in self.tenants]
         # Where sequences speculate each step emits what it does, and loads from tiers come when they come: one by one.
-        self._joins = fast_forward and of_each.decoding is None and self.tenants[0].loading is None
+        self._joins = common.fast_forward and of_each.decoding is None and self.tenants[0].loading is None
         self._router = spec.rank_router
         assert spec.rank_router is not None
         self._route_of = route_of(spec.rank_router)
         self._luck: NDArray[np.float64] | None = None
-        self._seed = seed
+        self._seed = common.seed
         self._n_routed = 0
         self._balance = spec.prompt_balance
         self._waited = Waited()
@@ -138,7 +122,23 @@ class RankedMachine(Machine):
         self._in_step = False
         self._n_steps = 0
         """Of those in flight together."""
-        self._alarm = Alarm(clock, MACHINES, self._on_step)
+        self._alarm = Alarm(common.clock, MACHINES, self._on_step)
+
+    def _made(self, common: InCommon, spec: MachineSpec, first_number: int, part: Part | None) -> list[Tenant]:
+        (of_each,) = spec.tenants
+        return [
+            Tenant(
+                common,
+                first_number + rank,
+                of_each,
+                Stages(1),
+                alone=True,
+                machine=self.index,
+                prices=self._prices,
+                part=part,
+            )
+            for rank in range(spec.ranks)
+        ]
 
     @property
     def n_stages(self) -> int:
@@ -405,15 +405,10 @@ class RankedMachine(Machine):
             )
 
 
-def machine_of(
-    clock: Clock, index: int, spec: MachineSpec, first_number: int, state: RequestState, outside: Outside, *,
-    seed: int, fast_forward: bool, shared: SharedStores | None = None, part: Part | None = None,
-) -> Machine:  # fmt: skip
-    """The machine that *spec* describes."""
+def machine_of(common: InCommon, index: int, spec: MachineSpec, first_number: int, part: Part | None = None) -> Machine:
+    """The machine that *spec* describes; *first_number* and *part*: as of a `Machine`."""
     kind = RankedMachine if spec.ranks > 1 else Machine
-    return kind(
-        clock, index, spec, first_number, state, outside, seed=seed, fast_forward=fast_forward, shared=shared, part=part
-    )
+    return kind(common, index, spec, first_number, part)
 
 
 def ranked(machines: Sequence[Machine]) -> list[tuple[int, int]]:

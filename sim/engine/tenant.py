@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -52,21 +52,33 @@ _new: Final = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor: a third of the time, several times an iteration."""
 
 
+class InCommon(NamedTuple):
+    """What the machines of a run have in common, and their tenants."""
+
+    clock: Clock
+    state: RequestState
+    outside: Outside
+    seed: int
+    fast_forward: bool
+    stores: SharedStores | None = None
+    """What machines read of each other's KV."""
+
+
 class Tenant:
     """Serves the requests of one model that are routed to its machine."""
 
     def __init__(
-        self, number: int, spec: ReplicaSpec, state: RequestState, outside: Outside, stages: Stages, *,
-        alone: bool, seed: int, fast_forward: bool, prices: Prices | None = None, machine: int = 0,
-        shared: SharedStores | None = None, part: Part | None = None,
+        self, common: InCommon, number: int, spec: ReplicaSpec, stages: Stages, *,
+        alone: bool, machine: int, prices: Prices | None = None, part: Part | None = None,
     ) -> None:  # fmt: skip
-        """*alone*: no pipeline and no other tenant, so that decodes may be held; *number*: of the run's tenants; *prices*: of a
-        rank, whose steps its machine takes together with others, and ends (`launch`); *shared*: what machines read of each other's
-        KV; *part*: what the machine has to do with handing over."""
+        """*number*: of the run's tenants; *alone*: no pipeline and no other tenant, so that decodes may be held; *prices*: of a
+        rank, whose steps its machine takes together with others, and ends (`launch`); *part*: what the machine has to do with
+        handing over."""
+        state = common.state
         self.number = number
         self.spec = spec
         self.recorder = Recorder()
-        self.sequences = sequences = Sequences(spec, state, outside, self.recorder, alone=alone, part=part)
+        self.sequences = sequences = Sequences(spec, state, common.outside, self.recorder, alone=alone, part=part)
         self._exchange = sequences.exchange
         self.n_in_flight = 0
         self.prices = prices or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
@@ -78,8 +90,8 @@ class Tenant:
         """Of a rank: no prompt is shown to the scheduler, whoever waits."""
         self._by_step = self._is_rank or not alone
         """Decodes are started one iteration after the other, by a plan that a lane holds."""
-        self._fast_forward = fast_forward
-        self._seed = seed
+        self._fast_forward = common.fast_forward
+        self._seed = common.seed
         # object: what a policy of somebody else's answers is looked at before it is believed.
         self._plan: Callable[[ReplicaView], object] = plan_of(spec.scheduler)
         self._pads_to = pads_to(spec.scheduler)
@@ -101,7 +113,7 @@ class Tenant:
         sequences.finding.lanes = self.lanes
         self.loading: Loading | None = None
         if spec.tiers and (self._caches or spec.swaps):
-            self.loading = _loading_of(self, machine, shared or SharedStores(peers=False))
+            self.loading = _loading_of(self, machine, common.stores or SharedStores(peers=False))
         self.ready: deque[Lane] = deque()
         """Lanes that are not in flight, the longest idle first."""
         for _ in range(self._max_lanes if self._max_lanes <= _LANES_AT_ONCE else 1):

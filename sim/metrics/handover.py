@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.requests import finished
@@ -54,10 +53,3 @@ def handover_figures(requests: Mapping[str, NDArray[Any]], meta: Mapping[str, An
             "stages": stages,
         }
     }
-
-
-def is_apart(requests: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
-    """Which requests were decoded elsewhere than where their prompt was computed. Shape [n]."""
-    if "joined_ns" not in requests:
-        return np.zeros(len(requests["status"]), bool)
-    return requests["joined_ns"] >= 0

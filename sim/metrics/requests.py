@@ -65,6 +65,7 @@ def slo_met(
 
 
 def finished(requests: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    """Which requests have emitted all that was asked. Shape [n]."""
     return requests["status"] == FINISHED
 
 

@@ -13,8 +13,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from sim.errors import ScenarioError
 from sim.scenario import explain, named
-from sim.scenario.keys import Policy, Process
-from sim.scenario.section import Section
+from sim.scenario.keys import Process
+from sim.scenario.section import Policy, Section
 from sim.scenario.yaml import parse_yaml
 
 if TYPE_CHECKING:

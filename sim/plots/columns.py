@@ -72,6 +72,7 @@ def short(key: str) -> str:
 
 
 def check(frame: pd.DataFrame, *columns: str) -> None:
+    """ValueError, with the nearest one, for the first of *columns* that is not there."""
     for column in columns:
         if column not in frame:
             names = [name for name in map(str, frame.columns) if not name.endswith(".half_width")]
@@ -83,6 +84,10 @@ def check(frame: pd.DataFrame, *columns: str) -> None:
 
 
 def groups(frame: pd.DataFrame, hue: str | None) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The rows of each value of *hue* with that value as text; all rows without a name where it is None.
+
+    ValueError above MAX_HUES values.
+    """
     if hue is None:
         yield "", frame
         return
@@ -101,16 +106,19 @@ def ordered(column: pd.Series) -> list[str]:
 
 
 def is_number(column: pd.Series) -> bool:
+    """Whether all its values are numbers, missing ones apart; truth values are none."""
     return column.dtype.kind in "iuf"
 
 
 def saturated(frame: pd.DataFrame) -> Any:
+    """Which rows are of runs that were saturated; none where the column is not there. Shape [rows]."""
     if "saturated" not in frame:
         return np.zeros(len(frame), dtype=bool)
     return np.array([value is not None and value == value and bool(value) for value in frame["saturated"]], dtype=bool)
 
 
 def value_text(value: Any) -> str:
+    """A cell as labels show it: four figures, thirty letters, - for what is missing."""
     if value is None or value != value:
         return "-"
     if isinstance(value, str):
@@ -122,4 +130,5 @@ def value_text(value: Any) -> str:
 
 
 def is_seconds(key: str) -> bool:
+    """Whether a column is a latency, which axes may show in ms."""
     return key.rpartition(".")[0] in _LATENCIES or key in _LATENCIES

@@ -53,6 +53,7 @@ def sentence(error: ValidationError, model: type[BaseModel], source: str) -> str
 
 
 def describe(details: ErrorDetails, model: type[BaseModel]) -> str:
+    """One of pydantic's errors as a sentence with its dotted key, what is expected there and what came."""
     kind, value = details["type"], details["input"]
     key = ".".join(str(part) for part in details["loc"]) or "the scenario"
     context: Mapping[str, Any] = details.get("ctx", {})

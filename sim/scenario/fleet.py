@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from sim.scenario.section import Section
+from sim.scenario.section import Policy, Section
 
 _Time = Annotated[float, Field(ge=0)]
 _Mean = Annotated[float, Field(gt=0)]
 
 
-class ControlPolicy(Section):
-    """A control policy by name; every other key is a setting of it, checked when it is made."""
-
-    model_config = ConfigDict(extra="allow")
-
-    policy: Annotated[str, Field(min_length=1)]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
-
-
 class Autoscale(Section):
     """How many machines there are, by a policy that is asked after each interval. `replicas` are those of the beginning."""
 
-    policy: ControlPolicy
+    policy: Policy
     min: Annotated[int, Field(ge=0)] = 1
     """Never fewer machines; a policy that asks for fewer gets these, and the summary counts how often."""
     max: Annotated[int, Field(ge=1, le=100_000)]

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.fleet import Autoscale, Degraded, Failures
-from sim.scenario.section import Section
+from sim.scenario.section import Named, Policy, Section
 from sim.scenario.tiers import Tier
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
@@ -42,34 +42,13 @@ Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
-class _Named(Section):
-    """Something by name; every other key is a setting of it."""
-
-    model_config = ConfigDict(extra="allow")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
-
-
-class Policy(_Named):
-    """A policy by name; every other key is a setting of that policy, checked when it is made."""
-
-    policy: Annotated[str, Field(min_length=1)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, value: Any) -> Any:
-        return {"policy": value} if isinstance(value, str) else value
-
-
-class Process(_Named):
+class Process(Named):
     """An arrival process by name; every other key is a setting of it."""
 
     process: Annotated[str, Field(min_length=1)]
 
 
-class Distribution(_Named):
+class Distribution(Named):
     """A distribution of lengths by name; every other key is a setting of it. A number alone is a fixed length."""
 
     distribution: Annotated[str, Field(min_length=1)]

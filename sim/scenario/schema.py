@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from sim.scenario import decoding, fleet, keys, named, tiers
+from sim.scenario import decoding, fleet, keys, named, section, tiers
 from sim.scenario.keys import Settings
 
 
@@ -19,7 +19,8 @@ def json_schema() -> dict[str, Any]:
     definitions = schema["$defs"]
     definitions["Scheduler"] = _policy("policy", named.SCHEDULERS, short=True, foreign=True)
     definitions["Router"] = _policy("policy", named.ROUTERS, short=True, foreign=True, inner="Router")
-    definitions["ControlPolicy"] = _policy("policy", named.CONTROLS, foreign=True)
+    definitions["Control"] = _policy("policy", named.CONTROLS, short=True, foreign=True)
+    definitions["Autoscale"]["properties"]["policy"] = {"$ref": "#/$defs/Control"}
     definitions["Process"] = _policy("process", named.PROCESSES)
     definitions["Distribution"] = _policy("distribution", named.DISTRIBUTIONS, number=True)
     del definitions["Policy"]
@@ -48,7 +49,7 @@ def _describe(schema: dict[str, Any]) -> None:
     """
     sections = {
         node.name: node
-        for module in (keys, decoding, tiers, fleet)
+        for module in (keys, decoding, tiers, fleet, section)
         for node in ast.parse(inspect.getsource(module)).body
         if isinstance(node, ast.ClassDef)
     }
@@ -73,7 +74,11 @@ def _policy(
     options: list[dict[str, Any]] = []
     pattern = {"type": "string", "pattern": "^[A-Za-z_][\\w.]*:[A-Za-z_][\\w.]*$"}
     if short:
-        options.append({"type": "string", "enum": list(table)})
+        # Those that need no settings; of a wrapper's, `inner` is one.
+        alone = [
+            name for name, path in table.items() if not any(n for _, n in named.parameters(named.load(path)).values())
+        ]
+        options.append({"type": "string", "enum": alone})
     if short and foreign:
         options.append(pattern)
     if number:

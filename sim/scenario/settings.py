@@ -30,6 +30,8 @@ slo: {ttft_s: 1.0, tpot_s: 0.05}
 
 _OF_ALL_POOLS = ("pools", "placement", "links", "handover", "failures")
 """Settings that a pool, as a scenario of its own, does not have."""
+_POLICIES = ("scheduler", "router", "rank_router", "inner")
+"""Settings that may be the name of a policy alone; so may `policy` of `autoscale`."""
 
 
 class Scenario(Settings):
@@ -119,7 +121,7 @@ class Scenario(Settings):
                 raise ScenarioError(unknown(what, part, at))
             if inner is None:
                 inner = at[part] = self._before(settings, path[: depth + 1])
-            elif isinstance(inner, str) and part in ("scheduler", "router", "rank_router", "inner"):
+            elif isinstance(inner, str) and (part in _POLICIES or path[: depth + 1][-2:] == ["autoscale", "policy"]):
                 inner = at[part] = {"policy": inner}
             elif not isinstance(inner, dict):
                 raise ScenarioError(f"{self._source}: {'.'.join(path[: depth + 1])} has no settings of its own ({key})")

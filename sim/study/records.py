@@ -92,4 +92,5 @@ def _fleet(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def failed(record: dict[str, Any], error: str) -> dict[str, Any]:
+    """*record* of a run that ended with *error*."""
     return {**record, "error": error or "an error without a message"}

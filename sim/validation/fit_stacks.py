@@ -268,6 +268,7 @@ def with_terms(versions: Versions, values: Mapping[str, float]) -> dict[str, Ser
 
 
 def value_of(versions: Versions, name: str) -> float:
+    """A term by its name in a fit: `RELEASE/term`, or `term` of the first release."""
     of, _, term = name.rpartition("/")
     return getattr(versions[of or next(iter(versions))].overheads, term)
 
@@ -472,6 +473,7 @@ def chosen(points: Sequence[Point]) -> list[Point]:
 
 
 def scores(points: Sequence[Point], predicted: np.ndarray) -> str:
+    """Relative errors of TPOT and TTFT in words; *predicted*: seconds, shape [points, 2]."""
     measured = np.array([p.measured_s for p in points])
     off = 100.0 * np.abs(predicted / measured - 1.0)
     if not np.isfinite(off).any(axis=0).all():
@@ -482,6 +484,7 @@ def scores(points: Sequence[Point], predicted: np.ndarray) -> str:
 
 
 def by_family(points: Sequence[Point], predicted: np.ndarray) -> str:
+    """`scores` of the points of each family of models."""
     lines = []
     for family in sorted({p.family for p in points}):
         mine = np.array([p.family == family for p in points])

@@ -11,8 +11,6 @@ from sim.validation.files import Comparison
 
 LOADS = (4, 16, 64, 256)
 """Upper ends of the ranges of requests in flight that a table shows; a last one is open."""
-_FEW = 4
-"""Groups of fewer rows are not judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ import sim.engine as sim_engine
 import sim.placement as sim_placement
 import sim.results as sim_results
 from sim import packages
+from sim.placement.scenario import SEARCHES
+from sim.scenario import named
 
 ROOT = Path(sim.__file__).parents[1]
 
@@ -43,6 +45,17 @@ def test_the_reference_lists_what_packages_hand_out():
         modules = [importlib.import_module(name) for name in re.findall(r"`([\w.]+)`", row)]
         missing = [n for n in re.findall(r"`(\w+)`", rows[row]) if not any(hasattr(module, n) for module in modules)]
         assert missing == []
+
+
+def test_the_reference_has_every_policy_that_a_scenario_may_name():
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([\w.]+)`", page))
+    tables = (named.SCHEDULERS, named.ROUTERS, named.CONTROLS, SEARCHES)
+    assert {path.partition(":")[0] for table in tables for path in table.values()} <= listed
+    for row in re.findall(r"^\| `policies.*", page, re.MULTILINE):
+        modules, names = (re.findall(r"`([\w.]+)`", cell) for cell in row.strip("| ").split(" | "))
+        found = [importlib.import_module(module) for module in modules]
+        assert all(any(hasattr(module, name) for module in found) for name in names), row
 
 
 def start(*path: Path) -> subprocess.CompletedProcess[str]:

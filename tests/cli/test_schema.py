@@ -82,6 +82,9 @@ def test_the_schema_accepts_the_default_and_what_a_manifest_holds():
         "pools: {a: {replicas: 0}}",
         "scheduler: {policy: evict_newest, inner: {policy: sarthi}}",
         "scheduler: {policy: evict_newest}",
+        "scheduler: evict_newest",
+        "router: reserve",
+        "autoscale: {policy: concurrency, max: 2}",
         "workload: {trace: conversation, models: {a: x}}",
     ],
 )

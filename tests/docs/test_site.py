@@ -2,11 +2,15 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from sim.scenario import named
+from sim.scenario.schema import json_schema
 
 ROOT = Path(__file__).parents[2]
 MARK = "<!-- executed by tests/docs -->"
@@ -20,6 +24,29 @@ def commands(page):
 def test_every_mark_has_its_commands():
     for page in PAGES:
         assert len(commands(page)) == page.read_text(encoding="utf-8").count(MARK) > 0
+
+
+def test_the_page_of_settings_has_every_section_and_every_policy():
+    pytest.importorskip("mkdocs", reason="needs the extra [docs]")
+    page = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["scenario"]()
+    keys = set(re.findall(r"^\\| `([\w.]+)`", page, re.MULTILINE))
+    for key in (
+        "memory.tiers.N.store",
+        "failures.times.N.at_s",
+        "classes.NAME.slo.ttft_s",
+        "window.from_s",
+        "pools.NAME.role",
+    ):
+        assert key in keys
+    definitions = json_schema()["$defs"]
+    for name, definition in definitions.items():
+        for shape in (definition, *definition.get("anyOf", ())):
+            # A constant is the name that is chosen, which is a heading.
+            settings = {key for key, what in shape.get("properties", {}).items() if "const" not in what}
+            settings -= {key for key in settings if "pattern" in shape["properties"][key]}
+            assert settings <= {key.rpartition(".")[2] for key in keys}, name
+    for table in (named.SCHEDULERS, named.ROUTERS, named.CONTROLS, named.PROCESSES, named.DISTRIBUTIONS):
+        assert set(table) <= set(re.findall(r"^### (\S+)", page, re.MULTILINE))
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from sim.engine.events import Clock
 from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.requests import RequestState
-from sim.engine.tenant import columns_of
+from sim.engine.tenant import InCommon, columns_of
 from tests.engine.costs import Linear
 
 MS = 1_000_000
@@ -56,9 +56,8 @@ class Alone:
         self.clock = Clock()
         self.ended = Ended()
         replica = ReplicaSpec(scheduler=scheduler, kv_blocks=kv_blocks, **settings)
-        self.machine = Machine(
-            self.clock, 0, MachineSpec(tenants=(replica,)), 0, self.state, self.ended, seed=1, fast_forward=fast_forward
-        )
+        common = InCommon(self.clock, self.state, self.ended, seed=1, fast_forward=fast_forward)
+        self.machine = Machine(common, 0, MachineSpec(tenants=(replica,)), 0)
         self.tenant = self.machine.tenants[0]
 
     def has_emitted_one(self, id_: int) -> None:

@@ -221,6 +221,25 @@ def test_a_bad_profile_is_refused_by_key(tmp_path, old, new, message):
         read_devices(path)
 
 
+def test_a_device_of_ones_own_may_be_like_one_of_the_catalogue(tmp_path):
+    path = tmp_path / "my-gpu.toml"
+    path.write_text('[my-gpu]\nlike = "v100-16"\ntitle = "Mine"\nhbm_bytes_per_s = [1e12, "the sheet on my desk"]\n')
+    mine, other = load_device(path), load_device("v100-16")
+    assert (mine.name, mine.title, mine.aliases) == ("my-gpu", "Mine", ())
+    assert (mine.hbm_bytes_per_s, mine.memory_bytes) == (1e12, other.memory_bytes)
+    assert mine.sources == {**other.sources, "hbm_bytes_per_s": "the sheet on my desk"}
+
+
+@pytest.mark.parametrize("base", ["v100-61", "my-gpu", "[]"])
+def test_a_device_is_like_one_that_there_is(base, tmp_path):
+    path = tmp_path / "my-gpu.toml"
+    path.write_text(f'[my-gpu]\nlike = "{base}"\ntitle = "Mine"\n'.replace('"[]"', "[]"))
+    with pytest.raises(
+        ValueError, match=r"my-gpu\.like names .* neither a full device of this file nor one of the catalogue"
+    ):
+        load_device(path)
+
+
 def test_a_missing_profile_is_an_error():
     with pytest.raises(ValueError, match=r"profile nowhere\.toml does not exist"):
         load_device("nowhere.toml")

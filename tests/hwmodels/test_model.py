@@ -122,8 +122,8 @@ def test_kv_precision_halves_the_cache():
 
 def test_windows_alternate_in_gpt_oss_and_cover_mistral():
     spec = load_model("gpt-oss-120b")
-    assert (spec.window_tokens, sum(spec.layer_is_windowed), spec.layer_is_windowed[0]) == (128, 18, True)
-    assert all(load_model("mistral-7b").layer_is_windowed)
+    assert (spec.window_tokens, spec.layer_attention) == (128, ("window", "full") * 18)
+    assert set(load_model("mistral-7b").layer_attention) == {"window"}
     assert load_model("qwen2.5-7b").window_tokens is None
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from hwmodels.deployment import deploy
 from hwmodels.published import Published, PublishedTimes, efficiencies
+from hwmodels.roofline import Roofline
+from hwmodels.slowed import slowed
 from hwmodels.totals import Totals
 
 
@@ -23,6 +25,20 @@ def decode(sequences: int, context: int) -> Totals:
 @pytest.fixture(scope="module")
 def cost():
     return deploy(model="llama-13b", hardware="a6000", precision="fp16", cost=Published).cost
+
+
+def test_a_deployment_says_what_its_prices_come_from():
+    found = {
+        cost: deploy(model="llama-13b", hardware="a6000", precision="fp16", cost=cost).provenance["profile"]
+        for cost in (Published, Roofline, halved)
+    }
+    assert found[Published].startswith("five published times of LLaMA-13B on one A6000")
+    assert found[Roofline].startswith("datasheet roofline")
+    assert found[halved] == "a cost model of one's own: halved"
+
+
+def halved(*args, **settings):
+    return slowed(Roofline(*args, **settings), 0.5)
 
 
 def test_the_times_that_go_in_come_out(cost):

@@ -124,7 +124,7 @@ def test_ridge_point_is_where_compute_and_bandwidth_meet():
     device = load_device("h100-sxm")
     cost = Roofline(load_model("llama-3.1-8b"), device)
     # Two bytes a weight and two FLOPs a weight and row: the ridge in rows is the ridge in FLOPs per byte, 295.3.
-    ridge = device.ridge_flops_per_byte("bf16")
+    ridge = device.peak("bf16") / device.hbm_bytes_per_s
     below, at, above = int(ridge), int(ridge) + 1, int(ridge) + 2
 
     def linear_s(rows):

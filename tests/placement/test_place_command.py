@@ -202,6 +202,9 @@ def test_examples_are_read_and_their_searches_made(name):
 
 
 def test_schema_lists_every_section():
-    schema = describe_schema()
+    done = CliRunner().invoke(build_app(), ["schema", "--place"])
+    assert done.exit_code == 0
+    schema = json.loads(done.stdout)
+    assert schema == describe_schema()
     assert {"cluster", "models", "workload", "placement", "test"} <= set(schema["properties"])
     assert schema["additionalProperties"] is False

@@ -4,7 +4,10 @@ import math
 import numpy as np
 import pytest
 
-from sim import metrics
+from sim import engine, metrics
+from sim.engine import lives
+from sim.metrics import columns as metric_columns
+from sim.metrics import fleet as metric_fleet
 from tests.results.fakes import FakeColumns, iterations, plausible, requests
 
 SECOND = 1_000_000_000
@@ -17,6 +20,24 @@ def columns(request_columns, iteration_columns=None, gaps=((), ()), **meta):
         gaps=(np.array(gaps[0], dtype=np.int64), np.array(gaps[1], dtype=np.int64)),
         meta={"kv_blocks_total": [100], "wall_s": 0.0, "busy_ns": 0, "n_stages": 1, **meta},
     )
+
+
+def test_codes_are_those_of_the_engine():
+    """Metrics read columns, which may come from a folder, and do not import the engine."""
+    codes = ("FINISHED", "REJECTED", "UNFINISHED", "ABORTED", "LOST")
+    assert [getattr(metric_columns, name) for name in codes] == [getattr(engine, name) for name in codes]
+    assert metrics.STATUS_NAMES == engine.STATUS_NAMES == tuple(map(str.lower, codes))
+    states = [name.upper() for name in metrics.MACHINE_STATES]
+    assert (
+        [getattr(lives, name) for name in states] == [getattr(metric_fleet, name) for name in states] == [0, 1, 2, 3, 4]
+    )
+
+
+def test_a_machine_serves_while_it_is_ready_and_while_it_drains():
+    log = {"at_ns": [0, 0, 4, 6], "machine": [0, 1, 1, 1], "state": [2, 2, 3, 0], "phase": [-1, -1, -1, -1]}
+    meta = {"fleet": {"log": {**log, "at_ns": [at * SECOND for at in log["at_ns"]]}, "pools": [0, 0]}}
+    assert metric_fleet.serving_s(meta, 0, 10 * SECOND).tolist() == [10.0, 6.0]
+    assert metric_fleet.serving_s(meta, 5 * SECOND, 10 * SECOND).tolist() == [5.0, 1.0]
 
 
 def test_latencies_of_one_request_by_hand():

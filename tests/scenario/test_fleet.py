@@ -57,6 +57,20 @@ def test_a_scenario_says_how_machines_start_and_how_many_there_may_be() -> None:
     assert (scaling.min_machines, scaling.initial, scaling.down_window_s) == (0, 2, 300.0)
 
 
+def test_a_control_policy_is_named_as_other_policies_are() -> None:
+    """By its name alone where it needs no settings, and with settings put to a name by key."""
+    named = {"policy": "tests.scenario.test_fleet:always_two", "max": 3}
+    assert build(scenario(replicas=2, autoscale=named)).fleet is not None
+    with pytest.raises(ScenarioError, match=r"autoscale\.policy\.target is missing; concurrency needs it"):
+        build(scenario(autoscale={"policy": "concurrency", "max": 3}))
+    told = scenario(autoscale={"policy": "concurrency", "max": 3}).with_set("autoscale.policy.target=2")
+    assert told.autoscale == scenario(autoscale={"policy": {"policy": "concurrency", "target": 2}, "max": 3}).autoscale
+
+
+def always_two(seen: object) -> int:
+    return 2
+
+
 def test_a_schedule_begins_with_what_it_says() -> None:
     schedule = {"policy": "schedule", "at_s": [0.0, 10.0], "machines": [2, 3]}
     fleet = build(scenario(autoscale={"policy": schedule, "max": 3})).fleet
@@ -182,6 +196,10 @@ def test_a_summary_says_what_machines_did_and_weighs_by_it(tmp_path: Path) -> No
     served_s = seconds["ready"] + seconds["draining"]
     assert found["availability"] == pytest.approx(served_s / (served_s + 5.0))
     assert result.summary["busy_fraction"] == pytest.approx(result.columns.meta["busy_ns"] * 1e-9 / served_s)
+    # Both machines have one device, so that either could do half of the run's peak while it served.
+    meta = result.columns.meta
+    for share, done, peak in (("mfu", "flops", "peak_flops_per_s"), ("mbu", "hbm_bytes", "peak_bytes_per_s")):
+        assert result.summary[share] == pytest.approx(meta[done] / (served_s * meta[peak] / 2))
     assert found["without_machine_s"] == pytest.approx(5.0)
     # 4 requests/s for 5 s, and the one or two that were under way.
     assert 20 <= found["requests"]["held"] <= 23

@@ -207,7 +207,9 @@ def test_the_names_copied_from_other_packages_are_still_theirs():
     assert set(typing.get_args(KvPrecision)) <= set(PRECISIONS)
 
 
-@pytest.mark.parametrize("table", [named.SCHEDULERS, named.ROUTERS, named.PROCESSES, named.DISTRIBUTIONS])
+@pytest.mark.parametrize(
+    "table", [named.SCHEDULERS, named.ROUTERS, named.CONTROLS, named.PROCESSES, named.DISTRIBUTIONS]
+)
 def test_every_short_name_leads_to_something_with_settings_of_its_own(table):
     for paths in table.values():
         for path in paths.split("|"):

@@ -18,6 +18,7 @@ ADAPTIVE_K_MAX = 8
 
 
 def acceptance_of(settings: DecodingSettings, find: Callable[[str], Path | None]) -> Acceptance:
+    """The process that `decoding.acceptance` states; ValueError with the key of what cannot be. *find*: where a named file is."""
     from policies import acceptance as kinds
 
     given = settings.acceptance
@@ -103,6 +104,7 @@ def _file(name: str, find: Callable[[str], Path | None]) -> Path:
 
 
 def largest_k(settings: DecodingSettings) -> int:
+    """The most tokens that a round drafts, whatever the batch."""
     k = settings.num_speculative_tokens
     if k == "adaptive":
         return settings.max_speculative_tokens or ADAPTIVE_K_MAX

@@ -36,6 +36,10 @@ class Hosted:
 
 
 def build_pool(pool: PoolOf, workload: Trace | ClosedLoop, rows: Mapping[str, int]) -> list[Hosted]:
+    """The models of *pool*, each on its machines; *rows*: numbers of the models that the workload asks for.
+
+    ScenarioError for what cannot be.
+    """
     return [
         _build_hosted(pool, i, of_model(workload, rows.get(name)), rows.get(name)) for i, name in enumerate(pool.serves)
     ]

@@ -27,6 +27,10 @@ def scheduler_of(
 def policy_of(
     scenario: Scenario, key: str, table: Mapping[str, str], method: str, chosen: Mapping[str, int] | None = None
 ) -> Any:
+    """The policy at *key* of *scenario*, by its name in *table*, with the settings that were *chosen* for it.
+
+    ScenarioError as of `named.policy`.
+    """
     settings = getattr(scenario, key)
     with told_by(scenario, key):
         found = settings.settings

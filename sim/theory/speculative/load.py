@@ -130,6 +130,7 @@ def free_verification_batch(ridge_tokens: Values, k: Values) -> Any:
 
 
 def length_of(mean_length: Values, k: Values) -> FloatArray:
+    """A mean number of tokens a round with *k* drafted, which lies in [1, k + 1]; ValueError elsewhere."""
     length, n = finite("mean_length", mean_length), count("k", k)
     if ((length < 1.0) | (length > n + 1.0)).any():
         raise ValueError(f"mean_length lies in [1, k + 1]; got {mean_length!r} with k = {k!r}")

@@ -99,6 +99,7 @@ def alpha_of_expected(expected: FloatArray, k: FloatArray) -> FloatArray:
 
 
 def one_k(k: int) -> int:
+    """*k* where a form has it as one number; ValueError for an array."""
     value = count("k", k)
     if value.ndim:
         raise ValueError(f"k is one whole number here; got an array of shape {value.shape}")

@@ -222,7 +222,9 @@ CEILINGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gemm", "moe", "quantize", "elementwise", "layers"])
 def test_every_table_is_priced_row_by_row_with_parameters_of_its_own_device(shared, kind):
-    for path in sorted((shared / "measured2").glob(f"{kind}_*.csv")):
+    tables = sorted((shared / "measured2").glob(f"{kind}_*.csv"))
+    assert tables
+    for path in tables:
         m = read(path)
         profile = load_profile(catalogue_name(m.device))
         result = predict(m, profile)
