@@ -147,6 +147,9 @@ class _Stage:
     def scalar(self, totals: Totals) -> float:
         rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = totals
         own = (seqs + chunks) * self.sequence_s + self.step_s
+        # A prompt of which one token is left is replayed as a decode is (vLLM 0.32.0, v1/worker/gpu_model_runner.py,
+        # _is_uniform_decode).
+        floor = self.prompt_floor_s if prompt > chunks else self.decode_floor_s
         # A look at the table, inline: this runs once an iteration.
         table = self.rows if prompt else self.decode_rows
         exact = table.exact
@@ -176,7 +179,6 @@ class _Stage:
                     seconds += decode(SCALARS, seqs_f, queries, kv_window, kv - kv_window)
                 else:
                     seconds += decode(SCALARS, seqs_f, queries, kv)
-        floor = self.prompt_floor_s if prompt else self.decode_floor_s
         if rows - prompt > self.replayed:
             floor = self.launch_floor_s
         return (seconds if seconds > floor else floor) + own
@@ -189,6 +191,7 @@ class _Stage:
         rows, prompt, chunks, pairs, prompt_kv, seqs, kv, logits, pairs_window, kv_window = columns
         own = (seqs + chunks) * self.sequence_s + self.step_s
         some_prompt, some_decode = prompt > 0, seqs > 0
+        floor = self._floor_s(rows - prompt, prompt > chunks)
         queries = rows - prompt
         seconds = self._table_s(rows, queries, some_prompt)
         if self.has_head:
@@ -212,7 +215,7 @@ class _Stage:
             for _, decode, windowed in self.attention:
                 one = decode(ARRAYS, seqs_1, queries, *((kv_window, kv - kv_window) if windowed else (kv,)))
                 seconds = seconds + np.where(some_decode, one, 0.0)
-        return np.maximum(seconds, self._floor_s(rows - prompt, some_prompt)) + own
+        return np.maximum(seconds, floor) + own
 
     def _table_s(
         self, rows: NDArray[np.int64], decodes: NDArray[np.int64], some_prompt: NDArray[np.bool_]
@@ -222,9 +225,10 @@ class _Stage:
         alone = self.decode_rows.array(decodes)
         return np.where(some_prompt, np.maximum(self.rows.array(rows), alone), alone) if some_prompt.any() else alone
 
-    def _floor_s(self, decodes: NDArray[np.int64], some_prompt: NDArray[np.bool_]) -> FloatArray:
-        """Least seconds of the kernels of iterations with so many query tokens of *decodes* over all groups."""
-        of_graphs = np.where(some_prompt, self.prompt_floor_s, self.decode_floor_s)
+    def _floor_s(self, decodes: NDArray[np.int64], prompts: NDArray[np.bool_]) -> FloatArray:
+        """Least seconds of the kernels of iterations with so many query tokens of *decodes* over all groups, and *prompts* of more
+        than a token."""
+        of_graphs = np.where(prompts, self.prompt_floor_s, self.decode_floor_s)
         return np.where(decodes > self.replayed, self.launch_floor_s, of_graphs)
 
 
@@ -282,7 +286,7 @@ class _Ranks:
             slowest = max(slowest, own.scalar(totals))
             host = (totals[5] + totals[2]) * own.sequence_s + own.step_s
             beyond = totals[0] - totals[1] > self._replayed
-            floor = max(floor, self._floors[2 if beyond else 0 if totals[1] else 1] + host)
+            floor = max(floor, self._floors[2 if beyond else 0 if totals[1] > totals[2] else 1] + host)
         sent = prompt + len(ranks) * self._graph(fullest) if self._pads else rows
         return max(slowest + (self._experts.scalar(rows) + self._exchange.scalar(sent)), floor)
 
@@ -297,7 +301,7 @@ class _Ranks:
             fullest = np.maximum(fullest, totals.rows - totals.prefill_rows)
             slowest = np.maximum(slowest, own.array(totals))
             host = (totals.decode_seqs + totals.prefill_chunks) * own.sequence_s + own.step_s
-            least = np.where(totals.prefill_rows > 0, self._floors[0], self._floors[1])
+            least = np.where(totals.prefill_rows > totals.prefill_chunks, self._floors[0], self._floors[1])
             beyond = totals.rows - totals.prefill_rows > self._replayed
             floor = np.maximum(floor, np.where(beyond, self._floors[2], least) + host)
         sent = prompt + len(ranks) * padded(own.captured, fullest) if self._pads else rows
