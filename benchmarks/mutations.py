@@ -1611,6 +1611,11 @@ MUTATIONS = [
         "hwmodels/layerwise.py",
         COSTS,
         (
+            "a prompt with one token left is launched kernel by kernel",
+            "self.prompt_floor_s if prompt > chunks else",
+            "self.prompt_floor_s if prompt else",
+        ),
+        (
             "an encoder's attention is causal",
             "            pairs = 2 * pairs - prompt_f\n        if prompt:",
             "            pass\n        if prompt:",
@@ -1627,8 +1632,8 @@ MUTATIONS = [
         ),
         (
             "no time for each sequence",
-            "own = (seqs + chunks) * self.sequence_s + self.step_s\n        # A look",
-            "own = self.step_s\n        # A look",
+            "own = (seqs + chunks) * self.sequence_s + self.step_s\n        # A prompt",
+            "own = self.step_s\n        # A prompt",
         ),
     ),
     *_of(

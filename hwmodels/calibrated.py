@@ -186,6 +186,7 @@ class Calibrated:
             stack=self.stack,
             layers=layers,
             expert_layers=layers if spec.experts is not None else 0,
+            latent_layers=layers if isinstance(spec.attention, LatentAttention) else 0,
             captured=captured,
         )
         return LayerwiseCost.on(device, spec, parallel, kernels, kv_precision=kv_precision)

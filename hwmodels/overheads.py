@@ -33,6 +33,9 @@ class Overheads:
     expert_host_s: float = parameter(
         0.0, 0.0, 3e-3, "the same, more, for a layer with experts: routing, sorting, grouped products, and their join"
     )
+    latent_host_s: float = parameter(
+        0.0, 0.0, 3e-3, "the same, more, for a layer with latent attention: its projections, norms and copies"
+    )
     launch_overlap: float = parameter(
         0.0, 0.0, 0.95, "share of the benchmarked kernel starts hidden by fusion and dependent launches"
     )

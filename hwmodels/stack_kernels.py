@@ -69,6 +69,8 @@ class StackKernels:
     """Of one stage, for host work by the layer."""
     expert_layers: int = 0
     """Those of them with experts."""
+    latent_layers: int = 0
+    """Those of them with latent attention."""
     captured: tuple[int, ...] | None = None
     """The rows of the graphs of decode steps; empty: the server was told to run without any (`hwmodels.graphs`)."""
 
@@ -100,13 +102,14 @@ class StackKernels:
     @property
     def host(self) -> HostTimes:
         own = self._own
-        floor_s = own.layer_host_s * self.layers + own.expert_host_s * self.expert_layers
+        beside_s = own.expert_host_s * self.expert_layers + own.latent_host_s * self.latent_layers
+        floor_s = own.layer_host_s * self.layers + beside_s
         decode_floor_s = 0.0 if self.stack.graph else floor_s
         launch_floor_s = decode_floor_s
         if self.captured is not None:
             # What launches of a layer take was fitted to the eager stack's runs alone.
             layer_host_s = own.layer_host_s or serving_stack("eager").overheads.layer_host_s
-            launch_floor_s = layer_host_s * self.layers + own.expert_host_s * self.expert_layers
+            launch_floor_s = layer_host_s * self.layers + beside_s
             if not self.captured:
                 floor_s = decode_floor_s = launch_floor_s
         return HostTimes(

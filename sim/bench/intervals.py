@@ -244,7 +244,7 @@ def _slowed(world: World) -> Setting:
     """The world's setting with every part of an iteration so many times as long."""
     factor = world.iteration_factor
     own = world.setting.stack.overheads
-    times = ("step_s", "sequence_s", "sample_s", "row_s", "layer_host_s", "expert_host_s")
+    times = ("step_s", "sequence_s", "sample_s", "row_s", "layer_host_s", "expert_host_s", "latent_host_s")
     moved = {name: getattr(own, name) * factor for name in times}
     # What is lost in long arithmetic is priced with the kernels, and stretches with them.
     moved |= {name: (1.0 + getattr(own, name)) * factor - 1.0 for name in ("compute_excess", "bandwidth_excess")}

@@ -42,9 +42,9 @@ from sim.validation.runs import (
 )
 from sim.validation.servers import GAP_ANALYSIS
 
-SERVED = ("step_s", "sequence_s", "row_s", "expert_host_s", "launch_overlap", "sustained_loss", "narrow_loss", "admission_s",
-          "admission_s_per_token", "admission_serial_s")  # fmt: skip
-RELEASED = ("step_s", "sequence_s", "admission_s", "admission_s_per_token")
+SERVED = ("step_s", "sequence_s", "row_s", "expert_host_s", "latent_host_s", "launch_overlap", "sustained_loss", "narrow_loss",
+          "admission_s", "admission_s_per_token", "admission_serial_s")  # fmt: skip
+RELEASED = ("step_s", "sequence_s", "expert_host_s", "admission_s", "admission_s_per_token")
 """Terms that each listed release has of its own."""
 EAGER = ("step_s", "sequence_s", "row_s", "layer_host_s", "sustained_loss")
 TAKEN_OVER = {"sglang": ("sustained_loss",)}
@@ -53,8 +53,8 @@ NOT_OFFERED = {"trtllm": ("narrow_loss",), "sglang": ("row_s", "admission_s_per_
 """TensorRT-LLM's rows cannot tell two losses apart, and vLLM's fit is of other kernels: one loss stands for both. SGLang's put
 these of its newest release on zero, and of its older one on a bound."""
 RECORDED = "e2e_requests_*.csv"
-START = {"step_s": 2e-4, "sequence_s": 1e-5, "row_s": 2e-6, "layer_host_s": 3e-4, "expert_host_s": 3e-4, "launch_overlap": 0.1,
-         "sustained_loss": 0.3, "narrow_loss": 0.4, "admission_s": 2e-2, "admission_s_per_token": 4e-6,
+START = {"step_s": 2e-4, "sequence_s": 1e-5, "row_s": 2e-6, "layer_host_s": 3e-4, "expert_host_s": 3e-4, "latent_host_s": 3e-4,
+         "launch_overlap": 0.1, "sustained_loss": 0.3, "narrow_loss": 0.4, "admission_s": 2e-2, "admission_s_per_token": 4e-6,
          "admission_serial_s": 2e-3}  # fmt: skip
 EAGER_START = {"step_s": 2e-3, "sequence_s": 1e-4, "row_s": 2e-5, "layer_host_s": 4e-4, "sustained_loss": 0.2}
 # Tighter than what `Overheads` accepts of anyone: more is no compiled stack's host work.
@@ -294,6 +294,7 @@ def on_bound(name: str, value: float, low: float, high: float) -> str:
         "admission_s_per_token",
         "layer_host_s",
         "expert_host_s",
+        "latent_host_s",
     ):
         margin = min(margin, 1e-3 * START[name.rpartition("/")[2]]) if value < high / 2 else margin
     return "low" if value - low <= margin else "high" if high - value <= margin else ""
@@ -377,9 +378,9 @@ class Fitted:
         values = dict(zip(self.names, (best * self.unit).tolist(), strict=True))
         for name, some in zip(self.names, moved, strict=True):
             of, _, term = name.rpartition("/")
-            if of and not some:
-                # A release of which nothing is left is taken for the newest.
-                values[name] = values.get(term, 0.0)
+            if not some:
+                # A release of which nothing is left is taken for the newest; what nothing that is left tells is not known.
+                values[name] = values.get(term, 0.0) if of else 0.0
         return with_terms(self.versions, values)
 
 

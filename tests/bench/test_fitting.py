@@ -114,7 +114,9 @@ def test_a_fit_finds_the_terms_that_the_runs_were_made_with(fitted: Fit) -> None
     for quantity in ("tpot_s", "ttft_s"):
         off = [f[quantity] / c.measured_s[quantity] - 1 for f, c in zip(fitted.figures, fitted.cases, strict=True)]
         before = [f[quantity] / c.measured_s[quantity] - 1 for f, c in zip(fitted.before, fitted.cases, strict=True)]
-        assert np.abs(off).max() < 0.05 < np.abs(before).max()
+        # Residuals count in these units; how near a fit ends is a matter of which requests share a step.
+        error = fitted.errors.of(quantity)
+        assert np.abs(off).max() < 0.75 * error < 1.2 * error < np.abs(before).max()
     low, high = fitted.posterior.interval("step_s", 1.96)
     assert low < 0.0013 < high < 0.01
     assert fitted.posterior.told("admission_s") > 0.5 > fitted.posterior.told("launch_overlap")
@@ -144,7 +146,7 @@ def test_a_prediction_is_as_wide_as_what_is_unknown_of_parameters_and_what_no_pa
     assert np.log(tpot.high_s / tpot.predicted_s) == pytest.approx(half, rel=1e-3)
     assert np.log(tpot.predicted_s / tpot.low_s) == pytest.approx(half, rel=1e-3)
     # What does not hang on the parameter is as wide as what no parameter explains.
-    assert np.log(ttft.high_s / 0.05) == pytest.approx(1.6449 * np.hypot(0.182, 0.06), rel=1e-3)
+    assert np.log(ttft.high_s / 0.05) == pytest.approx(1.6449 * np.hypot(0.161, 0.06), rel=1e-3)
 
 
 def test_a_run_left_out_is_predicted_by_the_others_alone(fitted: Fit) -> None:
@@ -154,7 +156,7 @@ def test_a_run_left_out_is_predicted_by_the_others_alone(fitted: Fit) -> None:
     with_all = widths([each for case in fitted.cases for each in fitted.predict(case)])
     without = widths(fitted.left_out())
     of_tpot = slice(0, None, len(QUANTITIES))
-    assert (without[of_tpot] > with_all[of_tpot] + 0.01).all()
+    assert (without[of_tpot] > 1.01 * with_all[of_tpot]).all()
 
 
 def test_runs_without_a_first_token_leave_the_front_end_its_prior() -> None:
@@ -342,9 +344,9 @@ def test_drawn_deployments_spread_as_the_posterior_and_the_errors_of_other_fits_
     iterations, first = (
         np.log([getattr(each, f"{of}_factor") for each in worlds]) for of in ("iteration", "first_token")
     )
-    assert iterations.std() == pytest.approx(0.077, rel=0.05)
+    assert iterations.std() == pytest.approx(0.078, rel=0.05)
     # Beside what a first token has of an iteration's error already.
-    assert np.hypot(first.std(), iterations.std()) == pytest.approx(0.182, rel=0.05)
+    assert np.hypot(first.std(), iterations.std()) == pytest.approx(0.161, rel=0.05)
     assert abs(np.corrcoef(iterations, first)[0, 1]) < 0.06
 
 

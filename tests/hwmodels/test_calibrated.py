@@ -175,12 +175,16 @@ def test_mxfp4_meets_8_bit_activations_where_tensor_cores_scale_blocks(device, d
     assert [use.kernel.variant.startswith("mxfp4_mxfp8/") for use in experts] == [dtype == "fp8"]
 
 
-def test_a_launched_prompt_takes_at_least_the_host_work_of_its_layers_and_of_those_with_experts():
-    own = Overheads(layer_host_s=1.0, expert_host_s=10.0)
+def test_a_launched_prompt_takes_at_least_the_host_work_of_its_layers_by_their_kind():
+    own = Overheads(layer_host_s=1.0, expert_host_s=10.0, latent_host_s=100.0)
     stack = dataclasses.replace(serving_stack("vllm"), overheads=own)
-    for model, layers, with_experts in (("llama-3.1-8b", 32, 0), ("qwen3-30b-a3b", 48, 48)):
-        cost = Calibrated(stack=stack)(load_model(model), load_device("h200"), ParallelConfig())
-        assert cost.iteration_s(prompt(64)) == pytest.approx(layers + 10.0 * with_experts)
+    for model, layers, with_experts, latent in (
+        ("llama-3.1-8b", 32, 0, 0),
+        ("qwen3-30b-a3b", 48, 48, 0),
+        ("deepseek-v3", 61, 61, 61),
+    ):
+        cost = Calibrated(stack=stack)(load_model(model), load_device("h200"), ParallelConfig(tensor=8))
+        assert cost.iteration_s(prompt(64)) == pytest.approx(layers + 10.0 * with_experts + 100.0 * latent)
 
 
 def test_a_tpu_says_which_products_were_not_timed():
@@ -288,8 +292,9 @@ def test_each_term_of_a_stack_has_its_source_and_lengthens_what_it_names():
     assert with_terms(sequence_s=1e-4).iteration_s(DECODE) == pytest.approx(plain.iteration_s(DECODE) + 8e-4)
     assert with_terms(row_s=1e-5).iteration_s(DECODE) == pytest.approx(plain.iteration_s(DECODE) + 8e-5)
     assert with_terms(sample_s=1e-3).iteration_s(DECODE) == pytest.approx(plain.iteration_s(DECODE) + 1e-3)
-    # A prompt of one token is launched kernel by kernel: 32 layers of a millisecond. A graph replays the decode.
-    assert with_terms(layer_host_s=1e-3).iteration_s(prompt(1)) == pytest.approx(32e-3)
+    # A prompt is launched kernel by kernel: 32 layers of a millisecond. A graph replays decodes, and prompts with one token left.
+    assert with_terms(layer_host_s=1e-3).iteration_s(prompt(2)) == pytest.approx(32e-3)
+    assert with_terms(layer_host_s=1e-3).iteration_s(prompt(1)) == plain.iteration_s(prompt(1))
     assert with_terms(layer_host_s=1e-3).iteration_s(DECODE) == plain.iteration_s(DECODE)
     assert with_terms(launch_overlap=0.5).iteration_s(DECODE) < plain.iteration_s(DECODE)
     flops = 4096 * 2 * (8_030_261_248 - 2 * 128_256 * 4096 - 65 * 4096)

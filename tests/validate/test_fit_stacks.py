@@ -126,7 +126,8 @@ def test_slopes_on_a_frozen_schedule_are_those_of_another_replay(row, clients):
     stack = serving_stack(row["backend"])
     if row["backend"] == "trtllm":
         # A long admission outlasts the steps that it began in, so that which of them a request sees is not the same again.
-        stack = replace(stack, overheads=replace(stack.overheads, admission_s=0.0))
+        none = dict.fromkeys(("admission_s", "admission_s_per_token", "admission_serial_s"), 0.0)
+        stack = replace(stack, overheads=replace(stack.overheads, **none))
     steps = {"step_s": 2e-5, "sequence_s": 1e-6, "sustained_loss": 0.02}
     again = by_differences(predict)([point], {stack.release: stack}, steps)[0]
     assert predict_and_slopes(point, stack, steps) == pytest.approx(again, rel=0.05, abs=2e-4)
