@@ -253,8 +253,8 @@ Models on devices behind stacks whose median error is beyond 15 % of TPOT or 30 
 correction of them is made anywhere. What is known of the largest:
 
 * First tokens of TensorRT-LLM in InferenceX: one time of admission stands for all models and devices, and gpt-oss on B200 answers
-  sooner than that, on one GPU as on eight. With attention data parallelism prompts wait for each other besides, by settings that are
-  assumed to be the same in all rows ([parallel.md](parallel.md#beside-measured-runs)).
+  sooner than that, on one GPU as on eight. With attention data parallelism prompts wait for each other besides, by settings that
+  are assumed to be the same in all rows ([parallel.md](parallel.md#beside-measured-runs)).
 * Qwen3-235B behind vLLM 0.12 and DeepSeek-R1-NVFP4 take two to four times what kernels take, as those who gathered the rows say.
   They inform no fit.
 * Short outputs behind SGLang 0.5.6: its first tokens come sooner than one prompt an iteration allows.
