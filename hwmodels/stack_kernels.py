@@ -68,7 +68,7 @@ class StackKernels:
     layers: int
     """Of one stage, for host work by the layer."""
     expert_layers: int = 0
-    """Those of them with experts."""
+    """All of them where the model has experts, the few dense ones of DeepSeek's kind counted too; else none."""
     latent_layers: int = 0
     """Those of them with latent attention."""
     captured: tuple[int, ...] | None = None
