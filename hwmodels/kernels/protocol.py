@@ -20,11 +20,11 @@ class HostTimes:
     row_s: float = 0.0
     """Of each token of the iteration."""
     prompt_floor_s: float = 0.0
-    """Least time of an iteration with prompt tokens: they are launched kernel by kernel."""
+    """Least time of an iteration with prompts of which more than a token each is left: they are launched kernel by kernel."""
     decode_floor_s: float = 0.0
-    """Least time of an iteration without."""
+    """Least time of any other."""
     launch_floor_s: float = 0.0
-    """Least time of an iteration without that is beyond the captured graphs."""
+    """Least time of one whose decodes are beyond the captured graphs."""
     compute_factor: float = 1.0
     """What the device's arithmetic is multiplied by: what kernels take over their time for one row, and attention of prompts."""
     bandwidth_factor: float = 1.0

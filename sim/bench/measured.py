@@ -321,9 +321,9 @@ class BenchRun:
             waited_s -= self.ttft.min_s
         if waited_s > late_s / 4:
             return True
-        latency_s = self.e2el and (self.e2el.mean_s or self.e2el.median_s)
-        limit, per_s = self.offered.concurrency, self.requests_per_s
-        return bool(limit and latency_s and per_s) and latency_s * per_s > limit / 2  # type: ignore[operator]
+        latency_s = (self.e2el and (self.e2el.mean_s or self.e2el.median_s)) or 0.0
+        limit = self.offered.concurrency
+        return bool(limit) and latency_s * (self.requests_per_s or 0.0) > limit / 2
 
     @property
     def running_s_per_token(self) -> float | None:

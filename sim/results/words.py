@@ -213,8 +213,10 @@ def _costs(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         return []
     hours = f"{found['device_hours']:,.3g} device-hours"
     rows = []
-    if found["usd"] is not None and found["usd_per_m_output"] is not None:
-        parts = f"${found['usd']:,.3g} for {hours}, ${found['usd_per_m_output']:,.3g} per million output tokens"
+    if found["usd"] is not None:
+        parts = f"${found['usd']:,.3g} for {hours}"
+        if found["usd_per_m_output"] is not None:
+            parts += f", ${found['usd_per_m_output']:,.3g} per million output tokens"
         if found["usd_per_m_input"] is not None and found["usd_per_m_generated"] is not None:
             parts += f"; divided: ${found['usd_per_m_input']:,.3g} input, ${found['usd_per_m_generated']:,.3g} output"
         rows.append(("Cost", parts))

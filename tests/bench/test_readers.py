@@ -246,8 +246,13 @@ def test_engines_that_log_beside_each_other_are_one_server() -> None:
     assert double.server is not None
     for name in ("output_tokens_per_s", "input_tokens_per_s"):
         assert getattr(double, name) == 2 * getattr(single, name)
-    assert double.server.running == 2 * single.server.running  # type: ignore[operator]
-    assert double.server.running_error == pytest.approx(single.server.running_error / 2**0.5)  # type: ignore[operator]
+    (one_running, one_error), (running, error) = (
+        (server.running, server.running_error) for server in (single.server, double.server)
+    )
+    assert one_running is not None
+    assert one_error is not None
+    assert running == 2 * one_running
+    assert error == pytest.approx(one_error / 2**0.5)
     assert double.offered.duration_s == single.offered.duration_s
     assert double.running_s_per_token == single.running_s_per_token
     assert "2 engines log here" in " ".join(double.notes)

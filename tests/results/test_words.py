@@ -47,3 +47,10 @@ def test_what_a_protocol_reports_is_first_token_then_later_ones():
     result = SimpleNamespace(figures=None, intervals=both, manifest={}, summary={"saturated": False})
     said = "mean TTFT 100 ms to 400 ms, TPOT 10 ms to 30 ms (90 % interval), by the errors on 12 rows"
     assert _expected(result) == [("Expect to measure", said)]
+
+
+def test_a_run_that_answered_nobody_still_has_its_price():
+    asked = {"workload": {"trace": "conversation", "limit": 3}, "memory": {"kv_blocks": 2}}
+    found = simulate(Scenario.from_mapping({"scheduler": "vllm", **asked})).summary
+    assert found["costs"]["usd_per_m_output"] is None
+    assert dict(fact_rows(found))["Cost"] == "$0 for 0 device-hours"
