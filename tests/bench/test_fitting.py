@@ -117,6 +117,16 @@ def test_a_fit_finds_the_terms_that_the_runs_were_made_with(fitted: Fit) -> None
         # Residuals count in these units; how near a fit ends is a matter of which requests share a step.
         error = fitted.errors.of(quantity)
         assert np.abs(off).max() < 0.75 * error < 1.2 * error < np.abs(before).max()
+    # What counts against the truth, which has no residuals, is how far it lies out by the priors. Figures go up and down in steps
+    # as terms move, and this fit stops where it is 18 % worse than that: it has not found the least (docs/how-to/fit.md).
+    data = sum(
+        2.0 * (np.hypot(1.0, np.log(f[q] / c.measured_s[q]) / fitted.errors.of(q)) - 1.0)
+        for f, c in zip(fitted.figures, fitted.cases, strict=True)
+        for q in QUANTITIES
+    )
+    prior = float(((fitted.posterior.at / fitted.posterior.widths) ** 2).sum())
+    widths = dict(zip(fitted.posterior.names, fitted.posterior.widths, strict=True))
+    assert data + prior < 1.25 * ((2.0 / widths["step_s"]) ** 2 + (0.6 / widths["admission_s"]) ** 2)
     low, high = fitted.posterior.interval("step_s", 1.96)
     assert low < 0.0013 < high < 0.01
     assert fitted.posterior.told("admission_s") > 0.5 > fitted.posterior.told("launch_overlap")
