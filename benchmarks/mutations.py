@@ -502,7 +502,7 @@ MUTATIONS = [
     *_of(
         "sim/engine/ahead.py",
         ("tests/engine/test_ahead.py", "tests/oracle/test_vllm.py"),
-        ("who came later is shown", "queue.hidden = self._came_later(seen_ns)", "queue.hidden = 0"),
+        ("who came later is shown", "queue.hidden = came_after(self._came_ns, seen_ns)", "queue.hidden = 0"),
         ("who leaves keeps no seat", "                view.n_leaving += 1\n", ""),
         (
             "the memory of those who leave is seen at once",

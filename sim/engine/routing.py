@@ -157,13 +157,11 @@ class GrowingNodes:
 class Seen:
     """A machine as a router sees it that asks for more than loads: a `policies.routers.ReplicaLoad`."""
 
-    __slots__ = ("_of", "came_ns", "index", "loads", "machine", "no_hit_order")
+    __slots__ = ("_of", "index", "loads", "machine", "no_hit_order")
 
     def __init__(self, machine: Machine, of: Routing) -> None:
         self.index = machine.index
         self.no_hit_order = -1
-        self.came_ns: deque[int] = deque()
-        """When requests came that the plan of the iteration in flight may not know of."""
         self.loads: tuple[int, int, int, float, int] | None = None
         """As they were read; None: they are what they are."""
         self.machine = machine
@@ -172,20 +170,11 @@ class Seen:
     def read(self) -> tuple[int, int, int, float, int]:
         """Waiting, running, KV blocks, the share of these, tokens to compute.
 
-        An engine publishes its loads when it has planned an iteration: who came since, or while it was planned ahead, is not among
-        those who wait.
+        An engine publishes its loads when it has planned an iteration: who wait are those whom that plan left waiting.
         """
         machine = self.machine
-        ahead = machine.tenants[0].sequences.ahead
-        if ahead is not None:
-            unknown = ahead.n_unknown
-        else:
-            came, planned_ns = self.came_ns, machine.planned_ns
-            while came and (came[0] <= planned_ns or planned_ns < 0):
-                came.popleft()
-            unknown = len(came)
         return (
-            max(machine.waiting - unknown, 0),
+            machine.left_waiting(),
             machine.running,
             machine.kv_blocks_used,
             machine.kv_use,
@@ -245,6 +234,9 @@ class Routing:
         self._model = model
         self._delay_ns = round(knows.event_delay_s * 1e9) if knows.sent is None and knows.prefixes else 0
         self._poll_ns = round(knows.poll_s * 1e9)
+        if self._poll_ns:
+            for machine in machines:
+                machine.note_arrivals()
         self._blocks_then: dict[int, list[int]] = {}
         """Of requests to come, what each machine had of them when it was last heard of."""
         self._loads_then: dict[int, list[tuple[int, int, int, float, int]]] = {}
@@ -389,8 +381,6 @@ class Routing:
         if self._sent:
             nodes, others = self._blocks_of(request.id)
             self._sent[index].add(nodes, others, self._clock.now_ns)
-        if self._poll_ns and machine.tenants[0].sequences.ahead is None:
-            self.seen[index].came_ns.append(self._clock.now_ns)
         self._blocks_then.pop(request.id, None)
 
 
