@@ -1177,8 +1177,8 @@ MUTATIONS = [
         ),
         (
             "who has gone keeps the receiver's room",
-            "            handovers.legs.pop(id_)\n            leg.drop(id_)\n",
-            "            handovers.legs.pop(id_)\n",
+            "            handovers.legs.pop(id_).end()\n            leg.drop(id_)\n",
+            "            handovers.legs.pop(id_).end()\n",
         ),
         (
             "room that nobody will use is kept",

@@ -65,8 +65,14 @@ def prefill_tokens(tenant: Tenant) -> int:
     return sum(seq.tokens for seq in tenant.sequences.queue) + sum(partial)
 
 
+def note_arrivals(tenant: Tenant) -> None:
+    """Have a tenant keep what `left_waiting` asks."""
+    if tenant.sequences.came_ns is None:
+        tenant.sequences.came_ns = deque()
+
+
 def left_waiting(tenant: Tenant, now_ns: int) -> int:
-    """Requests that were known to the plan of the iteration in flight, or to the latest, and wait still."""
+    """Requests that the latest plan left waiting: who came since, or while it was planned ahead, is not among them."""
     sequences = tenant.sequences
     assert sequences.came_ns is not None
     known = len(sequences.queue) - came_after(sequences.came_ns, _planned_ns(tenant, now_ns))
@@ -89,7 +95,7 @@ def put(tenant: Tenant, now_ns: int, id_: int, what: int, tokens: int) -> None:
     """Leave news where a tenant reads it."""
     exchange = tenant.sequences.exchange
     assert exchange is not None
-    exchange.mail.append((now_ns, what, id_, tokens))
+    exchange.tell(now_ns, what, id_, tokens)
 
 
 def surrenders(tenant: Tenant) -> bool:
@@ -127,6 +133,9 @@ class Machine:
         self.events = 0
         self.no_hit_order = -1
         """Of routers that do not ask for it."""
+        self.awaited = self.awaited_tokens = 0
+        """Requests that have been sent here and wait elsewhere: for room, or for their prompt to be computed; and tokens of those
+        whose prompt is to be computed here."""
         self._clock = common.clock
         self._state = common.state
         self._outside = common.outside
@@ -166,8 +175,8 @@ class Machine:
     @property
     def waiting(self) -> int:
         if self._alone:
-            return n_waiting(self.tenants[0].sequences)
-        return sum(n_waiting(tenant.sequences) for tenant in self.tenants)
+            return n_waiting(self.tenants[0].sequences) + self.awaited
+        return sum(n_waiting(tenant.sequences) for tenant in self.tenants) + self.awaited
 
     @property
     def running(self) -> int:
@@ -197,7 +206,7 @@ class Machine:
 
     @property
     def prefill_tokens(self) -> int:
-        return sum(map(prefill_tokens, self.tenants))
+        return sum(map(prefill_tokens, self.tenants)) + self.awaited_tokens
 
     @property
     def n_stages(self) -> int:
@@ -206,16 +215,6 @@ class Machine:
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached here."""
         return found_tokens(self.tenant_of(request.model), request, self._clock.now_ns)
-
-    def note_arrivals(self) -> None:
-        """`left_waiting` will be asked."""
-        for tenant in self.tenants:
-            if tenant.sequences.came_ns is None:
-                tenant.sequences.came_ns = deque()
-
-    def left_waiting(self) -> int:
-        """Requests that the latest plan left waiting: who came since, or while it was planned ahead, is not among them."""
-        return sum(left_waiting(tenant, self._clock.now_ns) for tenant in self.tenants)
 
     @property
     def promised_ns(self) -> int:

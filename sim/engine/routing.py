@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from policies.routers import Knowledge, RoutedRequest, knowledge_of
 from sim.engine.content import Contents
 from sim.engine.events import ARRIVALS, Alarm, Clock
-from sim.engine.machine import Machine
+from sim.engine.machine import Machine, left_waiting, note_arrivals
 
 _NO_NODES: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -172,9 +172,9 @@ class Seen:
 
         An engine publishes its loads when it has planned an iteration: who wait are those whom that plan left waiting.
         """
-        machine = self.machine
+        machine, now_ns = self.machine, self._of.now_ns
         return (
-            machine.left_waiting(),
+            sum(left_waiting(tenant, now_ns) for tenant in machine.tenants),
             machine.running,
             machine.kv_blocks_used,
             machine.kv_use,
@@ -236,7 +236,8 @@ class Routing:
         self._poll_ns = round(knows.poll_s * 1e9)
         if self._poll_ns:
             for machine in machines:
-                machine.note_arrivals()
+                for tenant in machine.tenants:
+                    note_arrivals(tenant)
         self._blocks_then: dict[int, list[int]] = {}
         """Of requests to come, what each machine had of them when it was last heard of."""
         self._loads_then: dict[int, list[tuple[int, int, int, float, int]]] = {}
@@ -255,6 +256,10 @@ class Routing:
             self._nodes = _Nodes(contents) if len(contents.chain) else GrowingNodes(contents)
             age_ns = None if sent.max_age_s is None else round(sent.max_age_s * 1e9)
             self._sent = [SentTo(sent.capacity_blocks, age_ns, self._nodes.n) for _ in machines]
+
+    @property
+    def now_ns(self) -> int:
+        return self._clock.now_ns
 
     # Requests that come one by one.
 

@@ -457,8 +457,9 @@ def refuse(sequences: Sequences, reject: Sequence[tuple[int, str]], shorten: Seq
 
 
 def n_waiting(sequences: Sequences) -> int:
-    """Requests in the queue, and those on their way to it from another machine."""
-    return len(sequences.queue) + (0 if sequences.exchange is None else sequences.exchange.coming)
+    """Requests in the queue, and those on their way to it from another machine, of whom it need not have read."""
+    exchange = sequences.exchange
+    return len(sequences.queue) + (0 if exchange is None else exchange.coming + exchange.n_unread)
 
 
 def take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:
