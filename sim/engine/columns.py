@@ -483,7 +483,7 @@ class Columns:
 
         A sequence that decodes in two rounds of its lane, one after the other, sees the time between their ends; one that
         joins sees the time since its latest token. Tokens that a speculative round emits together count as one arrival, and
-        so do those that `stream` sends together.
+        so do those that `stream` sends together. Tokens that a retry has discarded do not count.
         """
         parts = list(self.itl_blocks())
         if not parts:
@@ -492,7 +492,8 @@ class Columns:
 
     def itl_blocks(self, max_rounds: int = 1 << 18) -> Iterator[tuple[IntArray, IntArray]]:
         """The same in pieces of about *max_rounds* rounds."""
-        if self.stream.interval > 1:
+        # By lane nobody can tell whose tokens a retry has discarded.
+        if self.stream.interval > 1 or self.meta.get("fleet", {}).get("discarded_tokens"):
             yield from streamed_gaps(self.replicas, self.requests, self.stream)
             return
         for replica in self.replicas:
