@@ -192,7 +192,9 @@ class Tenant:
                 raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
             if loading is not None:
                 plan = _with_loads(self, loading, lane, plan, growth_of_all)
-            decode, run, preempt, hold, _, reject, _, view.memo, undone, order, shorten = plan
+            decode, run, preempt, hold, _, reject, _, view.memo, undone, order, shorten, looks = plan
+            if looks is not None:
+                self._kv.use(looks)
             stepping_on: Mapping[int, Ended] = _NOBODY
             if unknown:
                 plan, stepping_on = as_known(lane, self._queue_view, plan)
