@@ -33,6 +33,17 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file of a results folder; OutputError where it is damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise OutputError(f"{path} is damaged ({error}); run again what wrote it") from None
+    if not isinstance(found, dict):
+        raise OutputError(f"{path} is damaged (it holds no object); run again what wrote it")
+    return found
+
+
 @contextlib.contextmanager
 def staging(folder: str | os.PathLike[str], *, files: Sequence[str] = (*FILES, *SOMETIMES)) -> Iterator[Path]:
     """A hidden scratch folder beside *folder* that takes its place when the block ends well, and vanishes otherwise.

@@ -59,7 +59,7 @@ def placed_groups(path: str | os.PathLike[str]) -> list[PlacedGroup]:
         found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ScenarioError(f"cannot read the placement {file}: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ScenarioError(f"{file} is not a placement: {error}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ScenarioError(f"{file} is not a placement of this version; write one with rooftrace place --out")

@@ -210,7 +210,7 @@ def _load(given: Any) -> Scenario | SweepResult | Result:
         return Scenario.load(path)
     try:
         kind = json.loads((path / "manifest.json").read_text(encoding="utf-8")).get("format")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, RecursionError, AttributeError):
         kind = None
     return SweepResult(path) if kind == FORMAT else Result.load(path)
 

@@ -43,7 +43,7 @@ class SweepResult:
         self.folder = Path(folder)
         try:
             self.manifest: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             raise OutputError(f"{folder} is not the folder of a sweep: it has no readable manifest.json") from None
         if self.manifest.get("format") != FORMAT:
             raise OutputError(f"{folder} is not the folder of a sweep: its manifest says {self.manifest.get('format')}")
@@ -330,7 +330,7 @@ def _open(out: Path) -> Path:
 def _format_of(folder: Path) -> str | None:
     try:
         found = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found.get("format") if isinstance(found, dict) else None
 

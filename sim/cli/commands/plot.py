@@ -34,7 +34,7 @@ def plot(
 
     try:
         kind = json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("format")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, RecursionError, AttributeError):
         if not folder.exists():
             raise OutputError(f"{folder} does not exist; give the folder of a run or a sweep") from None
         raise OutputError(f"{folder} is not the folder of a run or a sweep: it has no readable manifest.json") from None
