@@ -184,8 +184,6 @@ def _json(text: str) -> Any:
         return json.loads(text, object_pairs_hook=mapping)
     except json.JSONDecodeError:
         raise
-    except RecursionError:
-        raise Unreadable("its lists and objects are nested too deeply") from None
     except ValueError as error:
         # A number of thousands of digits.
         raise Unreadable(f"it holds a number that cannot be one: {error}") from None
