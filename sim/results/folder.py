@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import OutputError
+from workloads.write import write_whole
 
 FILES = (
     "summary.json",
@@ -30,7 +31,7 @@ _MARK = "manifest.json"
 
 def write_json(path: Path, value: Any) -> None:
     """Write *value* as indented JSON with a newline at the end; NaN is refused."""
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sim.metrics as metrics
+from workloads.write import open_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,13 +82,16 @@ def write_parquet(tables: Iterable[pa.Table], path: Path) -> None:
     first = next(tables)
     packed = [field.name for field in first.schema if pa.types.is_integer(field.type)]
     texts = [field.name for field in first.schema if pa.types.is_string(field.type)]
-    with pq.ParquetWriter(
-        path,
-        first.schema,
-        compression="none",
-        use_dictionary=texts,  # type: ignore[arg-type]  # the stubs know only bool
-        column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
-    ) as writer:
+    with (
+        open_whole(path, binary=True) as file,
+        pq.ParquetWriter(
+            file,
+            first.schema,
+            compression="none",
+            use_dictionary=texts,  # type: ignore[arg-type]  # the stubs know only bool
+            column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
+        ) as writer,
+    ):
         for table in itertools.chain([first], tables):
             writer.write_table(table)
 

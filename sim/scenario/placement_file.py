@@ -11,6 +11,7 @@ from typing import Any
 
 from policies.placement import Group, Placement
 from sim.errors import OutputError, ScenarioError
+from workloads.write import write_whole
 
 FORMAT = "rooftrace-placement-1"
 
@@ -31,16 +32,10 @@ def save_placement(
                 "models": [names[model] for model in group.models],
             }
         )
-    file = Path(path)
-    part = file.with_name(f".{file.name}.part")
     try:
-        part.write_text(
-            json.dumps({"format": FORMAT, "groups": groups, "about": dict(about or {})}, indent=1) + "\n",
-            encoding="utf-8",
-        )
-        os.replace(part, file)
+        write_whole(path, json.dumps({"format": FORMAT, "groups": groups, "about": dict(about or {})}, indent=1) + "\n")
     except OSError as error:
-        raise OutputError(f"cannot write the placement {file}: {error.strerror}") from error
+        raise OutputError(f"cannot write the placement {path}: {error.strerror}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

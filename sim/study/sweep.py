@@ -24,6 +24,7 @@ from sim.study.statistics import LEVEL
 from sim.study.store import Store
 from sim.study.table import HALF_WIDTH, RunIndex, read_failures, write_tables
 from sim.text import seconds_text
+from workloads.write import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -343,7 +344,4 @@ def _provenance(sweep: Sweep) -> dict[str, Any]:
 
 
 def _write_manifest(out: Path, manifest: Mapping[str, Any]) -> None:
-    scratch = out / f".manifest.{os.getpid()}"
-    text = json.dumps(manifest, indent=2, ensure_ascii=False, default=str)
-    scratch.write_text(text + "\n", encoding="utf-8")
-    os.replace(scratch, out / "manifest.json")
+    write_whole(out / "manifest.json", json.dumps(manifest, indent=2, ensure_ascii=False, default=str) + "\n")

@@ -53,8 +53,8 @@ def plot(
     target = out if out is not None else folder.resolve().with_name(f"{folder.resolve().name}-plots")
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for name, figure in figures.items():
-            for path in plots.save(figure, target / name):
-                typer.echo(str(path))
+        written = [path for name, figure in figures.items() for path in plots.save(figure, target / name)]
     except OSError as error:
         raise OutputError(f"cannot write pictures into {target}: {error.strerror}; choose another --out") from None
+    for path in written:
+        typer.echo(str(path))
