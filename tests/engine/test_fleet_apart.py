@@ -38,7 +38,7 @@ ONE = ReplicaSpec(cost=Linear(fixed_s=1e-3), scheduler=EvictNewest(Sarathi()), k
 def pools(
     *outages: Outage, rule: Any = "resume", trace: Trace | None = None, first_token: Any = "arrival", room: Any = "after_prefill",
     scaling: tuple[Scaling | None, Scaling | None] = (None, None), spec: ReplicaSpec = ONE, shared: Any = "sender",
-    local_tokens: int = 0, **fleet: Any,
+    local_tokens: int = 0, layers: int = 1, **fleet: Any,
 ) -> Experiment:  # fmt: skip
     """Two machines that prefill and two that decode."""
     return Experiment(
@@ -48,7 +48,7 @@ def pools(
         handover=HandoverSpec(
             roles=("prefill", "prefill", "decode", "decode"),
             pools=(0, 0, 1, 1),
-            paths={(0, 1): KvPath(link=LinkSpec(1e6), bytes_per_token=1000.0, shared=shared)},
+            paths={(0, 1): KvPath(link=LinkSpec(1e6), bytes_per_token=1000.0, shared=shared, layers=layers)},
             router=RoundRobin(),
             first_token=first_token,
             room=room,
@@ -101,6 +101,21 @@ def test_where_nothing_happens_the_times_are_those_of_pools_without_a_fleet() ->
     plain = run(replace(pools(), fleet=None)).requests
     for name, column in plain.items():
         np.testing.assert_array_equal(found.requests[name], column, err_msg=name)
+
+
+def test_what_goes_to_a_machine_that_was_chosen_late_is_sent_whole() -> None:
+    """Its decode machine fails at 0.5 ms, while the prompt is computed: another is chosen when that is done, and knows of no layer
+    before."""
+    for machine, sent_ns, takes_ns in ((1, MS // 4 + 1, 20 * MS), (DECODE, MS + 3, 20 * MS)):
+        found = run(pools(fails(machine, 0.5), room="before_prefill", layers=4), check_invariants=True).requests
+        assert found["landed_ns"][0] == sent_ns + takes_ns
+
+
+def test_a_prompt_of_just_so_many_tokens_needs_no_machine_that_prefills() -> None:
+    for prompt, status in ((20, FINISHED), (21, UNFINISHED)):
+        trace = Trace(arrival_ns=[MS], prompt_tokens=[prompt], output_tokens=[4])
+        found = run(pools(fails(0, 0.1), fails(1, 0.1), trace=trace, local_tokens=20))
+        assert found.requests["status"].tolist() == [status]
 
 
 @pytest.mark.parametrize("rule", ["resume", "retry", "lose"])
