@@ -433,8 +433,8 @@ MUTATIONS = [
         SGLANG,
         (
             "a memo outlives a pause",
-            "            lane.view.memo = None\n            return self.begin",
-            "            return self.begin",
+            "                lane.view.memo = None\n                if self._ahead",
+            "                if self._ahead",
         ),
         (
             "decode steps are not counted for policies",
