@@ -547,20 +547,27 @@ def _with_loads(tenant: Tenant, loading: Loading, lane: Lane, plan: Plan, growth
                 held_back += kv.held(cached + tokens) - kv.held(cached)
         # Who gives way has not given its memory back yet.
         started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
-        if not started:
-            if not tenant._in_turn and (loading.in_flight or sequences.brought.at_hand or sequences.awaits()):
-                fits = loading.that_fit(plan.run, held_back)
-                return plan if len(fits) == len(plan.run) else plan._replace(run=fits, hold=1)
-            break
-        if started < 0:
-            return plan._replace(run=loading.before_the_first(plan.run), hold=1, through_arrivals=False)
-        view.waiting = tenant._queue_view if tenant._queue_view else ()
-        view.free_blocks = kv.free
-        answer = tenant._plan(view)
-        if not isinstance(answer, Plan):
-            raise PolicyError(f"{tenant.spec.scheduler!r} answered {answer!r}; expected a policies.view.Plan")
-        plan = answer
+        if started > 0:
+            view.waiting = tenant._queue_view if tenant._queue_view else ()
+            view.free_blocks = kv.free
+            plan = _asked(tenant, view)
+            continue
+        run = loading.before_the_first(plan.run) if started < 0 else plan.run
+        if not tenant._in_turn and (loading.in_flight or sequences.brought.at_hand or sequences.awaits()):
+            run = loading.that_fit(run, held_back)
+        if run or plan.decode or not view.n_decoding:
+            return plan if run == plan.run else plan._replace(run=run, hold=1, through_arrivals=False)
+        # It put off the decodes for the sake of prompts that have to wait.
+        view.waiting = ()
+        return _asked(tenant, view)._replace(hold=1, through_arrivals=False)
     return plan
+
+
+def _asked(tenant: Tenant, view: ReplicaView) -> Plan:
+    answer = tenant._plan(view)
+    if not isinstance(answer, Plan):
+        raise PolicyError(f"{tenant.spec.scheduler!r} answered {answer!r}; expected a policies.view.Plan")
+    return answer
 
 
 def _may_learn(loading: Loading, ticks: int) -> bool:
