@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ABSENT_IS_NULL = (
-    *("scheduled_ns", "first_token_ns", "finish_ns", "replica"),
+    *("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "replica"),
     *("prefill_replica", "prefilled_ns", "room_ns", "sent_ns", "landed_ns", "joined_ns"),
 )
 _WIDE = ("start_ns", "duration_ns", "kv_tokens")  # iteration columns that need more than 32 bits

@@ -192,7 +192,7 @@ class Session:
         self.run.trace().to_csv(folder / "arrivals.csv")
         (folder / "replay.yaml").write_text(_replay(setup), encoding="utf-8")
         manifest["notes"] = [*manifest["notes"], *_otherwise(setup, folder / "replay.yaml")]
-        result = Result(columns, manifest=manifest, slo=setup.built.slo).kept()
+        result = Result(columns, manifest=manifest, slo=setup.built.slo).or_whole().kept()
         result.write(folder)
         return result
 
