@@ -11,6 +11,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -57,24 +58,42 @@ def run(experiment: Experiment, *, fast_forward: bool = True, check_invariants: 
     invariants that docs/architecture.md names are checked at every event, slower still; `InvariantError` names the broken one.
     """
     began = time.perf_counter()
-    with _few_collections():
+    with _COLLECTIONS.few():
         cluster = _Cluster(experiment, fast_forward, check_invariants)
         columns = cluster.run()
     columns.meta["wall_s"] = time.perf_counter() - began
     return columns
 
 
-@contextmanager
-def _few_collections() -> Generator[None]:
-    """Python looks for cycles less often: what a run keeps is in use, and with a prefix cache that is so much that a tenth of the
-    time went into looking through it."""
-    before = gc.get_threshold()
-    if before[0]:
-        gc.set_threshold(max(before[0], _NEW_OBJECTS), *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
+class _Collections:
+    """How often Python looks for cycles, which belongs to the process: the first of several runs in threads changes it, and the last
+    that ends leaves it as it was."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._runs = 0
+        self._before = gc.get_threshold()
+
+    @contextmanager
+    def few(self) -> Generator[None]:
+        """Fewer looks: what a run keeps is in use, and with a prefix cache that is so much that a tenth of the time went into looking
+        through it."""
+        with self._lock:
+            self._runs += 1
+            if self._runs == 1:
+                self._before = gc.get_threshold()
+                if self._before[0]:
+                    gc.set_threshold(max(self._before[0], _NEW_OBJECTS), *self._before[1:])
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._runs -= 1
+                if not self._runs:
+                    gc.set_threshold(*self._before)
+
+
+_COLLECTIONS = _Collections()
 
 
 def _as_array(column: IntArray) -> array[int]:
