@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from hwmodels.reach import Window
 from hwmodels.totals import Totals, pairs_within, seen
 from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, admits_in_turn, looks_itself, pads_to, plan_of
 from sim.engine.ahead import as_known
@@ -95,7 +96,7 @@ class Tenant:
         # object: what a policy of somebody else's answers is looked at before it is believed.
         self._plan: Callable[[ReplicaView], object] = plan_of(spec.scheduler)
         self._pads_to = pads_to(spec.scheduler)
-        self._window = spec.cost.window_tokens
+        self._window: Window = spec.cost.window_tokens
         self._kv = sequences.kv
         self._queue = sequences.queue
         self._ahead = sequences.ahead
