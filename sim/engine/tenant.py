@@ -61,6 +61,8 @@ class InCommon(NamedTuple):
     outside: Outside
     seed: int
     fast_forward: bool
+    prices: dict[int, Prices]
+    """Of replicas that one `ReplicaSpec` describes, by its identity: what their iterations take, worked out once for all."""
     stores: SharedStores | None = None
     """What machines read of each other's KV."""
 
@@ -76,17 +78,20 @@ class Tenant:
         rank, whose steps its machine takes together with others, and ends (`launch`); *part*: what the machine has to do with
         handing over."""
         state = common.state
+        self._is_rank = prices is not None
         self.number = number
         self.spec = spec
         self.recorder = Recorder()
         self.sequences = sequences = Sequences(spec, state, common.outside, self.recorder, alone=alone, part=part)
         self._exchange = sequences.exchange
         self.n_in_flight = 0
-        self.prices = prices or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
+        if prices is None:
+            prices = common.prices.get(id(spec)) or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
+            common.prices[id(spec)] = prices
+        self.prices = prices
         self.state = state
         self.stages = stages
         self.alone = alone
-        self._is_rank = prices is not None
         self.prompts_wait = False
         """Of a rank: no prompt is shown to the scheduler, whoever waits."""
         self._by_step = self._is_rank or not alone
