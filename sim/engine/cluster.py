@@ -225,12 +225,13 @@ class _Cluster:
             self._state.carried = array("q", bytes(8 * n))
         self._clock = Clock()
         self._machines: list[Machine] = []
-        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, _stores(specs))
+        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, _stores(specs))
+        first = 0
         for index, spec in enumerate(specs):
-            first = sum(len(machine.tenants) for machine in self._machines)
             steps = experiment.handover is not None and _trees_of_ranks(spec)
             its_own = common._replace(fast_forward=False) if steps else common
             self._machines.append(machine_of(its_own, index, spec, first, experiment.part_of(index)))
+            first += len(self._machines[-1].tenants)
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
         self._only = self._machines[0] if alone else None
