@@ -25,7 +25,14 @@ def test_a_request_more_is_kept_in_every_column_that_the_run_has(allows: bool, m
         return array("q", [value])
 
     state = RequestState(
-        one(1), one(2), one(3), one(0) if models else None, None, True, one(4) if classes else None, one(9) if allows else None
+        one(1),
+        one(2),
+        one(3),
+        one(0) if models else None,
+        None,
+        True,
+        one(4) if classes else None,
+        one(9) if allows else None,
     )
     state.add(100, 7, 99, 5, model=2, priority=6)
     assert (list(state.prompt), list(state.output), list(state.left)) == ([1, 100], [2, 7], [2, 7])

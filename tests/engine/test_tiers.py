@@ -193,8 +193,8 @@ def test_decodes_go_on_while_a_prompt_waits_for_memory_beside_a_load() -> None:
     assert columns.itl()[0].max() <= 3 * S
 
 
-# In the first a plan of Orca, which counts on memory that a load has just taken, admits nobody with a load; in the second SGLang puts
-# decodes off for prompts whose loads wait for the one whose KV has come, which it does not admit beside them.
+# In the first a plan of Orca, which counts on memory that a load has just taken, admits nobody with a load; in the second SGLang
+# puts decodes off for prompts whose loads wait for the one whose KV has come, which it does not admit beside them.
 @pytest.mark.parametrize("seed", [12_791, 13_439])
 def test_a_plan_that_has_to_wait_for_loads_is_no_error(seed: int) -> None:
     assert_spans_equal_stepping(range(seed, seed + 1))
