@@ -245,6 +245,33 @@ def test_of_peers_the_one_with_most_is_read_and_never_oneself() -> None:
     assert own.requests["peer_hit_tokens"].tolist() == [0, 0, 0, 0, 0]
 
 
+def test_what_host_memory_that_others_read_gives_up_goes_to_the_disk() -> None:
+    # On the first of two machines B gives up A's blocks in a host memory of three, which go to its disk.
+    tiers = (
+        replace(HOST, capacity_bytes=3000, latency_s=0.0),
+        TierSpec(kind="disk", capacity_bytes=10_000, read_bytes_per_s=1000.0, write="eviction"),
+        TierSpec(kind="peer", read_bytes_per_s=1000.0),
+    )
+    trace = a_trace((0, 9, 1, A), (10, 1, 1, []), (20, 13, 1, B), (30, 1, 1, []), (60, 9, 1, A))
+    columns = served(trace, *tiers, machines=2)
+    assert columns.requests["disk_hit_tokens"].tolist() == [0, 0, 0, 0, 8]
+    assert columns.meta["tiers"]["disk"]["stores"] == 1
+
+
+# On the first of two machines a sequence gives way at 22 s and takes the place of A's second block in host memory, as others see a
+# nanosecond later. The second machine asks for A.
+@pytest.mark.parametrize(("asks_s", "found"), [(22.0, 8), (22.5, 4)])
+def test_a_sequence_may_be_moved_to_host_memory_that_others_read(asks_s: float, found: int) -> None:
+    peer = TierSpec(kind="peer", read_bytes_per_s=1000.0)
+    host = replace(HOST, latency_s=0.0, capacity_bytes=2000)
+    trace = a_trace((0, 9, 1, A), (0, 1, 1, []), (20, 3, 10, []), (20, 1, 1, []), (20, 3, 10, []), (asks_s, 9, 1, A))
+    both = Vllm(max_num_batched_tokens=64, max_num_seqs=2, async_scheduling=False, scheduler_reserve_full_isl=False)
+    columns = served(trace, host, peer, scheduler=both, kv_blocks=3, swaps=True, machines=2)
+    assert columns.requests["replica"].tolist() == [0, 1, 0, 1, 0, 1]
+    assert columns.requests["swap_hit_tokens"].tolist() == [0, 0, 0, 0, 4, 0]
+    assert columns.requests["peer_hit_tokens"].tolist() == [0, 0, 0, 0, 0, found]
+
+
 def test_a_remote_store_is_read_by_all_machines_and_a_peer_by_others() -> None:
     # Requests go to two machines in turn: the second asks for what the first has computed.
     trace = a_trace((0, 9, 1, A), (10, 9, 1, A))
@@ -466,6 +493,16 @@ def test_a_store_that_loses_a_block_is_caught(monkeypatch: pytest.MonkeyPatch) -
         ({"tiers": (HOST,), "prefix_cache": None}, "tiers keep what a prefix cache gives up, and there is none"),
         ({"tiers": (HOST, HOST)}, "one tier of kind host at most"),
         ({"tiers": (TierSpec(kind="peer", read_bytes_per_s=1.0),)}, "there is no tier of kind host"),
+        (
+            {
+                "tiers": (
+                    HOST,
+                    TierSpec(kind="remote", capacity_bytes=9, read_bytes_per_s=1.0),
+                    TierSpec(kind="disk", capacity_bytes=9, read_bytes_per_s=1.0, write="eviction"),
+                )
+            },
+            "the disk tier would take what a remote tier gives up, which is no machine's own",
+        ),
         ({"swaps": True}, "swapped to a tier of kind host, and there is none"),
         ({"tiers": (HOST,), "block_bytes": 0}, "block_bytes is at least 1"),
     ],
