@@ -369,8 +369,8 @@ def test_the_mooncake_trace_one_at_a_time_is_the_plain_count() -> None:
     assert share == {1_000: 0.045, 10_000: 0.215, 50_000: 0.356, 10_000_000: 0.366}
 
 
-# Three sequences of two full blocks and a third, the last of which begins as the others or by itself. With the step at 4 s each takes
-# another block, and none is free: the last one frees one block or three.
+# Three sequences of two full blocks and a third, the last of which begins as the others or by itself. With the step at 4 s each
+# takes another block, and none is free: the last one frees one block or three.
 @pytest.mark.parametrize("cache", ["blocks", "tree"])
 @pytest.mark.parametrize(("ids", "blocks", "preempted"), [([1, 2], 5, (2, 1)), ([11, 12], 7, (2,))])
 def test_blocks_that_others_hold_do_not_come_free_with_a_sequence(
