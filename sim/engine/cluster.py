@@ -65,8 +65,8 @@ def run(experiment: Experiment, *, fast_forward: bool = True, check_invariants: 
 
 
 class _Collections:
-    """How often Python looks for cycles, which belongs to the process: the first of several runs in threads changes it, and the last
-    that ends leaves it as it was."""
+    """How often Python looks for cycles, which belongs to the process: the first of several runs in threads changes it, and the
+    last that ends leaves it as it was."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -75,8 +75,8 @@ class _Collections:
 
     @contextmanager
     def few(self) -> Generator[None]:
-        """Fewer looks: what a run keeps is in use, and with a prefix cache that is so much that a tenth of the time went into looking
-        through it."""
+        """Fewer looks: what a run keeps is in use, and with a prefix cache that is so much that a tenth of the time went into
+        looking through it."""
         with self._lock:
             self._runs += 1
             if self._runs == 1:

@@ -19,8 +19,8 @@ def first_arrival_ns(requests: Mapping[str, NDArray[Any]]) -> int:
 
 
 def span_ns(requests: Mapping[str, NDArray[Any]], last_iteration_end_ns: int) -> tuple[int, int]:
-    """From when to when a run lasts, and is paid: the first arrival, and the last finish or end of an iteration (-1: there is none),
-    whichever is later. Both are the same instant where nothing ran."""
+    """From when to when a run lasts, and is paid: the first arrival, and the last finish or end of an iteration (-1: there is
+    none), whichever is later. Both are the same instant where nothing ran."""
     begin_ns = first_arrival_ns(requests)
     return begin_ns, max(begin_ns, last_iteration_end_ns, int(requests["finish_ns"].max()))
 

@@ -180,8 +180,8 @@ def test_requests_that_were_never_sent_are_no_reason_to_call_a_queue_growing():
     ],
 )
 def test_what_comes_at_the_first_instant_is_of_the_window_before(from_s, to_s, finished, first_tokens, emitted):
-    """Requests finish at 3, 5, 7, 9 and 13 s with first tokens at 1, 3, 5, 7 and 11 s, of prompts of 100 tokens; n - 1 tokens come at
-    n s. Arrivals at both instants are of the window."""
+    """Requests finish at 3, 5, 7, 9 and 13 s with first tokens at 1, 3, 5, 7 and 11 s, of prompts of 100 tokens; n - 1 tokens come
+    at n s. Arrivals at both instants are of the window."""
     window = {"rule": "arrivals", "from_s": from_s, "to_s": to_s}
     found = metrics.summary(by_hand(), slo={"e2el_s": 3.0}, window=window)
     span_s = to_s - from_s
