@@ -220,6 +220,10 @@ def test_of_several_models_the_perfect_policy_knows_the_arrivals_of_its_own() ->
     assert [_known_arrivals_s(one, pool, pools, trace) for pool in pools] == [[0.0, 2.0, 3.0], [1.0]]
     both = [*pools, PoolOf(name="c", serves=("z",), scenarios=(one,))]
     assert [_known_arrivals_s(one, pool, both, trace) for pool in both] == [None, [1.0], None]
+    # A machine that does both stages may take what one that prefills, or decodes, would.
+    parts = [PoolOf(name=role, serves=("x",), scenarios=(one,), role=role) for role in ("prefill", "decode", "both")]
+    assert [_known_arrivals_s(one, pool, parts[:2], trace) for pool in parts[:2]] == [[0.0, 3.0]] * 2
+    assert [_known_arrivals_s(one, pool, parts, trace) for pool in parts] == [None] * 3
 
 
 def test_a_summary_says_what_machines_did_and_weighs_by_it(tmp_path: Path) -> None:

@@ -80,9 +80,9 @@ def _scaling(
         arrival_s = _known_arrivals_s(scenario, pool, pools, workload)
         if arrival_s is None:
             raise ScenarioError(
-                f"{prefix}.policy: perfect knows when requests of a trace arrive that no other pool can serve; closed-loop "
-                "clients have no such times, and where several pools serve a model, or short prompts skip those that prefill, the router says "
-                "which gets a request; choose another policy"
+                f"{prefix}.policy: perfect knows when requests of a trace arrive that no other pool can serve; "
+                "closed-loop clients have no such times, and where several pools serve a model, or short prompts skip those that "
+                "prefill, the router says which gets a request; choose another policy"
             )
         policy = policy.told(arrival_s, sum(seconds for _, seconds in phases))
     if isinstance(policy, (Schedule, Perfect)):
