@@ -87,7 +87,9 @@ def _faults(mapping: dict[str, Any], folder: Path, invariants: bool) -> Iterator
             yield f"{name}: {_in_a_line(error)}"
         # How many events there were is what spans save. Power and shares are the mean of a span's first and last iteration.
         for names, within in ((_OF_SPANS, 0.01), (other.meta.keys() - {"wall_s", "events", *_OF_SPANS}, 1e-9)):
-            one, two = ({key: meta[key] for key in names if key in other.meta} for meta in (result.columns.meta, other.meta))
+            one, two = (
+                {key: meta[key] for key in names if key in other.meta} for meta in (result.columns.meta, other.meta)
+            )
             yield from (f"{name}: {each}" for each in differences(one, two, "meta.", within=within))
 
 
@@ -236,7 +238,10 @@ def main(first: int, last: int, *, shrink: bool = True) -> int:
                 seen[kind] += 1
                 print(f"seed {seed}: " + "\n    ".join(found[:6]), flush=True)
                 if shrink and seen[kind] == 1:
-                    print(yaml.safe_dump(shrunk(mapping, folder, invariants=invariants), default_flow_style=None), flush=True)
+                    print(
+                        yaml.safe_dump(shrunk(mapping, folder, invariants=invariants), default_flow_style=None),
+                        flush=True,
+                    )
     print(f"{last - first} drawn, {failed} failed, {refused.total()} refused")
     for what in (seen, refused):
         for text, n in what.most_common():

@@ -45,6 +45,11 @@ _LONGEST = 60
 """Output tokens, of all workloads."""
 
 
+def _some(rng: Random, often: float, /, **values: list[Any]) -> Mapping:
+    """Some of these settings, each with this probability, and a value of each."""
+    return {key: rng.choice(choices) for key, choices in values.items() if rng.random() < often}
+
+
 def write_files(folder: Path) -> None:
     """Write the files that scenarios of `draw` name into *folder*: the same for every scenario."""
     for number in range(TRACES):
@@ -56,7 +61,10 @@ def write_files(folder: Path) -> None:
     (folder / "rates.csv").write_text("start_s,rate_per_s\n0,40\n1,5\n2,80\n3,0\n")
     rows = [f"{i},{r},{rng.randrange(4)}" for i in range(5) for r in range(4 * _LONGEST)]
     (folder / "accepted.csv").write_text("request,round,accepted\n" + "\n".join(rows) + "\n")
-    groups = [{"inter_op": 1, "intra_op": 1, "models": list(_DENSE)}, {"inter_op": 2, "intra_op": 1, "models": [_DENSE[0]]}]
+    groups = [
+        {"inter_op": 1, "intra_op": 1, "models": list(_DENSE)},
+        {"inter_op": 2, "intra_op": 1, "models": [_DENSE[0]]},
+    ]
     (folder / "placement.json").write_text(json.dumps({"format": "rooftrace-placement-1", "groups": groups}))
     _write_servegen(folder)
 
@@ -113,7 +121,9 @@ def _mooncake(rng: Random) -> list[Mapping]:
         group, shared, own = 100 * rng.randrange(3), rng.randrange(3), rng.randrange(1, 3)
         ids = [*range(group, group + shared), *range(10_000 + 10 * i, 10_000 + 10 * i + own)]
         prompt = 512 * len(ids) - rng.randrange(512)
-        rows.append({"timestamp": 25 * i, "input_length": prompt, "output_length": rng.randrange(1, 40), "hash_ids": ids})
+        rows.append(
+            {"timestamp": 25 * i, "input_length": prompt, "output_length": rng.randrange(1, 40), "hash_ids": ids}
+        )
     return rows
 
 
@@ -125,7 +135,13 @@ def _sessions(rng: Random) -> list[Mapping]:
             tokens += rng.randrange(10, 150)
             ids = [1000 * session + i for i in range(-(-tokens // 64))]
             output = rng.randrange(1, 50)
-            row = {"session_id": session, "agent": 0, "request": turn, "timestamp": 900 * turn, "delay": rng.randrange(0, 900)}
+            row = {
+                "session_id": session,
+                "agent": 0,
+                "request": turn,
+                "timestamp": 900 * turn,
+                "delay": rng.randrange(0, 900),
+            }
             rows.append({**row, "input_length": tokens, "output_length": output, "hash_ids": ids})
             tokens += output
     return rows
@@ -269,16 +285,10 @@ class _Around:
         found["pools"] = self._spread(found, pools)
         found["links"] = links
         handover: Mapping = {"room": room, "router": self._router(asked="handover")}
-        if rng.random() < 0.5:
-            handover["like"] = rng.choice(["vllm", "sglang", "trtllm", "dynamo", "splitwise"])
-        for key, values in (
-            ("first_token", ["prefill", "arrival", "decode"]),
-            ("local_prefill_tokens", [0, 40, 200]),
-            ("headroom_tokens", [0, 16, 100]),
-            ("repack", [True, False]),
-        ):
-            if rng.random() < 0.4:
-                handover[key] = rng.choice(values)
+        handover |= _some(
+            rng, 0.4, like=["vllm", "sglang", "trtllm", "dynamo", "splitwise"], first_token=["prefill", "arrival", "decode"],
+            local_prefill_tokens=[0, 40, 200], headroom_tokens=[0, 16, 100], repack=[True, False],
+        )  # fmt: skip
         if rng.random() < 0.3:
             del handover["router"]
         found["handover"] = handover
@@ -304,15 +314,10 @@ class _Around:
 
     def _link(self, room: str) -> Mapping:
         rng = self.rng
-        found: Mapping = {}
-        if rng.random() < 0.3:
-            found["connector"] = rng.choice(["mooncake_vllm", "mooncake_sglang"])
-        if rng.random() < 0.6:
-            found["bandwidth_gb_per_s"] = rng.choice([0.05, 0.5, 5, 50])
-        if rng.random() < 0.4:
-            found["latency_s"] = rng.choice([0.0, 0.0005, 0.02])
-        if rng.random() < 0.4:
-            found["concurrent_transfers"] = rng.choice([1, 2, 5])
+        found = _some(
+            rng, 0.4, connector=["mooncake_vllm", "mooncake_sglang"], bandwidth_gb_per_s=[0.05, 0.5, 5, 50],
+            latency_s=[0.0, 0.0005, 0.02], concurrent_transfers=[1, 2, 5],
+        )  # fmt: skip
         found["shared"] = rng.choice(["sender", "receiver", "pair", "pools"])
         if room == "before_prefill" and rng.random() < 0.5:
             found["sent"] = "layers"
@@ -331,7 +336,9 @@ class _Around:
 
     # A machine.
 
-    def _machine(self, model: _Model, classes: Mapping, *, shared: bool = False, hardware: str | None = None) -> Mapping:
+    def _machine(
+        self, model: _Model, classes: Mapping, *, shared: bool = False, hardware: str | None = None
+    ) -> Mapping:
         rng = self.rng
         devices = [name for name in model.hardware if self.stack != "trtllm" or name not in ("mi300x", "tpu-v5e")]
         found: Mapping = {"model": model.name, "hardware": hardware or rng.choice(devices)}
@@ -356,14 +363,19 @@ class _Around:
             if rng.random() < 0.5:
                 found["rank_router"] = self._router(asked="ranks")
             if rng.random() < 0.3:
-                found["prompt_balance"] = {"timeout_iters": rng.choice([1, 5, 50]), "batching_wait_iters": rng.choice([0, 3])}
+                found["prompt_balance"] = {
+                    "timeout_iters": rng.choice([1, 5, 50]),
+                    "batching_wait_iters": rng.choice([0, 3]),
+                }
         if model.ranks and rng.random() < 0.4:
             found["experts"] = self._experts(model, ranks, parallel.get("expert", 1))
         if rng.random() < 0.1 and not model.ranks and not found["hardware"].startswith(("v100", "tpu", "a1")):
             found["precision"] = rng.choice(["fp8", "int4"])
         if rng.random() < 0.1 and not found["hardware"].startswith("v100"):
             found["kv_precision"] = "fp8"
-        graphs = not self.roofline and self.stack in ("vllm", "sglang", "trtllm") and not found["hardware"].startswith("tpu")
+        graphs = (
+            not self.roofline and self.stack in ("vllm", "sglang", "trtllm") and not found["hardware"].startswith("tpu")
+        )
         if graphs and rng.random() < 0.15:
             found["cuda_graphs"] = rng.choice([{"largest": 16}, {"sizes": [1, 4, 16, 64]}, {"eager": True}])
         memory = self._memory(shared)
@@ -371,7 +383,9 @@ class _Around:
         decodes = not shared and rng.random() < 0.3
         if decodes:
             found["decoding"] = self._decoding(model, ranks, parallel)
-        found["scheduler"] = self._scheduler(classes, memory, pipelined or shared, bool(decodes), found.get("decoding", {}))
+        found["scheduler"] = self._scheduler(
+            classes, memory, pipelined or shared, bool(decodes), found.get("decoding", {})
+        )
         return found
 
     def _experts(self, model: _Model, ranks: int, groups: int) -> Mapping:
@@ -400,9 +414,12 @@ class _Around:
         if rng.random() < 0.75:
             tokens = load.longest * rng.choice([0.7, 1.2, 1.6, 2.5, 4, 10])
             found["kv_blocks"] = int(tokens) // block + 3
-        elif rng.random() < 0.2:
-            # Further shares are the stacks' own.
-            found["reserve_bytes"] = 1e9
+        else:
+            share = {"sglang": "mem_fraction_static", "trtllm": "free_gpu_memory_fraction"}
+            name = "gpu_memory_utilization" if self.roofline else share.get(self.stack, "gpu_memory_utilization")
+            found |= _some(rng, 0.2, **{name: [0.88, 0.95]}, reserve_bytes=[1e9])
+            if self.stack == "vllm" and not self.roofline:
+                found |= _some(rng, 0.1, release=["0.19", "0.11"])
         caches = rng.random() < 0.7
         if rng.random() < 0.4:
             found["prefix_caching"] = caches
@@ -432,18 +449,18 @@ class _Around:
             if kind != "peer":
                 tier["gib"] = 2.0 if kind == "remote" else rng.choice([0.15, 0.3, 1, 8])
             tier["read_gb_per_s"] = rng.choice([0.2, 2, 30])
-            if kind != "peer" and rng.random() < 0.3:
-                tier["write_gb_per_s"] = rng.choice([0.1, 10])
-            if rng.random() < 0.3:
-                tier["latency_ms"] = rng.choice([0, 0.3, 5])
+            if kind != "peer":
+                tier |= _some(rng, 0.3, write_gb_per_s=[0.1, 10])
+            tier |= _some(
+                rng,
+                0.3,
+                latency_ms=[0, 0.3, 5],
+                min_load_tokens=[0, 32, 200],
+                skip_when_slower=[True],
+                concurrent_transfers=[1, 3],
+            )
             if kind in ("host", "disk") and "peer" not in kinds and i == kinds.index(kind) and rng.random() < 0.25:
                 tier["write"] = "eviction"
-            if rng.random() < 0.3:
-                tier["min_load_tokens"] = rng.choice([0, 32, 200])
-            if rng.random() < 0.3:
-                tier["skip_when_slower"] = True
-            if rng.random() < 0.3:
-                tier["concurrent_transfers"] = rng.choice([1, 3])
             if kind != "host" and "host" in kinds and rng.random() < 0.4:
                 tier["staged"] = True
             if kind == "remote" and rng.random() < 0.3:
@@ -461,6 +478,7 @@ class _Around:
             ways: list[Mapping] = [{"cost_ratio": 0.1}, {"step_s": 0.0003}]
             if model.name == "llama-3.1-8b":
                 ways = [{"model": "llama-3.2-1b"}, {"model": "llama-3.2-1b", "tensor": 1}, *ways]
+                ways += [{"model": "qwen3-0.6b", "allow_vocabulary_mismatch": True}]
             found["draft"] = rng.choice(ways)
         if rng.random() < 0.3:
             found["overhead_s"] = rng.choice([0.0001, 0.002])
@@ -475,7 +493,7 @@ class _Around:
             {"mean_length": 1 + 0.6 * k, "at_k": k},
             {"beta": {"mean": 0.7, "sd": 0.15}},
             {"two_state": {"alpha_good": 0.9, "alpha_bad": 0.2, "stay_good": 0.8, "stay_bad": 0.5}},
-            {"two_state": {"alpha_good": 0.95, "alpha_bad": 0.05, "lag1": 0.2}},
+            {"two_state": {"alpha_good": 0.95, "alpha_bad": 0.05, "lag1": 0.2, **_some(rng, 0.5, good_share=[0.7])}},
             {"recorded": "accepted.csv", "recorded_k": 3},
             {"distributions": {"target": [0.5, 0.3, 0.2], "draft": [0.6, 0.3, 0.1]}},
         ]
@@ -495,37 +513,37 @@ class _Around:
 
     def _scheduler(self, classes: Mapping, memory: Mapping, no_overlap: bool, drafts: bool, decoding: Mapping) -> Any:
         rng = self.rng
-        block = memory.get("block_tokens", {"sglang": 1, "trtllm": 32}.get(self.stack, 16))
         own = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm"}.get(self.stack, "sarathi")
         name = own if rng.random() < 0.45 else rng.choice(
             ["vllm", "vllm-v0", "sglang", "trtllm", "sarathi", "orca", "orca_paged", "static", "fastertransformer",
              "decode_maximal", "chunked_only"]
         )  # fmt: skip
         asynchronous = not no_overlap and decoding.get("method", "mtp") in ("draft_model", "eagle", "mtp")
-        settings = self._settings(name, block, asynchronous, no_overlap)
+        settings = self._settings(name, memory, asynchronous, no_overlap)
         found: Any = {"policy": name, **settings}
         if rng.random() < 0.3:
             found = {"policy": name}
-        gives_way = name in ("vllm", "vllm-v0", "sglang") or settings.get("capacity_scheduler_policy") == "MAX_UTILIZATION"
+        gives_way = (
+            name in ("vllm", "vllm-v0", "sglang") or settings.get("capacity_scheduler_policy") == "MAX_UTILIZATION"
+        )
         if not gives_way and memory.get("preemption") is None and rng.random() < 0.1:
             found = {"policy": "evict_newest", "inner": found}
         while rng.random() < 0.3:
             found = self._wrapped(found, classes)
         return found["policy"] if set(found) == {"policy"} and rng.random() < 0.5 else found
 
-    def _settings(self, name: str, block: int, asynchronous: bool, no_overlap: bool) -> Mapping:
-        rng, longest = self.rng, self.load.longest
+    def _settings(self, name: str, memory: Mapping, asynchronous: bool, no_overlap: bool) -> Mapping:
+        rng = self.rng
         some = rng.choice([1, 3, 8, 30])
         if name == "vllm":
             found: Mapping = {"max_num_seqs": some, "max_num_batched_tokens": rng.choice([64, 200, 2048])}
-            if rng.random() < 0.2:
-                found["long_prefill_token_threshold"] = rng.choice([16, 100])
-            if rng.random() < 0.2:
-                found["scheduling_policy"] = "priority"
-            if rng.random() < 0.2:
-                found["watermark"] = 0.05
+            found |= _some(
+                rng, 0.2, long_prefill_token_threshold=[16, 100], long_prefill_token_threshold_adaptive=[True],
+                scheduling_policy=["priority"], watermark=[0.05], max_num_active_seqs=[min(some, 2)], max_num_scheduled_tokens=[64],
+            )  # fmt: skip
             if rng.random() < 0.1:
                 found |= {"enable_chunked_prefill": False, "max_num_batched_tokens": 40_000}
+                found.pop("max_num_scheduled_tokens", None)
             if rng.random() < 0.3 and "scheduling_policy" not in found:
                 found["scheduler_reserve_full_isl"] = False
             if rng.random() < 0.3:
@@ -536,15 +554,13 @@ class _Around:
         if name == "sglang":
             found = {"chunked_prefill_size": rng.choice([-1, 128, 512]), "max_running_requests": rng.choice([2, 8, 40])}
             mixes = found["chunked_prefill_size"] > 0
-            if rng.random() < 0.3:
-                found["schedule_policy"] = rng.choice(["fcfs", "lof"])
-            for key, values in (
-                ("schedule_conservativeness", [0.3, 1.0]), ("enable_mixed_chunk", [mixes]), ("scheduler_recv_interval", [3]),
-                ("disable_overlap_schedule", [True]), ("ignore_eos", [True]), ("max_prefill_tokens", [256]),
-                ("prefill_max_requests", [2]),
-            ):  # fmt: skip
-                if rng.random() < 0.25:
-                    found[key] = rng.choice(values)
+            found |= _some(
+                rng, 0.25, schedule_policy=["fcfs", "lof"], schedule_conservativeness=[0.3, 1.0], enable_mixed_chunk=[mixes],
+                scheduler_recv_interval=[3], disable_overlap_schedule=[True], ignore_eos=[True], max_prefill_tokens=[256],
+                prefill_max_requests=[2],
+            )  # fmt: skip
+            if memory.get("prefix_caching") is not True and "tiers" not in memory:
+                found |= _some(rng, 0.1, disable_radix_cache=[True])
             return found
         if name == "trtllm":
             found = {"max_batch_size": some, "max_num_tokens": 8192}
@@ -562,12 +578,13 @@ class _Around:
         if name == "chunked_only":
             return {"token_budget": rng.choice([64, 512]), "max_sequences": some}
         if name == "decode_maximal":
-            return {"chunk": rng.choice([64, 256]), "max_sequences": rng.choice([2, 8, 18])}
+            found = {"chunk": rng.choice([64, 256]), "max_sequences": rng.choice([2, 8, 18])}
+            return found | _some(rng, 0.3, align=[False], chunk_when_full=[True])
         if name in ("static", "fastertransformer"):
             return {"batch_size": rng.choice([1, 3, 8])}
         if name == "orca_paged":
             return {"max_sequences": some, "max_prompts": rng.choice([None, 1])}
-        return {"max_sequences": some}
+        return {"max_sequences": some, **_some(rng, 0.3, n_slots=[4000])}
 
     def _wrapped(self, inner: Any, classes: Mapping) -> Mapping:
         rng, columns = self.rng, self.load.columns
@@ -584,6 +601,8 @@ class _Around:
             found["by"] = rng.choice(by)
         elif name == "cap":
             found |= rng.choice([{"max_sequences": 4}, {"max_tokens": 3000}, {"max_prompts": 1}])
+        elif name == "weighted_fair":
+            found |= _some(rng, 0.3, prompt_weight=[2], output_weight=[1])
         elif name == "pad":
             found["sequences"] = 64
         elif name == "keep_slo":
@@ -594,7 +613,9 @@ class _Around:
         rng = self.rng
         plain = ["round_robin", "random", "least_outstanding", "power_of_two", "least_kv", "least_queue", "least_kv_use",
                  "vllm_ranks", "trtllm_ranks"]  # fmt: skip
-        name = rng.choice(plain + ["prefix"] if asked == "ranks" else plain + ["session", "prefix", "llm_d", "dynamo"] * 2)
+        name = rng.choice(
+            plain + ["prefix"] if asked == "ranks" else plain + ["session", "prefix", "llm_d", "dynamo"] * 2
+        )
         found: Mapping = {"policy": name}
         if asked == "ranks":
             return name
@@ -611,14 +632,20 @@ class _Around:
                 found["poll_s"] = rng.choice([0.005, 0.1])
             if name == "dynamo" and rng.random() < 0.4:
                 found |= {"temperature": 0.5, "overlap_weight": 2}
-            if name == "llm_d" and rng.random() < 0.4:
-                found |= {"queue": 1, "session": 1.5}
+            if name == "llm_d":
+                found |= _some(rng, 0.3, queue=[1.0], kv=[0.0], prefix=[5.0], session=[1.5], no_hit_lru=[0.0])
+        elif name == "vllm_ranks":
+            found |= _some(rng, 0.3, waiting_weight=[1.0])
         elif name == "session" and rng.random() < 0.5:
             found |= {"inner": rng.choice(plain), "max_waiting": rng.choice([0, 3])}
         if rng.random() < 0.1:
             found = {"policy": "reserve", "machines": 1, "inner": found}
         elif rng.random() < 0.1 and asked == "top":
-            found = {"policy": "shed", "inner": found, "max_waiting": 2}
+            found = {
+                "policy": "shed",
+                "inner": found,
+                **_some(rng, 0.6, max_waiting=[2], max_kv_use=[0.3], priority=[0]),
+            }
         return found["policy"] if set(found) == {"policy"} and rng.random() < 0.5 else found
 
     def classes(self, found: Mapping) -> Mapping:
@@ -653,12 +680,22 @@ class _Around:
         most = max(replicas, rng.choice([1, 2, 4]))
         policies: list[Mapping] = [
             {"policy": "target_tracking", "target": rng.choice([2, 8]), "measure": "concurrency"},
-            {"policy": "target_tracking", "target": 0.5, "measure": "kv_use"},
+            {"policy": "target_tracking", "target": 0.5, "measure": "kv_use", "tolerance": 0.3},
             {"policy": "target_tracking", "target": 2, "measure": rng.choice(["waiting", "running"])},
-            {"policy": "target_tracking", "target": 20, "measure": rng.choice(["requests_per_s", "output_tokens_per_s"])},
-            {"policy": "concurrency", "target": 4},
-            {"policy": "knative", "target": 4, "stable_s": 1.0, "panic_s": 0.2},
-            {"policy": "rate_model", "rate_per_s": 10, "ttft_s": 0.2, "remembers_s": 0.5},
+            {
+                "policy": "target_tracking",
+                "target": 20,
+                "measure": rng.choice(["requests_per_s", "output_tokens_per_s"]),
+            },
+            {"policy": "concurrency", "target": 4, **_some(rng, 0.5, tolerance=[0.0])},
+            {"policy": "knative", "target": 4, "stable_s": 1.0, "panic_s": 0.2, **_some(rng, 0.5, panic_at=[1.2])},
+            {
+                "policy": "rate_model",
+                "rate_per_s": 10,
+                "ttft_s": 0.2,
+                "remembers_s": 0.5,
+                **_some(rng, 0.5, share=[0.6]),
+            },
             {"policy": "schedule", "at_s": [0, 0.5, 1.2], "machines": [max(least, 1), most, max(least, 1)]},
             {"policy": "schedule", "at_s": [0, 0.4], "machines": [most, max(least, 1)], "every_s": 0.9},
         ]
@@ -668,11 +705,7 @@ class _Around:
         autoscale["interval_s"] = rng.choice([0.05, 0.2, 1.0]) * (20 if load.slow else 1)
         if rng.random() < 0.6:
             autoscale["start"] = rng.choice([{"image": 0.1, "weights": 0.4}, {"boot": 0.02}, "qwen3-32b-h100-restore"])
-        for key, values in (
-            ("provision_s", [0.05]), ("down_window_s", [0, 0.3]), ("up_window_s", [0.1]), ("drain_s", [0.0, 0.05]),
-        ):  # fmt: skip
-            if rng.random() < 0.4:
-                autoscale[key] = rng.choice(values)
+        autoscale |= _some(rng, 0.4, provision_s=[0.05], down_window_s=[0, 0.3], up_window_s=[0.1], drain_s=[0.0, 0.05])
         found["autoscale"] = autoscale
         self.machines += most - replicas
         self.fleet_changes = True
@@ -690,7 +723,11 @@ class _Around:
                     failures["shape"] = rng.choice([0.7, 2.0])
             if rng.random() < 0.5:
                 failures["times"] = [
-                    {"machine": rng.randrange(self.machines), "at_s": rng.choice([0.05, 0.3, 1.0]), "for_s": rng.choice([0.0, 0.2])}
+                    {
+                        "machine": rng.randrange(self.machines),
+                        "at_s": rng.choice([0.05, 0.3, 1.0]),
+                        "for_s": rng.choice([0.0, 0.2]),
+                    }
                     for _ in range(rng.choice([1, 2]))
                 ]
                 if rng.random() < 0.3:
@@ -698,10 +735,7 @@ class _Around:
             if rng.random() < 0.3:
                 failures["slow"] = [{"machine": rng.randrange(self.machines), "factor": rng.choice([0.8, 1.5, 4.0])}]
             failures["in_flight"] = rng.choice(["resume", "retry", "lose"])
-            if rng.random() < 0.4:
-                failures["retries"] = rng.choice([0, 1, None])
-            if rng.random() < 0.4:
-                failures["when_none"] = "lose"
+            failures |= _some(rng, 0.4, retries=[0, 1, None], when_none=["lose"])
             found["failures"] = failures
         if rng.random() < 0.5:
             found["slo"] = rng.choice([{"ttft_s": 0.1}, {"ttft_s": 0.5, "tpot_s": 0.01}, {"e2el_s": 0.7}])
@@ -764,7 +798,11 @@ def _lengths(rng: Random, most: int) -> Any:
 
 def _generated(rng: Random) -> _Load:
     most = rng.choice([60, 300, 1500])
-    found: Mapping = {"arrivals": _a_process(rng), "prompt_tokens": _lengths(rng, most), "output_tokens": _lengths(rng, _LONGEST)}
+    found: Mapping = {
+        "arrivals": _a_process(rng),
+        "prompt_tokens": _lengths(rng, most),
+        "output_tokens": _lengths(rng, _LONGEST),
+    }
     if rng.random() < 0.1:
         found["output_tokens"] = rng.choice([0, 1])
     if rng.random() < 0.8:
@@ -779,9 +817,16 @@ def _closed(rng: Random) -> _Load:
     if rng.random() < 0.5:
         arrivals["mean_think_s"] = 0.05
     if rng.random() < 0.3:
-        return _Load({"trace": "trace-0.csv", "arrivals": arrivals, "requests": 40}, closed=True, arrives=False, longest=430)
+        return _Load(
+            {"trace": "trace-0.csv", "arrivals": arrivals, "requests": 40}, closed=True, arrives=False, longest=430
+        )
     most = rng.choice([60, 300])
-    found = {"arrivals": arrivals, "prompt_tokens": _lengths(rng, most), "output_tokens": _lengths(rng, _LONGEST), "requests": 50}
+    found = {
+        "arrivals": arrivals,
+        "prompt_tokens": _lengths(rng, most),
+        "output_tokens": _lengths(rng, _LONGEST),
+        "requests": 50,
+    }
     return _Load(found, closed=True, arrives=False, longest=most + _LONGEST)
 
 
@@ -791,8 +836,7 @@ def _trace(rng: Random) -> _Load:
     found: Mapping = {"trace": f"trace-{number}.csv"}
     if rng.random() < 0.25:
         found |= {"arrivals": _a_process(rng), "requests": rng.choice([10, 60])}
-    if number == 6 and rng.random() < 0.5:
-        found["drop_empty"] = True
+    found |= _some(rng, 0.1, format=["plain"], sort=[True], drop_empty=[True])
     return _Load(found, ids="prefix_blocks_16" in columns, columns=columns, longest=430)
 
 
@@ -828,8 +872,7 @@ def _hashed(rng: Random) -> _Load:
 
 def _production(rng: Random) -> _Load:
     found = {"arrivals": "arrivals.parquet", "lengths": "lengths.parquet", "model": "m", "duration_s": 600.0}
-    if rng.random() < 0.3:
-        found["clients"] = [1]
+    found |= _some(rng, 0.3, clients=[[1]], start_s=[100.0], leave_out_without_lengths=[True])
     return _Load({"servegen": found}, longest=340, slow=True)
 
 

@@ -66,7 +66,9 @@ class _Run:
         ns = requests["finish_ns"] - requests["arrival_ns"]
         requests["e2el_s"] = (ns * 1e-9).where(done)
         requests["ttft_s"] = ((requests["first_token_ns"] - requests["arrival_ns"]) * 1e-9).where(done & emits)
-        requests["queue_s"] = ((requests["scheduled_ns"] - requests["arrival_ns"]) * 1e-9).where(done & (requests["scheduled_ns"] >= 0))
+        requests["queue_s"] = ((requests["scheduled_ns"] - requests["arrival_ns"]) * 1e-9).where(
+            done & (requests["scheduled_ns"] >= 0)
+        )
         later = requests["output_tokens"] - 1
         tpot = (requests["finish_ns"] - requests["first_token_ns"]) * 1e-9 / later.where(later > 0)
         requests["tpot_s"] = tpot.where(done & emits)
@@ -212,7 +214,9 @@ class _Run:
         """Rates: of the run over its makespan, of a window over what happens after its first instant up to its last."""
         requests, span_s = self.requests, (end - begin) * 1e-9
         done = requests["status"] == "finished"
-        answer = requests["first_token_ns"].where(requests["first_token_ns"] >= 0, requests["finish_ns"].where(done, -1))
+        answer = requests["first_token_ns"].where(
+            requests["first_token_ns"] >= 0, requests["finish_ns"].where(done, -1)
+        )
         if whole:
             emitted, answered = requests["emitted_tokens"].sum(), answer >= 0
         else:
@@ -226,7 +230,9 @@ class _Run:
             "output_tokens_per_s": _over(emitted, span_s),
             "total_tokens_per_s": _over(prompts + emitted, span_s),
             "requests_per_s": _over(done.sum(), span_s),
-            "goodput_requests_per_s": _over((done & requests["met"]).sum(), span_s) if self._limited(requests) else None,
+            "goodput_requests_per_s": _over((done & requests["met"]).sum(), span_s)
+            if self._limited(requests)
+            else None,
             "makespan_s": span_s,
         }
 
@@ -234,7 +240,9 @@ class _Run:
         iterations, meta = self.iterations, self.meta
         n = iterations["start_ns"].between(begin, end, inclusive="left").sum() if not whole else len(iterations)
         found: dict[str, Any] = {"iterations": int(n)}
-        busy_s = (iterations["end_ns"].clip(upper=end) - iterations["start_ns"].clip(lower=begin)).clip(lower=0).sum() * 1e-9
+        busy_s = (iterations["end_ns"].clip(upper=end) - iterations["start_ns"].clip(lower=begin)).clip(
+            lower=0
+        ).sum() * 1e-9
         # Iterations are rounded to nanoseconds one by one, and the run's total once; those of a pipeline do not say which stage works.
         if whole and (not self.one_stage_each or abs(busy_s - meta["busy_ns"] * 1e-9) <= 1e-9 * len(iterations)):
             busy_s = meta["busy_ns"] * 1e-9
@@ -315,7 +323,9 @@ class _Run:
             for row, name in enumerate(names):
                 mine = requests[requests[column] == row]
                 figures = self._figures(mine, span_s)
-                found[key][name] = {each: figures[each] for each in ("requests", "ttft_s", "tpot_s", "e2el_s", "slo_attainment")}
+                found[key][name] = {
+                    each: figures[each] for each in ("requests", "ttft_s", "tpot_s", "e2el_s", "slo_attainment")
+                }
                 found[key][name]["output_tokens_per_s"] = _over(mine["emitted_tokens"].sum(), span_s)
         if tenants:
             found["fairness"] = self._fairness(requests, tenants, last)
@@ -327,7 +337,11 @@ class _Run:
         ended = requests[requests["finish_ns"] >= 0]
         first = ended["first_token_ns"].where(ended["first_token_ns"] >= 0, ended["finish_ns"])
         share = ((max(last, begin) - first) / (ended["finish_ns"] - first).clip(lower=1)).clip(0, 1)
-        tokens = ended["prompt_tokens"] + ended["emitted_tokens"].clip(upper=1) + share * (ended["emitted_tokens"] - 1).clip(lower=0)
+        tokens = (
+            ended["prompt_tokens"]
+            + ended["emitted_tokens"].clip(upper=1)
+            + share * (ended["emitted_tokens"] - 1).clip(lower=0)
+        )
         tokens = tokens.where((first <= max(last, begin)) & (first > begin), 0.0)
         if self.classes:
             tokens = tokens / pd.Series([each["weight"] for each in self.classes]).loc[ended["class_index"]].to_numpy()
@@ -457,7 +471,7 @@ class _Run:
         fleet = self.meta.get("fleet")
         for number, pool in enumerate(pools.values()):
             tiers = ((pool.get("memory") or {}).get("tiers") or scenario["memory"]["tiers"]) or []
-            data = ((pool.get("parallel") or {}).get("data") or scenario["parallel"]["data"])
+            data = (pool.get("parallel") or {}).get("data") or scenario["parallel"]["data"]
             n = pool.get("replicas") or scenario["replicas"]
             if fleet is not None:
                 n = fleet["pools"].count(number)
@@ -531,7 +545,10 @@ class _Run:
                 "availability": up / (up + seconds["failed"]) if up + seconds["failed"] else None,
                 **{name: fleet[name] for name in counts},
                 "requests": {
-                    **{name: fleet[name] for name in ("resumed", "retried", "held_to_the_end", "chosen_again", "discarded_tokens")},
+                    **{
+                        name: fleet[name]
+                        for name in ("resumed", "retried", "held_to_the_end", "chosen_again", "discarded_tokens")
+                    },
                     "lost": int((requests["status"] == "lost").sum()),
                     "held": len(held),
                 },
@@ -562,7 +579,9 @@ class _Run:
                 [power_s + idle_s, power_s * model.low, min(power_s * model.high + idle_s, whole_s), whole_s]
             )
         answered = requests["first_token_ns"] >= 0
-        computed = requests["computed_prompt_tokens"] if "computed_prompt_tokens" in requests else requests["prompt_tokens"]
+        computed = (
+            requests["computed_prompt_tokens"] if "computed_prompt_tokens" in requests else requests["prompt_tokens"]
+        )
         into, out = int(computed[answered].sum()), int(requests["emitted_tokens"].sum())
         part, span_s = meta.get("prompt_share"), (self.end - self.begin) * 1e-9
 
@@ -598,7 +617,10 @@ class _Run:
         read = emitted * requests["prompt_tokens"] + emitted * (emitted - 1) / 2
 
         def shares(tokens: pd.Series, by: pd.Series, attention: float) -> pd.Series:
-            sums = [each.groupby(requests["class_index"]).sum().reindex(range(len(self.classes)), fill_value=0) for each in (tokens, by)]
+            sums = [
+                each.groupby(requests["class_index"]).sum().reindex(range(len(self.classes)), fill_value=0)
+                for each in (tokens, by)
+            ]
             if not sums[0].sum():
                 return sums[0] * 0.0
             by_tokens, by_context = (each / each.sum() if each.sum() else None for each in sums)
@@ -628,5 +650,7 @@ class _Run:
 def _warmup(values: np.ndarray) -> int:
     """MSER-5: over means of five values the cut with the least squared standard error of what is left, in the first half."""
     means = values[: len(values) // 5 * 5].reshape(-1, 5).mean(axis=1)
-    errors = [((means[cut:] - means[cut:].mean()) ** 2).sum() / len(means[cut:]) ** 2 for cut in range(len(means) // 2 + 1)]
+    errors = [
+        ((means[cut:] - means[cut:].mean()) ** 2).sum() / len(means[cut:]) ** 2 for cut in range(len(means) // 2 + 1)
+    ]
     return 5 * int(np.argmin(errors))
