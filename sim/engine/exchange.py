@@ -67,7 +67,7 @@ class Exchange:
 
     __slots__ = (
         "_alone", "_gives_token", "_legs", "_lent_tokens", "_outside", "_recorder", "asked", "drops_token", "hands_over",
-        "headroom_tokens", "joined_ns", "kept", "landed", "lent", "mail", "promised", "sequences",
+        "headroom_tokens", "joined_ns", "kept", "landed", "lent", "mail", "n_unread", "promised", "sequences",
     )  # fmt: skip
 
     def __init__(self, sequences: Own, part: Part, outside: Elsewhere, recorder: Recorder, *, alone: bool) -> None:
@@ -85,6 +85,8 @@ class Exchange:
         self.mail: deque[tuple[int, int, int, int]] = deque()
         """When it came, what it is, of which request, and tokens that have come with it; for who asks for room, the number of its
         leg."""
+        self.n_unread = 0
+        """Of those who ask for room, how many have not been read of."""
         self.asked: deque[int] = deque()
         self._legs: dict[int, int] = {}
         """Of those who ask, the numbers of their legs: a request that comes again has another."""
@@ -99,13 +101,18 @@ class Exchange:
 
     @property
     def coming(self) -> int:
-        """Requests on their way here."""
+        """Requests on their way here, of whom it has been read."""
         return len(self.asked) + len(self.kept)
 
     @property
     def holds(self) -> bool:
         """Whether blocks are held here for somebody who neither waits nor runs here, and will be given back or used."""
         return bool(self.lent or self.kept)
+
+    def tell(self, now_ns: int, what: int, id_: int, tokens: int) -> None:
+        """News comes."""
+        self.mail.append((now_ns, what, id_, tokens))
+        self.n_unread += what == ASK
 
     def read(self, lane: Lane, ticks: int) -> None:
         """Read the news that the coming plan knows, and give room to those who ask for it, first come, first served."""
@@ -115,6 +122,7 @@ class Exchange:
             _, what, id_, tokens = mail.popleft()
             self.sequences.n_changes += 1
             if what == ASK:
+                self.n_unread -= 1
                 self.asked.append(id_)
                 self._legs[id_] = tokens
             elif what == LAND:
@@ -276,7 +284,7 @@ class Exchange:
         ids = [*self.asked, *self.kept]
         for each in (self.asked, self._legs, self.kept, self.landed, self.lent, self._lent_tokens, self.mail):
             each.clear()
-        self.promised = 0
+        self.promised = self.n_unread = 0
         return [id_ for id_ in ids if self.sequences.state.status[id_] != FINISHED]
 
 

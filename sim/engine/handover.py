@@ -84,14 +84,19 @@ class Leg:
     """A request between two machines."""
 
     __slots__ = (
-        "carrier", "computed", "delivered", "found", "has_room", "keeper", "late", "lender", "number", "receiver", "sender",
-        "sends",
+        "carrier", "computed", "delivered", "found", "has_room", "keeper", "late", "lender", "number", "prompt_tokens",
+        "receiver", "sender", "sends",
     )  # fmt: skip
 
-    def __init__(self, number: int, receiver: Machine, sender: Machine) -> None:
+    def __init__(self, number: int, receiver: Machine, sender: Machine, prompt_tokens: int) -> None:
         self.number = number
+        self.prompt_tokens = prompt_tokens
         self.receiver = receiver
         self.sender = sender
+        # Until the one is asked and the other has the request, routers count it there all the same.
+        receiver.awaited += 1
+        sender.awaited += 1
+        sender.awaited_tokens += prompt_tokens
         self.keeper: Tenant | None = None
         """Of the receiver's tenants the one that was asked for room ..."""
         self.lender: Tenant | None = None
@@ -99,7 +104,7 @@ class Leg:
         self.computed = False
         """It is known that the prompt has been computed."""
         self.delivered = False
-        """The sender has the request, or has computed its prompt."""
+        """The sender has the request, or has computed its prompt (`deliver`)."""
         self.late = False
         """The receiver was chosen when the prompt had been computed."""
         self.has_room = False
@@ -112,8 +117,21 @@ class Leg:
 
     def ask(self, id_: int) -> None:
         """Have the receiver take room."""
+        self.receiver.awaited -= 1
         self.keeper = self.receiver.tenant_for(id_)
         self.receiver.post(self.keeper, id_, ASK, self.number)
+
+    def deliver(self) -> None:
+        """The sender has the request."""
+        if not self.delivered:
+            self.delivered = True
+            self.sender.awaited -= 1
+            self.sender.awaited_tokens -= self.prompt_tokens
+
+    def end(self) -> None:
+        """It is over: whom it has not come to does not await it any more."""
+        self.receiver.awaited -= self.keeper is None
+        self.deliver()
 
     def drop(self, id_: int) -> None:
         """The receiver need not keep room, if it was asked to."""
@@ -234,16 +252,16 @@ class Handovers:
             return
         if receiver is not None:
             self._took(id_, receiver, DECODES)
-            self.legs[id_] = self._leg(receiver, machine)
+            self.legs[id_] = self._leg(id_, receiver, machine)
         if spec.room == "after_prefill":
             if receiver is not None:
-                self.legs[id_].delivered = True
+                self.legs[id_].deliver()
             machine.deliver(id_)
             return
         assert receiver is not None
         if refusal(machine.tenant_of(self._model(id_)).sequences, id_) is not None:
             # It says why.
-            del self.legs[id_]
+            self.legs.pop(id_).end()
             machine.deliver(id_)
             return
         leg = self.legs[id_]
@@ -262,9 +280,9 @@ class Handovers:
         """Whether a prompt stays with the machine that decodes it, whatever that has cached."""
         return bool(able) and self._state.to_hand(id_) <= self._spec.local_tokens
 
-    def _leg(self, receiver: Machine, sender: Machine) -> Leg:
+    def _leg(self, id_: int, receiver: Machine, sender: Machine) -> Leg:
         self._n_legs += 1
-        return Leg(self._n_legs, receiver, sender)
+        return Leg(self._n_legs, receiver, sender, self._state.to_hand(id_))
 
     def _took(self, id_: int, machine: Machine, stage: int) -> None:
         if self.present is not None:
@@ -354,6 +372,7 @@ class Handovers:
             elif what == _GONE:
                 leg = self.legs.pop(id_, None)
                 if leg is not None:
+                    leg.end()
                     leg.drop(id_)
                     self._needs_no_more(leg.sender, leg.receiver)
             elif id_ in self.legs and self.legs[id_].number == which:
@@ -387,10 +406,11 @@ class Handovers:
                 self._collect(id_)
                 return
             self._took(id_, receiver, DECODES)
-            leg = self.legs[id_] = self._leg(receiver, sender)
+            leg = self.legs[id_] = self._leg(id_, receiver, sender)
             leg.late = self._spec.room == "before_prefill"
         leg.lender = lender
-        leg.computed = leg.delivered = True
+        leg.computed = True
+        leg.deliver()
         if leg.has_room:
             _send(self, id_, leg)
         elif leg.keeper is None:
@@ -424,7 +444,7 @@ class Handovers:
         if leg is None or self._state.status[id_] != UNFINISHED:
             return
         if self._at["prefilled_ns"][id_] < 0:
-            leg.delivered = True
+            leg.deliver()
             leg.sender.deliver(id_)
         else:
             _send(self, id_, leg)
@@ -524,7 +544,7 @@ def give_up(handovers: Handovers, id_: int) -> bool:
             handovers._collect(id_)
         if leg is not None and not leg.sends:
             # What is on the link goes to its end.
-            handovers.legs.pop(id_)
+            handovers.legs.pop(id_).end()
             leg.drop(id_)
             if leg.computed:
                 leg.collect(id_)
@@ -534,10 +554,10 @@ def give_up(handovers: Handovers, id_: int) -> bool:
         return False
     if handovers._spec.room == "after_prefill":
         # Its receiver has been chosen and knows nothing of it.
-        del handovers.legs[id_]
+        handovers.legs.pop(id_).end()
         handovers._needs_no_more(leg.receiver)
         return False
-    del handovers.legs[id_]
+    handovers.legs.pop(id_).end()
     leg.drop(id_)
     handovers._needs_no_more(leg.sender, leg.receiver)
     if leg.sender.tenants[0].number <= state.replica[id_] <= leg.sender.tenants[-1].number:

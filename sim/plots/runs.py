@@ -191,9 +191,8 @@ def timeline_figure(
             prompt_rate += rate_per_s(edges_ns, start, duration, block["prefill_tokens"][mine])
             output_rate += rate_per_s(edges_ns, start, duration, block["emitted_tokens"][mine])
             if found_rate is not None:
-                found_rate += rate_per_s(
-                    edges_ns, start, duration, (block["prefix_hit_tokens"] + block.get("loaded_tokens", 0))[mine]
-                )
+                found = block["prefix_hit_tokens"] + np.maximum(block.get("loaded_tokens", 0), 0)
+                found_rate += rate_per_s(edges_ns, start, duration, found[mine])
     for replica, start, held_ns, used in metrics.kv_holdings(iterations()):
         kv_share += rate_per_s(edges_ns, start, held_ns, used / kv_blocks_total[replica] * (held_ns * 1e-9))
     serving = np.full(_TIMELINE_BINS, float(len(kv_blocks_total)))

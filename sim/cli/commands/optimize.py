@@ -244,9 +244,10 @@ def _print(found: Choice, out: Path | None, part: str) -> None:
 
 def _write(found: Choice, out: Path) -> None:
     from sim import plots
+    from workloads.write import write_whole
 
     ranked = found.table.sort_values(["keeps", found.column], ascending=[False, True])
-    ranked.to_csv(out / "ranked.csv", index=False)
+    write_whole(out / "ranked.csv", ranked.to_csv(index=False))
     varied = [key for key in found.axes if 1 < found.table[key].map(str).nunique() <= plots.MAX_HUES]
     front = int(found.table["on_front"].sum())
     # Those on the front are named under the picture.
