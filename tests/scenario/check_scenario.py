@@ -1,8 +1,9 @@
-"""What must hold of any scenario: `faults` runs one in every way and says what does not, `shrunk` leaves out what a fault does not need.
+"""What must hold of any scenario: `faults` runs one in every way and says what does not, `shrunk` leaves out what it does not need.
 
     python -m tests.scenario.check_scenario 0 2000
 
-draws the scenarios of these seeds, counts those that are refused by their sentences, and prints of each that fails the smallest that still does.
+draws the scenarios of these seeds, counts by their sentences those that are refused, and prints of each kind of fault the smallest
+scenario that still has it.
 """
 
 from __future__ import annotations

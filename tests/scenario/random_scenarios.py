@@ -614,7 +614,7 @@ class _Around:
         plain = ["round_robin", "random", "least_outstanding", "power_of_two", "least_kv", "least_queue", "least_kv_use",
                  "vllm_ranks", "trtllm_ranks"]  # fmt: skip
         name = rng.choice(
-            plain + ["prefix"] if asked == "ranks" else plain + ["session", "prefix", "llm_d", "dynamo"] * 2
+            [*plain, "prefix"] if asked == "ranks" else plain + ["session", "prefix", "llm_d", "dynamo"] * 2
         )
         found: Mapping = {"policy": name}
         if asked == "ranks":

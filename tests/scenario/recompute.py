@@ -1,7 +1,7 @@
 """Every figure of a summary, worked out once more from a run's columns with pandas, by what the documents say that it is.
 
-Nothing of `sim.metrics` and `sim.results.costs` is used. What the columns do not have (arithmetic and traffic, rounds of speculation, power) is taken
-from the run's own totals, and what is made of it is worked out here.
+Nothing of `sim.metrics` and `sim.results.costs` is used. What the columns do not have (arithmetic and traffic, rounds of speculation,
+power) is taken from the run's own totals, and what is made of it is worked out here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def summary_of(columns: Any, manifest: Mapping[str, Any], slo: Mapping[str, floa
 
 
 def differences(found: Any, expected: Any, at: str = "", *, within: float = 1e-9) -> Iterator[str]:
-    """What two summaries say differently: each figure that is not there, or is off by more than a share *within*, that of rounding."""
+    """What two summaries say differently: each figure that is not there, or is off by more than the share *within*."""
     if isinstance(found, Mapping) and isinstance(expected, Mapping):
         for key in dict.fromkeys((*found, *expected)):
             if key not in found or key not in expected:
@@ -96,9 +96,9 @@ class _Run:
         last = -1 if self.iterations.empty else int(self.iterations["end_ns"].max())
         self.end = max(self.begin, last, int(requests["finish_ns"].max()))
         self.fleet = self._stays()
-        # Neither a pipeline, nor models that share a machine, nor ranks.
-        of_machines = {self.meta["n_stages"], len(self.meta["kv_blocks_total"]), self._n_machines()}
-        self.one_stage_each = len(of_machines) == 1
+        # Neither a pipeline nor models that share a machine: as many stages and as many replicas as machines and ranks of them.
+        ranks = sum(last - first for first, last in self.meta.get("ranks", ()))
+        self.one_stage_each = {self.meta["n_stages"], len(self.meta["kv_blocks_total"])} == {self._n_machines() + ranks}
 
     # Times of machines.
 
@@ -243,7 +243,7 @@ class _Run:
         busy_s = (iterations["end_ns"].clip(upper=end) - iterations["start_ns"].clip(lower=begin)).clip(
             lower=0
         ).sum() * 1e-9
-        # Iterations are rounded to nanoseconds one by one, and the run's total once; those of a pipeline do not say which stage works.
+        # Iterations are rounded one by one, and the run's total once; those of a pipeline do not say which stage works.
         if whole and (not self.one_stage_each or abs(busy_s - meta["busy_ns"] * 1e-9) <= 1e-9 * len(iterations)):
             busy_s = meta["busy_ns"] * 1e-9
         if whole or self.one_stage_each:
@@ -332,7 +332,7 @@ class _Run:
         return found
 
     def _fairness(self, requests: pd.DataFrame, tenants: Sequence[str], last: int) -> dict[str, Any]:
-        """Tokens over the weight of the class, from the first arrival to the last: a prompt's with the first token, later ones evenly."""
+        """Tokens over the weight of the class up to the last arrival: a prompt's with the first token, later ones evenly."""
         begin = int(requests["arrival_ns"].min())
         ended = requests[requests["finish_ns"] >= 0]
         first = ended["first_token_ns"].where(ended["first_token_ns"] >= 0, ended["finish_ns"])

@@ -1,5 +1,4 @@
-"""Scenarios drawn at random over every key hold what any scenario must: see `tests.scenario.check_scenario`, which also makes one that fails
-as small as it can."""
+"""Scenarios drawn at random over every key hold what any must: see `tests.scenario.check_scenario`, which makes one that fails small."""
 
 from __future__ import annotations
 
