@@ -11,12 +11,12 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from sim.cli.exits import INTERRUPTED, USER_ERROR
+from sim.cli.exits import USER_ERROR, interrupted
 from sim.errors import RooftraceError
 
 
 class _Guarded(TyperGroup):
-    """Turns errors that the user can mend, full disks included, into one sentence and exit code 2, and Ctrl-C into 130."""
+    """Turns errors that the user can mend, full disks included, into one sentence and exit code 2, and signals into another."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -24,9 +24,8 @@ class _Guarded(TyperGroup):
         except RooftraceError as error:
             typer.echo(f"Error: {error}", err=True)
             raise typer.Exit(USER_ERROR) from None
-        except KeyboardInterrupt:
-            typer.echo("Interrupted; nothing was written.", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt as error:
+            raise interrupted(error) from None
         except BrokenPipeError:
             _mute()
             raise typer.Exit(0) from None

@@ -177,7 +177,7 @@ class Recorder:
         """Arrivals during a span that they did not cut: the first instant whose iterations find them in the queue."""
         self.resumed_gaps_ns: list[int] = []
         """Inter-token gaps across a preemption."""
-        self._taped = np.zeros((5, _TAPED_AT_ONCE), np.int64)
+        self._taped = np.zeros((5, 0), np.int64)
         """Of every iteration of a taped span: its end (ticks from the span's start), KV tokens, the same within the window,
         tokens emitted and KV blocks added."""
         self._n_taped = 0
@@ -238,7 +238,7 @@ class Recorder:
         self._n_taped = end = at + len(ends)
         table = self._taped
         if end > table.shape[1]:
-            self._taped = np.zeros((5, 2 * end), np.int64)
+            self._taped = np.zeros((5, max(2 * end, _TAPED_AT_ONCE)), np.int64)
             self._taped[:, :at] = table[:, :at]
             table = self._taped
         table[0, at:end] = ends

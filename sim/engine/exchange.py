@@ -42,6 +42,8 @@ class Elsewhere(Protocol):
 
     def has_room(self, id_: int, now_ns: int, found_tokens: int, leg: int, /) -> None: ...
 
+    def no_room(self, id_: int, now_ns: int, leg: int, /) -> None: ...
+
 
 class Own(Protocol):
     """The tenant's `sim.engine.sequences.Sequences`."""
@@ -118,6 +120,7 @@ class Exchange:
         """Read the news that the coming plan knows, and give room to those who ask for it, first come, first served."""
         ahead = self.sequences.ahead
         mail, known_ns = self.mail, ALWAYS_NS if ahead is None else ahead.seen_ns
+        new: list[int] = []
         while mail and mail[0][0] <= known_ns:
             _, what, id_, tokens = mail.popleft()
             self.sequences.n_changes += 1
@@ -125,6 +128,7 @@ class Exchange:
                 self.n_unread -= 1
                 self.asked.append(id_)
                 self._legs[id_] = tokens
+                new.append(id_)
             elif what == LAND:
                 self._land(id_, tokens)
             elif what == DROP:
@@ -133,6 +137,9 @@ class Exchange:
                 self._collect(id_)
         while self.asked and self._make_room(self.asked[0], lane, ticks):
             self.asked.popleft()
+        for id_ in new:
+            if id_ in self._legs:
+                self._outside.no_room(id_, ticks >> TICK_BITS, self._legs[id_])
 
     def may_act(self, *, unknown: bool) -> bool:
         """Whether the next look may read news, or find room for somebody, that this one did not. *unknown*: the present plan does

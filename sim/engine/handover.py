@@ -3,6 +3,10 @@
 A request is routed to a machine that computes its prompt, which then holds the KV blocks; another machine takes room for them; they
 cross the link between the two; the first gives its blocks back, and the second decodes from there. With `room: before_prefill` the
 second takes room before the first has the prompt. Requests wait in turn for room, first come, first served, and for the link.
+
+With `room: before_prefill` memory is taken in one order, that of the machine that decodes before that of the machine that computes:
+no request waits for the former while it holds some of the latter, so that requests never wait for each other in a circle. Where the
+decode machine of a computed prompt goes, the prompt takes room at another one at once, or gives its KV up and comes again.
 """
 
 # pyright: reportPrivateUsage=false
@@ -32,6 +36,7 @@ _ARRIVED: Final = 0
 _GONE: Final = 1
 _ROOM: Final = 2
 _PREFILLED: Final = 3
+_NO_ROOM: Final = 4
 
 HEARD_AFTER_NS: Final = 1
 """What a machine says is heard by another this much later; see `sim.engine.cluster.FELT_AFTER_NS`."""
@@ -70,6 +75,10 @@ class Present(Protocol):
         """A prompt that is decoded elsewhere has been computed."""
         ...
 
+    def compute_again(self, id_: int, /) -> None:
+        """A computed prompt gives its KV up, and its request comes again."""
+        ...
+
     def perhaps_empty(self, machine: Machine, /) -> None:
         """A request between machines needs *machine* no more."""
         ...
@@ -106,7 +115,7 @@ class Leg:
         self.delivered = False
         """The sender has the request, or has computed its prompt (`deliver`)."""
         self.late = False
-        """The receiver was chosen when the prompt had been computed."""
+        """The receiver was chosen when the prompt had been computed, although room is taken before."""
         self.has_room = False
         self.sends = False
         """It is on the link."""
@@ -352,6 +361,12 @@ class Handovers:
         leg.has_room, leg.found = True, found_tokens
         self._later(now_ns + HEARD_AFTER_NS, _ROOM, id_, number)
 
+    def no_room(self, id_: int, now_ns: int, number: int) -> None:
+        """The receiver has looked for the first time for room for the leg with that number, and found none yet."""
+        leg = self.legs.get(id_)
+        if leg is not None and leg.number == number and leg.late:
+            self._later(now_ns + HEARD_AFTER_NS, _NO_ROOM, id_, number)
+
     # What machines hear.
 
     def _later(self, at_ns: int, what: int, id_: int, which: int) -> None:
@@ -378,8 +393,10 @@ class Handovers:
             elif id_ in self.legs and self.legs[id_].number == which:
                 if what == _ROOM:
                     self._on_room(id_)
-                else:
+                elif what == _ARRIVED:
                     self._on_arrived(id_)
+                elif not self.legs[id_].has_room:
+                    self._on_no_room(id_)
         self._set_to = -1
         if due:
             self._set_to = due[0][0]
@@ -393,11 +410,15 @@ class Handovers:
             return
         sender, lender = self._lenders[self.prefill_replica[id_]]
         if leg is None:
+            late = self._spec.room == "before_prefill"
             # Where all are of one kind, they were found able when it came.
             one_kind = len(self._kinds[self._model(id_)]) == 1
             able = None if one_kind and self.present is None else self.able(id_)
             if self.present is not None and able is not None:
                 able = self.present.ready(able)
+                if not able and late:
+                    self.present.compute_again(id_)
+                    return
                 if not able:
                     self._await(id_)
                     return
@@ -407,7 +428,7 @@ class Handovers:
                 return
             self._took(id_, receiver, DECODES)
             leg = self.legs[id_] = self._leg(id_, receiver, sender)
-            leg.late = self._spec.room == "before_prefill"
+            leg.late = late
         leg.lender = lender
         leg.computed = True
         leg.deliver()
@@ -448,6 +469,13 @@ class Handovers:
             leg.sender.deliver(id_)
         else:
             _send(self, id_, leg)
+
+    def _on_no_room(self, id_: int) -> None:
+        leg = self.legs.pop(id_)
+        leg.drop(id_)
+        self._needs_no_more(leg.receiver)
+        assert self.present is not None
+        self.present.compute_again(id_)
 
     def _on_arrived(self, id_: int) -> None:
         now_ns, state = self._clock.now_ns, self._state

@@ -53,6 +53,10 @@ class Outside(Protocol):
         """There is room for KV that was computed elsewhere, of which *found_tokens* tokens are cached here; *leg*: for what."""
         ...
 
+    def no_room(self, id_: int, now_ns: int, leg: int, /) -> None:
+        """Who asked for room has to wait for it."""
+        ...
+
 
 _new = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from hwmodels.reach import Window
 from hwmodels.totals import Totals, pairs_within, seen
 from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, admits_in_turn, looks_itself, pads_to, plan_of
 from sim.engine.ahead import as_known
@@ -60,6 +61,8 @@ class InCommon(NamedTuple):
     outside: Outside
     seed: int
     fast_forward: bool
+    prices: dict[int, Prices]
+    """Of replicas that one `ReplicaSpec` describes, by its identity: what their iterations take, worked out once for all."""
     stores: SharedStores | None = None
     """What machines read of each other's KV."""
 
@@ -75,17 +78,20 @@ class Tenant:
         rank, whose steps its machine takes together with others, and ends (`launch`); *part*: what the machine has to do with
         handing over."""
         state = common.state
+        self._is_rank = prices is not None
         self.number = number
         self.spec = spec
         self.recorder = Recorder()
         self.sequences = sequences = Sequences(spec, state, common.outside, self.recorder, alone=alone, part=part)
         self._exchange = sequences.exchange
         self.n_in_flight = 0
-        self.prices = prices or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
+        if prices is None:
+            prices = common.prices.get(id(spec)) or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
+            common.prices[id(spec)] = prices
+        self.prices = prices
         self.state = state
         self.stages = stages
         self.alone = alone
-        self._is_rank = prices is not None
         self.prompts_wait = False
         """Of a rank: no prompt is shown to the scheduler, whoever waits."""
         self._by_step = self._is_rank or not alone
@@ -95,7 +101,7 @@ class Tenant:
         # object: what a policy of somebody else's answers is looked at before it is believed.
         self._plan: Callable[[ReplicaView], object] = plan_of(spec.scheduler)
         self._pads_to = pads_to(spec.scheduler)
-        self._window = spec.cost.window_tokens
+        self._window: Window = spec.cost.window_tokens
         self._kv = sequences.kv
         self._queue = sequences.queue
         self._ahead = sequences.ahead
@@ -547,20 +553,27 @@ def _with_loads(tenant: Tenant, loading: Loading, lane: Lane, plan: Plan, growth
                 held_back += kv.held(cached + tokens) - kv.held(cached)
         # Who gives way has not given its memory back yet.
         started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
-        if not started:
-            if not tenant._in_turn and (loading.in_flight or sequences.brought.at_hand or sequences.awaits()):
-                fits = loading.that_fit(plan.run, held_back)
-                return plan if len(fits) == len(plan.run) else plan._replace(run=fits, hold=1)
-            break
-        if started < 0:
-            return plan._replace(run=loading.before_the_first(plan.run), hold=1, through_arrivals=False)
-        view.waiting = tenant._queue_view if tenant._queue_view else ()
-        view.free_blocks = kv.free
-        answer = tenant._plan(view)
-        if not isinstance(answer, Plan):
-            raise PolicyError(f"{tenant.spec.scheduler!r} answered {answer!r}; expected a policies.view.Plan")
-        plan = answer
+        if started > 0:
+            view.waiting = tenant._queue_view if tenant._queue_view else ()
+            view.free_blocks = kv.free
+            plan = _asked(tenant, view)
+            continue
+        run = loading.before_the_first(plan.run) if started < 0 else plan.run
+        if not tenant._in_turn and (loading.in_flight or sequences.brought.at_hand or sequences.awaits()):
+            run = loading.that_fit(run, held_back)
+        if run or plan.decode or not view.n_decoding:
+            return plan if run == plan.run else plan._replace(run=run, hold=1, through_arrivals=False)
+        # It put off the decodes for the sake of prompts that have to wait.
+        view.waiting = ()
+        return _asked(tenant, view)._replace(hold=1, through_arrivals=False)
     return plan
+
+
+def _asked(tenant: Tenant, view: ReplicaView) -> Plan:
+    answer = tenant._plan(view)
+    if not isinstance(answer, Plan):
+        raise PolicyError(f"{tenant.spec.scheduler!r} answered {answer!r}; expected a policies.view.Plan")
+    return answer
 
 
 def _may_learn(loading: Loading, ticks: int) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ABSENT_IS_NULL = (
-    *("scheduled_ns", "first_token_ns", "finish_ns", "replica"),
+    *("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "replica"),
     *("prefill_replica", "prefilled_ns", "room_ns", "sent_ns", "landed_ns", "joined_ns"),
     *("loaded_tokens", "loads_under_way", "stores_under_way"),  # of iterations, on replicas without tiers
 )

@@ -95,7 +95,20 @@ class Result:
 
     @property
     def _window(self) -> Mapping[str, Any]:
-        return self.manifest.get("scenario", {}).get("window", metrics.WHOLE)
+        asked = self.manifest.get("scenario", {}).get("window", metrics.WHOLE)
+        return self.manifest.get("window", asked)
+
+    def or_whole(self) -> Result:
+        """The same over the whole run, which a note in its manifest says, where the scenario's `window` cannot be had; elsewhere
+        the result itself. So a long run is kept whose warm-up has no end."""
+        try:
+            _ = self.summary
+        except metrics.WindowError as error:
+            notes = [*self.manifest.get("notes", ()), f"{error}. All figures are over the whole run."]
+            return Result(
+                self.columns, manifest={**self.manifest, "notes": notes, "window": metrics.WHOLE}, slo=self.slo
+            )
+        return self
 
     @property
     def in_window(self) -> NDArray[np.bool_]:

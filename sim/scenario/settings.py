@@ -221,7 +221,8 @@ class Scenario(Settings):
             name = section[key] if isinstance(section, list) else section.get(key)
             file = self.find(name) if name else None
             if file is not None:
-                section[key] = "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest()
+                with file.open("rb") as opened:
+                    section[key] = "sha256:" + hashlib.file_digest(opened, "sha256").hexdigest()
         text = json.dumps(content, sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

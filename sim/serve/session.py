@@ -193,7 +193,7 @@ class Session:
         self.run.trace().to_csv(folder / "arrivals.csv")
         write_whole(folder / "replay.yaml", _replay(setup))
         manifest["notes"] = [*manifest["notes"], *_otherwise(setup, folder / "replay.yaml")]
-        result = Result(columns, manifest=manifest, slo=setup.built.slo).kept()
+        result = Result(columns, manifest=manifest, slo=setup.built.slo).or_whole().kept()
         result.write(folder)
         return result
 

@@ -327,7 +327,8 @@ def _paired(
 def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, places: Sequence[str]) -> Comparison:
     first, second = a.requests, b.requests
     same = len(first) == len(second) and all(
-        np.array_equal(first[name], second[name]) for name in ("arrival_ns", "prompt_tokens", "output_tokens")
+        np.array_equal(a.columns.requests[name], b.columns.requests[name])
+        for name in ("arrival_ns", "prompt_tokens", "output_tokens")
     )
     if not same:
         raise RooftraceError(
@@ -338,7 +339,7 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
     flat = [_flat(each.summary) for each in (a, b)]
     chosen = _chosen(metrics, [name for name in flat[0] if name in flat[1]])
     kept = a.in_window & b.in_window
-    order = np.flatnonzero(kept)[np.argsort(first["arrival_ns"].to_numpy()[kept], kind="stable")]
+    order = np.flatnonzero(kept)[np.argsort(a.columns.requests["arrival_ns"][kept], kind="stable")]
     stretches = min(_stretches(each, order) for each in (a, b))
     differences = []
     for metric in chosen:

@@ -61,7 +61,9 @@ def run(
 
         around = intervals_of(chosen, intervals)
     with staging(folder, files=(*FILES, *SOMETIMES, REPORT, INTERVALS)) as scratch:
-        result = run_built(built)
+        result = run_built(built).or_whole()
+        for note in result.manifest["notes"][len(built.manifest["notes"]) :]:
+            typer.echo(f"Note: {note}", err=True)
         kept = result.kept()
         kept.write(scratch)
         if plots:
