@@ -577,6 +577,7 @@ def _columns(cluster: _Cluster) -> Columns:
             ),
             **({} if cluster._handovers is None else {"links": links_of(cluster._handovers)}),
             **({} if cluster._fleet is None else {"fleet": facts_of(cluster._fleet)}),
+            "n_machines": len(cluster._machines),
             "n_stages": sum(machine.n_stages for machine in cluster._machines),
             **({"tiers": _tier_facts(cluster._machines)} if tiers else {}),
             **({"ranks": ranks} if (ranks := ranked(cluster._machines)) else {}),

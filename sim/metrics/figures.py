@@ -63,7 +63,7 @@ def _window_summary(
     pools = meta["kv_blocks_total"]
     whole = _whole_summary(columns, slo=slo, groups=_Groups((), groups.classes, ()))
     whole_run: list[str] = [*OVER_THE_WHOLE_RUN]
-    one_stage_each = meta["n_stages"] == len(pools)
+    one_stage_each = meta["n_stages"] == meta["n_machines"] == len(pools)
     if not one_stage_each:
         whole_run.append("busy_fraction")
     if "handover" in whole:

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from sim import RooftraceError, Scenario, metrics, simulate
 from sim.cli import build_app
+from sim.engine.lives import READY
+from sim.metrics.fleet import _levels
 from sim.results import Result, over, window_text
 from tests.results.fakes import FakeColumns, iterations, plausible, requests
 
@@ -257,3 +259,22 @@ def test_tables_say_which_part_their_figures_are_over(tmp_path):
     )
     assert over({}, ["window.from_s"]) == "what each point's window says"
     assert window_text(metrics.WHOLE).startswith("the whole run")
+
+
+def test_busy_fraction_is_of_the_whole_run_where_a_pipeline_stands_beside_a_shared_machine():
+    """Three stages, three replicas and two machines: equal counts of stages and replicas do not make one stage each."""
+    small = {"model": "llama-3.2-1b"}
+    pools = {"shared": {"models": ["llama-3.2-1b", "qwen3-0.6b"]}, "pipeline": {**small, "parallel": {"pipeline": 2}}}
+    mix = {"llama-3.2-1b": 1, "qwen3-0.6b": 1}
+    load = {"arrivals": {"process": "poisson", "rate_per_s": 40}, "models": mix, "requests": 20}
+    workload = {**load, "prompt_tokens": 500, "output_tokens": 30}
+    found = simulate(Scenario.from_mapping({"pools": pools, "workload": workload, "window": {"from_s": 0.1}}))
+    whole = simulate(Scenario.from_mapping({"pools": pools, "workload": workload}))
+    assert "busy_fraction" in found.summary["window"]["whole_run"]
+    assert found.summary["busy_fraction"] == whole.summary["busy_fraction"]
+
+
+def test_machines_of_a_run_without_length_are_counted():
+    log = {"at_ns": [0, 0], "machine": [0, 1], "state": [READY, READY]}
+    _, levels = _levels({"log": log, "pools": [0, 0]}, READY, 0, 0)
+    assert levels.max() == 2
