@@ -124,7 +124,7 @@ def _unaccounted(result: Result) -> Iterator[str]:
     if (requests["emitted_tokens"] > requests["output_tokens"]).any():
         yield "a request has emitted more than its output"
     left = requests[requests["status"] == "unfinished"]
-    never_sent = int((left["arrival_ns"] < 0).sum())
+    never_sent = int((columns.requests["arrival_ns"] < 0).sum())
     fleet = columns.meta.get("fleet")
     held = 0 if fleet is None else fleet["held_to_the_end"]
     if len(left) - never_sent != held:

@@ -48,7 +48,7 @@ def _statistics(seconds: pd.Series) -> dict[str, float | None]:
     names = ("mean", "median", "std", "p50", "p90", "p95", "p99", "max")
     if seconds.empty:
         return dict.fromkeys(names)
-    quantiles = [seconds.quantile(q) for q in (0.5, 0.9, 0.95, 0.99)]
+    quantiles = seconds.quantile([0.5, 0.9, 0.95, 0.99]).tolist()
     return dict(zip(names, (seconds.mean(), quantiles[0], seconds.std(ddof=0), *quantiles, seconds.max()), strict=True))
 
 
@@ -92,7 +92,9 @@ class _Run:
         self.gaps_s = pd.Series(np.repeat(gaps, weights) * 1e-9)
         transfers = columns.transfers()
         self.transfers = None if transfers is None else pd.DataFrame(transfers)
-        self.begin = int(requests["arrival_ns"].min())
+        # Requests that clients never sent have no arrival.
+        sent = requests.loc[requests["arrival_ns"] >= 0, "arrival_ns"]
+        self.begin = int(sent.min()) if len(sent) else 0
         last = -1 if self.iterations.empty else int(self.iterations["end_ns"].max())
         self.end = max(self.begin, last, int(requests["finish_ns"].max()))
         self.fleet = self._stays()
@@ -333,7 +335,7 @@ class _Run:
 
     def _fairness(self, requests: pd.DataFrame, tenants: Sequence[str], last: int) -> dict[str, Any]:
         """Tokens over the weight of the class up to the last arrival: a prompt's with the first token, later ones evenly."""
-        begin = int(requests["arrival_ns"].min())
+        begin = int(requests.loc[requests["arrival_ns"] >= 0, "arrival_ns"].min())
         ended = requests[requests["finish_ns"] >= 0]
         first = ended["first_token_ns"].where(ended["first_token_ns"] >= 0, ended["finish_ns"])
         share = ((max(last, begin) - first) / (ended["finish_ns"] - first).clip(lower=1)).clip(0, 1)
@@ -352,7 +354,7 @@ class _Run:
 
     def _saturated(self) -> bool | None:
         """Whether the queue grows over the second half of the arrivals: its mean step over 16 bins, by Student's t at 1 %."""
-        queued = self.requests[self.requests["status"] != "rejected"]
+        queued = self.requests[(self.requests["status"] != "rejected") & (self.requests["arrival_ns"] >= 0)]
         arrivals, starts = queued["arrival_ns"], queued.loc[queued["scheduled_ns"] >= 0, "scheduled_ns"]
         if arrivals.empty or arrivals.min() == arrivals.max():
             return None
