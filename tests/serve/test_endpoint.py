@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-httpx = pytest.importorskip("httpx", reason="needs httpx (pip install 'rooftrace[test]')")
-pytest.importorskip("uvicorn", reason="needs the serve extra (pip install 'rooftrace[serve]')")
-pytest.importorskip("starlette", reason="needs the serve extra (pip install 'rooftrace[serve]')")
+httpx = pytest.importorskip("httpx", reason="needs httpx (pip install -e '.[test]')")
+pytest.importorskip("uvicorn", reason="needs the serve extra (pip install -e '.[serve]')")
+pytest.importorskip("starlette", reason="needs the serve extra (pip install -e '.[serve]')")
 
 from sim import Scenario, simulate  # noqa: E402
 from sim.engine.lives import READY  # noqa: E402

@@ -64,7 +64,7 @@ def serve(
             raise RooftraceError(f"{name} is a number above 0 and below a million; got {value:g}")
     for package in ("starlette", "uvicorn"):
         if find_spec(package) is None:
-            raise RooftraceError(f"rooftrace serve needs {package}: pip install 'rooftrace[serve]'")
+            raise RooftraceError(f"rooftrace serve needs {package}: pip install -e '.[serve]'")
     from sim.serve.app import Endpoint, Limits
     from sim.serve.counting import Approximate, FromFile
     from sim.serve.script import read_script
