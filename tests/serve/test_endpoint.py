@@ -258,7 +258,7 @@ def test_a_client_that_stops_reading_holds_up_nobody_else() -> None:
 
 
 def test_connections_without_a_request_and_heads_without_an_end_are_closed() -> None:
-    with serving(limits=Limits(body_s=0.2, head_bytes=20_000)) as at:
+    with serving(limits=Limits(head_s=0.2, head_bytes=20_000)) as at:
         host, port = at.url.removeprefix("http://").split(":")
 
         def closed(there: socket.socket) -> bool:

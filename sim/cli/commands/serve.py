@@ -70,7 +70,7 @@ def serve(
     ):  # fmt: skip
         if not 0 < value < 1e6:
             raise RooftraceError(f"{name} is a number above 0 and below a million; got {value:g}")
-    for package in ("starlette", "uvicorn"):
+    for package in ("starlette", "uvicorn", "httptools"):
         if find_spec(package) is None:
             raise RooftraceError(f"rooftrace serve needs {package}: pip install -e '.[serve]'")
     from sim.serve.app import Endpoint, Limits
