@@ -189,7 +189,7 @@ def json_objects(path: Any, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]
             continue
         try:
             record = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {line}: expected one JSON object; {error}") from None
         if not isinstance(record, dict):
             raise ValueError(f"{path}, line {line}: expected one JSON object; got {text[:60].decode(errors='replace')}")

@@ -66,9 +66,8 @@ class Scenario(Settings):
 
     @classmethod
     def from_yaml(cls, text: str, *, source: str = "scenario", folder: Path | None = None) -> Scenario:
-        """The scenario written in *text*; an empty text is all defaults."""
-        found = parse_yaml(text, source)
-        return cls.from_mapping({} if found is None else found, source=source, folder=folder)
+        """The scenario written in *text*; `{}` is all defaults, and an empty text is none."""
+        return cls.from_mapping(parse_yaml(text, source), source=source, folder=folder)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scenario:

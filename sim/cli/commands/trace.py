@@ -58,7 +58,7 @@ def convert(
 ) -> None:
     """Write a trace in Rooftrace's plain CSV format."""
     trace = _read(file, format_, sort, drop_empty, limit)
-    if out.exists() and not overwrite:
+    if out.is_file() and not overwrite:
         raise OutputError(f"{out} exists already; give another name or --overwrite")
     try:
         trace.to_csv(out)
@@ -94,6 +94,8 @@ def reuse(
     from hwmodels.model import load_model
     from workloads.reuse import reuse as reuse_of
 
+    if out is not None and out.suffix != ".png":
+        raise RooftraceError(f"--out {out}: the picture is a PNG file; end its name in .png")
     trace = _read(file, format_, sort, drop_empty) if sessions_per_s is None else _read_sessions(file, sessions_per_s)
     with _user_errors(file):
         curve = reuse_of(trace)
