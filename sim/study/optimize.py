@@ -74,7 +74,7 @@ def _device(base: Scenario, name: str) -> Any:
     from hwmodels.hardware import load_hardware
 
     try:
-        return load_hardware(base.find(name) or name)
+        return load_hardware(base.with_value("hardware", name).find(name) or name)
     except ValueError as error:
         raise RooftraceError(str(error)) from None
 
