@@ -31,8 +31,6 @@ class Load:
     workload: Trace | ClosedLoop
     in_flight: int | None = None
     warm_requests: int = 0
-    drawn: bool = True
-    """Whether another seed gives another load."""
 
 
 def load_of(run: BenchRun, seed: int) -> Load:
@@ -69,16 +67,15 @@ def load_of(run: BenchRun, seed: int) -> Load:
     output = _tokens(run, "output", n, seed, Stream.OUTPUT_LENGTHS)
     source = f"the load of {run.name}, seed {seed}"
     timed = offered.open or offered.ramped
-    drawn = timed or not (offered.prompt.each_tokens or offered.prompt.equal) or not offered.output.equal
     if timed or offered.concurrency is None:
         trace = Trace(arrival_ns=_planned_ns(run, n, seed), prompt_tokens=prompt, output_tokens=output, source=source)
         limit = offered.concurrency if offered.concurrency is None or offered.concurrency < n else None
-        return Load(workload=trace, in_flight=limit, drawn=drawn)
+        return Load(workload=trace, in_flight=limit)
     clients = min(offered.concurrency, n)
     ramp_s = float(offered.ramp.get("clients_s", 0.0) or 0.0)
     starts = np.rint(np.linspace(0.0, ramp_s, clients) * _NS).astype(np.int64) if ramp_s else None
     loop = ClosedLoop(prompt_tokens=prompt, output_tokens=output, concurrency=clients, start_ns=starts, source=source)
-    return Load(workload=loop, drawn=drawn)
+    return Load(workload=loop)
 
 
 def recorded_load(run: BenchRun) -> Load | None:
@@ -98,7 +95,7 @@ def recorded_load(run: BenchRun) -> Load | None:
         output_tokens=rows.output_tokens[usable][order],
         source=f"the requests of {run.name} as they were sent",
     )
-    return Load(workload=trace, drawn=False)
+    return Load(workload=trace)
 
 
 def shortened(run: BenchRun, most: int) -> BenchRun:

@@ -13,6 +13,7 @@ from sim import metrics
 from sim.bench.load import Load, NotReplayable, assumed, load_of
 from sim.bench.measured import BenchRun, Latency
 from sim.metrics.spread import weighted_statistics
+from sim.study.statistics import alike
 
 if TYPE_CHECKING:
     from sim.engine import Experiment
@@ -53,8 +54,8 @@ class Replayed:
 def replay(scenario: Scenario, run: BenchRun, *, seeds: Iterable[int] | None = None) -> Replayed:
     """*run* on the deployment of *scenario*, whose own workload is put aside, once for each of *seeds*.
 
-    Without *seeds* these are `REPLICATIONS` from the scenario's own; once where nothing of the load is drawn. `NotReplayable`
-    where the run lacks facts, ScenarioError where the deployment cannot be built.
+    Without *seeds* these are `REPLICATIONS` from the scenario's own. Where the first two have the same figures,
+    nothing is drawn and one stands for all. `NotReplayable` where the run lacks facts, ScenarioError where the deployment cannot be built.
     """
     chosen = list(range(scenario.seed, scenario.seed + REPLICATIONS) if seeds is None else seeds)
     found: list[dict[str, float]] = []
@@ -63,8 +64,8 @@ def replay(scenario: Scenario, run: BenchRun, *, seeds: Iterable[int] | None = N
         load = load_of(run, seed)
         first = experiment_of(scenario, load, seed, like=first)
         found.append(figures(first, load, run))
-        if not load.drawn and first.router.__class__.__name__ != "Random":
-            break
+        if alike(found):
+            return replayed(run, found[:1])
     return replayed(run, found)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.study.points import Point, Run, Sweep
-from sim.study.statistics import LEVEL, mean_interval
+from sim.study.statistics import LEVEL, alike, mean_interval
 from sim.study.store import Store
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def aggregate(runs: Sequence[Mapping[str, Any]], *, half_widths: bool = True, le
     """
     row: dict[str, Any] = {}
     keys = list(dict.fromkeys(key for run in runs for key in run))
-    differ = any(run != runs[0] for run in runs)
+    certain = alike(runs)
     verdicts = [run[SATURATED] for run in runs if run.get(SATURATED) is not None]
     saturated = 2 * sum(verdicts) > len(verdicts) if verdicts else None
     for key in keys:
@@ -81,7 +81,7 @@ def aggregate(runs: Sequence[Mapping[str, Any]], *, half_widths: bool = True, le
             interval = mean_interval(values, level=level)
             row[key] = interval.mean
             if half_widths:
-                known = differ and not math.isnan(interval.half_width)
+                known = not certain and not math.isnan(interval.half_width)
                 row[key + HALF_WIDTH] = interval.half_width if known else None
     return row
 
@@ -153,7 +153,7 @@ def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> d
             counts["runs"] += len(records)
             counts["failed"] += len(errors)
             counts["saturated"] += bool(row.get(SATURATED))
-            counts["alike"] += len(finished) > 1 and all(results == finished[0] for results in finished)
+            counts["alike"] += alike(finished)
     return counts
 
 

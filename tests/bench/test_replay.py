@@ -56,12 +56,11 @@ def test_clients_without_a_rate_are_a_closed_loop_that_may_start_one_by_one() ->
     assert isinstance(load.workload, ClosedLoop)
     assert load.workload.start_ns is not None
     assert (load.workload.start_ns / 1e9).tolist() == [0, 1, 2, 3]
-    assert not load.drawn
 
 
 def test_a_rate_behind_a_limit_on_requests_in_flight() -> None:
     load = load_of(a_run(concurrency=3), 0)
-    assert (load.in_flight, load.drawn) == (3, True)
+    assert load.in_flight == 3
 
 
 def test_lengths_of_single_requests_are_kept() -> None:
@@ -187,7 +186,7 @@ def test_a_rate_that_rises_is_sent_so_behind_a_limit_too() -> None:
     for rate in (math.inf, None):
         load = load_of(a_run(rate_per_s=rate, concurrency=4, ramp=ramp), 0)
         assert isinstance(load.workload, Trace)
-        assert (load.in_flight, load.drawn) == (4, True)
+        assert load.in_flight == 4
         run = a_run(rate_per_s=rate, ramp=ramp)
         assert run.missing == ()
         assert load_text(run) == "1 to 10/s"
