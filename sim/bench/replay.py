@@ -54,8 +54,8 @@ class Replayed:
 def replay(scenario: Scenario, run: BenchRun, *, seeds: Iterable[int] | None = None) -> Replayed:
     """*run* on the deployment of *scenario*, whose own workload is put aside, once for each of *seeds*.
 
-    Without *seeds* these are `REPLICATIONS` from the scenario's own. Where the first two have the same figures,
-    nothing is drawn and one stands for all. `NotReplayable` where the run lacks facts, ScenarioError where the deployment cannot be built.
+    Without *seeds* these are `REPLICATIONS` from the scenario's own. Where the first two have the same figures, nothing is drawn
+    and one stands for all. `NotReplayable` where the run lacks facts, ScenarioError where the deployment cannot be built.
     """
     chosen = list(range(scenario.seed, scenario.seed + REPLICATIONS) if seeds is None else seeds)
     found: list[dict[str, float]] = []

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.study.notes import Noted, Notes
 from sim.study.points import Point, Run, Sweep
 from sim.study.statistics import LEVEL, alike, mean_interval
 from sim.study.store import Store
@@ -108,10 +109,11 @@ class RunIndex:
         self._file.close()
 
 
-def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> dict[str, int]:
+def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> tuple[dict[str, int], tuple[Noted, ...]]:
     """Write results.parquet and .csv (a row a point), runs.parquet (a row a run) and, if any, failures.csv.
 
-    Returns counts: points, runs, failed (runs), saturated (points), alike (points whose replications do not differ).
+    Returns counts: points, runs, failed (runs), saturated (points), alike (points whose replications do not differ);
+    and what the runs note, with the points that it holds for.
     Two passes over the stored runs, one row at a time: memory does not grow with their number.
     """
     axes = list(dict.fromkeys([*sweep.columns(), *sweep.axes]))
@@ -124,6 +126,7 @@ def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> d
             metrics[key + HALF_WIDTH] = "number"
     counts: dict[str, int] = dict.fromkeys(("points", "runs", "failed", "saturated", "alike"), 0)
     shown = {key: kinds[key] for key in axes}
+    notes = Notes()
     point_columns = {**shown, "replications": "whole", "failed": "whole", "error": "text", **metrics}
     run_columns = {"point": "whole", **shown, "run_seed": "whole", "key": "text", "error": "text", **keys}
     with (
@@ -134,7 +137,7 @@ def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> d
     ):
         for number, (point, records) in enumerate(_points(sweep, store, index)):
             varied = {key: _cell(value, kinds[key]) for key, value in {**point.settings, **point.meta}.items()}
-            finished, errors = [], []
+            finished, errors, noted = [], [], []
             for replication, (key, record) in enumerate(records):
                 seed = record.get("seed", sweep.base.seed + replication)
                 results, error = results_of(record), record.get("error")
@@ -142,6 +145,7 @@ def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> d
                 add_run(row)
                 if error is None:
                     finished.append(results)
+                    noted += record["notes"]
                 else:
                     errors.append(error)
                     add_failure({**varied, "run_seed": seed, "error": error})
@@ -149,12 +153,13 @@ def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> d
             head = {"replications": len(finished), "failed": len(errors), "error": errors[0] if errors else None}
             add_point({**varied, **head, **row})
             add_line({**varied, **head, **row})
+            notes.add(", ".join(f"{key}={value}" for key, value in varied.items()), noted)
             counts["points"] += 1
             counts["runs"] += len(records)
             counts["failed"] += len(errors)
             counts["saturated"] += bool(row.get(SATURATED))
             counts["alike"] += alike(finished)
-    return counts
+    return counts, notes.found
 
 
 def _points(sweep: Sweep, store: Store, index: RunIndex) -> Iterator[tuple[Point, list[tuple[str, Mapping[str, Any]]]]]:
