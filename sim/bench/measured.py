@@ -5,8 +5,10 @@ None stands for what a file does not say, never for a default. Times are seconds
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -332,6 +334,11 @@ class BenchRun:
         if self.server is None or not self.server.running or not self.output_tokens_per_s:
             return None
         return self.server.running / self.output_tokens_per_s
+
+    def is_called(self, pattern: str) -> bool:
+        """Whether *pattern* is the run's name, its file's or its path, whole and as it is, or like it with `*` and `?`."""
+        names = (self.name, PurePath(self.file).name, self.file)
+        return pattern in names or any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
     def noting(self, *sentences: str) -> BenchRun:
         """The same run with sentences added to its notes."""

@@ -11,7 +11,7 @@ import pytest
 
 from sim.bench import BenchRun, Latency, Lengths, NotReplayable, Offered, RequestRows, SharedPrompts, replay
 from sim.bench.compare import compared, load_text
-from sim.bench.facts import FactError, divided, with_facts
+from sim.bench.facts import FactError, all_with_facts, divided, with_facts
 from sim.bench.load import load_of
 from sim.bench.reading import read_bytes
 from sim.scenario import Scenario
@@ -217,7 +217,7 @@ def test_what_is_missing_is_asked_for_by_name_and_may_be_given() -> None:
         ]
     )
     assert settings == ("replicas=2",)
-    outputs = load_of(with_facts(run, facts), 0).workload.output_tokens
+    outputs = load_of(all_with_facts([run], facts)[0], 0).workload.output_tokens
     assert len(outputs) == 20
     assert set(outputs.tolist()) == {5, 6, 7, 8, 9}
 
@@ -238,6 +238,24 @@ def test_a_fact_that_contradicts_the_file_is_noted() -> None:
     assert run.notes == ("run.prompt_tokens is given as 300, in place of what the file says",)
 
 
+def test_a_fact_may_be_of_one_run_by_its_name_or_that_of_its_file() -> None:
+    runs = [
+        replace(a_run(), name=name, file=f"logs/{name}.csv")
+        for name in ("open", "closed", "closed-16", "odd [1], run.x")
+    ]
+    assignments = ["run.requests=10", "closed:run.concurrency=4", "closed-*.csv:run.concurrency=16"]
+    assignments += ["closed-16:run.requests=20", "odd [1], run.x:run.requests=7"]
+    told = all_with_facts(runs, divided(assignments)[1])
+    assert [(run.offered.requests, run.offered.concurrency) for run in told] == [
+        (10, None),
+        (10, 4),
+        (20, 16),
+        (7, None),
+    ]
+    with pytest.raises(FactError, match=r"--set clsed:run.concurrency: no run is called so; did you mean closed\?"):
+        all_with_facts(runs, divided(["clsed:run.concurrency=4"])[1])
+
+
 @pytest.mark.parametrize(
     ("assignment", "words"),
     [
@@ -252,7 +270,7 @@ def test_a_fact_that_contradicts_the_file_is_noted() -> None:
 )
 def test_a_fact_that_cannot_be_one_is_one_sentence(assignment: str, words: str) -> None:
     with pytest.raises(FactError, match=words.replace("{", r"\{")):
-        with_facts(a_run(), divided([assignment])[1])
+        all_with_facts([a_run()], divided([assignment])[1])
 
 
 def test_errors_are_told_apart_by_saturation_and_held_to_limits() -> None:
