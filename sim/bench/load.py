@@ -130,6 +130,15 @@ def shortened(run: BenchRun, most: int) -> BenchRun:
     )
 
 
+def in_step(run: BenchRun) -> bool:
+    """Whether simulated clients go in step as the measured ones did not: each waits for its answer, and answers that differed in
+    length, nobody knows how, are simulated as equal. All prompts then come at once, which is in the first tokens alone."""
+    offered = run.offered
+    several = offered.concurrency is not None and min(offered.concurrency, offered.requests or offered.concurrency) > 1
+    closed = several and not (offered.open or offered.ramped) and offered.shared is None
+    return closed and offered.output.spread_unknown and recorded_load(run) is None
+
+
 def assumed(run: BenchRun) -> Iterator[str]:
     """What a simulation of *run* takes for granted because its file does not say it, a sentence each."""
     offered = run.offered
@@ -155,6 +164,11 @@ def assumed(run: BenchRun) -> Iterator[str]:
                 f"all {name}s are taken to be as long as their mean, for the file has no more of them; "
                 f"run.{name}_tokens={{distribution: ...}} says how they spread"
             )
+    if in_step(run):
+        yield (
+            "outputs of one length put clients in step, which those measured were not: TTFT is not judged; "
+            "run.output_tokens={distribution: ...} or a file with single requests (vLLM's --save-detailed) says how they spread"
+        )
     if (offered.open or offered.ramped) and offered.burstiness is None:
         yield "requests are taken to come at random (Poisson); run.burstiness says otherwise, infinity for evenly"
     if run.failed:

@@ -86,6 +86,16 @@ class Lengths:
         return self.mean_tokens is not None or self.distribution is not None or bool(self.each_tokens)
 
     @property
+    def spread_unknown(self) -> bool:
+        """Whether they differ, which a mean that is no whole number says, and nothing says how.
+
+        A whole one is what fixed lengths have, which `vllm bench serve` draws by default (--random-range-ratio 0): of others one
+        total in as many as there are requests comes out so.
+        """
+        told = self.each_tokens or self.distribution is not None or self.quantiles_tokens or self.std_tokens
+        return not told and not self.equal and self.mean_tokens is not None and self.mean_tokens % 1 != 0
+
+    @property
     def equal(self) -> bool | None:
         """Whether all are of one length; None where that is not known."""
         if self.each_tokens:

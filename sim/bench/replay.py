@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim import metrics
-from sim.bench.load import Load, NotReplayable, assumed, load_of
+from sim.bench.load import Load, NotReplayable, assumed, in_step, load_of
 from sim.bench.measured import BenchRun, Latency
 from sim.metrics.spread import weighted_statistics
 from sim.study.statistics import alike
@@ -44,9 +44,13 @@ class Replayed:
     saturated: bool | None
     """Whether the simulated server could not take what was offered; None as for `BenchRun.saturated`."""
     assumed: tuple[str, ...] = ()
+    unjudged: tuple[str, ...] = ()
+    """Latencies of which an error would tell of what the file does not say: `ttft` where clients go in step (`load.in_step`)."""
 
     def error(self, name: str) -> float | None:
-        """predicted / measured - 1; None where either is missing or nothing was measured."""
+        """predicted / measured - 1; None where either is missing, nothing was measured, or the latency is not judged."""
+        if name.partition("_")[0] in self.unjudged:
+            return None
         theirs, ours = self.measured.get(name), self.predicted.get(name)
         return None if not theirs or ours is None or not np.isfinite(ours) else ours / theirs - 1.0
 
@@ -82,6 +86,7 @@ def replayed(run: BenchRun, found: Sequence[Mapping[str, float]]) -> Replayed:
         replications=len(found),
         saturated=_saturated(run, predicted),
         assumed=tuple(assumed(run)),
+        unjudged=("ttft",) if in_step(run) else (),
     )
 
 

@@ -291,7 +291,8 @@ def _print_compared(found: Compared) -> None:
                 figures.setdefault(quantity, set()).add(name)
             rate = quantity == "output_tokens_per_s"
             cells += ["" if value is None else f"{value:,.0f}" if rate else _ms(value) for value in (theirs, ours)]
-            cells.append("" if error is None else f"{error:+.0%}" if abs(error) >= 1 else f"{error:+.1%}")
+            absent = "~" if quantity in each.unjudged and None not in (theirs, ours) else ""
+            cells.append(absent if error is None else f"{error:+.0%}" if abs(error) >= 1 else f"{error:+.1%}")
         rows.append(cells)
     print_table(heads, rows, left=2, fold_left=True, least=9)
     stated = ", ".join(name for names in figures.values() for name in sorted(names))
@@ -300,6 +301,8 @@ def _print_compared(found: Compared) -> None:
     )
     if any(row[1][-1] in "!?" for row in rows):
         legend += " ! saturated, ? saturated on one side only."
+    if any("~" in row for row in rows):
+        legend += " ~ not judged: clients wait for answers whose lengths differ, and the file does not say how."
     console().print(legend, markup=False, soft_wrap=True)
     open_loads = any(each.run.saturated is not None for each in found.replays)
     for saturated, where in ((False, "below saturation" if open_loads else "over all"), (True, "beyond saturation")):
