@@ -1,7 +1,7 @@
 """Every figure of a summary, worked out once more from a run's columns with pandas, by what the documents say that it is.
 
-Nothing of `sim.metrics` and `sim.results.costs` is used. What the columns do not have (arithmetic and traffic, rounds of speculation,
-power) is taken from the run's own totals, and what is made of it is worked out here.
+Nothing of `sim.metrics` and `sim.results.costs` is used. What the columns do not have (arithmetic and traffic, rounds of
+speculation, power) is taken from the run's own totals, and what is made of it is worked out here.
 """
 
 from __future__ import annotations
