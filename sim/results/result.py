@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 import sim.metrics as metrics
 from sim.errors import OutputError
 from sim.results.costs import costs_of
-from sim.results.folder import FILES, staging, write_json
+from sim.results.folder import FILES, read_json, staging, write_json
 from sim.results.parquet import iteration_table, request_table, stored_columns, transfer_table, write_parquet
 from sim.results.words import LATENCY_HEADS, fact_rows, latency_rows
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from sim.protocols import Figures
 
 FORMAT = "rooftrace-results-1"
-_BLOCKS_TO_KEEP = 8
+_ROWS_TO_KEEP = 1 << 21
 
 
 class Result:
@@ -96,7 +95,20 @@ class Result:
 
     @property
     def _window(self) -> Mapping[str, Any]:
-        return self.manifest.get("scenario", {}).get("window", metrics.WHOLE)
+        asked = self.manifest.get("scenario", {}).get("window", metrics.WHOLE)
+        return self.manifest.get("window", asked)
+
+    def or_whole(self) -> Result:
+        """The same over the whole run, which a note in its manifest says, where the scenario's `window` cannot be had; elsewhere
+        the result itself. So a long run is kept whose warm-up has no end."""
+        try:
+            _ = self.summary
+        except metrics.WindowError as error:
+            notes = [*self.manifest.get("notes", ()), f"{error}. All figures are over the whole run."]
+            return Result(
+                self.columns, manifest={**self.manifest, "notes": notes, "window": metrics.WHOLE}, slo=self.slo
+            )
+        return self
 
     @property
     def in_window(self) -> NDArray[np.bool_]:
@@ -127,7 +139,7 @@ class Result:
         return None if transfers is None else transfer_table(transfers).to_pandas()
 
     def kept(self) -> Result:
-        """The same result with iterations, where they are few blocks, worked out once: for files and pictures together."""
+        """The same result with iterations, where they are few, worked out once: for files and pictures together."""
         if isinstance(self.columns, _Once):
             return self
         found = Result(_Once(self.columns), manifest=self.manifest, slo=self.slo)
@@ -186,11 +198,11 @@ class Result:
         missing = [name for name in FILES[:4] if not (folder / name).is_file()]
         if missing:
             raise OutputError(f"{folder} is not a results folder: {', '.join(missing)} is missing")
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest = read_json(folder / "manifest.json")
         found = manifest.pop("format", None)
         if found != FORMAT:
             raise OutputError(f"{folder} has results of format {found!r}; this version reads {FORMAT!r}: run it again")
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary = read_json(folder / "summary.json")
         columns = stored_columns(folder, manifest, summary)
         result = cls(columns, manifest=manifest, slo=manifest.get("slo"))
         result.__dict__["summary"] = summary
@@ -238,7 +250,7 @@ def fitted_stack(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Once:
-    """Columns whose gaps, and iterations where they are few blocks, are worked out once while a folder is written."""
+    """Columns whose gaps, and iterations where they are few, are worked out once while a folder is written."""
 
     def __init__(self, columns: metrics.Columns) -> None:
         self.requests = columns.requests
@@ -253,7 +265,12 @@ class _Once:
         if self._kept:
             return self._kept
         blocks = iter(self._columns.iteration_blocks())
-        first = list(itertools.islice(blocks, _BLOCKS_TO_KEEP + 1))
-        if len(first) <= _BLOCKS_TO_KEEP:
-            self._kept = first
-        return itertools.chain(first, blocks)
+        first: list[Mapping[str, NDArray[Any]]] = []
+        n = 0
+        for block in blocks:
+            first.append(block)
+            n += len(block["start_ns"])
+            if n > _ROWS_TO_KEEP:
+                return itertools.chain(first, blocks)
+        self._kept = first
+        return first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import numpy as np
 from sim.errors import RooftraceError
 from sim.scenario import Scenario
 from sim.study import statistics as st
+from sim.study.notes import Noted, Notes
 from sim.study.paired import STATISTICS, latency_change, queue_stretches
 from sim.study.points import Sweep
 from sim.study.sweep import FORMAT, SweepResult, sweep
@@ -114,6 +115,8 @@ class Comparison:
     differences: tuple[Difference, ...]
     how: str
     level: float = st.LEVEL
+    notes: tuple[Noted, ...] = ()
+    """What the runs of A and B note."""
 
     def __iter__(self) -> Any:
         return iter(self.differences)
@@ -191,8 +194,9 @@ def compare(
             a=str(first.folder),
             b=str(second.folder),
             differences=tuple(differences),
-            how=f"{n} replications, paired by seed; intervals hold at {level:.0%}{alone}",
+            how=_how((first, second), f"{n} replications, paired by seed", level) + alone,
             level=level,
+            notes=_notes(map(str, first.notes), map(str, second.notes)),
         )
     places = [f"{given}: " if isinstance(given, str | os.PathLike) else "" for given in (a, b)]
     return _results(first, second, metrics, level, places)  # type: ignore[arg-type]
@@ -210,7 +214,7 @@ def _load(given: Any) -> Scenario | SweepResult | Result:
         return Scenario.load(path)
     try:
         kind = json.loads((path / "manifest.json").read_text(encoding="utf-8")).get("format")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, RecursionError, AttributeError):
         kind = None
     return SweepResult(path) if kind == FORMAT else Result.load(path)
 
@@ -229,19 +233,34 @@ def _scenarios(
         failures = each.failures(1)
         if failures:
             raise RooftraceError(f"{name} cannot be run: {failures[0]['error']}")
-    alike = any(each.counts["alike"] for each in both)
     return Comparison(
         a=f"{a.source}: {_label(both[0])}",
         b=f"{b.source}: {_label(both[1])}",
         differences=tuple(_sweeps(both[0], both[1], metrics, level)),
-        how=(
+        how=_how(both, f"{replications} replications on the same random numbers", level),
+        level=level,
+        notes=_notes(*(map(str, side.notes) for side in both)),
+    )
+
+
+def _how(both: Sequence[SweepResult], pairs: str, level: float) -> str:
+    """What intervals are from, and in which of two sweeps nothing is random, so that its replications are equal."""
+    alike = [name for name, each in zip("AB", both, strict=True) if each.counts["alike"] == each.counts["points"]]
+    if len(alike) == 2:
+        return (
             "nothing in these scenarios is random, so that replications are equal and there are no intervals; compare "
             "two results folders, which are paired request by request"
-            if alike
-            else f"{replications} replications on the same random numbers; intervals hold at {level:.0%}"
-        ),
-        level=level,
-    )
+        )
+    only = f", nothing in {alike[0]} being random" if alike else ""
+    return f"{pairs}{only}; intervals hold at {level:.0%}"
+
+
+def _notes(a: Iterable[str], b: Iterable[str]) -> tuple[Noted, ...]:
+    """What A and B note, of which a sentence that both do stands for both."""
+    notes = Notes()
+    notes.add("A", a)
+    notes.add("B", b)
+    return notes.found
 
 
 def _label(result: SweepResult) -> str:
@@ -313,14 +332,16 @@ def _paired(
         change = st.ratio_interval(first, second, level=level)
     else:
         mean = float(second.mean() / first.mean()) - 1
-        change, why = st.Change(mean=mean, low=math.nan, high=math.nan, n=1, level=level), "one run has no interval"
+        change = st.Change(mean=mean, low=math.nan, high=math.nan, n=1, level=level)
+        why = "one run has no interval" if len(pairs) == 1 else "equal replications have no interval"
     return Difference(metric=metric, where=where, a=means[0], b=means[1], change=change, why=why)
 
 
 def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, places: Sequence[str]) -> Comparison:
     first, second = a.requests, b.requests
     same = len(first) == len(second) and all(
-        np.array_equal(first[name], second[name]) for name in ("arrival_ns", "prompt_tokens", "output_tokens")
+        np.array_equal(a.columns.requests[name], b.columns.requests[name])
+        for name in ("arrival_ns", "prompt_tokens", "output_tokens")
     )
     if not same:
         raise RooftraceError(
@@ -331,7 +352,7 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
     flat = [_flat(each.summary) for each in (a, b)]
     chosen = _chosen(metrics, [name for name in flat[0] if name in flat[1]])
     kept = a.in_window & b.in_window
-    order = np.flatnonzero(kept)[np.argsort(first["arrival_ns"].to_numpy()[kept], kind="stable")]
+    order = np.flatnonzero(kept)[np.argsort(a.columns.requests["arrival_ns"][kept], kind="stable")]
     stretches = min(_stretches(each, order) for each in (a, b))
     differences = []
     for metric in chosen:
@@ -362,6 +383,7 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
             f"{level:.0%}"
         ),
         level=level,
+        notes=_notes(*(each.manifest.get("notes", ()) for each in (a, b))),
     )
 
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,14 @@ from sim.errors import OutputError, RooftraceError
 from sim.scenario import Scenario
 from sim.study.backends import Backend, Cluster, Inline, Processes
 from sim.study.execute import execute
+from sim.study.notes import Noted, read_notes
 from sim.study.points import Run, Sweep, axis_values, code_digest, frame_rows, load_sweep
 from sim.study.progress import Progress, shown
 from sim.study.statistics import LEVEL
 from sim.study.store import Store
 from sim.study.table import HALF_WIDTH, RunIndex, read_failures, write_tables
 from sim.text import seconds_text
+from workloads.write import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +46,7 @@ class SweepResult:
         self.folder = Path(folder)
         try:
             self.manifest: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             raise OutputError(f"{folder} is not the folder of a sweep: it has no readable manifest.json") from None
         if self.manifest.get("format") != FORMAT:
             raise OutputError(f"{folder} is not the folder of a sweep: its manifest says {self.manifest.get('format')}")
@@ -78,6 +81,11 @@ class SweepResult:
     @property
     def counts(self) -> dict[str, int]:
         return dict(self.manifest["counts"])
+
+    @property
+    def notes(self) -> tuple[Noted, ...]:
+        """What the runs note, each sentence once, with the points that it holds for."""
+        return read_notes(self.manifest["notes"])
 
     def failures(self, n: int = 20) -> list[dict[str, str]]:
         """The first *n* failed runs: their axes' values, `run_seed` and `error`."""
@@ -269,8 +277,8 @@ def run_sweep(
         if first is not None:
             backend = _backend(folder, jobs, cluster, total)
             execute(itertools.chain([first], runs), store, backend, lambda outcome: tell(outcome.key, outcome.error))
-        counts = write_tables(sweep, store, out, index)
-    _write_manifest(out, {**manifest, "counts": counts})
+        counts, notes = write_tables(sweep, store, out, index)
+    _write_manifest(out, {**manifest, "counts": counts, "notes": [asdict(each) for each in notes]})
     return counts
 
 
@@ -330,7 +338,7 @@ def _open(out: Path) -> Path:
 def _format_of(folder: Path) -> str | None:
     try:
         found = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found.get("format") if isinstance(found, dict) else None
 
@@ -343,7 +351,4 @@ def _provenance(sweep: Sweep) -> dict[str, Any]:
 
 
 def _write_manifest(out: Path, manifest: Mapping[str, Any]) -> None:
-    scratch = out / f".manifest.{os.getpid()}"
-    text = json.dumps(manifest, indent=2, ensure_ascii=False, default=str)
-    scratch.write_text(text + "\n", encoding="utf-8")
-    os.replace(scratch, out / "manifest.json")
+    write_whole(out / "manifest.json", json.dumps(manifest, indent=2, ensure_ascii=False, default=str) + "\n")

@@ -6,17 +6,17 @@ import csv
 import itertools
 import json
 import math
-import os
-import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.study.notes import Noted, Notes
 from sim.study.points import Point, Run, Sweep
-from sim.study.statistics import LEVEL, mean_interval
+from sim.study.statistics import LEVEL, alike, mean_interval
 from sim.study.store import Store
+from workloads.write import open_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,7 +64,7 @@ def aggregate(runs: Sequence[Mapping[str, Any]], *, half_widths: bool = True, le
     """
     row: dict[str, Any] = {}
     keys = list(dict.fromkeys(key for run in runs for key in run))
-    differ = any(run != runs[0] for run in runs)
+    certain = alike(runs)
     verdicts = [run[SATURATED] for run in runs if run.get(SATURATED) is not None]
     saturated = 2 * sum(verdicts) > len(verdicts) if verdicts else None
     for key in keys:
@@ -81,7 +81,7 @@ def aggregate(runs: Sequence[Mapping[str, Any]], *, half_widths: bool = True, le
             interval = mean_interval(values, level=level)
             row[key] = interval.mean
             if half_widths:
-                known = differ and not math.isnan(interval.half_width)
+                known = not certain and not math.isnan(interval.half_width)
                 row[key + HALF_WIDTH] = interval.half_width if known else None
     return row
 
@@ -108,10 +108,11 @@ class RunIndex:
         self._file.close()
 
 
-def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> dict[str, int]:
+def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> tuple[dict[str, int], tuple[Noted, ...]]:
     """Write results.parquet and .csv (a row a point), runs.parquet (a row a run) and, if any, failures.csv.
 
-    Returns counts: points, runs, failed (runs), saturated (points), alike (points whose replications do not differ).
+    Returns counts: points, runs, failed (runs), saturated (points), alike (points whose replications do not differ);
+    and what the runs note, with the points that it holds for.
     Two passes over the stored runs, one row at a time: memory does not grow with their number.
     """
     axes = list(dict.fromkeys([*sweep.columns(), *sweep.axes]))
@@ -124,6 +125,7 @@ def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> d
             metrics[key + HALF_WIDTH] = "number"
     counts: dict[str, int] = dict.fromkeys(("points", "runs", "failed", "saturated", "alike"), 0)
     shown = {key: kinds[key] for key in axes}
+    notes = Notes()
     point_columns = {**shown, "replications": "whole", "failed": "whole", "error": "text", **metrics}
     run_columns = {"point": "whole", **shown, "run_seed": "whole", "key": "text", "error": "text", **keys}
     with (
@@ -134,7 +136,7 @@ def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> d
     ):
         for number, (point, records) in enumerate(_points(sweep, store, index)):
             varied = {key: _cell(value, kinds[key]) for key, value in {**point.settings, **point.meta}.items()}
-            finished, errors = [], []
+            finished, errors, noted = [], [], []
             for replication, (key, record) in enumerate(records):
                 seed = record.get("seed", sweep.base.seed + replication)
                 results, error = results_of(record), record.get("error")
@@ -142,6 +144,7 @@ def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> d
                 add_run(row)
                 if error is None:
                     finished.append(results)
+                    noted += record["notes"]
                 else:
                     errors.append(error)
                     add_failure({**varied, "run_seed": seed, "error": error})
@@ -149,12 +152,13 @@ def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> d
             head = {"replications": len(finished), "failed": len(errors), "error": errors[0] if errors else None}
             add_point({**varied, **head, **row})
             add_line({**varied, **head, **row})
+            notes.add(", ".join(f"{key}={value}" for key, value in varied.items()), noted)
             counts["points"] += 1
             counts["runs"] += len(records)
             counts["failed"] += len(errors)
             counts["saturated"] += bool(row.get(SATURATED))
-            counts["alike"] += len(finished) > 1 and all(results == finished[0] for results in finished)
-    return counts
+            counts["alike"] += alike(finished)
+    return counts, notes.found
 
 
 def _points(sweep: Sweep, store: Store, index: RunIndex) -> Iterator[tuple[Point, list[tuple[str, Mapping[str, Any]]]]]:
@@ -212,17 +216,6 @@ def _types() -> dict[str, pa.DataType]:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A scratch path beside *path* that takes its place when the block ends well, and vanishes otherwise."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
-    try:
-        yield scratch
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-@contextmanager
 def _table(path: Path, columns: Mapping[str, str]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -230,7 +223,7 @@ def _table(path: Path, columns: Mapping[str, str]) -> Iterator[Callable[[Mapping
     types = _types()
     schema = pa.schema([(name, types[kind]) for name, kind in columns.items()])
     rows: list[Mapping[str, Any]] = []
-    with _replacing(path) as scratch, pq.ParquetWriter(scratch, schema) as writer:
+    with open_whole(path, binary=True) as file, pq.ParquetWriter(file, schema) as writer:
 
         def flush() -> None:
             # Column by column: from_pylist would import pandas, 0.25 s that nothing else needs.
@@ -250,7 +243,7 @@ def _table(path: Path, columns: Mapping[str, str]) -> Iterator[Callable[[Mapping
 
 @contextmanager
 def _csv(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    with _replacing(path) as scratch, scratch.open("w", newline="", encoding="utf-8") as file:
+    with open_whole(path) as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         yield lambda row: writer.writerow(["" if row.get(name) is None else row[name] for name in columns])

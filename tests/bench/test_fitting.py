@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -297,6 +299,23 @@ def test_what_a_stack_file_cannot_be_joined_with(stack_file: Path, tmp_path: Pat
         resolve(closed(stack_file, serving_release="0.12"))
 
 
+def test_every_interval_holds_its_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two replays too, both of which may lie on one side of it."""
+    import sim.bench.intervals as module
+
+    def run_of(value: float) -> Any:
+        summary = {"slo_attainment": value, "ttft_s": {"mean": value}, "requests_per_s": value, "saturated": False}
+        return SimpleNamespace(summary=summary)
+
+    rng = np.random.default_rng(4)
+    for _ in range(100):
+        middle, *others = (run_of(value) for value in rng.random(8))
+        monkeypatch.setattr(module, "results", lambda *_, m=middle, o=others: (m, o[:2], o[2:], "nothing"))
+        found = module.intervals(Scenario.default(), 2, ("slo_attainment", "ttft_s.mean", "requests_per_s")).figures
+        assert len(found) == 3
+        assert all(each.low <= each.middle <= each.high for each in found.values())
+
+
 def test_intervals_are_no_narrower_than_repeats_lie_apart(stack_file: Path) -> None:
     found = intervals(closed(stack_file), 2)
     for name in ("tpot_s.mean", "ttft_s.mean"):
@@ -482,25 +501,28 @@ def bench_file(folder: Path, concurrency: int, tpot_ms: float, ttft_ms: float) -
 def test_the_command_writes_a_stack_that_a_scenario_takes(tmp_path: Path) -> None:
     scenario = tmp_path / "s.yaml"
     scenario.write_text("{model: llama-3.1-8b, hardware: h100-sxm, scheduler: {policy: vllm}}")
-    files = [bench_file(tmp_path, 1, 8.0, 40.0), bench_file(tmp_path, 8, 9.0, 60.0)]
+    files = [bench_file(tmp_path, 1, 8.0, 40.0), bench_file(tmp_path, 16, 9.0, 60.0)]
     out = tmp_path / "mine.toml"
     done = invoke("bench", "fit", scenario, *files, "--out", out, "--json")
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
-    assert {each["name"] for each in said["runs"]} == {"c1", "c8"}
+    assert {each["name"] for each in said["runs"]} == {"c1", "c16"}
     assert said["errors"]["tpot_s"]["fitted"] < said["errors"]["tpot_s"]["before"]
     assert len(said["left_out"]) == 4
     assert resolve(Scenario.load(scenario).with_value("serving_stack", str(out))).manifest["hardware"]["serving_stack"][
         "fit"
     ]
-    one = json.loads(
-        invoke("bench", "fit", scenario, *files, "--only", "c1", "--out", tmp_path / "c.toml", "--json").stdout
-    )
+    done = invoke("bench", "fit", scenario, *files, "--only", "c1", "--out", tmp_path / "c.toml", "--json")
+    assert "Fitted: c1; predicted: c16\n" in done.stderr
+    one = json.loads(done.stdout)
     assert [each["name"] for each in one["runs"]] == ["c1"]
-    assert [each["name"] for each in one["predicted"]] == ["c8", "c8"]
+    assert [each["name"] for each in one["predicted"]] == ["c16", "c16"]
     again = invoke("bench", "fit", scenario, *files, "--out", tmp_path / "b.toml", "--set", f"serving_stack={out}")
     assert again.exit_code == 2
     assert "a fit already; name the stack that it was fitted over" in again.stderr
+    unheard = invoke("bench", "fit", scenario, *files, "--only", "c2", "--out", out)
+    assert unheard.exit_code == 2
+    assert "--only c2: no run is called so" in unheard.stderr
 
 
 def test_an_output_that_scenarios_would_not_take_is_refused(tmp_path: Path) -> None:

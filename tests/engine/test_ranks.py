@@ -26,8 +26,10 @@ from sim.engine import (
     ranks,
     run,
 )
+from sim.engine.columns import FINISHED, LOST
 from sim.engine.common import IDLE, CommonPrices
 from sim.engine.lane import Lane
+from sim.engine.lives import FleetSpec, Outage
 from sim.engine.pricing import Pricing
 from sim.engine.tenant import Tenant
 from tests.engine.build import patches_the_engine
@@ -275,6 +277,43 @@ def test_prompts_that_every_rank_has_wait_for_more() -> None:
     balance = PromptBalance(timeout_iters=50, batching_wait_iters=3)
     columns = with_balance(balance, [0, 0, 1500, 1500], [20, 20, 2, 2])
     assert columns.requests["scheduled_ns"].tolist() == [0, 0] + [(1040 + 4 * 1001) * US] * 2
+
+
+# Machines with ranks that fail.
+
+
+def that_fails(
+    at_us: int, for_us: int, arrivals_us: list[int], outputs: list[int], balance: PromptBalance | None = None
+) -> Columns:
+    """The only machine, of two ranks, fails for a while; who was there is lost."""
+    spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100)
+    machine = MachineSpec(tenants=(spec,), ranks=2, rank_router=RoundRobin(), prompt_balance=balance)
+    trace = Trace(arrival_ns=[at * US for at in arrivals_us], prompt_tokens=[40] * len(outputs), output_tokens=outputs)
+    outage = Outage(machine=0, at_s=at_us * 1e-6, for_s=for_us * 1e-6)
+    fleet = FleetSpec(pools=(0,), names=("all",), scaling=(None,), failing=(None,), outages=(outage,), in_flight="lose")
+    experiment = Experiment(workload=trace, replicas=(machine,), router=RoundRobin(), fleet=fleet)
+    columns = run(experiment, check_invariants=True)
+    assert_same(columns, run(experiment, fast_forward=False))
+    return columns
+
+
+@pytest.mark.parametrize("at_us", [500, 5000])
+def test_ranks_that_fail_within_a_step_are_free_when_the_machine_is_back(at_us: int) -> None:
+    # In the step of the prompt, which would have lasted until 1,040 us, or in the span of decodes behind it.
+    columns = that_fails(at_us, 10, [0, at_us + 20], [50, 2])
+    assert columns.requests["status"].tolist() == [LOST, FINISHED]
+    assert columns.requests["scheduled_ns"][1] == (at_us + 20) * US
+    assert columns.requests["finish_ns"][1] == (at_us + 20 + 1040 + 1001) * US
+
+
+def test_what_prompts_of_ranks_have_waited_for_is_forgotten_when_their_machine_fails() -> None:
+    """Prompts of both ranks have waited for two steps of the three that they would when it fails: the next ones wait for three."""
+    balance = PromptBalance(timeout_iters=50, batching_wait_iters=3)
+    back = 3500 + 20
+    arrivals = [0, 0, 1500, 1500, back, back, back + 500, back + 500]
+    columns = that_fails(3500, 10, arrivals, [20, 20, 2, 2] * 2, balance)
+    expected = [0, 0, -1, -1, back, back, back + 1040 + 3 * 1001, back + 1040 + 3 * 1001]
+    assert columns.requests["scheduled_ns"].tolist() == [-1 if at < 0 else at * US for at in expected]
 
 
 # Over random runs.
