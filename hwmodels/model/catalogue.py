@@ -47,7 +47,9 @@ def _compared() -> Mapping[str, str]:
 
 
 def _shipped_as(name: str) -> str | None:
-    """The catalogue's own name of a model or alias; None for other names."""
+    """The catalogue's own name of a model, alias or hub name; None for other names, and for a path."""
+    if "/" in name and (not is_hub_name(name) or Path(name).exists()):
+        return None
     return _compared().get(normalised(name))
 
 
