@@ -124,6 +124,9 @@ def _variant(name: str, reading: NameReading, given: tuple[str, ...]) -> ModelSp
         said += f"; {', '.join(map(repr, reading.words))} in its name {verb} taken to leave the shape as it is"
     if reading.spelt is not None:
         data = {key: value for key, value in data.items() if key != "quantization_config"}
+        if "text_config" in data:
+            text = data["text_config"]
+            data["text_config"] = {key: value for key, value in text.items() if key != "quantization_config"}
         if reading.format:
             latent = "kv_lora_rank" in data or "kv_lora_rank" in data.get("text_config", {})
             data["quantization_config"] = quantization_config(
@@ -134,6 +137,10 @@ def _variant(name: str, reading: NameReading, given: tuple[str, ...]) -> ModelSp
         said += f"; its weights are in {_formats(spec)}"
         said += ", and its KV cache in fp8" if reading.fp8_cache and "kv_precision" not in given else ""
         said += f", from {reading.spelt!r} in its name"
+    positions = [int(word[:-1]) * 1024 for word in reading.words if re.fullmatch(r"\d+k", word)]
+    if positions and positions[-1] != spec.max_positions:
+        said += f"; sequences have up to {positions[-1]:,} tokens"
+        spec = replace(spec, max_positions=positions[-1])
     return replace(spec, notes=(*spec.notes, f"{said}. A path to its own config.json takes the place of this reading."))
 
 

@@ -6,6 +6,7 @@ rules here take such words off a name until a catalogue model is left. They say 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ _FORMATS: Mapping[str, str] = {
         r"|int4(?:-(?:awq|gptq|autoround))?"
     ),
     "nvfp4": r"nvfp4|fp4",
+    "nvfp4_a16": r"nvfp4a16|w4a16-nvfp4",
     "mxfp4": r"mxfp4",
     "int4_fp8": r"w4afp8|(?:quantized\.)?w4a8(?:-(?:awq|fp8))?",
     "": r"bf16|fp16|bfloat16|float16",
@@ -71,6 +73,7 @@ _SCHEMES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any] | None]] = {
     "int4": ({"type": "int", "num_bits": 4, "group_size": 128}, None),
     "int4_fp8": ({"type": "int", "num_bits": 4, "group_size": 128}, _FLOAT8),
     "nvfp4": ({"type": "float", "num_bits": 4, "group_size": 16}, {"type": "float", "num_bits": 4}),
+    "nvfp4_a16": ({"type": "float", "num_bits": 4, "group_size": 16}, None),
     "mxfp4": ({"type": "float", "num_bits": 4, "group_size": 32}, None),
 }
 """Format -> weights and activations, as the compressed-tensors format writes them."""
@@ -91,16 +94,21 @@ def read_name(name: str, known: Collection[str]) -> NameReading | None:
     text = normalised(name)
     fmt, spelt = None, None
     taken: list[str] = []
-    while text not in known:
-        if fmt is None and (ends := _format_at_the_end(text)) is not None:
+    if text not in known:
+        rest = text
+        while (ends := _format_at_the_end(rest)) is None:
+            rest, _, last = rest.rpartition("-")
+            if not _says_nothing(last):
+                break
+            taken.insert(0, last)
+        if ends is None:
+            taken = []
+        else:
             fmt, text, spelt = ends
-            continue
-        words = text.split("-")
-        last = next((i for i in reversed(range(1, len(words))) if _says_nothing(words[i])), None)
-        if last is None:
-            break
-        taken.insert(0, words.pop(last))
-        text = "-".join(words)
+    shorter = _shorter(text, known)
+    if shorter is not None:
+        text, words = shorter
+        taken = [*words, *taken]
     base = text if text in known else _contained(text, known)
     if base is None:
         return None
@@ -119,6 +127,19 @@ def read_name(name: str, known: Collection[str]) -> NameReading | None:
     return NameReading(base, tuple(taken), spelt, fmt, cache)
 
 
+def _shorter(text: str, known: Collection[str]) -> tuple[str, tuple[str, ...]] | None:
+    """The known name that is left of *text* when the fewest words that say nothing of the shape are taken, the last
+    ones first, and those words."""
+    words = text.split("-")
+    free = [i for i in reversed(range(1, len(words))) if _says_nothing(words[i])]
+    for n in range(len(free) + 1):
+        for left_out in itertools.combinations(free, n):
+            short = "-".join(word for i, word in enumerate(words) if i not in left_out)
+            if short in known:
+                return short, tuple(words[i] for i in reversed(left_out))
+    return None
+
+
 def _format_at_the_end(text: str) -> tuple[str, str, str] | None:
     """The format that the end of *text* states, the name without it, and how it is spelt; the longest spelling counts."""
     found = [(fmt, match["base"], match["words"]) for fmt, ends in _ENDS.items() if (match := ends.fullmatch(text))]
@@ -132,7 +153,7 @@ def _says_nothing(word: str) -> bool:
 def _contained(text: str, known: Collection[str]) -> str | None:
     """The longest known name of which *text* is a fine-tune: it holds that name's words in a row, and no other size."""
     words = text.split("-")
-    if any(_OTHER_SHAPE.fullmatch(word) for word in words):
+    if any(_OTHER_SHAPE.fullmatch(word) for word in re.split(r"[-.]", text)):
         return None
     found = [
         "-".join(words[first:end])
