@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hwmodels.model.config import spec_from_config
-from hwmodels.model.hub import cached_config, is_hub_name
-from hwmodels.model.names import NameReading, normalised, quantization_config, read_name
+from hwmodels.model.hub import cached_config, fetch_config, is_hub_name
+from hwmodels.model.names import REFUSED, NameReading, normalised, quantization_config, read_name
 from hwmodels.model.spec import ModelSpec
 from hwmodels.tables import ROOM, read_json
 
@@ -73,6 +73,20 @@ def model_file(name_or_path: str | Path) -> Path | None:
     return None if _by_its_name(text) is not None else cached_config(text)
 
 
+def fetch_unknown(name: str) -> None:
+    """Has the HuggingFace hub asked for config.json of the model *name*, where `load_model` finds it nowhere else.
+
+    ValueError in a sentence where the hub does not give it.
+    """
+    if (
+        not Path(name).exists()
+        and _shipped_as(name) is None
+        and model_file(name) is None
+        and _by_its_name(name) is None
+    ):
+        fetch_config(name)
+
+
 def load_model(name_or_path: str | Path, *, given: Collection[str] = ()) -> ModelSpec:
     """The model called *name_or_path*.
 
@@ -122,12 +136,17 @@ def _variant(name: str, reading: NameReading, given: tuple[str, ...]) -> ModelSp
     if reading.words:
         verb = "is" if len(reading.words) == 1 else "are"
         said += f"; {', '.join(map(repr, reading.words))} in its name {verb} taken to leave the shape as it is"
+    if reading.format == REFUSED and "precision" not in given:
+        raise ValueError(
+            f"model {name!r}: the format {reading.spelt} is not modelled; name {base} with another format in its place "
+            "(precision: int4, fp8, ...)"
+        )
     if reading.spelt is not None:
         data = {key: value for key, value in data.items() if key != "quantization_config"}
         if "text_config" in data:
             text = data["text_config"]
             data["text_config"] = {key: value for key, value in text.items() if key != "quantization_config"}
-        if reading.format:
+        if reading.format not in ("", REFUSED):
             latent = "kv_lora_rank" in data or "kv_lora_rank" in data.get("text_config", {})
             data["quantization_config"] = quantization_config(
                 reading.format, latent=latent, fp8_cache=reading.fp8_cache

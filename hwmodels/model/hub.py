@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import re
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 FILES = ("config.json", "hf_quant_config.json")
 
 
@@ -29,7 +31,7 @@ def cached_config(name: str) -> Path | None:
         os.environ.get("HF_HUB_CACHE")
         or Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "hub"
     )
-    folder = Path(hub) / f"models--{name.replace('/', '--')}"
+    folder = Path(hub).expanduser() / f"models--{name.replace('/', '--')}"
     main = folder / "refs" / "main"
     snapshots = [folder / "snapshots" / main.read_text().strip()] if main.is_file() else []
     snapshots += sorted((folder / "snapshots").glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -52,18 +54,9 @@ def fetch_config(name: str, *, timeout_s: float = 20.0) -> Path:
     host = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     found: dict[str, bytes] = {}
     for file in FILES:
-        url = f"{host}/{name}/resolve/main/{file}"
-        token = os.environ.get("HF_TOKEN")
-        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
-        try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-                found[file] = answer.read()
-        except urllib.error.HTTPError as error:
-            if file == FILES[0]:
-                way = "; it is gated: set HF_TOKEN" if error.code in (401, 403) else ""
-                raise ValueError(f"{url}: the hub answers {error.code} {error.reason}{way}") from None
-        except OSError as error:
-            raise ValueError(f"{url}: cannot be reached ({error}); give a path to its config.json instead") from None
+        content = _answer(f"{host}/{name}/resolve/main/{file}", timeout_s, may_lack=file != FILES[0])
+        if content is not None:
+            found[file] = content
     folder = fetched_folder(name)
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in found.items():
@@ -71,3 +64,30 @@ def fetch_config(name: str, *, timeout_s: float = 20.0) -> Path:
         part.write_bytes(content)
         part.replace(folder / file)
     return folder / FILES[0]
+
+
+def _answer(url: str, timeout_s: float, *, may_lack: bool) -> bytes | None:
+    """The JSON object at *url*; None where the hub says that there is no such file, if it *may_lack*."""
+    way = "give a path to its config.json instead"
+    try:
+        request = urllib.request.Request(url)
+        if token := os.environ.get("HF_TOKEN"):
+            request.add_unredirected_header("Authorization", f"Bearer {token}")
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            content: bytes = answer.read()
+    except urllib.error.HTTPError as error:
+        if error.code == 404 and may_lack:
+            return None
+        if error.code in (401, 403):
+            way = "it is private or gated, or there is none of that name: set HF_TOKEN, or check the name"
+        raise ValueError(f"{url}: the hub answers {error.code} {error.reason}; {way}") from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        why = getattr(error, "reason", None) or error
+        raise ValueError(f"{url}: cannot be read ({why}); {way}") from None
+    try:
+        whole = isinstance(json.loads(content), dict)
+    except ValueError:
+        whole = False
+    if not whole:
+        raise ValueError(f"{url}: what answers is no JSON object; {way}")
+    return content

@@ -22,7 +22,7 @@ class NameReading(NamedTuple):
     spelt: str | None
     """The words that state a number format, as in the name; None where none do."""
     format: str
-    """That format of the weights; empty for the model's base format."""
+    """That format of the weights; empty for the model's base format, REFUSED for one that is not modelled."""
     fp8_cache: bool
     """Whether checkpoints of this name ask for a KV cache in FP8."""
 
@@ -39,6 +39,7 @@ _OTHER_SHAPE = re.compile(
 )
 """Words of checkpoints whose layers are not those of the model that they are called after."""
 
+REFUSED = "refused"
 _FORMATS: Mapping[str, str] = {
     "fp8_block": r"(?:fp8-block(?:wise)?|block-fp8)",
     "fp8": r"fp8(?:-(?:dynamic|static|per-?tensor|per-?channel|kv))*",
@@ -52,7 +53,7 @@ _FORMATS: Mapping[str, str] = {
     "mxfp4": r"mxfp4",
     "int4_fp8": r"w4afp8|(?:quantized\.)?w4a8(?:-(?:awq|fp8))?",
     "": r"bf16|fp16|bfloat16|float16",
-    "refused": (
+    REFUSED: (
         r"(?:i?q\d[^-]*-)?gguf|bnb(?:-[48]bit)?|(?:mlx-)?[48]bit|mlx|exl[23]|hqq|aqlm"
         r"|gptq-(?:int8|8bit)|(?:quantized\.)?w8a16|int8"
     ),
@@ -86,10 +87,7 @@ def normalised(name: str) -> str:
 
 
 def read_name(name: str, known: Collection[str]) -> NameReading | None:
-    """*name* as a model of *known*, whose names are normalised; None if no rule leads to one.
-
-    ValueError for a format in the name that is not modelled.
-    """
+    """*name* as a model of *known*, whose names are normalised; None if no rule leads to one."""
     publisher = name.strip().lower().rpartition("/")[0].rpartition("/")[2]
     text = normalised(name)
     fmt, spelt = None, None
@@ -114,16 +112,11 @@ def read_name(name: str, known: Collection[str]) -> NameReading | None:
         return None
     if base != text:
         taken = [*text.replace(base, "").strip("-").replace("--", "-").split("-"), *taken]
-    if fmt == "refused":
-        raise ValueError(
-            f"model {name!r}: the format {spelt} is not modelled; name {base} with another format in its place "
-            "(precision: int4, fp8, ...)"
-        )
     if fmt is None:
         return NameReading(base, tuple(taken), None, "", False)
     if fmt == "fp8" and spelt == "fp8" and publisher in _FP8_IN_BLOCKS:
         fmt = "fp8_block"
-    cache = fmt != "" and (publisher in _FP8_CACHE or "kv" in (spelt or "").split("-"))
+    cache = fmt not in ("", REFUSED) and (publisher in _FP8_CACHE or "kv" in (spelt or "").split("-"))
     return NameReading(base, tuple(taken), spelt, fmt, cache)
 
 

@@ -234,3 +234,8 @@ def test_the_reading_that_takes_the_fewest_words_counts():
     known = {"mistral-7b", "mistral-7b-v0.3"}
     assert read_name("somebody/Mistral-7B-Chat-v0.3-AWQ", known)[:2] == ("mistral-7b-v0.3", ("chat",))
     assert read_name("somebody/Mistral-7B-Chat-v0.9", known)[:2] == ("mistral-7b", ("chat", "v0.9"))
+
+
+def test_a_format_of_ones_own_takes_the_place_of_one_that_is_not_modelled():
+    spec = load_model("TheBloke/Llama-2-7B-Chat-GGUF", given=("precision",))
+    assert spec.params == load_model("llama-2-7b").params
