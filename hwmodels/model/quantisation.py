@@ -298,7 +298,7 @@ def _scheme(weights: Mapping[str, Any], activations: Any) -> str:
         ("int", 4, None): "int4_g32" if group == 32 else "int4",
         ("int", 4, ("float", 8)): "int4_fp8",
         ("float", 4, ("float", 4)): "nvfp4" if group == 16 else None,
-        ("float", 4, None): {16: "nvfp4_a16", 32: "mxfp4"}.get(group),
+        ("float", 4, None): "nvfp4_a16" if group == 16 else "mxfp4" if group == 32 else None,
     }
     try:
         fmt = names.get((kind, bits, taken))

@@ -232,8 +232,11 @@ def test_every_model_of_the_catalogue_keeps_its_shape_under_another_ending(endin
 
 def test_the_reading_that_takes_the_fewest_words_counts():
     known = {"mistral-7b", "mistral-7b-v0.3"}
-    assert read_name("somebody/Mistral-7B-Chat-v0.3-AWQ", known)[:2] == ("mistral-7b-v0.3", ("chat",))
-    assert read_name("somebody/Mistral-7B-Chat-v0.9", known)[:2] == ("mistral-7b", ("chat", "v0.9"))
+    third, ninth = (read_name(f"somebody/Mistral-7B-Chat-v0.{n}-AWQ", known) for n in (3, 9))
+    assert third is not None
+    assert ninth is not None
+    assert (third.base, third.words) == ("mistral-7b-v0.3", ("chat",))
+    assert (ninth.base, ninth.words) == ("mistral-7b", ("chat", "v0.9"))
 
 
 def test_a_format_of_ones_own_takes_the_place_of_one_that_is_not_modelled():

@@ -64,6 +64,7 @@ def test_schemes_of_compressed_tensors(weights, activations, fmt):
         (number("float", 8), None, "float8 with 16-bit activations"),
         (number("float", 8, group_size=32), number("float", 8), "float8 in groups of 32 with float8 activations"),
         (number("int", 4), number("int", 8), "int4 with int8 activations"),
+        (number("float", 4, group_size=64), None, "float4 in groups of 64 with 16-bit activations"),
         (number(["int"], 4), None, "with 16-bit activations"),
     ],
 )
