@@ -35,7 +35,7 @@ _TUNED = frozenset(
 _DATE_OR_VERSION = re.compile(r"\d{4}|\d{6}|v\d+(?:\.\d+)*")
 _SIZE = re.compile(r"(?:\d+x)?\d+(?:\.\d+)?[bm]")
 _OTHER_SHAPE = re.compile(
-    r"eagle\d?|medusa|mtp|draft|drafter|speculators?|dflash|embed(?:ding)?|rerank(?:er)?|reward|vision|vl|omni|audio|minitron|pruned"
+    r"eagle\d?|medusa|mtp|draft|drafter|speculators?|dflash|accelerator|embed(?:ding)?|rerank(?:er)?|reward|vision|vl|omni|audio|minitron|pruned"
 )
 """Words of checkpoints whose layers are not those of the model that they are called after."""
 
@@ -54,7 +54,7 @@ _FORMATS: Mapping[str, str] = {
     "int4_fp8": r"w4afp8|(?:quantized\.)?w4a8(?:-(?:awq|fp8))?",
     "": r"bf16|fp16|bfloat16|float16",
     REFUSED: (
-        r"(?:i?q\d[^-]*-)?gguf|bnb(?:-[48]bit)?|(?:mlx-)?[48]bit|mlx|exl[23]|hqq|aqlm"
+        r"(?:i?q\d[^-]*-)?gguf|i?q\d(?:-[a-z\d]{1,2}){1,2}|bnb(?:-[48]bit)?|(?:mlx-)?[48]bit|mlx|exl[23]|hqq|aqlm"
         r"|gptq-(?:int8|8bit)|(?:quantized\.)?w8a16|int8"
     ),
 }
@@ -82,8 +82,8 @@ _SCHEMES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any] | None]] = {
 
 def normalised(name: str) -> str:
     """A name in the form in which names are compared: the last part of a path, lower case, words joined by hyphens."""
-    last = name.strip().lower().rpartition("/")[2].replace("_", "-").replace(" ", "-")
-    return last.removeprefix("meta-")
+    last = re.sub(r"[_ :]", "-", name.strip().lower().rpartition("/")[2])
+    return re.sub(r"\b(llama|gemma|phi)(?=\d)", r"\1-", last).removeprefix("meta-")
 
 
 def read_name(name: str, known: Collection[str]) -> NameReading | None:

@@ -130,6 +130,11 @@ NAMES = {
     "tiiuae/Falcon3-7B-Instruct": ("falcon3-7b", "bf16", ""),
     "LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct-AWQ": ("exaone-3.5-7.8b", "int4", ""),
     "bigcode/starcoder2-15b": ("starcoder2-15b", "bf16", ""),
+    "llama3.1:8b": ("llama-3.1-8b", "bf16", ""),
+    "llama3.3:70b": ("llama-3.1-70b", "bf16", ""),
+    "gemma3:27b": ("gemma-3-27b", "bf16", ""),
+    "qwen3:30b-a3b": ("qwen3-30b-a3b", "bf16", ""),
+    "phi4:14b": ("phi-4", "bf16", ""),
     "/models/Llama-3.1-8B-Instruct": ("llama-3.1-8b", "bf16", ""),
 }
 
@@ -144,6 +149,7 @@ FORMATS_REFUSED = [
     "mlx-community/Qwen3-8B-MLX-8bit",
     "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8",
     "RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a16",
+    "llama3.1:8b-instruct-q4_K_M",
     "turboderp/Llama-3.1-8B-Instruct-exl2",
 ]
 
