@@ -501,6 +501,7 @@ def _never(handovers: Handovers, id_: int) -> str:
 
 def _on_no_room(handovers: Handovers, id_: int) -> None:
     leg = handovers.legs.pop(id_)
+    leg.end()
     leg.drop(id_)
     handovers._needs_no_more(leg.receiver)
     assert handovers.present is not None
