@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from policies.schedulers import Sarathi
 from policies.view import Scheduler
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
-from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.engine import Columns, Experiment, ReplicaSpec, content, run
 from sim.engine.content import contents_of
 from sim.engine.experiment import LeftBehind
 from sim.engine.kv import OutOfBlocks
 from sim.engine.prefix import BlockCache
+from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 from tests.engine.lru import found_blocks
 from tests.engine.random_runs import an_experiment, assert_same
@@ -367,3 +369,16 @@ def test_the_mooncake_trace_one_at_a_time_is_the_plain_count() -> None:
         assert found == found_blocks(trace, None if blocks == 10_000_000 else blocks)
         share[blocks] = round(sum(found) / len(trace.prefix_blocks), 3)
     assert share == {1_000: 0.045, 10_000: 0.215, 50_000: 0.356, 10_000_000: 0.366}
+
+
+@patches_the_engine
+def test_contents_that_are_read_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    counts = rng.integers(0, 12, 60)
+    ids = np.concatenate([rng.integers(0, 2, count) for count in counts])
+    given = (ids, np.cumsum([0, *counts]), 4, 4 * counts, np.ones(60, np.int64), 4)
+    whole, of_parts = contents_of(*given), content._requests_of_parts
+    for size in (1, 5, 40):
+        monkeypatch.setattr(content, "_requests_of_parts", partial(of_parts, ids=size))
+        part = contents_of(*given)
+        assert all(getattr(part, name) == getattr(whole, name) for name in ("start", "parent", "chain", "named"))
