@@ -19,7 +19,7 @@ from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, ReplicaSpec, content, run
 from sim.engine.content import contents_of
 from sim.engine.experiment import LeftBehind
-from sim.engine.kv import OutOfBlocks
+from sim.engine.kv import KvPool, OutOfBlocks
 from sim.engine.prefix import BlockCache
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
@@ -382,3 +382,9 @@ def test_contents_that_are_read_in_parts_are_the_same(monkeypatch: pytest.Monkey
         monkeypatch.setattr(content, "_requests_of_parts", partial(of_parts, ids=size))
         part = contents_of(*given)
         assert all(getattr(part, name) == getattr(whole, name) for name in ("start", "parent", "chain", "named"))
+
+
+def test_a_pool_without_a_cache_finds_and_shares_nothing() -> None:
+    pool = KvPool(10, 4)
+    assert (pool.found_blocks(0, 9), pool.unheld_blocks(0, 0), pool.shared_blocks(0), pool.found(0)) == (0, 0, 0, 0)
+    assert (pool.full_blocks(0), pool.freed_by(0, {}), pool.held_again, pool.order(0)) == (0, 0, 0, 0)

@@ -479,3 +479,11 @@ def test_what_a_running_request_may_still_emit_fits_the_context() -> None:
 def test_decodes_are_held_until_the_next_look_at_who_has_come(interval: int) -> None:
     plan = replace(SYNCHRONOUS, scheduler_recv_interval=interval).plan(a_view(**decodes(150)))
     assert (plan.hold, plan.through_arrivals) == (interval, True)
+
+
+def test_a_plan_made_ahead_knows_whose_latest_token_it_has_not_seen() -> None:
+    """Those whose prompts it completes, or all of a mixed batch; 21 and 1 emitted are then 20 and 0 (event_loop_overlap)."""
+    assert past(Sglang().plan(a_view(waiting=waits(7, 8), **decodes(150)))).late == (7, 8)
+    mixed = Sglang(enable_mixed_chunk=True, max_running_requests=8)
+    assert past(mixed.plan(a_view(waiting=waits(7), **decodes(150)))).late is True
+    assert past(SYNCHRONOUS.plan(a_view(waiting=waits(7, 8), **decodes(150)))).late == ()
