@@ -433,8 +433,8 @@ MUTATIONS = [
         SGLANG,
         (
             "a memo outlives a pause",
-            "            lane.view.memo = None\n            return self.begin",
-            "            return self.begin",
+            "                lane.view.memo = None\n                if self._ahead is not None and _has_come",
+            "                if self._ahead is not None and _has_come",
         ),
         (
             "decode steps are not counted for policies",
@@ -502,7 +502,7 @@ MUTATIONS = [
     *_of(
         "sim/engine/ahead.py",
         ("tests/engine/test_ahead.py", "tests/oracle/test_vllm.py"),
-        ("who came later is shown", "queue.hidden = self._came_later(seen_ns)", "queue.hidden = 0"),
+        ("who came later is shown", "queue.hidden = came_after(self._came_ns, seen_ns)", "queue.hidden = 0"),
         ("who leaves keeps no seat", "                view.n_leaving += 1\n", ""),
         (
             "the memory of those who leave is seen at once",
@@ -1177,8 +1177,8 @@ MUTATIONS = [
         ),
         (
             "who has gone keeps the receiver's room",
-            "            handovers.legs.pop(id_)\n            leg.drop(id_)\n",
-            "            handovers.legs.pop(id_)\n",
+            "            handovers.legs.pop(id_).end()\n            leg.drop(id_)\n",
+            "            handovers.legs.pop(id_).end()\n",
         ),
         (
             "room that nobody will use is kept",

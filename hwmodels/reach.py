@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class Chunk(int):
     """The `window_tokens` of a model whose local layers attend within chunks of fixed places (Llama 4).
@@ -11,3 +13,7 @@ class Chunk(int):
     """
 
     __slots__ = ()
+
+
+Window = Any
+"""An int, a `Chunk` or None. Compiled code makes a plain number of what is declared as `int` and forgets its class."""

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hwmodels.reach import Chunk
+from hwmodels.reach import Chunk, Window
 
 
-def seen(context: Any, window: int) -> Any:
+def seen(context: Any, window: Window) -> Any:
     """Tokens that the last of *context* tokens sees, itself included, within *window*: its own chunk for a `Chunk`.
 
     Ints or int64 arrays, each of at least 1.
@@ -21,7 +21,7 @@ def seen(context: Any, window: int) -> Any:
     return np.minimum(context, window)
 
 
-def pairs_within(past: int, tokens: int, window: int) -> int:
+def pairs_within(past: int, tokens: int, window: Window) -> int:
     """Query-key pairs of *tokens* queries after *past* tokens that see what `seen` says."""
     if type(window) is Chunk:
         return _pairs_in_chunks(past + tokens, int(window)) - _pairs_in_chunks(past, int(window))

@@ -112,7 +112,13 @@ class StepPrice(Protocol):
 
 class PrefixCache(Protocol):
     """The KV blocks of a model that can be found again, for a scheduler that `admits_in_turn` or `looks_itself`: what a plan would
-    find and evict on its way, one move after the other. All moves between `try_out` and `undo` are taken back."""
+    find and evict on its way, one move after the other. All moves between `try_out` and `undo` are taken back, and nothing is used
+    by asking: see `Plan.looks`."""
+
+    @property
+    def queue_looks(self) -> int:
+        """Plans so far that had looked over the queue (`Looks.of_queue`)."""
+        ...
 
     def try_out(self) -> None: ...
 
@@ -120,15 +126,6 @@ class PrefixCache(Protocol):
 
     def found_blocks(self, id_: int, tokens: int, /) -> int:
         """Blocks that a waiting sequence with so many tokens would find now."""
-        ...
-
-    def look(self, id_: int, tokens: int, /) -> int:
-        """The same, asked by a scheduler that `looks_itself`: where a look counts as use, they have been used, and this is not
-        taken back."""
-        ...
-
-    def wait(self, queue: Sequence[WaitingSeq], /) -> None:
-        """Such a scheduler has seen who waits, and not asked for each. Not taken back either."""
         ...
 
     def beginning(self, id_: int, tokens: int, /) -> object:
@@ -241,6 +238,16 @@ class ReplicaView:
         return whole - seq.shared_blocks - seq.kept_blocks
 
 
+class Looks(NamedTuple):
+    """What a scheduler that `looks_itself` has looked up in the prefix cache. Where a look counts as use, the engine counts it
+    once, when the plan is carried out: asking for a plan uses nothing."""
+
+    used: tuple[tuple[int, int], ...] = ()
+    """(id, tokens), first to last: what a sequence with so many tokens finds has been used."""
+    of_queue: bool = False
+    """The queue has been looked over without asking for each who waits; see `PrefixCache.queue_looks`."""
+
+
 class Plan(NamedTuple):
     """Who runs in the next iteration, and for how many tokens."""
 
@@ -275,6 +282,8 @@ class Plan(NamedTuple):
     shorten: tuple[tuple[int, int], ...] = ()
     """(id, output tokens) of waiting requests whose answers end after so many tokens at the latest from now on, as if their clients
     allowed no more (`ReplicaView.max_tokens`)."""
+    looks: Looks | None = None
+    """What has been looked up for this plan, by a scheduler that `looks_itself`."""
 
 
 _new: Final = tuple[object, ...].__new__
@@ -282,7 +291,7 @@ _new: Final = tuple[object, ...].__new__
 
 def prompts(run: tuple[tuple[int, int], ...], decode: bool) -> Plan:
     """`Plan(decode, run)`, without the detour through the constructor of a NamedTuple: once an iteration with prompt tokens."""
-    return _new(Plan, (decode, run, (), 1, False, (), ALWAYS_NS, None, (), None, ()))
+    return _new(Plan, (decode, run, (), 1, False, (), ALWAYS_NS, None, (), None, (), None))
 
 
 class Scheduler(Protocol):
@@ -335,7 +344,7 @@ def admits_in_turn(scheduler: object) -> bool:
 def looks_itself(scheduler: object) -> bool:
     """Whether *scheduler*, or one that it wraps, looks itself for what those who wait would find in the prefix cache, as SGLang
     does for one after the other: by an attribute `looks_itself`. Its queue shows sequences without what they would find, and those
-    whom its plan admits hold it before anybody takes blocks.
+    whom its plan admits hold it before anybody takes blocks. What it has looked up it says with `Plan.looks`.
     """
     return bool(_asked(scheduler, "looks_itself"))
 

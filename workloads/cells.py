@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +34,21 @@ HEADERS: dict[str, tuple[str, ...]] = {
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """What is in a file, unpacked where it is a gzip file; ValueError for one that is damaged, or no text."""
-    data = Path(path).read_bytes()
-    if data[:2] == b"\x1f\x8b":
+    return read_beginning(path, None)[0]
+
+
+def read_beginning(path: str | os.PathLike[str], n_lines: int | None) -> tuple[bytes, bool]:
+    """The first *n_lines* lines of a file that are not empty (None: all of it), and whether that is all. Little more than them is
+    read. Unpacked, and refused, as by `read_bytes`; a cell in quotes is never cut."""
+    with Path(path).open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        file: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
         try:
-            data = gzip.decompress(data)
+            data, is_all = (file.read(), True) if n_lines is None else _lines_of(file, n_lines)
         except (OSError, EOFError, zlib.error) as error:
+            if not packed:
+                raise
             raise ValueError(f"{path}: the compressed file is damaged ({error}); fetch it again") from None
     data = data.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     try:
@@ -47,7 +57,20 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         raise ValueError(f"{path}: byte {error.start} is not UTF-8 text; convert the file to UTF-8") from None
     if not data.strip():
         raise ValueError(f"{path}: the file is empty; a trace needs at least one request")
-    return data
+    return data, is_all
+
+
+def _lines_of(file: IO[bytes], n_lines: int) -> tuple[bytes, bool]:
+    kept = bytearray()
+    found, in_quotes = 0, False
+    while piece := file.readline():
+        # A lone carriage return ends a line as well; a file of these alone is one piece.
+        kept += piece
+        in_quotes ^= piece.count(b'"') % 2 == 1
+        found += sum(1 for line in piece.splitlines() if line) if b"\r" in piece[:-2] else piece not in (b"\n", b"\r\n")
+        if found >= n_lines and not in_quotes:
+            break
+    return bytes(kept), not file.read(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -166,7 +189,7 @@ def json_objects(path: Any, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]
             continue
         try:
             record = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {line}: expected one JSON object; {error}") from None
         if not isinstance(record, dict):
             raise ValueError(f"{path}, line {line}: expected one JSON object; got {text[:60].decode(errors='replace')}")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from workloads.cells import HEADERS, Table, header_cells, json_objects, read_bytes
+from workloads.cells import HEADERS, Table, header_cells, json_objects, read_beginning, read_bytes
 from workloads.columns import NS_PER_S, IntArray
 from workloads.functions import function_counts, function_invocations
 from workloads.trace import Trace
@@ -53,12 +53,17 @@ def read_trace(
 
     *limit* keeps the first requests, *sort* accepts arrivals out of order, *drop_empty* leaves out rows with
     neither prompt nor output tokens. Raises ValueError naming file, line, column and value of what is wrong.
+
+    With a *limit* a file is read no further than that takes, and nothing is said of what is behind; but all of it with *sort*,
+    which may find the first requests at its end, and in the azure_functions formats, which have a line a function or go by end.
     """
-    data = read_bytes(path)
+    lines = int(limit) + 1 if limit and limit > 0 and not sort else None  # the first may be a header
+    data, is_all = read_beginning(path, lines)
     name = _recognise(path, data) if format == "auto" else format
     if name not in FORMATS:
         raise ValueError(f"format is auto or one of {', '.join(FORMATS)}; got {format!r}")
     if name.startswith("azure_functions"):
+        data = data if is_all else read_bytes(path)
         if not models or prompt_tokens is None:
             raise ValueError(
                 f"{path}: {name} names functions and has no lengths; "
@@ -80,19 +85,31 @@ def read_trace(
             f"{path}: {', '.join(misplaced)} belong to the azure_functions formats and this file is {name}; "
             "use with_models or window on the trace"
         )
+    while True:
+        trace = _requests(path, name, data, is_all, sort=sort, drop_empty=drop_empty)
+        if is_all or (trace is not None and limit is not None and len(trace) >= limit):
+            assert trace is not None
+            return trace if limit is None else trace.limit(limit)
+        # Empty rows that are left out, and rows of several lines.
+        assert lines is not None
+        lines *= 2
+        data, is_all = read_beginning(path, lines)
+
+
+def _requests(path: Any, name: str, data: bytes, is_all: bool, *, sort: bool, drop_empty: bool) -> Trace | None:
+    """The requests in *data*; None where it has none and is not all of the file."""
     if name == "mooncake":
         parts, lines = _mooncake(path, data)
     else:
         table = Table.parse(path, data, HEADERS[name])
         parts = {"azure_llm": _azure_llm, "burstgpt": _burstgpt, "plain": _plain}[name](table)
         lines = table.lines
-    trace = _assemble(path, parts, lines, sort=sort, drop_empty=drop_empty, rebase=name == "azure_llm")
-    return trace if limit is None else trace.limit(limit)
+    return _assemble(path, parts, lines, is_all, sort=sort, drop_empty=drop_empty, rebase=name == "azure_llm")
 
 
 def _assemble(
-    path: Any, parts: dict[str, Any], lines: IntArray, *, sort: bool, drop_empty: bool, rebase: bool
-) -> Trace:
+    path: Any, parts: dict[str, Any], lines: IntArray, is_all: bool, *, sort: bool, drop_empty: bool, rebase: bool
+) -> Trace | None:
     arrival = parts["arrival_ns"]
     prompt, output = parts["prompt_tokens"], parts["output_tokens"]
     prompt_name, output_name, arrival_name = parts.pop("names")
@@ -107,6 +124,8 @@ def _assemble(
             )
         keep = keep[~empty]
     if len(keep) == 0:
+        if not is_all:
+            return None
         raise ValueError(f"{path}: no requests left to read; every row has 0 prompt and 0 output tokens")
     order = keep[np.argsort(arrival[keep], kind="stable")]
     if not sort:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -222,4 +221,4 @@ class Trace(Requests):
         """
         if self.follows is not None:
             raise ValueError("the plain format cannot say which requests wait for others; keep the file of sessions")
-        write_whole(Path(path), plain_csv(self))
+        write_whole(path, plain_csv(self))

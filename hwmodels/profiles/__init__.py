@@ -1,7 +1,7 @@
 """Calibrated profiles: fitted kernel parameters of a device, where each came from, and its datasheet numbers apart."""
 
 from hwmodels.profiles.comparison import Difference, compare_profiles
-from hwmodels.profiles.files import calibrated_devices, read_profile, write_profile
+from hwmodels.profiles.files import calibrated_devices, profile_text, read_profile, write_profile
 from hwmodels.profiles.lending import borrow, borrow_for, complete, load_profile
 from hwmodels.profiles.profile import Calibration, Kernel, Profile, Provenance, datasheet_of, device_of
 
@@ -19,6 +19,7 @@ __all__ = [
     "datasheet_of",
     "device_of",
     "load_profile",
+    "profile_text",
     "read_profile",
     "write_profile",
 ]

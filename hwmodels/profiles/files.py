@@ -65,7 +65,12 @@ def _datasheet(where: str, name: str, sheet: Any) -> Datasheet:
 
 
 def write_profile(profile: Profile, path: str | Path) -> None:
-    """Write a profile as TOML that `read_profile` gives back; fitted numbers keep five significant digits."""
+    """Write the `profile_text` of a profile to *path*."""
+    Path(path).write_text(profile_text(profile), encoding="utf-8")
+
+
+def profile_text(profile: Profile) -> str:
+    """A profile as TOML that `read_profile` gives back; fitted numbers keep five significant digits."""
     lines = [
         f"format = {FORMAT}",
         f"device = {_text(profile.name)}",
@@ -93,7 +98,7 @@ def write_profile(profile: Profile, path: str | Path) -> None:
             lines += [f"{name} = [{_digits(low)}, {_digits(high)}]" for name, (low, high) in kernel.interval.items()
                       if name in columns[kernel.family]]  # fmt: skip
         lines += ["[kernel.provenance]", *_lines(_short(kernel.provenance))]
-    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(lines) + "\n"
 
 
 def _columns(kernels: Sequence[Kernel]) -> dict[str, list[str]]:

@@ -10,14 +10,16 @@ from typing import ClassVar
 from policies.sglang.joining import GO_ON, NO_MEMORY, OUT_OF_ROOM, SPENT, Adder, Room
 from policies.sglang.past import Past, Running
 from policies.sglang.settings import PROMPT_STEP, Settings
-from policies.view import UNTIL_CHANGE, Plan, PrefixCache, ReplicaView, RunningSeq, WaitingSeq
+from policies.view import UNTIL_CHANGE, Looks, Plan, PrefixCache, ReplicaView, RunningSeq, WaitingSeq
 
 RETRACT_DECODE_STEPS = 20
 """Decode steps that a retraction leaves room for in the share: environ.py."""
 IN_BATCH_PREFIX_CACHING_THRESHOLD = 32
 """Who finds no more tokens waits for another one who begins with as many of the same: schedule_policy.py, two names for it."""
 WAITING_QUEUE_PREFIX_MATCH_MAX = 128
-"""A longer queue is not sorted by what its requests find: schedule_policy.py."""
+"""A longer queue is not sorted by what its requests find; this and the next: schedule_policy.py."""
+WAITING_PREFIX_REFRESH_INTERVAL = 32
+"""Of so many looks over a queue that is not sorted, one counts as using what as many as 128 at its head would find."""
 _new = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
 
@@ -105,27 +107,31 @@ class Sglang(Settings):
             queue = sorted(queue, key=lambda seq: -room.max_new(seq.id))
         return queue, known
 
-    def _looked_over(self, view: ReplicaView, queue: Sequence[WaitingSeq]) -> Sequence[WaitingSeq]:
+    def _looked_over(self, view: ReplicaView, queue: Sequence[WaitingSeq]) -> tuple[Sequence[WaitingSeq], Looks]:
         """The queue as `calc_priority` leaves it: with `lpm` those first who would find most, and last those of whom another one
-        who waits is to compute the beginning."""
+        who waits is to compute the beginning; and what has been looked up for that."""
         cache = self._cache(view)
-        if cache is None:
-            return queue
+        if cache is None or not queue:
+            return queue, Looks()
         if not self.by_prefix or len(queue) > WAITING_QUEUE_PREFIX_MATCH_MAX:
-            cache.wait(queue)
-            return queue
+            refreshed: Sequence[WaitingSeq] = ()
+            if cache.queue_looks % WAITING_PREFIX_REFRESH_INTERVAL == 0:
+                refreshed = queue[:WAITING_QUEUE_PREFIX_MATCH_MAX]
+            used = tuple((seq.id, seq.tokens + seq.cached_tokens + 1) for seq in reversed(refreshed))
+            return queue, Looks(used, of_queue=True)
         found: dict[int, float] = {}
         begun: set[object] = set()
         for seq in queue:
             tokens = seq.tokens + seq.cached_tokens
-            matched = cache.look(seq.id, tokens + 1) * view.block_tokens
+            matched = cache.found_blocks(seq.id, tokens + 1) * view.block_tokens
             found[seq.id] = -min(matched, tokens - 1)
             if matched <= IN_BATCH_PREFIX_CACHING_THRESHOLD <= tokens:
                 beginning = cache.beginning(seq.id, IN_BATCH_PREFIX_CACHING_THRESHOLD)
                 if beginning in begun:
                     found[seq.id] = inf
                 begun.add(beginning)
-        return sorted(queue, key=lambda seq: found[seq.id])
+        used = tuple((seq.id, seq.tokens + seq.cached_tokens + 1) for seq in queue)
+        return sorted(queue, key=lambda seq: found[seq.id]), Looks(used)
 
     def _running(self, view: ReplicaView, past: Past) -> list[Running]:
         """The decode batch as SGLang lists it, with those that are leaving."""
@@ -169,7 +175,8 @@ class Sglang(Settings):
         n_leaving = view.n_leaving
         n_batch = view.n_decoding + n_leaving
         running = self._running(view, past)
-        queue = self._looked_over(view, queue)
+        queue, looks = self._looked_over(view, queue)
+        used = list(looks.used)
         past = past._replace(queue=tuple(seq.id for seq in queue) if self.by_prefix else None)
         adder = Adder(self, view, past, running)
         cache = self._cache(view)
@@ -191,7 +198,8 @@ class Sglang(Settings):
                 continue
             found = unheld = 0
             if cache is not None and not seq.cached_tokens:
-                found = cache.look(seq.id, seq.tokens)
+                found = cache.found_blocks(seq.id, seq.tokens)
+                used.append((seq.id, seq.tokens))
                 unheld = cache.unheld_blocks(seq.id, found)
             n_before = len(adder.chunks)
             verdict = adder.add(seq, found, unheld)
@@ -203,9 +211,10 @@ class Sglang(Settings):
                 break
         if cache is not None:
             cache.undo()
+        looked_up = None if cache is None else looks._replace(used=tuple(used))
         chunks = tuple(adder.chunks)
         if not chunks:
-            return self._decode(view, past._replace(full=full), bool(queue), tuple(reject))
+            return self._decode(view, past._replace(full=full), bool(queue), tuple(reject))._replace(looks=looked_up)
         mixed = (
             self.enable_mixed_chunk and view.n_decoding > 0 and adder.blocks + view.growth_blocks <= view.free_blocks
         )
@@ -237,7 +246,7 @@ class Sglang(Settings):
             queue=past.queue,
         )
         listed = (*(id_ for id_, _ in chunks), *(each.seq.id for each in running)) if mixed else None
-        return Plan(decode=mixed, run=chunks, reject=tuple(reject), memo=memo, order=listed)
+        return Plan(decode=mixed, run=chunks, reject=tuple(reject), memo=memo, order=listed, looks=looked_up)
 
     def _decode(self, view: ReplicaView, past: Past, waits: bool, reject: tuple[tuple[int, str], ...] = ()) -> Plan:
         """`update_running_batch`: a decode step of all, or of those who are left after a retraction."""

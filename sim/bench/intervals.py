@@ -297,9 +297,10 @@ def _ends(values: Sequence[float], middle: float) -> tuple[float, float]:
 
 def _interval(name: str, middle: float, values: Sequence[float], same: Sequence[float]) -> Interval:
     low, high = _ends(values, middle)
-    if name != "slo_attainment":
-        factor = float(np.exp(Z90 * ERRORS.repeat["ttft_s" if name.startswith("ttft") else "tpot_s"]))
-        low, high = min(low, middle / factor), max(high, middle * factor)
+    share = name == "slo_attainment"
+    repeat = 0.0 if share else ERRORS.repeat["ttft_s" if name.startswith("ttft") else "tpot_s"]
+    factor = float(np.exp(Z90 * repeat))
+    low, high = min(low, middle / factor), max(high, middle * factor)
     seeds = [middle, *(value for value in same if np.isfinite(value))]
     return Interval(middle=middle, low=low, high=high, simulation_low=min(seeds), simulation_high=max(seeds))
 

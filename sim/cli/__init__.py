@@ -8,7 +8,7 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from sim.cli.exits import INTERRUPTED, TERMINATED, USER_ERROR
+from sim.cli.exits import USER_ERROR, Terminated, code_of
 from sim.packages import intruder
 
 if TYPE_CHECKING:
@@ -33,10 +33,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         build_app()()
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    except KeyboardInterrupt as error:
+        sys.exit(code_of(error))
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    # An exception rather than the default, so that half-written results are removed on the way out.
-    raise SystemExit(TERMINATED)
+    # An exception rather than the default, so that half-written results are removed on the way out; one is enough.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated

@@ -11,12 +11,12 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from sim.cli.exits import INTERRUPTED, USER_ERROR
+from sim.cli.exits import USER_ERROR, interrupted
 from sim.errors import RooftraceError
 
 
 class _Guarded(TyperGroup):
-    """Turns errors that the user can mend into one sentence and exit code 2, and Ctrl-C into 130."""
+    """Turns errors that the user can mend, full disks included, into one sentence and exit code 2, and signals into another."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -24,13 +24,30 @@ class _Guarded(TyperGroup):
         except RooftraceError as error:
             typer.echo(f"Error: {error}", err=True)
             raise typer.Exit(USER_ERROR) from None
-        except KeyboardInterrupt:
-            typer.echo("Interrupted; nothing was written.", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt as error:
+            raise interrupted(error) from None
         except BrokenPipeError:
-            # Whoever read our output has closed; Python would complain again when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _mute()
             raise typer.Exit(0) from None
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            # A full disk, most of all. What has no name is standard output, or lies where temporary files do.
+            where = error.filename or ("standard output" if _mute() else "standard output, or a temporary file")
+            typer.echo(f"Error: {where}: {error.strerror or error}", err=True)
+            sys.exit(USER_ERROR)
+
+
+def _mute() -> bool:
+    """Whether standard output takes nothing any more; if so the rest is dropped, of which Python would complain at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def build_app() -> typer.Typer:

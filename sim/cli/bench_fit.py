@@ -53,6 +53,7 @@ def fit(
     from sim.errors import OutputError, RooftraceError
     from sim.scenario import Scenario
     from sim.text import unknown
+    from workloads.write import write_whole
 
     if out.suffix != ".toml":
         raise RooftraceError(f"--out is a .toml file, for serving_stack tells files from names by it; got {out}")
@@ -100,7 +101,7 @@ def fit(
     predicted = [each for case in others for each in found.predict(case)]
     text = stack_text(found, chosen, [str(path) for path in files], [*left_out, *predicted])
     try:
-        out.write_text(text, encoding="utf-8")
+        write_whole(out, text)
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error.strerror}") from None
     if as_json:

@@ -136,7 +136,9 @@ def point_intervals(plan: Sweep, replays: int) -> list[tuple[Mapping[str, Any], 
 
 def write_point_intervals(found: Sequence[tuple[Mapping[str, Any], Intervals | str]], folder: Path) -> None:
     """A line of `POINTS` in *folder* for each point and figure."""
-    with (folder / POINTS).open("w", newline="", encoding="utf-8") as file:
+    from workloads.write import open_whole
+
+    with open_whole(folder / POINTS) as file:
         writer = csv.writer(file)
         keys = list(found[0][0]) if found else []
         names = ("middle", "low", "high", "simulation_low", "simulation_high")

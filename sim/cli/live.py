@@ -24,6 +24,7 @@ def validate_live(
     """Run, print measured beside simulated beside closed form, and write JSON to *out* and a picture into *plots*."""
     from sim.cli.tables import print_table
     from sim.validation.live import MEANINGLESS, LiveSettings, run_live
+    from workloads.write import write_whole
 
     if hardware is None or not hardware.endswith(".toml"):
         raise RooftraceError(
@@ -69,7 +70,7 @@ def validate_live(
     typer.echo(f"Largest error of a speed-up: {100 * result.worst_speedup_error:.1f} %")
     typer.echo(f"Best K: {best[0]} measured, {best[1]} simulated")
     if out is not None:
-        out.write_text(json.dumps(result.as_json(), indent=2) + "\n", encoding="utf-8")
+        write_whole(out, json.dumps(result.as_json(), indent=2) + "\n")
     if plots is not None:
         from sim.plots.calibration import draw_live
 

@@ -2,7 +2,7 @@
 
 from sim.engine.cluster import run
 from sim.engine.columns import ABORTED, FINISHED, LOST, REJECTED, STATUS_NAMES, UNFINISHED, Columns, ReplicaColumns
-from sim.engine.errors import InvariantError, PolicyError
+from sim.engine.errors import InvariantError, PolicyError, UnservedError
 from sim.engine.experiment import Experiment, MachineSpec, ReplicaSpec
 from sim.engine.live import Listener, LiveRun, Load, live_trace
 from sim.engine.prices import StageTable
@@ -25,6 +25,7 @@ __all__ = [
     "ReplicaColumns",
     "ReplicaSpec",
     "StageTable",
+    "UnservedError",
     "live_trace",
     "run",
 ]

@@ -15,38 +15,36 @@ from sim.engine.lane import Ended, Lane, QueueView
 class Ahead:
     """What the plans of a lane do not know when they are made."""
 
-    __slots__ = ("_came_ns", "made", "seen_ns")
+    __slots__ = ("_came_ns", "_planned_ns", "made", "seen_ns")
 
-    def __init__(self) -> None:
-        self._came_ns: deque[int] = deque()
+    def __init__(self, came_ns: deque[int]) -> None:
+        self._came_ns = came_ns
         """When those came who may have come after the coming plan was made."""
+        self._planned_ns = -1
+        """When the latest plan was made."""
         self.seen_ns = ALWAYS_NS
         """When the coming plan was made: when the iteration that has just ended started. ALWAYS_NS: it is made now."""
         self.made = False
         """Whether the latest plan was made ahead; where it is empty, one is made that knows all."""
 
-    def came(self, now_ns: int) -> None:
-        """A request comes to the queue."""
-        self._came_ns.append(now_ns)
-
     @property
     def n_unknown(self) -> int:
-        """Requests that came after the latest plan was made, as of the latest look."""
+        """Requests that came after the latest plan was made, while it is carried out."""
         return len(self._came_ns)
 
-    def _came_later(self, seen_ns: int) -> int:
-        """How many came after *seen_ns*: the last of the queue. No earlier instant is asked for later."""
-        came_ns = self._came_ns
-        while came_ns and came_ns[0] <= seen_ns:
-            came_ns.popleft()
-        return len(came_ns)
+    @property
+    def planned_ns(self) -> int:
+        """When the plan was made of the iteration that was started last."""
+        # A plan that a lane holds is taken for one made anew, and has not been asked for.
+        return self._planned_ns if self.seen_ns == ALWAYS_NS else self.seen_ns
 
     def hide(self, lane: Lane, queue: QueueView, *, given: bool) -> bool:
         """Leave in the view of *lane* what the coming plan knew; whether that hides anything. *given*: those who have ended have
         given their blocks back."""
         view, seen_ns = lane.view, self.seen_ns
         self.seen_ns, self.made = ALWAYS_NS, seen_ns != ALWAYS_NS
-        queue.hidden = self._came_later(seen_ns)
+        self._planned_ns = seen_ns if self.made else view.now_ns
+        queue.hidden = came_after(self._came_ns, seen_ns)
         view.waiting = queue if queue else ()
         view.n_leaving = view.leaving_blocks = 0
         if seen_ns == ALWAYS_NS:
@@ -63,9 +61,16 @@ class Ahead:
         return queue.hidden > 0 or bool(lane.leaving)
 
     def reset(self) -> None:
-        """Nothing has come, and the next plan is made when it is asked for."""
-        self._came_ns.clear()
+        """The next plan is made when it is asked for."""
         self.seen_ns = ALWAYS_NS
+
+
+def came_after(came_ns: deque[int], seen_ns: int) -> int:
+    """How many came after *seen_ns*: the last of the queue. No earlier instant is asked for later, and what came before it is
+    forgotten."""
+    while came_ns and came_ns[0] <= seen_ns:
+        came_ns.popleft()
+    return len(came_ns)
 
 
 def as_known(lane: Lane, queue: QueueView, plan: Plan) -> tuple[Plan, dict[int, Ended]]:

@@ -21,7 +21,7 @@ from sim.engine.gate import Gate
 from sim.engine.handover import DECODES, PREFILLS, Handovers
 from sim.engine.lives import DRAINING, FAILED, READY, FleetSpec
 from sim.engine.machine import Machine
-from sim.engine.parted import Cut, choose_anew, give_up_kv, needs
+from sim.engine.parted import Cut, choose_anew, come_again, give_up_kv, needs
 from sim.engine.requests import RequestState
 
 
@@ -44,6 +44,8 @@ class Whole(Protocol):
     def _hold(self, id_: int, /) -> None: ...
 
     def _lose(self, id_: int, reason: str, /) -> None: ...
+
+    def send_again(self, ids: list[int], /) -> None: ...
 
 
 class Apart:
@@ -110,6 +112,15 @@ class Apart:
         pool = self._fleet.pools[self._fleet._spec.pools[machine.index]]
         pool.finished += 1
         pool.finished_tokens += self.handovers.least_left
+
+    def compute_again(self, id_: int) -> None:
+        """A computed prompt gives its KV up, and its request comes again; it has not failed."""
+        fleet = self._fleet
+        fleet._counts["discarded_tokens"] += give_up_kv(self.handovers, id_, sender_is_there=True)
+        assert fleet._state.again is not None
+        fleet._state.again[id_] = 1
+        come_again(self.handovers, id_)
+        fleet.send_again([id_])
 
     def perhaps_empty(self, machine: Machine) -> None:
         """A request between machines needs *machine* no more."""

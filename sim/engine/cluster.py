@@ -8,9 +8,10 @@ from __future__ import annotations
 import gc
 import time
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from sim.engine.columns import ABORTED, BUBBLES, LOST, REJECTED, UNFINISHED, Columns, IntArray
 from sim.engine.content import Contents, contents_of
+from sim.engine.errors import UnservedError
 from sim.engine.events import ARRIVALS, Alarm, Clock
 from sim.engine.experiment import Experiment, MachineSpec
 from sim.engine.fleet import Fleet, facts_of
@@ -56,24 +58,42 @@ def run(experiment: Experiment, *, fast_forward: bool = True, check_invariants: 
     invariants that docs/architecture.md names are checked at every event, slower still; `InvariantError` names the broken one.
     """
     began = time.perf_counter()
-    with _few_collections():
+    with _COLLECTIONS.few():
         cluster = _Cluster(experiment, fast_forward, check_invariants)
         columns = cluster.run()
     columns.meta["wall_s"] = time.perf_counter() - began
     return columns
 
 
-@contextmanager
-def _few_collections() -> Generator[None]:
-    """Python looks for cycles less often: what a run keeps is in use, and with a prefix cache that is so much that a tenth of the
-    time went into looking through it."""
-    before = gc.get_threshold()
-    if before[0]:
-        gc.set_threshold(max(before[0], _NEW_OBJECTS), *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
+class _Collections:
+    """How often Python looks for cycles, which belongs to the process: the first of several runs in threads changes it, and
+    the last that ends restores it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._runs = 0
+        self._before = gc.get_threshold()
+
+    @contextmanager
+    def few(self) -> Generator[None]:
+        """Makes Python look less often: what a run keeps is in use, and with a prefix cache a tenth of the time went into
+        looking through it."""
+        with self._lock:
+            self._runs += 1
+            if self._runs == 1:
+                self._before = gc.get_threshold()
+                if self._before[0]:
+                    gc.set_threshold(max(self._before[0], _NEW_OBJECTS), *self._before[1:])
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._runs -= 1
+                if not self._runs:
+                    gc.set_threshold(*self._before)
+
+
+_COLLECTIONS = _Collections()
 
 
 def _as_array(column: IntArray) -> array[int]:
@@ -205,12 +225,13 @@ class _Cluster:
             self._state.carried = array("q", bytes(8 * n))
         self._clock = Clock()
         self._machines: list[Machine] = []
-        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, _stores(specs))
+        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, _stores(specs))
+        first = 0
         for index, spec in enumerate(specs):
-            first = sum(len(machine.tenants) for machine in self._machines)
             steps = experiment.handover is not None and _trees_of_ranks(spec)
             its_own = common._replace(fast_forward=False) if steps else common
             self._machines.append(machine_of(its_own, index, spec, first, experiment.part_of(index)))
+            first += len(self._machines[-1].tenants)
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None
         self._only = self._machines[0] if alone else None
@@ -289,6 +310,8 @@ class _Cluster:
             self._watch.run(horizon_ns)
         else:
             clock.run(until=horizon_ns)
+        if not clock.expects(0):
+            _check_nobody_is_left(self)
         if self._fleet is not None:
             self._fleet.close(horizon_ns)
         for machine in self._machines:
@@ -420,6 +443,10 @@ class _Cluster:
         assert self._handovers is not None
         self._handovers.has_room(id_, now_ns, found_tokens, leg)
 
+    def no_room(self, id_: int, now_ns: int, leg: int) -> None:
+        assert self._handovers is not None
+        self._handovers.no_room(id_, now_ns, leg)
+
     def first_token_elsewhere(self, id_: int, at_ns: int) -> None:
         """A request has its first token without an iteration of the machine that gives it the others."""
 
@@ -434,6 +461,38 @@ class _Cluster:
         state.status[id_] = status
         state.reason[id_] = self._reasons.setdefault(reason, len(self._reasons))
         self.finished(id_, self._clock.now_ns)
+
+
+def _check_nobody_is_left(cluster: _Cluster) -> None:
+    """UnservedError where nothing is left to happen and requests have come that have not ended.
+
+    Those that wait for a machine that is gone for good are counted by the fleet (`held_to_the_end`); with them wait those that came
+    behind them, to a machine whose memory they hold.
+    """
+    state, handovers, fleet = cluster._state, cluster._handovers, cluster._fleet
+    waiting = set[int]() if fleet is None else set(fleet.in_wait())
+    jammed = set[int]() if handovers is None else {handovers.prefill_replica[id_] for id_ in handovers.awaiting}
+    left = [
+        id_
+        for id_, status in enumerate(state.status)
+        if status == UNFINISHED and state.arrival[id_] >= 0 and id_ not in waiting and state.replica[id_] not in jammed
+    ]
+    if not left:
+        return
+    legs = {} if handovers is None else handovers.legs
+    machine_of = [machine.index for machine in cluster._machines for _ in machine.tenants]
+    places = Counter(
+        f"wait for room at machine {legs[id_].receiver.index}"
+        if id_ in legs and not legs[id_].has_room
+        else f"are at machine {machine_of[state.replica[id_]]}"
+        for id_ in left
+    )
+    named = ", ".join(map(str, left[:5])) + (f" and {len(left) - 5:,} more" if len(left) > 5 else "")
+    raise UnservedError(
+        f"{len(left):,} of {len(state.status):,} requests can never be served ({named}): at t={cluster._clock.now_ns / 1e9:.6f} s "
+        f"nothing is left to happen, {', '.join(f'{n:,} {where}' for where, n in places.items())}, and each waits for memory that "
+        "others hold; give more KV blocks, or look at the scheduler if it is your own"
+    )
 
 
 def _shortened(state: RequestState) -> IntArray:
@@ -518,6 +577,7 @@ def _columns(cluster: _Cluster) -> Columns:
             ),
             **({} if cluster._handovers is None else {"links": links_of(cluster._handovers)}),
             **({} if cluster._fleet is None else {"fleet": facts_of(cluster._fleet)}),
+            "n_machines": len(cluster._machines),
             "n_stages": sum(machine.n_stages for machine in cluster._machines),
             **({"tiers": _tier_facts(cluster._machines)} if tiers else {}),
             **({"ranks": ranks} if (ranks := ranked(cluster._machines)) else {}),

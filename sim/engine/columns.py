@@ -130,6 +130,8 @@ TRANSFER = Layout(
     ("arrived_ns", "q"),
 )
 
+_UNDER_WAY = ("loads_under_way", "stores_under_way")
+
 _TAPED_AT_ONCE = 4096
 _PIECES_AT_ONCE = 1 << 16
 
@@ -175,7 +177,7 @@ class Recorder:
         """Arrivals during a span that they did not cut: the first instant whose iterations find them in the queue."""
         self.resumed_gaps_ns: list[int] = []
         """Inter-token gaps across a preemption."""
-        self._taped = np.zeros((5, _TAPED_AT_ONCE), np.int64)
+        self._taped = np.zeros((5, 0), np.int64)
         """Of every iteration of a taped span: its end (ticks from the span's start), KV tokens, the same within the window,
         tokens emitted and KV blocks added."""
         self._n_taped = 0
@@ -236,7 +238,7 @@ class Recorder:
         self._n_taped = end = at + len(ends)
         table = self._taped
         if end > table.shape[1]:
-            self._taped = np.zeros((5, 2 * end), np.int64)
+            self._taped = np.zeros((5, max(2 * end, _TAPED_AT_ONCE)), np.int64)
             self._taped[:, :at] = table[:, :at]
             table = self._taped
         table[0, at:end] = ends
@@ -394,7 +396,8 @@ class Columns:
         bubble_ns; where blocks are found again, prefix_hit_tokens (that those whom it admits have found on the device, beside
         what it computes of prompts) and prefix_evictions (blocks whose content has gone since the replica's iteration with
         prompt tokens before, for this one and for decodes between; 0 where an iteration has none); with tiers loaded_tokens (for
-        those whom it admits to compute the rest of their prompts, from all tiers), loads_under_way and stores_under_way as well.
+        those whom it admits to compute the rest of their prompts, from all tiers), loads_under_way and stores_under_way as well,
+        which are -1 on replicas without.
         """
         parts = list(self.iteration_blocks())
         table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -449,12 +452,19 @@ class Columns:
                 if "prefix_hit_tokens" in self.requests
                 else {}
             ),
-            **(
-                {}
-                if replica.transfers is None
-                else {"loaded_tokens": spans["loaded"][row], **_under_way(replica.transfers, start_ns)}
-            ),
+            **(self._tier_columns(replica, spans["loaded"][row], start_ns) if self._tiered else {}),
         }
+
+    @property
+    def _tiered(self) -> bool:
+        """Whether any replica has tiers: a table has the same columns for all."""
+        return any(replica.transfers is not None for replica in self.replicas)
+
+    def _tier_columns(self, replica: ReplicaColumns, loaded: IntArray, start_ns: IntArray) -> Table:
+        if replica.transfers is None:
+            absent = np.full(len(start_ns), -1, np.int64)
+            return dict.fromkeys(("loaded_tokens", *_UNDER_WAY), absent)
+        return {"loaded_tokens": loaded, **_under_way(replica.transfers, start_ns)}
 
     def _queued_since(self, replica: ReplicaColumns, span_ns: IntArray, start_ns: IntArray) -> IntArray:
         """Requests that have joined the queue between a span's start and an iteration of it."""
@@ -483,7 +493,7 @@ class Columns:
 
         A sequence that decodes in two rounds of its lane, one after the other, sees the time between their ends; one that
         joins sees the time since its latest token. Tokens that a speculative round emits together count as one arrival, and
-        so do those that `stream` sends together.
+        so do those that `stream` sends together. Tokens that a retry has discarded do not count.
         """
         parts = list(self.itl_blocks())
         if not parts:
@@ -492,7 +502,8 @@ class Columns:
 
     def itl_blocks(self, max_rounds: int = 1 << 18) -> Iterator[tuple[IntArray, IntArray]]:
         """The same in pieces of about *max_rounds* rounds."""
-        if self.stream.interval > 1:
+        # By lane nobody can tell whose tokens a retry has discarded.
+        if self.stream.interval > 1 or self.meta.get("fleet", {}).get("discarded_tokens"):
             yield from streamed_gaps(self.replicas, self.requests, self.stream)
             return
         for replica in self.replicas:
@@ -532,7 +543,8 @@ def _lane_gaps(
 def _under_way(transfers: NDArray[Any], start_ns: IntArray) -> Table:
     """Loads and stores of tiers that have been asked for and have not arrived at the start of each iteration."""
     found: Table = {}
-    for name, mine in (("loads_under_way", transfers["what"] == LOAD), ("stores_under_way", transfers["what"] != LOAD)):
+    loads = transfers["what"] == LOAD
+    for name, mine in zip(_UNDER_WAY, (loads, ~loads), strict=True):
         asked, arrived = np.sort(transfers["asked_ns"][mine]), np.sort(transfers["arrived_ns"][mine])
         found[name] = np.searchsorted(asked, start_ns, side="right") - np.searchsorted(arrived, start_ns, side="right")
     return found

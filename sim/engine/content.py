@@ -97,7 +97,9 @@ def _first_had(nodes: IntArray, offsets: IntArray) -> tuple[list[int], list[int]
     """
     counts = np.diff(offsets)
     rows = np.arange(len(counts), dtype=np.int64)
-    parts = [(a, b, *offsets[[a, b]].tolist()) for a, b in pairwise(_requests_of_parts(offsets))]
+    parts: list[tuple[int, int, int, int]] = [
+        (a, b, int(offsets[a]), int(offsets[b])) for a, b in pairwise(_requests_of_parts(offsets))
+    ]
     first = np.zeros(int(nodes.max()) + 1 if len(nodes) else 0, dtype=np.int64)
     for a, b, begin, end in reversed(parts):
         # Of ids that come several times the first is written last.

@@ -14,5 +14,9 @@ class PolicyError(RooftraceError, ValueError):
         """Whether the plan asked for more KV blocks than were free."""
 
 
+class UnservedError(RooftraceError):
+    """A run has come to rest with requests that nobody can ever serve; the message names some, and says where they are."""
+
+
 class InvariantError(AssertionError):
     """The engine has broken one of its own invariants; the message names which, where and when."""

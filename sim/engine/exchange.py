@@ -42,6 +42,8 @@ class Elsewhere(Protocol):
 
     def has_room(self, id_: int, now_ns: int, found_tokens: int, leg: int, /) -> None: ...
 
+    def no_room(self, id_: int, now_ns: int, leg: int, /) -> None: ...
+
 
 class Own(Protocol):
     """The tenant's `sim.engine.sequences.Sequences`."""
@@ -67,7 +69,7 @@ class Exchange:
 
     __slots__ = (
         "_alone", "_gives_token", "_legs", "_lent_tokens", "_outside", "_recorder", "asked", "drops_token", "hands_over",
-        "headroom_tokens", "joined_ns", "kept", "landed", "lent", "mail", "promised", "sequences",
+        "headroom_tokens", "joined_ns", "kept", "landed", "lent", "mail", "n_unread", "promised", "sequences",
     )  # fmt: skip
 
     def __init__(self, sequences: Own, part: Part, outside: Elsewhere, recorder: Recorder, *, alone: bool) -> None:
@@ -85,6 +87,8 @@ class Exchange:
         self.mail: deque[tuple[int, int, int, int]] = deque()
         """When it came, what it is, of which request, and tokens that have come with it; for who asks for room, the number of its
         leg."""
+        self.n_unread = 0
+        """Of those who ask for room, how many have not been read of."""
         self.asked: deque[int] = deque()
         self._legs: dict[int, int] = {}
         """Of those who ask, the numbers of their legs: a request that comes again has another."""
@@ -99,7 +103,7 @@ class Exchange:
 
     @property
     def coming(self) -> int:
-        """Requests on their way here."""
+        """Requests on their way here, of whom it has been read."""
         return len(self.asked) + len(self.kept)
 
     @property
@@ -107,16 +111,24 @@ class Exchange:
         """Whether blocks are held here for somebody who neither waits nor runs here, and will be given back or used."""
         return bool(self.lent or self.kept)
 
+    def tell(self, now_ns: int, what: int, id_: int, tokens: int) -> None:
+        """News comes."""
+        self.mail.append((now_ns, what, id_, tokens))
+        self.n_unread += what == ASK
+
     def read(self, lane: Lane, ticks: int) -> None:
         """Read the news that the coming plan knows, and give room to those who ask for it, first come, first served."""
         ahead = self.sequences.ahead
         mail, known_ns = self.mail, ALWAYS_NS if ahead is None else ahead.seen_ns
+        new: list[int] = []
         while mail and mail[0][0] <= known_ns:
             _, what, id_, tokens = mail.popleft()
             self.sequences.n_changes += 1
             if what == ASK:
+                self.n_unread -= 1
                 self.asked.append(id_)
                 self._legs[id_] = tokens
+                new.append(id_)
             elif what == LAND:
                 self._land(id_, tokens)
             elif what == DROP:
@@ -125,6 +137,9 @@ class Exchange:
                 self._collect(id_)
         while self.asked and self._make_room(self.asked[0], lane, ticks):
             self.asked.popleft()
+        for id_ in new:
+            if id_ in self._legs:
+                self._outside.no_room(id_, ticks >> TICK_BITS, self._legs[id_])
 
     def may_act(self, *, unknown: bool) -> bool:
         """Whether the next look may read news, or find room for somebody, that this one did not. *unknown*: the present plan does
@@ -276,7 +291,7 @@ class Exchange:
         ids = [*self.asked, *self.kept]
         for each in (self.asked, self._legs, self.kept, self.landed, self.lent, self._lent_tokens, self.mail):
             each.clear()
-        self.promised = 0
+        self.promised = self.n_unread = 0
         return [id_ for id_ in ids if self.sequences.state.status[id_] != FINISHED]
 
 

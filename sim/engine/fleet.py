@@ -145,8 +145,11 @@ class Fleet:
         if at < 0:
             return True
         self._first_unfinished = at
-        waiting = (*self.held, *self._awaiting())
-        return not self._clock.expects(CONTROL) and not any(_can_be_served(self, id_) for id_ in waiting)
+        return not self._clock.expects(CONTROL) and not any(_can_be_served(self, id_) for id_ in self.in_wait())
+
+    def in_wait(self) -> tuple[int, ...]:
+        """Requests that wait for a machine to be ready."""
+        return (*self.held, *self._awaiting())
 
     def _awaiting(self) -> Collection[int]:
         """Whose prompt has been computed and who wait for a machine that decodes."""
@@ -155,7 +158,7 @@ class Fleet:
     def close(self, horizon_ns: int | None) -> None:
         """At the end of the run: who is held still is held until its horizon or, without one, until the last request finished."""
         end_ns = max(self._state.finish, default=0) if horizon_ns is None else horizon_ns
-        for id_ in (*self.held, *self._awaiting()):
+        for id_ in self.in_wait():
             if self._state.status[id_] == UNFINISHED:
                 self._counts["held_to_the_end"] += 1
                 self.held_ns[id_] += max(end_ns - self._held_since[id_], 1)
@@ -318,6 +321,13 @@ class Fleet:
             self._life[index].set(self._clock.now_ns + down_ns)
         _hand_on(self, index)
 
+    def send_again(self, ids: list[int]) -> None:
+        """Requests go to the router again."""
+        for id_ in ids:
+            self._state.replica[id_] = -1
+            self.again.add(id_)
+        Alarm(self._clock, ARRIVALS, partial(self._on_again, ids)).set(self._clock.now_ns + AGAIN_AFTER_NS)
+
     def _on_again(self, ids: list[int], _event: object) -> None:
         for id_ in ids:
             if self._state.status[id_] == UNFINISHED:
@@ -400,11 +410,8 @@ def _hand_on(fleet: Fleet, index: int) -> None:
         sent += apart.hand_on(parted)
         for id_ in sent:
             come_again(apart.handovers, id_)
-    for id_ in sent:
-        state.replica[id_] = -1
-        fleet.again.add(id_)
     if sent:
-        Alarm(fleet._clock, ARRIVALS, partial(fleet._on_again, sent)).set(now_ns + AGAIN_AFTER_NS)
+        fleet.send_again(sent)
 
 
 def _lose_sources(fleet: Fleet, gone: Sequence[Store]) -> None:

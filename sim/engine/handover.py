@@ -3,6 +3,10 @@
 A request is routed to a machine that computes its prompt, which then holds the KV blocks; another machine takes room for them; they
 cross the link between the two; the first gives its blocks back, and the second decodes from there. With `room: before_prefill` the
 second takes room before the first has the prompt. Requests wait in turn for room, first come, first served, and for the link.
+
+With `room: before_prefill` memory is taken in one order, that of the machine that decodes before that of the machine that computes:
+no request waits for the former while it holds some of the latter, so that requests never wait for each other in a circle. Where the
+decode machine of a computed prompt goes, the prompt takes room at another one at once, or gives its KV up and comes again.
 """
 
 # pyright: reportPrivateUsage=false
@@ -32,6 +36,7 @@ _ARRIVED: Final = 0
 _GONE: Final = 1
 _ROOM: Final = 2
 _PREFILLED: Final = 3
+_NO_ROOM: Final = 4
 
 HEARD_AFTER_NS: Final = 1
 """What a machine says is heard by another this much later; see `sim.engine.cluster.FELT_AFTER_NS`."""
@@ -70,6 +75,10 @@ class Present(Protocol):
         """A prompt that is decoded elsewhere has been computed."""
         ...
 
+    def compute_again(self, id_: int, /) -> None:
+        """A computed prompt gives its KV up, and its request comes again."""
+        ...
+
     def perhaps_empty(self, machine: Machine, /) -> None:
         """A request between machines needs *machine* no more."""
         ...
@@ -84,14 +93,19 @@ class Leg:
     """A request between two machines."""
 
     __slots__ = (
-        "carrier", "computed", "delivered", "found", "has_room", "keeper", "late", "lender", "number", "receiver", "sender",
-        "sends",
+        "carrier", "computed", "delivered", "found", "has_room", "keeper", "late", "lender", "number", "prompt_tokens",
+        "receiver", "sender", "sends",
     )  # fmt: skip
 
-    def __init__(self, number: int, receiver: Machine, sender: Machine) -> None:
+    def __init__(self, number: int, receiver: Machine, sender: Machine, prompt_tokens: int) -> None:
         self.number = number
+        self.prompt_tokens = prompt_tokens
         self.receiver = receiver
         self.sender = sender
+        # Until the one is asked and the other has the request, routers count it there all the same.
+        receiver.awaited += 1
+        sender.awaited += 1
+        sender.awaited_tokens += prompt_tokens
         self.keeper: Tenant | None = None
         """Of the receiver's tenants the one that was asked for room ..."""
         self.lender: Tenant | None = None
@@ -99,9 +113,9 @@ class Leg:
         self.computed = False
         """It is known that the prompt has been computed."""
         self.delivered = False
-        """The sender has the request, or has computed its prompt."""
+        """The sender has the request, or has computed its prompt (`deliver`)."""
         self.late = False
-        """The receiver was chosen when the prompt had been computed."""
+        """The receiver was chosen when the prompt had been computed, although room is taken before."""
         self.has_room = False
         self.sends = False
         """It is on the link."""
@@ -112,8 +126,21 @@ class Leg:
 
     def ask(self, id_: int) -> None:
         """Have the receiver take room."""
+        self.receiver.awaited -= 1
         self.keeper = self.receiver.tenant_for(id_)
         self.receiver.post(self.keeper, id_, ASK, self.number)
+
+    def deliver(self) -> None:
+        """The sender has the request."""
+        if not self.delivered:
+            self.delivered = True
+            self.sender.awaited -= 1
+            self.sender.awaited_tokens -= self.prompt_tokens
+
+    def end(self) -> None:
+        """It is over: whom it has not come to does not await it any more."""
+        self.receiver.awaited -= self.keeper is None
+        self.deliver()
 
     def drop(self, id_: int) -> None:
         """The receiver need not keep room, if it was asked to."""
@@ -234,16 +261,16 @@ class Handovers:
             return
         if receiver is not None:
             self._took(id_, receiver, DECODES)
-            self.legs[id_] = self._leg(receiver, machine)
+            self.legs[id_] = self._leg(id_, receiver, machine)
         if spec.room == "after_prefill":
             if receiver is not None:
-                self.legs[id_].delivered = True
+                self.legs[id_].deliver()
             machine.deliver(id_)
             return
         assert receiver is not None
         if refusal(machine.tenant_of(self._model(id_)).sequences, id_) is not None:
             # It says why.
-            del self.legs[id_]
+            self.legs.pop(id_).end()
             machine.deliver(id_)
             return
         leg = self.legs[id_]
@@ -262,9 +289,9 @@ class Handovers:
         """Whether a prompt stays with the machine that decodes it, whatever that has cached."""
         return bool(able) and self._state.to_hand(id_) <= self._spec.local_tokens
 
-    def _leg(self, receiver: Machine, sender: Machine) -> Leg:
+    def _leg(self, id_: int, receiver: Machine, sender: Machine) -> Leg:
         self._n_legs += 1
-        return Leg(self._n_legs, receiver, sender)
+        return Leg(self._n_legs, receiver, sender, self._state.to_hand(id_))
 
     def _took(self, id_: int, machine: Machine, stage: int) -> None:
         if self.present is not None:
@@ -334,6 +361,12 @@ class Handovers:
         leg.has_room, leg.found = True, found_tokens
         self._later(now_ns + HEARD_AFTER_NS, _ROOM, id_, number)
 
+    def no_room(self, id_: int, now_ns: int, number: int) -> None:
+        """The receiver has looked for the first time for room for the leg with that number, and found none yet."""
+        leg = self.legs.get(id_)
+        if leg is not None and leg.number == number and leg.late:
+            self._later(now_ns + HEARD_AFTER_NS, _NO_ROOM, id_, number)
+
     # What machines hear.
 
     def _later(self, at_ns: int, what: int, id_: int, which: int) -> None:
@@ -354,13 +387,16 @@ class Handovers:
             elif what == _GONE:
                 leg = self.legs.pop(id_, None)
                 if leg is not None:
+                    leg.end()
                     leg.drop(id_)
                     self._needs_no_more(leg.sender, leg.receiver)
             elif id_ in self.legs and self.legs[id_].number == which:
                 if what == _ROOM:
                     self._on_room(id_)
-                else:
+                elif what == _ARRIVED:
                     self._on_arrived(id_)
+                elif not self.legs[id_].has_room:
+                    self._on_no_room(id_)
         self._set_to = -1
         if due:
             self._set_to = due[0][0]
@@ -374,11 +410,15 @@ class Handovers:
             return
         sender, lender = self._lenders[self.prefill_replica[id_]]
         if leg is None:
+            late = self._spec.room == "before_prefill"
             # Where all are of one kind, they were found able when it came.
             one_kind = len(self._kinds[self._model(id_)]) == 1
             able = None if one_kind and self.present is None else self.able(id_)
             if self.present is not None and able is not None:
                 able = self.present.ready(able)
+                if not able and late:
+                    self.present.compute_again(id_)
+                    return
                 if not able:
                     self._await(id_)
                     return
@@ -387,10 +427,11 @@ class Handovers:
                 self._collect(id_)
                 return
             self._took(id_, receiver, DECODES)
-            leg = self.legs[id_] = self._leg(receiver, sender)
-            leg.late = self._spec.room == "before_prefill"
+            leg = self.legs[id_] = self._leg(id_, receiver, sender)
+            leg.late = late
         leg.lender = lender
-        leg.computed = leg.delivered = True
+        leg.computed = True
+        leg.deliver()
         if leg.has_room:
             _send(self, id_, leg)
         elif leg.keeper is None:
@@ -424,10 +465,17 @@ class Handovers:
         if leg is None or self._state.status[id_] != UNFINISHED:
             return
         if self._at["prefilled_ns"][id_] < 0:
-            leg.delivered = True
+            leg.deliver()
             leg.sender.deliver(id_)
         else:
             _send(self, id_, leg)
+
+    def _on_no_room(self, id_: int) -> None:
+        leg = self.legs.pop(id_)
+        leg.drop(id_)
+        self._needs_no_more(leg.receiver)
+        assert self.present is not None
+        self.present.compute_again(id_)
 
     def _on_arrived(self, id_: int) -> None:
         now_ns, state = self._clock.now_ns, self._state
@@ -524,7 +572,7 @@ def give_up(handovers: Handovers, id_: int) -> bool:
             handovers._collect(id_)
         if leg is not None and not leg.sends:
             # What is on the link goes to its end.
-            handovers.legs.pop(id_)
+            handovers.legs.pop(id_).end()
             leg.drop(id_)
             if leg.computed:
                 leg.collect(id_)
@@ -534,10 +582,10 @@ def give_up(handovers: Handovers, id_: int) -> bool:
         return False
     if handovers._spec.room == "after_prefill":
         # Its receiver has been chosen and knows nothing of it.
-        del handovers.legs[id_]
+        handovers.legs.pop(id_).end()
         handovers._needs_no_more(leg.receiver)
         return False
-    del handovers.legs[id_]
+    handovers.legs.pop(id_).end()
     leg.drop(id_)
     handovers._needs_no_more(leg.sender, leg.receiver)
     if leg.sender.tenants[0].number <= state.replica[id_] <= leg.sender.tenants[-1].number:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from sim.engine.columns import FINISHED, UNFINISHED
 from sim.engine.errors import InvariantError
 from sim.engine.events import Clock
+from sim.engine.exchange import ASK
 from sim.engine.fleet import Fleet
 from sim.engine.handover import Handovers
 from sim.engine.lane import Lane
@@ -112,7 +114,13 @@ class Watch:
             self._check_handovers(self._handovers)
 
     def _check_handovers(self, handovers: Handovers) -> None:
-        """Of those on a link the sender holds the blocks of the whole prompt, and the receiver those that it took for it."""
+        """Of those on a link the sender holds the blocks of the whole prompt, and the receiver those that it took for it. Routers
+        count who has been sent somewhere and waits elsewhere."""
+        awaited = Counter(leg.receiver.index for leg in handovers.legs.values() if leg.keeper is None)
+        awaited.update(leg.sender.index for leg in handovers.legs.values() if not leg.delivered)
+        for machine in self._machines:
+            if machine.awaited != awaited[machine.index]:
+                self._fail("INV-2", f"machine {machine.index} awaits {machine.awaited}, not {awaited[machine.index]}")
         for id_, leg in handovers.legs.items():
             tokens = self._state.to_hand(id_)
             lent = _tokens_of(leg.lender, id_, kept=False)
@@ -174,6 +182,8 @@ class Watch:
         if exchange is not None:
             held += sum(exchange.kept.values()) + sum(exchange.lent.values())
             told_to_go = exchange.told_to_go()
+            if exchange.n_unread != sum(what == ASK for _, what, _, _ in exchange.mail):
+                self._fail("INV-2", f"machine {machine.index} has not read of {exchange.n_unread} requests")
             for id_ in (*exchange.asked, *exchange.kept, *exchange.lent):
                 if id_ in tenant_ids(tenant) and id_ not in told_to_go:
                     self._fail("INV-2", f"request {id_} is between machines and at machine {machine.index}")

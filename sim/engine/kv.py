@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from policies.view import WaitingSeq
+from policies.view import Looks
 
 
 class OutOfBlocks(Exception):
@@ -24,6 +24,7 @@ class KvPool:
         "free",
         "lookahead_tokens",
         "progress",
+        "queue_looks",
         "total",
     )
 
@@ -50,6 +51,8 @@ class KvPool:
         """... and that only from when the iteration has ended which computed it."""
         self.evicted = 0
         """Blocks with content that gave way to others."""
+        self.queue_looks = 0
+        """Plans whose scheduler had looked over the queue; see `policies.view.Looks`."""
         self.progress: Callable[[int], int] | None = None
         """Tokens of an admitted request whose content is known by now; asked of those who emit what the workload names."""
 
@@ -99,12 +102,8 @@ class KvPool:
         """Blocks that a waiting request with *tokens* tokens would find now: one token at least is computed."""
         return 0
 
-    def look(self, id_: int, tokens: int) -> int:
-        """The same, asked by a scheduler that looks for itself: where looking counts as use, they have been used."""
-        return self.found_blocks(id_, tokens)
-
-    def wait(self, queue: Sequence[WaitingSeq]) -> None:
-        """A scheduler that looks for itself has seen who waits, and not asked what each of them would find."""
+    def use(self, looks: Looks) -> None:
+        """A plan is carried out for which a scheduler has looked for itself; where looking counts as use, it has been used."""
 
     def beginning(self, id_: int, tokens: int) -> object:
         """What the first *tokens* tokens of a request are called: the same for all that begin with them. None: nobody knows."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, overload
 
+from hwmodels.reach import Window
 from hwmodels.totals import Totals
 from policies.view import ALWAYS_NS, PartialSeq, ReplicaView, RunningSeq, WaitingSeq
 from sim.engine.clock import TICK_BITS
@@ -214,7 +215,7 @@ class LanePrice:
 
     __slots__ = ("_lane", "_pads_to", "_prices", "_stages", "_window")
 
-    def __init__(self, lane: Lane, prices: Prices, stages: Stages, window: int | None, pads_to: int) -> None:
+    def __init__(self, lane: Lane, prices: Prices, stages: Stages, window: Window, pads_to: int) -> None:
         self._lane = lane
         self._prices = prices
         self._stages = stages

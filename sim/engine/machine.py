@@ -10,11 +10,13 @@ stages, one whenever the first stage is free.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from policies.routers import RoutedRequest
 from policies.view import ALWAYS_NS
+from sim.engine.ahead import came_after
 from sim.engine.clock import TICK_BITS, TICKS_PER_S
 from sim.engine.errors import PolicyError
 from sim.engine.events import MACHINES, Alarm
@@ -23,7 +25,6 @@ from sim.engine.lane import Lane
 from sim.engine.prices import StageTable
 from sim.engine.roles import Part
 from sim.engine.sequences import n_waiting, refusal, take_for_rounds
-from sim.engine.span import Span
 from sim.engine.stages import Stages
 from sim.engine.tenant import (
     NOTHING,
@@ -64,11 +65,37 @@ def prefill_tokens(tenant: Tenant) -> int:
     return sum(seq.tokens for seq in tenant.sequences.queue) + sum(partial)
 
 
+def note_arrivals(tenant: Tenant) -> None:
+    """Have a tenant keep what `left_waiting` asks."""
+    if tenant.sequences.came_ns is None:
+        tenant.sequences.came_ns = deque()
+
+
+def left_waiting(tenant: Tenant, now_ns: int) -> int:
+    """Requests that the latest plan left waiting: who came since, or while it was planned ahead, is not among them."""
+    sequences = tenant.sequences
+    assert sequences.came_ns is not None
+    known = len(sequences.queue) - came_after(sequences.came_ns, _planned_ns(tenant, now_ns))
+    return max(known, 0) + (0 if sequences.exchange is None else sequences.exchange.coming)
+
+
+def _planned_ns(tenant: Tenant, now_ns: int) -> int:
+    """When the plan of the iteration in flight was made, or the latest where none is in flight."""
+    ahead, span = tenant.sequences.ahead, tenant.lanes[0].span
+    at = span.index_at(now_ns << TICK_BITS) if tenant.alone and span is not None else 1
+    if span is not None and at > 1:
+        ended = at - 1 if ahead is None else at - 2
+        return (span.end(ended) if ended else span.start_ticks) >> TICK_BITS
+    if ahead is not None:
+        return ahead.planned_ns
+    return max(lane.view.now_ns if lane.span is None else lane.span.start_ticks >> TICK_BITS for lane in tenant.lanes)
+
+
 def put(tenant: Tenant, now_ns: int, id_: int, what: int, tokens: int) -> None:
     """Leave news where a tenant reads it."""
     exchange = tenant.sequences.exchange
     assert exchange is not None
-    exchange.mail.append((now_ns, what, id_, tokens))
+    exchange.tell(now_ns, what, id_, tokens)
 
 
 def surrenders(tenant: Tenant) -> bool:
@@ -95,12 +122,6 @@ def _stuck(tenant: Tenant, ticks: int) -> PolicyError:
     )
 
 
-def begun_ticks(span: Span, now_ticks: int) -> int:
-    """When the iteration in flight began."""
-    at = span.index_at(now_ticks)
-    return span.end(at - 1) if at > 1 else span.start_ticks
-
-
 class Machine:
     """Serves the requests that are delivered to it; routers see it as a `policies.routers.ReplicaLoad`."""
 
@@ -112,6 +133,9 @@ class Machine:
         self.events = 0
         self.no_hit_order = -1
         """Of routers that do not ask for it."""
+        self.awaited = self.awaited_tokens = 0
+        """Requests that have been sent here and wait elsewhere: for room, or for their prompt to be computed; and tokens of those
+        whose prompt is to be computed here."""
         self._clock = common.clock
         self._state = common.state
         self._outside = common.outside
@@ -151,8 +175,8 @@ class Machine:
     @property
     def waiting(self) -> int:
         if self._alone:
-            return n_waiting(self.tenants[0].sequences)
-        return sum(n_waiting(tenant.sequences) for tenant in self.tenants)
+            return n_waiting(self.tenants[0].sequences) + self.awaited
+        return sum(n_waiting(tenant.sequences) for tenant in self.tenants) + self.awaited
 
     @property
     def running(self) -> int:
@@ -182,7 +206,7 @@ class Machine:
 
     @property
     def prefill_tokens(self) -> int:
-        return sum(map(prefill_tokens, self.tenants))
+        return sum(map(prefill_tokens, self.tenants)) + self.awaited_tokens
 
     @property
     def n_stages(self) -> int:
@@ -191,14 +215,6 @@ class Machine:
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt, in full blocks, that are cached here."""
         return found_tokens(self.tenant_of(request.model), request, self._clock.now_ns)
-
-    @property
-    def planned_ns(self) -> int:
-        """When the iteration in flight began, the latest of those in flight; -1: none is."""
-        if not self._alone:
-            return self.stages.free[0] >> TICK_BITS if self.stages.in_flight else -1
-        span = self._lane.span
-        return -1 if span is None else begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
 
     @property
     def promised_ns(self) -> int:

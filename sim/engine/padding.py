@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hwmodels.reach import Window
 from hwmodels.totals import Totals, pairs_within, seen
 
 
 def padded(
-    totals: Totals, run: Sequence[tuple[int, int]], query_tokens: int, context: int, sequences: int, window: int | None
+    totals: Totals, run: Sequence[tuple[int, int]], query_tokens: int, context: int, sequences: int, window: Window
 ) -> Totals:
     """*totals* as they are priced where a batch is padded.
 

@@ -50,11 +50,13 @@ def cut(handovers: Handovers, machine: Machine) -> Cut:
         if leg.sender is not machine and leg.receiver is not machine:
             continue
         del handovers.legs[id_]
+        delivered = leg.delivered
+        leg.end()
         goes_on = state.status[id_] == UNFINISHED
         if leg.sender is machine:
             leg.drop(id_)
             handovers._needs_no_more(leg.receiver)
-            if not leg.delivered and goes_on:
+            if not delivered and goes_on:
                 unharmed.append(id_)
             continue
         handovers._needs_no_more(leg.sender)
@@ -64,7 +66,7 @@ def cut(handovers: Handovers, machine: Machine) -> Cut:
             leg.collect(id_)
         elif leg.sends:
             on_link.append(id_)
-        elif leg.delivered:
+        elif delivered:
             chosen_again += 1
             if leg.computed:
                 choose_anew(handovers, id_)

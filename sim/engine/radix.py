@@ -15,17 +15,12 @@ The tree itself is in `sim.engine.tree`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 
-from policies.view import WaitingSeq
+from policies.view import Looks
 from sim.engine.content import Contents
 from sim.engine.kv import OutOfBlocks
 from sim.engine.tree import Held, Node, TreePool
 
-WAITING_PREFIX_REFRESH_INTERVAL = 32
-"""Of so many looks at a queue, one counts as using what those at its head would find ..."""
-WAITING_QUEUE_PREFIX_MATCH_MAX = 128
-"""... of whom there are at most so many: managers/schedule_policy.py, both."""
 RETRACT_DECODE_STEPS = 20
 """Tokens of each sequence of the batch that there is room for, at once, when one of them has been retracted: environ.py."""
 
@@ -33,7 +28,7 @@ RETRACT_DECODE_STEPS = 20
 class RadixCache(TreePool):
     """A pool whose pages are found again in a tree of contents. A block is a page."""
 
-    __slots__ = ("_looks", "_n_admitted", "_prompts", "_taken", "_tokens", "_trial", "drops_last", "used_by_looks")
+    __slots__ = ("_n_admitted", "_prompts", "_taken", "_tokens", "_trial", "drops_last", "used_by_looks")
 
     def __init__(
         self, total: int, block_tokens: int, contents: Contents, prompts: array[int], *, by_chunk: bool = False,
@@ -42,7 +37,7 @@ class RadixCache(TreePool):
     ) -> None:  # fmt: skip
         """*prompts*: tokens of each request's prompt; *drops_last*: of what is found the last page is computed again, for a drafter
         that needs the target's states there; *token_contents*: the contents in blocks of one token, where pages are longer;
-        *used_by_looks*: the scheduler looks for itself (`look`), which counts as use, and admission does not."""
+        *used_by_looks*: the scheduler looks for itself (`use`), which counts as use, and admission does not."""
         super().__init__(
             total, block_tokens, contents, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit
         )
@@ -50,8 +45,9 @@ class RadixCache(TreePool):
         self.used_by_looks = used_by_looks
         self._tokens = contents if token_contents is None else token_contents
         self._prompts = prompts
-        self._n_admitted = self._looks = self._taken = 0
-        self._trial: list[Node] | None = None
+        self._n_admitted = self._taken = 0
+        self._trial: list[tuple[Node, bool]] | None = None
+        """While something is tried out: nodes that were locked, and whether each was split for that."""
 
     # Contents.
 
@@ -69,24 +65,15 @@ class RadixCache(TreePool):
 
     def found_blocks(self, id_: int, tokens: int) -> int:
         """Pages that a request with *tokens* tokens would find: one token at least is computed."""
-        return self._kept(self._walk(id_, (tokens - 1) // self.block_tokens)[1])
-
-    def _kept(self, found: int) -> int:
+        found = self._walk(id_, (tokens - 1) // self.block_tokens)[1]
         return found - 1 if found and self.drops_last else found
 
-    def look(self, id_: int, tokens: int) -> int:
-        """The same, which counts as using them."""
-        return self._kept(self._match(id_, (tokens - 1) // self.block_tokens)[1])
-
-    def wait(self, queue: Sequence[WaitingSeq]) -> None:
-        """A look at those who wait, of whom nobody asks what they would find: now and then it counts as using that, for the
-        first of them last."""
-        if not queue:
-            return
-        self._looks += 1
-        if self._looks % WAITING_PREFIX_REFRESH_INTERVAL == 1:
-            for seq in reversed(queue[:WAITING_QUEUE_PREFIX_MATCH_MAX]):
-                self._match(seq.id, (seq.tokens + seq.cached_tokens) // self.block_tokens)
+    def use(self, looks: Looks) -> None:
+        """What has been looked up counts as used, in the order in which it was."""
+        used, of_queue = looks
+        for id_, tokens in used:
+            self._match(id_, (tokens - 1) // self.block_tokens)
+        self.queue_looks += of_queue
 
     def unheld_blocks(self, id_: int, blocks: int) -> int:
         """Of the first *blocks* pages of a request in the tree those that nobody holds: they count as free until it takes them."""
@@ -103,12 +90,13 @@ class RadixCache(TreePool):
         """A request holds its first *blocks* pages, which are in the tree."""
         node, end = self._walk(id_, blocks)
         assert end == blocks
-        if end < node.hi:
+        splits = end < node.hi
+        if splits:
             rest, node = node, self._split(node, end)
             node.used = rest.used - 1
         self._lock(node)
         if self._trial is not None:
-            self._trial.append(node)
+            self._trial.append((node, splits))
             return
         if not self.used_by_looks:
             self._match(id_, blocks)
@@ -200,9 +188,12 @@ class RadixCache(TreePool):
         assert gone is not None
         self._trial = self._gone = None
         self.give(self._taken)
-        for node in trial:
+        for node, _ in trial:
             self._unlock(node)
         self._put_back(gone)
+        for node, was_split in reversed(trial):
+            if was_split:
+                self._join(node)
 
     def full_blocks(self, id_: int) -> int:
         """Pages of an admitted request in the tree."""

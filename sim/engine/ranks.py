@@ -21,7 +21,7 @@ from sim.engine.common import IDLE, CommonPrices
 from sim.engine.errors import PolicyError
 from sim.engine.events import MACHINES, Alarm, Clock
 from sim.engine.experiment import MachineSpec
-from sim.engine.machine import Machine, begun_ticks, found_tokens, prefill_tokens, put, surrenders
+from sim.engine.machine import Machine, found_tokens, prefill_tokens, put, surrenders
 from sim.engine.prices import StageTable
 from sim.engine.pricing import Pricing
 from sim.engine.roles import Part
@@ -148,11 +148,6 @@ class RankedMachine(Machine):
     def found_tokens(self, request: RoutedRequest) -> int:
         """Tokens of the prompt that are cached on the rank that has most of it; the router inside may choose another."""
         return max(load.found_tokens(request) for load in self._loads)
-
-    @property
-    def planned_ns(self) -> int:
-        span = self._span
-        return -1 if span is None else begun_ticks(span, self._clock.now_ns << TICK_BITS) >> TICK_BITS
 
     @property
     def _span(self) -> Span | None:

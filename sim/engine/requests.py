@@ -88,10 +88,15 @@ class RequestState:
         self, prompt: int, output: int, max_tokens: int, arrival_ns: int, model: int = 0, priority: int = 0
     ) -> None:
         """One request more, behind the others; of columns that the run does not have nothing is kept."""
-        given = {id(self.prompt): prompt, id(self.output): output, id(self.left): output, id(self.arrival): arrival_ns}
-        given |= {id(self.model): model, id(self.priority): priority, id(self.max_tokens): max_tokens}
         for column, blank in self._blank():
-            column.append(given.get(id(column), blank))
+            column.append(blank)
+        self.prompt[-1], self.output[-1], self.left[-1], self.arrival[-1] = prompt, output, output, arrival_ns
+        if self.max_tokens is not self.output:
+            self.max_tokens[-1] = max_tokens
+        if self.model is not None:
+            self.model[-1] = model
+        if self.priority is not None:
+            self.priority[-1] = priority
 
     def _blank(self) -> Iterator[tuple[array[int] | bytearray, int]]:
         """Every column, each once, and what stands there for a request of which nothing is known yet."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from policies.routers import Knowledge, RoutedRequest, knowledge_of
 from sim.engine.content import Contents
 from sim.engine.events import ARRIVALS, Alarm, Clock
-from sim.engine.machine import Machine
+from sim.engine.machine import Machine, left_waiting, note_arrivals
 
 _NO_NODES: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -157,13 +157,11 @@ class GrowingNodes:
 class Seen:
     """A machine as a router sees it that asks for more than loads: a `policies.routers.ReplicaLoad`."""
 
-    __slots__ = ("_of", "came_ns", "index", "loads", "machine", "no_hit_order")
+    __slots__ = ("_of", "index", "loads", "machine", "no_hit_order")
 
     def __init__(self, machine: Machine, of: Routing) -> None:
         self.index = machine.index
         self.no_hit_order = -1
-        self.came_ns: deque[int] = deque()
-        """When requests came that the plan of the iteration in flight may not know of."""
         self.loads: tuple[int, int, int, float, int] | None = None
         """As they were read; None: they are what they are."""
         self.machine = machine
@@ -172,20 +170,11 @@ class Seen:
     def read(self) -> tuple[int, int, int, float, int]:
         """Waiting, running, KV blocks, the share of these, tokens to compute.
 
-        An engine publishes its loads when it has planned an iteration: who came since, or while it was planned ahead, is not among
-        those who wait.
+        An engine publishes its loads when it has planned an iteration: who wait are those whom that plan left waiting.
         """
-        machine = self.machine
-        ahead = machine.tenants[0].sequences.ahead
-        if ahead is not None:
-            unknown = ahead.n_unknown
-        else:
-            came, planned_ns = self.came_ns, machine.planned_ns
-            while came and (came[0] <= planned_ns or planned_ns < 0):
-                came.popleft()
-            unknown = len(came)
+        machine, now_ns = self.machine, self._of.now_ns
         return (
-            max(machine.waiting - unknown, 0),
+            sum(left_waiting(tenant, now_ns) for tenant in machine.tenants),
             machine.running,
             machine.kv_blocks_used,
             machine.kv_use,
@@ -245,6 +234,10 @@ class Routing:
         self._model = model
         self._delay_ns = round(knows.event_delay_s * 1e9) if knows.sent is None and knows.prefixes else 0
         self._poll_ns = round(knows.poll_s * 1e9)
+        if self._poll_ns:
+            for machine in machines:
+                for tenant in machine.tenants:
+                    note_arrivals(tenant)
         self._blocks_then: dict[int, list[int]] = {}
         """Of requests to come, what each machine had of them when it was last heard of."""
         self._loads_then: dict[int, list[tuple[int, int, int, float, int]]] = {}
@@ -263,6 +256,10 @@ class Routing:
             self._nodes = _Nodes(contents) if len(contents.chain) else GrowingNodes(contents)
             age_ns = None if sent.max_age_s is None else round(sent.max_age_s * 1e9)
             self._sent = [SentTo(sent.capacity_blocks, age_ns, self._nodes.n) for _ in machines]
+
+    @property
+    def now_ns(self) -> int:
+        return self._clock.now_ns
 
     # Requests that come one by one.
 
@@ -389,8 +386,6 @@ class Routing:
         if self._sent:
             nodes, others = self._blocks_of(request.id)
             self._sent[index].add(nodes, others, self._clock.now_ns)
-        if self._poll_ns and machine.tenants[0].sequences.ahead is None:
-            self.seen[index].came_ns.append(self._clock.now_ns)
         self._blocks_then.pop(request.id, None)
 
 

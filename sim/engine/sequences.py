@@ -53,6 +53,10 @@ class Outside(Protocol):
         """There is room for KV that was computed elsewhere, of which *found_tokens* tokens are cached here; *leg*: for what."""
         ...
 
+    def no_room(self, id_: int, now_ns: int, leg: int, /) -> None:
+        """Who asked for room has to wait for it."""
+        ...
+
 
 _new = tuple[object, ...].__new__
 """Builds a NamedTuple without the detour through its constructor."""
@@ -90,10 +94,11 @@ class Sequences:
         self._scheduler = spec.scheduler
         self._preempted_last = preempted_last(spec.scheduler)
         self.max_model_len = spec.max_model_len
-        # KV slots that a request needs beyond its own tokens: those of drafted tokens, twice where a round is planned before it is
-        # known how many of the last one's were accepted.
+        # KV slots beyond a request's tokens: those of drafted ones, twice where a round is planned before the last is known.
         drafted = 0 if spec.decoding is None else spec.decoding.max_query_tokens - 1
-        self.ahead = Ahead() if alone and plans_ahead(spec.scheduler) else None
+        self.came_ns: deque[int] | None = deque() if alone and plans_ahead(spec.scheduler) else None
+        """When requests came to the queue that the latest plan may not know of; None where nobody asks."""
+        self.ahead = None if self.came_ns is None else Ahead(self.came_ns)
         self.most_beyond = drafted * (1 if self.ahead is None else 2) + self.kv.lookahead_tokens
         self.promises = Promises(reserves(spec.scheduler), self.kv, state, spec.max_model_len, self.most_beyond)
         self.finding = Finding(self.kv, state, self.ahead, spec.scheduler)
@@ -102,8 +107,8 @@ class Sequences:
 
     def enqueue(self, id_: int, kv_tokens: int, now_ns: int) -> None:
         """Let a request wait from *now_ns* on; KV of its first *kv_tokens* tokens is at hand."""
-        if self.ahead is not None:
-            self.ahead.came(now_ns)
+        if self.came_ns is not None:
+            self.came_ns.append(now_ns)
         seq = self.state.waiting_seq(id_, cached_tokens=kv_tokens)
         self.queue.append(seq)
         self.n_computed += not seq.tokens
@@ -271,13 +276,12 @@ class Sequences:
         if queue and queue[0].id == id_:
             seq = queue.popleft()
         else:
-            found = next((seq for seq in queue if seq.id == id_), None)
-            if found is None:
+            seq = next((seq for seq in queue if seq.id == id_), None)
+            if seq is None:
                 raise PolicyError(
                     f"{self._scheduler!r} planned prompt tokens for request {id_}, which neither waits nor prefills here"
                 )
-            queue.remove(found)
-            seq = found
+            queue.remove(seq)
         lane.admitted[id_] = None
         self.n_admitted += 1
         self.n_changes += 1
@@ -421,6 +425,8 @@ def hand_back(sequences: Sequences, lanes: Sequence[Lane]) -> list[int]:
     if sequences.exchange is not None:
         ids += sequences.exchange.hand_back()
     sequences.brought.reset()
+    if sequences.came_ns is not None:
+        sequences.came_ns.clear()
     if sequences.ahead is not None:
         sequences.ahead.reset()
     sequences.given_up.clear()
@@ -455,8 +461,9 @@ def refuse(sequences: Sequences, reject: Sequence[tuple[int, str]], shorten: Seq
 
 
 def n_waiting(sequences: Sequences) -> int:
-    """Requests in the queue, and those on their way to it from another machine."""
-    return len(sequences.queue) + (0 if sequences.exchange is None else sequences.exchange.coming)
+    """Requests in the queue, and those on their way to it from another machine, of whom it need not have read."""
+    exchange = sequences.exchange
+    return len(sequences.queue) + (0 if exchange is None else exchange.coming + exchange.n_unread)
 
 
 def take_for_rounds(kv: KvPool, decoding: RunningSet, rounds: int, taken: int) -> None:

@@ -72,8 +72,11 @@ def streamed_gaps(
     replicas: Sequence[Record], requests: Mapping[str, NDArray[Any]], stream: Stream
 ) -> Iterator[tuple[IntArray, IntArray]]:
     """Gaps in ns between what reaches each client, first token to last, and weights of 1, in pieces. Requests that the run's end
-    cut off have the gaps until then."""
+    cut off have the gaps until then; tokens that a retry has discarded are no part of an answer."""
     sources, stays = _stays(replicas)
+    first_ns = requests["first_token_ns"][stays["request"]]
+    kept = (first_ns >= 0) & (stays["token_ns"] >= first_ns)
+    stays = {name: column[kept] for name, column in stays.items()}
     plain = all(source.emitted is None for source in sources)
     order = np.argsort(stays["request"], kind="stable")
     stays = {name: column[order] for name, column in stays.items()}

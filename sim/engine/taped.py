@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hwmodels.reach import Chunk
+from hwmodels.reach import Chunk, Window
 from hwmodels.totals import seen
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS
 from sim.engine.columns import IntArray, RoundCounts
@@ -45,7 +45,7 @@ class TapedSet(RunningSet):
     """
 
     def __init__(
-        self, block_tokens: int, window_tokens: int | None, decoding: Decoding, seed: int, rounds: MutableSequence[int],
+        self, block_tokens: int, window_tokens: Window, decoding: Decoding, seed: int, rounds: MutableSequence[int],
         *, lookahead_tokens: int = 0, max_model_len: int | None = None, ahead: bool = False,
     ) -> None:  # fmt: skip
         """*rounds*: by request, how many it has done; they belong to it and go with it, whichever set it is in.

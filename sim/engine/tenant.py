@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from hwmodels.reach import Window
 from hwmodels.totals import Totals, pairs_within, seen
 from policies.view import ALWAYS_NS, PartialSeq, Plan, ReplicaView, admits_in_turn, looks_itself, pads_to, plan_of
 from sim.engine.ahead import as_known
@@ -60,6 +61,8 @@ class InCommon(NamedTuple):
     outside: Outside
     seed: int
     fast_forward: bool
+    prices: dict[int, Prices]
+    """Of replicas that one `ReplicaSpec` describes, by its identity: what their iterations take, worked out once for all."""
     stores: SharedStores | None = None
     """What machines read of each other's KV."""
 
@@ -75,17 +78,20 @@ class Tenant:
         rank, whose steps its machine takes together with others, and ends (`launch`); *part*: what the machine has to do with
         handing over."""
         state = common.state
+        self._is_rank = prices is not None
         self.number = number
         self.spec = spec
         self.recorder = Recorder()
         self.sequences = sequences = Sequences(spec, state, common.outside, self.recorder, alone=alone, part=part)
         self._exchange = sequences.exchange
         self.n_in_flight = 0
-        self.prices = prices or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
+        if prices is None:
+            prices = common.prices.get(id(spec)) or prices_of(spec.cost, spec.draft_cost, spec.speculation_overhead_s)
+            common.prices[id(spec)] = prices
+        self.prices = prices
         self.state = state
         self.stages = stages
         self.alone = alone
-        self._is_rank = prices is not None
         self.prompts_wait = False
         """Of a rank: no prompt is shown to the scheduler, whoever waits."""
         self._by_step = self._is_rank or not alone
@@ -95,7 +101,7 @@ class Tenant:
         # object: what a policy of somebody else's answers is looked at before it is believed.
         self._plan: Callable[[ReplicaView], object] = plan_of(spec.scheduler)
         self._pads_to = pads_to(spec.scheduler)
-        self._window = spec.cost.window_tokens
+        self._window: Window = spec.cost.window_tokens
         self._kv = sequences.kv
         self._queue = sequences.queue
         self._ahead = sequences.ahead
@@ -134,99 +140,103 @@ class Tenant:
         """
         decoding, sequences = lane.decoding, self.sequences
         loading = self.loading
-        if loading is not None:
-            loading.tiers.now_ns = ticks >> TICK_BITS
-            loading.land(ALWAYS_NS if self._ahead is None else self._ahead.seen_ns)
-        if sequences.given_up:
-            let_go(sequences, lane)
-        if self._finding.ended and self._ahead is not None and self._ahead.seen_ns == ALWAYS_NS:
-            self._finding.free_the_ended()
-        exchange = self._exchange
-        if exchange is not None and (exchange.mail or exchange.asked):
-            exchange.read(lane, ticks)
-        if self._late and lane.partial:
-            self._finding.go_on(lane)
-        held = lane.held
-        if held is not None:
-            if _still_holds(self, held, decoding, ticks):
-                held.left -= 1
-                return self._start_iteration(lane, (), decoding.n, decoding.growth_blocks, ticks)
-            lane.held = None
-        if self._speculates:
-            decoding.follow_batch()
-        n = decoding.n
-        growth = decoding.growth_blocks if n else 0
-        n_decoding, growth_of_all = n, growth
-        if lane.paused:
-            n_decoding += len(lane.paused)
-            growth_of_all += sum(sequences.paused_growth(lane, paused) for paused in lane.paused.values())
-        partial, queue = lane.partial, self._queue
-        if lane.leaving and sequences.hands_over and not (n_decoding or partial or queue):
-            # They are known to take no step, so that no plan is needed to say so.
-            lane.forget_the_leaving()
-        if not (n_decoding or partial or queue or lane.leaving):
-            lane.view.memo = None
-            return self.begin(lane, ticks) if self._ahead is not None and _has_come(self, lane, ticks) else NOTHING
-        if sequences.brought.at_hand and growth_of_all > self._kv.free:
-            assert loading is not None
-            loading.make_room(growth_of_all)
-        view = lane.view
-        view.waiting = self._queue_view if queue else ()
-        view.prefilling = tuple(partial.values()) if partial else ()
-        view.n_decoding = n_decoding
-        view.query_tokens = decoding.query_tokens
-        view.free_blocks = self._kv.free
-        view.growth_blocks = growth_of_all
-        view.now_ns, view.rounds = ticks >> TICK_BITS, decoding.round
-        view.after_prefill = bool(lane.run)
-        # Those who have landed are still to be admitted.
-        view.promised_blocks = sequences.promises.blocks - (0 if exchange is None else exchange.promised)
-        unknown = self._ahead is not None and self._ahead.hide(lane, self._queue_view, given=not self._caches)
-        if self.prompts_wait:
-            view.waiting = view.prefilling = ()
-        plan = self._plan(view)
-        if not isinstance(plan, Plan):
-            raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
-        if loading is not None:
-            plan = _with_loads(self, loading, lane, plan, growth_of_all)
-        decode, run, preempt, hold, _, reject, _, view.memo, undone, order, shorten = plan
-        stepping_on: Mapping[int, Ended] = _NOBODY
-        if unknown:
-            plan, stepping_on = as_known(lane, self._queue_view, plan)
-            decode, _, _, hold, *_ = plan
-        if hold > 1 and _may_see_more(self, lane, ticks, unknown=unknown):
-            hold, plan = 1, plan._replace(hold=1)
-        if reject or shorten:
-            refuse(sequences, reject, shorten)
-        if self._late:
-            self._finding.listed = order
-        if preempt or decode is not True or lane.paused or sequences.n_computed:
-            if preempt:
-                _give_way(self, lane, decode, run + undone, preempt, growth_of_all)
-            if sequences.n_computed:
-                run = sequences.join_the_decodes(lane, run, ticks)
-            if decode is not False:
-                sequences.choose_decodes(lane, decode)
-            n = decoding.n if decode else 0
+        while True:
+            if loading is not None:
+                loading.tiers.now_ns = ticks >> TICK_BITS
+                loading.land(ALWAYS_NS if self._ahead is None else self._ahead.seen_ns)
+            if sequences.given_up:
+                let_go(sequences, lane)
+            if self._finding.ended and self._ahead is not None and self._ahead.seen_ns == ALWAYS_NS:
+                self._finding.free_the_ended()
+            exchange = self._exchange
+            if exchange is not None and (exchange.mail or exchange.asked):
+                exchange.read(lane, ticks)
+            if self._late and lane.partial:
+                self._finding.go_on(lane)
+            held = lane.held
+            if held is not None:
+                if _still_holds(self, held, decoding, ticks):
+                    held.left -= 1
+                    return self._start_iteration(lane, (), decoding.n, decoding.growth_blocks, ticks)
+                lane.held = None
+            if self._speculates:
+                decoding.follow_batch()
+            n = decoding.n
             growth = decoding.growth_blocks if n else 0
-        if unknown:
-            if self._caches and self._kv.writes:
-                self._finding.note_the_leaving(lane)
-            lane.forget_the_leaving()
-        if stepping_on:
-            return self._start_iteration(lane, run, n, growth, ticks, stepping_on)
-        if run or (n and (self._pads_to or self._by_step)):
-            if hold > 1 and not run and self._fast_forward and not self._pads_to:
-                arrivals = -1 if plan.through_arrivals else sequences.n_arrivals
-                lane.held = HeldPlan(hold - 1, sequences.n_changes, arrivals, plan.until_ns)
-            return self._start_iteration(lane, run, n, growth, ticks)
-        if n:
-            return _start_rounds(self, lane, plan, growth, ticks)
-        changes = bool(preempt or reject) or len(run) < len(plan.run)
-        if _asks_again(self, lane, ticks, plan.until_ns, changes=changes):
-            return self.begin(lane, ticks)
-        lane.wake_ns = plan.until_ns
-        return NOTHING
+            n_decoding, growth_of_all = n, growth
+            if lane.paused:
+                n_decoding += len(lane.paused)
+                growth_of_all += sum(sequences.paused_growth(lane, paused) for paused in lane.paused.values())
+            partial, queue = lane.partial, self._queue
+            if lane.leaving and sequences.hands_over and not (n_decoding or partial or queue):
+                # They are known to take no step, so that no plan is needed to say so.
+                lane.forget_the_leaving()
+            if not (n_decoding or partial or queue or lane.leaving):
+                lane.view.memo = None
+                if self._ahead is not None and _has_come(self, lane, ticks):
+                    continue
+                return NOTHING
+            if sequences.brought.at_hand and growth_of_all > self._kv.free:
+                assert loading is not None
+                loading.make_room(growth_of_all)
+            view = lane.view
+            view.waiting = self._queue_view if queue else ()
+            view.prefilling = tuple(partial.values()) if partial else ()
+            view.n_decoding = n_decoding
+            view.query_tokens = decoding.query_tokens
+            view.free_blocks = self._kv.free
+            view.growth_blocks = growth_of_all
+            view.now_ns, view.rounds = ticks >> TICK_BITS, decoding.round
+            view.after_prefill = bool(lane.run)
+            # Those who have landed are still to be admitted.
+            view.promised_blocks = sequences.promises.blocks - (0 if exchange is None else exchange.promised)
+            unknown = self._ahead is not None and self._ahead.hide(lane, self._queue_view, given=not self._caches)
+            if self.prompts_wait:
+                view.waiting = view.prefilling = ()
+            plan = self._plan(view)
+            if not isinstance(plan, Plan):
+                raise PolicyError(f"{self.spec.scheduler!r} answered {plan!r}; expected a policies.view.Plan")
+            if loading is not None:
+                plan = _with_loads(self, loading, lane, plan, growth_of_all)
+            decode, run, preempt, hold, _, reject, _, view.memo, undone, order, shorten, looks = plan
+            if looks is not None:
+                self._kv.use(looks)
+            stepping_on: Mapping[int, Ended] = _NOBODY
+            if unknown:
+                plan, stepping_on = as_known(lane, self._queue_view, plan)
+                decode, _, _, hold, *_ = plan
+            if hold > 1 and _may_see_more(self, lane, ticks, unknown=unknown):
+                hold, plan = 1, plan._replace(hold=1)
+            if reject or shorten:
+                refuse(sequences, reject, shorten)
+            if self._late:
+                self._finding.listed = order
+            if preempt or decode is not True or lane.paused or sequences.n_computed:
+                if preempt:
+                    _give_way(self, lane, decode, run + undone, preempt, growth_of_all)
+                if sequences.n_computed:
+                    run = sequences.join_the_decodes(lane, run, ticks)
+                if decode is not False:
+                    sequences.choose_decodes(lane, decode)
+                n = decoding.n if decode else 0
+                growth = decoding.growth_blocks if n else 0
+            if unknown:
+                if self._caches and self._kv.writes:
+                    self._finding.note_the_leaving(lane)
+                lane.forget_the_leaving()
+            if stepping_on:
+                return self._start_iteration(lane, run, n, growth, ticks, stepping_on)
+            if run or (n and (self._pads_to or self._by_step)):
+                if hold > 1 and not run and self._fast_forward and not self._pads_to:
+                    arrivals = -1 if plan.through_arrivals else sequences.n_arrivals
+                    lane.held = HeldPlan(hold - 1, sequences.n_changes, arrivals, plan.until_ns)
+                return self._start_iteration(lane, run, n, growth, ticks)
+            if n:
+                return _start_rounds(self, lane, plan, growth, ticks)
+            changes = bool(preempt or reject) or len(run) < len(plan.run)
+            if not _asks_again(self, lane, ticks, plan.until_ns, changes=changes):
+                lane.wake_ns = plan.until_ns
+                return NOTHING
 
     # Starting.
 
@@ -543,20 +553,27 @@ def _with_loads(tenant: Tenant, loading: Loading, lane: Lane, plan: Plan, growth
                 held_back += kv.held(cached + tokens) - kv.held(cached)
         # Who gives way has not given its memory back yet.
         started = -1 if plan.preempt and loading.wanted(plan.run) else loading.start(plan.run, held_back)
-        if not started:
-            if not tenant._in_turn and (loading.in_flight or sequences.brought.at_hand or sequences.awaits()):
-                fits = loading.that_fit(plan.run, held_back)
-                return plan if len(fits) == len(plan.run) else plan._replace(run=fits, hold=1)
-            break
-        if started < 0:
-            return plan._replace(run=loading.before_the_first(plan.run), hold=1, through_arrivals=False)
-        view.waiting = tenant._queue_view if tenant._queue_view else ()
-        view.free_blocks = kv.free
-        answer = tenant._plan(view)
-        if not isinstance(answer, Plan):
-            raise PolicyError(f"{tenant.spec.scheduler!r} answered {answer!r}; expected a policies.view.Plan")
-        plan = answer
+        if started > 0:
+            view.waiting = tenant._queue_view if tenant._queue_view else ()
+            view.free_blocks = kv.free
+            plan = _asked(tenant, view)
+            continue
+        run = loading.before_the_first(plan.run) if started < 0 else plan.run
+        if not tenant._in_turn and (loading.in_flight or sequences.brought.at_hand or sequences.awaits()):
+            run = loading.that_fit(run, held_back)
+        if run or plan.decode or not view.n_decoding:
+            return plan if run == plan.run else plan._replace(run=run, hold=1, through_arrivals=False)
+        # It put off the decodes for the sake of prompts that have to wait.
+        view.waiting = ()
+        return _asked(tenant, view)._replace(hold=1, through_arrivals=False)
     return plan
+
+
+def _asked(tenant: Tenant, view: ReplicaView) -> Plan:
+    answer = tenant._plan(view)
+    if not isinstance(answer, Plan):
+        raise PolicyError(f"{tenant.spec.scheduler!r} answered {answer!r}; expected a policies.view.Plan")
+    return answer
 
 
 def _may_learn(loading: Loading, ticks: int) -> bool:

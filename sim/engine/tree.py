@@ -206,6 +206,17 @@ class TreePool(KvPool):
         self._n_nodes += 1
         return upper
 
+    def _join(self, upper: Node) -> None:
+        """Take back the split that made *upper*."""
+        (node,) = upper.children.values()
+        self._n_changes += 1
+        node.keys = [key for key in upper.keys if key[1] <= upper.hi] + node.keys
+        node.lo, node.parent = upper.lo, upper.parent
+        assert node.parent is not None
+        node.parent.children[node.keys[0][0]] = node
+        upper.parent = None
+        self._n_nodes -= 1
+
     def _use(self, node: Node) -> None:
         self._clock += 1
         node.used = self._clock * _STEP

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from hwmodels.reach import Chunk
+from hwmodels.reach import Chunk, Window
 from hwmodels.totals import seen
 from sim.engine.clock import LONGEST_TICKS, TICK_BITS, elapsed, iterations_to_reach
 from sim.engine.columns import IntArray, Piece, RoundCounts
@@ -23,7 +23,7 @@ _NOBODY: Final[tuple[Departure, ...]] = ()
 class UniformSet(RunningSet):
     """Sequences that emit one token each round."""
 
-    def __init__(self, block_tokens: int, window_tokens: int | None) -> None:
+    def __init__(self, block_tokens: int, window_tokens: Window) -> None:
         self.n = 0
         self.cached = 0
         self.query_tokens = 1

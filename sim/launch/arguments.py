@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import RooftraceError
-from sim.text import nearest
+from sim.text import nearest, shown
 
 ENGINES = ("vllm", "sglang", "trtllm")
 RELEASES: Mapping[str, str] = {"vllm": "0.32.0", "sglang": "0.5.23", "trtllm": "1.2"}
@@ -197,8 +197,8 @@ def json_object(value: Any, option: str) -> dict[str, Any]:
         return value
     try:
         found = json.loads(value)
-    except ValueError as error:
-        raise RooftraceError(f"{option}: not JSON ({error}); got {value!r}") from None
+    except (ValueError, RecursionError) as error:
+        raise RooftraceError(f"{option}: not JSON ({error}); got {shown(value)}") from None
     if not isinstance(found, dict):
         raise RooftraceError(f"{option} takes a JSON object; got {value!r}")
     return found

@@ -9,11 +9,11 @@ from sim.metrics.figures import summary
 from sim.metrics.fleet import STATES as MACHINE_STATES
 from sim.metrics.fleet import stays
 from sim.metrics.iterations import kv_holdings, last_iteration_end_ns
-from sim.metrics.requests import e2el_s, queue_s, slo_met, tpot_s, ttft_s
+from sim.metrics.requests import e2el_s, first_arrival_ns, queue_s, slo_met, span_ns, tpot_s, ttft_s
 from sim.metrics.spread import STATISTICS, statistics, weighted_quantile, weighted_statistics
 from sim.metrics.tiers import KINDS as TIER_KINDS
 from sim.metrics.trend import saturated
-from sim.metrics.windows import WHOLE, in_window, window_of
+from sim.metrics.windows import WHOLE, WindowError, in_window, window_of
 
 __all__ = [
     "MACHINE_STATES",
@@ -23,13 +23,16 @@ __all__ = [
     "TRANSFER_NAMES",
     "WHOLE",
     "Columns",
+    "WindowError",
     "e2el_s",
+    "first_arrival_ns",
     "in_window",
     "kv_holdings",
     "last_iteration_end_ns",
     "queue_s",
     "saturated",
     "slo_met",
+    "span_ns",
     "statistics",
     "stays",
     "summary",

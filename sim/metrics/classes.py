@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.columns import FloatArray
-from sim.metrics.requests import slo_met
+from sim.metrics.requests import first_arrival_ns, slo_met
 
 LIMITS = ("ttft_s", "tpot_s", "e2el_s")
 Limits = Mapping[str, "float | FloatArray"]
@@ -80,7 +80,7 @@ def fairness(
 
     A tenant that asks for less gets less, so that the index says something of a policy where all tenants always wait.
     """
-    begin = int(requests["arrival_ns"].min())
+    begin = first_arrival_ns(requests)
     served = service_tokens(requests, begin, max(last_ns, begin))
     if classes:
         served = served / np.array([each["weight"] for each in classes])[requests["class_index"]]

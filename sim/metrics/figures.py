@@ -14,7 +14,7 @@ from sim.metrics.fleet import fleet_figures, replica_s, serving_s, stage_s
 from sim.metrics.handover import handover_figures
 from sim.metrics.iterations import iteration_sums, sums_between
 from sim.metrics.ranks import rank_figures
-from sim.metrics.requests import e2el_s, finished, queue_s, tpot_s, ttft_s
+from sim.metrics.requests import e2el_s, finished, first_arrival_ns, queue_s, span_ns, tpot_s, ttft_s
 from sim.metrics.spread import Blocks, statistics, weighted_statistics
 from sim.metrics.tiers import kv_tiers
 from sim.metrics.trend import saturated
@@ -63,7 +63,7 @@ def _window_summary(
     pools = meta["kv_blocks_total"]
     whole = _whole_summary(columns, slo=slo, groups=_Groups((), groups.classes, ()))
     whole_run: list[str] = [*OVER_THE_WHOLE_RUN]
-    one_stage_each = meta["n_stages"] == len(pools)
+    one_stage_each = meta["n_stages"] == meta["n_machines"] == len(pools)
     if not one_stage_each:
         whole_run.append("busy_fraction")
     if "handover" in whole:
@@ -77,7 +77,7 @@ def _window_summary(
     in_time = good = None
     if met is not None:
         in_time, good = int((met & arrived).sum()), int((met & done).sum())
-    first = int(requests["arrival_ns"].min())
+    first = first_arrival_ns(requests)
     prompt = int(requests["prompt_tokens"][answered].sum())
     return {
         **whole,
@@ -120,7 +120,7 @@ def _window_summary(
 def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None, groups: _Groups) -> dict[str, Any]:
     """Every metric of a run, nested as in `summary.json`; plain Python numbers, None where there is none to give.
 
-    Rates are over the makespan (first arrival to last finish). Output tokens are those emitted, prompt tokens those
+    Rates are over the makespan (see `span_ns`). Output tokens are those emitted, prompt tokens those
     of requests whose prompt was completed. `slo_attainment` is the share of all requests, rejected and unfinished
     ones included, that met every limit of *slo* (keys `ttft_s`, `tpot_s`, `e2el_s`) and their own deadline where they
     have one; `goodput_requests_per_s` is their rate; both are None without limits and deadlines. `busy_fraction` is
@@ -137,9 +137,8 @@ def _whole_summary(columns: Columns, *, slo: Mapping[str, float | None] | None, 
     status = requests["status"]
     total = int(status.size)
     counts = _counts(requests)
-    span_s = makespan_s(requests, iterations.last_end_ns)
-    begin = int(requests["arrival_ns"].min())
-    end = begin + round(span_s * 1e9)
+    begin, end = span_ns(requests, iterations.last_end_ns)
+    span_s = (end - begin) * 1e-9
     peaks_s = _peak_seconds(meta, begin, end)
     emitted = int(requests["emitted_tokens"].sum())
     answered = (requests["first_token_ns"] >= 0) | finished(requests)
@@ -187,12 +186,6 @@ def _peak_seconds(meta: Mapping[str, Any], begin: int, end: int) -> tuple[float,
         flops, n_bytes = (serving @ np.array(meta["machine_peaks"])).tolist()
         return flops, n_bytes
     return span_s * (meta.get("peak_flops_per_s") or 0.0), span_s * (meta.get("peak_bytes_per_s") or 0.0)
-
-
-def makespan_s(requests: Mapping[str, NDArray[Any]], last_iteration_end_ns: int = -1) -> float:
-    """Seconds from the first arrival to the last finish or end of an iteration; 0.0 where nothing ran."""
-    end_ns = max(last_iteration_end_ns, int(requests["finish_ns"].max()))
-    return max(0, end_ns - int(requests["arrival_ns"].min())) * 1e-9
 
 
 def _gap_blocks(columns: Columns) -> Blocks:

@@ -126,7 +126,7 @@ def _levels(
     now = np.zeros(len(fleet["pools"]), bool)
     at_ns, levels = [begin_ns], [0]
     for at, machine, state in zip(log["at_ns"].tolist(), log["machine"].tolist(), log["state"].tolist(), strict=True):
-        if at >= end_ns:
+        if at >= end_ns and at > begin_ns:
             break
         now[machine] = state == wanted and (of is None or bool(of[machine]))
         if at <= at_ns[-1]:

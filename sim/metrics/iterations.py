@@ -50,20 +50,26 @@ def kv_holdings(
 
 def last_iteration_end_ns(columns: Columns) -> int:
     """When the last iteration ended; -1 without any."""
-    ends = (block["start_ns"] + block["duration_ns"] for block in columns.iteration_blocks())
-    return max((int(end_ns.max(initial=-1)) for end_ns in ends), default=-1)
+    return max(map(_last_end_ns, columns.iteration_blocks()), default=-1)
+
+
+def _last_end_ns(block: Mapping[str, NDArray[Any]]) -> int:
+    return int((block["start_ns"] + block["duration_ns"]).max(initial=-1))
 
 
 def iteration_sums(columns: Columns) -> IterationSums:
     """A few passes over the iterations of a run."""
-    n = sum(block["duration_ns"].size for block in columns.iteration_blocks())
+    n, last_end_ns = 0, -1
+    for block in columns.iteration_blocks():
+        n += block["duration_ns"].size
+        last_end_ns = max(last_end_ns, _last_end_ns(block))
     held_ns, largest_share = 0.0, 0.0
     pools = columns.meta["kv_blocks_total"]
     for replica, _, lengths_ns, used in kv_holdings(columns.iteration_blocks()):
         share = used / pools[replica]
         held_ns += float((share * lengths_ns).sum())
         largest_share = max(largest_share, float(share.max(initial=0.0)))
-    return IterationSums(n=n, last_end_ns=last_iteration_end_ns(columns), held_ns=held_ns, largest_share=largest_share)
+    return IterationSums(n=n, last_end_ns=last_end_ns, held_ns=held_ns, largest_share=largest_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,20 @@ from numpy.typing import NDArray
 from sim.metrics.columns import FINISHED, FloatArray
 
 
+def first_arrival_ns(requests: Mapping[str, NDArray[Any]]) -> int:
+    """When the first request was sent, ns; those that their clients never sent (-1) do not count. 0 where none was sent."""
+    arrival_ns = requests["arrival_ns"]
+    sent_ns = arrival_ns[arrival_ns >= 0]
+    return int(sent_ns.min()) if sent_ns.size else 0
+
+
+def span_ns(requests: Mapping[str, NDArray[Any]], last_iteration_end_ns: int) -> tuple[int, int]:
+    """The times between which a run lasts and is paid: from the first arrival to the last finish or end of an iteration
+    (-1: there is none), whichever is later. Both are the same instant where nothing ran."""
+    begin_ns = first_arrival_ns(requests)
+    return begin_ns, max(begin_ns, last_iteration_end_ns, int(requests["finish_ns"].max()))
+
+
 def ttft_s(requests: Mapping[str, NDArray[Any]]) -> FloatArray:
     """Time to first token of each request, from its arrival; NaN where it did not finish or emitted none. Shape [n]."""
     done = finished(requests) & (requests["first_token_ns"] >= 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -50,12 +50,12 @@ def block_quantile(blocks: Blocks, probabilities: Sequence[float]) -> FloatArray
     Values are non-negative integers, weights at least 1. Nothing is expanded and nothing sorted as a whole: a
     histogram finds the few narrow ranges that hold the ranks asked for, and only those are sorted.
     """
-    largest = max((int(values.max(initial=0)) for values, _ in blocks()), default=0)
+    largest = max((int(values.max(initial=0)) for values, _ in _in_bulk(blocks())), default=0)
     # 2^20 bins: the histogram stays in cache, and a bin holds few distinct values.
     shift = max(0, largest.bit_length() - 20)
     n_bins = (largest >> shift) + 1
     counts = np.zeros(n_bins, np.int64)
-    for values, weights in blocks():
+    for values, weights in _in_bulk(blocks()):
         # Sums of integers below 2^53 in floats: exact.
         counts += np.bincount(values >> shift, weights=weights, minlength=n_bins).astype(np.int64)
     reached = np.cumsum(counts)
@@ -67,7 +67,7 @@ def block_quantile(blocks: Blocks, probabilities: Sequence[float]) -> FloatArray
     wanted = np.unique(np.searchsorted(reached, ranks, side="right"))
     found: list[IntArray] = []
     found_weights: list[IntArray] = []
-    for values, weights in blocks():
+    for values, weights in _in_bulk(blocks()):
         inside = np.isin(values >> shift, wanted)
         found.append(values[inside])
         found_weights.append(weights[inside])
@@ -89,6 +89,26 @@ def block_quantile(blocks: Blocks, probabilities: Sequence[float]) -> FloatArray
         # numpy's own two-sided interpolation, so that the bits agree.
         quantiles.append(low + (high - low) * t if t < 0.5 else high - (high - low) * (1 - t))
     return np.array(quantiles)
+
+
+def _in_bulk(blocks: Iterable[tuple[IntArray, IntArray]], least: int = 1 << 18) -> Iterator[tuple[IntArray, IntArray]]:
+    """The same values and weights in pieces of at least *least*, but for the last: many machines give many small ones."""
+    kept: list[tuple[IntArray, IntArray]] = []
+    n = 0
+    for block in blocks:
+        kept.append(block)
+        n += len(block[0])
+        if n >= least:
+            yield _joined(kept)
+            kept, n = [], 0
+    if kept:
+        yield _joined(kept)
+
+
+def _joined(blocks: list[tuple[IntArray, IntArray]]) -> tuple[IntArray, IntArray]:
+    if len(blocks) == 1:
+        return blocks[0]
+    return np.concatenate([values for values, _ in blocks]), np.concatenate([weights for _, weights in blocks])
 
 
 def _as_named(

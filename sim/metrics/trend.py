@@ -20,13 +20,13 @@ _TREND_MIN_ARRIVALS = 64  # in the window: fewer than 4 arrivals a bin say nothi
 def saturated(requests: Mapping[str, NDArray[Any]]) -> bool | None:
     """Whether the queue is still growing when arrivals end; None where there are too few arrivals to say.
 
-    Waiting requests (arrived, not rejected, not yet scheduled) are counted at 17 evenly spaced instants over the
+    Waiting requests (sent, not rejected, not yet scheduled) are counted at 17 evenly spaced instants over the
     second half of the arrivals' time span. The queue grows when both hold: the mean of its 16 increments is above
     zero by Student's t at 1 % (one-sided; increments of a stable queue correlate negatively, which makes the test
     conservative), and over the window it grew by at least 5 % of the requests that arrived in it, which means that
     service kept up with less than 95 % of them. Fewer than 64 arrivals in the window, or all at one instant: None.
     """
-    queued = requests["status"] != REJECTED
+    queued = (requests["status"] != REJECTED) & (requests["arrival_ns"] >= 0)
     arrival_ns = np.sort(requests["arrival_ns"][queued])
     if not arrival_ns.size or arrival_ns[0] == arrival_ns[-1]:
         return None

@@ -189,6 +189,7 @@ class PlaceScenario:
         except OSError as error:
             raise ScenarioError(f"cannot read scenario {file}: {error.strerror}") from None
         found = parse_yaml(text, str(file))
+        explain.check_mapping(found, PlaceSettings, str(file), "a placement scenario")
         for assignment in assignments:
             _assign(found, assignment)
         return cls.from_mapping(found, source=str(file), folder=file.parent)
@@ -422,12 +423,12 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(inner) for inner in value) if isinstance(value, list) else value
 
 
-def _assign(settings: Any, assignment: str) -> None:
+def _assign(settings: dict[str, Any], assignment: str) -> None:
     key, equals, text = assignment.partition("=")
     path = key.strip().split(".")
-    if not equals or not all(path) or not isinstance(settings, dict):
+    if not equals or not all(path):
         raise ScenarioError(f"--set {assignment!r}: expected key.path=VALUE, such as cluster.devices=16")
-    at: dict[str, Any] = settings
+    at = settings
     for part in path[:-1]:
         inner: Any = at.setdefault(part, {})
         if isinstance(inner, str) and part == "placement":

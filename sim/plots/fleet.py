@@ -44,7 +44,7 @@ def fleet_figure(
     """Panels over one time axis. *fleet*: the engine's facts of machines; *last_end_ns*: of the last iteration, or -1; *classes*:
     `name` and `slo`, by `class_index`, the first five; *usd_per_hour*: of each machine that is not off, None without a panel."""
     arrival_ns, finish_ns = requests["arrival_ns"], requests["finish_ns"]
-    begin = int(arrival_ns.min())
+    begin = metrics.first_arrival_ns(requests)
     end = max(int(finish_ns.max()), int(arrival_ns.max()), last_end_ns, begin + 1)
     edges_ns = np.linspace(begin, end, _BINS + 1)
     scale, unit = (3600.0, "hours") if (end - begin) * 1e-9 > _HOURS_FROM_S else (1.0, "seconds")

@@ -167,7 +167,7 @@ def timeline_figure(
     end of the last, -1 without any.
     """
     arrival_ns = requests["arrival_ns"]
-    begin = int(arrival_ns.min())
+    begin = metrics.first_arrival_ns(requests)
     end = max(int(requests["finish_ns"].max()), int(arrival_ns.max()), last_end_ns)
     edges_ns = np.linspace(begin, max(end, begin + 1), _TIMELINE_BINS + 1)
     edges_s = (edges_ns - begin) * 1e-9
@@ -175,7 +175,7 @@ def timeline_figure(
     never = np.iinfo(np.int64).max // 4
     scheduled = np.where(requests["scheduled_ns"] >= 0, requests["scheduled_ns"], never)
     finish = np.where(requests["finish_ns"] >= 0, requests["finish_ns"], never)
-    accepted = requests["status"] != 1
+    accepted = (requests["status"] != 1) & (arrival_ns >= 0)
     waiting = mean_level(edges_ns, arrival_ns[accepted], scheduled[accepted])
     running = mean_level(edges_ns, scheduled[accepted], finish[accepted])
 
@@ -191,9 +191,8 @@ def timeline_figure(
             prompt_rate += rate_per_s(edges_ns, start, duration, block["prefill_tokens"][mine])
             output_rate += rate_per_s(edges_ns, start, duration, block["emitted_tokens"][mine])
             if found_rate is not None:
-                found_rate += rate_per_s(
-                    edges_ns, start, duration, (block["prefix_hit_tokens"] + block.get("loaded_tokens", 0))[mine]
-                )
+                found = block["prefix_hit_tokens"] + np.maximum(block.get("loaded_tokens", 0), 0)
+                found_rate += rate_per_s(edges_ns, start, duration, found[mine])
     for replica, start, held_ns, used in metrics.kv_holdings(iterations()):
         kv_share += rate_per_s(edges_ns, start, held_ns, used / kv_blocks_total[replica] * (held_ns * 1e-9))
     serving = np.full(_TIMELINE_BINS, float(len(kv_blocks_total)))

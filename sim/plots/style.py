@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from workloads.write import write_whole
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -66,13 +68,15 @@ def save(figure: Figure, path: Path, *, svg: bool = True) -> list[Path]:
     """Write *figure* as PNG, and with *svg* as SVG beside it; the paths. Without dates: equal figures are equal files."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    written = [path.with_suffix(".png")]
+    picture = io.BytesIO()
     # Straight to the renderer: Figure.savefig draws everything once more beforehand, to measure it.
-    FigureCanvasAgg(figure).print_png(written[0], metadata={"Software": "rooftrace"}, pil_kwargs={"compress_level": 3})
+    FigureCanvasAgg(figure).print_png(picture, metadata={"Software": "rooftrace"}, pil_kwargs={"compress_level": 3})
+    written = {path.with_suffix(".png"): picture.getvalue()}
     if svg:
-        written.append(path.with_suffix(".svg"))
-        written[1].write_bytes(svg_bytes(figure))
-    return written
+        written[path.with_suffix(".svg")] = svg_bytes(figure)
+    for file, content in written.items():
+        write_whole(file, content)
+    return list(written)
 
 
 def svg_bytes(figure: Figure) -> bytes:

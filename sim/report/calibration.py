@@ -10,6 +10,7 @@ import numpy as np
 
 from hwmodels.profiles import Profile
 from sim.plots.calibration import draw_fit, draw_roofline, title_of
+from workloads.write import write_whole
 
 if TYPE_CHECKING:
     from hwmodels.calibrate.samples import Sample
@@ -24,7 +25,7 @@ def write_report(folder: str | Path, profile: Profile, samples: Sequence[Sample]
     paths = [folder / "roofline.png", folder / "fit.png", folder / "report.md"]
     draw_roofline(profile, samples, paths[0])
     draw_fit(rows, paths[1])
-    paths[2].write_text(_page(folder, profile, samples, rows), encoding="utf-8")
+    write_whole(paths[2], _page(folder, profile, samples, rows))
     return paths
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.text import seconds_text
+from workloads.write import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -199,10 +200,5 @@ def _write(path: Path, title: str, body: Sequence[str]) -> Path:
         + "\n".join(body)
         + f"\n<script>{_SCRIPT}</script></body></html>\n"
     )
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(path, text)
     return path

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim.engine.columns import BUBBLES
 from sim.metrics.handover import STAGES
+from workloads.write import open_whole
 
 if TYPE_CHECKING:
     from sim.engine.columns import Columns
@@ -198,22 +198,16 @@ def write_timeline(
 
     ValueError, naming the way out, beyond MOST_EVENTS: viewers do not open such files.
     """
-    target = Path(path)
-    part = target.with_name(f".{target.name}.part")
     count = 0
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-            for event in events(columns, begin_s=begin_s, end_s=end_s, pools=pools):
-                count += 1
-                if count > MOST_EVENTS:
-                    raise ValueError(
-                        f"the timeline has more than {MOST_EVENTS:,} events, which no viewer opens; "
-                        "give a shorter stretch with begin_s and end_s, or fewer requests"
-                    )
-                file.write((",\n" if count > 1 else "") + json.dumps(event, separators=(",", ":")))
-            file.write("\n]}\n")
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+    with open_whole(path) as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        for event in events(columns, begin_s=begin_s, end_s=end_s, pools=pools):
+            count += 1
+            if count > MOST_EVENTS:
+                raise ValueError(
+                    f"the timeline has more than {MOST_EVENTS:,} events, which no viewer opens; "
+                    "give a shorter stretch with begin_s and end_s, or fewer requests"
+                )
+            file.write((",\n" if count > 1 else "") + json.dumps(event, separators=(",", ":")))
+        file.write("\n]}\n")
     return count

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
+
+from workloads.write import open_whole
 
 Kind = Literal["theory", "calibrated", "emulated", "qualitative"]
 Evidence = Literal[
@@ -166,9 +167,7 @@ def _text(value: float | str) -> str:
 
 def write_csv(rows: Iterable[Row], path: Path) -> None:
     """Write *rows* to *path*, whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", newline="", encoding="utf-8") as file:
+    with open_whole(path) as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         writer.writerows(row.cells() for row in rows)
-    os.replace(part, path)

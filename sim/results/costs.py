@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.metrics import Columns
+from sim.metrics import Columns, last_iteration_end_ns, span_ns
 from sim.metrics.columns import FloatArray, IntArray
 from sim.metrics.fleet import OFF, seconds_by_state
 
@@ -44,8 +44,9 @@ def costs_of(columns: Columns, manifest: Mapping[str, Any]) -> dict[str, Any] | 
     answered = requests["first_token_ns"] >= 0
     computed = requests["computed_prompt_tokens"] if "computed_prompt_tokens" in requests else requests["prompt_tokens"]
     prompt, output = int(computed[answered].sum()), int(requests["emitted_tokens"].sum())
-    paid_s = _paid_s(meta, requests, len(machines))
-    span_s = (int(requests["finish_ns"].max()) - int(requests["arrival_ns"].min())) * 1e-9
+    begin_ns, end_ns = span_ns(requests, last_iteration_end_ns(columns))
+    paid_s = _paid_s(meta, begin_ns, end_ns, len(machines))
+    span_s = (end_ns - begin_ns) * 1e-9
     usd = _usd(machines, asked.get("usd_per_device_hour"), paid_s)
     energy = _energy(machines, shares, busy, paid_s, asked.get("pue", 1.0))
     carbon = asked.get("carbon_g_per_kwh")
@@ -134,11 +135,10 @@ def _machines(manifest: Mapping[str, Any], fleet: Mapping[str, Any] | None) -> l
     return [one] * (scenario["replicas"] if fleet is None else len(fleet["pools"]))
 
 
-def _paid_s(meta: Mapping[str, Any], requests: Mapping[str, Any], n: int) -> list[float]:
+def _paid_s(meta: Mapping[str, Any], begin_ns: int, end_ns: int, n: int) -> list[float]:
     """Seconds of each machine that somebody pays for: the whole run, or all but the time for which it is off."""
-    begin_ns, end_ns = int(requests["arrival_ns"].min()), int(requests["finish_ns"].max())
     if meta.get("fleet") is None:
-        return [max(0, end_ns - begin_ns) * 1e-9] * n
+        return [(end_ns - begin_ns) * 1e-9] * n
     by_state = seconds_by_state(meta["fleet"], begin_ns, end_ns)
     return (by_state.sum(axis=1) - by_state[:, OFF]).tolist()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import OutputError
+from workloads.write import write_whole
 
 FILES = (
     "summary.json",
@@ -30,7 +31,18 @@ _MARK = "manifest.json"
 
 def write_json(path: Path, value: Any) -> None:
     """Write *value* as indented JSON with a newline at the end; NaN is refused."""
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file of a results folder; OutputError where it is damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise OutputError(f"{path} is damaged ({error}); run again what wrote it") from None
+    if not isinstance(found, dict):
+        raise OutputError(f"{path} is damaged (it holds no object); run again what wrote it")
+    return found
 
 
 @contextlib.contextmanager

@@ -12,13 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sim.metrics as metrics
+from workloads.write import open_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _ABSENT_IS_NULL = (
-    *("scheduled_ns", "first_token_ns", "finish_ns", "replica"),
+    *("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "replica"),
     *("prefill_replica", "prefilled_ns", "room_ns", "sent_ns", "landed_ns", "joined_ns"),
+    *("loaded_tokens", "loads_under_way", "stores_under_way"),  # of iterations, on replicas without tiers
 )
 _WIDE = ("start_ns", "duration_ns", "kv_tokens")  # iteration columns that need more than 32 bits
 _STATUS_CODES = {name: code for code, name in enumerate(metrics.STATUS_NAMES)}
@@ -36,19 +38,20 @@ def request_table(columns: metrics.Columns) -> pa.Table:
         elif name == "reason":
             out[name] = _text_column(values, columns.reasons)
         else:
-            absent = (values < 0) if name in _ABSENT_IS_NULL else None
-            out[name] = _number_column(values.astype(np.int64, copy=False), absent)
+            column = values.astype(np.int64, copy=False)
+            out[name] = _number_column(column, (values < 0) if name in _ABSENT_IS_NULL else None)
     return pa.table(out)
 
 
 def iteration_table(iterations: Mapping[str, NDArray[Any]]) -> pa.Table:
-    """Iterations as an Arrow table: times and KV tokens 64 bits wide, counts 32."""
+    """Iterations as an Arrow table: times and KV tokens 64 bits wide, counts 32, null where absent."""
     import pyarrow as pa
 
     out = {}
     for name, values in iterations.items():
         width = np.int64 if name in _WIDE or name.endswith("_ns") else np.int32
-        out[name] = _number_column(values if values.dtype.kind == "f" else values.astype(width, copy=False))
+        column = values if values.dtype.kind == "f" else values.astype(width, copy=False)
+        out[name] = _number_column(column, (values < 0) if name in _ABSENT_IS_NULL else None)
     return pa.table(out)
 
 
@@ -79,13 +82,16 @@ def write_parquet(tables: Iterable[pa.Table], path: Path) -> None:
     first = next(tables)
     packed = [field.name for field in first.schema if pa.types.is_integer(field.type)]
     texts = [field.name for field in first.schema if pa.types.is_string(field.type)]
-    with pq.ParquetWriter(
-        path,
-        first.schema,
-        compression="none",
-        use_dictionary=texts,  # type: ignore[arg-type]  # the stubs know only bool
-        column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
-    ) as writer:
+    with (
+        open_whole(path, binary=True) as file,
+        pq.ParquetWriter(
+            file,
+            first.schema,
+            compression="none",
+            use_dictionary=texts,  # type: ignore[arg-type]  # the stubs know only bool
+            column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
+        ) as writer,
+    ):
         for table in itertools.chain([first], tables):
             writer.write_table(table)
 
@@ -132,7 +138,7 @@ def stored_columns(folder: Path, manifest: Mapping[str, Any], summary: Mapping[s
         else:
             requests[name] = column.fill_null(-1).to_numpy()
     stored = pq.read_table(folder / "iterations.parquet")
-    iterations = {name: stored.column(name).to_numpy() for name in stored.column_names}
+    iterations = {name: stored.column(name).fill_null(-1).to_numpy() for name in stored.column_names}
     meta = {"kv_blocks_total": manifest.get("kv_blocks_total", []), "wall_s": summary.get("wall_s")}
     return StoredColumns(requests=requests, reasons=reasons, meta=meta, iteration_columns=iterations)
 

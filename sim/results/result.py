@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 import sim.metrics as metrics
 from sim.errors import OutputError
 from sim.results.costs import costs_of
-from sim.results.folder import FILES, staging, write_json
+from sim.results.folder import FILES, read_json, staging, write_json
 from sim.results.parquet import iteration_table, request_table, stored_columns, transfer_table, write_parquet
 from sim.results.words import LATENCY_HEADS, fact_rows, latency_rows
 
@@ -96,7 +95,20 @@ class Result:
 
     @property
     def _window(self) -> Mapping[str, Any]:
-        return self.manifest.get("scenario", {}).get("window", metrics.WHOLE)
+        asked = self.manifest.get("scenario", {}).get("window", metrics.WHOLE)
+        return self.manifest.get("window", asked)
+
+    def or_whole(self) -> Result:
+        """The same over the whole run, which a note in its manifest says, where the scenario's `window` cannot be had; elsewhere
+        the result itself. So a long run is kept whose warm-up has no end."""
+        try:
+            _ = self.summary
+        except metrics.WindowError as error:
+            notes = [*self.manifest.get("notes", ()), f"{error}. All figures are over the whole run."]
+            return Result(
+                self.columns, manifest={**self.manifest, "notes": notes, "window": metrics.WHOLE}, slo=self.slo
+            )
+        return self
 
     @property
     def in_window(self) -> NDArray[np.bool_]:
@@ -186,11 +198,11 @@ class Result:
         missing = [name for name in FILES[:4] if not (folder / name).is_file()]
         if missing:
             raise OutputError(f"{folder} is not a results folder: {', '.join(missing)} is missing")
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest = read_json(folder / "manifest.json")
         found = manifest.pop("format", None)
         if found != FORMAT:
             raise OutputError(f"{folder} has results of format {found!r}; this version reads {FORMAT!r}: run it again")
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary = read_json(folder / "summary.json")
         columns = stored_columns(folder, manifest, summary)
         result = cls(columns, manifest=manifest, slo=manifest.get("slo"))
         result.__dict__["summary"] = summary

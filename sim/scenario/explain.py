@@ -42,7 +42,9 @@ def check_mapping(found: object, model: type[BaseModel], source: str, what: str)
     if not isinstance(found, Mapping):
         names = list(model.model_fields)
         listed = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
-        raise ScenarioError(f"{source}: {what} is a mapping of settings ({listed}); got {shown(found)}")
+        # None is what an empty file holds, or one with comments alone.
+        got = f"got {shown(found)}" if found is not None else f"{source} is empty; write it, or name another file"
+        raise ScenarioError(f"{source}: {what} is a mapping of settings ({listed}); {got}")
 
 
 def sentence(error: ValidationError, model: type[BaseModel], source: str) -> str:

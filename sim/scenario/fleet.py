@@ -78,8 +78,17 @@ class SlowMachine(Section):
     """A machine whose iterations take longer than those of its like."""
 
     machine: Annotated[int, Field(ge=0)]
-    factor: Annotated[float, Field(gt=0)]
-    """Times as long."""
+    factor: float
+    """Times as long, at least 1: 2 halves its speed."""
+
+    @model_validator(mode="after")
+    def _is_slow(self) -> Self:
+        if not self.factor >= 1:
+            raise ValueError(
+                f"factor is how many times as long its iterations take, at least 1, and a machine at half its speed has 2; "
+                f"got {self.factor:g}"
+            )
+        return self
 
 
 class Failures(Section):

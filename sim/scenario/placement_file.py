@@ -11,6 +11,7 @@ from typing import Any
 
 from policies.placement import Group, Placement
 from sim.errors import OutputError, ScenarioError
+from workloads.write import write_whole
 
 FORMAT = "rooftrace-placement-1"
 
@@ -31,16 +32,10 @@ def save_placement(
                 "models": [names[model] for model in group.models],
             }
         )
-    file = Path(path)
-    part = file.with_name(f".{file.name}.part")
     try:
-        part.write_text(
-            json.dumps({"format": FORMAT, "groups": groups, "about": dict(about or {})}, indent=1) + "\n",
-            encoding="utf-8",
-        )
-        os.replace(part, file)
+        write_whole(path, json.dumps({"format": FORMAT, "groups": groups, "about": dict(about or {})}, indent=1) + "\n")
     except OSError as error:
-        raise OutputError(f"cannot write the placement {file}: {error.strerror}") from error
+        raise OutputError(f"cannot write the placement {path}: {error.strerror}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +54,7 @@ def placed_groups(path: str | os.PathLike[str]) -> list[PlacedGroup]:
         found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ScenarioError(f"cannot read the placement {file}: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ScenarioError(f"{file} is not a placement: {error}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ScenarioError(f"{file} is not a placement of this version; write one with rooftrace place --out")

@@ -67,9 +67,8 @@ class Scenario(Settings):
 
     @classmethod
     def from_yaml(cls, text: str, *, source: str = "scenario", folder: Path | None = None) -> Scenario:
-        """The scenario written in *text*; an empty text is all defaults."""
-        found = parse_yaml(text, source)
-        return cls.from_mapping({} if found is None else found, source=source, folder=folder)
+        """The scenario written in *text*; `{}` is all defaults, and an empty text is none."""
+        return cls.from_mapping(parse_yaml(text, source), source=source, folder=folder)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scenario:
@@ -188,7 +187,10 @@ class Scenario(Settings):
     def _behind(self, text: str, mark: Mark) -> Any:
         """What stands for a setting's *text* in the hash: the content of the file or the source of the module that it names."""
         files = dict.fromkeys(map(self._look_up, self._paths(text, mark)))
-        digests = ["sha256:" + hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file is not None]
+        digests = []
+        for file in filter(None, files):
+            with file.open("rb") as opened:
+                digests.append("sha256:" + hashlib.file_digest(opened, "sha256").hexdigest())
         if isinstance(mark, MayBeFile):
             return digests or text
         if mark.policy and ":" in text:

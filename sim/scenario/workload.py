@@ -194,7 +194,9 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
         raise ScenarioError("workload.requests is for generated workloads; use workload.limit to shorten a trace")
     from workloads import read_trace
 
-    return read_trace(file, settings.format, sort=settings.sort, drop_empty=settings.drop_empty)
+    # Arrivals that are drawn have as many lengths as there are to be had.
+    limit = settings.limit if settings.arrivals is None else settings.requests
+    return read_trace(file, settings.format, limit=limit, sort=settings.sort, drop_empty=settings.drop_empty)
 
 
 def _generate(scenario: Scenario, lengths: Trace | None) -> Trace | ClosedLoop:

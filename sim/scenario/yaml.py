@@ -44,12 +44,62 @@ _Loader.add_implicit_resolver(
 )
 
 
+_DEEPEST = 100
+"""Lists and mappings inside each other that are read at most: people nest a dozen, and what walks through them recurses."""
+_MOST_VALUES = 1_000_000
+"""Values that a text holds at most when its anchors are written out: a few lines of anchors of anchors stand for billions."""
+
+
 def parse_yaml(text: str, source: str) -> Any:
-    """The value that *text* holds; ScenarioError naming *source* and the line where it is not YAML."""
+    """The value that *text* holds; ScenarioError naming *source* and the line where it is not YAML, or nested without end."""
     try:
+        if len(text) > _DEEPEST or "*" in text:  # a shorter one without aliases cannot be deeper
+            _check_nesting(text)
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ScenarioError(f"{source}{line}: not valid YAML: {error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ScenarioError(f"{source}: not valid YAML: {str(error).splitlines()[0]}") from None
+
+
+class _Open:
+    """A list or mapping that has not ended: the depth below it, and how many values it holds."""
+
+    def __init__(self, anchor: str | None) -> None:
+        self.anchor = anchor
+        self.depth = 0
+        self.values = 1
+
+    def hold(self, depth: int, values: int) -> None:
+        self.depth = max(self.depth, depth + 1)
+        self.values += values
+
+
+def _check_nesting(text: str) -> None:
+    """MarkedYAMLError for what is nested too deeply, or within itself: the loader recurses, in C without a limit."""
+    top = _Open(None)
+    within = [top]
+    anchored: dict[str, tuple[int, int]] = {}
+    for event in yaml.parse(text, Loader=_Base):
+        if isinstance(event, yaml.CollectionStartEvent):
+            within.append(_Open(event.anchor))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            ended = within.pop()
+            if ended.anchor is not None:
+                anchored[ended.anchor] = (ended.depth, ended.values)
+            within[-1].hold(ended.depth, ended.values)
+        elif isinstance(event, yaml.AliasEvent):
+            if any(each.anchor == event.anchor for each in within):
+                raise yaml.MarkedYAMLError(
+                    problem=f"*{event.anchor} stands within itself", problem_mark=event.start_mark
+                )
+            within[-1].hold(*anchored.get(event.anchor, (0, 1)))
+        elif isinstance(event, yaml.ScalarEvent):
+            within[-1].values += 1
+        if len(within) + within[-1].depth > _DEEPEST:
+            problem = f"lists and mappings are nested more than {_DEEPEST} deep"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        if within[-1].values > _MOST_VALUES:
+            problem = f"there are more than {_MOST_VALUES:,} values"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

@@ -18,6 +18,7 @@ from sim.serve.counted import Counted
 from sim.serve.exchange import Exchange
 from sim.serve.pacer import Pacer
 from sim.serve.setup import Setup
+from workloads.write import write_whole
 
 _MOST_PENDING = 4096
 """Steps of a stream that wait to be written; beyond them they are written as one."""
@@ -190,9 +191,9 @@ class Session:
             "handed_over_lag_s": _lag_facts(handed),
         }
         self.run.trace().to_csv(folder / "arrivals.csv")
-        (folder / "replay.yaml").write_text(_replay(setup), encoding="utf-8")
+        write_whole(folder / "replay.yaml", _replay(setup))
         manifest["notes"] = [*manifest["notes"], *_otherwise(setup, folder / "replay.yaml")]
-        result = Result(columns, manifest=manifest, slo=setup.built.slo).kept()
+        result = Result(columns, manifest=manifest, slo=setup.built.slo).or_whole().kept()
         result.write(folder)
         return result
 

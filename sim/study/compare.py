@@ -194,7 +194,7 @@ def compare(
             a=str(first.folder),
             b=str(second.folder),
             differences=tuple(differences),
-            how=f"{n} replications, paired by seed; intervals hold at {level:.0%}{alone}",
+            how=_how((first, second), f"{n} replications, paired by seed", level) + alone,
             level=level,
             notes=_notes(map(str, first.notes), map(str, second.notes)),
         )
@@ -214,7 +214,7 @@ def _load(given: Any) -> Scenario | SweepResult | Result:
         return Scenario.load(path)
     try:
         kind = json.loads((path / "manifest.json").read_text(encoding="utf-8")).get("format")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, RecursionError, AttributeError):
         kind = None
     return SweepResult(path) if kind == FORMAT else Result.load(path)
 
@@ -233,17 +233,11 @@ def _scenarios(
         failures = each.failures(1)
         if failures:
             raise RooftraceError(f"{name} cannot be run: {failures[0]['error']}")
-    alike = any(each.counts["alike"] for each in both)
     return Comparison(
         a=f"{a.source}: {_label(both[0])}",
         b=f"{b.source}: {_label(both[1])}",
         differences=tuple(_sweeps(both[0], both[1], metrics, level)),
-        how=(
-            "nothing in these scenarios is random, so that replications are equal and there are no intervals; compare "
-            "two results folders, which are paired request by request"
-            if alike
-            else f"{replications} replications on the same random numbers; intervals hold at {level:.0%}"
-        ),
+        how=_how(both, f"{replications} replications on the same random numbers", level),
         level=level,
         notes=_notes(*(map(str, side.notes) for side in both)),
     )
@@ -255,6 +249,18 @@ def _notes(a: Iterable[str], b: Iterable[str]) -> tuple[Noted, ...]:
     notes.add("A", a)
     notes.add("B", b)
     return notes.found
+
+
+def _how(both: Sequence[SweepResult], pairs: str, level: float) -> str:
+    """What intervals are from, and in which of two sweeps nothing is random, so that its replications are equal."""
+    alike = [name for name, each in zip("AB", both, strict=True) if each.counts["alike"] == each.counts["points"]]
+    if len(alike) == 2:
+        return (
+            "nothing in these scenarios is random, so that replications are equal and there are no intervals; compare "
+            "two results folders, which are paired request by request"
+        )
+    only = f", nothing in {alike[0]} being random" if alike else ""
+    return f"{pairs}{only}; intervals hold at {level:.0%}"
 
 
 def _label(result: SweepResult) -> str:
@@ -326,14 +332,16 @@ def _paired(
         change = st.ratio_interval(first, second, level=level)
     else:
         mean = float(second.mean() / first.mean()) - 1
-        change, why = st.Change(mean=mean, low=math.nan, high=math.nan, n=1, level=level), "one run has no interval"
+        change = st.Change(mean=mean, low=math.nan, high=math.nan, n=1, level=level)
+        why = "one run has no interval" if len(pairs) == 1 else "equal replications have no interval"
     return Difference(metric=metric, where=where, a=means[0], b=means[1], change=change, why=why)
 
 
 def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, places: Sequence[str]) -> Comparison:
     first, second = a.requests, b.requests
     same = len(first) == len(second) and all(
-        np.array_equal(first[name], second[name]) for name in ("arrival_ns", "prompt_tokens", "output_tokens")
+        np.array_equal(a.columns.requests[name], b.columns.requests[name])
+        for name in ("arrival_ns", "prompt_tokens", "output_tokens")
     )
     if not same:
         raise RooftraceError(
@@ -344,7 +352,7 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
     flat = [_flat(each.summary) for each in (a, b)]
     chosen = _chosen(metrics, [name for name in flat[0] if name in flat[1]])
     kept = a.in_window & b.in_window
-    order = np.flatnonzero(kept)[np.argsort(first["arrival_ns"].to_numpy()[kept], kind="stable")]
+    order = np.flatnonzero(kept)[np.argsort(a.columns.requests["arrival_ns"][kept], kind="stable")]
     stretches = min(_stretches(each, order) for each in (a, b))
     differences = []
     for metric in chosen:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sim.errors import RooftraceError
+from sim.errors import OutputError, RooftraceError
 
 
 class Store:
@@ -31,9 +31,13 @@ class Store:
             with open(scratch, "w", encoding="utf-8") as file:
                 file.write(record)
             os.replace(scratch, self.path(key))
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(OSError):
                 os.unlink(scratch)
+            if isinstance(error, OSError):
+                raise OutputError(
+                    f"cannot write into {self.folder}: {error.strerror}; what was finished is kept, and the same command goes on"
+                ) from None
             raise
 
     def get(self, key: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from sim.study.statistics import LEVEL
 from sim.study.store import Store
 from sim.study.table import HALF_WIDTH, RunIndex, read_failures, write_tables
 from sim.text import seconds_text
+from workloads.write import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +46,7 @@ class SweepResult:
         self.folder = Path(folder)
         try:
             self.manifest: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             raise OutputError(f"{folder} is not the folder of a sweep: it has no readable manifest.json") from None
         if self.manifest.get("format") != FORMAT:
             raise OutputError(f"{folder} is not the folder of a sweep: its manifest says {self.manifest.get('format')}")
@@ -337,7 +338,7 @@ def _open(out: Path) -> Path:
 def _format_of(folder: Path) -> str | None:
     try:
         found = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found.get("format") if isinstance(found, dict) else None
 
@@ -350,7 +351,4 @@ def _provenance(sweep: Sweep) -> dict[str, Any]:
 
 
 def _write_manifest(out: Path, manifest: Mapping[str, Any]) -> None:
-    scratch = out / f".manifest.{os.getpid()}"
-    text = json.dumps(manifest, indent=2, ensure_ascii=False, default=str)
-    scratch.write_text(text + "\n", encoding="utf-8")
-    os.replace(scratch, out / "manifest.json")
+    write_whole(out / "manifest.json", json.dumps(manifest, indent=2, ensure_ascii=False, default=str) + "\n")

@@ -6,8 +6,6 @@ import csv
 import itertools
 import json
 import math
-import os
-import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from sim.study.notes import Noted, Notes
 from sim.study.points import Point, Run, Sweep
 from sim.study.statistics import LEVEL, alike, mean_interval
 from sim.study.store import Store
+from workloads.write import open_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -217,17 +216,6 @@ def _types() -> dict[str, pa.DataType]:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A scratch path beside *path* that takes its place when the block ends well, and vanishes otherwise."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
-    try:
-        yield scratch
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-@contextmanager
 def _table(path: Path, columns: Mapping[str, str]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -235,7 +223,7 @@ def _table(path: Path, columns: Mapping[str, str]) -> Iterator[Callable[[Mapping
     types = _types()
     schema = pa.schema([(name, types[kind]) for name, kind in columns.items()])
     rows: list[Mapping[str, Any]] = []
-    with _replacing(path) as scratch, pq.ParquetWriter(scratch, schema) as writer:
+    with open_whole(path, binary=True) as file, pq.ParquetWriter(file, schema) as writer:
 
         def flush() -> None:
             # Column by column: from_pylist would import pandas, 0.25 s that nothing else needs.
@@ -255,7 +243,7 @@ def _table(path: Path, columns: Mapping[str, str]) -> Iterator[Callable[[Mapping
 
 @contextmanager
 def _csv(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    with _replacing(path) as scratch, scratch.open("w", newline="", encoding="utf-8") as file:
+    with open_whole(path) as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         yield lambda row: writer.writerow(["" if row.get(name) is None else row[name] for name in columns])

@@ -32,6 +32,7 @@ from sim.validation.apart import (
 from sim.validation.machines import Unmodelled
 from sim.validation.runs import ServedRun, rows_of, served_run, served_s
 from sim.validation.speculated import FILE as ACCEPTANCES
+from workloads.write import write_whole
 
 ALPHAS = (0.4, 0.65, 0.9)
 MOST_CLIENTS = 130
@@ -146,7 +147,7 @@ def _write(path: Path, head: str, tables: Sequence[tuple[str, Mapping[str, Any]]
     for name, entry in tables:
         values = [f"{k} = {round(v, 3) if isinstance(v, float) else json.dumps(v)}" for k, v in entry.items()]
         parts += [f"[{name}]", *values, ""]
-    path.write_text("\n".join(parts), encoding="utf-8")
+    write_whole(path, "\n".join(parts))
 
 
 _ACCEPTANCES_HEAD = """\

@@ -41,6 +41,7 @@ from sim.validation.runs import (
     speculates,
 )
 from sim.validation.servers import GAP_ANALYSIS
+from workloads.write import open_whole, write_whole
 
 SERVED = ("step_s", "sequence_s", "row_s", "expert_host_s", "latent_host_s", "launch_overlap", "sustained_loss", "narrow_loss",
           "admission_s", "admission_s_per_token", "admission_serial_s")  # fmt: skip
@@ -593,7 +594,7 @@ def write_intervals(entries: Mapping[str, Mapping[str, Any]], path: Path) -> Non
             parts.append(f"[{stack}.{quantity}]")
             parts += [f"{key} = {json.dumps(value)}" for key, value in entry[quantity].items()]
         parts.append("")
-    path.write_text("\n".join(parts), encoding="utf-8")
+    write_whole(path, "\n".join(parts))
 
 
 _INTERVALS_HEAD = """\
@@ -663,7 +664,7 @@ def main(
     if intervals is not None and entries:
         write_intervals(entries, intervals)
     if out is not None and lines:
-        with out.open("w", newline="", encoding="utf-8") as file:
+        with open_whole(out) as file:
             writer = csv.DictWriter(file, fieldnames=list(lines[0]))
             writer.writeheader()
             writer.writerows(lines)

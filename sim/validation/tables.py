@@ -9,6 +9,7 @@ from pathlib import Path
 from sim.errors import OutputError
 from sim.validation.files import Comparison, ErrorLine
 from sim.validation.served import served_markdown
+from workloads.write import open_whole
 
 COLUMNS = ("file", "device", "rows", "unmodelled", "mape_pct", "median_pct", "p90_pct", "bias_pct", "quantity")
 
@@ -16,7 +17,7 @@ COLUMNS = ("file", "device", "rows", "unmodelled", "mape_pct", "median_pct", "p9
 def write_csv(lines: Sequence[ErrorLine], path: str | Path) -> None:
     """Write one row a line with the columns of `COLUMNS`; errors that do not exist stay empty."""
     try:
-        with Path(path).open("w", newline="", encoding="utf-8") as file:
+        with open_whole(path) as file:
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
             for line in lines:

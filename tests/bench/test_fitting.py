@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -295,6 +297,23 @@ def test_what_a_stack_file_cannot_be_joined_with(stack_file: Path, tmp_path: Pat
         resolve(closed(stack_file, cost_model="roofline"))
     with pytest.raises(ScenarioError, match="leave serving_release out"):
         resolve(closed(stack_file, serving_release="0.12"))
+
+
+def test_every_interval_holds_its_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two replays too, both of which may lie on one side of it."""
+    import sim.bench.intervals as module
+
+    def run_of(value: float) -> Any:
+        summary = {"slo_attainment": value, "ttft_s": {"mean": value}, "requests_per_s": value, "saturated": False}
+        return SimpleNamespace(summary=summary)
+
+    rng = np.random.default_rng(4)
+    for _ in range(100):
+        middle, *others = (run_of(value) for value in rng.random(8))
+        monkeypatch.setattr(module, "results", lambda *_, m=middle, o=others: (m, o[:2], o[2:], "nothing"))
+        found = module.intervals(Scenario.default(), 2, ("slo_attainment", "ttft_s.mean", "requests_per_s")).figures
+        assert len(found) == 3
+        assert all(each.low <= each.middle <= each.high for each in found.values())
 
 
 def test_intervals_are_no_narrower_than_repeats_lie_apart(stack_file: Path) -> None:

@@ -153,6 +153,7 @@ def test_releases_of_vllm_before_the_key_was_mended_did_not_stretch_times(tmp_pa
     assert found == [False, True]
 
 
+@published
 def test_the_servers_side_of_a_stage() -> None:
     run = sample("inference_perf/stage_3_prometheus_metrics.json")
     assert run.ttft is None

@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 from sim import metrics
 from sim.cli import build_app
+from sim.engine.handover import Handovers
 from sim.results import FILES, Result
 from sim.scenario import Scenario
+from tests.engine.build import patches_the_engine
 
 APP = build_app()
 TINY = ["--set", "workload.limit=20"]
@@ -306,3 +308,25 @@ def test_a_folder_is_no_trace_and_no_run():
         rooftrace("run", "--set", "workload.trace=traces/"), "traces/ is a folder; give a file", left=["traces"]
     )
     assert_refused(rooftrace("plot", "traces"), "traces is not the folder of a run or a sweep", left=["traces"])
+
+
+@patches_the_engine
+def test_a_run_with_requests_that_nobody_can_ever_serve_is_refused_and_leaves_nothing(monkeypatch):
+    scenario = """
+model: llama-3.1-8b
+memory: {kv_blocks: 60}
+pools: {p: {role: prefill}, d: {role: decode, replicas: 2}}
+links: {net: {bandwidth_gb_per_s: 1, latency_s: 0}}
+handover: {like: sglang, headroom_tokens: 0}
+failures: {times: [{machine: 1, at_s: 0.5, for_s: 0.3}]}
+workload:
+  arrivals: {process: poisson, rate_per_s: 30}
+  prompt_tokens: {distribution: uniform, min_tokens: 40, max_tokens: 600}
+  output_tokens: 40
+  requests: 60
+seed: 50
+"""
+    Path("circle.yaml").write_text(scenario)
+    # As if a computed prompt whose decode machine has failed waited for room at another.
+    monkeypatch.setattr(Handovers, "no_room", lambda *_: None)
+    assert_refused(rooftrace("run", "circle.yaml"), "53 of 60 requests can never be served (", left=["circle.yaml"])

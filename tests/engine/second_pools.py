@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 from tests.engine.independent import TICKS, Model, Request, Rules, Seq
 
-ARRIVED, ROOM, PREFILLED = 0, 2, 3
+ARRIVED, GONE, ROOM, PREFILLED = 0, 1, 2, 3
 """News of one instant is heard in this order, and by the number of the request."""
 
 
@@ -31,6 +31,8 @@ class Between:
     local: int = 0
     """Prompts of no more tokens stay."""
     headroom: int = 0
+    fewest: bool = False
+    """Requests go, on either side, to the machine with the fewest, the first of these; else in turn."""
 
 
 @dataclass
@@ -59,6 +61,13 @@ class Machine:
         """Blocks of those on their way: out of here, or in."""
         self.landed: list[Seq] = []
         """Ahead of all others."""
+        self.elsewhere: set[int] = set()
+        """Who was sent here and waits elsewhere, for room or for its prompt."""
+
+    def requests(self) -> int:
+        """Who is here or was sent here, but for those whose prompt has been computed here for another."""
+        here = len(self.batch.seqs) + len(self.model.queue) + len(self.landed) + len(self.asked) + len(self.elsewhere)
+        return here + sum(what == "ask" for what, _ in self.inbox) + (0 if self.lends else len(self.held))
 
     def growth(self) -> int:
         return sum(self.model.grows(seq) for seq in self.batch.seqs)
@@ -179,7 +188,7 @@ def never(rules: Rules, prompt: int, output: int) -> bool:
 def serve_apart(
     requests: Sequence[Request], senders: Sequence[Rules], receivers: Sequence[Rules], between: Between
 ) -> list[Trip]:
-    """Serve the requests, in turn on either side; results are written into them."""
+    """Serve the requests; results are written into them."""
     first = [Machine(rules, between, lends=True) for rules in senders]
     second = [Machine(rules, between, lends=False) for rules in receivers]
     trips = [Trip() for _ in requests]
@@ -187,11 +196,17 @@ def serve_apart(
     coming = deque(requests)
     news: list[tuple[int, int, int]] = []
 
-    def of(id_: int) -> tuple[Machine, Machine]:
-        return first[id_ % len(first)], second[id_ % len(second)]
+    senders_of, receivers_of = dict[int, int](), dict[int, int]()
+    # Else when the prompt has been computed.
+    at_arrival = between.room_first or between.local > 0
+
+    def choose(id_: int, machines: list[Machine], chosen: dict[int, int]) -> Machine:
+        turn = id_ % len(machines)
+        chosen[id_] = min(range(len(machines)), key=lambda i: machines[i].requests()) if between.fewest else turn
+        return machines[chosen[id_]]
 
     def send(id_: int, now: int) -> None:
-        i, j = id_ % len(first), id_ % len(second)
+        i, j = senders_of[id_], receivers_of[id_]
         key = {"sender": (i,), "receiver": (-1, j), "pair": (i, j), "pools": ()}[between.shared]
         places = links.setdefault(key, [0] * between.places)
         place = places.index(min(places))
@@ -218,20 +233,36 @@ def serve_apart(
         now = min(times)
         while coming and coming[0].arrival == now:
             request = coming.popleft()
-            sender, receiver = of(request.id)
             goes = request.output > (0 if between.first_token == "decode" else 1)
-            able = not goes or not never(receiver.model.rules, request.prompt, request.output)
-            if goes and able and between.local and max(request.prompt, 1) <= between.local:
-                receiver.model.queue.append(request)
-            elif not able or never(sender.model.rules, request.prompt, min(request.output, 1)):
+            able = not goes or not never(receivers[0], request.prompt, request.output)
+            receiver = None
+            if goes and able and at_arrival:
+                receiver = choose(request.id, second, receivers_of)
+                if between.local and max(request.prompt, 1) <= between.local:
+                    receiver.model.queue.append(request)
+                    continue
+            sender = choose(request.id, first, senders_of)
+            refused = never(senders[0], request.prompt, min(request.output, 1))
+            if receiver is not None and not (refused and between.room_first):
+                if between.room_first:
+                    receiver.inbox.append(("ask", request))
+                    sender.elsewhere.add(request.id)
+                    continue
+                receiver.elsewhere.add(request.id)
+            if not able or refused:
                 request.status = "rejected"
-            elif goes and between.room_first:
-                receiver.inbox.append(("ask", request))
+                heappush(news, (now + 1, GONE, request.id))
             else:
                 sender.model.queue.append(request)
         while news and news[0][0] == now:
             _, what, id_ = heappop(news)
-            request, (sender, receiver) = requests[id_], of(id_)
+            request, sender = requests[id_], first[senders_of[id_]]
+            if what == PREFILLED and not at_arrival:
+                choose(id_, second, receivers_of)
+            elif what == GONE and id_ not in receivers_of:
+                continue
+            receiver = second[receivers_of[id_]]
+            receiver.elsewhere.discard(id_)
             if what == ARRIVED:
                 trips[id_].landed = now
                 sender.inbox.append(("collect", request))
@@ -241,10 +272,11 @@ def serve_apart(
                 elif between.first_token == "decode":
                     request.recomputed += 1
             elif what == ROOM and trips[id_].prefilled < 0:
+                sender.elsewhere.remove(id_)
                 sender.model.queue.append(request)
-            elif what == ROOM or between.room_first:
+            elif what == ROOM or (what == PREFILLED and between.room_first):
                 send(id_, now)
-            else:
+            elif what == PREFILLED:
                 receiver.inbox.append(("ask", request))
         for machine in (*first, *second):
             done, given = machine.turn(now, trips)

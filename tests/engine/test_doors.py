@@ -56,7 +56,7 @@ class Alone:
         self.clock = Clock()
         self.ended = Ended()
         replica = ReplicaSpec(scheduler=scheduler, kv_blocks=kv_blocks, **settings)
-        common = InCommon(self.clock, self.state, self.ended, seed=1, fast_forward=fast_forward)
+        common = InCommon(self.clock, self.state, self.ended, seed=1, fast_forward=fast_forward, prices={})
         self.machine = Machine(common, 0, MachineSpec(tenants=(replica,)), 0)
         self.tenant = self.machine.tenants[0]
 

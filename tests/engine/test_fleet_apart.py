@@ -17,11 +17,13 @@ from policies.routers import RoundRobin
 from policies.schedulers import Sarathi
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
-from sim.engine import FINISHED, UNFINISHED, Experiment, ReplicaSpec, run
+from sim.engine import FINISHED, UNFINISHED, Experiment, ReplicaSpec, UnservedError, run
 from sim.engine.columns import ABORTED, LOST, Columns
+from sim.engine.handover import Handovers
 from sim.engine.links import LinkSpec
 from sim.engine.lives import DRAINING, OFF, READY, STARTING, FleetSpec, Outage, Scaling
 from sim.engine.roles import HandoverSpec, KvPath
+from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 from tests.engine.random_runs import assert_same
 from tests.engine.test_fleet import Says, changes
@@ -38,7 +40,7 @@ ONE = ReplicaSpec(cost=Linear(fixed_s=1e-3), scheduler=EvictNewest(Sarathi()), k
 def pools(
     *outages: Outage, rule: Any = "resume", trace: Trace | None = None, first_token: Any = "arrival", room: Any = "after_prefill",
     scaling: tuple[Scaling | None, Scaling | None] = (None, None), spec: ReplicaSpec = ONE, shared: Any = "sender",
-    local_tokens: int = 0, **fleet: Any,
+    local_tokens: int = 0, layers: int = 1, **fleet: Any,
 ) -> Experiment:  # fmt: skip
     """Two machines that prefill and two that decode."""
     return Experiment(
@@ -48,7 +50,7 @@ def pools(
         handover=HandoverSpec(
             roles=("prefill", "prefill", "decode", "decode"),
             pools=(0, 0, 1, 1),
-            paths={(0, 1): KvPath(link=LinkSpec(1e6), bytes_per_token=1000.0, shared=shared)},
+            paths={(0, 1): KvPath(link=LinkSpec(1e6), bytes_per_token=1000.0, shared=shared, layers=layers)},
             router=RoundRobin(),
             first_token=first_token,
             room=room,
@@ -101,6 +103,21 @@ def test_where_nothing_happens_the_times_are_those_of_pools_without_a_fleet() ->
     plain = run(replace(pools(), fleet=None)).requests
     for name, column in plain.items():
         np.testing.assert_array_equal(found.requests[name], column, err_msg=name)
+
+
+def test_what_goes_to_a_machine_that_was_chosen_late_is_sent_whole() -> None:
+    """Its decode machine fails at 0.5 ms, while the prompt is computed: another is chosen when that is done, and knows of no layer
+    before."""
+    for machine, sent_ns, takes_ns in ((1, MS // 4 + 1, 20 * MS), (DECODE, MS + 3, 20 * MS)):
+        found = run(pools(fails(machine, 0.5), room="before_prefill", layers=4), check_invariants=True).requests
+        assert found["landed_ns"][0] == sent_ns + takes_ns
+
+
+def test_a_prompt_of_just_so_many_tokens_needs_no_machine_that_prefills() -> None:
+    for prompt, status in ((20, FINISHED), (21, UNFINISHED)):
+        trace = Trace(arrival_ns=[MS], prompt_tokens=[prompt], output_tokens=[4])
+        found = run(pools(fails(0, 0.1), fails(1, 0.1), trace=trace, local_tokens=20))
+        assert found.requests["status"].tolist() == [status]
 
 
 @pytest.mark.parametrize("rule", ["resume", "retry", "lose"])
@@ -225,6 +242,61 @@ def test_who_waits_for_room_at_a_decode_machine_that_fails_takes_room_at_another
     # Heard of at 50 ms + 1 ns, with room 1 ns later.
     assert found.requests["sent_ns"][1] == 50 * MS + 2
     assert found.requests["replica"].tolist() == [2, 3]
+
+
+# Both decode machines have room for one of two requests, and the prefill machine for one prompt. The first request's decode machine
+# fails at 0.5 ms, while its prompt is computed; the second request has room at the other one.
+def test_a_computed_prompt_whose_decode_machine_goes_does_not_wait_for_room_with_its_memory() -> None:
+    """It is computed again behind the other, which waits for its memory and has the room that it asks for."""
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[40, 40], output_tokens=[4, 4])
+    small = replace(ONE, kv_blocks=3)
+    outages = (fails(1, 0), Outage(machine=2, at_s=0.0005))
+    found = both_ways(pools(*outages, trace=trace, spec=small, room="before_prefill", rule="lose"))
+    assert found.requests["status"].tolist() == [FINISHED, FINISHED]
+    assert found.requests["prompts_computed"].tolist() == [2, 1]
+    assert found.requests["recomputed_tokens"].tolist() == [40, 0]
+    assert found.requests["failures"].tolist() == [0, 0]
+    assert found.requests["finish_ns"][0] > found.requests["finish_ns"][1]
+    assert found.meta["fleet"]["discarded_tokens"] == 1
+
+
+def test_a_computed_prompt_whose_decode_machine_goes_takes_room_that_another_has() -> None:
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[40, 40], output_tokens=[4, 4])
+    found = both_ways(
+        pools(fails(1, 0), Outage(machine=2, at_s=0.0005), trace=trace, room="before_prefill", rule="lose")
+    )
+    assert found.requests["status"].tolist() == [FINISHED, FINISHED]
+    assert found.requests["prompts_computed"].tolist() == [1, 1]
+    assert found.meta["fleet"]["chosen_again"] == 1
+
+
+def test_a_computed_prompt_that_nobody_can_decode_leaves_its_memory_to_one_that_has_room() -> None:
+    """The only machine with memory for the first request fails for good; the second request has room at the other."""
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[40, 20], output_tokens=[4, 4])
+    small = replace(ONE, kv_blocks=3)
+    experiment = pools(fails(1, 0), fails(2, 0.5), trace=trace, room="before_prefill")
+    machines = (small, small, small, replace(small, kv_blocks=2))
+    found = both_ways(replace(experiment, replicas=machines))
+    assert found.requests["status"].tolist() == [UNFINISHED, FINISHED]
+    assert found.requests["replica"].tolist() == [-1, 3]
+    assert found.meta["fleet"]["held_to_the_end"] == 1
+
+
+@patches_the_engine
+def test_a_run_that_comes_to_rest_with_requests_that_nobody_can_serve_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trace = Trace(arrival_ns=[0, 0, 0], prompt_tokens=[40] * 3, output_tokens=[4] * 3)
+    outages = (fails(1, 0), Outage(machine=2, at_s=0.0005))
+    circle = pools(*outages, trace=trace, spec=replace(ONE, kv_blocks=3), room="before_prefill")
+    # As if a computed prompt waited for room.
+    monkeypatch.setattr(Handovers, "no_room", lambda *_: None)
+    with pytest.raises(UnservedError, match=r"3 of 3 requests can never be served \(0, 1, 2\).*1 are at machine 0"):
+        run(circle)
+    with pytest.raises(UnservedError):
+        run(replace(circle, horizon_ns=10 * 10**9))
+    # While something is still to happen, a run may be cut short.
+    assert run(replace(circle, horizon_ns=MS // 2)).requests["status"].tolist() == [UNFINISHED] * 3
 
 
 def test_the_link_of_machines_that_fail_is_free_for_others() -> None:

@@ -24,6 +24,7 @@ from sim.engine.exchange import Exchange
 from sim.engine.experiment import LeftBehind
 from sim.engine.links import LinkSpec, Slowdown
 from sim.engine.roles import HandoverSpec, KvPath
+from sim.metrics.handover import handover_figures
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear, Ranked
 from tests.engine.random_runs import apart, assert_same, with_tiers
@@ -173,6 +174,7 @@ def test_prompts_that_stay() -> None:
     trace = Trace(arrival_ns=[0, 20 * MS], prompt_tokens=[30, 31], output_tokens=[3, 3])
     found = run(two(trace, local_tokens=30))
     assert found.requests["prefill_replica"].tolist() == [-1, 0]
+    assert run(two(trace, local_tokens=31)).requests["prefill_replica"].tolist() == [-1, -1]
     assert found.requests["replica"].tolist() == [1, 1]
 
 
@@ -197,6 +199,12 @@ def test_what_the_receiver_has_cached_is_not_sent_and_what_is_cached_there_may_s
     stays = run(two(trace, prefill=caching, decode=caching, local_tokens=20), check_invariants=True).requests
     assert stays["prefill_replica"].tolist() == [0, -1]
     assert stays["prefix_hit_tokens"].tolist() == [0, 144]
+    # Where the receiver lacks a block of 16 tokens it is the same for as many, and for one fewer it is sent.
+    assert trace.prefix_blocks is not None
+    but_one = replace(trace, prefix_blocks=np.append(trace.prefix_blocks[:-1], 99))
+    for local_tokens, machine in ((16, -1), (15, 0)):
+        experiment = two(but_one, prefill=caching, decode=caching, local_tokens=local_tokens)
+        assert run(experiment).requests["prefill_replica"].tolist() == [0, machine]
 
 
 def test_windows_leave_nothing_behind_of_what_was_computed_elsewhere() -> None:
@@ -351,6 +359,20 @@ def test_layers_go_behind_the_computation() -> None:
     done = 8 * MS + 2
     # 1 ms over the link: a quarter of it is left when the last layer is done. 10 ms: they begin when the first is, at 2 ms.
     assert landed == {(1e8, 1): done + MS, (1e8, 4): done + MS // 4, (1e7, 1): done + 10 * MS, (1e7, 4): 12 * MS + 1}
+
+
+def test_the_use_of_links_is_a_share_of_all_their_places() -> None:
+    # Two prompts of one instant, 2 ms each on a link of three places, and all ends 1 ms later.
+    path = KvPath(link=LinkSpec(1e7, concurrent_transfers=3), bytes_per_token=1000.0)
+    trace = Trace(arrival_ns=[0, 0], prompt_tokens=[20, 20], output_tokens=[2, 2])
+    found = run(two(trace, path=path))
+    assert [link["places"] for link in found.meta["links"]] == [3]
+    figures = handover_figures(found.requests, found.meta, span_s=0.008)["handover"]
+    assert figures["link_use"] == pytest.approx(2 * 2 / (3 * 8))
+    # And of a second link with one place, which has carried as much.
+    meta = {"links": [*found.meta["links"], {"busy_ns": 4 * MS, "places": 1}]}
+    figures = handover_figures(found.requests, meta, span_s=0.008)["handover"]
+    assert figures["link_use"] == pytest.approx(2 * 4 / (4 * 8))
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

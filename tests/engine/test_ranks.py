@@ -26,8 +26,10 @@ from sim.engine import (
     ranks,
     run,
 )
+from sim.engine.columns import FINISHED, LOST
 from sim.engine.common import IDLE, CommonPrices
 from sim.engine.lane import Lane
+from sim.engine.lives import FleetSpec, Outage
 from sim.engine.pricing import Pricing
 from sim.engine.tenant import Tenant
 from tests.engine.build import patches_the_engine
@@ -275,6 +277,48 @@ def test_prompts_that_every_rank_has_wait_for_more() -> None:
     balance = PromptBalance(timeout_iters=50, batching_wait_iters=3)
     columns = with_balance(balance, [0, 0, 1500, 1500], [20, 20, 2, 2])
     assert columns.requests["scheduled_ns"].tolist() == [0, 0] + [(1040 + 4 * 1001) * US] * 2
+
+
+# Machines with ranks that fail.
+
+
+def that_fails(
+    at_us: int, for_us: int, arrivals_us: list[int], outputs: list[int], balance: PromptBalance | None = None
+) -> Columns:
+    """The only machine, of two ranks, fails for a while; who was there is lost."""
+    spec = ReplicaSpec(cost=COST, scheduler=OrcaPaged(8), kv_blocks=100)
+    machine = MachineSpec(tenants=(spec,), ranks=2, rank_router=RoundRobin(), prompt_balance=balance)
+    trace = Trace(arrival_ns=[at * US for at in arrivals_us], prompt_tokens=[40] * len(outputs), output_tokens=outputs)
+    outage = Outage(machine=0, at_s=at_us * 1e-6, for_s=for_us * 1e-6)
+    fleet = FleetSpec(pools=(0,), names=("all",), scaling=(None,), failing=(None,), outages=(outage,), in_flight="lose")
+    experiment = Experiment(workload=trace, replicas=(machine,), router=RoundRobin(), fleet=fleet)
+    columns = run(experiment, check_invariants=True)
+    assert_same(columns, run(experiment, fast_forward=False))
+    return columns
+
+
+@pytest.mark.parametrize("at_us", [500, 5000])
+def test_ranks_that_fail_within_a_step_are_free_when_the_machine_is_back(at_us: int) -> None:
+    # In the step of the prompt, which would have lasted until 1,040 us, or in the span of decodes behind it.
+    columns = that_fails(at_us, 10, [0, at_us + 20], [50, 2])
+    assert columns.requests["status"].tolist() == [LOST, FINISHED]
+    assert columns.requests["scheduled_ns"][1] == (at_us + 20) * US
+    assert columns.requests["finish_ns"][1] == (at_us + 20 + 1040 + 1001) * US
+
+
+@pytest.mark.parametrize(("at_us", "waits"), [(500, 4), (5800, 4)])
+def test_what_prompts_of_ranks_have_waited_for_is_forgotten_when_their_machine_fails(at_us: int, waits: int) -> None:
+    """At 5.8 ms a prompt has waited for four steps of the five that it would: the next machine that is there counts anew."""
+    balance = PromptBalance(timeout_iters=5, batching_wait_iters=0)
+    back = at_us + 20
+    arrivals, outputs = [0, 0, 1500, back, back, back + 500], [20, 20, 2, 20, 20, 2]
+    if at_us < 1500:
+        # Nobody has waited when it fails.
+        arrivals, outputs = [0, 0, back, back, back + 500], [20, 20, 20, 20, 2]
+    columns = that_fails(at_us, 10, arrivals, outputs, balance)
+    scheduled = columns.requests["scheduled_ns"]
+    assert scheduled[-3:-1].tolist() == [back * US] * 2
+    assert scheduled[-1] == (back + 1040 + waits * 1001) * US
 
 
 # Over random runs.

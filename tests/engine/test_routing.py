@@ -69,6 +69,18 @@ class Asked:
         return request.id % len(replicas)
 
 
+@dataclass(frozen=True)
+class Sees:
+    """Writes down how many wait on the first machine, and sends all there."""
+
+    knows: Knowledge
+    told: list[int]
+
+    def route(self, request, replicas, /) -> int:
+        self.told.append(replicas[0].waiting)
+        return 0
+
+
 def told(trace: Trace, **knows) -> list[list[int]]:
     router = Asked(Knowledge(prefixes=True, **knows), [])
     served(trace, router)
@@ -160,6 +172,39 @@ def test_the_approximate_index_is_a_plain_lru_of_blocks() -> None:
                 plain[key] = None
             while len(plain) > capacity:
                 plain.popitem(last=False)
+
+
+def test_what_was_sent_is_forgotten_when_it_is_older_than_the_limit_and_not_before() -> None:
+    index, nodes = SentTo(10, 100, 3), np.arange(3)
+    index.add(nodes, 0, 50)
+    assert [index.found(nodes, now_ns) for now_ns in (150, 151)] == [3, 0]
+
+
+def test_a_machine_with_ranks_is_thought_to_have_what_any_of_its_ranks_has() -> None:
+    # In turn: to rank 0 of the first machine, of the second, rank 1 of the first, of the second.
+    trace = a_trace((0, [1, 2, 3]), (10, [9]), (20, [4, 5]), (30, [9]), (40, [1, 2, 3]), (50, [4, 5]))
+    replica = ReplicaSpec(
+        cost=Ranked(fixed_s=1.0), scheduler=Vllm(), kv_blocks=99, block_tokens=4, prefix_cache="blocks"
+    )
+    machine = MachineSpec(tenants=(replica,), ranks=2, rank_router=RoundRobin())
+    router = Asked(Knowledge(prefixes=True), [])
+    run(Experiment(workload=trace, replicas=(machine,) * 2, router=router))
+    assert router.told[4:] == [[12, 0], [8, 0]]
+
+
+@pytest.mark.parametrize(("ahead", "waiting"), [(False, [0, 0, 0, 2, 3]), (True, [0, 0, 0, 0, 2])])
+def test_a_machine_with_one_seat_publishes_those_whom_its_plan_left_waiting(ahead: bool, waiting: list[int]) -> None:
+    """A second an iteration; planned when it begins, or ahead, when the one before it begins."""
+    router = Sees(Knowledge(poll_s=0.5), [])
+    trace = a_trace((1, [1]), (1.2, [2]), (1.6, [3]), (2.6, [4]), (3.6, [5]), output=9)
+    replica = ReplicaSpec(cost=Linear(), scheduler=Vllm(max_num_seqs=1, async_scheduling=ahead), kv_blocks=100)
+    for fast_forward in (True, False):
+        router.told.clear()
+        experiment = Experiment(
+            workload=trace, replicas=(replace(replica, cost=Linear(fixed_s=1.0)),) * 2, router=router
+        )
+        run(experiment, fast_forward=fast_forward)
+        assert router.told == waiting
 
 
 def test_polled_loads_are_those_of_the_last_poll() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.routers import RoundRobin
+from policies.routers import LeastOutstanding, RoundRobin
 from sim.engine import Columns, Experiment, run
 from sim.engine.links import LinkSpec
 from sim.engine.roles import HandoverSpec, KvPath
@@ -18,8 +18,9 @@ from tests.engine.test_independent import difference, some_rules, spec_of
 from workloads import Trace
 
 
-def both(seed: int, *, late_ns: int = 0) -> tuple[list[Request], list[Trip], Columns]:
-    """One random case by both models; *late_ns*: that the second one's link takes more."""
+def both(seed: int, *, late_ns: int = 0, fewest: bool = False) -> tuple[list[Request], list[Trip], Columns]:
+    """One random case by both models; *late_ns*: that the second one's link takes more; *fewest*: requests go to who has the fewest
+    and not in turn, and come in bursts to more machines."""
     rng = random.Random(f"second pools {seed}")
     rules = [replace(some_rules(rng, 1, None), micro_batches=1) for _ in range(2)]
     n = rng.randrange(1, 60)
@@ -42,6 +43,10 @@ def both(seed: int, *, late_ns: int = 0) -> tuple[list[Request], list[Trip], Col
         headroom=rng.choice([0, 0, 8]),
     )
     n_first, n_second = rng.choice([1, 2, 3]), rng.choice([1, 2, 3])
+    if fewest:
+        n_first, n_second = n_first + 1, n_second + 1
+        arrival = sorted(at - at % rng.choice([1, 10**7]) + rng.choice([0, 1]) for at in arrival)
+        between = replace(between, fewest=True)
     requests = [Request(i, prompt[i], output[i], arrival=arrival[i]) for i in range(n)]
     slower = replace(between, latency_ns=between.latency_ns + late_ns)
     trips = serve_apart(requests, [rules[0]] * n_first, [rules[1]] * n_second, slower)
@@ -54,11 +59,12 @@ def both(seed: int, *, late_ns: int = 0) -> tuple[list[Request], list[Trip], Col
         layers=between.layers,
         repack_s_per_byte=between.repack_ns_per_ns * 1e-9,
     )
+    router = LeastOutstanding() if fewest else RoundRobin()
     handover = HandoverSpec(
         roles=("prefill",) * n_first + ("decode",) * n_second,
         pools=(0,) * n_first + (1,) * n_second,
         paths={(0, 1): path},
-        router=RoundRobin(),
+        router=router,
         first_token=between.first_token,  # type: ignore[arg-type]
         room="before_prefill" if between.room_first else "after_prefill",
         headroom_tokens=between.headroom,
@@ -66,7 +72,7 @@ def both(seed: int, *, late_ns: int = 0) -> tuple[list[Request], list[Trip], Col
     )
     machines = tuple(spec_of(each) for each in [rules[0]] * n_first + [rules[1]] * n_second)
     trace = Trace(arrival_ns=arrival, prompt_tokens=prompt, output_tokens=output)
-    experiment = Experiment(workload=trace, replicas=machines, router=RoundRobin(), handover=handover)
+    experiment = Experiment(workload=trace, replicas=machines, router=router, handover=handover)
     return requests, trips, run(experiment)
 
 
@@ -80,10 +86,10 @@ def differs(requests: list[Request], trips: list[Trip], columns: Columns) -> str
     return difference(requests, columns)
 
 
-def assert_equal(seeds: range) -> Counter[str]:
+def assert_equal(seeds: range, *, fewest: bool = False) -> Counter[str]:
     seen: Counter[str] = Counter()
     for seed in seeds:
-        requests, trips, columns = both(seed)
+        requests, trips, columns = both(seed, fewest=fewest)
         assert differs(requests, trips, columns) is None, f"seed {seed}"
         seen.update(request.status for request in requests)
         seen["preempted"] += sum(request.preemptions for request in requests)
@@ -100,6 +106,16 @@ def test_pools_equal_a_second_model_of_their_rules() -> None:
 @pytest.mark.parametrize("seed", range(1000, 3000, 500))
 def test_pools_equal_a_second_model_of_their_rules_over_two_thousand_runs(seed: int) -> None:
     assert_equal(range(seed, seed + 500))
+
+
+def test_pools_equal_a_second_model_where_requests_go_to_who_has_the_fewest() -> None:
+    seen = assert_equal(range(20), fewest=True)
+    assert min(seen["finished"], seen["rejected"], seen["preempted"], seen["waited for the link"]) > 20
+
+
+@pytest.mark.slow
+def test_pools_equal_a_second_model_where_requests_go_to_who_has_the_fewest_over_four_hundred_runs() -> None:
+    assert_equal(range(1000, 1400), fewest=True)
 
 
 def test_the_comparison_notices_a_link_that_takes_a_nanosecond_more() -> None:

@@ -13,9 +13,11 @@ from policies.published import OrcaPaged
 from policies.routers import RoundRobin
 from policies.view import Plan, ReplicaView, Scheduler
 from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.engine.lives import FleetSpec, InFlight, Outage
 from sim.engine.streaming import Stream, streamed_gaps
 from tests.engine.costs import Linear
-from tests.engine.random_runs import an_experiment, gap_counts
+from tests.engine.random_runs import an_experiment, apart, gap_counts, with_fleet
+from tests.sample import some
 from workloads import Trace
 
 TOKENS, ITERATIONS = "tokens", "iterations"
@@ -145,6 +147,70 @@ def test_groups_of_one_are_the_gaps_between_tokens(rule: Literal["tokens", "iter
         parts = list(streamed_gaps(columns.replicas, columns.requests, Stream(1, rule)))
         counted = Counter(np.concatenate([gaps for gaps, _ in parts]).tolist())
         assert counted == Counter(gap_counts(columns)), seed
+
+
+@pytest.mark.parametrize(("interval", "gaps_ms"), [(1, [1] * 7), (3, [3, 3, 1]), (10, [7])])
+def test_tokens_that_a_retry_discards_are_no_part_of_the_answer(interval: int, gaps_ms: list[int]) -> None:
+    """A token a millisecond: the machine fails at 5.5 ms, and all 8 tokens come from the other one, the first at 6.5 ms."""
+    trace = Trace(arrival_ns=[0], prompt_tokens=[5], output_tokens=[8])
+    spec = ReplicaSpec(cost=Linear(fixed_s=1e-3), scheduler=OrcaPaged(1), kv_blocks=100)
+    outage = Outage(machine=0, at_s=0.0055)
+    fleet = FleetSpec(
+        pools=(0, 0), names=("all",), scaling=(None,), failing=(None,), outages=(outage,), in_flight="retry"
+    )
+    experiment = Experiment(workload=trace, replicas=(spec,) * 2, router=RoundRobin(), fleet=fleet)
+    columns = run(replace(experiment, stream=Stream(interval)))
+    gaps, weights = columns.itl()
+    assert (np.repeat(gaps, weights) // 10**6).tolist() == gaps_ms
+
+
+def sent_times(output: int, stream: Stream) -> int:
+    """How often a client that gets one token an iteration hears from its server."""
+    middle = range(2, output)
+    due = [k % stream.interval == 0 if stream.rule == ITERATIONS else (k - 1) % stream.interval == 0 for k in middle]
+    return min(output, 2) + sum(due)
+
+
+def answers_add_up(seed: int, in_flight: InFlight, stream: Stream, *, pools: bool) -> tuple[int, int]:
+    """Checks a random fleet whose machines fail, and returns how many tokens were discarded and how many gaps were counted."""
+    speculative = seed % 5 == 0
+    experiment = (apart if pools else an_experiment)(seed, speculative=speculative)
+    experiment = with_fleet(replace(experiment, horizon_ns=None, stream=stream), seed)
+    assert experiment.fleet is not None
+    columns = run(replace(experiment, fleet=replace(experiment.fleet, in_flight=in_flight, retries=5)))
+    gaps, weights = columns.itl()
+    assert (gaps >= 0).all()
+    requests = columns.requests
+    emitted = np.where(requests["first_token_ns"] >= 0, requests["emitted_tokens"], 0)
+    if stream.interval == 1 and not speculative:
+        assert weights.sum() == np.maximum(emitted - 1, 0).sum()
+    ended = (requests["status"] == 0) & (requests["first_token_ns"] >= 0)
+    if not emitted[~ended].any():
+        # Nobody was cut off in the middle of an answer.
+        assert (gaps * weights).sum() == (requests["finish_ns"] - requests["first_token_ns"])[ended].sum()
+        if not speculative:
+            assert weights.sum() == sum(sent_times(int(tokens), stream) - 1 for tokens in emitted[ended])
+    return columns.meta["fleet"]["discarded_tokens"], int(weights.sum())
+
+
+STREAMS = (Stream(), Stream(2), Stream(5, ITERATIONS), Stream(10))
+
+
+@pytest.mark.parametrize(("n_runs", "pools"), [(20, False), (12, True)], ids=["plain", "pools"])
+def test_gaps_of_each_answer_add_up_whatever_fails_and_however_tokens_are_grouped(n_runs: int, pools: bool) -> None:
+    rules: tuple[InFlight, ...] = ("retry", "retry", "resume", "retry", "lose")
+    found = [answers_add_up(seed, rules[seed % 5], STREAMS[seed % 4], pools=pools) for seed in range(3, 3 + n_runs)]
+    assert sum(discarded for discarded, _ in found) > 40
+    assert sum(n_gaps for _, n_gaps in found) > 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pools", [False, True], ids=["plain", "pools"])
+@pytest.mark.parametrize("in_flight", ["resume", "retry", "lose"])
+def test_gaps_of_each_answer_add_up_in_many_fleets(in_flight: InFlight, pools: bool) -> None:
+    for case in some(range(100, 150)):
+        for stream in STREAMS:
+            answers_add_up(case, in_flight, stream, pools=pools)
 
 
 def test_an_interval_below_one_is_refused() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from policies.routers import RoundRobin
+from policies.view import Plan, ReplicaView
 from policies.vllm import Vllm
 from sim.engine import UNFINISHED, Columns, Experiment, InvariantError, ReplicaSpec, run
 from sim.engine.experiment import LeftBehind
@@ -169,6 +170,34 @@ def test_who_runs_out_of_memory_has_the_last_of_those_who_wait_give_their_kv_bac
     # The fifth block of the answer is one of the second's, which loads it again when it is its turn.
     assert moved["request"][moved["what"] == 0].tolist() == [3, 4, 4]
     assert seconds(columns, "scheduled_ns")[3] == 118.0
+
+
+@dataclass(frozen=True)
+class PromptsFirst:
+    """The first of the queue with its whole prompt, whatever memory it takes; decodes where nobody waits."""
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        run = tuple((seq.id, seq.tokens) for seq in view.waiting[:1])
+        return Plan(decode=not run and view.n_decoding > 0, run=run)
+
+
+def test_decodes_go_on_while_a_prompt_waits_for_memory_beside_a_load() -> None:
+    # A gives way to 29 other tokens, and is loaded from 20 s on for 5 s. The last request, four blocks, comes at 21 s: beside the
+    # load and the answer of 30 tokens there are three.
+    trace = a_trace((0, 9, 1, A), (2, 29, 1, []), (10, 1, 30, []), (20, 9, 1, A), (21, 13, 1, []))
+    slow = replace(HOST, read_bytes_per_s=400.0, latency_s=0.0)
+    columns = served(trace, slow, scheduler=PromptsFirst(), kv_blocks=8)
+    assert seconds(columns, "load_ns")[3] == 5.0
+    assert seconds(columns, "scheduled_ns")[4] > 25.0
+    # A prompt may run between two of its tokens.
+    assert columns.itl()[0].max() <= 3 * S
+
+
+# In the first a plan of Orca, which counts on memory that a load has just taken, admits nobody with a load; in the second SGLang
+# puts decodes off for prompts whose loads wait for the one whose KV has come, which it does not admit beside them.
+@pytest.mark.parametrize("seed", [12_791, 13_439])
+def test_a_plan_that_has_to_wait_for_loads_is_no_error(seed: int) -> None:
+    assert_spans_equal_stepping(range(seed, seed + 1))
 
 
 def test_a_prompt_in_two_tiers_waits_for_the_later_of_its_loads() -> None:

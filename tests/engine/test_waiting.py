@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from policies.routers import RoundRobin
 from policies.view import Plan, ReplicaView, Scheduler
-from policies.wrappers import Pad
-from sim.engine import Experiment, MachineSpec, PolicyError, ReplicaSpec, run
-from tests.engine.costs import Linear
+from policies.vllm import Vllm
+from policies.wrappers import Cap, Pad, RejectLate
+from sim.engine import FINISHED, REJECTED, Experiment, MachineSpec, PolicyError, ReplicaSpec, run
+from tests.engine.costs import Linear, Ranked
 from workloads import Trace
 
 MS = 1_000_000
@@ -93,3 +95,46 @@ def test_a_price_is_a_bound_where_batches_are_padded_too(padded: bool) -> None:
     found = run(Experiment(workload=trace, replicas=(spec,), router=RoundRobin())).iterations()
     ends = dict(zip(found["start_ns"].tolist(), (found["start_ns"] + found["duration_ns"]).tolist(), strict=True))
     assert all(ends[now_ns] <= done_ns for now_ns, done_ns in inner.said)
+
+
+@dataclass(frozen=True)
+class RejectsOneOverdue:
+    """Rejects the first overdue request of the queue with each plan, and serves the others one at a time."""
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        overdue = [(seq.id, "overdue") for seq in view.waiting[:1] if 0 <= seq.deadline_ns < view.now_ns]
+        if overdue or view.n_running:
+            return Plan(decode=True, reject=tuple(overdue))
+        return Plan(run=tuple((seq.id, seq.tokens) for seq in view.waiting[:1]))
+
+
+def machines_with(scheduler: Scheduler) -> dict[str, ReplicaSpec | MachineSpec]:
+    """A machine that is alone, one with a pipeline, one with ranks and one that two models share."""
+    one = ReplicaSpec(cost=Linear(), scheduler=scheduler, kv_blocks=1000)
+    first, second = (ReplicaSpec(cost=Linear(), scheduler=scheduler, kv_blocks=1000, model=model) for model in (0, 1))
+    ranked = ReplicaSpec(cost=Ranked(), scheduler=scheduler, kv_blocks=1000)
+    return {
+        "alone": one,
+        "pipeline": ReplicaSpec(cost=Linear(n_stages=2), scheduler=scheduler, kv_blocks=1000),
+        "ranks": MachineSpec(tenants=(ranked,), ranks=2, rank_router=RoundRobin()),
+        "shared": MachineSpec(tenants=(first, second)),
+    }
+
+
+# The scheduler inside `Cap` is shown no more requests than there are seats, so that a plan rejects few of them.
+@pytest.mark.parametrize(
+    "scheduler", [Cap(RejectLate(Vllm(max_num_seqs=4)), max_sequences=1), RejectsOneOverdue()], ids=["shipped", "own"]
+)
+@pytest.mark.parametrize("kind", ["alone", "pipeline", "ranks", "shared"])
+def test_plans_that_only_reject_may_follow_each_other_as_often_as_there_are_requests(
+    kind: str, scheduler: Scheduler
+) -> None:
+    # The first request takes a millisecond at least; by then all others are overdue.
+    n = 5001
+    trace = Trace(
+        arrival_ns=np.zeros(n, np.int64), prompt_tokens=np.full(n, 10), output_tokens=np.full(n, 1),
+        deadline_ns=[-1, *[500_000] * (n - 1)], model_index=np.zeros(n, np.int64), models=("a", "b"),
+    )  # fmt: skip
+    found = run(Experiment(workload=trace, replicas=(machines_with(scheduler)[kind],), router=RoundRobin()))
+    status = found.requests["status"].tolist()
+    assert (status.count(FINISHED), status.count(REJECTED)) in [(1, n - 1), (2, n - 2)]

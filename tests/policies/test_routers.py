@@ -82,6 +82,8 @@ def test_a_session_stays_where_it_was_unless_the_queue_there_is_long():
     assert stay.route(RoutedRequest(0, session=7), loads) == 1
     shy = SessionAffinity(inner=LeastOutstanding(), max_waiting=2)
     assert [shy.route(RoutedRequest(0, session=7, served_by=at), loads) for at in (0, 2)] == [1, 2]
+    just = SessionAffinity(inner=LeastOutstanding(), max_waiting=3)
+    assert just.route(RoutedRequest(0, session=7, served_by=0), loads) == 0
 
 
 def test_prefix_takes_the_longest_then_the_least_loaded():

@@ -41,7 +41,7 @@ class FakeColumns:
     gaps: tuple[Any, Any]
     reasons: tuple[str, ...] = ()
     meta: dict[str, Any] = field(
-        default_factory=lambda: {"kv_blocks_total": [1000], "wall_s": 0.1, "busy_ns": 0, "n_stages": 1}
+        default_factory=lambda: {"kv_blocks_total": [1000], "wall_s": 0.1, "busy_ns": 0, "n_stages": 1, "n_machines": 1}
     )
     itl_calls: int = 0
 
@@ -125,6 +125,7 @@ def plausible(n_requests: int = 500, n_iterations: int = 5000, seed: int = 0) ->
             "kv_blocks_total": [1000],
             "busy_ns": 0,
             "n_stages": 1,
+            "n_machines": 1,
             "makespan_ns": int(finish.max() - arrival.min()),
             "preemptions": 0,
             "wall_s": 0.123,

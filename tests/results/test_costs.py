@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from typing import Any
 
 import numpy as np
@@ -247,6 +249,97 @@ def test_machines_that_are_off_cost_nothing() -> None:
     assert found["device_hours"] == pytest.approx(paid_s / 3600)
     assert found["usd"] == pytest.approx(paid_s / 1000)
     assert found["tdp_joule"] == pytest.approx(700 * paid_s)
+
+
+def a_fleet(seed: int) -> Scenario:
+    """Machines that fail, come and go, requests that are lost, rejected, held to the end or never sent: anything of these."""
+    rng = random.Random(seed)
+    closed = {"process": "closed_loop", "concurrency": rng.randrange(1, 6)}
+    poisson = {"process": "poisson", "rate_per_s": rng.choice([2.0, 10.0])}
+    failures: dict[str, Any] = {
+        "in_flight": rng.choice(["resume", "retry", "lose", "lose"]),
+        "when_none": rng.choice(["wait", "lose", "lose"]),
+        "times": [
+            {"machine": machine, "at_s": rng.random() * 2, "for_s": rng.choice([None, None, None, 1.0])}
+            for machine in range(rng.choice([0, 1, 2, 2, 2]))
+        ],
+        **({"mean_up_s": 3.0, "mean_down_s": 1.0} if rng.random() < 0.4 else {}),
+    }
+    autoscale = {"policy": {"policy": "concurrency", "target": 3}, "max": 4, "interval_s": 0.5, "start": {"load": 0.7}}
+    return Scenario.from_mapping(
+        {
+            "model": "llama-3.2-3b",
+            "scheduler": {"policy": "vllm"},
+            "seed": seed,
+            "replicas": 2,
+            "parallel": {"tensor": rng.choice([1, 2])},
+            "memory": {"kv_blocks": rng.choice([20, 60, 2000])},
+            "workload": {
+                "requests": 12,
+                "prompt_tokens": {"distribution": "uniform", "min_tokens": 50, "max_tokens": 600},
+                "output_tokens": {"distribution": "uniform", "min_tokens": 1, "max_tokens": 1500},
+                "arrivals": closed if rng.random() < 0.3 else poisson,
+            },
+            "failures": failures,
+            "costs": {"usd_per_device_hour": 3600.0, "pue": 1.2},
+            **({"autoscale": autoscale} if rng.random() < 0.25 else {}),
+            **({"window": {"from_s": 0.0}} if rng.random() < 0.2 else {}),
+        }
+    )
+
+
+def test_hours_money_and_joules_are_of_one_time_whatever_is_lost() -> None:
+    unlike = 0
+    for seed in range(12, 24):
+        scenario = a_fleet(seed)
+        result = sim.simulate(scenario)
+        found, meta = result.summary["costs"], result.columns.meta
+        iterations, requests = result.columns.iterations(), result.columns.requests
+        # By the machines' own log: a change of state counts until the next, or until the last thing that is done.
+        last_ns = max(
+            int((iterations["start_ns"] + iterations["duration_ns"]).max(initial=-1)), requests["finish_ns"].max()
+        )
+        sent_ns = requests["arrival_ns"][requests["arrival_ns"] >= 0]
+        begin_ns, paid_ns = int(sent_ns.min()), 0
+        unlike += last_ns != requests["finish_ns"].max()
+        log = meta["fleet"]["log"]
+        for machine in range(len(meta["fleet"]["pools"])):
+            rows = [
+                (at, state)
+                for at, of, state in zip(log["at_ns"], log["machine"], log["state"], strict=True)
+                if of == machine
+            ]
+            for (at, state), (until, _) in itertools.pairwise([*rows, (last_ns, 0)]):
+                paid_ns += (state > 0) * max(0, min(until, last_ns) - max(at, begin_ns))
+        devices = scenario.parallel.tensor
+        assert found["device_hours"] * 3600 == pytest.approx(devices * paid_ns * 1e-9)
+        assert found["usd"] == pytest.approx(devices * paid_ns * 1e-9)
+        assert found["tdp_joule"] == pytest.approx(1.2 * 700 * devices * paid_ns * 1e-9)
+        assert sum(meta["busy_s"]) <= paid_ns * 1e-9 + 1e-6
+        idle = power_model("h100-sxm").idle * found["tdp_joule"]
+        assert idle * (1 - 1e-9) <= found["joule"] <= found["tdp_joule"] * (1 + 1e-9)
+        span_s = (last_ns - begin_ns) * 1e-9
+        assert found["mean_w"] == (pytest.approx(found["joule"] / span_s) if last_ns > begin_ns else None)
+        if result.summary["window"]["rule"] == "whole":
+            assert result.summary["fleet"]["machine_hours"] * devices == pytest.approx(found["device_hours"])
+            assert result.summary["makespan_s"] == pytest.approx(max(span_s, 0.0))
+    assert unlike > 2
+
+
+def test_a_run_whose_requests_are_all_lost_is_paid_all_the_same() -> None:
+    """Twenty requests of 2,000 tokens from 0 s on, and the only machine fails for good at 5 s, in the middle of an iteration."""
+    lost = {"times": [{"machine": 0, "at_s": 5}], "in_flight": "lose", "when_none": "lose"}
+    workload = {
+        "requests": 20,
+        "prompt_tokens": 100,
+        "output_tokens": 2000,
+        "arrivals": {"process": "deterministic", "rate_per_s": 2},
+    }
+    found = costs(failures=lost, workload=workload, costs={"usd_per_device_hour": 3600.0})
+    assert found["requests"]["lost"] == 20
+    assert found["costs"]["usd"] == pytest.approx(found["makespan_s"])
+    assert 4.4 < found["costs"]["usd"] < 5.0
+    assert found["costs"]["joule"] < 700 * found["costs"]["usd"]
 
 
 def test_what_was_not_measured_says_so() -> None:

@@ -18,7 +18,7 @@ def columns(request_columns, iteration_columns=None, gaps=((), ()), **meta):
         requests=request_columns,
         iteration_columns=iterations([], []) if iteration_columns is None else iteration_columns,
         gaps=(np.array(gaps[0], dtype=np.int64), np.array(gaps[1], dtype=np.int64)),
-        meta={"kv_blocks_total": [100], "wall_s": 0.0, "busy_ns": 0, "n_stages": 1, **meta},
+        meta={"kv_blocks_total": [100], "wall_s": 0.0, "busy_ns": 0, "n_stages": 1, "n_machines": 1, **meta},
     )
 
 

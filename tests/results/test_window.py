@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from sim import RooftraceError, Scenario, metrics, simulate
 from sim.cli import build_app
+from sim.engine.lives import READY
+from sim.metrics.fleet import _levels
 from sim.results import Result, over, window_text
 from tests.results.fakes import FakeColumns, iterations, plausible, requests
 
@@ -106,6 +110,87 @@ def test_a_run_that_never_settles_says_what_to_do():
         metrics.summary(growing, window={"rule": "after_warmup", "from_s": None, "to_s": None})
     with pytest.raises(RooftraceError, match=r"no request arrives in it; arrivals last 10 s, and it begins at 11 s"):
         metrics.summary(by_hand(), window={"rule": "arrivals", "from_s": 11.0, "to_s": None})
+    with pytest.raises(RooftraceError, match=r"arrivals last 10 s, and it begins at 7 s and ends at 9\.5 s"):
+        metrics.summary(by_hand(), window={"rule": "arrivals", "from_s": 7.0, "to_s": 9.5})
+
+
+@pytest.mark.parametrize("window", ["after_warmup", "{from_s: 1000}"])
+def test_a_run_whose_window_cannot_be_had_is_kept_with_figures_of_the_whole_run(tmp_path, window):
+    arguments = ["run", "--set", "workload.limit=10", "--no-plots", "--out", str(tmp_path / "a")]
+    found = CliRunner().invoke(build_app(), [*arguments, "--set", f"window={window}"], env={"COLUMNS": "200"})
+    assert found.exit_code == 0
+    assert "Note: window: " in found.stderr
+    assert "All figures are over the whole run." in found.stderr
+    kept, whole = Result.load(tmp_path / "a"), simulate(Scenario.default().with_set("workload.limit=10"))
+    assert kept.summary["window"]["rule"] == "whole"
+    assert kept.in_window.all()
+    assert any(note.startswith("window: ") for note in kept.manifest["notes"])
+    for name in ("ttft_s", "e2el_s", "makespan_s", "output_tokens_per_s"):
+        assert kept.summary[name] == whole.summary[name]
+    # In Python the figures are refused, and the way to those of the whole run is a method.
+    refused = simulate(Scenario.default().with_set("workload.limit=10", f"window={window}"))
+    with pytest.raises(RooftraceError, match="window"):
+        _ = refused.summary
+    assert refused.or_whole().summary["ttft_s"] == whole.summary["ttft_s"]
+
+
+def with_unsent(columns: FakeColumns, n: int) -> FakeColumns:
+    """The same with *n* requests more that their clients never sent: the run ended before it was their turn."""
+    unsent = requests(
+        np.full(n, -1), scheduled_ns=-1, first_token_ns=-1, finish_ns=-1, emitted_tokens=0, replica=-1, status=2
+    )
+    both = {name: np.concatenate((column, unsent[name])) for name, column in columns.requests.items()}
+    return replace(columns, requests=both)
+
+
+@pytest.mark.parametrize(
+    "window", [metrics.WHOLE, {"rule": "arrivals", "from_s": 3.0, "to_s": 40.0}, {"rule": "after_warmup"}]
+)
+def test_requests_that_were_never_sent_change_no_figure_but_their_own_count(window):
+    columns = plausible(n_iterations=20_000)
+    # The first request comes late: what was never sent is no arrival before it.
+    for name in ("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns"):
+        columns.requests[name] += 30 * SECOND
+    columns.requests["tenant_index"] = np.arange(500) % 2
+    more = with_unsent(
+        replace(columns, requests={k: v for k, v in columns.requests.items() if k != "tenant_index"}), 200
+    )
+    more.requests["tenant_index"] = np.arange(700) % 2
+    one, other = (metrics.summary(each, window=window, tenants=("a", "b")) for each in (columns, more))
+    for key in set(one) - {"requests", "window", "tenants"}:
+        assert one[key] == other[key], key
+    assert one["window"]["from_s"] == other["window"]["from_s"]
+    assert one["window"]["to_s"] == other["window"]["to_s"]
+
+
+def test_requests_that_were_never_sent_are_no_reason_to_call_a_queue_growing():
+    """From 100 s on ten arrive each second; the queue grows until 150 s and stays as long from there on."""
+    arrival = np.arange(1000) * SECOND // 10 + 100 * SECOND
+    wait = np.minimum(np.arange(1000), 500) * SECOND // 100
+    columns = FakeColumns(requests(arrival, scheduled_ns=arrival + wait), iterations([], 1), gaps=([], []))
+    assert metrics.saturated(columns.requests) is False
+    assert metrics.saturated(with_unsent(columns, 50).requests) is False
+
+
+@pytest.mark.parametrize(
+    ("from_s", "to_s", "finished", "first_tokens", "emitted"),
+    [
+        (3.0, 7.0, 2, 2, 3 + 4 + 5 + 6),
+        (3.0, 6.0, 1, 1, 3 + 4 + 5),
+        (4.0, 7.0, 2, 2, 4 + 5 + 6),
+        (2.0, 5.0, 2, 2, 2 + 3 + 4),
+    ],
+)
+def test_what_comes_at_the_first_instant_is_of_the_window_before(from_s, to_s, finished, first_tokens, emitted):
+    """Requests finish at 3, 5, 7, 9 and 13 s with first tokens at 1, 3, 5, 7 and 11 s, of prompts of 100 tokens; n - 1 tokens
+    come at n s. Arrivals at both instants are of the window."""
+    window = {"rule": "arrivals", "from_s": from_s, "to_s": to_s}
+    found = metrics.summary(by_hand(), slo={"e2el_s": 3.0}, window=window)
+    span_s = to_s - from_s
+    assert found["requests"]["total"] == sum(from_s <= at_s <= to_s for at_s in (0, 2, 4, 6, 10))
+    assert found["requests_per_s"] == found["goodput_requests_per_s"] == finished / span_s
+    assert found["output_tokens_per_s"] == emitted / span_s
+    assert found["total_tokens_per_s"] == (emitted + 100 * first_tokens) / span_s
 
 
 def test_a_window_that_is_the_whole_run_changes_no_figure():
@@ -174,3 +259,22 @@ def test_tables_say_which_part_their_figures_are_over(tmp_path):
     )
     assert over({}, ["window.from_s"]) == "what each point's window says"
     assert window_text(metrics.WHOLE).startswith("the whole run")
+
+
+def test_busy_fraction_is_of_the_whole_run_where_a_pipeline_stands_beside_a_shared_machine():
+    """Three stages, three replicas and two machines: equal counts of stages and replicas do not make one stage each."""
+    small = {"model": "llama-3.2-1b"}
+    pools = {"shared": {"models": ["llama-3.2-1b", "qwen3-0.6b"]}, "pipeline": {**small, "parallel": {"pipeline": 2}}}
+    mix = {"llama-3.2-1b": 1, "qwen3-0.6b": 1}
+    load = {"arrivals": {"process": "poisson", "rate_per_s": 40}, "models": mix, "requests": 20}
+    workload = {**load, "prompt_tokens": 500, "output_tokens": 30}
+    found = simulate(Scenario.from_mapping({"pools": pools, "workload": workload, "window": {"from_s": 0.1}}))
+    whole = simulate(Scenario.from_mapping({"pools": pools, "workload": workload}))
+    assert "busy_fraction" in found.summary["window"]["whole_run"]
+    assert found.summary["busy_fraction"] == whole.summary["busy_fraction"]
+
+
+def test_machines_of_a_run_without_length_are_counted():
+    log = {"at_ns": [0, 0], "machine": [0, 1], "state": [READY, READY]}
+    _, levels = _levels({"log": log, "pools": [0, 0]}, READY, 0, 0)
+    assert levels.max() == 2

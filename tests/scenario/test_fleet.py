@@ -137,6 +137,10 @@ def test_a_slow_machine_drafts_as_slowly_as_it_verifies() -> None:
         ({"failures": {"mean_up_s": 5.0}}, "mean_up_s and mean_down_s go together"),
         ({"failures": {"times": [{"machine": 1, "at_s": 0.0}]}}, "there is no machine 1; they count from 0 to 0"),
         ({"failures": {"slow": [{"machine": 1, "factor": 2.0}]}}, "there is no machine 1; they count from 0 to 0"),
+        (
+            {"failures": {"slow": [{"machine": 0, "factor": 0.5}]}},
+            "at least 1, and a machine at half its speed has 2; got 0.5",
+        ),
         ({"failures": {"in_flight": "forget"}}, "in_flight"),
         (
             {

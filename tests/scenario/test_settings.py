@@ -20,8 +20,8 @@ def message(text):
     return str(error.value)
 
 
-def test_an_empty_file_is_all_defaults():
-    scenario = Scenario.from_yaml("")
+def test_an_empty_mapping_is_all_defaults():
+    scenario = Scenario.from_yaml("{}")
     assert scenario.model == "llama-3.1-8b"
     assert scenario.memory.preemption == "recompute"
     assert scenario.settings() == {}

@@ -48,6 +48,32 @@ def test_scenarios_are_compared_on_the_same_random_numbers():
     assert "slower at p50 TPOT" in each.verdict
 
 
+DRAFTS = "decoding={method: ngram, num_speculative_tokens: 2, acceptance: {alpha: 0.7}}"
+
+
+@pytest.mark.parametrize("folders", [False, True])
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        ("replicas=1", "scheduler=vllm-v0", "no intervals"),
+        ("replicas=1", DRAFTS, "nothing in A being random; intervals hold"),
+        (DRAFTS, "replicas=1", "nothing in B being random; intervals hold"),
+        (DRAFTS, "router=random", "3 replications"),
+    ],
+)
+def test_what_is_said_of_intervals_holds_of_those_that_are_there(tmp_path, a, b, said, folders):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{i / 9},{90 * i},30\n" for i in range(1, 9)))
+    fixed = Scenario.default().with_set(f"workload.trace={trace}", "replicas=2")
+    a, b = fixed.with_set(a), fixed.with_set(b)
+    if folders:
+        a, b = (sweep(each, replications=3, jobs=1, out=tmp_path / name) for each, name in ((a, "a"), (b, "b")))
+    found = compare(a, b, replications=3, jobs=1)
+    assert said in found.how
+    some = any(row["half_width"] is not None for row in found.rows())
+    assert some == ("no intervals" not in found.how) == ("intervals hold" in found.how)
+
+
 def test_a_scenario_equals_itself():
     found = compare(BUSY, BUSY, replications=2, jobs=1)
     assert {each.verdict.startswith("A and B are equal") or each.change is None for each in found} == {True}

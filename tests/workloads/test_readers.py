@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -219,6 +220,47 @@ def test_the_format_can_be_named(write):
 
 def test_limit_keeps_the_first_requests(write):
     assert read_trace(write(PLAIN + "1,1,1\n2,1,1\n3,1,1\n"), limit=2).arrival_s.tolist() == [1.0, 2.0]
+
+
+MOONCAKE_ROW = '{{"timestamp": {0}000, "input_length": {0}, "output_length": 1, "hash_ids": []}}\n'
+MANY = range(1, 4001)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["text", "gzip"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        PLAIN + "".join(f"{i},{i},1\n" for i in MANY),
+        PLAIN.replace("\n", ",model\n") + "".join(f'{i},{i},1,"a\n{i}"\n' for i in MANY),
+        PLAIN + "".join(f"{i},{i},1\r\n\r\n" for i in MANY),
+        AZURE + "".join(f"2023-11-16 18:{i // 60 % 60:02}:{i % 60:02},{i},1\n" for i in range(1, 3600)),
+        BURST + "".join(f"{i},a,{i},1,{i + 1},api\n" for i in MANY),
+        "".join(MOONCAKE_ROW.format(i) for i in MANY),
+    ],
+    ids=["plain", "quoted", "blank-lines", "azure", "burstgpt", "mooncake"],
+)
+def test_a_limit_reads_no_further_than_it_takes(write, text: str, packed: bool) -> None:
+    # What is behind would be refused, if anybody read it.
+    data = text.encode() + b"what is no row\n" * 200_000
+    path = write(gzip.compress(data) if packed else data)
+    tracemalloc.start()
+    assert read_trace(path, limit=20).prompt_tokens.tolist() == [*range(1, 21)]
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < len(data) / 4
+    with pytest.raises(ValueError, match="line"):
+        read_trace(path)
+
+
+def test_a_limit_counts_the_requests_that_are_kept(write) -> None:
+    path = write(PLAIN + "".join(f"{i},{i if i % 100 == 0 else 0},0\n" for i in MANY))
+    assert read_trace(path, limit=3, drop_empty=True).prompt_tokens.tolist() == [100, 200, 300]
+    assert len(read_trace(path, limit=100, drop_empty=True)) == 40
+
+
+def test_arrivals_out_of_order_are_sorted_before_the_limit(write) -> None:
+    path = write(PLAIN + "".join(f"{i},{i},1\n" for i in reversed(MANY)))
+    assert read_trace(path, limit=2, sort=True).prompt_tokens.tolist() == [1, 2]
 
 
 def test_a_60_million_token_prompt_is_read(write):

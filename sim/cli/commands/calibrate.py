@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.cli.exits import interrupted
 from sim.errors import RooftraceError
 
 if TYPE_CHECKING:
@@ -121,9 +122,8 @@ def _take(request: Any, today: str) -> None:
 
         try:
             taken = take(request, taken_on=today, opened=opened, report=report)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             bar.stop()
-            typer.echo(f"Interrupted; the samples in {request.out} are kept. The same command goes on.", err=True)
-            raise typer.Exit(130) from None
+            raise interrupted(error, f"the samples in {request.out} are kept, and the same command goes on.") from None
     for reason, count in taken.skipped.items():
         typer.echo(f"Left out: {reason} ({count} operations)")

@@ -58,8 +58,9 @@ def fit(
     from hwmodels.device import load_device
     from hwmodels.fit import fit_profile, refitted
     from hwmodels.measured import Said, format_of
-    from hwmodels.profiles import complete, datasheet_of, write_profile
+    from hwmodels.profiles import complete, datasheet_of, profile_text
     from sim.validation.files import LEFT_OUT, read_measured
+    from workloads.write import write_whole
 
     if out.suffix != ".toml":
         raise RooftraceError(f"--out {out}: a profile is a TOML file; end its name in .toml")
@@ -114,7 +115,7 @@ def fit(
         if lent:
             typer.echo(f"Not measured here, borrowed from {', '.join(lent)}: {len(profile.kernels) - len(own)} kernels")
     try:
-        write_profile(profile, out)
+        write_whole(out, profile_text(profile))
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error.strerror}") from None
     typer.echo(f"Profile: {out}")

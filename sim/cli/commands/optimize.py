@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.cli.exits import interrupted
 from sim.cli.intervals import IntervalReplays, kept_at, kept_by, kept_facts
 from sim.cli.options import Json
 
@@ -94,11 +95,10 @@ def optimize(
 
     try:
         found = cheapest(chosen, axes, goal=goal, target=target, replications=replications, out=out, jobs=jobs)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if out is None:
             raise
-        typer.echo(f"Interrupted; what was finished is kept in {out}/, and the same command goes on.", err=True)
-        raise typer.Exit(130) from None
+        raise interrupted(error, f"what was finished is kept in {out}/, and the same command goes on.") from None
     if out is not None:
         _write(found, out)
     best = found.best
@@ -114,7 +114,7 @@ def optimize(
                     "goal": goal,
                     "figures_over": part,
                     "best": _plain(best),
-                    "as_little": [{key: _plain(row)[key] for key in axes} for row in found.least[1:]],
+                    "as_little": [_plain({key: row[key] for key in axes}) for row in found.least[1:]],
                     "kept": kept,
                     "candidates": rows,
                     "notes": [str(each) for each in found.notes],
@@ -269,9 +269,10 @@ def _print(found: Choice, out: Path | None, part: str) -> None:
 
 def _write(found: Choice, out: Path) -> None:
     from sim import plots
+    from workloads.write import write_whole
 
     ranked = found.table.sort_values(["keeps", found.column], ascending=[False, True])
-    ranked.to_csv(out / "ranked.csv", index=False)
+    write_whole(out / "ranked.csv", ranked.to_csv(index=False))
     varied = [key for key in found.axes if 1 < found.table[key].map(str).nunique() <= plots.MAX_HUES]
     front = int(found.table["on_front"].sum())
     # Those on the front are named under the picture.

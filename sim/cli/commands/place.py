@@ -155,13 +155,14 @@ def _write(out: Path, placement: Any, serving: Any, summary: dict[str, Any]) -> 
     from sim.placement import save_placement
     from sim.plots.placement import placement_figure
     from sim.plots.style import save
+    from sim.results.folder import write_json
 
     try:
         out.mkdir(parents=True, exist_ok=True)
         about = {key: value for key, value in summary.items() if key != "scenario"}
         save_placement(placement, serving.names, out / "placement.json", about=about)
         save(placement_figure(placement, serving.names, serving.cluster), out / "placement.png", svg=False)
-        (out / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_json(out / "summary.json", summary)
     except OSError as error:
         if isinstance(error, OutputError):
             raise

@@ -34,7 +34,7 @@ def plot(
 
     try:
         kind = json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("format")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, RecursionError, AttributeError):
         if not folder.exists():
             raise OutputError(f"{folder} does not exist; give the folder of a run or a sweep") from None
         raise OutputError(f"{folder} is not the folder of a run or a sweep: it has no readable manifest.json") from None
@@ -53,8 +53,8 @@ def plot(
     target = out if out is not None else folder.resolve().with_name(f"{folder.resolve().name}-plots")
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for name, figure in figures.items():
-            for path in plots.save(figure, target / name):
-                typer.echo(str(path))
+        written = [path for name, figure in figures.items() for path in plots.save(figure, target / name)]
     except OSError as error:
         raise OutputError(f"cannot write pictures into {target}: {error.strerror}; choose another --out") from None
+    for path in written:
+        typer.echo(str(path))

@@ -6,13 +6,14 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from sim.cli.exits import interrupted
 from sim.errors import OutputError, RooftraceError
 
 if TYPE_CHECKING:
@@ -54,14 +55,22 @@ def reproduce(
         note = getattr(load_group(name), "note", None)
         if note is not None and (said := note()) is not None:
             typer.echo(f"Note: {said}", err=True)
-    rows: list[Row] = []
-    for name, found in _computed(names, quick, jobs or _processors()):
-        rows += found
-        module = load_group(name)
-        _print_group(module.TITLE, found, failures_only)
-        if out is not None:
-            for path in module.plots(out):
-                typer.echo(f"Picture {path}")
+    done: dict[_Task, list[Row]] = {}
+    try:
+        with contextlib.closing(_computed(names, quick, jobs or _processors(), done)) as computed:
+            for name, found in computed:
+                module = load_group(name)
+                _print_group(module.TITLE, found, failures_only)
+                if out is not None:
+                    for path in module.plots(out):
+                        typer.echo(f"Picture {path}")
+    except KeyboardInterrupt as error:
+        kept = "give --out to keep its rows"
+        if out is not None and done:
+            write_csv(_rows(done, names), out / "reproduce.csv")
+            kept = f"its rows are in {out / 'reproduce.csv'}"
+        raise interrupted(error, f"{len(done)} parts were done, and {kept}.") from None
+    rows = _rows(done, names)
     if len(names) > 1:
         _print_summary("All groups", rows)
     if out is not None:
@@ -78,8 +87,15 @@ class _Task(NamedTuple):
     seconds: float
 
 
-def _computed(names: Sequence[str], quick: bool, jobs: int) -> Iterator[tuple[str, list[Row]]]:
-    """Each group with its rows, in the order of *names*, as soon as it and those before it are there."""
+def _rows(done: Mapping[_Task, list[Row]], names: Sequence[str]) -> list[Row]:
+    """The rows of the parts that are *done*, in the order of *names* and of their parts."""
+    return [row for task in sorted(done, key=lambda task: (names.index(task.group), task.place)) for row in done[task]]
+
+
+def _computed(
+    names: Sequence[str], quick: bool, jobs: int, done: dict[_Task, list[Row]]
+) -> Generator[tuple[str, list[Row]]]:
+    """Each group with its rows, in the order of *names*, as soon as it and those before it are there; parts go into *done*."""
     from sim.reproduce import load_group, parts
 
     tasks = [
@@ -87,16 +103,15 @@ def _computed(names: Sequence[str], quick: bool, jobs: int) -> Iterator[tuple[st
         for name in names
         for index, part in enumerate(parts(load_group(name)))
     ]
-    found: dict[tuple[str, int], list[Row]] = {}
     waiting = list(names)
     progress = _Progress(_order(tasks, jobs), jobs)
     with _shown(progress):
         for task, rows in _run(progress.tasks, quick, jobs):
-            found[task.group, task.place] = rows
+            done[task] = rows
             progress.done.append(task)
-            while waiting and all((each.group, each.place) in found for each in tasks if each.group == waiting[0]):
+            while waiting and all(each in done for each in tasks if each.group == waiting[0]):
                 name = waiting.pop(0)
-                yield name, [row for each in tasks if each.group == name for row in found[name, each.place]]
+                yield name, _rows({each: done[each] for each in tasks if each.group == name}, names)
 
 
 def _order(tasks: Sequence[_Task], jobs: int) -> Sequence[_Task]:
@@ -110,17 +125,20 @@ def _run(tasks: Sequence[_Task], quick: bool, jobs: int) -> Iterator[tuple[_Task
         for task in tasks:
             yield task, _part_rows(task.group, task.place, quick)
         return
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures import as_completed
 
-    # Spawned, because a forked copy of a process with threads may hang.
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn")) as pool:
+    from joblib.externals.loky import ProcessPoolExecutor
+
+    # Its processes are no forked copies, which may hang where there are threads, and can be ended in the middle of a part.
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)))
+    try:
         running = {pool.submit(_part_rows, task.group, task.place, quick): task for task in tasks}
-        try:
-            for done in as_completed(running):
-                yield running[done], done.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        for done in as_completed(running):
+            yield running[done], done.result()
+    except BaseException:
+        pool.shutdown(wait=True, kill_workers=True)
+        raise
+    pool.shutdown(wait=True)
 
 
 def _part_rows(group: str, index: int, quick: bool) -> list[Row]:
@@ -186,8 +204,11 @@ def _shown(progress: _Progress) -> Iterator[None]:
     ended = threading.Event()
 
     def lines() -> None:
+        told = 0
         while not ended.wait(_SECONDS_BETWEEN_LINES):
-            typer.echo(str(progress), err=True)
+            if len(progress.done) > told:
+                told = len(progress.done)
+                typer.echo(str(progress), err=True)
 
     if progress.left_s() > _SECONDS_BETWEEN_LINES:
         typer.echo(str(progress), err=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +42,7 @@ def run(
 ) -> None:
     """Replay a workload on a simulated deployment and answer with latency, throughput and utilisation."""
     from sim.results import FILES, SOMETIMES, staging
+    from sim.results.folder import write_json
     from sim.run import run_built
     from sim.scenario import Scenario
     from sim.scenario.assembly import resolve
@@ -61,7 +61,9 @@ def run(
 
         around = intervals_of(chosen, intervals)
     with staging(folder, files=(*FILES, *SOMETIMES, REPORT, INTERVALS)) as scratch:
-        result = run_built(built)
+        result = run_built(built).or_whole()
+        for note in result.manifest["notes"][len(built.manifest["notes"]) :]:
+            typer.echo(f"Note: {note}", err=True)
         kept = result.kept()
         kept.write(scratch)
         if plots:
@@ -75,7 +77,7 @@ def run(
         if timeline is not None:
             _write_events(result, timeline)
         if around is not None:
-            (scratch / INTERVALS).write_text(json.dumps(around.facts(), indent=2, allow_nan=False), encoding="utf-8")
+            write_json(scratch / INTERVALS, around.facts())
     if as_json:
         more = {} if around is None else {"intervals": around.facts()}
         typer.echo(json.dumps({**result.summary, **more}, indent=2, allow_nan=False))
@@ -88,9 +90,9 @@ def run(
 def _check_writable(path: Path) -> None:
     """OutputError before the run rather than after it, where *path* cannot be written."""
     from sim.errors import OutputError
+    from workloads.write import unwritable
 
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        why = "it is a folder" if path.is_dir() else f"{path.parent} is not a folder that can be written to"
+    if why := unwritable(path):
         raise OutputError(f"cannot write the timeline to {path}: {why}; give another --timeline")
 
 
@@ -100,6 +102,8 @@ def _write_events(result: Any, path: Path) -> None:
 
     try:
         write_timeline(result.columns, path, pools=result.manifest.get("pools"))
+    except OSError as error:
+        raise OutputError(f"cannot write the timeline to {path}: {error.strerror}; give another --timeline") from None
     except ValueError as error:
         raise OutputError(str(error)) from error
 

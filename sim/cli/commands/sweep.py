@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sim.cli.exits import interrupted
 from sim.cli.intervals import IntervalReplays, point_intervals, print_point_intervals, write_point_intervals
 
 if TYPE_CHECKING:
@@ -69,9 +70,8 @@ def sweep(
     try:
         with shown((lambda progress: typer.echo(json_line(progress))) if as_json else None) as report:
             counts = run_sweep(plan, folder, jobs=jobs, cluster=cluster, retry_failed=retry_failed, on_progress=report)
-    except KeyboardInterrupt:
-        typer.echo(f"Interrupted; what was finished is kept in {folder}/, and the same command goes on.", err=True)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as error:
+        raise interrupted(error, f"what was finished is kept in {folder}/, and the same command goes on.") from None
     if html:
         from sim.report.html import write_sweep_report
 

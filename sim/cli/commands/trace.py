@@ -57,14 +57,14 @@ def convert(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT where it exists.")] = False,
 ) -> None:
     """Write a trace in Rooftrace's plain CSV format."""
-    trace = _read(file, format_, sort, drop_empty)
-    if out.exists() and not overwrite:
+    trace = _read(file, format_, sort, drop_empty, limit)
+    if out.is_file() and not overwrite:
         raise OutputError(f"{out} exists already; give another name or --overwrite")
     try:
-        (trace if limit is None else trace.limit(limit)).to_csv(out)
+        trace.to_csv(out)
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error.strerror}") from None
-    typer.echo(f"{len(trace) if limit is None else min(limit, len(trace)):,} requests written to {out}", err=True)
+    typer.echo(f"{len(trace):,} requests written to {out}", err=True)
 
 
 def reuse(
@@ -94,6 +94,8 @@ def reuse(
     from hwmodels.model import load_model
     from workloads.reuse import reuse as reuse_of
 
+    if out is not None and out.suffix != ".png":
+        raise RooftraceError(f"--out {out}: the picture is a PNG file; end its name in .png")
     trace = _read(file, format_, sort, drop_empty) if sessions_per_s is None else _read_sessions(file, sessions_per_s)
     with _user_errors(file):
         curve = reuse_of(trace)
@@ -189,7 +191,7 @@ def _read_sessions(file: Path, per_s: float) -> Any:
         return read_sessions(file, starts=Poisson(rate_per_s=per_s))
 
 
-def _read(file: Path, format_: str, sort: bool, drop_empty: bool) -> Any:
+def _read(file: Path, format_: str, sort: bool, drop_empty: bool, limit: int | None = None) -> Any:
     from workloads import read_trace
 
     with _user_errors(file):
@@ -199,7 +201,7 @@ def _read(file: Path, format_: str, sort: bool, drop_empty: bool) -> Any:
                     f"{file} is a Parquet file, which holds sessions: workload.sessions replays them, and "
                     "rooftrace trace reuse takes them with --sessions-per-s"
                 )
-        return read_trace(file, format_, sort=sort, drop_empty=drop_empty)
+        return read_trace(file, format_, limit=limit, sort=sort, drop_empty=drop_empty)
 
 
 @contextlib.contextmanager

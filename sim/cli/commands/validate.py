@@ -82,6 +82,7 @@ def validate(
     from sim.validation.intervals import coverage, coverage_markdown, loans_markdown
     from sim.validation.served import served_pair, text_tables
     from sim.validation.tables import to_markdown, write_csv
+    from workloads.write import write_whole
 
     folder = read_measured(measured, hardware=hardware, strict=strict, said=_said(hardware, dtype))
     found = list(comparisons(folder, hardware=hardware))
@@ -93,7 +94,7 @@ def validate(
         try:
             sections = (coverage_markdown(covered), loans_markdown(loans(folder.measurements)))
             page = to_markdown(lines, folder.left_out, sections, served=found)
-            markdown.write_text(page, encoding="utf-8")
+            write_whole(markdown, page)
         except OSError as error:
             raise OutputError(f"cannot write {markdown}: {error.strerror}") from None
     typer.echo(f"{'file, quantity':<66}{'rows':>8}{'unmod.':>8}{'MAPE %':>8}{'median':>8}{'p90':>8}{'bias':>8}")

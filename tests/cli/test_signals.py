@@ -1,0 +1,113 @@
+"""Ctrl-C and SIGTERM end every command with one sentence and an exit code of their own, and nothing that was computed is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from sim.cli import build_app
+from sim.cli.exits import Terminated
+from sim.reproduce import Part, Row
+
+SIGNALS = [(KeyboardInterrupt, 130, "Interrupted"), (Terminated, 143, "Terminated")]
+
+
+def rows(name, n):
+    return [
+        Row(
+            experiment=name, case=str(i), quantity="s", published=1.0, simulated=1.0, kind="theory", within_pct=1.0,
+            evidence="event loop against theory",
+        )
+        for i in range(n)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "code", "said"), SIGNALS)
+@pytest.mark.parametrize("keeps", [True, False])
+def test_reproduce_keeps_the_rows_of_parts_that_are_done(monkeypatch, tmp_path, error, code, said, keeps):
+    def stop(quick):
+        raise error
+
+    parts = {
+        "whole": (Part("one", lambda quick: rows("whole", 2), 1.0),),
+        "cut": (Part("one", lambda quick: rows("cut", 3), 1.0), Part("two", stop, 1.0)),
+    }
+    load = {
+        name: types.SimpleNamespace(TITLE=name, PARTS=each, plots=lambda folder: []) for name, each in parts.items()
+    }
+    monkeypatch.setattr("sim.reproduce.groups", lambda: list(load))
+    monkeypatch.setattr("sim.reproduce.load_group", load.__getitem__)
+    out = ("--out", str(tmp_path)) if keeps else ()
+    answer = CliRunner().invoke(build_app(), ["reproduce", "--jobs", "1", *out])
+    assert answer.exit_code == code
+    kept = f"its rows are in {tmp_path}/reproduce.csv" if keeps else "give --out to keep its rows"
+    assert answer.stderr == f"{said}; 2 parts were done, and {kept}.\n"
+    assert "whole: 2 rows" in answer.stdout
+    if keeps:
+        assert pd.read_csv(tmp_path / "reproduce.csv").experiment.tolist() == ["whole"] * 2 + ["cut"] * 3
+
+
+@pytest.mark.parametrize(("error", "code", "said"), SIGNALS)
+@pytest.mark.parametrize(
+    ("asked", "where", "kept"),
+    [
+        (["run", "--out", "out"], "sim.run.run_built", "nothing was written."),
+        (["sweep", "--replications", "2", "--out", "out"], "sim.study.sweep.run_sweep", "kept in out/"),
+        (["optimize", "--goal", "cost", "--axis", "replicas=1,2", "--out", "out"], "sim.study.optimize.cheapest", "kept in out/"),
+        (["optimize"], "sim.study.rates.highest_rate", "nothing was written."),
+        (["capacity"], "sim.scenario.Scenario.with_set", "nothing was written."),
+        (["compare", "s.yaml", "s.yaml"], "sim.study.compare.sweep", "nothing was written."),
+    ],
+)  # fmt: skip
+def test_a_signal_is_answered_by_one_sentence(monkeypatch, tmp_path, asked, where, kept, error, code, said):
+    def stop(*_arguments, **_settings):
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text("workload: {trace: conversation, limit: 5}\n")
+    monkeypatch.setattr(where, stop)
+    answer = CliRunner().invoke(build_app(), asked)
+    assert answer.exit_code == code, answer.output
+    assert answer.stderr.startswith(f"{said}; ")
+    assert kept in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["reproduce", "--quick", "--jobs", "2", "--out", "out"],
+        ["sweep", "--axis", "seed=0:40:41", "--jobs", "2", "--set", "workload.requests=4000", "--out", "out"],
+        ["optimize", "--goal", "cost", "--axis", "replicas=1,2,3,4", "--set", "workload.requests=4000", "--jobs", "2",
+         "--out", "out"],
+        ["serve", "--port", "0", "--out", "out"],
+    ],
+)  # fmt: skip
+def test_sigterm_ends_processes_in_the_middle_of_their_work(tmp_path, asked):
+    start = "from sim.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, "-c", start, *asked], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env=environment, start_new_session=True,
+    ) as process:  # fmt: skip
+        time.sleep(15)
+        assert process.poll() is None
+        begun = time.monotonic()
+        process.terminate()
+        _, err = process.communicate(timeout=120)
+        took_s = time.monotonic() - begun
+    assert took_s < 30, "less than what is under way takes"
+    assert process.returncode == (0 if asked[0] == "serve" else 143)
+    assert "Traceback" not in err
+    if asked[0] != "serve":
+        assert [line for line in err.splitlines() if line.startswith("Terminated; ")] == err.splitlines()[-1:]
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
