@@ -63,7 +63,8 @@ def _window_summary(
     pools = meta["kv_blocks_total"]
     whole = _whole_summary(columns, slo=slo, groups=_Groups((), groups.classes, ()))
     whole_run: list[str] = [*OVER_THE_WHOLE_RUN]
-    one_stage_each = meta["n_stages"] == meta["n_machines"] == len(pools)
+    ranks = sum(last - first for first, last in meta.get("ranks", ()))
+    one_stage_each = meta["n_stages"] == meta["n_machines"] + ranks == len(pools)
     if not one_stage_each:
         whole_run.append("busy_fraction")
     if "handover" in whole:

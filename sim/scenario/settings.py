@@ -187,10 +187,11 @@ class Scenario(Settings):
     def _behind(self, text: str, mark: Mark) -> Any:
         """What stands for a setting's *text* in the hash: the content of the file or the source of the module that it names."""
         files = dict.fromkeys(map(self._look_up, self._paths(text, mark)))
-        digests = []
-        for file in filter(None, files):
-            with file.open("rb") as opened:
-                digests.append("sha256:" + hashlib.file_digest(opened, "sha256").hexdigest())
+        digests: list[str] = []
+        for file in files:
+            if file is not None:
+                with file.open("rb") as opened:
+                    digests.append("sha256:" + hashlib.file_digest(opened, "sha256").hexdigest())
         if isinstance(mark, MayBeFile):
             return digests or text
         if mark.policy and ":" in text:

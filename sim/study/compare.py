@@ -243,14 +243,6 @@ def _scenarios(
     )
 
 
-def _notes(a: Iterable[str], b: Iterable[str]) -> tuple[Noted, ...]:
-    """What A and B note, of which a sentence that both do stands for both."""
-    notes = Notes()
-    notes.add("A", a)
-    notes.add("B", b)
-    return notes.found
-
-
 def _how(both: Sequence[SweepResult], pairs: str, level: float) -> str:
     """What intervals are from, and in which of two sweeps nothing is random, so that its replications are equal."""
     alike = [name for name, each in zip("AB", both, strict=True) if each.counts["alike"] == each.counts["points"]]
@@ -261,6 +253,14 @@ def _how(both: Sequence[SweepResult], pairs: str, level: float) -> str:
         )
     only = f", nothing in {alike[0]} being random" if alike else ""
     return f"{pairs}{only}; intervals hold at {level:.0%}"
+
+
+def _notes(a: Iterable[str], b: Iterable[str]) -> tuple[Noted, ...]:
+    """What A and B note, of which a sentence that both do stands for both."""
+    notes = Notes()
+    notes.add("A", a)
+    notes.add("B", b)
+    return notes.found
 
 
 def _label(result: SweepResult) -> str:

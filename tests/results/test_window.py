@@ -274,6 +274,15 @@ def test_busy_fraction_is_of_the_whole_run_where_a_pipeline_stands_beside_a_shar
     assert found.summary["busy_fraction"] == whole.summary["busy_fraction"]
 
 
+def test_busy_fraction_of_a_window_is_of_ranks_as_of_machines():
+    # Every rank counts as a replica with one stage: nothing overlaps, and iterations say when each was busy.
+    whole = {"workload": {"trace": "conversation", "requests": 20, "rate_scale": 20}, "window": {"from_s": 0.0}}
+    machine = {"model": "qwen3-30b-a3b", "parallel": {"data": 2, "expert": 2}}
+    found = simulate(Scenario.from_mapping({**machine, **whole})).summary
+    assert "busy_fraction" not in found["window"]["whole_run"]
+    assert 0.5 < found["busy_fraction"] <= 1.0
+
+
 def test_machines_of_a_run_without_length_are_counted():
     log = {"at_ns": [0, 0], "machine": [0, 1], "state": [READY, READY]}
     _, levels = _levels({"log": log, "pools": [0, 0]}, READY, 0, 0)

@@ -17,6 +17,7 @@ from sim.scenario import Scenario
 from sim.scenario.assembly import resolve
 
 SMALL = "llama-3.2-1b"
+LATE = {"policy": "reject", "inner": "vllm"}
 POOLS = {"p": {"role": "prefill"}, "d": {"role": "decode", "replicas": 2}}
 WORKLOAD = {
     "arrivals": {"process": "poisson", "rate_per_s": 40},
@@ -222,3 +223,23 @@ def test_links_are_degraded_for_a_time() -> None:
 def test_links_that_cannot_be_degraded_so_are_refused(degraded: Any, text: str) -> None:
     with pytest.raises(ScenarioError, match=text):
         resolve(apart(links={"net": {"degraded": degraded}}))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_blocks_of_a_refused_request_are_given_to_others_at_the_next_look(seed: int) -> None:
+    # A decode machine refuses requests that have landed too late, in a plan that goes on holding for many iterations.
+    late = apart(
+        pools={"p": {"role": "prefill"}, "d": {"role": "decode", "scheduler": LATE, "memory": {"kv_blocks": 40}}},
+        classes={"soon": {"share": 1, "deadline_s": 0.5}, "whenever": {"share": 1}},
+        workload={
+            "arrivals": {"process": "poisson", "rate_per_s": 200},
+            "prompt_tokens": {"distribution": "uniform", "min_tokens": 50, "max_tokens": 300},
+            "output_tokens": {"distribution": "uniform", "min_tokens": 5, "max_tokens": 200},
+            "requests": 60,
+        },
+        seed=seed,
+    )
+    spans, stepping = simulate(late), simulate(late, fast_forward=False)
+    assert spans.summary["requests"]["rejected"] > 10
+    for name, column in spans.columns.requests.items():
+        np.testing.assert_array_equal(column, stepping.columns.requests[name], err_msg=name)
