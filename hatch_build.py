@@ -16,6 +16,10 @@ SWITCH = "ROOFTRACE_COMPILE"
 LEVEL = "ROOFTRACE_COMPILE_LEVEL"
 """The C compiler's level of optimisation, 0 to 3; 2 where it is not set. Level 0, for tests, takes a sixth of its time."""
 
+BUILT_WITH = ("mypy[mypyc]==2.4.1", "setuptools==84.2.1", "numpy==2.4.6")
+"""What the compiled build was tried with; numpy is there for its types alone. Another mypyc may refuse these sources or end with an
+error of its own."""
+
 COMPILED = (
     *(
         f"sim/engine/{name}.py"
@@ -43,7 +47,7 @@ class CompiledBuild(BuildHookInterface[Any]):
         return os.environ.get(SWITCH, "") not in ("", "0")
 
     def dependencies(self) -> list[str]:
-        return ["mypy[mypyc]>=1.11", "setuptools>=68", "numpy>=1.26"] if self._wanted() else []
+        return list(BUILT_WITH) if self._wanted() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if not self._wanted():
@@ -75,6 +79,7 @@ def _compile(root: Path) -> Path:
         extensions = mypycify(
             ["--ignore-missing-imports", "--follow-imports=silent", *COMPILED],
             opt_level=os.environ.get(LEVEL, "2"),
+            debug_level="0",
             target_dir=str(folder / "c"),
         )
         distribution = Distribution({"name": "rooftrace", "ext_modules": extensions})

@@ -8,9 +8,9 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
-from hwmodels.cache import StageCache, keeps_every_token, mean_block_bytes, note
+from hwmodels.cache import StageCache, keeps_every_token, mean_block_bytes, note, paged
 from hwmodels.device import Device
 from hwmodels.model import ModelSpec
 from hwmodels.parallel import ParallelConfig
@@ -93,6 +93,8 @@ class StackMemory:
     activation_factors: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Where the sampler is not modelled: 2 bytes x tokens x hidden size x this, by tensor degree."""
     expert_factors: Mapping[int, float] = field(default_factory=dict, hash=False)
+    tokens_by_concurrency: bool = False
+    """Of layers in groups the log counts the tokens of as many longest contexts as fit; else blocks over groups."""
     graphs_in_share: bool = False
     """CUDA graphs are taken from the cache; otherwise they are captured outside of the share."""
     graph_bytes_per_layer: float = 0.0
@@ -131,6 +133,8 @@ class StageMemory:
     """Of what is left, what the cache gets."""
     block_bytes: float
     """One block of the cache, at the mean context where layers do not keep every token; 0 for a stage that caches nothing."""
+    logged_block_bytes: float = 0.0
+    """One block as vLLM's log counts it, where that is of a group of layers (`LayerGroups`)."""
 
     @property
     def used_bytes(self) -> float:
@@ -160,6 +164,17 @@ class StageMemory:
         return int(self.kv_bytes // self.block_bytes) if self.block_bytes else 1 << 40
 
 
+class LayerGroups(NamedTuple):
+    """Groups of layers that take their blocks from one pool, as vLLM keeps layers that do not all keep every token."""
+
+    groups: int
+    block_tokens: int
+    longest: int
+    """Tokens of the longest context."""
+    longest_blocks: int
+    """Blocks that vLLM counts it at."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """A replica's memory, stage by stage, as its stack divides it."""
@@ -178,6 +193,8 @@ class MemoryPlan:
     """Blocks that a setting gives in place of what the memory has room for."""
     notes: tuple[str, ...] = ()
     """What the account approximates, in sentences."""
+    layer_groups: LayerGroups | None = None
+    """None: each layer keeps every token, or the stack's log does not count by groups."""
 
     @property
     def device_blocks(self) -> int:
@@ -202,6 +219,27 @@ class MemoryPlan:
     def tightest(self) -> StageMemory:
         """The stage that decides."""
         return min(self.stages, key=lambda stage: stage.blocks)
+
+    @property
+    def logged(self) -> dict[str, int] | None:
+        """Blocks and tokens as vLLM's log counts them where layers are in groups; None where these are `device_blocks` and their
+        tokens."""
+        of = self.layer_groups
+        if of is None:
+            return None
+        blocks = min(
+            int(
+                (stage.kv_bytes if self.override is None else self.override * stage.block_bytes)
+                // stage.logged_block_bytes
+            )
+            for stage in self.stages
+            if stage.logged_block_bytes
+        )
+        by_concurrency = self.rules is not None and self.rules.tokens_by_concurrency
+        tokens = (
+            int(blocks / of.longest_blocks * of.longest) if by_concurrency else blocks // of.groups * of.block_tokens
+        )
+        return {"blocks": blocks, "block_tokens": of.block_tokens, "layer_groups": of.groups, "tokens": tokens}
 
     @property
     def account(self) -> str:
@@ -234,6 +272,7 @@ class MemoryPlan:
             "kv_bytes": self.device_blocks * stage.block_bytes if self.override is not None else stage.kv_bytes,
             "block_tokens": self.block_tokens,
             "blocks": self.device_blocks,
+            "logged": self.logged,
             "null_blocks": self.null_blocks,
             "groups": self.groups,
         }
@@ -285,7 +324,7 @@ def _rules(stack: str, release: str, entry: Mapping[str, Any], documents: Mappin
             number, source = given
             values[key] = number
             sources[key] = documents.get(source, source)
-    for key in ("workspace_kept", "graphs_in_share"):
+    for key in ("workspace_kept", "graphs_in_share", "tokens_by_concurrency"):
         values[key] = bool(values.get(key, False))
     return StackMemory(stack=stack, release=release, sources=sources, **values)
 
@@ -500,7 +539,9 @@ def memory_plan(
     stages = []
     caches, in_pages = deployment.stage_caches(), rules is not None and rules.stack == "vllm"
     alike = keeps_every_token(spec)
-    context_tokens = max(1, context_tokens or spec.max_positions or LONGEST)
+    longest = spec.max_positions or LONGEST
+    context_tokens = max(1, context_tokens or longest)
+    layer_groups = None
     for i, (weights, state, per_token, layers) in enumerate(deployment.stage_bytes()):
         activation = graphs = context = communicator = 0.0
         budget, cache_share = share * total, 1.0
@@ -523,10 +564,19 @@ def memory_plan(
             if rules is not None and captured:
                 graphs += rules.graph_bytes_per_layer * draft.model.n_layers
         block_bytes = per_token * block_tokens
+        logged_block_bytes = 0.0
         if not alike:
             # States are kept by the sequences that there are, not by as many as there may be.
             state = 0.0
             block_bytes = mean_block_bytes(caches[i], block_tokens, context_tokens, in_pages=in_pages)
+            if in_pages:
+                pages = paged(caches[i], block_tokens)
+                layer_groups = LayerGroups(
+                    len(pages.groups), pages.page_tokens, longest, pages.peak_blocks(longest, tokens)
+                )
+                # A draft's layers are counted with those of the target.
+                drafts = 1.0 + draft_token * block_tokens / block_bytes if block_bytes else 1.0
+                logged_block_bytes = pages.block_bytes * drafts
         stages.append(
             StageMemory(
                 device_bytes=total,
@@ -541,6 +591,7 @@ def memory_plan(
                 draft_bytes=draft_weights,
                 cache_share=cache_share,
                 block_bytes=block_bytes + draft_token * block_tokens,
+                logged_block_bytes=logged_block_bytes,
             )
         )
     return MemoryPlan(
@@ -553,6 +604,7 @@ def memory_plan(
         groups=parallel.data,
         override=override,
         notes=() if alike else (note(spec, context_tokens, in_pages=in_pages),),
+        layer_groups=layer_groups,
     )
 
 
@@ -570,9 +622,13 @@ _PARTS = (
 
 def cache_text(facts: Mapping[str, Any]) -> str:
     """The cache as an engine's log prints it, from `MemoryPlan.facts`: blocks and tokens, null block included."""
-    blocks, tokens = facts["blocks"], facts["block_tokens"]
+    logged = facts.get("logged") or facts
+    blocks, block_tokens = logged["blocks"], logged["block_tokens"]
+    of_layers = f" in {logged['layer_groups']} groups of layers" if "layer_groups" in logged else ""
+    tokens = logged.get("tokens", blocks * block_tokens)
     groups = f" in each of {facts['groups']} groups" if facts["groups"] > 1 else ""
-    return f"{blocks:,} blocks of {tokens} tokens = {blocks * tokens:,} tokens{groups}, {facts['kv_bytes'] / GIB:.2f} GiB a GPU"
+    gib = facts["kv_bytes"] / GIB
+    return f"{blocks:,} blocks of {block_tokens} tokens{of_layers} = {tokens:,} tokens{groups}, {gib:.2f} GiB a GPU"
 
 
 def parts_text(facts: Mapping[str, Any]) -> str:

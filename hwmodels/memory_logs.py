@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from hwmodels import memory
-from hwmodels.cache import PagedCache, paged
+from hwmodels.cache import paged
 from hwmodels.deployment import Deployment, deploy
 from hwmodels.memory import GIB, MemoryPlan, StackMemory, memory_plan, stack_memory
 from hwmodels.precision import precision
@@ -71,7 +71,11 @@ class Log:
 
     def predicted_blocks(self, rules: StackMemory | None = None) -> int:
         """Of the first stage, whose parts the logs of pipelines print."""
-        return int(self.plan(rules).stages[0].kv_bytes // self._block_bytes)
+        plan = self.plan(rules)
+        if self.printed == "hybrid":
+            assert plan.logged is not None
+            return plan.logged["blocks"]
+        return int(plan.stages[0].kv_bytes // self._block_bytes)
 
     @property
     def measured_blocks(self) -> int:
@@ -80,7 +84,8 @@ class Log:
             longest = self.deployment.model.max_positions
             assert longest is not None
             # As vLLM 0.32.0 prints it: v1/core/kv_cache_utils.py `get_kv_cache_capacity`.
-            return round(self.kv_tokens / longest * self._paged.peak_blocks(longest, self.tokens))
+            pages = paged(self.deployment.stage_caches()[0], self.block_tokens)
+            return round(self.kv_tokens / longest * pages.peak_blocks(longest, self.tokens))
         if self.kv_tokens is not None:
             return self.kv_tokens // self.block_tokens
         gib = self.kv_gib
@@ -90,16 +95,8 @@ class Log:
 
     @property
     def _block_bytes(self) -> float:
-        """A block that the figures are in: of a group of layers where the log counts by groups, else of all layers."""
-        if self.printed == "hybrid":
-            return self._paged.block_bytes
         _, _, token_bytes, _ = self.deployment.stage_bytes()[0]
         return token_bytes * self.block_tokens
-
-    @property
-    def _paged(self) -> PagedCache:
-        """The pool of the first stage, in groups of layers."""
-        return paged(self.deployment.stage_caches()[0], self.block_tokens)
 
 
 @cache

@@ -13,7 +13,25 @@ settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
+PASSED = os.environ.get("ROOFTRACE_PASSED")
+"""A file that names tests, one a line: written with those that passed where it is not there, and where it is, these are left out.
+Of two runs in different surroundings the second then does what the first could not."""
+
 SHARED = Path(__file__).parents[2] / "shared"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if PASSED and Path(PASSED).exists():
+        passed = set(Path(PASSED).read_text(encoding="utf-8").splitlines())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+        items[:] = [item for item in items if item.nodeid not in passed]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    # Not by a worker, which knows its own tests only.
+    if PASSED and "PYTEST_XDIST_WORKER" not in os.environ and not Path(PASSED).exists():
+        names = [report.nodeid for report in terminalreporter.getreports("passed")]
+        Path(PASSED).write_text("\n".join([*names, ""]), encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)

@@ -107,31 +107,32 @@ class Sglang(Settings):
             queue = sorted(queue, key=lambda seq: -room.max_new(seq.id))
         return queue, known
 
-    def _looked_over(self, view: ReplicaView, queue: Sequence[WaitingSeq]) -> tuple[Sequence[WaitingSeq], Looks]:
+    def _looked_over(
+        self, view: ReplicaView, queue: Sequence[WaitingSeq], used: list[tuple[int, int]]
+    ) -> tuple[Sequence[WaitingSeq], bool]:
         """The queue as `calc_priority` leaves it: with `lpm` those first who would find most, and last those of whom another one
-        who waits is to compute the beginning; and what has been looked up for that."""
+        who waits is to compute the beginning; and `Looks.of_queue`. What is looked up for that is added to *used*."""
         cache = self._cache(view)
         if cache is None or not queue:
-            return queue, Looks()
+            return queue, False
         if not self.by_prefix or len(queue) > WAITING_QUEUE_PREFIX_MATCH_MAX:
-            refreshed: Sequence[WaitingSeq] = ()
             if cache.queue_looks % WAITING_PREFIX_REFRESH_INTERVAL == 0:
-                refreshed = queue[:WAITING_QUEUE_PREFIX_MATCH_MAX]
-            used = tuple((seq.id, seq.tokens + seq.cached_tokens + 1) for seq in reversed(refreshed))
-            return queue, Looks(used, of_queue=True)
+                first = queue[:WAITING_QUEUE_PREFIX_MATCH_MAX]
+                used += ((seq.id, seq.tokens + seq.cached_tokens + 1) for seq in reversed(first))
+            return queue, True
         found: dict[int, float] = {}
         begun: set[object] = set()
         for seq in queue:
             tokens = seq.tokens + seq.cached_tokens
             matched = cache.found_blocks(seq.id, tokens + 1) * view.block_tokens
+            used.append((seq.id, tokens + 1))
             found[seq.id] = -min(matched, tokens - 1)
             if matched <= IN_BATCH_PREFIX_CACHING_THRESHOLD <= tokens:
                 beginning = cache.beginning(seq.id, IN_BATCH_PREFIX_CACHING_THRESHOLD)
                 if beginning in begun:
                     found[seq.id] = inf
                 begun.add(beginning)
-        used = tuple((seq.id, seq.tokens + seq.cached_tokens + 1) for seq in queue)
-        return sorted(queue, key=lambda seq: found[seq.id]), Looks(used)
+        return sorted(queue, key=lambda seq: found[seq.id]), False
 
     def _running(self, view: ReplicaView, past: Past) -> list[Running]:
         """The decode batch as SGLang lists it, with those that are leaving."""
@@ -175,8 +176,8 @@ class Sglang(Settings):
         n_leaving = view.n_leaving
         n_batch = view.n_decoding + n_leaving
         running = self._running(view, past)
-        queue, looks = self._looked_over(view, queue)
-        used = list(looks.used)
+        used: list[tuple[int, int]] = []
+        queue, of_queue = self._looked_over(view, queue, used)
         past = past._replace(queue=tuple(seq.id for seq in queue) if self.by_prefix else None)
         adder = Adder(self, view, past, running)
         cache = self._cache(view)
@@ -211,10 +212,10 @@ class Sglang(Settings):
                 break
         if cache is not None:
             cache.undo()
-        looked_up = None if cache is None else looks._replace(used=tuple(used))
+        looks = _new(Looks, (tuple(used), of_queue)) if used or of_queue else None
         chunks = tuple(adder.chunks)
         if not chunks:
-            return self._decode(view, past._replace(full=full), bool(queue), tuple(reject))._replace(looks=looked_up)
+            return self._decode(view, past._replace(full=full), bool(queue), tuple(reject), looks)
         mixed = (
             self.enable_mixed_chunk and view.n_decoding > 0 and adder.blocks + view.growth_blocks <= view.free_blocks
         )
@@ -246,26 +247,33 @@ class Sglang(Settings):
             queue=past.queue,
         )
         listed = (*(id_ for id_, _ in chunks), *(each.seq.id for each in running)) if mixed else None
-        return Plan(decode=mixed, run=chunks, reject=tuple(reject), memo=memo, order=listed, looks=looked_up)
+        return Plan(decode=mixed, run=chunks, reject=tuple(reject), memo=memo, order=listed, looks=looks)
 
-    def _decode(self, view: ReplicaView, past: Past, waits: bool, reject: tuple[tuple[int, str], ...] = ()) -> Plan:
+    def _decode(
+        self,
+        view: ReplicaView,
+        past: Past,
+        waits: bool,
+        reject: tuple[tuple[int, str], ...] = (),
+        looks: Looks | None = None,
+    ) -> Plan:
         """`update_running_batch`: a decode step of all, or of those who are left after a retraction."""
         n, ahead = view.n_decoding, self._is_ahead(view)
         polled = self._polled(past)
         full = past.full and not view.n_leaving
         memo = past._replace(full=full, n_running=n, polled=polled)
         if view.growth_blocks > view.free_blocks and not view.n_leaving:
-            return self._retract(view, memo)._replace(reject=reject)
+            return self._retract(view, memo)._replace(reject=reject, looks=looks)
         if not n or view.growth_blocks > view.free_blocks:
             # Who ends in the iteration in flight will have given memory back.
-            return Plan(reject=reject, memo=memo._replace(late=(), polled=polled + 1))
+            return Plan(reject=reject, memo=memo._replace(late=(), polled=polled + 1), looks=looks)
         memo = memo._replace(decays=True, late=ahead, weight=1)
         hold = UNTIL_CHANGE if full or not waits else 1
         through_arrivals = full
         if self.scheduler_recv_interval > 1:
             hold = min(hold, max(self.scheduler_recv_interval - polled, 1))
             through_arrivals = True
-        return Plan(True, (), (), hold, through_arrivals, reject, memo=memo, order=memo.order)
+        return Plan(True, (), (), hold, through_arrivals, reject, memo=memo, order=memo.order, looks=looks)
 
     def _retract(self, view: ReplicaView, past: Past) -> Plan:
         """`retract_decode`: fewest tokens emitted first, of equals the longest prompt, of those again the last of the batch."""

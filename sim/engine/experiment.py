@@ -99,10 +99,6 @@ class ReplicaSpec:
             )
         if self.swaps and "host" not in kinds:
             raise ValueError("sequences that give way are swapped to a tier of kind host, and there is none")
-        if self.swaps and "peer" in kinds:
-            raise ValueError(
-                "sequences cannot be swapped to host memory that other machines read (a tier of kind peer)"
-            )
         if isinstance(self.cost, StageTable) and self.decoding is not None:
             raise ValueError("a table of single-pass latencies has no decode steps, and so no decoding method")
 

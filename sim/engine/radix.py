@@ -190,7 +190,8 @@ class RadixCache(TreePool):
         self.give(self._taken)
         for node, _ in trial:
             self._unlock(node)
-        self._put_back(gone)
+        if gone:
+            self._put_back(gone)
         for node, was_split in reversed(trial):
             if was_split:
                 self._join(node)

@@ -276,11 +276,12 @@ class Sequences:
         if queue and queue[0].id == id_:
             seq = queue.popleft()
         else:
-            seq = next((seq for seq in queue if seq.id == id_), None)
-            if seq is None:
+            found = next((each for each in queue if each.id == id_), None)
+            if found is None:
                 raise PolicyError(
                     f"{self._scheduler!r} planned prompt tokens for request {id_}, which neither waits nor prefills here"
                 )
+            seq = found
             queue.remove(seq)
         lane.admitted[id_] = None
         self.n_admitted += 1

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 Space = tuple[int, int, int]
 """Whose contents can be told from whose: model, tokens and bytes of a block."""
@@ -19,6 +20,10 @@ Key = tuple[Space, int]
 
 Piece = tuple[Key, int, int]
 """A chain, and which of its blocks, counted from the beginning of the prompt."""
+
+
+_MOVED: Final = -2
+"""Of news of a shared store: less the number of a sequence, that it is moved here; -1: that contents have been used."""
 
 
 class _Kept:
@@ -223,6 +228,10 @@ class SharedStore(Store):
         self._told = 0
         self._writes: dict[int, deque[tuple[int, tuple[Piece, ...]]]] = {}
         """By machine what it writes: when the last byte has come, and what it is."""
+        self._given: dict[int, int] = {}
+        """Bytes of sequences that have been given room here, which they take a nanosecond later."""
+        self.passes_on: Callable[[list[Piece], int], None] | None = None
+        """Takes what gives way, and when; set by the machine whose memory it is."""
 
     def later(self, machine: int, now_ns: int, pieces: Sequence[Piece], ready_ns: int) -> None:
         """From the next nanosecond on *pieces* have been used (*ready_ns* -1) or are kept, to be found from *ready_ns* on."""
@@ -234,17 +243,36 @@ class SharedStore(Store):
                 mine.popleft()
             mine.append((ready_ns, tuple(pieces)))
 
+    def move_in_later(self, machine: int, now_ns: int, id_: int, n_bytes: int) -> bool:
+        """As `move_in`, from the next nanosecond on; whether others that were moved here leave room."""
+        if sum(self._given.values()) + n_bytes > self.capacity_bytes:
+            return False
+        self._given[id_] = n_bytes
+        self._told += 1
+        heapq.heappush(self._coming, (now_ns + 1, machine, self._told, (), _MOVED - id_))
+        return True
+
+    def move_out(self, id_: int) -> None:
+        self._given.pop(id_, None)
+        super().move_out(id_)
+
     def bring_up_to(self, now_ns: int) -> None:
         """What was done before *now_ns* is seen."""
         while self._coming and self._coming[0][0] <= now_ns:
             at_ns, _, _, pieces, ready_ns = heapq.heappop(self._coming)
-            if ready_ns < 0:
+            gone: list[Piece] | None = None
+            if ready_ns >= 0:
+                gone = self.put(pieces, at_ns, max(ready_ns, at_ns))
+            elif ready_ns > _MOVED:
                 self.use(pieces)
-            else:
-                self.put(pieces, at_ns, max(ready_ns, at_ns))
+            elif (id_ := _MOVED - ready_ns) in self._given and id_ not in self._moved:
+                gone = self.move_in(id_, self._given[id_])
+            if gone and self.passes_on is not None:
+                self.passes_on(gone, at_ns)
 
     def clear(self) -> None:
         super().clear()
+        self._given.clear()
         self._coming.clear()
         self._writes.clear()
 

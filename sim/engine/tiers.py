@@ -84,9 +84,10 @@ def check_tiers(specs: Sequence[TierSpec]) -> None:
     for above, spec in zip((None, *specs), specs, strict=False):
         if spec.write != "eviction" or spec.kind == "peer" or above is None:
             continue
-        if above.kind in ("remote", "peer") or "peer" in kinds:
+        if above.kind in ("remote", "peer"):
             raise ValueError(
-                f"write: eviction: the {spec.kind} tier would take what a tier gives up that other machines read; write it through"
+                f"write: eviction: the {spec.kind} tier would take what a {above.kind} tier gives up, which is no machine's own; "
+                "write it through"
             )
 
 
@@ -169,6 +170,8 @@ class Tiers:
             for spec in specs
         ]
         self.stores = [self._store_of(spec) for spec in specs]
+        if number in shared.hosts:
+            shared.hosts[number].passes_on = self._pass_on_at
         self.counts = [Counts() for _ in specs]
         self.now_ns = 0
         """The present instant, set by the tenant when it has its turn."""
@@ -213,7 +216,8 @@ class Tiers:
         return found
 
     def _bring_up_to_now(self) -> None:
-        for store in self.stores:
+        # What the memory of machines gives up may go to a store that is among those that follow.
+        for store in (*self._shared.hosts.values(), *self.stores):
             if isinstance(store, SharedStore):
                 store.bring_up_to(self.now_ns)
 
@@ -245,7 +249,6 @@ class Tiers:
         best, to = None, at
         for number, other in self._shared.hosts.items():
             if number != self._number:
-                other.bring_up_to(self.now_ns)
                 reach = other.covered(pieces, at, self.now_ns)
                 if reach > to:
                     best, to = other, reach
@@ -299,6 +302,7 @@ class Tiers:
         """The first *blocks* blocks of a prompt have been computed: they are written where that is the rule."""
         if self._contents is None or not blocks:
             return
+        self._bring_up_to_now()
         for tier in self._writes_through:
             self._write(tier, id_, self._pieces(id_, 0, blocks))
 
@@ -338,6 +342,12 @@ class Tiers:
             for piece in gone:
                 self._write(below, -1, [piece])
 
+    def _pass_on_at(self, gone: list[Piece], at_ns: int) -> None:
+        """As `_pass_on`, of host memory that others read, which gave it up at *at_ns*."""
+        now_ns, self.now_ns = self.now_ns, at_ns
+        self._pass_on(self._home, gone)
+        self.now_ns = now_ns
+
     # Moving sequences.
 
     def move_out_of_the_device(self, id_: int, blocks: int) -> int:
@@ -345,11 +355,13 @@ class Tiers:
         store = self.stores[self._home]
         assert store is not None
         if isinstance(store, SharedStore):
-            store.bring_up_to(self.now_ns)
-        gone = store.move_in(id_, blocks * self.block_bytes)
-        if gone is None:
-            return -1
-        self._pass_on(self._home, gone)
+            if not store.move_in_later(self._machine, self.now_ns, id_, blocks * self.block_bytes):
+                return -1
+        else:
+            gone = store.move_in(id_, blocks * self.block_bytes)
+            if gone is None:
+                return -1
+            self._pass_on(self._home, gone)
         sent = self._send(MOVE_IN, self._home, id_, blocks * self.block_bytes)
         counts = self.counts[self._home]
         counts.stores += 1

@@ -58,7 +58,7 @@ class TreePool(KvPool):
     """A pool whose free pages are without content or in nodes of a tree that nobody holds."""
 
     __slots__ = (
-        "_blank", "_clock", "_contents", "_gone", "_heap", "_held", "_n_changes", "_n_nodes", "_n_pushed", "_paths", "_root",
+        "_blank", "_clock", "_contents", "_gone", "_heap", "_held", "_n_nodes", "_n_pushed", "_paths", "_root",
         "_walked",
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ class TreePool(KvPool):
         super().__init__(total, block_tokens, by_chunk=by_chunk, lookahead_tokens=lookahead_tokens, limit=limit)
         self.caches = self.caches_late = True
         self._contents = contents
-        self._clock = self._n_pushed = self._n_changes = 0
+        self._clock = self._n_pushed = 0
         self._start()
 
     def _start(self) -> None:
@@ -77,10 +77,8 @@ class TreePool(KvPool):
         """Free pages without content."""
         self._root = Node(0, 0, [], None, 1, 0)
         self._n_nodes = 0
-        self._n_changes += 1
-        """Of what the tree has and where its nodes end."""
-        self._walked: tuple[int, int, int, Node, int] = (-1, 0, self._n_changes, self._root, 0)
-        """The latest walk: of whom, how far at most, in which state of the tree, and what was found."""
+        self._walked: dict[int, tuple[int, Node, int]] = {}
+        """Of each request its latest walk since the tree changed: how far at most, and what was found."""
         self._heap: list[tuple[int, int, Node]] = []
         """Leaves that nobody holds by their last use; entries that have been overtaken stay until they are met."""
         self._held: dict[int, Held] = {}
@@ -107,10 +105,12 @@ class TreePool(KvPool):
 
     def _walk(self, id_: int, upto: int) -> tuple[Node, int]:
         """How far the tree has a request's first *upto* pages, and the node that this ends in or at. Nothing is used or split."""
-        of, most, change, node, end = self._walked
-        # Whoever is asked for what was found finds that.
-        if of == id_ and change == self._n_changes and upto in (most, end):
-            return node, end
+        walked = self._walked.get(id_)
+        if walked is not None:
+            most, node, end = walked
+            # Whoever is asked for what was found finds that.
+            if upto in (most, end):
+                return node, end
         path, node, end, at = self._paths.get(id_) or self._path(id_), self._root, 0, 0
         while end < upto:
             while path[at][1] <= end:
@@ -121,7 +121,7 @@ class TreePool(KvPool):
             end, node = self._common(child, path, at, upto), child
             if end < child.hi:
                 break
-        self._walked = id_, upto, self._n_changes, node, end
+        self._walked[id_] = upto, node, end
         return node, end
 
     def _match(self, id_: int, upto: int) -> tuple[Node, int]:
@@ -148,7 +148,7 @@ class TreePool(KvPool):
                 at += 1
             child = node.children.get(path[at][0])
             if child is None:
-                self._n_changes += 1
+                self._walked.clear()
                 keys = [key for i, key in enumerate(path[at:]) if not i or path[at + i - 1][1] < upto]
                 self._clock += 1
                 leaf = Node(end, upto, keys, node, 0, self._clock * _STEP)
@@ -194,7 +194,7 @@ class TreePool(KvPool):
         """The part of *node* below page *at*, which becomes its parent."""
         parent = node.parent
         assert parent is not None
-        self._n_changes += 1
+        self._walked.clear()
         keys = node.keys
         upper = Node(
             node.lo, at, [key for i, key in enumerate(keys) if not i or keys[i - 1][1] < at], parent, node.refs, 0
@@ -209,7 +209,7 @@ class TreePool(KvPool):
     def _join(self, upper: Node) -> None:
         """Take back the split that made *upper*."""
         (node,) = upper.children.values()
-        self._n_changes += 1
+        self._walked.clear()
         node.keys = [key for key in upper.keys if key[1] <= upper.hi] + node.keys
         node.lo, node.parent = upper.lo, upper.parent
         assert node.parent is not None
@@ -257,7 +257,7 @@ class TreePool(KvPool):
         if self._blank >= blocks:
             return
         heap = self._heap
-        self._n_changes += 1
+        self._walked.clear()
         while self._blank < blocks and heap:
             entry = heappop(heap)
             if not self._is_due(entry):
@@ -277,7 +277,7 @@ class TreePool(KvPool):
 
     def _put_back(self, evicted: list[tuple[tuple[int, int, Node], Node]]) -> None:
         """Leaves are where they were before they were evicted."""
-        self._n_changes += 1
+        self._walked.clear()
         for entry, parent in evicted:
             leaf = entry[2]
             parent.children[leaf.keys[0][0]] = leaf

@@ -125,7 +125,7 @@ class Plan:
             return None
         return (
             f"numba, which is not installed, would take most of these {self.planning_s:.0f} s away: "
-            "pip install 'rooftrace[fast]' compiles the loop that screens placements"
+            "pip install -e '.[fast]' compiles the loop that screens placements"
         )
 
 

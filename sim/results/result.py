@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sim.protocols import Figures
 
 FORMAT = "rooftrace-results-1"
-_BLOCKS_TO_KEEP = 8
+_ROWS_TO_KEEP = 1 << 21
 
 
 class Result:
@@ -139,7 +139,7 @@ class Result:
         return None if transfers is None else transfer_table(transfers).to_pandas()
 
     def kept(self) -> Result:
-        """The same result with iterations, where they are few blocks, worked out once: for files and pictures together."""
+        """The same result with iterations, where they are few, worked out once: for files and pictures together."""
         if isinstance(self.columns, _Once):
             return self
         found = Result(_Once(self.columns), manifest=self.manifest, slo=self.slo)
@@ -250,7 +250,7 @@ def fitted_stack(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Once:
-    """Columns whose gaps, and iterations where they are few blocks, are worked out once while a folder is written."""
+    """Columns whose gaps, and iterations where they are few, are worked out once while a folder is written."""
 
     def __init__(self, columns: metrics.Columns) -> None:
         self.requests = columns.requests
@@ -265,7 +265,12 @@ class _Once:
         if self._kept:
             return self._kept
         blocks = iter(self._columns.iteration_blocks())
-        first = list(itertools.islice(blocks, _BLOCKS_TO_KEEP + 1))
-        if len(first) <= _BLOCKS_TO_KEEP:
-            self._kept = first
-        return itertools.chain(first, blocks)
+        first: list[Mapping[str, NDArray[Any]]] = []
+        n = 0
+        for block in blocks:
+            first.append(block)
+            n += len(block["start_ns"])
+            if n > _ROWS_TO_KEEP:
+                return itertools.chain(first, blocks)
+        self._kept = first
+        return first

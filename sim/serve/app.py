@@ -45,8 +45,12 @@ class Limits:
     """All bodies that are being read or counted, together."""
     streams: int = 2048
     """Requests under way, streams and others."""
+    connections: int = 4096
+    """Connections at a time, those that ask for nothing included; fewer where the process may not have so many files open."""
+    head_s: float = 10.0
+    """Within which a connection's first request has come as far as its body, and any later one from its first byte."""
     body_s: float = 60.0
-    """Within which a body has come, and within which a connection's first request has begun."""
+    """Within which a body has come."""
     head_bytes: int = 64 << 10
     """Of a request, before its body."""
     stall_s: float = 300.0
@@ -119,6 +123,12 @@ class Endpoint:
 
     async def _on_bug(self, _request: Request, error: Exception) -> Response:
         return self._error(Refusal(500, f"{type(error).__name__} in the endpoint; its log says where"))
+
+    def full(self) -> bytes:
+        """What a connection is told that is one too many, before it is closed."""
+        answer = self._error(Refusal(503, "there are as many connections as the endpoint takes; try again"))
+        heads = b"".join(b"%s: %s\r\n" % pair for pair in answer.raw_headers)
+        return b"HTTP/1.1 503 Service Unavailable\r\n" + heads + b"connection: close\r\n\r\n" + bytes(answer.body)
 
     # Small answers.
 

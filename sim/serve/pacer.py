@@ -57,7 +57,7 @@ class Pacer:
         """Of tokens: from when they were due until they were written to their connections."""
         self.bound_s = bound_s
         self._run = run
-        self._warn = warn
+        self.warn = warn
         self._warned_ns = -_WARN_EVERY_NS
         self._late_before = 0
         self._worst_s = 0.0
@@ -105,7 +105,7 @@ class Pacer:
             return
         self._warned_ns = now_ns
         late, self._late_before = self.handed.late - self._late_before, self.handed.late
-        self._warn(
+        self.warn(
             f"the endpoint runs late: {late} writes since the last warning came more than {self.bound_s * 1e3:g} ms behind "
             f"simulated time, the worst {self._worst_s * 1e3:.0f} ms; what clients measure includes that. Send less, lower "
             "--speed, or give it a core of its own"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import signal
 import socket
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sim.engine import PolicyError
 from sim.errors import RooftraceError, ScenarioError
@@ -22,6 +23,10 @@ from sim.serve.pacer import loop_factory
 
 _BACKLOG = 2048
 _GRACE_S = 5
+_OWN_FILES = 64
+"""Files that the process may have open beside its connections: what it listens at, and results when it ends."""
+_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_WARN_EVERY_S = 60.0
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -41,10 +46,12 @@ def listen(host: str, port: int) -> socket.socket:
     return taken
 
 
-def _protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """HTTP with its requests' heads bounded, each of which says when its latest bytes came."""
+def _protocol(endpoint: Endpoint) -> type[asyncio.Protocol]:
+    """HTTP with its connections and its requests' heads bounded, each of which says when its latest bytes came."""
 
-    base: Any = AutoHTTPProtocol
+    base: Any = HttpToolsProtocol
+    limits = endpoint.limits
+    most = _most_connections(limits)
 
     class Bounded(base):
         """What the endpoint does with bytes once they are there is none of the client's time."""
@@ -52,10 +59,15 @@ def _protocol(limits: Limits) -> type[asyncio.Protocol]:
         head_bytes = 0
         """That came since the latest request began to be answered, or since the connection was made."""
         late: asyncio.TimerHandle | None = None
+        """Ends the connection, unless the head that has begun is whole by then."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.late = asyncio.get_running_loop().call_later(limits.body_s, transport.abort)
+            if len(self.connections) > most:
+                transport.write(endpoint.full())
+                transport.close()
+            else:
+                self._begun()
 
         def data_received(self, data: bytes) -> None:
             now_ns = time.perf_counter_ns()
@@ -66,15 +78,26 @@ def _protocol(limits: Limits) -> type[asyncio.Protocol]:
                 scope[RECEIVED_NS] = now_ns
             if self.cycle is not cycle:
                 self.head_bytes = 0
-                self._in_time()
             elif cycle is None or cycle.response_complete:
                 self.head_bytes += len(data)
                 if self.head_bytes > limits.head_bytes:
                     self.transport.abort()
 
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._begun()
+
+        def on_headers_complete(self) -> None:
+            self._in_time()
+            super().on_headers_complete()
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._in_time()
             super().connection_lost(exc)
+
+        def _begun(self) -> None:
+            if self.late is None and not self.transport.is_closing():
+                self.late = asyncio.get_running_loop().call_later(limits.head_s, self.transport.abort)
 
         def _in_time(self) -> None:
             if self.late is not None:
@@ -82,6 +105,35 @@ def _protocol(limits: Limits) -> type[asyncio.Protocol]:
                 self.late = None
 
     return Bounded
+
+
+def _most_connections(limits: Limits) -> int:
+    """As many as are asked for, or as the process may have files open beside those that it needs itself."""
+    try:
+        import resource
+    except ImportError:
+        return limits.connections
+    may, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limits.connections if may == resource.RLIM_INFINITY else max(1, min(limits.connections, may - _OWN_FILES))
+
+
+def _short_of_files(warn: Callable[[str], None]) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """Says once in a while that connections wait because the process or the machine can open no more files; asyncio takes them
+    when some have been closed."""
+    warned_s = -_WARN_EVERY_S
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal warned_s
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _OUT_OF_FILES:
+            loop.default_exception_handler(context)
+        elif time.monotonic() - warned_s >= _WARN_EVERY_S:
+            warned_s = time.monotonic()
+            warn(
+                f"no connection is taken for now ({error.strerror}); they are taken again when others have been closed"
+            )
+
+    return handle
 
 
 class _Server(uvicorn.Server):
@@ -123,7 +175,7 @@ def serve(endpoint: Endpoint, listening: socket.socket, *, started: Callable[[Ca
 async def _serve(endpoint: Endpoint, listening: socket.socket, started: Callable[[Callable[[], None]], None]) -> None:
     session = endpoint.session
     config = uvicorn.Config(
-        endpoint.app, http=_protocol(endpoint.limits), log_level="warning", access_log=False, lifespan="off", ws="none",
+        endpoint.app, http=_protocol(endpoint), log_level="warning", access_log=False, lifespan="off", ws="none",
         timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=75,
     )  # fmt: skip
     server = _Server(config, lambda: session.close("the endpoint was stopped"))
@@ -146,6 +198,7 @@ async def _serve(endpoint: Endpoint, listening: socket.socket, started: Callable
 
     pacing.add_done_callback(ended)
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_short_of_files(session.pacer.warn))
     started(lambda: loop.call_soon_threadsafe(server.stop) and None)
     try:
         await server.serve(sockets=[listening])

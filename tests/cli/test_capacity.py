@@ -186,6 +186,17 @@ def test_a_budget_counts_the_time_of_every_stage():
     assert tokens_within(TwoStages(), tbt_s=15e-3, decodes=10, context_tokens=500) == 512  # type: ignore[arg-type]
 
 
+def test_a_budget_of_ranks_counts_the_rows_of_all_of_them():
+    class Ranks(Tiled):
+        def common_step(self, ranks, stage: int = 0, /) -> float:
+            return 3e-3 + 1e-3 * -(-sum(totals.rows for totals in ranks) // 128)
+
+    assert tokens_within(Ranks(), tbt_s=7.5e-3, decodes=10, context_tokens=500, ranks=2) == 256  # type: ignore[arg-type]
+    # Half of what all have together.
+    one, two = (saturating_tokens(Ranks(), loss=0.5, ranks=ranks) for ranks in (1, 2))  # type: ignore[arg-type]
+    assert two * 2 == one
+
+
 def scenario(scheduler: str, slo: str = "{}") -> Scenario:
     return Scenario.from_yaml(f"scheduler: {scheduler}\nslo: {slo}\nworkload: {{trace: conversation, requests: 20}}")
 

@@ -96,3 +96,33 @@ def test_from_python_the_first_name_says_so(monkeypatch):
     monkeypatch.setattr(packages, "intruder", lambda: "the package policies is a stranger")
     with pytest.raises(ImportError, match="policies is a stranger"):
         getattr(sim, "simulate")  # noqa: B009
+
+
+def test_nobody_is_told_to_install_a_package_of_our_name():
+    """The index may have one, which is not ours: what is told installs the folder at hand."""
+    told = re.compile(r"\binstall [^\n&;|`]*?[\s'\"]?\brooftrace\b(?![/.])")
+    wrong = []
+    for name in (
+        "sim",
+        "hwmodels",
+        "policies",
+        "workloads",
+        "tests",
+        "docs",
+        "examples",
+        "notebooks",
+        "benchmarks",
+        ".ci",
+    ):
+        for path in (ROOT / name).rglob("*"):
+            if path.suffix in (".py", ".md", ".toml", ".yaml", ".yml", ".sh", ".ipynb", "") and path.is_file():
+                wrong += [
+                    f"{path}: {line}" for line in path.read_text(encoding="utf-8").splitlines() if told.search(line)
+                ]
+    for path in ROOT.glob("*.md"):
+        wrong += [f"{path}: {line}" for line in path.read_text(encoding="utf-8").splitlines() if told.search(line)]
+    assert wrong == []
+    command = "pip install "
+    assert told.search(f"{command}'rooftrace[serve]'")
+    assert told.search(f"{command}--upgrade rooftrace")
+    assert not told.search(f"{command}-e '.[serve]' && .venv/bin/rooftrace run")

@@ -71,7 +71,7 @@ def test_what_would_make_a_group_shorter_is_said_before_it_runs(monkeypatch):
     assert group.note() is None
     monkeypatch.setattr(group, "can_compile", lambda: False)
     monkeypatch.setattr(command, "_computed", lambda names, quick, jobs: iter([(name, []) for name in names]))
-    assert "pip install 'rooftrace[fast]'" in CliRunner().invoke(build_app(), ["reproduce", "alpaserve"]).stderr
+    assert "pip install -e '.[fast]'" in CliRunner().invoke(build_app(), ["reproduce", "alpaserve"]).stderr
 
 
 def test_a_long_run_says_how_far_it_is_and_what_is_left(reproduce):

@@ -1,7 +1,6 @@
 """Ctrl-C and SIGTERM end every command with one sentence and an exit code of their own, and nothing that was computed is lost."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -47,8 +46,8 @@ def test_reproduce_keeps_the_rows_of_parts_that_are_done(monkeypatch, tmp_path, 
     out = ("--out", str(tmp_path)) if keeps else ()
     answer = CliRunner().invoke(build_app(), ["reproduce", "--jobs", "1", *out])
     assert answer.exit_code == code
-    kept = f"its rows are in {tmp_path}/reproduce.csv" if keeps else "give --out to keep its rows"
-    assert answer.stderr == f"{said}; 2 parts were done, and {kept}.\n"
+    kept = f"its rows are in {tmp_path}/reproduce.csv" if keeps else "--out keeps its rows"
+    assert answer.stderr == f"{said}; parts done: 2; {kept}.\n"
     assert "whole: 2 rows" in answer.stdout
     if keeps:
         assert pd.read_csv(tmp_path / "reproduce.csv").experiment.tolist() == ["whole"] * 2 + ["cut"] * 3
@@ -109,5 +108,10 @@ def test_sigterm_ends_processes_in_the_middle_of_their_work(tmp_path, asked):
     assert "Traceback" not in err
     if asked[0] != "serve":
         assert [line for line in err.splitlines() if line.startswith("Terminated; ")] == err.splitlines()[-1:]
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    for _ in range(100):  # what counts resources ends when it sees that nobody is there
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("it left processes behind")

@@ -468,6 +468,8 @@ def some_tiers(rng: random.Random, block_bytes: int) -> tuple[TierSpec, ...]:
         ["host", "peer"],
     ]
     chosen = rng.choice(kinds)
+    if "peer" in chosen:
+        chosen = rng.choice([chosen, ["host", "disk", "peer"]])
 
     def one(kind: TierKind, write: WriteRule) -> TierSpec:
         return TierSpec(
@@ -485,7 +487,7 @@ def some_tiers(rng: random.Random, block_bytes: int) -> tuple[TierSpec, ...]:
         )
 
     rules: list[WriteRule] = ["through", "eviction"]
-    return tuple(one(kind, "through" if "peer" in chosen or kind == "remote" else rng.choice(rules)) for kind in chosen)
+    return tuple(one(kind, "through" if kind in ("remote", "peer") else rng.choice(rules)) for kind in chosen)
 
 
 def with_tiers(experiment: Experiment, seed: int) -> Experiment:
@@ -495,7 +497,7 @@ def with_tiers(experiment: Experiment, seed: int) -> Experiment:
     slowdowns = some_slowdowns(random.Random(f"slow tiers of {seed}"))
     tiers = tuple(replace(tier, slowdowns=slowdowns) for tier in some_tiers(rng, block_bytes))
     kinds = [tier.kind for tier in tiers]
-    swaps = "host" in kinds and "peer" not in kinds and rng.random() < 0.5
+    swaps = "host" in kinds and rng.random() < 0.5
 
     def behind(tenant: ReplicaSpec) -> ReplicaSpec:
         mine = (

@@ -10,7 +10,7 @@ import pytest
 from policies.control import PoolSeen, Seen
 from policies.routers import RoundRobin
 from sim.engine import Experiment, run
-from sim.engine.lives import DRAINING, Scaling
+from sim.engine.lives import DRAINING, Outage, Scaling
 from tests.engine.test_fleet import S, Says, changes, fleet_of, one_at_a_time
 from workloads import Trace
 
@@ -79,3 +79,36 @@ def test_what_lies_outside_of_the_least_and_the_most_is_counted(asks: tuple[int,
     scaling = Scaling(policy=Says(asks), min_machines=1, initial=1, interval_s=5.0)
     facts = fleet_run(workload, scaling, 2).meta["fleet"]
     assert (facts["asked_below_least"], facts["asked_above_most"]) == (below, above)
+
+
+@pytest.mark.parametrize(("window_s", "drained_s"), [(0.0, 5), (9.0, 10), (10.0, 10), (10.5, 15)])
+def test_machines_of_the_beginning_count_as_asked_for_then(window_s: float, drained_s: int) -> None:
+    """Three at 0 s and one asked for after each 5 s: two go when the window does not reach back to 0 s any more."""
+    workload = Trace(arrival_ns=[0, 22 * S], prompt_tokens=[8] * 2, output_tokens=[1] * 2)
+    scaling = Scaling(policy=Says((1,)), min_machines=1, initial=3, interval_s=5.0, down_window_s=window_s)
+    drained = [at_s for at_s, _, state, _ in changes(fleet_run(workload, scaling, 3)) if state == DRAINING]
+    assert drained == [drained_s] * 2
+
+
+@pytest.mark.parametrize(("window_s", "started_s"), [(0.0, 5), (5.0, 5), (5.5, 10)])
+def test_machines_come_when_more_were_asked_for_since_the_beginning(window_s: float, started_s: int) -> None:
+    workload = Trace(arrival_ns=[0, 22 * S], prompt_tokens=[8] * 2, output_tokens=[1] * 2)
+    scaling = Scaling(policy=Says((3,)), min_machines=1, initial=1, interval_s=5.0, up_window_s=window_s)
+    assert [at_s for at_s, _, _, _ in changes(fleet_run(workload, scaling, 3))] == [started_s] * 2
+
+
+def test_what_is_asked_above_the_most_is_counted_when_it_has_been_asked_for_throughout_the_window() -> None:
+    """Nine at 5 and 10 s, of which a window of 6 s lets the second through; two from 20 s on."""
+    workload = Trace(arrival_ns=[0, 32 * S], prompt_tokens=[8] * 2, output_tokens=[1] * 2)
+    scaling = Scaling(policy=Says((9, 9, 1, 2)), min_machines=1, initial=1, interval_s=5.0, up_window_s=6.0)
+    replicas = (one_at_a_time(),) * 2
+
+    def above(*outages: Outage) -> int:
+        fleet = fleet_of(2, scaling, outages=outages)
+        columns = run(Experiment(workload=workload, replicas=replicas, router=RoundRobin(), fleet=fleet))
+        return columns.meta["fleet"]["asked_above_most"]
+
+    assert above() == 1
+    assert above(Outage(machine=0, at_s=17.0, for_s=1.0)) == 1
+    # One that has failed for good cannot be asked for: looks at 25 and 30 s.
+    assert above(Outage(machine=0, at_s=17.0)) == 3

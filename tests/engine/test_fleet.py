@@ -200,6 +200,54 @@ def test_a_policy_or_schedule_that_forgets_nothing_comes_back_to_those_that_drai
     assert columns.requests["replica"].tolist() == [0, 1, 0, 1]
 
 
+def test_a_machine_that_is_called_back_has_all_of_its_time_when_it_drains_again() -> None:
+    """It is to drain within 12 s at 5 s, is called back at 10 s, drains anew at 15 s and is cut short at 27 s, not at 17 s."""
+    workload = Trace(arrival_ns=[0, 0], prompt_tokens=[8] * 2, output_tokens=[0] * 2)
+    scaling = Scaling(policy=Says((1, 2, 1)), min_machines=1, initial=2, interval_s=5.0, drain_s=12.0)
+    experiment = Experiment(
+        workload=workload, replicas=(one_at_a_time(40.0),) * 2, router=RoundRobin(), fleet=fleet_of(2, scaling)
+    )
+    columns = run(experiment, check_invariants=True)
+    assert changes(columns) == [(5, 1, DRAINING, -1), (10, 1, READY, -1), (15, 1, DRAINING, -1), (27, 1, OFF, -1)]
+    # Called back for good, it serves beyond the 17 s at which it was to go.
+    stays = replace(scaling, policy=Says((1, 2)))
+    columns = run(replace(experiment, fleet=fleet_of(2, stays)), check_invariants=True)
+    assert changes(columns) == [(5, 1, DRAINING, -1), (10, 1, READY, -1)]
+    assert columns.meta["fleet"]["drains_cut_short"] == 0
+    assert columns.requests["finish_ns"].tolist() == [40 * S] * 2
+
+
+@pytest.mark.parametrize(("for_s", "state"), [(2.0, OFF), (None, FAILED)])
+def test_a_machine_that_fails_while_it_drains_does_not_come_back(for_s: float | None, state: int) -> None:
+    """It was to go: what it had goes elsewhere, and only one that fails for good cannot be started again."""
+    workload = Trace(arrival_ns=[0, 0, 30 * S], prompt_tokens=[8] * 3, output_tokens=[0] * 3)
+    scaling = Scaling(policy=Says((1,)), min_machines=1, initial=2, interval_s=5.0)
+    fleet = fleet_of(2, scaling, outages=(Outage(machine=1, at_s=7.0, for_s=for_s),))
+    columns = run(
+        Experiment(workload=workload, replicas=(one_at_a_time(10.0),) * 2, router=RoundRobin(), fleet=fleet),
+        check_invariants=True,
+    )
+    assert changes(columns) == [(5, 1, DRAINING, -1), (7, 1, state, -1)]
+    assert columns.requests["replica"].tolist() == [0, 0, 0]
+    assert columns.meta["fleet"]["failures"] == 1
+
+
+def test_outages_of_machines_that_do_not_serve_are_counted_and_change_nothing() -> None:
+    """Machine 1 is off until 10 s, starts until 15 s, serves, and is down from 20 to 24 s; machine 0 serves all the time."""
+    workload = Trace(arrival_ns=[0, 29 * S], prompt_tokens=[8] * 2, output_tokens=[0] * 2)
+    scaling = Scaling(policy=Says((2,)), min_machines=1, initial=1, interval_s=10.0, phases=(("load", 5.0),))
+    outages = tuple(Outage(machine=1, at_s=at_s, for_s=4.0) for at_s in (3.0, 12.0, 20.0, 22.0))
+    columns = run(
+        Experiment(
+            workload=workload, replicas=(one_at_a_time(),) * 2, router=RoundRobin(), fleet=fleet_of(2, scaling, outages=outages)
+        ),
+        check_invariants=True,
+    )  # fmt: skip
+    assert changes(columns) == [(10, 1, STARTING, 0), (15, 1, READY, -1), (20, 1, FAILED, -1), (24, 1, READY, -1)]
+    facts = columns.meta["fleet"]
+    assert (facts["failures"], facts["outages_missed"]) == (1, 3)
+
+
 def balance(seed: int, *, stepped: bool, in_pools: bool = False, tiers: bool = False) -> None:
     """A random fleet with failures: invariants at every event, the same stepped, and nothing vanishes or is counted twice."""
     if in_pools:

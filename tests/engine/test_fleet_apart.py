@@ -116,8 +116,10 @@ def test_what_goes_to_a_machine_that_was_chosen_late_is_sent_whole() -> None:
 def test_a_prompt_of_just_so_many_tokens_needs_no_machine_that_prefills() -> None:
     for prompt, status in ((20, FINISHED), (21, UNFINISHED)):
         trace = Trace(arrival_ns=[MS], prompt_tokens=[prompt], output_tokens=[4])
-        found = run(pools(fails(0, 0.1), fails(1, 0.1), trace=trace, local_tokens=20))
-        assert found.requests["status"].tolist() == [status]
+        back = [Outage(machine=machine, at_s=1e-4, for_s=5e-3) for machine in (2, 3)]
+        for decode in ([], back):
+            found = run(pools(fails(0, 0.1), fails(1, 0.1), *decode, trace=trace, local_tokens=20))
+            assert found.requests["status"].tolist() == [status]
 
 
 @pytest.mark.parametrize("rule", ["resume", "retry", "lose"])

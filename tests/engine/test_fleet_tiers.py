@@ -9,9 +9,10 @@ import pytest
 
 from policies.routers import RoundRobin
 from policies.vllm import Vllm
-from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.engine import Columns, Experiment, ReplicaSpec, loading, run
 from sim.engine.lives import DRAINING, OFF, FleetSpec, Outage, Scaling
 from sim.engine.tiers import TierSpec
+from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 from tests.engine.random_runs import assert_same
 from tests.engine.test_fleet import Says, changes
@@ -97,6 +98,33 @@ def test_a_load_from_the_memory_of_a_machine_that_fails_ends_in_vain() -> None:
     # Had it failed later, the load would have come.
     late = served(a_trace((0, 9, 1, A), (10, 9, 1, A)), HOST, peer, fails_s=12.5, machines=2)
     assert late.requests["peer_hit_tokens"].tolist() == [0, 8]
+
+
+def test_of_peers_that_have_as_much_the_first_is_read() -> None:
+    """The first two of three machines have computed A, and the third reads it from 10 s on; at 11 s the first fails. The second is
+    read then, from 12 s, when the link is free again, to 14.25 s."""
+    peer = TierSpec(kind="peer", read_bytes_per_s=1000.0, latency_s=0.25)
+    trace = a_trace((0, 9, 1, A), (0, 9, 1, A), (10, 9, 1, A))
+    columns = served(trace, HOST, peer, fails_s=11.0, machines=3)
+    assert columns.requests["replica"].tolist() == [0, 1, 2]
+    assert seconds(columns, "load_ns")[2] == 4.25
+    assert columns.requests["peer_hit_tokens"].tolist() == [0, 0, 8]
+
+
+@patches_the_engine
+@pytest.mark.parametrize(("fails_s", "loaded"), [(None, 0), (117.5, 8)])
+def test_loads_in_vain_count_no_more_when_the_machine_has_failed(
+    fails_s: float | None, loaded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B's KV has come to the fourth request and gone back to an answer that grows; after one such load it is computed."""
+    monkeypatch.setattr(loading, "_TRIES", 1)
+    quick = replace(STORE, read_bytes_per_s=40_000.0, latency_s=0.0)
+    trace = a_trace(
+        (0, 9, 1, A), (2, 9, 1, B[:3]), (4, 1, 32, []), (100, 9, 1, A), (100, 9, 1, B[:3]), (100, 1, 18, [])
+    )  # fmt: skip
+    columns = served(trace, quick, fails_s=fails_s, kv_blocks=8)
+    requests = columns.requests
+    assert requests["remote_hit_tokens"][4] + requests["tier_again_hit_tokens"][4] == loaded
 
 
 def test_a_machine_that_drains_waits_for_what_it_loads() -> None:

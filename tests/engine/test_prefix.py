@@ -12,7 +12,7 @@ import pytest
 
 from policies.routers import RoundRobin
 from policies.schedulers import Sarathi
-from policies.view import Scheduler
+from policies.view import Plan, ReplicaView, Scheduler
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, ReplicaSpec, run
@@ -367,3 +367,24 @@ def test_the_mooncake_trace_one_at_a_time_is_the_plain_count() -> None:
         assert found == found_blocks(trace, None if blocks == 10_000_000 else blocks)
         share[blocks] = round(sum(found) / len(trace.prefix_blocks), 3)
     assert share == {1_000: 0.045, 10_000: 0.215, 50_000: 0.356, 10_000_000: 0.366}
+
+
+# Three sequences of two full blocks and a third, the last of which begins as the others or by itself. With the step at 4 s each
+# takes another block, and none is free: the last one frees one block or three.
+@pytest.mark.parametrize("cache", ["blocks", "tree"])
+@pytest.mark.parametrize(("ids", "blocks", "preempted"), [([1, 2], 5, (2, 1)), ([11, 12], 7, (2,))])
+def test_blocks_that_others_hold_do_not_come_free_with_a_sequence(
+    cache: str, ids: list[int], blocks: int, preempted: tuple[int, ...]
+) -> None:
+    gone: list[tuple[int, ...]] = []
+    inner = EvictNewest(Sarathi(token_budget=64))
+
+    def noting(view: ReplicaView, /) -> Plan:
+        plan = inner.plan(view)
+        if plan.preempt:
+            gone.append(plan.preempt)
+        return plan
+
+    trace = a_trace((0, 9, 6, [1, 2]), (1, 10, 6, [1, 2]), (2, 11, 6, ids))
+    served(trace, blocks=blocks, scheduler=noting, prefix_cache=cache)
+    assert gone == [preempted]

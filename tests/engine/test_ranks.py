@@ -306,19 +306,14 @@ def test_ranks_that_fail_within_a_step_are_free_when_the_machine_is_back(at_us: 
     assert columns.requests["finish_ns"][1] == (at_us + 20 + 1040 + 1001) * US
 
 
-@pytest.mark.parametrize(("at_us", "waits"), [(500, 4), (5800, 4)])
-def test_what_prompts_of_ranks_have_waited_for_is_forgotten_when_their_machine_fails(at_us: int, waits: int) -> None:
-    """At 5.8 ms a prompt has waited for four steps of the five that it would: the next machine that is there counts anew."""
-    balance = PromptBalance(timeout_iters=5, batching_wait_iters=0)
-    back = at_us + 20
-    arrivals, outputs = [0, 0, 1500, back, back, back + 500], [20, 20, 2, 20, 20, 2]
-    if at_us < 1500:
-        # Nobody has waited when it fails.
-        arrivals, outputs = [0, 0, back, back, back + 500], [20, 20, 20, 20, 2]
-    columns = that_fails(at_us, 10, arrivals, outputs, balance)
-    scheduled = columns.requests["scheduled_ns"]
-    assert scheduled[-3:-1].tolist() == [back * US] * 2
-    assert scheduled[-1] == (back + 1040 + waits * 1001) * US
+def test_what_prompts_of_ranks_have_waited_for_is_forgotten_when_their_machine_fails() -> None:
+    """Prompts of both ranks have waited for two steps of the three that they would when it fails: the next ones wait for three."""
+    balance = PromptBalance(timeout_iters=50, batching_wait_iters=3)
+    back = 3500 + 20
+    arrivals = [0, 0, 1500, 1500, back, back, back + 500, back + 500]
+    columns = that_fails(3500, 10, arrivals, [20, 20, 2, 2] * 2, balance)
+    expected = [0, 0, -1, -1, back, back, back + 1040 + 3 * 1001, back + 1040 + 3 * 1001]
+    assert columns.requests["scheduled_ns"].tolist() == [-1 if at < 0 else at * US for at in expected]
 
 
 # Over random runs.

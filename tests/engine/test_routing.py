@@ -309,6 +309,17 @@ def test_routers_find_what_was_emitted_in_the_span_in_flight(
         assert router.told == [[0, 0], [tokens, 0]]
 
 
+def test_replicas_of_one_kind_are_priced_once() -> None:
+    from sim.engine.cluster import _Cluster
+
+    one, other = (ReplicaSpec(cost=Linear(), scheduler=Vllm(), kv_blocks=99) for _ in range(2))
+    cluster = _Cluster(
+        Experiment(workload=a_trace((0, [1])), replicas=(one,) * 50 + (other,), router=RoundRobin()), True, False
+    )
+    prices = [machine.tenants[0].prices for machine in cluster._machines]
+    assert [each is prices[0] for each in prices] == [True] * 50 + [False]
+
+
 def test_plain_routers_are_told_nothing_and_pay_nothing() -> None:
     trace = a_trace((0, [1]), (1, [1]))
     from sim.engine.cluster import _Cluster

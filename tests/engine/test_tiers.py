@@ -13,9 +13,11 @@ from policies.routers import RoundRobin
 from policies.view import Plan, ReplicaView
 from policies.vllm import Vllm
 from sim.engine import UNFINISHED, Columns, Experiment, InvariantError, ReplicaSpec, run
+from sim.engine.columns import LOAD
 from sim.engine.experiment import LeftBehind
 from sim.engine.stores import Store
 from sim.engine.tiers import TierSpec
+from sim.metrics.tiers import kv_tiers
 from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 from tests.engine.random_runs import an_experiment, assert_same, with_tiers
@@ -243,6 +245,33 @@ def test_of_peers_the_one_with_most_is_read_and_never_oneself() -> None:
     assert own.requests["peer_hit_tokens"].tolist() == [0, 0, 0, 0, 0]
 
 
+def test_what_host_memory_that_others_read_gives_up_goes_to_the_disk() -> None:
+    # On the first of two machines B gives up A's blocks in a host memory of three, which go to its disk.
+    tiers = (
+        replace(HOST, capacity_bytes=3000, latency_s=0.0),
+        TierSpec(kind="disk", capacity_bytes=10_000, read_bytes_per_s=1000.0, write="eviction"),
+        TierSpec(kind="peer", read_bytes_per_s=1000.0),
+    )
+    trace = a_trace((0, 9, 1, A), (10, 1, 1, []), (20, 13, 1, B), (30, 1, 1, []), (60, 9, 1, A))
+    columns = served(trace, *tiers, machines=2)
+    assert columns.requests["disk_hit_tokens"].tolist() == [0, 0, 0, 0, 8]
+    assert columns.meta["tiers"]["disk"]["stores"] == 1
+
+
+# On the first of two machines a sequence gives way at 22 s and takes the place of A's second block in host memory, as others see a
+# nanosecond later. The second machine asks for A.
+@pytest.mark.parametrize(("asks_s", "found"), [(22.0, 8), (22.5, 4)])
+def test_a_sequence_may_be_moved_to_host_memory_that_others_read(asks_s: float, found: int) -> None:
+    peer = TierSpec(kind="peer", read_bytes_per_s=1000.0)
+    host = replace(HOST, latency_s=0.0, capacity_bytes=2000)
+    trace = a_trace((0, 9, 1, A), (0, 1, 1, []), (20, 3, 10, []), (20, 1, 1, []), (20, 3, 10, []), (asks_s, 9, 1, A))
+    both = Vllm(max_num_batched_tokens=64, max_num_seqs=2, async_scheduling=False, scheduler_reserve_full_isl=False)
+    columns = served(trace, host, peer, scheduler=both, kv_blocks=3, swaps=True, machines=2)
+    assert columns.requests["replica"].tolist() == [0, 1, 0, 1, 0, 1]
+    assert columns.requests["swap_hit_tokens"].tolist() == [0, 0, 0, 0, 4, 0]
+    assert columns.requests["peer_hit_tokens"].tolist() == [0, 0, 0, 0, 0, found]
+
+
 def test_a_remote_store_is_read_by_all_machines_and_a_peer_by_others() -> None:
     # Requests go to two machines in turn: the second asks for what the first has computed.
     trace = a_trace((0, 9, 1, A), (10, 9, 1, A))
@@ -282,6 +311,94 @@ def test_who_finds_no_room_in_host_memory_is_computed_again() -> None:
         trace, replace(HOST, capacity_bytes=999), scheduler=both, kv_blocks=3, prefix_cache=None, swaps=True
     )
     assert columns.requests["recomputed_tokens"].tolist() == [0, 4]
+
+
+def test_what_a_sequence_takes_the_place_of_in_host_memory_goes_to_the_disk() -> None:
+    # A's two blocks are in a host memory of three. The second of two prompts without full blocks gives way with two blocks, so that
+    # the last of A goes to the disk.
+    trace = a_trace((0, 9, 1, A), (20, 3, 10, []), (20, 3, 10, []), (100, 9, 1, A))
+    both = Vllm(max_num_batched_tokens=64, max_num_seqs=2, async_scheduling=False, scheduler_reserve_full_isl=False)
+    disk = TierSpec(kind="disk", capacity_bytes=10_000, read_bytes_per_s=1000.0, write="eviction")
+    columns = served(trace, replace(HOST, capacity_bytes=3000), disk, scheduler=both, swaps=True)
+    assert columns.requests["swap_hit_tokens"][1:3].any()
+    assert columns.requests["host_hit_tokens"].tolist() == [0, 0, 0, 4]
+    assert columns.requests["disk_hit_tokens"].tolist() == [0, 0, 0, 4]
+
+
+@dataclass(frozen=True)
+class LooksAtNoMemory:
+    """The first of the queue with its whole prompt beside all decodes; one whose KV has come, when what it lacks is free."""
+
+    def plan(self, view: ReplicaView, /) -> Plan:
+        free = view.free_blocks - view.growth_blocks
+        run = tuple(
+            (seq.id, seq.tokens)
+            for seq in view.waiting[:1]
+            if not seq.shared_blocks or view.blocks_to_admit(seq) <= free
+        )
+        return Plan(decode=view.n_decoding > 0, run=run)
+
+
+# A gives way to a prompt that fills the device. An answer behind a prompt of 3 tokens, from 10 s on, takes its fourth block with
+# the step at 20 s and its fifth with the one at 24 s.
+@pytest.mark.parametrize(("blocks", "loads_s"), [(5, 24.0), (6, 20.0)])
+def test_a_load_leaves_decodes_the_blocks_that_the_coming_step_takes(blocks: int, loads_s: float) -> None:
+    trace = a_trace((0, 9, 1, A), (2, 4 * blocks - 3, 1, []), (10, 3, 14, []), (20, 9, 1, A))
+    moved = served(trace, HOST, scheduler=LooksAtNoMemory(), kv_blocks=blocks).transfers()
+    assert moved is not None
+    assert (moved["asked_ns"][moved["what"] == LOAD] / S).tolist() == [loads_s]
+
+
+def test_a_prompt_beside_a_load_leaves_decodes_the_blocks_that_the_coming_step_takes() -> None:
+    trace = a_trace((0, 9, 1, A), (2, 25, 1, []), (10, 3, 17, []), (20, 9, 1, A), (23.5, 4, 1, []))
+    slow = replace(HOST, read_bytes_per_s=200.0, latency_s=0.0)
+    columns = served(trace, slow, scheduler=LooksAtNoMemory(), kv_blocks=7)
+    # The load has two blocks from 20 s to 30 s, and at 24 s one of seven is free.
+    assert seconds(columns, "load_ns")[3] == 10.0
+    assert seconds(columns, "scheduled_ns")[4] == 27.0
+
+
+def test_blocks_that_a_load_has_taken_are_not_to_be_had_again_when_its_sequence_is_admitted() -> None:
+    # An answer has one of four blocks, and the load two: what A lacks is free, although three are not.
+    trace = a_trace((0, 9, 1, A), (2, 13, 1, []), (10, 1, 3, []), (10, 9, 1, A))
+    quick = replace(HOST, read_bytes_per_s=1e6, latency_s=0.0)
+    two = Vllm(max_num_batched_tokens=64, max_num_seqs=2, async_scheduling=False)
+    columns = served(trace, quick, scheduler=two)
+    assert columns.requests["host_hit_tokens"].tolist() == [0, 0, 0, 8]
+    assert seconds(columns, "scheduled_ns")[3] == 11.0
+
+
+def test_facts_of_tiers_are_the_sums_over_machines() -> None:
+    """Requests go to two machines in turn: what each reads, writes and gives up is what it does alone."""
+    first = [(0, 9, 1, A), (10, 13, 1, []), (20, 5, 1, A[:1]), (30, 13, 1, []), (40, 9, 1, A)]
+    second = [(0, 13, 1, B), (10, 13, 1, []), (20, 13, 1, B), (30, 9, 1, []), (40, 13, 1, B)]
+    tiers = (
+        replace(HOST, capacity_bytes=4000),
+        TierSpec(kind="disk", capacity_bytes=9000, read_bytes_per_s=500.0, write="eviction"),
+    )
+    turns = [each for pair in zip(first, second, strict=True) for each in pair]
+    both = served(a_trace(*turns), *tiers, machines=2)
+    alone = [served(a_trace(*requests), *tiers) for requests in (first, second)]
+    for kind in ("host", "disk"):
+        parts = [columns.meta["tiers"][kind] for columns in alone]
+        assert both.meta["tiers"][kind] == {name: parts[0][name] + parts[1][name] for name in parts[0]}
+        assert all(part["evicted_blocks"] and part["loads"] for part in parts) or kind == "disk"
+    facts = both.meta["tiers"]["host"]
+    said = kv_tiers(both.requests, both.meta)["kv_tiers"]
+    assert said["host"]["load_mean_s"] == pytest.approx(facts["load_ns"] / facts["loads"] / S)
+    assert said["host"]["load_wait_mean_s"] == pytest.approx(facts["load_wait_ns"] / facts["loads"] / S)
+    held_s = [held for columns in alone for held in seconds(columns, "load_ns") if held]
+    assert len({*held_s}) > 1
+    assert said["load_s"]["mean"] == pytest.approx(np.mean(held_s))
+    assert said["load_s"]["max"] == max(held_s)
+
+
+def test_a_store_that_machines_share_counts_once() -> None:
+    trace = a_trace(*((10.0 * i, 13, 1, []) for i in range(6)))
+    remote = TierSpec(kind="remote", capacity_bytes=5000, read_bytes_per_s=4000.0, store="s")
+    one, two = (served(trace, remote, machines=n).meta["tiers"]["remote"] for n in (1, 2))
+    assert one["evicted_blocks"] > 0
+    assert one == two
 
 
 @pytest.mark.parametrize("on_eviction", [False, True])
@@ -376,6 +493,16 @@ def test_a_store_that_loses_a_block_is_caught(monkeypatch: pytest.MonkeyPatch) -
         ({"tiers": (HOST,), "prefix_cache": None}, "tiers keep what a prefix cache gives up, and there is none"),
         ({"tiers": (HOST, HOST)}, "one tier of kind host at most"),
         ({"tiers": (TierSpec(kind="peer", read_bytes_per_s=1.0),)}, "there is no tier of kind host"),
+        (
+            {
+                "tiers": (
+                    HOST,
+                    TierSpec(kind="remote", capacity_bytes=9, read_bytes_per_s=1.0),
+                    TierSpec(kind="disk", capacity_bytes=9, read_bytes_per_s=1.0, write="eviction"),
+                )
+            },
+            "the disk tier would take what a remote tier gives up, which is no machine's own",
+        ),
         ({"swaps": True}, "swapped to a tier of kind host, and there is none"),
         ({"tiers": (HOST,), "block_bytes": 0}, "block_bytes is at least 1"),
     ],

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hwmodels import memory_logs
+from hwmodels.cache import keeps_every_token
 from hwmodels.deployment import deploy
 from hwmodels.device import load_device
 from hwmodels.memory import (
@@ -23,7 +24,7 @@ from hwmodels.memory import (
     visible_bytes,
     workspace_bytes,
 )
-from hwmodels.model import load_model
+from hwmodels.model import load_model, model_catalogue
 from hwmodels.parallel import ParallelConfig
 
 H100 = load_device("h100-sxm")
@@ -259,3 +260,45 @@ def test_the_texts_say_what_a_log_says():
     assert parts_text(facts) == (
         "gpu_memory_utilization 0.95 of 79.19 GiB, by vllm 0.19: weights 14.96, activations 1.89, context 0.25"
     )
+
+
+def test_layers_in_groups_have_the_tokens_that_vllms_log_prints():
+    """18 of gpt-oss-120b's layers keep all of 131,072 tokens, and 18 a window of 128 with what is in flight, and a block more."""
+    settings = {"model": "gpt-oss-120b", "hardware": "h200", "tokens": 16384, "block_tokens": 128, "share": 0.95}
+    logged = plan(**settings).logged
+    assert logged is not None
+    longest_blocks = 1024 + (16384 + 127) // 128 + 1 + 1
+    assert logged["tokens"] == int(logged["blocks"] / longest_blocks * 131_072)
+    # A log of vLLM 0.27.1 has 1,630,790 tokens.
+    assert logged["tokens"] == pytest.approx(1_630_790, rel=0.02)
+    # Releases 0.11 and 0.19 divide the blocks by the groups, whatever fits.
+    before = plan(**settings, release="0.19").logged
+    assert before is not None
+    assert before["tokens"] == before["blocks"] // 2 * 128
+
+
+@pytest.mark.parametrize("release", ["0.11", "0.32"])
+def test_what_the_log_counts_does_not_depend_on_how_long_contexts_are(release):
+    settings = {"hardware": "h200", "release": release}
+    grouped = [name for name in model_catalogue() if not keeps_every_token(load_model(name))]
+    assert len(grouped) > 3
+    for name in grouped:
+        settings["parallel"] = {"tensor": min(8, load_model(name).attention.n_heads)}
+        short, long = (plan(name, **settings, context_tokens=tokens) for tokens in (500, 50_000))
+        logged = short.facts["logged"]
+        assert long.facts["logged"] == logged
+        assert short.device_blocks != long.device_blocks
+        text = cache_text(short.facts)
+        assert (
+            f"{logged['blocks']:,} blocks of {logged['block_tokens']} tokens in {logged['layer_groups']} groups" in text
+        )
+        assert f"groups of layers = {logged['tokens']:,} tokens" in text
+        # Blocks that are given in place of what fits are as many bytes.
+        given = plan(name, **settings, context_tokens=500, override=short.device_blocks).logged
+        assert given is not None
+        assert given["blocks"] == pytest.approx(logged["blocks"], rel=1e-3)
+
+
+def test_models_whose_layers_keep_every_token_have_the_tokens_of_their_blocks():
+    assert plan().facts["logged"] is None
+    assert plan("gpt-oss-120b", stack="sglang", hardware="h200").facts["logged"] is None

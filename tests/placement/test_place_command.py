@@ -98,7 +98,7 @@ def test_without_numba_a_search_finds_the_same_and_says_what_would_make_it_short
     monkeypatch.setattr("sim.placement.planning._LONG_S", 0.0)
     plain = run(scenario, "--json")
     assert "Note: numba, which is not installed" in plain.stderr
-    assert "pip install 'rooftrace[fast]'" in plain.stderr
+    assert "pip install -e '.[fast]'" in plain.stderr
     found = json.loads(plain.stdout)
     assert (compiled["planning"]["screened_by"], found["planning"]["screened_by"]) == ("compiled loop", "python loop")
     assert all(found[part] == compiled[part] for part in ("train", "groups", "replicas"))

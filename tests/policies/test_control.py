@@ -81,6 +81,28 @@ def test_knative_takes_the_mean_of_its_window_and_panics_when_the_last_seconds_a
     assert policy.wanted(Seen(interval_s=6.0, mine=over[-1], past=over)) == 1
 
 
+@pytest.mark.parametrize(
+    ("pool", "stable", "wanted"),
+    [
+        # The last seconds ask for 4: twice the 2 that are ready, and less than twice 3.
+        ({"machines": 2, "ready": 2, "running": 40}, 10, 4),
+        ({"machines": 3, "ready": 3, "running": 40}, 10, 2),
+        # Those that start are no machines yet, and stay in a panic.
+        ({"machines": 6, "ready": 2, "running": 40}, 10, 6),
+        ({"machines": 1, "ready": 0, "running": 20}, 0, 2),
+        ({"machines": 1, "ready": 0, "running": 10}, 0, 1),
+        ({"machines": 3, "ready": 0, "running": 0}, 10, 1),
+        # The stable window may ask for more than the last seconds.
+        ({"machines": 2, "ready": 2, "running": 40}, 60, 6),
+    ],
+)
+def test_knative_panics_at_twice_the_machines_that_are_ready(pool: dict[str, int], stable: int, wanted: int) -> None:
+    """Ten looks, of which the last is all of the panic window; those before saw *stable* requests, by many machines."""
+    policy = Knative(target=10.0, stable_s=60.0, panic_s=6.0)
+    past = (*(PoolSeen(machines=50, ready=50, running=stable) for _ in range(9)), PoolSeen(**pool))  # type: ignore[arg-type]
+    assert policy.wanted(Seen(interval_s=6.0, mine=past[-1], past=past)) == wanted
+
+
 def test_one_machine_waits_as_in_an_m_m_1_queue_and_two_as_erlang_c_says() -> None:
     assert waits_longer(0.5, 1, 2.0, 3.0) == pytest.approx(0.5 * exp(-0.5 * 2.0 * 3.0))
     # Erlang C of a load of 1 on two servers is 1/3.
@@ -100,6 +122,11 @@ def test_the_rate_model_has_the_fewest_machines_that_keep_the_limit() -> None:
     assert policy.wanted(Seen(mine=quiet, past=(PoolSeen(came=60), quiet))) == 4
     late = PoolSeen(machines=5, ready=5, came=15, ttft_p95_s=0.9)
     assert policy.wanted(Seen(mine=late, past=(late,))) == 6
+    # While machines start nobody knows yet whether they are enough.
+    starting = PoolSeen(machines=5, ready=4, came=15, ttft_p95_s=0.9)
+    assert policy.wanted(Seen(mine=starting, past=(starting,))) == 2
+    kept = PoolSeen(machines=5, ready=5, came=15, ttft_p95_s=0.5)
+    assert policy.wanted(Seen(mine=kept, past=(kept,))) == 2
 
 
 def test_a_schedule_holds_its_last_number_or_begins_again() -> None:
@@ -140,12 +167,14 @@ def test_the_perfect_policy_looks_as_far_as_a_start_takes() -> None:
 
 def test_fewer_are_wanted_only_when_they_were_for_the_whole_window() -> None:
     asked = [(0.0, 5), (15.0, 3), (30.0, 4), (45.0, 2)]
-    for window_s, wanted in ((0.0, 2), (20.0, 4), (50.0, 5)):
+    # What was asked at the window's very beginning is before it.
+    for window_s, wanted in ((0.0, 2), (15.0, 2), (15.1, 4), (20.0, 4), (45.0, 4), (50.0, 5)):
         assert stabilised(asked, 45.0, 5, down_window_s=window_s) == wanted
     # More are wanted at once, unless a window says otherwise.
     rising = [(0.0, 1), (15.0, 4), (30.0, 6)]
     assert stabilised(rising, 30.0, 1, down_window_s=300.0) == 6
-    assert stabilised(rising, 30.0, 1, down_window_s=0.0, up_window_s=20.0) == 4
+    for window_s, wanted in ((15.0, 6), (15.1, 4), (20.0, 4), (30.0, 4), (30.1, 1)):
+        assert stabilised(rising, 30.0, 1, down_window_s=0.0, up_window_s=window_s) == wanted
 
 
 def test_every_control_policy_is_at_most_fifty_lines() -> None:

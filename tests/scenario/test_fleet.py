@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sim
@@ -15,6 +16,9 @@ from sim import ScenarioError
 from sim.engine.lives import Outage
 from sim.scenario import Scenario
 from sim.scenario.assembly import build
+from sim.scenario.assembly.fleet import _known_arrivals_s
+from sim.scenario.assembly.pools import PoolOf
+from workloads import Trace
 
 SMALL: dict[str, Any] = {
     "model": "llama-3.1-8b",
@@ -149,6 +153,14 @@ def test_a_slow_machine_drafts_as_slowly_as_it_verifies() -> None:
             },
             "perfect knows when requests of a trace arrive",
         ),
+        (
+            {
+                "pools": {
+                    name: {"autoscale": {**SCALED, "policy": {"policy": "perfect", "rate_per_s": 5.0}}} for name in "ab"
+                }
+            },
+            r"pools\.a\.autoscale\.policy: perfect knows .* where several pools serve a model",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(settings: dict[str, Any], text: str) -> None:
@@ -180,6 +192,38 @@ def test_pools_that_prefill_and_pools_that_decode_grow_each_by_a_policy_of_its_o
     assert result.summary["handover"]["requests"] == 200
     assert found["machine_hours"] < 7 * result.summary["makespan_s"] / 3600
     assert result.summary["costs"]["device_hours"] == pytest.approx(found["machine_hours"])
+
+
+def test_the_perfect_policy_knows_what_comes_to_a_pool_that_alone_serves_its_stage_or_its_model() -> None:
+    """Requests come for 50 s, 4 each second; a machine is to do 5/s, or 2/s of those that decode."""
+
+    def perfect(rate_per_s: float) -> dict[str, Any]:
+        return {**SCALED, "policy": {"policy": "perfect", "rate_per_s": rate_per_s, "step_s": 5.0}}
+
+    links = {"net": {"bandwidth_gb_per_s": 50.0, "latency_s": 0.001}}
+    stages = {"p": {"role": "prefill", "autoscale": perfect(5.0)}, "d": {"role": "decode", "autoscale": perfect(2.0)}}
+    fleet = build(scenario(pools=stages, links=links)).fleet
+    assert fleet is not None
+    assert [each.initial for each in fleet.scaling if each is not None] == [1, 2]
+    # Short prompts may be computed where they are decoded.
+    with pytest.raises(ScenarioError, match=r"pools\.p\.autoscale\.policy: perfect knows"):
+        build(scenario(pools=stages, links=links, handover={"local_prefill_tokens": 50}))
+
+
+def test_of_several_models_the_perfect_policy_knows_the_arrivals_of_its_own() -> None:
+    trace = Trace(
+        arrival_ns=np.array([0, 1, 2, 3]) * 10**9, prompt_tokens=[8] * 4, output_tokens=[2] * 4, model_index=[0, 1, 2, 0],
+        models=("x", "y", "z"),
+    )  # fmt: skip
+    one = scenario()
+    pools = [PoolOf(name=name, serves=serves, scenarios=(one,)) for name, serves in (("a", ("x", "z")), ("b", ("y",)))]
+    assert [_known_arrivals_s(one, pool, pools, trace) for pool in pools] == [[0.0, 2.0, 3.0], [1.0]]
+    both = [*pools, PoolOf(name="c", serves=("z",), scenarios=(one,))]
+    assert [_known_arrivals_s(one, pool, both, trace) for pool in both] == [None, [1.0], None]
+    # A machine that does both stages may take what one that prefills, or decodes, would.
+    parts = [PoolOf(name=role, serves=("x",), scenarios=(one,), role=role) for role in ("prefill", "decode", "both")]
+    assert [_known_arrivals_s(one, pool, parts[:2], trace) for pool in parts[:2]] == [[0.0, 3.0]] * 2
+    assert [_known_arrivals_s(one, pool, parts, trace) for pool in parts] == [None] * 3
 
 
 def test_a_summary_says_what_machines_did_and_weighs_by_it(tmp_path: Path) -> None:

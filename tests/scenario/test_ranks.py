@@ -120,6 +120,26 @@ def test_one_rank_is_the_machine_there_was() -> None:
     assert build(one).machines[0].ranks == 1
 
 
+def test_a_budget_of_ranks_is_the_most_that_a_step_of_all_of_them_has_time_for() -> None:
+    from hwmodels.totals import Totals
+
+    limit_s, n, context = 0.03, 8, 2000
+
+    def step_s(tokens: int) -> float:
+        chunk = tokens - n
+        pairs = chunk * (context - chunk) + chunk * (chunk + 1) // 2
+        totals = Totals(tokens, chunk, 1, pairs, context, n, n * context, n + 1, 0, 0)
+        return float(cost.common_step([totals] * 4))
+
+    (tenant,) = machine(
+        f"scheduler={{policy: sarathi, token_budget: auto, max_sequences: {n}}}",
+        f"slo.tpot_s={limit_s}",
+        "workload={arrivals: {process: deterministic, rate_per_s: 1}, requests: 4, prompt_tokens: 1900, output_tokens: 100}",
+    ).tenants
+    cost, budget = tenant.cost, tenant.scheduler.inner.token_budget
+    assert step_s(budget) <= limit_s < step_s(budget + 32)
+
+
 @pytest.mark.parametrize(
     ("assignment", "sentence"),
     [
@@ -131,10 +151,6 @@ def test_one_rank_is_the_machine_there_was() -> None:
         ("parallel={data: 3, expert: 3}", "parallel.expert 3 does not divide the 128 experts of qwen3-30b-a3b"),
         ("model=llama-3.1-8b", "parallel.expert needs a mixture of experts, and llama-3.1-8b is dense"),
         ("micro_batches=2", "micro_batches 2: ranks take one batch a step each"),
-        (
-            "scheduler={policy: sarathi, token_budget: auto}",
-            "scheduler.token_budget: auto chooses for a machine with one",
-        ),
         ("rank_router=llm_d", "rank_router: LlmD(index='exact'"),
         ("rank_router=nearest", "rank_router: 'nearest' is not a policy; valid here: round_robin"),
         ("prompt_balance={timeout_iters: 0}", "prompt_balance.timeout_iters is a number at least 1; got 0"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("uvicorn", reason="needs the serve extra (pip install 'rooftrace[serve]')")
+pytest.importorskip("uvicorn", reason="needs the serve extra (pip install -e '.[serve]')")
 
 from sim.serve.app import Limits
 from tests.serve.serving import Serving, serving

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("uvicorn", reason="needs the serve extra (pip install 'rooftrace[serve]')")
+pytest.importorskip("uvicorn", reason="needs the serve extra (pip install -e '.[serve]')")
 
 from sim.serve.counting import WORDS, FromFile
 from tests.serve.serving import Serving, serving

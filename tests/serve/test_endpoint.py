@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-httpx = pytest.importorskip("httpx", reason="needs httpx (pip install 'rooftrace[test]')")
-pytest.importorskip("uvicorn", reason="needs the serve extra (pip install 'rooftrace[serve]')")
-pytest.importorskip("starlette", reason="needs the serve extra (pip install 'rooftrace[serve]')")
+httpx = pytest.importorskip("httpx", reason="needs httpx (pip install -e '.[test]')")
+pytest.importorskip("uvicorn", reason="needs the serve extra (pip install -e '.[serve]')")
+pytest.importorskip("starlette", reason="needs the serve extra (pip install -e '.[serve]')")
 
 from sim import Scenario, simulate  # noqa: E402
 from sim.engine.lives import READY  # noqa: E402
@@ -258,7 +258,7 @@ def test_a_client_that_stops_reading_holds_up_nobody_else() -> None:
 
 
 def test_connections_without_a_request_and_heads_without_an_end_are_closed() -> None:
-    with serving(limits=Limits(body_s=0.2, head_bytes=20_000)) as at:
+    with serving(limits=Limits(head_s=0.2, head_bytes=20_000)) as at:
         host, port = at.url.removeprefix("http://").split(":")
 
         def closed(there: socket.socket) -> bool:

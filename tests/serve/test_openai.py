@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-openai = pytest.importorskip("openai", reason="needs the library openai (pip install 'rooftrace[test]')")
-pytest.importorskip("uvicorn", reason="needs the serve extra (pip install 'rooftrace[serve]')")
+openai = pytest.importorskip("openai", reason="needs the library openai (pip install -e '.[test]')")
+pytest.importorskip("uvicorn", reason="needs the serve extra (pip install -e '.[serve]')")
 
 from sim.serve.app import Limits  # noqa: E402
 from tests.serve.serving import Serving, serving  # noqa: E402

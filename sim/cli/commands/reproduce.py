@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import threading
 import time
@@ -65,11 +66,10 @@ def reproduce(
                     for path in module.plots(out):
                         typer.echo(f"Picture {path}")
     except KeyboardInterrupt as error:
-        kept = "give --out to keep its rows"
         if out is not None and done:
             write_csv(_rows(done, names), out / "reproduce.csv")
-            kept = f"its rows are in {out / 'reproduce.csv'}"
-        raise interrupted(error, f"{len(done)} parts were done, and {kept}.") from None
+        kept = "--out keeps its rows" if out is None else f"its rows are in {out / 'reproduce.csv'}"
+        raise interrupted(error, f"parts done: {len(done)}{f'; {kept}' if done else ''}.") from None
     rows = _rows(done, names)
     if len(names) > 1:
         _print_summary("All groups", rows)
@@ -125,16 +125,23 @@ def _run(tasks: Sequence[_Task], quick: bool, jobs: int) -> Iterator[tuple[_Task
         for task in tasks:
             yield task, _part_rows(task.group, task.place, quick)
         return
-    from concurrent.futures import as_completed
+    from concurrent.futures import FIRST_COMPLETED, Future, wait
 
     from joblib.externals.loky import ProcessPoolExecutor
 
     # Its processes are no forked copies, which may hang where there are threads, and can be ended in the middle of a part.
     pool = ProcessPoolExecutor(min(jobs, len(tasks)))
+    waiting = iter(tasks)
+    running: dict[Future[list[Row]], _Task] = {}
     try:
-        running = {pool.submit(_part_rows, task.group, task.place, quick): task for task in tasks}
-        for done in as_completed(running):
-            yield running[done], done.result()
+        # No more are handed over than run: of those that wait, a pool that is ended loses count.
+        while True:
+            for task in itertools.islice(waiting, jobs - len(running)):
+                running[pool.submit(_part_rows, task.group, task.place, quick)] = task
+            if not running:
+                break
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(done), done.result()
     except BaseException:
         pool.shutdown(wait=True, kill_workers=True)
         raise

@@ -11,6 +11,7 @@ import typer
 
 from sim.cli.intervals import IntervalReplays, print_intervals
 from sim.cli.options import ScenarioFile, SummaryJson
+from sim.cli.under_way import under_way
 
 REPORT = "report.html"
 INTERVALS = "intervals.json"
@@ -49,7 +50,8 @@ def run(
 
     chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
     chosen = chosen.with_set(*(set_ or ()))
-    built = resolve(chosen)
+    with under_way("Reading the workload and building the deployment"):
+        built = resolve(chosen)
     for note in built.manifest["notes"]:
         typer.echo(f"Note: {note}", err=True)
     folder = out if out is not None else Path("results") / f"{chosen.name}-{chosen.hash[:8]}"
@@ -61,15 +63,19 @@ def run(
 
         around = intervals_of(chosen, intervals)
     with staging(folder, files=(*FILES, *SOMETIMES, REPORT, INTERVALS)) as scratch:
-        result = run_built(built).or_whole()
+        n_requests, n_machines = len(built.experiment.workload), len(built.experiment.replicas)
+        machines = f"{n_machines:,} machine{'s' if n_machines > 1 else ''}"
+        with under_way(f"Simulating {n_requests:,} requests on {machines}"):
+            result = run_built(built).or_whole()
         for note in result.manifest["notes"][len(built.manifest["notes"]) :]:
             typer.echo(f"Note: {note}", err=True)
         kept = result.kept()
-        kept.write(scratch)
-        if plots:
-            from sim.plots import save_run
+        with under_way("Writing the results"):
+            kept.write(scratch)
+            if plots:
+                from sim.plots import save_run
 
-            save_run(kept, scratch)
+                save_run(kept, scratch)
         if html:
             from sim.report.html import write_run_report
 

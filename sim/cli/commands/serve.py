@@ -51,6 +51,12 @@ def serve(
     max_streams: Annotated[
         int, typer.Option(min=1, help="Requests under way at most; more are answered by 503.")
     ] = 2048,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Connections at most, idle ones included; more are answered by 503 and closed.")
+    ] = 4096,
+    head_timeout_s: Annotated[
+        float, typer.Option(help="A connection is closed whose request has not come as far as its body by then.")
+    ] = 10.0,
     max_body_mb: Annotated[float, typer.Option(help="Largest body in MiB; a larger one is answered by 413.")] = 8.0,
     lag_bound_ms: Annotated[float, typer.Option(help="Warn where tokens are written so much later than due.")] = 20.0,
     plots: Annotated[bool, typer.Option(help="Draw latency.png and timeline.png.")] = True,
@@ -59,12 +65,14 @@ def serve(
     from sim.errors import RooftraceError
     from sim.scenario import Scenario
 
-    for name, value in (("--speed", speed), ("--max-body-mb", max_body_mb), ("--lag-bound-ms", lag_bound_ms)):
+    for name, value in (
+        ("--speed", speed), ("--head-timeout-s", head_timeout_s), ("--max-body-mb", max_body_mb), ("--lag-bound-ms", lag_bound_ms)
+    ):  # fmt: skip
         if not 0 < value < 1e6:
             raise RooftraceError(f"{name} is a number above 0 and below a million; got {value:g}")
-    for package in ("starlette", "uvicorn"):
+    for package in ("starlette", "uvicorn", "httptools"):
         if find_spec(package) is None:
-            raise RooftraceError(f"rooftrace serve needs {package}: pip install 'rooftrace[serve]'")
+            raise RooftraceError(f"rooftrace serve needs {package}: pip install -e '.[serve]'")
     from sim.serve.app import Endpoint, Limits
     from sim.serve.counting import Approximate, FromFile
     from sim.serve.script import read_script
@@ -85,7 +93,9 @@ def serve(
     session = Session(
         setup, speed=speed, bound_s=lag_bound_ms * 1e-3, warn=lambda text: typer.echo(f"Warning: {text}", err=True)
     )
-    limits = Limits(body_bytes=round(max_body_mb * 2**20), streams=max_streams)
+    limits = Limits(
+        body_bytes=round(max_body_mb * 2**20), streams=max_streams, connections=max_connections, head_s=head_timeout_s
+    )
     endpoint = Endpoint(session, tokens, names=names, limits=limits, outputs=outputs, script=faults)
     listening = listen(host, port)
     bound = listening.getsockname()[1]

@@ -50,7 +50,7 @@ def note() -> str | None:
         return None
     return (
         "numba is not installed, without which the searches of placements take an hour and a half instead of seven minutes: "
-        "pip install 'rooftrace[fast]', or take --quick"
+        "pip install -e '.[fast]', or take --quick"
     )
 
 

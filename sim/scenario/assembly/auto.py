@@ -23,19 +23,22 @@ def chosen_by_auto(
         return {}
     from hwmodels.budget import saturating_tokens, tokens_within
 
-    limit_s = scenario.slo.tpot_s
+    limit_s, ranks = scenario.slo.tpot_s, deployment.parallel.data
+    alike = "" if ranks == 1 else f", on each of {ranks} ranks that have as much to do"
     chosen = {}
     for key, settings in found:
         with told_by(scenario, key):
             if limit_s is None:
-                tokens = saturating_tokens(deployment.cost)
+                tokens = saturating_tokens(deployment.cost, ranks=ranks)
                 why = "fewest tokens that reach 80 % of the best throughput"
             else:
                 decodes = settings.get("max_sequences", settings.get("max_num_seqs", 128))
                 context = int((workload.prompt_tokens + workload.output_tokens).mean())
-                tokens = tokens_within(deployment.cost, tbt_s=limit_s, decodes=decodes, context_tokens=context)
+                tokens = tokens_within(
+                    deployment.cost, tbt_s=limit_s, decodes=decodes, context_tokens=context, ranks=ranks
+                )
                 why = f"most tokens within slo.tpot_s {limit_s:g} s beside {decodes} decodes of {context} tokens"
-            chosen[key] = (tokens, why)
+            chosen[key] = (tokens, why + alike)
     return chosen
 
 

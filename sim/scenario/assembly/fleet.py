@@ -46,7 +46,7 @@ def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | Clos
             pools=tuple(number for number, pool in enumerate(pools) for _ in range(pool.replicas)),
             names=tuple(pool.name or "all" for pool in pools),
             scaling=tuple(
-                None if pool.autoscale is None else _scaling(scenario, pool, pool.autoscale, len(pools), workload)
+                None if pool.autoscale is None else _scaling(scenario, pool, pool.autoscale, pools, workload)
                 for pool in pools
             ),
             failing=(failing,) * len(pools),
@@ -58,11 +58,10 @@ def fleet_of(scenario: Scenario, pools: Sequence[PoolOf], workload: Trace | Clos
 
 
 def _scaling(
-    scenario: Scenario, pool: PoolOf, settings: Autoscale, n_pools: int, workload: Trace | ClosedLoop
+    scenario: Scenario, pool: PoolOf, settings: Autoscale, pools: Sequence[PoolOf], workload: Trace | ClosedLoop
 ) -> Scaling:
     from policies.control import Perfect, PoolSeen, Schedule, Seen
     from sim.engine.lives import Scaling
-    from workloads import Trace
 
     prefix = f"{scenario.source}: {f'pools.{pool.name}.' if pool.name else ''}autoscale"
     policy: Any = named.policy(
@@ -78,12 +77,14 @@ def _scaling(
                 f"{settings.max} (max); change one of them"
             )
     if isinstance(policy, Perfect):
-        if not isinstance(workload, Trace) or n_pools > 1:
+        arrival_s = _known_arrivals_s(scenario, pool, pools, workload)
+        if arrival_s is None:
             raise ScenarioError(
-                f"{prefix}.policy: perfect knows when requests of a trace arrive at one pool; closed-loop clients have no such "
-                "times, and which pool a request goes to is the router's; choose another policy"
+                f"{prefix}.policy: perfect knows when requests of a trace arrive that no other pool can serve; "
+                "closed-loop clients have no such times, and where several pools serve a model, or short prompts skip those that "
+                "prefill, the router says which gets a request; choose another policy"
             )
-        policy = policy.told((workload.arrival_ns * 1e-9).tolist(), sum(seconds for _, seconds in phases))
+        policy = policy.told(arrival_s, sum(seconds for _, seconds in phases))
     if isinstance(policy, (Schedule, Perfect)):
         # What they know holds from the beginning.
         asked = policy.wanted(Seen(interval_s=settings.interval_s, mine=PoolSeen()))
@@ -104,6 +105,25 @@ def _scaling(
         up_window_s=settings.up_window_s,
         drain_s=settings.drain_s,
     )
+
+
+def _known_arrivals_s(
+    scenario: Scenario, pool: PoolOf, pools: Sequence[PoolOf], workload: Trace | ClosedLoop
+) -> list[float] | None:
+    """When the requests of *pool* arrive at the deployment; None where that is not known before the run."""
+    from workloads import Trace
+
+    rivals = [each for each in pools if each is not pool and set(each.serves) & set(pool.serves)]
+    if not isinstance(workload, Trace) or any(
+        "both" in (each.role, pool.role) or each.role == pool.role for each in rivals
+    ):
+        return None
+    if pool.role == "prefill" and scenario.handover is not None and scenario.handover.local_prefill_tokens:
+        return None
+    arrival_ns = workload.arrival_ns
+    if workload.model_index is not None:
+        arrival_ns = arrival_ns[[workload.models[index] in pool.serves for index in workload.model_index.tolist()]]
+    return (arrival_ns * 1e-9).tolist()
 
 
 def _phases(settings: Autoscale, prefix: str) -> tuple[tuple[str, float], ...]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
 from sim.scenario import named
-from sim.scenario.assembly.auto import left_to_choose
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.explain import told_by
 from sim.scenario.settings import Scenario
@@ -44,11 +43,6 @@ def check_ranks(scenario: Scenario, *, shared: bool) -> None:
         raise ScenarioError(
             f"{scenario.source}: micro_batches {scenario.micro_batches}: ranks take one batch a step each, and overlapping two of "
             "them is not modelled; leave micro_batches out"
-        )
-    if found := left_to_choose(scenario):
-        raise ScenarioError(
-            f"{scenario.source}: {found[0][0]}: {named.AUTO_VALUE} chooses for a machine with one scheduler, and each of the "
-            f"{ranks} ranks has its own; give a number"
         )
 
 

@@ -54,8 +54,6 @@ def tiers_of(scenario: Scenario, deployment: Deployment, plan: MemoryPlan, *, al
         check_tiers(specs)
     except ValueError as error:
         raise ScenarioError(f"{where}: {error}") from None
-    if swaps and any(tier.kind == "peer" for tier in tiers):
-        raise ScenarioError(f"{where}: sequences cannot be swapped to host memory that other replicas read (kind peer)")
     return {"tiers": specs, "swaps": swaps, "block_bytes": block_bytes}
 
 
