@@ -1,7 +1,7 @@
 """Every figure of a summary, worked out once more from a run's columns with pandas, by what the documents say that it is.
 
-Nothing of `sim.metrics` and `sim.results.costs` is used. What the columns do not have (arithmetic and traffic, rounds of speculation,
-power) is taken from the run's own totals, and what is made of it is worked out here.
+Nothing of `sim.metrics` and `sim.results.costs` is used. What the columns do not have (arithmetic and traffic, rounds of
+speculation, power) is taken from the run's own totals, and what is made of it is worked out here.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class _Run:
     # Parts of the summary.
 
     def summary(self) -> dict[str, Any]:
-        window = self.manifest.get("scenario", {}).get("window", {"rule": "whole"})
+        window = self.manifest.get("window", self.manifest["scenario"]["window"])
         span_s = (self.end - self.begin) * 1e-9
         found = self._figures(self.requests, span_s)
         found |= {
