@@ -110,7 +110,11 @@ MUTATIONS = [
             ":",
         ),
         ("moved sequences do not count each other", "if sum(self._moved.values()) + n_bytes", "if n_bytes"),
-        ("machines see at once what others do", "(now_ns + 1, machine,", "(now_ns, machine,"),
+        (
+            "machines see at once what others do",
+            "(now_ns + 1, machine, self._told, tuple",
+            "(now_ns, machine, self._told, tuple",
+        ),
     ),
     *_of(
         "sim/engine/tiers.py",

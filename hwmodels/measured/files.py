@@ -48,6 +48,10 @@ class NotRecognised(ValueError):
     """A file whose columns and name are those of no kind."""
 
 
+class NotNamed(NotRecognised):
+    """A file with the columns of a kind, whose name does not say what the columns leave open."""
+
+
 def read(path: str | Path, *, strict: bool = True) -> Measurement:
     """Read one file; ValueError names the file and what was expected where header or cells do not fit.
 
@@ -57,7 +61,7 @@ def read(path: str | Path, *, strict: bool = True) -> Measurement:
     header, rows, lines = read_csv(path)
     kind, labels = recognise(path.stem, header)
     if kind is None:
-        raise NotRecognised(f"{path.name}: {labels['reason']}")
+        raise (NotNamed if "kind" in labels else NotRecognised)(f"{path.name}: {labels['reason']}")
     refused: dict[str, int] = {}
     bad = np.zeros(len(rows), bool)
 
@@ -177,8 +181,15 @@ def _column(kind: str, name: str, cells: Sequence[str], refuse: Callable[[np.nda
             f"{name} must be at least {least}",
             f"{name} must be at least {least}; line {{line}} is not; remove or repair it",
         )
+    timed = name == "latency_us" or name in SEVERAL.get(kind, ())  # which is above 0, as the caller says
+    text = f"{name} must lie between 0 and {_LARGEST:.0e}"
+    refuse(
+        ((values < 0) & (not timed)) | (values > _LARGEST), text, f"{text}; line {{line}} does not; remove or repair it"
+    )
     return values
 
 
+_LARGEST = 1e12
+"""Of any number of a table: more bytes than a collective has sent, and more microseconds than a run has taken."""
 _NONE_WHEN_DENSE = ("moe_tp_size", "moe_ep_size")
 """Columns that serving files fill with 0 for a model without experts; `sim.validation.runs` reads that as 1."""

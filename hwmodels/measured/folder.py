@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hwmodels.measured.files import Measurement, NotRecognised, read
+from hwmodels.measured.files import Measurement, NotNamed, NotRecognised, read
 from hwmodels.measured.names import named
 from hwmodels.measured.own import Said, read_own
 
@@ -83,6 +83,6 @@ def _read(path: Path, said: Said, strict: bool) -> list[Measurement]:
     try:
         return read_own(path, said=said, strict=strict)
     except ValueError:
-        if unknown is not None and named(path.stem):
+        if isinstance(unknown, NotNamed) or (unknown is not None and named(path.stem)):
             raise unknown from None  # it says what a file of this name has
         raise

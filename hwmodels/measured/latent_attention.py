@@ -62,7 +62,7 @@ def kernel(m: Measurement, device: Datasheet) -> Iterator[Part]:
 
 
 def products(m: Measurement, device: Datasheet) -> Iterator[Part]:
-    for dtype in np.unique(m.columns["dtype"]).tolist():
+    for dtype in [name for name in np.unique(m.columns["dtype"]).tolist() if name in CACHE_BYTES]:
         rows, columns = pick(m, m.columns["dtype"] == dtype, {"tokens": "num_tokens", "heads": "num_heads"})
         before = m.columns["op"][rows] == "pre"
         columns["n"] = np.where(before, _RANK, _VALUE)
@@ -84,7 +84,10 @@ def products(m: Measurement, device: Datasheet) -> Iterator[Part]:
 def module(m: Measurement, device: Datasheet) -> Iterator[Part]:
     decodes = m.kind == "mla_module_decode"
     names = {"batch": "batch_size", "heads": "num_heads", "tokens": "kv_len" if decodes else "seq_len"}
-    rows, columns = pick(m, every(m), names)
+    known = np.isin(m.columns["gemm_dtype"], list(_WEIGHT_BYTES)) & np.isin(m.columns["kv_dtype"], list(CACHE_BYTES))
+    if not known.any():
+        return
+    rows, columns = pick(m, known, names)
     columns["weight_bytes"] = np.array([_WEIGHT_BYTES[name] for name in m.columns["gemm_dtype"][rows].tolist()])
     columns["kv_bytes"] = np.array([CACHE_BYTES[name] for name in m.columns["kv_dtype"][rows].tolist()])
 

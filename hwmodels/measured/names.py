@@ -55,6 +55,7 @@ _NEEDED = {
     "attention_mixed": ("model",),
     "moe_layer": ("model", "tp"),
     "mla": ("phase",),
+    "collectives_nodes": ("topology",),
     "e2e_requests": ("model", "tp", "source"),
     "e2e_timeseries": ("model", "tp"),
 }
@@ -63,6 +64,7 @@ _EXAMPLES = {
     "tp": "the tensor parallelism, as in tp1",
     "phase": "prefill or decode",
     "source": "the serving stack, as in vllm0.19",
+    "topology": "how the devices are joined, dgx or pairwise_nvlink, as in collectives_h100_dgx_vidur.csv",
 }
 SOFTWARE = "vllm|trtllm|sglang|llmcompass|vidur|lssv|lss|nccl|splitwise|" + "|".join(CALIBRATING)
 
@@ -91,7 +93,10 @@ def recognise(stem: str, header: Sequence[str]) -> tuple[str | None, dict[str, s
     # Of kinds whose columns all fit, the one that asks for the most: a layers file is a gemm file with more in it.
     kind = max(by_columns, key=lambda kind: (tpu and kind.startswith("tpu_"), len(KINDS[kind][1])))
     if lacking := [what for what in _NEEDED.get(kind, ()) if not labels.get(what)]:
-        return None, {"reason": f"its columns are those of {kind}; let its name also say {_EXAMPLES[lacking[0]]}"}
+        return None, {
+            "reason": f"its columns are those of {kind}; let its name also say {_EXAMPLES[lacking[0]]}",
+            "kind": kind,
+        }
     if not kind.startswith(("e2e_silicon", "iteration")):
         assumed = (
             []

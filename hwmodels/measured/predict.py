@@ -72,7 +72,7 @@ def _unmodelled(m: Measurement) -> Iterator[tuple[str, np.ndarray]]:
         yield "less than two cached tokens a sequence", few & ~m.columns["is_prefill"]
     if m.kind == "attention_mixed":
         yield "an empty batch", (m.columns["prefill_chunk"] <= 0) & (m.columns["n_decode"] <= 0)
-    for name in ("layer", "op"):
+    for name in ("layer", "op", "dtype", "gemm_dtype", "kv_dtype"):
         if name in m.columns:
             for value in np.unique(m.columns[name]):
                 yield f"{name} {value} has no kernel model", m.columns[name] == value

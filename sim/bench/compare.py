@@ -76,7 +76,9 @@ class Compared:
                 continue
             if name not in found:
                 if name in limits:
-                    sentences.append(f"{name}: no run below saturation gives it, so that its error is not known")
+                    sentences.append(
+                        f"{name}: no run below saturation gives it or is judged by it, so that its error is not known"
+                    )
                 continue
             value = getattr(found[name], statistic)
             if value > limit:
@@ -199,6 +201,7 @@ def to_json(found: Compared) -> dict[str, Any]:
                 "load": load_text(each.run),
                 "saturated": {"measured": each.run.saturated, "predicted": each.saturated},
                 "replications": each.replications,
+                "not_judged": list(each.unjudged),
                 "figures": {
                     name: {
                         "measured": each.measured.get(name),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from sim.errors import RooftraceError
 from sim.text import shown, unknown
 
 PREFIX = "run."
+EVERY = "*"
 _NUMBERS = ("concurrency", "requests")
 _SECONDS = {"sending_s": "duration_s", "warmup_s": "warmup_s", "cooldown_s": "cooldown_s"}
 _SHARED = ("groups", "prefix_tokens", "prompts_per_group", "warm")
@@ -38,23 +39,44 @@ class FactError(RooftraceError, ValueError):
     """A fact that cannot be one; the message says which, and what was expected."""
 
 
-def divided(assignments: Iterable[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Assignments of a scenario's settings, and facts of runs by name: those that begin with `run.`, their values read as YAML."""
+def divided(assignments: Iterable[str]) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
+    """Assignments of a scenario's settings, and facts of runs: those that begin with `run.`, their values read as YAML.
+
+    Facts are by name, and by whose they are: EVERY for all runs, or the RUN of `RUN:run.KEY=VALUE` (`BenchRun.is_called`).
+    """
     from sim.scenario.yaml import parse_yaml
 
-    settings, facts = [], {}
+    settings: list[str] = []
+    facts: dict[str, dict[str, Any]] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
-        if not key.strip().startswith(PREFIX):
+        whose, _, name = key.strip().rpartition(f":{PREFIX}")
+        if not whose and not key.strip().startswith(PREFIX):
             settings.append(assignment)
             continue
-        name = key.strip().removeprefix(PREFIX)
+        name = name.removeprefix(PREFIX)
         if not equals:
             raise FactError(f"--set {assignment!r}: expected run.KEY=VALUE, such as run.rate_per_s=4")
         if name not in KEYS:
             raise FactError(unknown(f"--set {key.strip()}: it is not a fact of a run", name, KEYS))
-        facts[name] = parse_yaml(text, f"--set {key.strip()}")
+        facts.setdefault(whose or EVERY, {})[name] = parse_yaml(text, f"--set {key.strip()}")
     return tuple(settings), facts
+
+
+def all_with_facts(runs: Sequence[BenchRun], facts: Mapping[str, Mapping[str, Any]]) -> list[BenchRun]:
+    """*runs* with the *facts* that `divided` found for each, those of all first; FactError where some are of no run."""
+    for whose, of in facts.items():
+        if runs and not any(run.is_called(whose) for run in runs):
+            names = [run.name for run in runs]
+            raise FactError(unknown(f"--set {whose}:{PREFIX}{next(iter(of))}: no run is called so", whose, names))
+    order = sorted(facts, key=lambda whose: whose != EVERY)
+    told = []
+    for run in runs:
+        of_run: dict[str, Any] = {}
+        for whose in order:
+            of_run |= facts[whose] if run.is_called(whose) else {}
+        told.append(with_facts(run, of_run))
+    return told
 
 
 def with_facts(run: BenchRun, facts: Mapping[str, Any]) -> BenchRun:

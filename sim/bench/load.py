@@ -31,8 +31,6 @@ class Load:
     workload: Trace | ClosedLoop
     in_flight: int | None = None
     warm_requests: int = 0
-    drawn: bool = True
-    """Whether another seed gives another load."""
 
 
 def load_of(run: BenchRun, seed: int) -> Load:
@@ -69,16 +67,15 @@ def load_of(run: BenchRun, seed: int) -> Load:
     output = _tokens(run, "output", n, seed, Stream.OUTPUT_LENGTHS)
     source = f"the load of {run.name}, seed {seed}"
     timed = offered.open or offered.ramped
-    drawn = timed or not (offered.prompt.each_tokens or offered.prompt.equal) or not offered.output.equal
     if timed or offered.concurrency is None:
         trace = Trace(arrival_ns=_planned_ns(run, n, seed), prompt_tokens=prompt, output_tokens=output, source=source)
         limit = offered.concurrency if offered.concurrency is None or offered.concurrency < n else None
-        return Load(workload=trace, in_flight=limit, drawn=drawn)
+        return Load(workload=trace, in_flight=limit)
     clients = min(offered.concurrency, n)
     ramp_s = float(offered.ramp.get("clients_s", 0.0) or 0.0)
     starts = np.rint(np.linspace(0.0, ramp_s, clients) * _NS).astype(np.int64) if ramp_s else None
     loop = ClosedLoop(prompt_tokens=prompt, output_tokens=output, concurrency=clients, start_ns=starts, source=source)
-    return Load(workload=loop, drawn=drawn)
+    return Load(workload=loop)
 
 
 def recorded_load(run: BenchRun) -> Load | None:
@@ -98,7 +95,7 @@ def recorded_load(run: BenchRun) -> Load | None:
         output_tokens=rows.output_tokens[usable][order],
         source=f"the requests of {run.name} as they were sent",
     )
-    return Load(workload=trace, drawn=False)
+    return Load(workload=trace)
 
 
 def shortened(run: BenchRun, most: int) -> BenchRun:
@@ -133,6 +130,15 @@ def shortened(run: BenchRun, most: int) -> BenchRun:
     )
 
 
+def in_step(run: BenchRun) -> bool:
+    """Whether simulated clients go in step as the measured ones did not: each waits for its answer, and answers that differed in
+    length, nobody knows how, are simulated as equal. All prompts then come at once, which is in the first tokens alone."""
+    offered = run.offered
+    several = offered.concurrency is not None and min(offered.concurrency, offered.requests or offered.concurrency) > 1
+    closed = several and not (offered.open or offered.ramped) and offered.shared is None
+    return closed and offered.output.spread_unknown and recorded_load(run) is None
+
+
 def assumed(run: BenchRun) -> Iterator[str]:
     """What a simulation of *run* takes for granted because its file does not say it, a sentence each."""
     offered = run.offered
@@ -158,6 +164,11 @@ def assumed(run: BenchRun) -> Iterator[str]:
                 f"all {name}s are taken to be as long as their mean, for the file has no more of them; "
                 f"run.{name}_tokens={{distribution: ...}} says how they spread"
             )
+    if in_step(run):
+        yield (
+            "outputs of one length put clients in step, which those measured were not: TTFT is not judged; "
+            "run.output_tokens={distribution: ...} or a file with single requests (vLLM's --save-detailed) says how they spread"
+        )
     if (offered.open or offered.ramped) and offered.burstiness is None:
         yield "requests are taken to come at random (Poisson); run.burstiness says otherwise, infinity for evenly"
     if run.failed:

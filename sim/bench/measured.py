@@ -5,8 +5,10 @@ None stands for what a file does not say, never for a default. Times are seconds
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +84,16 @@ class Lengths:
     def known(self) -> bool:
         """Whether they can be drawn: a mean, a distribution, or all of them."""
         return self.mean_tokens is not None or self.distribution is not None or bool(self.each_tokens)
+
+    @property
+    def spread_unknown(self) -> bool:
+        """Whether they differ, which a mean that is no whole number says, and nothing says how.
+
+        A whole one is what fixed lengths have, which `vllm bench serve` draws by default (--random-range-ratio 0): of others one
+        total in as many as there are requests comes out so.
+        """
+        told = self.each_tokens or self.distribution is not None or self.quantiles_tokens or self.std_tokens
+        return not told and not self.equal and self.mean_tokens is not None and self.mean_tokens % 1 != 0
 
     @property
     def equal(self) -> bool | None:
@@ -332,6 +344,11 @@ class BenchRun:
         if self.server is None or not self.server.running or not self.output_tokens_per_s:
             return None
         return self.server.running / self.output_tokens_per_s
+
+    def is_called(self, pattern: str) -> bool:
+        """Whether *pattern* is the run's name, its file's or its path, whole and as it is, or like it with `*` and `?`."""
+        names = (self.name, PurePath(self.file).name, self.file)
+        return pattern in names or any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
     def noting(self, *sentences: str) -> BenchRun:
         """The same run with sentences added to its notes."""

@@ -34,8 +34,19 @@ class Reading:
     problems: tuple[str, ...]
 
 
-def read_files(paths: Iterable[str | os.PathLike[str]]) -> Reading:
-    """The measured runs in files, whatever tool wrote them."""
+def read_files(paths: Iterable[str | os.PathLike[str]], *, before: str | os.PathLike[str] | None = None) -> Reading:
+    """The measured runs in files, whatever tool wrote them.
+
+    *before*: metrics of a server from before a run, which are taken off those of the files; `Unreadable` where it has none.
+    """
+    earlier = None
+    if before is not None:
+        try:
+            earlier = _text_of(_bytes_of(Path(before)))
+            if not prometheus.is_one(earlier):
+                raise Unreadable("it has no metrics of a server; save what its /metrics answers")
+        except Unreadable as error:
+            raise Unreadable(f"{before}: {error}") from None
     runs: list[BenchRun] = []
     problems: list[str] = []
     paths = [Path(path) for path in paths]
@@ -46,7 +57,7 @@ def read_files(paths: Iterable[str | os.PathLike[str]]) -> Reading:
         except Unreadable as error:
             problems.append(f"{path}: {error}")
             continue
-        found = read_bytes(data, name=name, file=str(path))
+        found = read_bytes(data, name=name, file=str(path), before=earlier)
         runs += found.runs
         problems += found.problems
     return Reading(runs=tuple(runs), problems=tuple(problems))
@@ -73,11 +84,11 @@ def _bytes_of(path: Path) -> bytes:
         raise Unreadable(f"it cannot be read: {error.strerror}") from None
 
 
-def read_bytes(data: bytes, *, name: str, file: str) -> Reading:
-    """The measured runs in the content of one file."""
+def read_bytes(data: bytes, *, name: str, file: str, before: str | None = None) -> Reading:
+    """The measured runs in the content of one file; *before* as for `read_files`, as text."""
     problems: list[str] = []
     try:
-        runs = _runs_in(_text_of(data), name, file, problems)
+        runs = _runs_in(_text_of(data), name, file, problems, before)
     except Unreadable as error:
         runs = []
         problems.append(str(error))
@@ -107,12 +118,12 @@ def _text_of(data: bytes) -> str:
     return text
 
 
-def _runs_in(text: str, name: str, file: str, problems: list[str]) -> list[BenchRun]:
+def _runs_in(text: str, name: str, file: str, problems: list[str], before: str | None) -> list[BenchRun]:
     first = text.lstrip()[0]
     if first in "{[":
         return _of_json(text, name, file, problems)
     if prometheus.is_one(text):
-        return prometheus.read(text, name, file)
+        return prometheus.read(text, name, file, before)
     if vllm_log.is_one(text):
         return vllm_log.read(text, name, file)
     if aiperf.is_csv(text):

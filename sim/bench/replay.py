@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim import metrics
-from sim.bench.load import Load, NotReplayable, assumed, load_of
+from sim.bench.load import Load, NotReplayable, assumed, in_step, load_of
 from sim.bench.measured import BenchRun, Latency
 from sim.metrics.spread import weighted_statistics
+from sim.study.statistics import alike
 
 if TYPE_CHECKING:
     from sim.engine import Experiment
@@ -43,9 +44,13 @@ class Replayed:
     saturated: bool | None
     """Whether the simulated server could not take what was offered; None as for `BenchRun.saturated`."""
     assumed: tuple[str, ...] = ()
+    unjudged: tuple[str, ...] = ()
+    """Latencies of which an error would tell of what the file does not say: `ttft` where clients go in step (`load.in_step`)."""
 
     def error(self, name: str) -> float | None:
-        """predicted / measured - 1; None where either is missing or nothing was measured."""
+        """predicted / measured - 1; None where either is missing, nothing was measured, or the latency is not judged."""
+        if name.partition("_")[0] in self.unjudged:
+            return None
         theirs, ours = self.measured.get(name), self.predicted.get(name)
         return None if not theirs or ours is None or not np.isfinite(ours) else ours / theirs - 1.0
 
@@ -53,8 +58,8 @@ class Replayed:
 def replay(scenario: Scenario, run: BenchRun, *, seeds: Iterable[int] | None = None) -> Replayed:
     """*run* on the deployment of *scenario*, whose own workload is put aside, once for each of *seeds*.
 
-    Without *seeds* these are `REPLICATIONS` from the scenario's own; once where nothing of the load is drawn. `NotReplayable`
-    where the run lacks facts, ScenarioError where the deployment cannot be built.
+    Without *seeds* these are `REPLICATIONS` from the scenario's own. Where the first two have the same figures, nothing is drawn
+    and one stands for all. `NotReplayable` where the run lacks facts, ScenarioError where the deployment cannot be built.
     """
     chosen = list(range(scenario.seed, scenario.seed + REPLICATIONS) if seeds is None else seeds)
     found: list[dict[str, float]] = []
@@ -63,8 +68,8 @@ def replay(scenario: Scenario, run: BenchRun, *, seeds: Iterable[int] | None = N
         load = load_of(run, seed)
         first = experiment_of(scenario, load, seed, like=first)
         found.append(figures(first, load, run))
-        if not load.drawn and first.router.__class__.__name__ != "Random":
-            break
+        if alike(found):
+            return replayed(run, found[:1])
     return replayed(run, found)
 
 
@@ -81,6 +86,7 @@ def replayed(run: BenchRun, found: Sequence[Mapping[str, float]]) -> Replayed:
         replications=len(found),
         saturated=_saturated(run, predicted),
         assumed=tuple(assumed(run)),
+        unjudged=("ttft",) if in_step(run) else (),
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sim.cli.exits import USER_ERROR
-from sim.cli.measured_files import Files, Where, read
+from sim.cli.measured_files import Before, Files, Where, read
 from sim.cli.options import Json
 
 if TYPE_CHECKING:
@@ -31,10 +31,11 @@ def fit(
         ),
     ] = None,
     where: Where = None,
+    before: Before = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            "--only", metavar="TEXT", help="Runs whose name has this text; the others are predicted. Repeatable."
+            "--only", metavar="RUN", help="Runs of this name, or like it with *; the others are predicted. Repeatable."
         ),
     ] = None,
     requests: Annotated[
@@ -51,6 +52,7 @@ def fit(
     from sim.bench.overlay import stack_text
     from sim.errors import OutputError, RooftraceError
     from sim.scenario import Scenario
+    from sim.text import unknown
     from workloads.write import write_whole
 
     if out.suffix != ".toml":
@@ -59,7 +61,7 @@ def fit(
         raise OutputError(f"cannot write {out}: {out.parent} is no folder")
     settings, facts = divided(set_ or ())
     chosen = Scenario.load(scenario).with_set(*settings)
-    runs = read(files, facts, where or ())
+    runs = read(files, facts, where or (), before)
     for sentence in strange_model(chosen, runs):
         typer.echo(f"Note: {sentence}", err=True)
     if chosen.stack_file is not None:
@@ -68,9 +70,16 @@ def fit(
             f"(--set serving_stack={chosen.stack_name})"
         )
     runs = [shortened(run, requests) for run in runs]
-    used = [run for run in runs if not only or any(text in run.name for text in only)]
-    if not used:
-        raise RooftraceError(f"--only leaves no run; there are {', '.join(run.name for run in runs)}")
+    for each in only or ():
+        if not any(run.is_called(each) for run in runs):
+            names = [run.name for run in runs]
+            raise RooftraceError(
+                unknown(f"--only {each}: no run is called so", each, names, hint=", and * stands for any text")
+            )
+    used = [run for run in runs if not only or any(run.is_called(each) for each in only)]
+    if only:
+        rest = [run.name for run in runs if run not in used]
+        typer.echo(f"Fitted: {', '.join(run.name for run in used)}; predicted: {', '.join(rest) or 'none'}", err=True)
     problems: list[str] = []
     cases, base = cases_of(chosen, used, problems=problems)
     others, _ = cases_of(chosen, [run for run in runs if run not in used], problems=problems)

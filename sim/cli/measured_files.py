@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,18 +20,30 @@ Where = Annotated[
 ]  # fmt: skip
 Facts = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="run.KEY: what files do not say of their runs; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="run.KEY: what files do not say of their runs, RUN:run.KEY of one; repeatable.",
+    ),
+]
+Before = Annotated[
+    Path | None,
+    typer.Option(
+        help="Metrics of the server from before the run, which are taken off those among FILES.", show_default=False
+    ),
 ]
 
 
-def read(files: Sequence[Path], facts: dict[str, Any], where: Sequence[str]) -> list[BenchRun]:
+def read(
+    files: Sequence[Path], facts: Mapping[str, Mapping[str, Any]], where: Sequence[str], before: Path | None = None
+) -> list[BenchRun]:
     """The runs of *files* with *facts* told, those that *where* picks; a sentence on standard error for what could not be read, and
     exit code 2 where nothing is left."""
-    from sim.bench.facts import with_facts
+    from sim.bench.facts import all_with_facts
     from sim.bench.reading import read_files
     from sim.errors import RooftraceError
 
-    found = read_files(files)
+    found = read_files(files, before=before)
     for problem in found.problems:
         typer.echo(f"Not read: {problem}", err=True)
     runs = list(found.runs)
@@ -47,4 +59,4 @@ def read(files: Sequence[Path], facts: dict[str, Any], where: Sequence[str]) -> 
         if found.runs:
             raise RooftraceError(f"--where {' '.join(where)}: none of {len(found.runs)} runs is so")
         raise typer.Exit(USER_ERROR)
-    return [with_facts(run, facts) for run in runs]
+    return all_with_facts(runs, facts)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
-from sim.scenario.section import Section
+from sim.scenario.section import FilePath, Section
 from sim.text import shown
 
 # `policies.decoding.METHODS`, which is not imported here to keep the start short; a test compares.
@@ -100,7 +100,7 @@ class AcceptanceSettings(Section):
     """Drafted tokens behind mean_length; num_speculative_tokens where it is left out."""
     beta: Beta | None = None
     two_state: TwoStates | None = None
-    recorded: Annotated[str, Field(min_length=1)] | None = None
+    recorded: FilePath | None = None
     """A CSV with the columns request, round, accepted."""
     recorded_k: Annotated[int, Field(ge=1)] | None = None
     """Tokens drafted in the recording; num_speculative_tokens where it is left out."""
@@ -129,7 +129,7 @@ class AcceptanceSettings(Section):
 class Draft(Section):
     """What a draft pass costs: a model of its own, a share of the target's step, or a time."""
 
-    model: Annotated[str, Field(min_length=1)] | None = None
+    model: FilePath | None = None
     """Catalogue name or path to a config.json; its weights and KV cache take memory."""
     tensor: Annotated[int, Field(ge=1)] | None = None
     """GPUs of the replica that share the draft model; as many as the target's where it is left out."""

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.fleet import Autoscale, Degraded, Failures
-from sim.scenario.section import Named, Policy, Section
+from sim.scenario.section import FilePath, MayBeFile, Named, Policy, Section
 from sim.scenario.tiers import Tier
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
@@ -24,6 +24,9 @@ KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
 # Known to `hwmodels.overheads.serving_stacks` as well; a test compares.
 ServingStack = Literal["vllm", "trtllm", "sglang", "eager", "ideal"]
 _STACKS = get_args(ServingStack)
+BUILT_IN_TRACES = ("conversation",)
+POPULARITIES = ("measured", "even")
+"""Of experts, by name."""
 
 
 def _stack_or_file(value: str) -> str:
@@ -36,6 +39,7 @@ StackOrFile = Annotated[
     str,
     AfterValidator(_stack_or_file),
     WithJsonSchema({"anyOf": [{"enum": list(_STACKS)}, {"type": "string", "pattern": r"\.toml$"}]}),
+    MayBeFile(names=_STACKS),
 ]
 """A stack by name, or a file that `rooftrace bench fit` wrote."""
 Seconds = Annotated[float, Field(gt=0)]
@@ -109,7 +113,7 @@ class ZipfPopularity(Section):
 class ExpertSettings(Section):
     """How the experts of a mixture are chosen, placed and reached."""
 
-    popularity: Annotated[str, Field(min_length=1)] | ZipfPopularity = "measured"
+    popularity: Annotated[str, Field(min_length=1), MayBeFile(names=POPULARITIES)] | ZipfPopularity = "measured"
     """`measured`: mildly skewed, as the tables of kernels were timed; `even`; `{zipf: EXPONENT}`; or a file with the weight of each
     expert, one a line."""
     placement: Literal["linear", "round_robin", "eplb"] = "linear"
@@ -230,9 +234,9 @@ class Conversations(Section):
 class ServeGen(Section):
     """Production traffic drawn from the parameters that ServeGen publishes by client and window of time."""
 
-    arrivals: Annotated[str, Field(min_length=1)]
+    arrivals: FilePath
     """Parquet file: model, client, window_start_s, rate_req_s, family, shape."""
-    lengths: Annotated[str, Field(min_length=1)]
+    lengths: FilePath
     """Parquet file: model, client, window_start_s, field, value, probability."""
     model: Annotated[str, Field(min_length=1)]
     """Of the files (m-small, deepseek-r1, mm-image), not of the scenario."""
@@ -254,9 +258,9 @@ class Predictor(Section):
 class Workload(Section):
     """What arrives: a trace, a generator, or the lengths of a trace under generated arrivals."""
 
-    trace: Annotated[str, Field(min_length=1)] | None = None
+    trace: Annotated[str, Field(min_length=1), MayBeFile(names=BUILT_IN_TRACES)] | None = None
     """A file, or the name of a built-in workload (conversation)."""
-    sessions: Annotated[str, Field(min_length=1)] | None = None
+    sessions: FilePath | None = None
     """A file of sessions, of which each request is sent when the answers before it have come and its delay is over; `arrivals` says
     when sessions start."""
     shared_prefix: SharedPrefix | None = None
@@ -482,11 +486,11 @@ class Pool(Section):
     role: Literal["both", "prefill", "decode"] = "both"
     """What its machines do with a request: `prefill` computes its prompt and hands the KV over to machines that `decode`, across
     one of `links`; `both` is all of it."""
-    model: Annotated[str, Field(min_length=1)] | None = None
-    models: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    model: FilePath | None = None
+    models: Annotated[list[FilePath], Field(min_length=1)] | None = None
     """Several models that share each machine, in place of `model`: they take turns on its stages, and each has an equal part of
     the memory that all leave beside their caches. NAME#TAG is another copy of NAME, with requests of its own."""
-    hardware: Annotated[str, Field(min_length=1)] | None = None
+    hardware: FilePath | None = None
     precision: WeightPrecision | None = None
     kv_precision: KvPrecision | None = None
     serving_stack: StackOrFile | None = None
@@ -564,9 +568,9 @@ class HandoverSettings(Section):
 class Settings(Section):
     """Every key of a scenario file."""
 
-    model: Annotated[str, Field(min_length=1)] = "llama-3.1-8b"
+    model: FilePath = "llama-3.1-8b"
     """Catalogue name (`rooftrace models`), or a path to a HuggingFace config.json."""
-    hardware: Annotated[str, Field(min_length=1)] = "h100-sxm"
+    hardware: FilePath = "h100-sxm"
     """Catalogue name (`rooftrace hardware`), or a path to a hardware or calibrated profile (.toml)."""
     precision: WeightPrecision | None = None
     """Of the weights; where it is left out, what the checkpoint has (bf16 for most)."""
@@ -613,7 +617,7 @@ class Settings(Section):
     """Machines come and go; where it is left out, all of them are there from beginning to end."""
     failures: Failures | None = None
     """Machines fail and come back, or are slow."""
-    placement: Annotated[str, Field(min_length=1)] | None = None
+    placement: Annotated[str, Field(min_length=1), MayBeFile(lists_models=True)] | None = None
     """A file that `rooftrace place --out` wrote: its groups are the pools, a machine of `hardware` devices each."""
     workload: Workload = Workload(trace="conversation")
     slo: Slo = Slo()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from sim.errors import ScenarioError
 from sim.scenario import explain
-from sim.scenario.keys import Settings, Window
+from sim.scenario.keys import Settings
+from sim.scenario.section import Mark, MayBeFile, content_of
 from sim.scenario.yaml import parse_yaml
 from sim.text import unknown
 
@@ -177,54 +178,43 @@ class Scenario(Settings):
         stem = Path(self._source).stem
         return stem if self._source.endswith((".yaml", ".yml")) else stem.split()[0]
 
-    @functools.cached_property
+    @property
     def hash(self) -> str:
         """Sixteen hexadecimal digits of the scenario's content: equal for equal settings and equal files."""
-        content = self.resolved()
-        if content["window"] == Window().model_dump():
-            del content["window"]  # results of scenarios from before there were windows keep their names
-        pools = (content["pools"] or {}).values()
-        # A scenario that does without them keeps the hash that it had before there were such settings.
-        absent = [(content, key) for key in (*_OF_ALL_POOLS, "serving_release", "costs", "classes")]
-        absent += [(section, key) for section in (content, *pools) for key in ("rank_router", "prompt_balance")]
-        absent += [(pool, "serving_release") for pool in pools]
-        absent += [
-            (content["workload"], key)
-            for key in (
-                *("models", "sessions", "block_tokens", "protocol", "concurrency"),
-                *("shared_prefix", "conversations", "servegen", "duration_s", "predictor"),
-            )
-        ]
-        for section, key in absent:
-            if section[key] is None:
-                del section[key]
-        for parallel in (content["parallel"], *(pool["parallel"] or {} for pool in pools)):
-            for key in ("data", "expert"):
-                if parallel.get(key) == 1:
-                    del parallel[key]
-        files: list[tuple[Any, Any]] = [(content, "model"), (content, "hardware"), (content, "placement")]
-        files += [(content["workload"], "trace"), (content["workload"], "sessions")]
-        files += [(content["workload"]["arrivals"] or {}, "file")]
-        files += [(content["workload"].get("servegen") or {}, key) for key in ("arrivals", "lengths")]
-        for pool in pools:
-            models = pool["models"] or []
-            files += [(pool, "model"), (pool, "hardware"), *((models, i) for i in range(len(models)))]
-        for decoding in (content["decoding"], *(pool["decoding"] for pool in pools)):
-            if decoding is not None:
-                files += [(decoding["draft"] or {}, "model"), (decoding["acceptance"] or {}, "recorded")]
-        files += [
-            (section, "serving_stack")
-            for section in (content, *pools)
-            if (section["serving_stack"] or "").endswith(".toml")
-        ]
-        for section, key in files:
-            name = section[key] if isinstance(section, list) else section.get(key)
-            file = self.find(name) if name else None
+        text = json.dumps(content_of(self, self._behind), sort_keys=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _behind(self, text: str, mark: Mark) -> Any:
+        """What stands for a setting's *text* in the hash: the content of the file or the source of the module that it names."""
+        files = dict.fromkeys(map(self._look_up, self._paths(text, mark)))
+        digests: list[str] = []
+        for file in files:
             if file is not None:
                 with file.open("rb") as opened:
-                    section[key] = "sha256:" + hashlib.file_digest(opened, "sha256").hexdigest()
-        text = json.dumps(content, sort_keys=True, allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+                    digests.append("sha256:" + hashlib.file_digest(opened, "sha256").hexdigest())
+        if isinstance(mark, MayBeFile):
+            return digests or text
+        if mark.policy and ":" in text:
+            from sim.scenario.modules import source_digest
+
+            digests.append(source_digest(text.partition(":")[0]))
+        # Whether a setting of something chosen by name is read as a file is not known here, so that its text counts too.
+        return [text, *digests]
+
+    def _paths(self, text: str, mark: Mark) -> Iterator[str]:
+        """The paths that a setting's *text* may stand for: itself, that of which it is a copy, and those that its file names."""
+        if isinstance(mark, MayBeFile) and text in mark.names:
+            return
+        yield text
+        yield text.partition("#")[0]
+        file = self._look_up(text) if isinstance(mark, MayBeFile) and mark.lists_models else None
+        if file is not None:
+            from sim.scenario.placement_file import placed_groups
+
+            with contextlib.suppress(ScenarioError):  # which is raised again where the placement is read
+                for group in placed_groups(file):
+                    for model in group.models:
+                        yield from self._paths(model, MayBeFile())
 
     @property
     def has_limits(self) -> bool:
@@ -233,12 +223,19 @@ class Scenario(Settings):
         return any(limit is not None for slo in slos for limit in slo.model_dump().values())
 
     def find(self, name: str) -> Path | None:
-        """The file that *name* stands for, beside the scenario or in the current folder; None where there is none."""
+        """The file that *name*, from a setting, stands for, beside the scenario or in the current folder; None for no file."""
+        known: set[str] = set()
+        content_of(self, lambda text, mark: known.update(self._paths(text, mark)))
+        assert name in known, (
+            f"{name!r} is of no setting marked as a file (FilePath), so that the hash would not follow it"
+        )
+        return self._look_up(name)
+
+    def _look_up(self, name: str) -> Path | None:
         for candidate in (self._folder / name, Path(name)):
-            if candidate.is_file():
-                return candidate
-            if (candidate / "config.json").is_file():
-                return candidate / "config.json"
+            for file in (candidate, candidate / "config.json"):
+                if os.path.isfile(file):  # which is False, where Path.is_file raises, for a text too long to be a path
+                    return file
         return None
 
     @property

@@ -11,14 +11,13 @@ import numpy as np
 from sim.errors import ScenarioError
 from sim.scenario import keys, named
 from sim.scenario.explain import told_by
-from sim.scenario.keys import Process, Workload
+from sim.scenario.keys import BUILT_IN_TRACES, Process, Workload
 from sim.scenario.settings import Scenario
-from sim.text import unknown
+from sim.text import shown, unknown
 
 if TYPE_CHECKING:
     from workloads import ClosedLoop, Trace
 
-BUILT_IN_TRACES = ("conversation",)
 BUILT_IN_REQUESTS = 2500
 
 
@@ -166,7 +165,9 @@ def _process(scenario: Scenario, arrivals: Process) -> Any:
 
         if both := sorted({"rates_per_s", "window_s"} & set(settings)):
             raise ScenarioError(f"workload.arrivals: file says {both[0]} too; leave out one of them")
-        file = _file(scenario, str(settings["file"]), "workload.arrivals.file")
+        if not isinstance(settings["file"], str):
+            raise ScenarioError(f"workload.arrivals.file is the path of a file; got {shown(settings['file'])}")
+        file = _file(scenario, settings["file"], "workload.arrivals.file")
         settings = {key: value for key, value in settings.items() if key != "file"} | read_rates(file)
     return named.choice(arrivals.process, settings, named.PROCESSES, key="workload.arrivals", what="an arrival process")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import numpy as np
 from sim.errors import RooftraceError
 from sim.scenario import Scenario
 from sim.study import statistics as st
+from sim.study.notes import Noted, Notes
 from sim.study.paired import STATISTICS, latency_change, queue_stretches
 from sim.study.points import Sweep
 from sim.study.sweep import FORMAT, SweepResult, sweep
@@ -114,6 +115,8 @@ class Comparison:
     differences: tuple[Difference, ...]
     how: str
     level: float = st.LEVEL
+    notes: tuple[Noted, ...] = ()
+    """What the runs of A and B note."""
 
     def __iter__(self) -> Any:
         return iter(self.differences)
@@ -193,6 +196,7 @@ def compare(
             differences=tuple(differences),
             how=_how((first, second), f"{n} replications, paired by seed", level) + alone,
             level=level,
+            notes=_notes(map(str, first.notes), map(str, second.notes)),
         )
     places = [f"{given}: " if isinstance(given, str | os.PathLike) else "" for given in (a, b)]
     return _results(first, second, metrics, level, places)  # type: ignore[arg-type]
@@ -235,6 +239,7 @@ def _scenarios(
         differences=tuple(_sweeps(both[0], both[1], metrics, level)),
         how=_how(both, f"{replications} replications on the same random numbers", level),
         level=level,
+        notes=_notes(*(map(str, side.notes) for side in both)),
     )
 
 
@@ -248,6 +253,14 @@ def _how(both: Sequence[SweepResult], pairs: str, level: float) -> str:
         )
     only = f", nothing in {alike[0]} being random" if alike else ""
     return f"{pairs}{only}; intervals hold at {level:.0%}"
+
+
+def _notes(a: Iterable[str], b: Iterable[str]) -> tuple[Noted, ...]:
+    """What A and B note, of which a sentence that both do stands for both."""
+    notes = Notes()
+    notes.add("A", a)
+    notes.add("B", b)
+    return notes.found
 
 
 def _label(result: SweepResult) -> str:
@@ -370,6 +383,7 @@ def _results(a: Result, b: Result, metrics: Sequence[str] | None, level: float, 
             f"{level:.0%}"
         ),
         level=level,
+        notes=_notes(*(each.manifest.get("notes", ()) for each in (a, b))),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from sim.errors import RooftraceError
 from sim.scenario import Scenario
+from sim.study.notes import Noted
 from sim.study.points import Sweep, axis_values
 from sim.study.progress import Progress
 from sim.study.rates import REPLICATIONS, Target
@@ -29,6 +30,8 @@ GOALS: Mapping[str, str] = {
     "latency": "e2el_s.p50",
 }
 """What `cheapest` can make least of, and its column."""
+_TIES = 3
+"""Candidates that are named beside one that has as little."""
 
 
 def with_costs(table: pd.DataFrame, base: Scenario) -> pd.DataFrame:
@@ -74,7 +77,7 @@ def _device(base: Scenario, name: str) -> Any:
     from hwmodels.hardware import load_hardware
 
     try:
-        return load_hardware(base.find(name) or name)
+        return load_hardware(base.with_value("hardware", name).find(name) or name)
     except ValueError as error:
         raise RooftraceError(str(error)) from None
 
@@ -108,6 +111,8 @@ class Choice:
     goal: str
     target: Target
     folder: Path | None = None
+    notes: tuple[Noted, ...] = ()
+    """What the runs note, with the candidates that it holds for."""
 
     @property
     def column(self) -> str:
@@ -115,12 +120,16 @@ class Choice:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The candidate that keeps the target and has least of the goal; None where none keeps it."""
+        """The candidate that keeps the target and has least of the goal, the first of them where several have; None where none
+        keeps it."""
+        return next(iter(self.least), None)
+
+    @property
+    def least(self) -> list[dict[str, Any]]:
+        """All candidates that keep the target and have least of the goal, which are several where they are equal."""
         kept = self.table[self.table["keeps"] & self.table[self.column].notna()]
-        if kept.empty:
-            return None
-        row = kept.sort_values(self.column, kind="stable").iloc[0]
-        return {str(key): value for key, value in row.to_dict().items()}
+        rows = kept[kept[self.column] == kept[self.column].min()].to_dict("records")
+        return [{str(key): value for key, value in row.items()} for row in rows]
 
     def __str__(self) -> str:
         best = self.best
@@ -128,8 +137,12 @@ class Choice:
             return (
                 f"none of {len(self.table)} candidates keeps {_attainment(self.target):.1%} of requests within the SLO"
             )
-        chosen = ", ".join(f"{key}={best[key]}" for key in self.axes)
-        return f"least {self.goal}: {chosen} at {best[self.column]:,.4g} ({self.column})"
+        places = [", ".join(f"{key}={row[key]}" for key in self.axes) for row in self.least]
+        said = f"least {self.goal}: {places[0]} at {best[self.column]:,.4g} ({self.column})"
+        if len(places) == 1:
+            return said
+        more = f" and {len(places) - 1 - _TIES} more" if len(places) - 1 > _TIES else ""
+        return f"{said}, and as little of it: {'; '.join(places[1 : 1 + _TIES])}{more}"
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -200,4 +213,6 @@ def choose(result: SweepResult, base: Scenario, *, goal: str, target: Target) ->
     table["on_front"] = pareto_front(
         table, "tokens_per_s_per_user", "tokens_per_s_per_gpu", among=kept if kept.any() else None
     )
-    return Choice(table=table, axes=tuple(result.axes), goal=goal, target=target, folder=result.folder)
+    return Choice(
+        table=table, axes=tuple(result.axes), goal=goal, target=target, folder=result.folder, notes=result.notes
+    )

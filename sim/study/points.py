@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
-import importlib.util
 import itertools
 import math
 import os
@@ -381,13 +380,7 @@ def _plain(value: Any) -> Any:
 
 def content_key(scenario: Scenario) -> str:
     """Twenty hexadecimal digits: equal for equal settings, files, policies of the user's own and Rooftrace code."""
-    parts = [scenario.hash, code_digest()]
-    schedulers = [pool.scheduler for pool in (scenario.pools or {}).values() if pool.scheduler is not None]
-    for policy in (scenario.scheduler, scenario.router, *schedulers):
-        for _, settings in named.chain({"policy": policy.policy, **policy.settings}, ""):
-            if ":" in str(settings.get("policy")):
-                parts.append(_module_digest(settings["policy"].partition(":")[0]))
-    return _digest(" ".join(parts))
+    return _digest(f"{scenario.hash} {code_digest()}")
 
 
 @functools.cache
@@ -403,16 +396,6 @@ def code_digest() -> str:
             if path.is_file():
                 digest.update(f"{package}/{name.as_posix()}".encode() + path.read_bytes())
     return digest.hexdigest()[:20]
-
-
-def _module_digest(name: str) -> str:
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or spec.origin is None or not os.path.isfile(spec.origin):
-        return ""
-    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
 
 
 def _digest(text: str) -> str:

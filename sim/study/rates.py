@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import RooftraceError
 from sim.study import statistics as st
+from sim.study.notes import Noted, Notes
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario
@@ -98,6 +99,8 @@ class Rate:
     outside_per_s: float
     judgements: tuple[Judgement, ...]
     level: float = st.LEVEL
+    notes: tuple[Noted, ...] = ()
+    """What the runs note, with the rates that it holds for."""
 
     def __str__(self) -> str:
         return f"{self.rate_per_s:.4g} requests/s (not at {self.outside_per_s:.4g}; {len(self.judgements)} rates tried)"
@@ -152,6 +155,8 @@ def highest_rate(
     The bracket is narrowed to *tolerance*, as a share of the rate. RooftraceError for an attainment without an `slo`, and
     for clients that wait for answers, who have no rate.
     """
+    from sim.run import simulate
+
     target = target or Target()
     if target.attainment is not None and not scenario.has_limits:
         raise RooftraceError("there is no SLO to keep: give slo.ttft_s, slo.tpot_s or slo.e2el_s")
@@ -163,22 +168,27 @@ def highest_rate(
     own = [own_rate_per_s(version) for version in versions]
     scale = scenario.workload.rate_scale
     judgements: list[Judgement] = []
+    notes = Notes()
 
     def probe(rate: float) -> str | None:
-        summaries: list[dict[str, Any]] = []
+        summaries: list[Mapping[str, Any]] = []
+        noted: list[str] = []
         while True:
             wanted = replications if not summaries else len(summaries) + 1
             for version, own_rate in list(zip(versions, own, strict=True))[len(summaries) : wanted]:
-                summaries.append(_run(version.with_value("workload.rate_scale", scale * rate / own_rate)))
+                result = simulate(version.with_value("workload.rate_scale", scale * rate / own_rate))
+                summaries.append(result.summary)
+                noted += result.manifest["notes"]
             found = judge(summaries, target, rate, level=level)
             if found.met is not None or len(summaries) >= most:
                 break
+        notes.add(f"{rate:.4g} requests/s", noted)
         judgements.append(found)
         on_judgement(found)
         return found.miss
 
     within, outside = bisect(probe, start_per_s=sum(own) / len(own), tolerance=tolerance)
-    return Rate(rate_per_s=within, outside_per_s=outside, judgements=tuple(judgements), level=level)
+    return Rate(rate_per_s=within, outside_per_s=outside, judgements=tuple(judgements), level=level, notes=notes.found)
 
 
 def bisect(
@@ -217,12 +227,6 @@ def bisect(
         f"no limit of capacity found up to {tried:.4g} requests/s in {most_probes} runs; "
         "tighten the limits or give more requests"
     )
-
-
-def _run(scenario: Scenario) -> dict[str, Any]:
-    from sim.run import simulate
-
-    return simulate(scenario).summary
 
 
 def own_rate_per_s(scenario: Scenario) -> float:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -91,6 +92,15 @@ class QuantileInterval:
     coverage: float
     """Exact for independent values; at least the level asked for."""
     n: int
+
+
+def alike(runs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether several runs under different seeds have the same figures in every digit: then nothing in them is random.
+
+    Found by what the runs say, so that it holds for policies of the user's own too; False of one run, which cannot say.
+    """
+    # As text, in which NaN is equal to itself.
+    return len(runs) > 1 and len({repr(dict(each)) for each in runs}) == 1
 
 
 def student_t(probability: float, degrees: float) -> float:

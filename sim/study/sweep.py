@@ -11,6 +11,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from sim.errors import OutputError, RooftraceError
 from sim.scenario import Scenario
 from sim.study.backends import Backend, Cluster, Inline, Processes
 from sim.study.execute import execute
+from sim.study.notes import Noted, read_notes
 from sim.study.points import Run, Sweep, axis_values, code_digest, frame_rows, load_sweep
 from sim.study.progress import Progress, shown
 from sim.study.statistics import LEVEL
@@ -79,6 +81,11 @@ class SweepResult:
     @property
     def counts(self) -> dict[str, int]:
         return dict(self.manifest["counts"])
+
+    @property
+    def notes(self) -> tuple[Noted, ...]:
+        """What the runs note, each sentence once, with the points that it holds for."""
+        return read_notes(self.manifest["notes"])
 
     def failures(self, n: int = 20) -> list[dict[str, str]]:
         """The first *n* failed runs: their axes' values, `run_seed` and `error`."""
@@ -270,8 +277,8 @@ def run_sweep(
         if first is not None:
             backend = _backend(folder, jobs, cluster, total)
             execute(itertools.chain([first], runs), store, backend, lambda outcome: tell(outcome.key, outcome.error))
-        counts = write_tables(sweep, store, out, index)
-    _write_manifest(out, {**manifest, "counts": counts})
+        counts, notes = write_tables(sweep, store, out, index)
+    _write_manifest(out, {**manifest, "counts": counts, "notes": [asdict(each) for each in notes]})
     return counts
 
 

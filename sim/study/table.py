@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.study.notes import Noted, Notes
 from sim.study.points import Point, Run, Sweep
-from sim.study.statistics import LEVEL, mean_interval
+from sim.study.statistics import LEVEL, alike, mean_interval
 from sim.study.store import Store
 from workloads.write import open_whole
 
@@ -63,7 +64,7 @@ def aggregate(runs: Sequence[Mapping[str, Any]], *, half_widths: bool = True, le
     """
     row: dict[str, Any] = {}
     keys = list(dict.fromkeys(key for run in runs for key in run))
-    differ = any(run != runs[0] for run in runs)
+    certain = alike(runs)
     verdicts = [run[SATURATED] for run in runs if run.get(SATURATED) is not None]
     saturated = 2 * sum(verdicts) > len(verdicts) if verdicts else None
     for key in keys:
@@ -80,7 +81,7 @@ def aggregate(runs: Sequence[Mapping[str, Any]], *, half_widths: bool = True, le
             interval = mean_interval(values, level=level)
             row[key] = interval.mean
             if half_widths:
-                known = differ and not math.isnan(interval.half_width)
+                known = not certain and not math.isnan(interval.half_width)
                 row[key + HALF_WIDTH] = interval.half_width if known else None
     return row
 
@@ -107,10 +108,11 @@ class RunIndex:
         self._file.close()
 
 
-def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> dict[str, int]:
+def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> tuple[dict[str, int], tuple[Noted, ...]]:
     """Write results.parquet and .csv (a row a point), runs.parquet (a row a run) and, if any, failures.csv.
 
-    Returns counts: points, runs, failed (runs), saturated (points), alike (points whose replications do not differ).
+    Returns counts: points, runs, failed (runs), saturated (points), alike (points whose replications do not differ);
+    and what the runs note, with the points that it holds for.
     Two passes over the stored runs, one row at a time: memory does not grow with their number.
     """
     axes = list(dict.fromkeys([*sweep.columns(), *sweep.axes]))
@@ -123,6 +125,7 @@ def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> d
             metrics[key + HALF_WIDTH] = "number"
     counts: dict[str, int] = dict.fromkeys(("points", "runs", "failed", "saturated", "alike"), 0)
     shown = {key: kinds[key] for key in axes}
+    notes = Notes()
     point_columns = {**shown, "replications": "whole", "failed": "whole", "error": "text", **metrics}
     run_columns = {"point": "whole", **shown, "run_seed": "whole", "key": "text", "error": "text", **keys}
     with (
@@ -133,7 +136,7 @@ def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> d
     ):
         for number, (point, records) in enumerate(_points(sweep, store, index)):
             varied = {key: _cell(value, kinds[key]) for key, value in {**point.settings, **point.meta}.items()}
-            finished, errors = [], []
+            finished, errors, noted = [], [], []
             for replication, (key, record) in enumerate(records):
                 seed = record.get("seed", sweep.base.seed + replication)
                 results, error = results_of(record), record.get("error")
@@ -141,6 +144,7 @@ def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> d
                 add_run(row)
                 if error is None:
                     finished.append(results)
+                    noted += record["notes"]
                 else:
                     errors.append(error)
                     add_failure({**varied, "run_seed": seed, "error": error})
@@ -148,12 +152,13 @@ def write_tables(sweep: Sweep, store: Store, folder: Path, index: RunIndex) -> d
             head = {"replications": len(finished), "failed": len(errors), "error": errors[0] if errors else None}
             add_point({**varied, **head, **row})
             add_line({**varied, **head, **row})
+            notes.add(", ".join(f"{key}={value}" for key, value in varied.items()), noted)
             counts["points"] += 1
             counts["runs"] += len(records)
             counts["failed"] += len(errors)
             counts["saturated"] += bool(row.get(SATURATED))
-            counts["alike"] += len(finished) > 1 and all(results == finished[0] for results in finished)
-    return counts
+            counts["alike"] += alike(finished)
+    return counts, notes.found
 
 
 def _points(sweep: Sweep, store: Store, index: RunIndex) -> Iterator[tuple[Point, list[tuple[str, Mapping[str, Any]]]]]:

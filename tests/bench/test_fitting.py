@@ -501,25 +501,28 @@ def bench_file(folder: Path, concurrency: int, tpot_ms: float, ttft_ms: float) -
 def test_the_command_writes_a_stack_that_a_scenario_takes(tmp_path: Path) -> None:
     scenario = tmp_path / "s.yaml"
     scenario.write_text("{model: llama-3.1-8b, hardware: h100-sxm, scheduler: {policy: vllm}}")
-    files = [bench_file(tmp_path, 1, 8.0, 40.0), bench_file(tmp_path, 8, 9.0, 60.0)]
+    files = [bench_file(tmp_path, 1, 8.0, 40.0), bench_file(tmp_path, 16, 9.0, 60.0)]
     out = tmp_path / "mine.toml"
     done = invoke("bench", "fit", scenario, *files, "--out", out, "--json")
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
-    assert {each["name"] for each in said["runs"]} == {"c1", "c8"}
+    assert {each["name"] for each in said["runs"]} == {"c1", "c16"}
     assert said["errors"]["tpot_s"]["fitted"] < said["errors"]["tpot_s"]["before"]
     assert len(said["left_out"]) == 4
     assert resolve(Scenario.load(scenario).with_value("serving_stack", str(out))).manifest["hardware"]["serving_stack"][
         "fit"
     ]
-    one = json.loads(
-        invoke("bench", "fit", scenario, *files, "--only", "c1", "--out", tmp_path / "c.toml", "--json").stdout
-    )
+    done = invoke("bench", "fit", scenario, *files, "--only", "c1", "--out", tmp_path / "c.toml", "--json")
+    assert "Fitted: c1; predicted: c16\n" in done.stderr
+    one = json.loads(done.stdout)
     assert [each["name"] for each in one["runs"]] == ["c1"]
-    assert [each["name"] for each in one["predicted"]] == ["c8", "c8"]
+    assert [each["name"] for each in one["predicted"]] == ["c16", "c16"]
     again = invoke("bench", "fit", scenario, *files, "--out", tmp_path / "b.toml", "--set", f"serving_stack={out}")
     assert again.exit_code == 2
     assert "a fit already; name the stack that it was fitted over" in again.stderr
+    unheard = invoke("bench", "fit", scenario, *files, "--only", "c2", "--out", out)
+    assert unheard.exit_code == 2
+    assert "--only c2: no run is called so" in unheard.stderr
 
 
 def test_an_output_that_scenarios_would_not_take_is_refused(tmp_path: Path) -> None:

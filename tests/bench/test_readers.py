@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sim.bench import BenchRun, to_frame
 from sim.bench.facts import with_facts
 from sim.bench.load import load_of
 from sim.bench.reading import read_bytes, read_files
+from sim.errors import RooftraceError
 from tests.bench import own
 from tests.bench.fuzz import FIXTURES
 
@@ -376,3 +378,69 @@ def test_a_table_of_runs_has_units_in_its_names() -> None:
     assert frame["ttft_mean_s"].tolist() == pytest.approx([0.05, 0.03])
     assert frame["output_tokens_per_s"].tolist() == pytest.approx([3.6, 128.0])
     assert np.isnan(frame["rate_req_s"][1])
+
+
+VLLM_LATER = "\n".join(
+    re.sub(r" ([\d.]+)$", lambda found: f" {3 * float(found[1])}", line) if line and line[0] != "#" else line
+    for line in own.VLLM_PROMETHEUS.splitlines()
+)
+"""The same server after twice as much again: every value is three times what it was."""
+
+
+def test_metrics_of_a_server_less_those_before_are_of_the_time_between() -> None:
+    before, after = own.VLLM_PROMETHEUS, VLLM_LATER
+    (run,) = read_bytes(after.encode(), name="a", file="a", before=before).runs
+    server = run.server
+    assert server is not None
+    assert (server.finished, server.prompt_tokens, server.output_tokens, server.preemptions) == (20, 2000, 800, 4)
+    assert (server.prefix_hit, server.accepted) == (0.25, 0.5)
+    assert server.ttft is not None
+    assert (server.ttft.count, server.ttft.mean_s, server.ttft.median_s) == (20, pytest.approx(0.035), 0.03)
+    assert (server.running, server.kv_tokens) == (9.0, 16_000)  # gauges are as they were scraped last
+    assert run.notes == ("counters and histograms are those of this scrape less those of the one before",)
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["with types", "without"])
+def test_a_difference_is_the_same_with_and_without_types(typed: bool) -> None:
+    counters = [f"# TYPE {name} counter" for name in ("vllm:num_preemptions_total", "vllm:prompt_tokens_total")]
+    text = "\n".join([*(counters if typed else []), VLLM_LATER])
+    (run,) = read_bytes(text.encode(), name="a", file="a", before=own.VLLM_PROMETHEUS).runs
+    assert run.server is not None
+    assert (run.server.preemptions, run.server.prompt_tokens) == (4, 2000)
+
+
+def test_metrics_that_fell_are_no_difference() -> None:
+    found = read_bytes(own.VLLM_PROMETHEUS.encode(), name="a", file="a", before=VLLM_LATER)
+    assert not found.runs
+    (problem,) = found.problems
+    assert "is less than before: the server was started anew between, or the two are swapped" in problem
+
+
+def test_a_file_without_metrics_is_refused_as_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "after.prom").write_text(VLLM_LATER)
+    with pytest.raises(RooftraceError, match=r"log.csv: it has no metrics of a server"):
+        read_files([tmp_path / "after.prom"], before=tmp_path / "log.csv")
+
+
+def of_phases(*phases: dict[str, Any]) -> BenchRun:
+    (run,) = of({**own.GENAI_PERF, "aiperf_version": "0.13.0", "input_config": {"phases": list(phases)}})
+    return run
+
+
+def test_phases_of_aiperf_say_the_load() -> None:
+    warmup = {"name": "w", "kind": "warmup", "type": "concurrency", "concurrency": 2, "requests": 5}
+    run = of_phases(warmup, {"name": "p", "kind": "profiling", "type": "poisson", "rate": 7.5, "concurrency": 64})
+    assert (run.offered.rate_per_s, run.offered.concurrency, run.offered.burstiness) == (7.5, 64, 1.0)
+    assert of_phases({"type": "gamma", "rate": 3, "smoothness": 0.5}).offered.burstiness == 0.5
+    assert of_phases({"type": "constant", "rate": 3}).offered.burstiness == math.inf
+    ramped = of_phases({"type": "concurrency", "concurrency": 8, "concurrency_ramp": {"duration": 30.0}})
+    assert (ramped.offered.concurrency, ramped.offered.ramp) == (8, {"clients_s": 30.0})
+
+
+def test_phases_of_aiperf_that_no_one_load_stands_for_are_noted() -> None:
+    run = of_phases({"type": "poisson", "rate": 1}, {"type": "poisson", "rate": 2})
+    assert run.offered.rate_per_s is None
+    assert "2 phases were measured" in run.notes[0]
+    assert "followed a series" in of_phases({"type": "poisson", "rate_series": {"points": []}}).notes[0]
+    assert "rose to its value" in of_phases({"type": "poisson", "rate": 2, "rate_ramp": 10}).notes[0]

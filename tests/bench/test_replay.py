@@ -11,7 +11,7 @@ import pytest
 
 from sim.bench import BenchRun, Latency, Lengths, NotReplayable, Offered, RequestRows, SharedPrompts, replay
 from sim.bench.compare import compared, load_text
-from sim.bench.facts import FactError, divided, with_facts
+from sim.bench.facts import FactError, all_with_facts, divided, with_facts
 from sim.bench.load import load_of
 from sim.bench.reading import read_bytes
 from sim.scenario import Scenario
@@ -56,12 +56,11 @@ def test_clients_without_a_rate_are_a_closed_loop_that_may_start_one_by_one() ->
     assert isinstance(load.workload, ClosedLoop)
     assert load.workload.start_ns is not None
     assert (load.workload.start_ns / 1e9).tolist() == [0, 1, 2, 3]
-    assert not load.drawn
 
 
 def test_a_rate_behind_a_limit_on_requests_in_flight() -> None:
     load = load_of(a_run(concurrency=3), 0)
-    assert (load.in_flight, load.drawn) == (3, True)
+    assert load.in_flight == 3
 
 
 def test_lengths_of_single_requests_are_kept() -> None:
@@ -187,7 +186,7 @@ def test_a_rate_that_rises_is_sent_so_behind_a_limit_too() -> None:
     for rate in (math.inf, None):
         load = load_of(a_run(rate_per_s=rate, concurrency=4, ramp=ramp), 0)
         assert isinstance(load.workload, Trace)
-        assert (load.in_flight, load.drawn) == (4, True)
+        assert load.in_flight == 4
         run = a_run(rate_per_s=rate, ramp=ramp)
         assert run.missing == ()
         assert load_text(run) == "1 to 10/s"
@@ -218,7 +217,7 @@ def test_what_is_missing_is_asked_for_by_name_and_may_be_given() -> None:
         ]
     )
     assert settings == ("replicas=2",)
-    outputs = load_of(with_facts(run, facts), 0).workload.output_tokens
+    outputs = load_of(all_with_facts([run], facts)[0], 0).workload.output_tokens
     assert len(outputs) == 20
     assert set(outputs.tolist()) == {5, 6, 7, 8, 9}
 
@@ -239,6 +238,24 @@ def test_a_fact_that_contradicts_the_file_is_noted() -> None:
     assert run.notes == ("run.prompt_tokens is given as 300, in place of what the file says",)
 
 
+def test_a_fact_may_be_of_one_run_by_its_name_or_that_of_its_file() -> None:
+    runs = [
+        replace(a_run(), name=name, file=f"logs/{name}.csv")
+        for name in ("open", "closed", "closed-16", "odd [1], run.x")
+    ]
+    assignments = ["run.requests=10", "closed:run.concurrency=4", "closed-*.csv:run.concurrency=16"]
+    assignments += ["closed-16:run.requests=20", "odd [1], run.x:run.requests=7"]
+    told = all_with_facts(runs, divided(assignments)[1])
+    assert [(run.offered.requests, run.offered.concurrency) for run in told] == [
+        (10, None),
+        (10, 4),
+        (20, 16),
+        (7, None),
+    ]
+    with pytest.raises(FactError, match=r"--set clsed:run.concurrency: no run is called so; did you mean closed\?"):
+        all_with_facts(runs, divided(["clsed:run.concurrency=4"])[1])
+
+
 @pytest.mark.parametrize(
     ("assignment", "words"),
     [
@@ -253,7 +270,7 @@ def test_a_fact_that_contradicts_the_file_is_noted() -> None:
 )
 def test_a_fact_that_cannot_be_one_is_one_sentence(assignment: str, words: str) -> None:
     with pytest.raises(FactError, match=words.replace("{", r"\{")):
-        with_facts(a_run(), divided([assignment])[1])
+        all_with_facts([a_run()], divided([assignment])[1])
 
 
 def test_errors_are_told_apart_by_saturation_and_held_to_limits() -> None:
@@ -264,7 +281,8 @@ def test_errors_are_told_apart_by_saturation_and_held_to_limits() -> None:
     assert found.exceeded({"tpot": 100.0, "ttft": 100.0}) == []
     (sentence,) = found.exceeded({"tpot": 0.01})
     assert sentence.startswith("tpot: mean error ")
-    assert found.exceeded({"e2el": 1.0}) == ["e2el: no run below saturation gives it, so that its error is not known"]
+    unknown = "e2el: no run below saturation gives it or is judged by it, so that its error is not known"
+    assert found.exceeded({"e2el": 1.0}) == [unknown]
 
 
 def test_a_request_runs_from_when_it_is_scheduled() -> None:

@@ -1,4 +1,4 @@
-"""Scenarios drawn at random over every key hold what any must: `tests.scenario.check_scenario`, which shrinks one that fails."""
+"""Scenarios drawn at random over every key hold what any must; `tests.scenario.check_scenario` shrinks one that fails."""
 
 from __future__ import annotations
 

@@ -256,15 +256,17 @@ def _amount(figures: Mapping[str, Fields], tag: str) -> float | None:
 
 
 def _run(figures: Mapping[str, Fields], asked: Fields, name: str, file: str, kind: str, whole: Fields) -> BenchRun:
-    generator = asked.inner("loadgen")
+    phase, notes = _phase(asked)
+    generator = asked.inner("loadgen") if phase is None else phase
     stimulus = asked.inner("perf_analyzer").inner("stimulus")
     loads = [generator, stimulus, asked]
     concurrency = next((value for each in loads if (value := _whole(each, "concurrency"))), None)
     offered_rate = next(
         (
-            rate(each.values.get("request_rate"), each.path("request_rate"))
+            rate(each.values.get(key), each.path(key))
             for each in loads
-            if each.values.get("request_rate")
+            for key in ("request_rate", "rate")
+            if each.values.get(key)
         ),
         None,
     )
@@ -273,7 +275,6 @@ def _run(figures: Mapping[str, Fields], asked: Fields, name: str, file: str, kin
     completed = int(completed) if completed is not None else count
     input_total, output_total = (_amount(figures, tag) for tag in ("total_isl", "total_osl"))
     prompt, output = _lengths(figures, "input_sequence_length"), _lengths(figures, "output_sequence_length")
-    notes = []
     if whole.values.get("was_cancelled"):
         notes.append("the run was cancelled before its end")
     duration = figures.get("benchmark_duration")
@@ -317,13 +318,32 @@ def _run(figures: Mapping[str, Fields], asked: Fields, name: str, file: str, kin
     )
 
 
+def _phase(asked: Fields) -> tuple[Fields | None, list[str]]:
+    """The phase of load that was measured, as 0.13 and later write it, and notes; None where there are no phases, or several."""
+    phases = [
+        Fields(one, asked.path(f"phases[{at}]"))
+        for at, one in enumerate(asked.items("phases"))
+        if isinstance(one, Mapping) and one.get("kind") != "warmup" and not one.get("exclude_from_results")
+    ]
+    if len(phases) > 1:
+        return None, [f"{len(phases)} phases were measured, each with a load of its own, and the figures are of all"]
+    notes = []
+    for phase in phases:
+        if phase.values.get("rate_series"):
+            notes.append("the rate followed a series, which is not simulated; run.rate_per_s or run.ramp says another")
+        if phase.values.get("rate_ramp"):
+            notes.append("the rate rose to its value at the beginning, which is not simulated")
+    return (phases[0] if phases else None), notes
+
+
 def _whole(fields: Fields, key: str) -> int | None:
     value = fields.values.get(key)
     return None if isinstance(value, list) else fields.count(key)
 
 
 def _burstiness(generator: Fields) -> float | None:
-    mode = str(generator.values.get("request_rate_mode") or generator.values.get("arrival_pattern") or "")
+    modes = (generator.values.get(key) for key in ("request_rate_mode", "arrival_pattern", "type"))
+    mode = str(next(filter(None, modes), ""))
     if "constant" in mode:
         return math.inf
     if "gamma" in mode:
@@ -332,5 +352,9 @@ def _burstiness(generator: Fields) -> float | None:
 
 
 def _ramp(generator: Fields) -> dict[str, Any]:
-    seconds = generator.first("concurrency_ramp_duration", "concurrency_ramp_duration_sec")
+    ramp = generator.values.get("concurrency_ramp")
+    if isinstance(ramp, Mapping):
+        seconds = generator.inner("concurrency_ramp").number("duration")
+    else:
+        seconds = generator.first("concurrency_ramp_duration", "concurrency_ramp_duration_sec", "concurrency_ramp")
     return {"clients_s": seconds} if seconds else {}

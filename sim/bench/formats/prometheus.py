@@ -9,13 +9,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sim.bench.fields import LARGEST, Unreadable
 from sim.bench.measured import BenchRun, Latency, Lengths, Offered, ServerSide
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*\})?\s+([^\s]+)(?:\s+-?\d+)?$")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_TYPE = re.compile(r"^# TYPE (\S+) (\w+)\s*$", re.MULTILINE)
+_COUNTED = (
+    "_total", ":prompt_tokens", ":generation_tokens", ":gpu_prefix_cache_hits", ":gpu_prefix_cache_queries", ":num_preemptions",
+)  # fmt: skip
+"""Ends of names of counters, where an exposition does not say the types."""
 _QUANTILES = (0.1, 0.25, 0.75, 0.9, 0.95, 0.99)
 _LATENCIES = {
     "ttft": ("time_to_first_token_seconds",),
@@ -54,8 +59,8 @@ def is_one(text: str) -> bool:
     return bool(lines) and any(re.match(r"(vllm|sglang):\w+[{ ]", line) for line in lines)
 
 
-def read(text: str, name: str, file: str) -> list[BenchRun]:
-    """The server's side of *text*."""
+def read(text: str, name: str, file: str, before: str | None = None) -> list[BenchRun]:
+    """The server's side of *text*; what it has counted since *before*, where that is given."""
     families, broken = _families(text)
     engine = next((each for each in ("vllm", "sglang") if any(name.startswith(f"{each}:") for name in families)), None)
     if engine is None:
@@ -64,8 +69,11 @@ def read(text: str, name: str, file: str) -> list[BenchRun]:
                 "it lists the names of metrics and holds no values; save what the server's /metrics answers"
             )
         raise Unreadable("it has metrics of Prometheus, and none of vLLM (vllm:...) or SGLang (sglang:...) among them")
-    own = {key.partition(":")[2]: family for key, family in families.items() if key.startswith(f"{engine}:")}
     notes = ["counters and histograms run since the server started, not over one benchmark"]
+    if before is not None:
+        families = _since(families, _families(before)[0], dict(_TYPE.findall(text)))
+        notes = ["counters and histograms are those of this scrape less those of the one before"]
+    own = {key.partition(":")[2]: family for key, family in families.items() if key.startswith(f"{engine}:")}
     if broken:
         notes.append(f"{broken} lines are not samples of Prometheus and are left out")
     found: dict[str, Latency | None] = {}
@@ -173,6 +181,30 @@ def _families(text: str) -> tuple[dict[str, _Family], int]:
         family.samples += 1
         family.labels.append(labels)
     return families, broken
+
+
+def _since(after: Mapping[str, _Family], before: Mapping[str, _Family], types: Mapping[str, str]) -> dict[str, _Family]:
+    """What counters and histograms have grown by, gauges as they are; *types* as the exposition has them. `Unreadable` where one
+    fell."""
+    found: dict[str, _Family] = {}
+    for name, family in after.items():
+        early = before.get(name, _Family())
+        if family.count or family.buckets:
+            found[name] = replace(
+                family,
+                sum=family.sum - early.sum,
+                count=family.count - early.count,
+                buckets={edge: count - early.buckets.get(edge, 0.0) for edge, count in family.buckets.items()},
+            )
+            fell = found[name].count < 0 or min(found[name].buckets.values(), default=0.0) < 0
+        elif types.get(name, "counter" if name.endswith(_COUNTED) else "") == "counter":
+            found[name] = replace(family, total=family.total - early.total)
+            fell = found[name].total < 0
+        else:
+            found[name], fell = family, False
+        if fell:
+            raise Unreadable(f"{name} is less than before: the server was started anew between, or the two are swapped")
+    return found
 
 
 def _latency(own: Mapping[str, _Family], names: Sequence[str], key: str) -> tuple[Latency | None, list[str]]:

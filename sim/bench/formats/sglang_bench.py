@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sim.bench.fields import Fields, Unreadable, checked, config, latencies_of, latency, rate
@@ -89,6 +90,9 @@ def read(document: Mapping[str, Any], name: str, file: str) -> list[BenchRun]:
 
 def _lengths(fields: Fields, side: str, completed: int) -> Lengths:
     lengths = vllm_bench.lengths(fields, f"{side}_lens", f"total_{side}_tokens", completed)
+    asked = fields.count("sharegpt_output_len") if side == "output" else None
+    if not lengths.each_tokens and fields.text("dataset_name") == "sharegpt" and asked:
+        return replace(lengths, min_tokens=float(asked), max_tokens=float(asked))
     nominal, ratio = fields.count(f"random_{side}_len"), fields.number("random_range_ratio")
     if (
         lengths.each_tokens

@@ -12,7 +12,7 @@ import typer
 
 from sim.cli import bench_fit
 from sim.cli.exits import USER_ERROR
-from sim.cli.measured_files import Facts, Files, Where, read
+from sim.cli.measured_files import Before, Facts, Files, Where, read
 from sim.cli.options import Json
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def show(
     files: Files,
     set_: Facts = None,
     where: Where = None,
+    before: Before = None,
     as_json: Json = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print a CSV table of every figure, and nothing else.")] = False,
 ) -> None:
@@ -52,7 +53,7 @@ def show(
         raise RooftraceError(
             f"--set {settings[0]!r}: without a scenario only facts of runs can be set, such as run.rate_per_s=4"
         )
-    runs = read(files, facts, where or ())
+    runs = read(files, facts, where or (), before)
     if csv:
         typer.echo(to_frame(runs).to_csv(index=False), nl=False)
     elif as_json:
@@ -73,6 +74,7 @@ def compare(
         ),
     ] = None,
     where: Where = None,
+    before: Before = None,
     replications: Annotated[
         int | None, typer.Option(min=1, help="Draws of each load; 3 without.", show_default=False)
     ] = None,
@@ -108,7 +110,7 @@ def compare(
     limits = _limits(max_error or ())
     settings, facts = divided(set_ or ())
     scenario = Scenario.load(scenario_file).with_set(*settings)
-    runs = read(files, facts, where or ())
+    runs = read(files, facts, where or (), before)
     for sentence in strange_model(scenario, runs):
         typer.echo(f"Note: {sentence}", err=True)
     found = compared(scenario, runs, replications=replications)
@@ -289,7 +291,8 @@ def _print_compared(found: Compared) -> None:
                 figures.setdefault(quantity, set()).add(name)
             rate = quantity == "output_tokens_per_s"
             cells += ["" if value is None else f"{value:,.0f}" if rate else _ms(value) for value in (theirs, ours)]
-            cells.append("" if error is None else f"{error:+.0%}" if abs(error) >= 1 else f"{error:+.1%}")
+            absent = "~" if quantity in each.unjudged and None not in (theirs, ours) else ""
+            cells.append(absent if error is None else f"{error:+.0%}" if abs(error) >= 1 else f"{error:+.1%}")
         rows.append(cells)
     print_table(heads, rows, left=2, fold_left=True, least=9)
     stated = ", ".join(name for names in figures.values() for name in sorted(names))
@@ -298,6 +301,8 @@ def _print_compared(found: Compared) -> None:
     )
     if any(row[1][-1] in "!?" for row in rows):
         legend += " ! saturated, ? saturated on one side only."
+    if any("~" in row for row in rows):
+        legend += " ~ not judged: clients wait for answers whose lengths differ, and the file does not say how."
     console().print(legend, markup=False, soft_wrap=True)
     open_loads = any(each.run.saturated is not None for each in found.replays)
     for saturated, where in ((False, "below saturation" if open_loads else "over all"), (True, "beyond saturation")):

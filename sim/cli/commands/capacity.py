@@ -191,6 +191,8 @@ def _search(
         raise RooftraceError(f"--attainment is a share above 0 and at most 1; got {attainment}")
     target = Target(attainment=attainment, tbt_p99_s=tbt_p99, queue_p50_s=queue_p50, all_finish=True)
     found = highest_rate(scenario, target, replications=replications, tolerance=tolerance)
+    for each in found.notes:
+        typer.echo(f"Note: {each}", err=True)
     if as_json:
         typer.echo(
             json.dumps(

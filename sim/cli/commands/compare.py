@@ -60,6 +60,8 @@ def compare(
         one, other = (side if isinstance(side, Scenario) else Scenario.load(side) for side in sides)
         around = changes(one, other, intervals, tuple(metric) if metric else FIGURES)
     found = compared(*sides, metrics=metric, replications=replications or REPLICATIONS, jobs=jobs)
+    for each in found.notes:
+        typer.echo(f"Note: {each}", err=True)
     if as_json:
         more = {} if around is None else {"intervals": change_facts(around)}
         facts = {"a": found.a, "b": found.b, "how": found.how, "differences": found.rows(), **more}

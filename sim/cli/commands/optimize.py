@@ -110,12 +110,23 @@ def optimize(
         part = over(chosen.resolved(), list(axes))
         typer.echo(
             json.dumps(
-                {"goal": goal, "figures_over": part, "best": _plain(best), "kept": kept, "candidates": rows}, indent=2
+                {
+                    "goal": goal,
+                    "figures_over": part,
+                    "best": _plain(best),
+                    "as_little": [{key: _plain(row)[key] for key in axes} for row in found.least[1:]],
+                    "kept": kept,
+                    "candidates": rows,
+                    "notes": [str(each) for each in found.notes],
+                },
+                indent=2,
             )
         )
     else:
         _print(found, out, over(chosen.resolved(), list(axes)))
         print_facts(kept_facts(kept))
+    for each in found.notes:
+        typer.echo(f"Note: {each}", err=True)
     if best is None:
         raise typer.Exit(1)
 
@@ -128,6 +139,7 @@ def _rate(
 
     from sim.errors import RooftraceError
     from sim.results import over
+    from sim.study.notes import Notes
     from sim.study.points import check_key
     from sim.study.rates import highest_rate
 
@@ -136,12 +148,14 @@ def _rate(
     for key in axes:
         check_key(key)
     rows: list[dict[str, Any]] = []
+    notes = Notes()
     for values in product(*axes.values()):
         candidate = scenario
         where = dict(zip(axes, values, strict=True))
         for key, value in where.items():
             candidate = candidate.with_value(key, value)
         found = highest_rate(candidate, target, replications=replications, tolerance=tolerance)
+        notes.add(_where(where), map(str, found.notes))
         rows.append(
             {
                 **where,
@@ -156,6 +170,9 @@ def _rate(
             }
         )  # fmt: skip
     best = max(rows, key=lambda row: row["rate_per_s"])
+    as_high = [row for row in rows if row["rate_per_s"] == best["rate_per_s"] and row is not best]
+    for each in notes.found:
+        typer.echo(f"Note: {each}", err=True)
     if intervals is not None and best["rate_per_s"] > 0:
         chosen = scenario
         for key in axes:
@@ -169,7 +186,9 @@ def _rate(
                     "attainment": target.attainment,
                     "figures_over": over(scenario.resolved(), list(axes)),
                     "best": best,
+                    "as_high": [{key: row[key] for key in axes} for row in as_high],
                     "candidates": rows,
+                    "notes": [str(each) for each in notes.found],
                 },
                 indent=2,
             )
@@ -184,10 +203,12 @@ def _rate(
         else:
             cells = [(*map(str, (row[key] for key in axes)), f"{row['rate_per_s']:.4g}") for row in rows]
             print_table((*axes, "requests/s within the SLO"), cells, left=len(axes))
-        choice = ", ".join(f"{key}={best[key]}" for key in axes)
+        choice = _where({key: best[key] for key in axes})
         if best["rate_per_s"] > 0:
             said = f"{best['rate_per_s']:.4g} requests/s within the SLO, not {best['outside_per_s']:.4g}"
             said = f"{choice}: {said}" if choice else said
+            if as_high:
+                said += f"; as high: {'; '.join(_where({key: row[key] for key in axes}) for row in as_high)}"
         else:
             lowest = min(row["outside_per_s"] for row in rows)
             said = f"none: {target.attainment:.4g} of requests is not reached even at {lowest:.3g} requests/s"
@@ -196,6 +217,10 @@ def _rate(
         )
     if best["rate_per_s"] <= 0:
         raise typer.Exit(1)
+
+
+def _where(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def _print(found: Choice, out: Path | None, part: str) -> None:
@@ -226,7 +251,7 @@ def _print(found: Choice, out: Path | None, part: str) -> None:
     print_table(heads, rows, left=len(found.axes))
     facts = [
         ("Candidates", f"{len(found.table)}, {int(found.table['keeps'].sum())} keep the SLO"),
-        ("Best", str(found)),
+        ("Best" if len(found.least) < 2 else "Equal", str(found)),
         ("Figures over", part),
     ]
     if out is not None:

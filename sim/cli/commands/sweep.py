@@ -85,6 +85,8 @@ def sweep(
         _print(SweepResult(folder), folder)
         if around is not None:
             print_point_intervals(around, folder)
+    for each in SweepResult(folder).notes:
+        typer.echo(f"Note: {each}", err=True)
     if counts["alike"]:
         typer.echo(
             f"Note: the replications of {counts['alike']} points are equal, since nothing in them is random; "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
 from sim.scenario.explain import told_by
+from sim.scenario.keys import POPULARITIES
 from sim.scenario.settings import Scenario
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _layout(scenario: Scenario) -> ExpertLayout:
     popularity: Any = given.popularity
     if not isinstance(popularity, str):
         popularity = Zipf(exponent=popularity.zipf, seed=popularity.seed)
-    elif popularity not in ("measured", "even"):
+    elif popularity not in POPULARITIES:
         file = scenario.find(popularity)
         if file is None:
             raise ValueError(f"popularity {popularity!r} is neither measured, even, {{zipf: EXPONENT}} nor a file")
