@@ -205,8 +205,7 @@ class Tenant:
             if unknown:
                 plan, stepping_on = as_known(lane, self._queue_view, plan)
                 decode, _, _, hold, *_ = plan
-            # A request that is refused gives back blocks that the plan did not count on, one that is preempted blocks that others ask
-            # for.
+            # Refused requests give back blocks that the plan did not count on, and preempted ones blocks that others ask for.
             if hold > 1 and (
                 reject
                 or (preempt and exchange is not None and exchange.asked)
