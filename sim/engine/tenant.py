@@ -157,6 +157,8 @@ class Tenant:
             if held is not None:
                 if _still_holds(self, held, decoding, ticks):
                     held.left -= 1
+                    # Routers that poll are told of it as of a plan that is made now.
+                    lane.view.now_ns = ticks >> TICK_BITS
                     return self._start_iteration(lane, (), decoding.n, decoding.growth_blocks, ticks)
                 lane.held = None
             if self._speculates:

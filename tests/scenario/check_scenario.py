@@ -122,7 +122,9 @@ def _unaccounted(result: Result) -> Iterator[str]:
     never_sent = int((columns.requests["arrival_ns"] < 0).sum())
     fleet = columns.meta.get("fleet")
     held = 0 if fleet is None else fleet["held_to_the_end"]
-    if len(left) - never_sent != held:
+    # Prompts that are held on machines that prefill, none being left that decodes, have others wait behind them.
+    behind = "prefilled_ns" in requests and held > 0
+    if len(left) - never_sent != held and not (behind and len(left) - never_sent > held):
         yield f"{len(left) - never_sent} requests that were sent are unfinished, and {held} were held to the end of the run"
     if never_sent and not len(left) > never_sent:
         yield f"{never_sent} requests were never sent, though none was held"
