@@ -35,6 +35,7 @@ def test_the_three_lines_of_the_docstring_run():
 def test_one_module_has_every_public_name():
     for name in rooftrace.__all__:
         assert getattr(rooftrace, name) is not None
+    assert sorted(rooftrace._HOMES) == rooftrace.__all__
     assert {name: getattr(rooftrace, name) for name in sim.__all__} == {
         name: getattr(sim, name) for name in sim.__all__
     }
