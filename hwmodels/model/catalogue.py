@@ -123,6 +123,14 @@ def load_model(name_or_path: str | Path, *, given: Collection[str] = ()) -> Mode
     )
 
 
+def catalogue_base(name: str) -> ModelSpec | None:
+    """The model of the catalogue that *name* is, or is a variant of, in the formats of the catalogue; None for other names."""
+    shipped = _shipped_as(name)
+    if shipped is None and not Path(name).exists() and (reading := _by_its_name(name)) is not None:
+        shipped = _compared()[reading.base]
+    return None if shipped is None else _shipped(shipped)
+
+
 def _by_its_name(name: str) -> NameReading | None:
     return read_name(name, _compared())
 
