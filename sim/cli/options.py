@@ -21,7 +21,7 @@ Fetch = Annotated[
 
 
 def fetch_models(names: Iterable[str]) -> None:
-    """What --fetch does before a command reads its models; RooftraceError in one sentence where the hub gives no config.json."""
+    """Carry out --fetch, before a command reads its models; RooftraceError in one sentence where the hub gives no config.json."""
     from hwmodels.model import fetch_unknown
     from sim.errors import RooftraceError
 

@@ -185,7 +185,7 @@ class Scenario(Settings):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _behind(self, text: str, mark: Mark) -> Any:
-        """What stands for a setting's *text* in the hash: the content of the file or the source of the module that it names."""
+        """The part of the hash for a setting's *text*: the content of the file or the source of the module that it names."""
         digests: list[str] = []
         for file in dict.fromkeys(file for path in self._paths(text, mark) for file in self._files(path, mark)):
             with file.open("rb") as opened:

@@ -112,7 +112,7 @@ class Choice:
     target: Target
     folder: Path | None = None
     notes: tuple[Noted, ...] = ()
-    """What the runs note, with the candidates that it holds for."""
+    """Notes of the runs, each with the candidates that it holds for."""
 
     @property
     def column(self) -> str:

@@ -100,7 +100,7 @@ class Rate:
     judgements: tuple[Judgement, ...]
     level: float = st.LEVEL
     notes: tuple[Noted, ...] = ()
-    """What the runs note, with the rates that it holds for."""
+    """Notes of the runs, each with the rates that it holds for."""
 
     def __str__(self) -> str:
         return f"{self.rate_per_s:.4g} requests/s (not at {self.outside_per_s:.4g}; {len(self.judgements)} rates tried)"

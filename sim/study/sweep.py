@@ -84,7 +84,7 @@ class SweepResult:
 
     @property
     def notes(self) -> tuple[Noted, ...]:
-        """What the runs note, each sentence once, with the points that it holds for."""
+        """Notes of the runs, each sentence once, with the points that it holds for."""
         return read_notes(self.manifest["notes"])
 
     def failures(self, n: int = 20) -> list[dict[str, str]]:
