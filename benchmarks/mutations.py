@@ -1835,12 +1835,8 @@ MUTATIONS = [
     *_of(
         "sim/study/optimize.py",
         ("tests/study/test_optimize.py",),
-        (
-            "the middle of an interval has to keep the SLO",
-            'low = low - table["slo_attainment.half_width"].fillna(0.0)',
-            "low = low",
-        ),
-        ("saturated candidates keep the SLO", "(low >= attainment) & steady &", "(low >= attainment) &"),
+        ("candidates that are left open keep the SLO", "found.met is True for", "found.met is not False for"),
+        ("candidates with a run that failed keep the SLO", "None if None in runs else judge", "judge"),
         (
             "energy of one GPU",
             ".fillna(gpu_s * watt),",

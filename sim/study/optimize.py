@@ -16,7 +16,7 @@ from sim.scenario import Scenario
 from sim.study.notes import Noted
 from sim.study.points import Sweep, axis_values
 from sim.study.progress import Progress
-from sim.study.rates import REPLICATIONS, Target
+from sim.study.rates import REPLICATIONS, Judgement, Target, judge, target_of
 from sim.study.sweep import SweepResult, sweep
 
 if TYPE_CHECKING:
@@ -119,6 +119,12 @@ class Choice:
         return GOALS[self.goal]
 
     @property
+    def asked(self) -> str:
+        """What a candidate has to keep, in words."""
+        share = self.target.attainment
+        return "the limits of the SLO" if share is None else f"{share:.1%} of requests within the SLO"
+
+    @property
     def best(self) -> dict[str, Any] | None:
         """The candidate that keeps the target and has least of the goal, the first of them where several have; None where none
         keeps it."""
@@ -134,9 +140,7 @@ class Choice:
     def __str__(self) -> str:
         best = self.best
         if best is None:
-            return (
-                f"none of {len(self.table)} candidates keeps {_attainment(self.target):.1%} of requests within the SLO"
-            )
+            return f"none of {len(self.table)} candidates keeps {self.asked}"
         places = [", ".join(f"{key}={row[key]}" for key in self.axes) for row in self.least]
         said = f"least {self.goal}: {places[0]} at {best[self.column]:,.4g} ({self.column})"
         if len(places) == 1:
@@ -166,15 +170,12 @@ def cheapest(
     """Try every combination of *axes* on *scenario*'s workload and rank those that meet *target* by *goal*.
 
     *axes* as in `sim.sweep`: drafted tokens, token budget, parallelism, replicas, hardware. A candidate keeps the target
-    where the lower end of its attainment's interval does, and it is not saturated. *out* keeps the sweep, which then
-    goes on where it was interrupted.
+    where `judge` says so of its runs: the lower end of its attainment's interval does, and most runs are not saturated and miss
+    no other limit. *out* keeps the sweep, which then goes on where it was interrupted.
     """
-    target = target or Target()
-    _attainment(target)
     if goal not in GOALS:
         raise RooftraceError(f"goal is one of {', '.join(GOALS)}; got {goal!r}")
-    if not scenario.has_limits:
-        raise RooftraceError("there is no SLO to keep: give slo.ttft_s, slo.tpot_s or slo.e2el_s")
+    target = target or target_of(scenario)
     plan = Sweep(
         base=scenario, axes={key: axis_values(values, key) for key, values in axes.items()}, replications=replications
     )
@@ -182,18 +183,18 @@ def cheapest(
     return choose(result, scenario, goal=goal, target=target)
 
 
-def _attainment(target: Target) -> float:
-    """The share that a candidate has to reach, which is all that the table of a sweep is held against."""
-    if target.attainment is None or target != Target(attainment=target.attainment):
-        raise RooftraceError(
-            "candidates are ranked by their attainment alone; give Target(attainment=...) and no other limit"
-        )
-    return target.attainment
+def judged(result: SweepResult, target: Target) -> list[Judgement | None]:
+    """What the runs of each point say of *target*, in the order of the table; None where one of them failed."""
+    return [
+        None
+        if None in runs
+        else judge([each for each in runs if each is not None], target, math.nan, level=result.level)
+        for runs in result.summaries()
+    ]
 
 
 def choose(result: SweepResult, base: Scenario, *, goal: str, target: Target) -> Choice:
     """Rank the points of a finished sweep over *base*; RooftraceError where none of them ran."""
-    attainment = _attainment(target)
     table = result.table
     if not (table["replications"] > 0).any():
         failure = next(iter(result.failures(1)), {"error": "no run"})
@@ -203,11 +204,7 @@ def choose(result: SweepResult, base: Scenario, *, goal: str, target: Target) ->
         raise RooftraceError(
             f"the profile of {base.hardware} has no price_usd_per_hour; give a profile that does, or --goal gpu-seconds"
         )
-    low = table["slo_attainment"]
-    if "slo_attainment.half_width" in table:
-        low = low - table["slo_attainment.half_width"].fillna(0.0)
-    steady = ~table["saturated"].fillna(False).astype(bool)
-    table = table.assign(keeps=(low >= attainment) & steady & (table["failed"] == 0))
+    table = table.assign(keeps=[found is not None and found.met is True for found in judged(result, target)])
     # What misses the SLO is nobody's choice; where all do, the front still says what there is.
     kept = table["keeps"].to_numpy(dtype=bool)
     table["on_front"] = pareto_front(

@@ -67,6 +67,20 @@ class SweepResult:
 
         return pd.read_parquet(self.folder / "runs.parquet")
 
+    def summaries(self) -> Iterator[list[Mapping[str, Any] | None]]:
+        """The summaries of the runs of each point, in the order of `table`; None for a run that failed."""
+        store = Store(self.folder / _POINTS)
+        for _, mine in self.runs.groupby("point", sort=True):
+            yield [
+                None if isinstance(error, str) else store.get(key)["summary"]
+                for key, error in zip(mine["key"], mine["error"], strict=True)
+            ]
+
+    @property
+    def level(self) -> float:
+        """The confidence of its intervals."""
+        return self.manifest["level"]
+
     @property
     def axes(self) -> list[str]:
         """The columns that were varied, `meta.` columns included, in order."""
@@ -124,7 +138,9 @@ def short_table(result: SweepResult, *, most: int, errors: bool = True) -> tuple
     """
     table = result.table.head(most)
     metrics = [
-        name for name in (*HEADLINE, "slo_attainment") if name in table and bool(table[name].notna().to_numpy().any())
+        name
+        for name in (*HEADLINE, "slo_attainment", "slo_kept")
+        if name in table and bool(table[name].notna().to_numpy().any())
     ]
     heads = [*result.axes, *(metrics or ["outcome"])]
     rows = []
