@@ -1836,7 +1836,7 @@ MUTATIONS = [
         "sim/study/optimize.py",
         ("tests/study/test_optimize.py",),
         ("candidates that are left open keep the SLO", "found.met is True for", "found.met is not False for"),
-        ("candidates with a run that failed keep the SLO", "None if None in runs else judge", "judge"),
+        ("candidates with a run that failed keep the SLO", "if len(whole) == len(runs) else None", "if whole else None"),
         (
             "energy of one GPU",
             ".fillna(gpu_s * watt),",

@@ -86,8 +86,8 @@ class Intervals:
         return min(LEVEL, (self.replays - 1) / (self.replays + 1))
 
     def kept(self, share: float | None) -> float | None:
-        """The probability that the SLO is kept: in how many of the replays at least *share* of requests keep theirs (None: they have
-        none), and means and percentiles keep theirs; None without an SLO."""
+        """The probability that the SLO is kept: in how many of the replays at least *share* of requests keep theirs (None: they
+        have none), and means and percentiles keep theirs; None without an SLO."""
         shares = [each >= share for each in self.attained] if share is not None else []
         both = [mine and all_ for mine, all_ in zip(shares, self.within, strict=True)] if shares and self.within else []
         found = both or shares or self.within

@@ -229,6 +229,9 @@ def _costs(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     hours = f"{found['device_hours']:,.3g} device-hours"
     rows = []
     if found["usd"] is not None:
+        if found.get("usd_per_hour") is not None:
+            each = f"{money(found['usd_per_hour'])} an hour, {money(found['usd_per_month'])} a month of 730 h"
+            rows += [("Deployment", each), ("Prices", found["price_basis"])]
         parts = f"${found['usd']:,.3g} for {hours}"
         if found["usd_per_m_output"] is not None:
             parts += f", ${found['usd_per_m_output']:,.3g} per million output tokens"
@@ -254,6 +257,11 @@ def _costs(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if found["carbon_g"] is not None:
         energy += f", {found['carbon_g']:,.3g} g of carbon"
     return [*rows, ("Energy", f"{energy}; {found['power_basis']}")]
+
+
+def money(usd: float) -> str:
+    """US dollars for people, whole where they are many: '$6.88', '$5,022'."""
+    return f"${usd:,.0f}" if usd >= 1000 else f"${usd:,.2f}" if usd >= 1 else f"${usd:,.3g}"
 
 
 def _price(usd: float | None) -> str:

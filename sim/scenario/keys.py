@@ -496,7 +496,11 @@ class Costs(Section):
     """What devices cost and what their power comes to, for the summary's `costs` and `optimize --goal cost|energy`."""
 
     usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
-    """In place of the catalogue's price, for every device."""
+    """In place of list prices, for every device."""
+    provider: Annotated[str, Field(min_length=1)] | None = None
+    """Whose list prices: aws, gcp, ...; where it is left out, the first that is listed for the device."""
+    prices: FilePath | None = None
+    """A file of prices in the form of hwmodels/prices.toml, in place of those that are shipped."""
     pue: Annotated[float, Field(ge=1)] = 1.0
     """Power usage effectiveness: of the building over that of the devices."""
     carbon_g_per_kwh: Annotated[float, Field(ge=0)] | None = None

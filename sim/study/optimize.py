@@ -13,6 +13,7 @@ import numpy as np
 
 from sim.errors import RooftraceError
 from sim.scenario import Scenario
+from sim.scenario.assembly.prices import price_of
 from sim.study.notes import Noted
 from sim.study.points import Sweep, axis_values
 from sim.study.progress import Progress
@@ -38,7 +39,7 @@ def with_costs(table: pd.DataFrame, base: Scenario) -> pd.DataFrame:
     """*table* of a sweep over *base* with what serving costs and gives: the columns of `GOALS`, per GPU, per user.
 
     tokens_per_s_per_gpu; tokens_per_s_per_user, which is 1 / median TPOT; gpu_s_per_mtoken, over the whole run;
-    usd_per_mtoken from the devices' prices an hour (NaN where the catalogue has none); joule_per_mtoken by what
+    usd_per_mtoken from what the deployment costs an hour (NaN where no price is known); joule_per_mtoken by what
     the devices do (`hwmodels.power`), or at their TDP for the whole run, an upper bound, where their work is not known. Both are
     sums over pools. Tokens are output tokens.
     """
@@ -46,31 +47,32 @@ def with_costs(table: pd.DataFrame, base: Scenario) -> pd.DataFrame:
     prices, watts = [], []
     for name in hardware:
         device = _device(base, str(name))
-        prices.append(math.nan if device.price_usd_per_hour is None else device.price_usd_per_hour)
+        usd_per_hour, _ = price_of(base, device)
+        prices.append(math.nan if usd_per_hour is None else usd_per_hour)
         watts.append(device.tdp_w)
     price, watt = np.array(prices), np.array(watts)
     if "fleet.tdp_w" in table:
         # Of pools with different devices: the mean GPU.
         pooled = table["fleet.tdp_w"].notna()
-        price = np.where(pooled, table["fleet.usd_per_hour"].astype(float) / table["gpus"], price)
         watt = np.where(pooled, table["fleet.tdp_w"] / table["gpus"], watt)
+    # Where the work of the devices is not known, all are paid for from beginning to end.
+    usd_per_hour = _known(table, "costs.usd_per_hour").fillna(table["gpus"] * price)
     mtoken_s = table["output_tokens_per_s"] / 1e6
     gpu_s = (table["gpus"] / mtoken_s).where(mtoken_s > 0)
     return table.assign(
         tokens_per_s_per_gpu=table["output_tokens_per_s"] / table["gpus"],
         tokens_per_s_per_user=1.0 / table["tpot_s.p50"],
         gpu_s_per_mtoken=gpu_s,
-        usd_per_mtoken=gpu_s * price / 3600.0,
-        joule_per_mtoken=_by_what_they_do(table).fillna(gpu_s * watt),
+        usd_per_mtoken=(usd_per_hour / 3600.0 / mtoken_s).where(mtoken_s > 0),
+        joule_per_mtoken=(_known(table, "costs.joule_per_output_token") * 1e6).fillna(gpu_s * watt),
     )
 
 
-def _by_what_they_do(table: pd.DataFrame) -> pd.Series[float]:
-    """Joules per million output tokens of each row; NaN where the work of the devices is not known."""
+def _known(table: pd.DataFrame, name: str) -> pd.Series[float]:
+    """A column of each row's costs; NaN where the work of the devices is not known."""
     import pandas as pd
 
-    name = "costs.joule_per_output_token"
-    return table[name].astype(float) * 1e6 if name in table else pd.Series(math.nan, index=table.index)
+    return table[name].astype(float) if name in table else pd.Series(math.nan, index=table.index)
 
 
 def _device(base: Scenario, name: str) -> Any:
@@ -185,12 +187,11 @@ def cheapest(
 
 def judged(result: SweepResult, target: Target) -> list[Judgement | None]:
     """What the runs of each point say of *target*, in the order of the table; None where one of them failed."""
-    return [
-        None
-        if None in runs
-        else judge([each for each in runs if each is not None], target, math.nan, level=result.level)
-        for runs in result.summaries()
-    ]
+    found: list[Judgement | None] = []
+    for runs in result.summaries():
+        whole = [each for each in runs if each is not None]
+        found.append(judge(whole, target, math.nan, level=result.level) if len(whole) == len(runs) else None)
+    return found
 
 
 def choose(result: SweepResult, base: Scenario, *, goal: str, target: Target) -> Choice:
@@ -202,7 +203,7 @@ def choose(result: SweepResult, base: Scenario, *, goal: str, target: Target) ->
     table = with_costs(table, base)
     if table["usd_per_mtoken"].isna().all() and goal == "cost":
         raise RooftraceError(
-            f"the profile of {base.hardware} has no price_usd_per_hour; give a profile that does, or --goal gpu-seconds"
+            f"no price of {base.hardware} is known; give costs.usd_per_device_hour, costs.provider or --goal gpu-seconds"
         )
     table = table.assign(keeps=[found is not None and found.met is True for found in judged(result, target)])
     # What misses the SLO is nobody's choice; where all do, the front still says what there is.

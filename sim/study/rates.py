@@ -26,7 +26,7 @@ _GIVE = "give slo.ttft_s, slo.tpot_s or slo.e2el_s, or limits of percentiles suc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a run must reach to count, beside a queue that is steady and the limits of means and percentiles in the scenario's `slo`."""
+    """What a run must reach to count, beside a queue that is steady and the limits of means and percentiles in its `slo`."""
 
     attainment: float | None = ATTAINMENT
     """Share of requests that meet the scenario's `slo`."""
