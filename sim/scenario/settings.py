@@ -107,8 +107,13 @@ class Scenario(Settings):
 
     def with_value(self, key: str, value: Any) -> Scenario:
         """A copy with the setting at the dotted *key* changed to *value*."""
+        return self.with_values({key: value})
+
+    def with_values(self, changes: Mapping[str, Any]) -> Scenario:
+        """A copy with settings changed by dotted key, in order; checked when all are changed."""
         settings = copy.deepcopy(self.settings())
-        self._put(settings, key, value)
+        for key, value in changes.items():
+            self._put(settings, key, copy.deepcopy(value))
         return Scenario.from_mapping(settings, source=self._source, folder=self._folder)
 
     def _put(self, settings: dict[str, Any], key: str, value: Any) -> None:
