@@ -133,8 +133,8 @@ HEADLINE = ("ttft_s.p50", "ttft_s.p99", "tpot_s.p50", "tpot_s.p99", "requests_pe
 def short_table(result: SweepResult, *, most: int, errors: bool = True) -> tuple[list[str], list[list[str]]]:
     """Heads and cells of the first *most* points for people: axes and the metrics most asked for.
 
-    Where points cost different sums, $ a month are there too. Where the deployment is saturated, its latencies are that word; a failed
-    point shows its error, or without *errors* the word failed.
+    Where points cost different sums, $ a month are there too. Where the deployment is saturated, its latencies are that word; a
+    failed point shows its error, or without *errors* the word failed.
     """
     table = result.table.head(most)
     metrics = [

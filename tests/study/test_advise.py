@@ -33,7 +33,7 @@ def test_the_figures_are_those_of_the_runs_that_are_named(tmp_path):
     for change in ("2 machines", "FP8 weights"):
         program, *again = shlex.split(found[change]["run"])
         assert program == "rooftrace"
-        run = CliRunner().invoke(build_app(), [*again, "--json"])
+        run = CliRunner().invoke(build_app(), [*again, "--json", "--no-plots", "--out", str(tmp_path / "run")])
         assert run.exit_code == 0, run.output
         figures = flatten(json.loads(run.stdout))
         expected = found[change]["figures"]
