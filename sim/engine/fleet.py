@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -148,12 +148,8 @@ class Fleet:
         return not self._clock.expects(CONTROL) and not any(_can_be_served(self, id_) for id_ in self.in_wait())
 
     def in_wait(self) -> tuple[int, ...]:
-        """Requests that wait for a machine to be ready."""
-        return (*self.held, *self._awaiting())
-
-    def _awaiting(self) -> Collection[int]:
-        """Whose prompt has been computed and who wait for a machine that decodes."""
-        return () if self._apart is None else self._apart.handovers.awaiting
+        """Requests that wait for a machine to be ready; those whose prompt has been computed, for one that decodes."""
+        return (*self.held, *(() if self._apart is None else self._apart.handovers.awaiting))
 
     def close(self, horizon_ns: int | None) -> None:
         """At the end of the run: who is held still is held until its horizon or, without one, until the last request finished."""
@@ -224,9 +220,6 @@ class Fleet:
             if machine is not None:
                 machine.deliver(id_)
 
-    def _waits(self) -> bool:
-        return bool(self.held or self._awaiting())
-
     def _lose(self, id_: int, reason: str) -> None:
         self._counts["lost"] += 1
         self._outside.lost(id_, reason)
@@ -249,7 +242,9 @@ class Fleet:
     def _note(self, index: int, state: int = OFF, phase: int = -1) -> None:
         self.states[index] = state
         self._phase[index] = phase
-        self.since_ns[index] = self._clock.now_ns
+        if phase <= 0:
+            # A machine that starts has begun with its first phase.
+            self.since_ns[index] = self._clock.now_ns
         self._shown.clear()
         for column, value in zip(self._log, (self._clock.now_ns, index, state, phase), strict=True):
             column.append(value)
@@ -262,7 +257,7 @@ class Fleet:
         if failing is not None:
             up_ns, self._down_ns[index] = failing.draw_ns(self._seed, index, self._n_failures[index])
             self._failure[index].set(now_ns + up_ns)
-        if self._waits():
+        if self.in_wait():
             self._release()
 
     def _start(self, index: int, phase: int = 0) -> None:
@@ -362,7 +357,7 @@ class Fleet:
             empty = not (machine.running or machine.waiting or any(map(n_loading, machine.tenants)))
             if state == DRAINING and empty and not (self._apart is not None and self._apart.is_needed(machine)):
                 self._off(index)
-        if self._waits():
+        if self.in_wait():
             self._release()
 
     def held_for(self, machine: Machine) -> int:

@@ -241,7 +241,7 @@ class Handovers:
             receiver = self._gate.choose(id_, seconds)
             if receiver is None:
                 return
-            if self._stays(id_, receiver):
+            if _stays(self, id_, receiver):
                 self._took(id_, receiver, DECODES)
                 receiver.deliver(id_)
                 return
@@ -257,7 +257,7 @@ class Handovers:
             return
         if not able:
             state.replica[id_] = machine.tenant_of(self._model(id_)).number
-            self._outside.rejected(id_, self._never(id_))
+            self._outside.rejected(id_, _never(self, id_))
             return
         if receiver is not None:
             self._took(id_, receiver, DECODES)
@@ -297,14 +297,6 @@ class Handovers:
         if self.present is not None:
             self.present.took(id_, (machine,), stage)
 
-    def _stays(self, id_: int, receiver: Machine) -> bool:
-        """Whether the machine that decodes computes the prompt as well, which is short or most of which it has."""
-        local = self._spec.local_tokens
-        if not local:
-            return False
-        prompt = self._state.to_hand(id_)
-        return prompt <= local or prompt - receiver.found_tokens(self._gate.request(id_)) <= local
-
     def _model(self, id_: int) -> int:
         return 0 if self._state.model is None else self._state.model[id_]
 
@@ -322,12 +314,6 @@ class Handovers:
             return hosting
         gone = {machine for kind in refusing for machine, _ in kinds[kind]}
         return [machine for machine in hosting if machine not in gone]
-
-    def _never(self, id_: int) -> str:
-        machines = self._gate.hosting(id_)
-        if not machines:
-            return "no machine decodes for the model"
-        return f"to decode it, {refusal(machines[0].tenant_of(self._model(id_)).sequences, id_)}"
 
     # What machines tell.
 
@@ -396,7 +382,7 @@ class Handovers:
                 elif what == _ARRIVED:
                     self._on_arrived(id_)
                 elif not self.legs[id_].has_room:
-                    self._on_no_room(id_)
+                    _on_no_room(self, id_)
         self._set_to = -1
         if due:
             self._set_to = due[0][0]
@@ -470,13 +456,6 @@ class Handovers:
         else:
             _send(self, id_, leg)
 
-    def _on_no_room(self, id_: int) -> None:
-        leg = self.legs.pop(id_)
-        leg.drop(id_)
-        self._needs_no_more(leg.receiver)
-        assert self.present is not None
-        self.present.compute_again(id_)
-
     def _on_arrived(self, id_: int) -> None:
         now_ns, state = self._clock.now_ns, self._state
         leg = self.legs.pop(id_)
@@ -502,6 +481,31 @@ class Handovers:
             self._outside.first_token_elsewhere(id_, now_ns)
         state.replica[id_] = leg.keeper.number
         leg.receiver.post(leg.keeper, id_, LAND, tokens)
+
+
+def _stays(handovers: Handovers, id_: int, receiver: Machine) -> bool:
+    """Whether the machine that decodes computes the prompt as well, which is short or most of which it has."""
+    local = handovers._spec.local_tokens
+    if not local:
+        return False
+    prompt = handovers._state.to_hand(id_)
+    return prompt <= local or prompt - receiver.found_tokens(handovers._gate.request(id_)) <= local
+
+
+def _never(handovers: Handovers, id_: int) -> str:
+    machines = handovers._gate.hosting(id_)
+    if not machines:
+        return "no machine decodes for the model"
+    return f"to decode it, {refusal(machines[0].tenant_of(handovers._model(id_)).sequences, id_)}"
+
+
+def _on_no_room(handovers: Handovers, id_: int) -> None:
+    leg = handovers.legs.pop(id_)
+    leg.end()
+    leg.drop(id_)
+    handovers._needs_no_more(leg.receiver)
+    assert handovers.present is not None
+    handovers.present.compute_again(id_)
 
 
 def _ready_for(

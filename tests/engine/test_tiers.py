@@ -383,6 +383,13 @@ def test_facts_of_tiers_are_the_sums_over_machines() -> None:
         parts = [columns.meta["tiers"][kind] for columns in alone]
         assert both.meta["tiers"][kind] == {name: parts[0][name] + parts[1][name] for name in parts[0]}
         assert all(part["evicted_blocks"] and part["loads"] for part in parts) or kind == "disk"
+    moved = both.transfers()
+    assert moved is not None
+    took_ns = moved["arrived_ns"] - moved["asked_ns"]
+    for tier, kind in enumerate(("host", "disk")):
+        facts = both.meta["tiers"][kind]
+        assert facts["load_ns"] == took_ns[(moved["tier"] == tier) & (moved["what"] == LOAD)].sum()
+        assert facts["evicted_blocks"] * 1000 == facts["store_bytes"] - facts["used_bytes"]
     facts = both.meta["tiers"]["host"]
     said = kv_tiers(both.requests, both.meta)["kv_tiers"]
     assert said["host"]["load_mean_s"] == pytest.approx(facts["load_ns"] / facts["loads"] / S)
