@@ -431,7 +431,7 @@ class Slo(Section):
             },
         },
     )
-    __pydantic_extra__: dict[str, Seconds | None]
+    __pydantic_extra__: dict[str, Seconds | None] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     ttft_s: Seconds | None = None
     tpot_s: Seconds | None = None

@@ -31,8 +31,10 @@ def test_a_deployment_costs_what_the_scenario_says_of_prices(tmp_path, given):
     row = '{ provider = "us", usd_per_hour = 1.25, listed = "a contract", seen = "2026-01-31" }'
     file.write_text(f'[providers]\nus = "our books"\n[devices]\nh100-sxm = [{row}]\n')
     costs = simulate(FEW.with_set(f"costs.{given.format(file=file)}")).summary["costs"]
+    lent = list_prices().find("h100-sxm", "lambda")
+    assert lent is not None
     usd, basis = {
-        "provider": (list_prices().find("h100-sxm", "lambda").usd_per_hour, "list price of lambda as seen in 2025"),
+        "provider": (lent.usd_per_hour, "list price of lambda as seen in 2025"),
         "prices": (1.25, "list price of us as seen in 2026-01-31 (a contract); our books"),
         "usd_per_device_hour": (2.5, "costs.usd_per_device_hour"),
     }[given.partition("=")[0]]

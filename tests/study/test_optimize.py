@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from sim import RooftraceError, Scenario
 from sim.cli import build_app
+from sim.launch import recommended
 from sim.study.optimize import cheapest, choose, pareto_front, with_costs
 from sim.study.rates import Target, highest_rate, judge, target_of
 
@@ -75,6 +76,19 @@ def test_limits_of_percentiles_bound_the_rate_and_choose_the_candidate():
     assert best.table["slo.tpot_p95_s.limit_s"].tolist() == [0.0077] * 2
 
 
+def test_a_candidate_chosen_by_percentiles_is_exported_with_its_model_error_said(tmp_path):
+    file, out = tmp_path / "s.yaml", tmp_path / "candidates"
+    file.write_text(LIMITED.with_set("slo={}").to_yaml())
+    arguments = ["optimize", str(file), "--limit", "tpot_p95=9ms", "--goal", "cost", "--axis", "replicas=1,2"]
+    more = ["--replications", "2", "--intervals", "2", "--jobs", "1", "--out", str(out), "--json"]
+    done = CliRunner().invoke(build_app(), [*arguments, *more])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["best"]["slo_attainment"] is None
+    assert found["kept"][0]["probability"] is not None
+    assert "the limits of the SLO kept" in " ".join(recommended(out).reasons)
+
+
 def test_limits_of_percentiles_do_not_hide_requests_that_were_rejected():
     limits = target_of(LIMITED)
     assert limits == Target(attainment=None, all_finish=True)
@@ -137,7 +151,6 @@ class Finished:
 
     axes = ("replicas",)
     folder = None
-    notes = ()
     table = pd.DataFrame(
         {
             "replicas": [4, 1, 2, 3], "gpus": [4, 1, 2, 3], "replications": 3, "failed": [0, 0, 0, 1],
