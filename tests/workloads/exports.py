@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-START = datetime(2025, 5, 1, 12, 0, 0, tzinfo=timezone.utc)
+START = datetime(2025, 5, 1, 12, 0, 0, tzinfo=UTC)
 AFTER_S = (0.0, 1.5, 2.0, 10.25)
 PROMPTS = (812, 77, 4096, 1300)
 OUTPUTS = (120, 9, 512, 64)
@@ -452,7 +452,7 @@ def bedrock() -> bytes:
 def langsmith() -> bytes:
     return csv_of(
         "id,name,run_type,start_time,end_time,status,latency,first_token_time,prompt_tokens,completion_tokens,total_tokens,session_id",
-        [[f"l{i}", "ChatOpenAI", "llm", iso(t, "")[:-3] + "000", iso(t + 1, ""), "success", 1.0, "", p, o, p + o, "project"]
+        [[f"l{i}", "ChatOpenAI", "llm", iso(t, "") + "000", iso(t + 1, ""), "success", 1.0, "", p, o, p + o, "project"]
          for i, (t, p, o) in enumerate(FOUR)],
     )  # fmt: skip
 
