@@ -65,6 +65,8 @@ class Rules:
 
 def read_export(name: str | os.PathLike[str], files: Sequence[Path], *, limit: int | None, rules: Rules) -> Trace:
     """The requests of *files*, of which the first *limit* are taken and no more read than that needs; `read_trace` says more."""
+    if rules.missing_output not in (None, *MISSING_OUTPUT):
+        raise ValueError(f"missing_output is one of {', '.join(MISSING_OUTPUT)}; got {rules.missing_output!r}")
     if unknown := sorted(set(rules.columns) - set(FIELDS)):
         raise ValueError(f"{unknown[0]!r} is nothing that a column can say; known are {', '.join(FIELDS)}")
     parts: list[_Part] = []

@@ -19,6 +19,8 @@ class MayBeFile:
     """Texts that are never a file's."""
     lists_models: bool = False
     """Whether the file names models, which may be files in turn."""
+    several: bool = False
+    """Whether it may be a folder or a pattern, which stand for the files in them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,6 +187,8 @@ class Scenario(Settings):
     def _behind(self, text: str, mark: Mark) -> Any:
         """What stands for a setting's *text* in the hash: the content of the file or the source of the module that it names."""
         files = dict.fromkeys(map(self._look_up, self._paths(text, mark)))
+        if isinstance(mark, MayBeFile) and mark.several and text not in mark.names:
+            files = dict.fromkeys(self.trace_files(text)[1])
         digests: list[str] = []
         for file in files:
             if file is not None:
@@ -230,6 +232,17 @@ class Scenario(Settings):
             f"{name!r} is of no setting marked as a file (FilePath), so that the hash would not follow it"
         )
         return self._look_up(name)
+
+    def trace_files(self, name: str) -> tuple[Path, list[Path]]:
+        """The path, folder or pattern that *name* stands for, beside the scenario or in the current folder, and its files, if any."""
+        from workloads.sources import trace_files
+
+        candidates = (self._folder / name, Path(name))
+        for candidate in candidates:
+            with contextlib.suppress(OSError, ValueError):
+                if files := [file for file in trace_files(candidate) if os.path.isfile(file)]:
+                    return candidate, files
+        return candidates[-1], []
 
     def _look_up(self, name: str) -> Path | None:
         for candidate in (self._folder / name, Path(name)):
