@@ -13,17 +13,18 @@ import numpy as np
 
 from workloads.chains import chained
 from workloads.columns import INT64_MAX, IntArray
-from workloads.prompts import Prompts
+from workloads.prompts import BLOCK_TOKENS, Prompts
 from workloads.records import Rows, rows_of
 from workloads.streams import Stream, stream
 from workloads.synonyms import AT_LOG, FIELDS, STATUSES, SUMS, SYNONYMS, matching, unit_of
-from workloads.texts import tokens_of
+from workloads.texts import Tokens, tokens_of
 from workloads.times import UNITS_NS, moments_ns, number_of, unit_word
 from workloads.trace import Trace
 
 MissingOutput = Literal["drop", "max_tokens", "draw"]
 MISSING_OUTPUT: tuple[MissingOutput, ...] = ("drop", "max_tokens", "draw")
-_MOONCAKE_BLOCK_TOKENS = 512
+_HASH_IDS_TOKENS = 512
+"""Tokens that one of Mooncake's `hash_ids` stands for."""
 _ABOUT_OTHERS = frozenset({"invoke_agent", "create_agent", "execute_tool", "invoke_workflow"})
 """Spans of OpenTelemetry's GenAI conventions whose tokens, if any, are those of spans below them."""
 _FAILED = frozenset(
@@ -42,7 +43,6 @@ _FAILED = frozenset(
     }
 )
 _RESPONSE_TIME_MS = ("response_time", "total_time")
-_BLOCK_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,8 @@ class Rules:
     tokenizer: str | Path | None = None
     """A tokenizer.json, or its folder, that counts the tokens of texts."""
     seed: int = 0
+    scale: float | None = None
+    """Tokens that are counted of texts for one that was logged; found in the first file where it is None."""
 
 
 def read_export(name: str | os.PathLike[str], files: Sequence[Path], *, limit: int | None, rules: Rules) -> Trace:
@@ -69,12 +71,14 @@ def read_export(name: str | os.PathLike[str], files: Sequence[Path], *, limit: i
         raise ValueError(f"missing_output is one of {', '.join(MISSING_OUTPUT)}; got {rules.missing_output!r}")
     if unknown := sorted(set(rules.columns) - set(FIELDS)):
         raise ValueError(f"{unknown[0]!r} is nothing that a column can say; known are {', '.join(FIELDS)}")
+    tokens = tokens_of(rules.tokenizer)
     parts: list[_Part] = []
     for file in files:
         wanted = None if limit is None else limit - sum(len(part.prompt) for part in parts)
         if wanted is not None and wanted <= 0:
             break
-        parts.append(_part(file, wanted, rules))
+        parts.append(_part(file, wanted, rules, tokens))
+        rules = replace(rules, scale=parts[-1].scale)
     return _trace(name, parts, limit, rules)
 
 
@@ -112,14 +116,15 @@ class _Part:
     notes: tuple[str, ...]
     ids: list[Sequence[int]] | None
     block_tokens: int
+    scale: float | None
     is_all: bool
 
 
-def _part(file: Path, wanted: int | None, rules: Rules) -> _Part:
+def _part(file: Path, wanted: int | None, rules: Rules, tokens: Tokens) -> _Part:
     n_lines = None if wanted is None else wanted + 1
     while True:
         rows = rows_of(file, n_lines)
-        part = _read_rows(rows, rules)
+        part = _read_rows(rows, rules, tokens)
         if rows.is_all or n_lines is None or len(part.prompt) >= (wanted or 0):
             return part
         n_lines *= 2
@@ -180,7 +185,7 @@ def _missing(chosen: _Chosen, rules: Rules) -> list[str]:
     return lacking
 
 
-def _read_rows(rows: Rows, rules: Rules) -> _Part:
+def _read_rows(rows: Rows, rules: Rules, tokens: Tokens) -> _Part:
     chosen = _choose(rows, rules)
     _refuse_sums(rows)
     if lacking := _missing(chosen, rules):
@@ -197,17 +202,18 @@ def _read_rows(rows: Rows, rules: Rules) -> _Part:
     output = _counts(rows, of, "output_tokens")
     allowed = _counts(rows, of, "max_tokens")
     named = _blocks(rows, of)
-    block_tokens = _MOONCAKE_BLOCK_TOKENS
+    block_tokens, scale = _HASH_IDS_TOKENS, rules.scale
     row_of = list(range(n))
     if "prompt" in of:
-        texts = Prompts.read(rows, of, tokens_of(rules.tokenizer), _BLOCK_TOKENS, counted=prompt is not None)
+        texts = Prompts.read(rows, of, tokens, prompt, rules.scale)
         if texts is not None:
             notes += texts.notes
             row_of = texts.rows
             prompt = texts.prompt if prompt is None else prompt
             output = texts.output if output is None else output
             named = texts.ids if named is None else named
-            block_tokens = _BLOCK_TOKENS if named is texts.ids else block_tokens
+            scale = texts.scale
+            block_tokens = BLOCK_TOKENS if named is texts.ids else block_tokens
             if texts.turns:
                 prompt, output = texts.prompt, texts.output
         elif prompt is None:
@@ -215,6 +221,8 @@ def _read_rows(rows: Rows, rules: Rules) -> _Part:
                 f"{rows.path}: column {of['prompt']} holds neither a text, messages nor token numbers; name another with "
                 "--map prompt=COLUMN or prompt_tokens=COLUMN (workload.columns)"
             )
+    if rules.tokenizer is not None and not any(named or ()):
+        notes.append("The tokenizer counts nothing: no column has texts.")
     failed = _failures(rows, chosen)
     about = [None] * n if chosen.operation is None else rows.column(chosen.operation)
     optional = {
@@ -251,8 +259,8 @@ def _read_rows(rows: Rows, rules: Rules) -> _Part:
     for_row = [row_of[at] for at in kept]
     if rule is None and not kept and left_out["without output tokens"]:
         raise ValueError(
-            f"{rows.path}: no request has output tokens ({_listed(rows.names)}); name their column with --map output_tokens=COLUMN, "
-            "or take as many as clients allowed: missing_output max_tokens (--missing-output, workload.missing_output)"
+            f"{rows.path}: no request has output tokens ({_listed(rows.names)}); name their column with --map "
+            "output_tokens=COLUMN, or take as many as clients allowed: missing_output max_tokens (--missing-output, workload.missing_output)"
         )
     part = _Part(
         arrival_ns=[arrival[row] or 0 for row in for_row],
@@ -264,6 +272,7 @@ def _read_rows(rows: Rows, rules: Rules) -> _Part:
         notes=tuple(notes),
         ids=None if named is None else [named[at] for at in kept],
         block_tokens=block_tokens,
+        scale=scale,
         is_all=rows.is_all,
     )
     if "prompt" in of and len(row_of) > n and "session" not in part.optional:

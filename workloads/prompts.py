@@ -10,6 +10,9 @@ from typing import Any
 from workloads.records import Rows
 from workloads.texts import Tokens, chat_text, digests
 
+BLOCK_TOKENS = 16
+"""Tokens of the prompt that one id stands for."""
+_SAMPLE = 200
 _ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -31,20 +34,25 @@ class Prompts:
     ids: list[Sequence[int]]
     """Hashes of the full blocks of the prompt and of what was answered."""
     turns: bool
+    """Whether rows are conversations of which each answer is a request."""
+    scale: float
+    """Tokens as they are counted here for one that was logged."""
     notes: tuple[str, ...]
 
     @classmethod
-    def read(cls, rows: Rows, of: Mapping[str, str], tokens: Tokens, block: int, *, counted: bool) -> Prompts | None:
-        """The prompts of *rows*; None where their column holds none. *counted*: whether another column counts their tokens."""
-        column = rows.column(of["prompt"])
+    def read(
+        cls, rows: Rows, of: Mapping[str, str], tokens: Tokens, logged: Sequence[int | None] | None, scale: float | None
+    ) -> Prompts | None:
+        """The prompts of *rows*; None where their column holds none. *logged*: the lengths of prompts that another column says;
+        *scale*: tokens as *tokens* counts them for one of those, found here where it is None."""
         answers = rows.column(of["answer"]) if "answer" in of else [None] * len(rows)
         by_turns = False
         found: list[tuple[int, Any, str | None]] = []
-        for row, value in enumerate(column):
+        for row, value in enumerate(rows.column(of["prompt"])):
             asked = _asked(value)
             if asked is None:
                 found.append((row, None, None))
-            elif isinstance(asked, list) and asked and isinstance(asked[0], tuple) and _by_turns(value):
+            elif isinstance(asked[0], tuple) and _by_turns(value):
                 by_turns = True
                 found += [
                     (row, asked[:at], text) for at, (role, text) in enumerate(asked) if at and role == "assistant"
@@ -53,12 +61,19 @@ class Prompts:
                 found.append((row, asked, _answer(answers[row])))
         if all(asked is None for _, asked, _ in found):
             return None
-        done = [_measured(asked, answer, tokens, block) for _, asked, answer in found]
-        how = "their lengths are those of the log, and " if counted else ""
+        if scale is None:
+            scale = 1.0 if logged is None or by_turns else _scale(found, tokens, logged)
+        # A block of so many tokens as they are counted is one of BLOCK_TOKENS of those that were logged.
+        done = [_measured(asked, answer, tokens, max(1, round(BLOCK_TOKENS * scale))) for _, asked, answer in found]
         notes = [
-            f"Texts of {of['prompt']} are {how}in tokens so: {tokens.told}; hashes of blocks of {block} tokens alone are kept."
+            f"Lengths and blocks of {of['prompt']} are by tokens that are {tokens.told}; hashes of blocks alone are kept."
         ]
-        if any(row is not None and row[3] for row in done):
+        if logged is not None:
+            notes[0] = (
+                f"Which prompts begin alike is found from {of['prompt']}, of which hashes of blocks alone are kept; its tokens are "
+                f"{tokens.told}, {scale:.2f} for each that the log counts, by which blocks are stretched."
+            )
+        if any(each is not None and each[3] for each in done):
             notes.append("Images and other parts of messages that are not text count as nothing.")
         if by_turns:
             notes.append(
@@ -70,8 +85,21 @@ class Prompts:
             output=[None if each is None else each[1] for each in done],
             ids=[() if each is None else each[2] for each in done],
             turns=by_turns,
+            scale=scale,
             notes=tuple(notes),
         )
+
+
+def _scale(found: Sequence[tuple[int, Any, str | None]], tokens: Tokens, logged: Sequence[int | None]) -> float:
+    """How many tokens are counted for one that was logged, by the first requests of which both are known."""
+    pairs: list[tuple[int, int]] = []
+    for row, asked, _ in found:
+        told = logged[row]
+        if asked is not None and told and (measured := _measured(asked, None, tokens, BLOCK_TOKENS)) is not None:
+            pairs.append((measured[0], told))
+        if len(pairs) == _SAMPLE:
+            break
+    return sum(counted for counted, _ in pairs) / sum(told for _, told in pairs) if pairs else 1.0
 
 
 def _measured(

@@ -234,7 +234,7 @@ class Scenario(Settings):
         return self._look_up(name)
 
     def trace_files(self, name: str) -> tuple[Path, list[Path]]:
-        """The path, folder or pattern that *name* stands for, beside the scenario or in the current folder, and its files, if any."""
+        """The path, folder or pattern that *name* is, beside the scenario or in the current folder, and its files, if any."""
         from workloads.sources import trace_files
 
         candidates = (self._folder / name, Path(name))

@@ -159,6 +159,8 @@ def reuse(
     if sessions_per_s is None:
         how = {"columns": columns_of(columns), "tokenizer": tokenizer, "timed": False}
         trace = _read(file, format_, sort=sort, drop_empty=drop_empty, **how)
+        for note in trace.notes:
+            typer.echo(f"Note: {note}", err=True)
     else:
         trace = _read_sessions(file, sessions_per_s)
     with _user_errors(file):
