@@ -58,7 +58,7 @@ class Rules:
     keep_failed: bool = False
     timed: bool = True
     """Whether arrivals are needed; otherwise all are at 0."""
-    tokenizer: str | Path | None = None
+    tokenizer: str | os.PathLike[str] | None = None
     """A tokenizer.json, or its folder, that counts the tokens of texts."""
     seed: int = 0
     scale: float | None = None
@@ -117,17 +117,19 @@ class _Part:
     ids: list[Sequence[int]] | None
     block_tokens: int
     scale: float | None
-    is_all: bool
 
 
 def _part(file: Path, wanted: int | None, rules: Rules, tokens: Tokens) -> _Part:
-    n_lines = None if wanted is None else wanted + 1
-    while True:
-        rows = rows_of(file, n_lines)
-        part = _read_rows(rows, rules, tokens)
-        if rows.is_all or n_lines is None or len(part.prompt) >= (wanted or 0):
-            return part
-        n_lines *= 2
+    if wanted is not None:
+        n_lines = wanted + 1
+        while not (rows := rows_of(file, n_lines)).is_all:
+            # What a file has may be in none of its first rows.
+            if not _missing(_choose(rows, rules), rules):
+                part = _read_rows(rows, rules, tokens)
+                if len(part.prompt) >= wanted:
+                    return part
+            n_lines *= 2
+    return _read_rows(rows_of(file, None), rules, tokens)
 
 
 def _choose(rows: Rows, rules: Rules) -> _Chosen:
@@ -216,7 +218,7 @@ def _read_rows(rows: Rows, rules: Rules, tokens: Tokens) -> _Part:
             block_tokens = BLOCK_TOKENS if named is texts.ids else block_tokens
             if texts.turns:
                 prompt, output = texts.prompt, texts.output
-        elif prompt is None:
+        elif prompt is None and rows.is_all:
             raise ValueError(
                 f"{rows.path}: column {of['prompt']} holds neither a text, messages nor token numbers; name another with "
                 "--map prompt=COLUMN or prompt_tokens=COLUMN (workload.columns)"
@@ -257,10 +259,11 @@ def _read_rows(rows: Rows, rules: Rules, tokens: Tokens) -> _Part:
         optional["max_tokens"] = [allowed[row] for row in range(n)]
     notes += _unused(rows, chosen)
     for_row = [row_of[at] for at in kept]
-    if rule is None and not kept and left_out["without output tokens"]:
+    if rule is None and not kept and left_out["without output tokens"] and rows.is_all:
         raise ValueError(
             f"{rows.path}: no request has output tokens ({_listed(rows.names)}); name their column with --map "
-            "output_tokens=COLUMN, or take as many as clients allowed: missing_output max_tokens (--missing-output, workload.missing_output)"
+            "output_tokens=COLUMN, or take as many as clients allowed: missing_output max_tokens (--missing-output, "
+            "workload.missing_output)"
         )
     part = _Part(
         arrival_ns=[arrival[row] or 0 for row in for_row],
@@ -273,7 +276,6 @@ def _read_rows(rows: Rows, rules: Rules, tokens: Tokens) -> _Part:
         ids=None if named is None else [named[at] for at in kept],
         block_tokens=block_tokens,
         scale=scale,
-        is_all=rows.is_all,
     )
     if "prompt" in of and len(row_of) > n and "session" not in part.optional:
         return replace(part, optional={**part.optional, "session": [f"{rows.path}:{row}" for row in for_row]})

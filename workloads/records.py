@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -271,7 +271,7 @@ def _parquet(path: Path, n_rows: int | None) -> Rows:
     return _json(path, records, list(range(1, len(records) + 1)), len(records) == total, "row")
 
 
-def _plain(pyarrow: Any, column: Sequence[Any] | Any) -> list[Any]:
+def _plain(pyarrow: Any, column: Any) -> list[Any]:
     """A column of Parquet as plain values; times are nanoseconds since 1970."""
     if pyarrow.types.is_timestamp(column.type):
         column = column.cast(pyarrow.timestamp("ns", column.type.tz), safe=False).cast(pyarrow.int64())

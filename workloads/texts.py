@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from array import array
 from collections.abc import Sequence
@@ -96,6 +97,6 @@ def chat_text(messages: Sequence[tuple[str, str]]) -> str:
     return "".join(parts) + "<|im_start|>assistant\n"
 
 
-def tokens_of(tokenizer: str | Path | None) -> Tokens:
+def tokens_of(tokenizer: str | os.PathLike[str] | None) -> Tokens:
     """The tokens by the file or folder of a *tokenizer*; approximate ones without. ValueError as `FromFile` raises it."""
     return Approximate() if tokenizer is None else FromFile(Path(tokenizer))

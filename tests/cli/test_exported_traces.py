@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from sim.cli import build_app
 from sim.scenario import Scenario
 from sim.scenario.assembly import resolve
+from workloads import Trace
 
 APP = build_app()
 MAP = "arrival=when,prompt_tokens=u.in,output_tokens=u.out"
@@ -48,7 +49,7 @@ def test_run_takes_a_trace_with_columns_of_its_own_and_says_what_it_left_out():
     kept = rooftrace(
         "run", "--trace", "log.jsonl", "--map", MAP, "--keep-failed", "--no-plots", "--out", "kept", "--json"
     )
-    counts = [json.loads(each.stdout)["requests"]["completed"] for each in (done, kept)]
+    counts = [json.loads(each.stdout)["requests"]["finished"] for each in (done, kept)]
     assert counts == [9, 10]
 
 
@@ -96,6 +97,7 @@ def test_a_trace_without_times_is_replayed_under_arrivals_of_its_own():
     drawn = Scenario(workload={"trace": "chat.json", "arrivals": {"process": "poisson", "rate_per_s": 2.0}})
     workload = resolve(drawn).experiment.workload
     assert len(workload) == 5
+    assert isinstance(workload, Trace)
     assert workload.prefix_blocks is not None
     assert rooftrace("trace", "describe", "chat.json", "--untimed").exit_code == 0
 
