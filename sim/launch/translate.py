@@ -47,7 +47,8 @@ def scenario_from(command: str, *, hardware: str | None = None, assignments: Seq
     commands'. RooftraceError for a command that is not understood or that makes no scenario.
     """
     servers = list(_servers(command))
-    readings = [_read(server.text) for server in servers]
+    model = _assigned_model(assignments)
+    readings = [_read(server.text, model) for server in servers]
     notes = [note for reading in readings for note in reading.notes]
     if hardware is None:
         notes.append("a command does not say on what it runs; --hardware NAME does, and h100-sxm is assumed")
@@ -63,6 +64,18 @@ def scenario_from(command: str, *, hardware: str | None = None, assignments: Seq
         without_effect=tuple(dict.fromkeys(text for texts in front for text in texts)),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def models_of(command: str, *, assignments: Sequence[str] = ()) -> tuple[str, ...]:
+    """The models that `scenario_from` reads for a command: those of *assignments* stand in the place of the command's."""
+    given = _assigned_model(assignments)
+    return tuple(dict.fromkeys(given or _command_of(server.text)[1] for server in _servers(command)))
+
+
+def _assigned_model(assignments: Sequence[str]) -> str | None:
+    """The model that an assignment of `model` gives in the place of the commands'; None without one."""
+    values = [text for key, _, text in (each.partition("=") for each in assignments) if key.strip() == "model"]
+    return values[-1].strip() if values else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +107,8 @@ def _servers(text: str) -> Iterator[_Server]:
         yield _Server(text=text)
 
 
-def _read(text: str) -> Reading:
+def _command_of(text: str) -> tuple[Reading, str]:
+    """A command that is read as options, and the model that it names."""
     found = read_command(text)
     if found.engine == "vllm":
         found = _with_file(found)
@@ -103,13 +117,23 @@ def _read(text: str) -> Reading:
     model = (reading.text(option) if option else None) or found.model
     if model is None:
         raise RooftraceError(f"the command of {found.engine} names no model")
+    return reading, model
+
+
+def _read(text: str, instead: str | None) -> Reading:
+    """The reading of one server's command, whose model *instead* stands for where it is given."""
+    reading, model = _command_of(text)
+    model = instead or model
+    found = reading.command
     reading.put("model", model)
     try:
         from hwmodels.model import load_model
 
         experts = load_model(model).experts is not None
     except ValueError as error:
-        raise RooftraceError(f"{error}; or give the folder of its config.json in place of the name") from None
+        raise RooftraceError(
+            f"{error}; or set one in its place: --set model=NAME, or the folder of its config.json"
+        ) from None
     _READERS[found.engine](reading, experts=experts)
     aside = [word for word in found.aside if not word.startswith("LMCACHE_")]
     if aside:

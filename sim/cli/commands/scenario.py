@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from sim.cli.options import Fetch, fetch_models
+
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Write scenarios from commands that start servers.", no_args_is_help=True)
@@ -29,10 +31,13 @@ def from_command(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting beside the command's, e.g. --set replicas=2."),
     ] = None,
+    fetch: Fetch = False,
 ) -> None:
     """Write the scenario of a command to standard output; what it does not carry over goes to standard error."""
-    from sim.launch import scenario_from
+    from sim.launch import models_of, scenario_from
 
+    if fetch:
+        fetch_models(models_of(command, assignments=set_ or ()))
     found = scenario_from(command, hardware=hardware, assignments=set_ or ())
     for option in found.not_modelled:
         typer.echo(f"Not modelled: {option}", err=True)
