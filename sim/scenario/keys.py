@@ -16,7 +16,8 @@ from sim.scenario.tiers import Tier
 from sim.text import unknown
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
-TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain"]
+TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain", "export"]
+MissingOutput = Literal["drop", "max_tokens", "draw"]
 # Names of `hwmodels.precision.PRECISIONS`; a test compares.
 WeightPrecision = Literal[
     "bf16", "fp16", "fp32", "fp8", "fp8_block", "int8", "int4", "int4_g32", "int4_fp8", "mxfp4", "nvfp4", "nvfp4_a16"
@@ -259,8 +260,8 @@ class Predictor(Section):
 class Workload(Section):
     """What arrives: a trace, a generator, or the lengths of a trace under generated arrivals."""
 
-    trace: Annotated[str, Field(min_length=1), MayBeFile(names=BUILT_IN_TRACES)] | None = None
-    """A file, or the name of a built-in workload (conversation)."""
+    trace: Annotated[str, Field(min_length=1), MayBeFile(names=BUILT_IN_TRACES, several=True)] | None = None
+    """A file, a folder or a pattern such as logs/*.jsonl, or the name of a built-in workload (conversation)."""
     sessions: FilePath | None = None
     """A file of sessions, of which each request is sent when the answers before it have come and its delay is over; `arrivals` says
     when sessions start."""
@@ -277,6 +278,16 @@ class Workload(Section):
     """Accept a file whose arrivals are out of order."""
     drop_empty: bool = False
     """Leave out rows with neither prompt nor output tokens."""
+    columns: dict[str, Annotated[str, Field(min_length=1)]] | None = None
+    """What is in which column of a trace that a tool exported, where its name does not say: arrival, prompt_tokens, output_tokens,
+    end, duration, max_tokens, model, session, prompt, answer, status, ... to a column, or a dotted path into JSON."""
+    missing_output: MissingOutput | None = None
+    """What becomes of requests of an exported trace without an output length: left out (drop, as where nothing is said), given as
+    many tokens as their client allowed (max_tokens), or lengths drawn from those of the others (draw)."""
+    keep_failed: bool = False
+    """Keep failed requests of an exported trace that have tokens."""
+    tokenizer: FilePath | None = None
+    """A tokenizer.json that counts the tokens of a trace's texts; without it they are counted approximately."""
     arrivals: Process | None = None
     prompt_tokens: Distribution | None = None
     output_tokens: Distribution | None = None
@@ -316,9 +327,7 @@ class Workload(Section):
             return self._made_by(made)
         if self.sessions is not None:
             others = {"trace": self.trace, **lengths, "requests": self.requests, "duration_s": self.duration_s}
-            others |= {"sort": self.sort or None}
-            others |= {"format": None if self.format == "auto" else self.format, "drop_empty": self.drop_empty or None}
-            others |= {"protocol": self.protocol, "concurrency": self.concurrency}
+            others |= {"protocol": self.protocol, "concurrency": self.concurrency, **self.about_files()}
             if misplaced := [name for name, value in others.items() if value is not None]:
                 raise ValueError(
                     f"sessions already say what is sent, so {' and '.join(misplaced)} cannot be given too; leave out one"
@@ -355,11 +364,16 @@ class Workload(Section):
             )
         if missing:
             raise ValueError(f"a generated workload also needs {', '.join(missing)}")
-        files_only = {"format": self.format != "auto", "sort": self.sort, "drop_empty": self.drop_empty}
-        misplaced = [name for name, value in files_only.items() if value]
-        if misplaced:
+        if misplaced := self.about_files():
             raise ValueError(f"{', '.join(misplaced)} is about reading a trace, and this workload is generated")
         return self
+
+    def about_files(self) -> dict[str, Any]:
+        """What is set that is about reading a trace's file."""
+        names = ("format", "sort", "drop_empty", "columns", "missing_output", "keep_failed", "tokenizer")
+        return {
+            name: value for name in names if (value := getattr(self, name)) != type(self).model_fields[name].default
+        }
 
     def _lasting(self) -> None:
         if self.requests is not None:
@@ -380,8 +394,7 @@ class Workload(Section):
             key: getattr(self, key) for key in ("trace", "sessions", "block_tokens", "prompt_tokens", "output_tokens")
         }
         others |= {key: getattr(self, key) for key in ("requests", "duration_s", "protocol", "concurrency")}
-        others |= {"sort": self.sort or None, "drop_empty": self.drop_empty or None}
-        others |= {"format": None if self.format == "auto" else self.format, **dict.fromkeys(generators[1:], True)}
+        others |= {**self.about_files(), **dict.fromkeys(generators[1:], True)}
         if name != "conversations":
             others["arrivals"] = self.arrivals
         if misplaced := [key for key, value in others.items() if value is not None]:
@@ -394,8 +407,7 @@ class Workload(Section):
 
     def _asked_by_protocol(self) -> Self:
         given = {"trace": self.trace, "arrivals": self.arrivals, "requests": self.requests, "limit": self.limit}
-        given |= {"duration_s": self.duration_s}
-        given |= {"sort": self.sort or None, "drop_empty": self.drop_empty or None}
+        given |= {"duration_s": self.duration_s, **self.about_files()}
         if misplaced := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"a protocol says who sends what when, so {' and '.join(misplaced)} cannot be given too")
         needed = {

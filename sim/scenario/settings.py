@@ -205,7 +205,11 @@ class Scenario(Settings):
         return [text, *digests]
 
     def _files(self, path: str, mark: Mark) -> Iterator[Path]:
-        """The files that are read for *path*: of a model its config.json, wherever it lies, and the file of formats beside it."""
+        """The files that are read for *path*: of a model its config.json, wherever it lies, and the file of formats beside it; of a
+        trace all in the folder or of the pattern."""
+        if isinstance(mark, MayBeFile) and mark.several:
+            yield from self.trace_files(path)[1]
+            return
         file = self._look_up(path)
         may_be_model = isinstance(mark, MayBeFile) and (mark.is_model or mark.lists_models)
         if file is None and may_be_model and "/" in path:
@@ -270,6 +274,17 @@ class Scenario(Settings):
             f"{name!r} is of no setting marked as a file (FilePath), so that the hash would not follow it"
         )
         return self._look_up(name)
+
+    def trace_files(self, name: str) -> tuple[Path, list[Path]]:
+        """The path, folder or pattern that *name* is, beside the scenario or in the current folder, and its files, if any."""
+        from workloads.sources import trace_files
+
+        candidates = (self._folder / name, Path(name))
+        for candidate in candidates:
+            with contextlib.suppress(OSError, ValueError):
+                if files := [file for file in trace_files(candidate) if os.path.isfile(file)]:
+                    return candidate, files
+        return candidates[-1], []
 
     def _look_up(self, name: str) -> Path | None:
         for candidate in (self._folder / name, Path(name)):

@@ -18,7 +18,8 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the serve extra (pip install -e '.[serve]')")
 
-from sim.serve.counting import WORDS, FromFile
+from sim.serve.counting import WORDS
+from workloads.texts import FromFile
 from tests.serve.serving import Serving, serving
 
 pytestmark = pytest.mark.slow

@@ -72,7 +72,7 @@ def notes_of(
 
 def _left_out(workload: Trace | ClosedLoop, model: str) -> list[str]:
     """What of the workload the run leaves out; *model* serves everything, unless it is empty."""
-    notes = []
+    notes = list(workload.notes)
     models = getattr(workload, "models", ())
     if len(models) > 1 and model:
         notes.append(f"The trace asks for {len(models)} models ({', '.join(models[:4])}); all requests go to {model}.")
