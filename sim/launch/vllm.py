@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sim.launch.drafters import assumed
 from sim.launch.reading import Reading, formats
 from sim.launch.tiers import vllm_tiers
 
@@ -35,6 +36,7 @@ def settings(reading: Reading, *, experts: bool) -> None:
     reading.put("memory.kv_blocks", reading.integer("num-gpu-blocks-override"))
     reading.put("memory.block_tokens", reading.integer("block-size"))
     reading.put("memory.prefix_caching", reading.switch("enable-prefix-caching"))
+    reading.longest("max-model-len")
     vllm_tiers(reading)
     _graphs(reading)
     if reading.switch("enable-eplb"):
@@ -102,7 +104,7 @@ def _speculation(reading: Reading) -> None:
     known = {"ngram": "ngram", "draft_model": "draft_model", "medusa": "medusa", "eagle": "eagle", "eagle3": "eagle"}
     named = "mtp" if method.endswith("mtp") else known.get(method)
     if named is None:
-        reading.give_back("speculative-config", {"method": method, **config})
+        reading.give_back("speculative-config", json.dumps({"method": method, **config}))
         return
     reading.put("decoding.method", named)
     tokens = config.pop("num_speculative_tokens", None)
@@ -111,5 +113,9 @@ def _speculation(reading: Reading) -> None:
         reading.put("decoding.draft.model", model)
         tensor = config.pop("draft_tensor_parallel_size", None)
         reading.put("decoding.draft.tensor", None if tensor is None else int(tensor))
+    if named in ("eagle", "mtp"):
+        assumed(reading, generation=None if named == "mtp" else method, drafter=model)
+    elif named != "draft_model" and model is not None:
+        config["model"] = model
     if config:
-        reading.give_back("speculative-config", config)
+        reading.give_back("speculative-config", json.dumps(config))

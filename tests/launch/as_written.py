@@ -14,6 +14,9 @@ class Written:
     settings: dict[str, Any] = field(default_factory=dict)
     says: tuple[str, ...] = ()
     refused: str | None = None
+    """Of the one sentence that refuses it and says what to do."""
+    where_known: bool = False
+    """Its model may be none of the catalogue, which is refused with `--set model=` as the way out."""
 
 
 def _k8s(kind: str, container: str, *, replicas: int = 1, extra: str = "") -> str:
@@ -86,8 +89,7 @@ WRITTEN: dict[str, Written] = {
     "vllm-old-speculation": Written(
         text="python -m vllm.entrypoints.openai.api_server --model meta-llama/Meta-Llama-3-70B-Instruct -tp 4 "
         "--speculative-model meta-llama/Llama-3.2-1B --num-speculative-tokens 5",
-        settings={"decoding.method": "draft_model", "decoding.num_speculative_tokens": 5},
-        says=("--speculative-model",),
+        refused="decoding.acceptance",
     ),
     "vllm-unknown-option": Written(
         text="vllm serve Qwen/Qwen3-32B --tensor-parallel-sizee 4 --turbo-mode",
@@ -234,6 +236,7 @@ WRITTEN: dict[str, Written] = {
         text="trtllm-serve serve nvidia/Llama-3.1-405B-Instruct-FP8 --backend pytorch --tp_size 8 --ep_size 1 "
         "--host 0.0.0.0 --port 8000",
         settings={"parallel.tensor": 8},
+        where_known=True,
     ),
     "trtllm-mpirun": Written(
         text="mpirun -n 1 --oversubscribe --allow-run-as-root trtllm-serve deepseek-ai/DeepSeek-R1 --tp_size 8 --ep_size 8 "
@@ -346,6 +349,7 @@ services:
             - "vllm serve mistralai/Mistral-7B-Instruct-v0.3 --trust-remote-code --enable-chunked-prefill --max_num_batched_tokens 1024"
 """),
         settings={"scheduler.max_num_batched_tokens": 1024, "scheduler.enable_chunked_prefill": True},
+        where_known=True,
     ),  # fmt: skip
     "k8s-env-in-args": Written(
         text=_k8s("Deployment", """        - name: server
@@ -505,7 +509,7 @@ spec:
       resources: {limits: {nvidia.com/gpu: "1"}}
 """,
         settings={"model": "meta-llama/Meta-Llama-3-8B-Instruct", "precision": "fp16", "memory.max_model_len": 8192},
-        says=("--model_name llama3",),
+        says=("--model_name", "llama3"),
     ),
     "kserve-llm": Written(
         text="""apiVersion: serving.kserve.io/v1alpha1
