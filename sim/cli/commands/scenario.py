@@ -42,7 +42,6 @@ def from_command(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse options that the known release does not have.")] = False,
 ) -> None:
     """Write the scenario of a command to standard output; what it does not carry over goes to standard error."""
-    from sim.errors import OutputError
     from sim.launch import scenario_from
     from workloads.write import write_whole
 
@@ -60,11 +59,8 @@ def from_command(
     written = "".join(f"# {line.strip()}\n" for line in above) + found.scenario.to_yaml()
     if out is None:
         typer.echo(written, nl=False)
-        return
-    try:
+    else:
         write_whole(out, written)
-    except OSError as error:
-        raise OutputError(f"{out} cannot be written: {error.strerror or error}") from None
 
 
 def _given(command: str) -> tuple[str, str]:
