@@ -16,7 +16,7 @@ from typing import Any
 
 from sim.errors import RooftraceError
 from sim.launch.arguments import options_of
-from sim.launch.script import Script, Server, read_container, read_script
+from sim.launch.script import Script, Server, read_container, read_script, split
 from sim.scenario.yaml import parse_yaml
 
 _ROUTERS: Mapping[str, str] = {
@@ -91,21 +91,22 @@ def _list(value: Any) -> list[Any]:
 
 def _words(value: Any) -> list[str]:
     """A list of words, or text as a shell takes it apart."""
-    return shlex.split(value) if isinstance(value, str) else [str(each) for each in _list(value)]
+    return split(value) if isinstance(value, str) else [str(each) for each in _list(value)]
 
 
 def _name(document: Mapping[str, Any]) -> str | None:
-    return _map(document, "metadata").get("name")
+    name = _map(document, "metadata").get("name")
+    return name if isinstance(name, str) else None
 
 
 def _document(document: Mapping[str, Any]) -> Script:
     kind = document.get("kind")
-    if kind in _KINDS:
+    if isinstance(kind, str) and kind in _KINDS:
         return _KINDS[kind](document)
     if kind is not None:
         found = Script()
         found.not_read(f"{kind} {_name(document) or ''}".strip())
-        if kind not in _WITHOUT_SERVERS:
+        if str(kind) not in _WITHOUT_SERVERS:
             found.notes[-1] += ", a kind that is not known"
         return found
     for key, read in _VALUES.items():
@@ -180,7 +181,7 @@ def _device_of(spec: Mapping[str, Any]) -> str | None:
     for term in _list(required.get("nodeSelectorTerms")):
         for rule in _list(_map(term).get("matchExpressions")):
             values = _list(_map(rule).get("values"))
-            if rule.get("operator") == "In" and len(values) == 1:
+            if _map(rule).get("operator") == "In" and len(values) == 1:
                 labels[str(rule.get("key"))] = values[0]
     return next((str(labels[key]) for key in _PRODUCTS if key in labels), None)
 
@@ -191,8 +192,9 @@ def _deployment(document: Mapping[str, Any]) -> Script:
     return _as_pool(_pod(pod), _name(document), _count(spec.get("replicas")))
 
 
-def _as_pool(of: Script, name: str | None, replicas: int, role: str | None = None) -> Script:
+def _as_pool(of: Script, name: Any, replicas: int, role: str | None = None) -> Script:
     found = Script()
+    name = name if isinstance(name, str) and name else None
     found.add(of, lambda server: replace(
         server, name=_plain(name), named=_ours(name), role=role or server.role, replicas=replicas * server.replicas))  # fmt: skip
     return found
@@ -287,7 +289,7 @@ def _llm_service(document: Mapping[str, Any]) -> Script:
             {**each, "modelCommand": "vllmServe", "args": [uri, *_words(each.get("args"))]}
             if i == 0 and not each.get("command")
             else each
-            for i, each in enumerate(_list(pod.get("containers")))
+            for i, each in enumerate(map(_map, _list(pod.get("containers"))))
         ]
         part = _pod({**pod, "containers": containers}, more)
         found.add(_as_pool(part, role or _name(document), _count(side.get("replicas")), role))
@@ -308,13 +310,13 @@ def _modelservice(document: Mapping[str, Any]) -> Script:
     found = Script()
     artifacts = _map(document, "modelArtifacts")
     model = str(artifacts.get("uri", "")).removeprefix("hf://")
-    sides = [role for role in ("prefill", "decode") if role in document and document[role].get("create", True)]
+    sides = [role for role in ("prefill", "decode") if role in document and _map(document, role).get("create", True)]
     for role in sides:
         side = _map(document, role)
         more = [word for key, value in _map(side, "parallelism").items() for word in _parallel(str(key), value)]
         containers = [
             {**each, "args": [model, *_words(each.get("args"))]} if each.get("modelCommand") == "vllmServe" else each
-            for each in _list(side.get("containers"))
+            for each in map(_map, _list(side.get("containers")))
         ]
         labels = _map(side, "acceleratorTypes")
         given = {str(labels.get("labelKey")): v for v in _list(labels.get("labelValues"))[:1]}
@@ -331,17 +333,17 @@ def _production_stack(document: Mapping[str, Any]) -> Script:
     router = _ROUTERS.get(str(logic))
     if logic is not None and router is None:
         found.not_read(f"routerSpec.routingLogic {logic}")
-    for each in _list(_map(document, "servingEngineSpec").get("modelSpec")):
+    for each in map(_map, _list(_map(document, "servingEngineSpec").get("modelSpec"))):
         config = dict(_map(each, "vllmConfig"))
         extra = _words(config.pop("extraArgs", []))
         for key in ("v1", "v0"):
             config.pop(key, None)
-        words = [str(_map(each).get("modelURL", "")), *(w for k, v in config.items() for w in _option(k, v)), *extra]
-        variables = _variables(_map(each).get("env"))
+        words = [str(each.get("modelURL", "")), *(w for k, v in config.items() for w in _option(k, v)), *extra]
+        variables = _variables(each.get("env"))
         image = f"{each.get('repository', 'vllm/vllm-openai')}:{each.get('tag', 'latest')}"
         part = read_container(image, ["vllm", "serve"], words, variables)
         hardware = _device_of({"nodeSelector": {
-            str(rule.get("key")): value
+            str(_map(rule).get("key")): value
             for term in _list(each.get("nodeSelectorTerms")) for rule in _list(_map(term).get("matchExpressions"))
             for value in _list(_map(rule).get("values"))[:1]}})  # fmt: skip
         part.servers = [replace(server, hardware=hardware, router=router) for server in part.servers]
@@ -395,7 +397,7 @@ def _ray_service(document: Mapping[str, Any]) -> Script:
 def _autoscaler(document: Mapping[str, Any], scaled: dict[str, Mapping[str, Any]], found: Script) -> None:
     """What a HorizontalPodAutoscaler or a ScaledObject says, by the name of what it scales."""
     spec = _map(document, "spec")
-    name = _plain(_map(spec, "scaleTargetRef").get("name")) or ""
+    name = _plain(str(_map(spec, "scaleTargetRef").get("name"))) or ""
     keda = document.get("kind") == "ScaledObject"
     fewest, most = (("minReplicaCount", "maxReplicaCount") if keda else ("minReplicas", "maxReplicas"))
     limits = {"min": _count(spec.get(fewest), 0 if keda else 1), "max": _count(spec.get(most))}

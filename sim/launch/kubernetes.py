@@ -5,6 +5,7 @@ From knowledge of apps/v1, autoscaling/v2, keda.sh/v1alpha1, serving.kserve.io a
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from sim.launch.writing import Writing
 from sim.scenario import Scenario
 
 _PORT = 8000
+_BEHIND_PROXY = 8200
+"""Port of a server of llm-d that decodes, in front of which its proxy stands."""
 _IMAGES = {"vllm": f"vllm/vllm-openai:v{RELEASES['vllm']}", "sglang": f"lmsysorg/sglang:v{RELEASES['sglang']}"}
 _STARTS = {"vllm": ["vllm", "serve"], "sglang": ["python3", "-m", "sglang.launch_server"]}
 _PRODUCT = "nvidia.com/gpu.product"
@@ -68,32 +71,40 @@ class _Pool(NamedTuple):
         self.command.not_carried(f"hardware: {device}; give the pods a nodeSelector of its nodes")
         return {}
 
-    def container(self, name: str, *, start: Sequence[str] | None = None) -> dict[str, Any]:
+    @property
+    def environment(self) -> list[dict[str, Any]]:
+        if self.command.role == "both" or self.command.target != "vllm":
+            return []
+        address = {"fieldRef": {"fieldPath": "status.podIP"}}
+        return [{"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": address}]
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        return {"limits": {"nvidia.com/gpu": str(self.devices)}}
+
+    def container(self, name: str, port: int = _PORT) -> dict[str, Any]:
         engine = self.command.target
-        args = list(self.args)
-        if "--port" not in args:
-            args += ["--port", str(_PORT)]
-        if engine == "sglang":
-            args += ["--host", "0.0.0.0"]
-        found: dict[str, Any] = {"name": name, "image": _IMAGES[engine]}
-        found |= {"command": list(_STARTS[engine] if start is None else start), "args": args}
-        if self.command.role != "both" and engine == "vllm":
-            address = {"fieldRef": {"fieldPath": "status.podIP"}}
-            found["env"] = [{"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": address}]
-        found["ports"] = [{"containerPort": _PORT}]
-        found["resources"] = {"limits": {"nvidia.com/gpu": str(self.devices)}}
-        found["readinessProbe"] = {"httpGet": {"path": "/health", "port": _PORT}, "periodSeconds": 5}
+        args = [*self.args, "--port", str(port), *(["--host", "0.0.0.0"] if engine == "sglang" else [])]
+        found: dict[str, Any] = {"name": name, "image": _IMAGES[engine], "command": list(_STARTS[engine]), "args": args}
+        if self.environment:
+            found["env"] = self.environment
+        found["ports"] = [{"containerPort": port}]
+        found["resources"] = self.resources
+        found["readinessProbe"] = {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 5}
         found["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
         return found
 
     def pod(self, container: Mapping[str, Any]) -> dict[str, Any]:
+        """A pod of *container*, with the memory that it shares where it mounts some."""
         if self.devices > _MOST_IN_A_POD:
             self.command.not_carried(
                 f"a pod of {self.devices} GPUs is more than a machine has; start it over several by a LeaderWorkerSet"
             )
         selector = self.selector()
-        shared = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
-        return {**({"nodeSelector": selector} if selector else {}), "containers": [dict(container)], "volumes": shared}
+        found = {**({"nodeSelector": selector} if selector else {}), "containers": [dict(container)]}
+        if "volumeMounts" in container:
+            found["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+        return found
 
 
 def _pools(scenario: Scenario) -> list[_Pool]:
@@ -218,6 +229,7 @@ def _scaler(pool: _Pool) -> list[dict[str, Any]]:
         rest.append(f"the metric {metric}: set up an adapter that gives it to Kubernetes")
         if autoscale.min == 0:
             rest.append("autoscale.min: 0; a HorizontalPodAutoscaler keeps one pod, KEDA does not")
+        metric = metric.replace(":", "_")
         documents.append(_hpa(pool.called, max(autoscale.min, 1), autoscale.max, metric, target, behaviour))
     elif policy == "concurrency" and engine in ("vllm", "sglang"):
         rest.append("the address of Prometheus in the ScaledObject: give your own")
@@ -329,10 +341,11 @@ def llm_d(chosen: Chosen) -> Export:
         if pool is None:
             document[role] = {"create": False}
             continue
-        container = pool.container(pool.command.target)
+        container = pool.container(pool.command.target, _BEHIND_PROXY if role == "decode" and len(sides) > 1 else _PORT)
         if pool.command.target == "vllm":
+            # The chart itself puts the model, the tensor degree and the port before these.
             del container["command"]
-            args = _without(_either_side(container["args"][1:]), "--tensor-parallel-size")
+            args = _without(_either_side(pool.args[1:]), "--tensor-parallel-size")
             container |= {"modelCommand": "vllmServe", "args": args}
         else:
             container["modelCommand"] = "custom"
@@ -386,9 +399,10 @@ def kserve(chosen: Chosen) -> Export:
 
 
 def _llm_side(pool: _Pool) -> dict[str, Any]:
-    container = pool.container("main")
-    del container["command"]
-    container["args"] = _without(_either_side(container["args"][1:]), "--tensor-parallel-size")
+    # KServe's own template has the image, the model and the port; this is how it takes more options.
+    more = shlex.join(_without(_either_side(pool.args[1:]), "--tensor-parallel-size"))
+    environment = [*([{"name": "VLLM_ADDITIONAL_ARGS", "value": more}] if more else []), *pool.environment]
+    container = {"name": "main", "env": environment, "resources": pool.resources}
     parallel = {"tensor": pool.part.parallel.tensor}
     return {"replicas": pool.part.replicas, "parallelism": parallel, "template": pool.pod(container)}
 

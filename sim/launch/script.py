@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,7 +36,7 @@ class Script:
     notes: list[str] = field(default_factory=list)
 
     def not_read(self, what: str) -> None:
-        self.notes.append(f"not read: {what}")
+        self.notes.append(f"not read: {textwrap.shorten(what, 160, placeholder=' ...')}")
 
     def add(self, other: Script, change: Callable[[Server], Server] = lambda server: server) -> None:
         self.servers += map(change, other.servers)
@@ -62,7 +63,7 @@ def read_script(text: str, variables: Mapping[str, str] | None = None) -> Script
             continue
         if piece.startswith("#"):
             continue
-        words = _split(piece)
+        words = split(piece)
         words, aside = _without_redirections(words)
         for word in aside:
             found.not_read(word)
@@ -119,7 +120,7 @@ def _docker(words: Sequence[str], aside: Sequence[str]) -> Script:
         if name in ("-e", "--env") and "=" in value:
             variables |= dict([value.split("=", 1)])
         elif name == "--entrypoint":
-            entry = _split(value)
+            entry = split(value)
     if at >= len(words):
         raise RooftraceError("the command runs no image: docker run [OPTIONS] IMAGE [ARGUMENTS] is expected")
     return read_container(words[at], entry, words[at + 1 :], variables)
@@ -138,7 +139,8 @@ def read_container(
             words = [*own, *args]
     found = read_words(words, [f"{name}={value}" for name, value in variables.items()])
     if not found.servers:
-        found.notes = [f"not read: image {image} starts {shlex.join(masked(words)) or 'what its own entry point is'}"]
+        found.notes = []
+        found.not_read(f"image {image} starts {shlex.join(masked(words)) or 'what its own entry point is'}")
         return found
     engine = next((engine for part, engine in _OF_IMAGES.items() if part in name), None)
     if engine and re.match(r"v?\d", tag) and RELEASES[engine].removesuffix(".0") not in tag:
@@ -173,7 +175,8 @@ def masked(words: Sequence[str]) -> list[str]:
             for word in words]  # fmt: skip
 
 
-def _split(piece: str) -> list[str]:
+def split(piece: str) -> list[str]:
+    """The words of shell text; RooftraceError where a quote does not end."""
     try:
         return shlex.split(piece)
     except ValueError as error:

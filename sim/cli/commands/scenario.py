@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -55,12 +56,17 @@ def from_command(
         typer.echo(f"Without effect on a simulated run: {', '.join(found.without_effect)}", err=True)
     for note in found.notes:
         typer.echo(f"Note: {note}", err=True)
-    above = text.strip().splitlines() if source == "the command" else [f"from {source}"]
+    shown = re.sub(_SECRETS, r"\1...", text)
+    above = shown.strip().splitlines() if source == "the command" else [f"from {source}"]
     written = "".join(f"# {line.strip()}\n" for line in above) + found.scenario.to_yaml()
     if out is None:
         typer.echo(written, nl=False)
     else:
         write_whole(out, written)
+
+
+_SECRETS = r"(--(?:[\w-]+-)?(?:api-key|hf-token)[= ]+|\b\w*(?:TOKEN|KEY|SECRET|PASSWORD)\w*=)[^\s'\"]+"
+"""Keys and tokens, which a scenario is not to pass on."""
 
 
 def _given(command: str) -> tuple[str, str]:
