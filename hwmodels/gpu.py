@@ -33,7 +33,8 @@ _FORMATS = {
 }
 # Experts of a format by the arithmetic that a device has for it, where that is not the format's first.
 _EXPERTS_AS = {
-    ("mxfp4", "fp8"): "mxfp4_mxfp8", ("nvfp4", "bf16"): "mxfp4", ("int4_g32", "bf16"): "int4", ("fp16", "bf16"): "bf16",
+    ("mxfp4", "fp8"): "mxfp4_mxfp8", ("nvfp4", "bf16"): "mxfp4", ("nvfp4_a16", "bf16"): "mxfp4",
+    ("int4_g32", "bf16"): "int4", ("fp16", "bf16"): "bf16",
 }  # fmt: skip
 
 

@@ -41,6 +41,8 @@ PRECISIONS: dict[str, Precision] = {
         Precision(name="mxfp4", weight_bytes=0.5 + 1.0 / 32, math=("bf16", "fp16"), element_bytes=0.5),
         # NVIDIA NVFP4: 4 bits and one fp8 scale for 16 elements; without fp4 arithmetic the weights are expanded.
         Precision(name="nvfp4", weight_bytes=0.5 + 1.0 / 16, math=("fp4", "bf16"), element_bytes=0.5),
+        # The same weights where a checkpoint has 16-bit activations meet them (W4A16_NVFP4 of ModelOpt, NVFP4A16).
+        Precision(name="nvfp4_a16", weight_bytes=0.5 + 1.0 / 16, math=("bf16", "fp16"), element_bytes=0.5),
     )
 }
 

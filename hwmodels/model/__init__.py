@@ -1,6 +1,6 @@
 """Transformers as the cost models see them: shapes, parameters, cache and number formats, read from config.json."""
 
-from hwmodels.model.catalogue import CATALOGUE, hub_name, load_model, model_catalogue
+from hwmodels.model.catalogue import CATALOGUE, fetch_unknown, hub_name, load_model, model_catalogue, model_file
 from hwmodels.model.config import spec_from_config
 from hwmodels.model.fields import FAMILIES
 from hwmodels.model.spec import Attention, AttentionKind, Experts, LatentAttention, LinearAttention, ModelSpec
@@ -14,8 +14,10 @@ __all__ = [
     "LatentAttention",
     "LinearAttention",
     "ModelSpec",
+    "fetch_unknown",
     "hub_name",
     "load_model",
     "model_catalogue",
+    "model_file",
     "spec_from_config",
 ]

@@ -9,11 +9,16 @@ from typing import Any
 from hwmodels.model.fields import (
     AFTER_DENSE,
     CLASS_DEFAULTS,
+    COHERE,
     GEMMA,
     HYBRID,
     LATENT,
+    OLMO,
     PLAIN,
+    READ_AS,
+    SPARSE,
     STATED,
+    SYNONYMS,
     Config,
     object_of,
     refuse_what_is_not_modelled,
@@ -34,7 +39,7 @@ _KINDS: Mapping[str, AttentionKind] = {
 def _attention_kinds(c: Config, family: str, n_layers: int) -> tuple[AttentionKind, ...]:
     """Layer by layer, from `layer_types` or from what stands for it in the configs of a family."""
     types = c.listed("layer_types", str)
-    if types is not None and family not in PLAIN:
+    if types is not None and family not in PLAIN | SPARSE:
         if len(types) != n_layers:
             raise ValueError(f"{c.where}: layer_types names {len(types)} layers, num_hidden_layers says {n_layers}")
         return tuple(_KINDS[each] for each in types)
@@ -46,11 +51,15 @@ def _attention_kinds(c: Config, family: str, n_layers: int) -> tuple[AttentionKi
     if family in GEMMA:
         step = 2 if family == "gemma2" else c.integer("sliding_window_pattern", 6)
         return tuple("window" if (i + 1) % step else "full" for i in range(n_layers))
+    if family in ("cohere2", "exaone4", "olmo3") and c.has("sliding_window"):
+        pattern = c.data.get("sliding_window_pattern", 4)
+        marks = pattern if isinstance(pattern, str) else "L" * (c.integer("sliding_window_pattern", 4) - 1) + "G"
+        return tuple("full" if marks[i % len(marks)] == "G" else "window" for i in range(n_layers))
     if family == "gpt_oss":
         raise ValueError(f"{c.where}: layer_types is missing; a gpt_oss config.json states it")
     if family in PLAIN or not c.integer("sliding_window", 0):
         return ("full",) * n_layers
-    if family in ("qwen2", "qwen3", "qwen3_moe"):
+    if family in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"):
         if not c.flag("use_sliding_window", False):
             return ("full",) * n_layers
         first = c.integer("max_window_layers", n_layers, least=0)
@@ -84,6 +93,16 @@ def _reach(c: Config, kinds: tuple[AttentionKind, ...]) -> tuple[int | None, tup
 
 
 def _moe_layers(c: Config, n_layers: int, family: str) -> tuple[bool, ...]:
+    kinds = c.listed("mlp_layer_types", str)
+    if kinds is not None:
+        if len(kinds) != n_layers:
+            raise ValueError(f"{c.where}: mlp_layer_types names {len(kinds)} layers, num_hidden_layers says {n_layers}")
+        return tuple(kind == "sparse" for kind in kinds)
+    if family == "ernie4_5_moe":
+        first, step = c.integer("moe_layer_start_index", 0, least=0), c.integer("moe_layer_interval", 1)
+        last = c.data.get("moe_layer_end_index", -1)
+        last = n_layers - 1 if last == -1 else c.integer("moe_layer_end_index")
+        return tuple((i + 1) % step == 0 and first <= i <= last for i in range(n_layers))
     if family in AFTER_DENSE:
         first = c.integer("first_k_dense_replace", 0, least=0)
         step = c.integer("moe_layer_freq", 1)
@@ -93,11 +112,15 @@ def _moe_layers(c: Config, n_layers: int, family: str) -> tuple[bool, ...]:
         listed = c.listed("moe_layers", int)
         chosen = set(range(step - 1, n_layers, step) if listed is None else listed)
         return tuple(i in chosen for i in range(n_layers))
-    if family in ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text"):
+    if family in ("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text"):
         step = c.integer("decoder_sparse_step", 1)
         dense = set(c.listed("mlp_only_layers", int) or ())
         return tuple((i + 1) % step == 0 and i not in dense for i in range(n_layers))
     return (True,) * n_layers
+
+
+_NO_OUT_BIAS = ("qwen2", "qwen2_moe", "glm", "glm4", "glm4_moe", "seed_oss")
+"""Families whose `attention_bias` is of queries, keys and values alone."""
 
 
 def _gated_attention(c: Config, family: str, hidden: int) -> Attention:
@@ -110,20 +133,23 @@ def _gated_attention(c: Config, family: str, hidden: int) -> Attention:
     if heads % kv_heads:
         raise ValueError(f"{c.where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     norm = 0
-    if family in ("qwen3", "qwen3_moe", "gemma3_text") or family in HYBRID:
+    if family in ("qwen3", "qwen3_moe", "gemma3_text", "exaone4") or family in HYBRID:
         norm = 2 * head_dim
+    elif family in OLMO:
+        norm = (heads + kv_heads) * head_dim
     elif family == "llama4_text":
         # Llama4TextL2Norm has no parameters.
         norm = 0
     elif c.flag("use_qk_norm", False):
-        norm = (heads + kv_heads) * head_dim if c.data.get("qk_norm_type") == "per_layer" else 2 * head_dim
-    bias = c.flag("attention_bias", False)
+        whole = family in COHERE or c.data.get("qk_norm_type") == "per_layer"
+        norm = (heads + kv_heads) * head_dim if whole else 2 * head_dim
+    bias = c.flag("use_bias" if family == "starcoder2" else "attention_bias", False)
     return Attention(
         n_heads=heads,
         n_kv_heads=kv_heads,
         head_dim=head_dim,
-        qkv_bias=bias or family == "qwen2",
-        out_bias=bias and family != "glm4_moe",
+        qkv_bias=bias or family in ("qwen2", "qwen2_moe"),
+        out_bias=c.flag("attention_out_bias", bias and family not in _NO_OUT_BIAS),
         qk_norm_params=norm,
         sink_params=heads if family == "gpt_oss" else 0,
         output_gate=c.flag("attn_output_gate", family in HYBRID),
@@ -165,6 +191,10 @@ _EXPERT_FIELDS = {
     "minimax_m2": ("num_local_experts", "intermediate_size"),
     "gpt_oss": ("num_local_experts", "intermediate_size"),
     "llama4_text": ("num_local_experts", "intermediate_size"),
+    "granitemoe": ("num_local_experts", "intermediate_size"),
+    "olmoe": ("num_experts", "intermediate_size"),
+    "ernie4_5_moe": ("num_experts", "moe_intermediate_size"),
+    "qwen2_moe": ("num_experts", "moe_intermediate_size"),
     "qwen3_moe": ("num_experts", "moe_intermediate_size"),
     "qwen3_next": ("num_experts", "moe_intermediate_size"),
     "qwen3_5_moe_text": ("num_experts", "moe_intermediate_size"),
@@ -185,13 +215,17 @@ def _experts(c: Config, family: str) -> Experts | None:
         return replace(routed, bias=True, router_bias=True)
     if family == "llama4_text":
         return replace(routed, shared_ffn=routed.ffn)
-    if family in ("qwen3_next", "qwen3_5_moe_text"):
+    if family == "ernie4_5_moe":
+        return replace(
+            routed, shared_ffn=c.integer("moe_num_shared_experts", 0, least=0) * routed.ffn, router_bias=True
+        )
+    if family in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
         shared_ffn = c.integer("shared_expert_intermediate_size")
         return replace(routed, shared_ffn=shared_ffn, shared_gate=True)
     if family in AFTER_DENSE:
         shared = c.integer("n_shared_experts", 0, least=0)
-        # GLM-4.5 has the bias without saying so (transformers 5.19, Glm4MoeTopkRouter).
-        bias = family == "glm4_moe" or c.data.get("topk_method") == "noaux_tc"
+        # GLM-4.5 and GLM-4.7-Flash have the bias without saying so (transformers 5.23, Glm4MoeTopkRouter).
+        bias = family in ("glm4_moe", "glm4_moe_lite") or c.data.get("topk_method") == "noaux_tc"
         return replace(routed, shared_ffn=shared * routed.ffn, router_bias=bias)
     return routed
 
@@ -221,15 +255,17 @@ def spec_from_config(
     if not isinstance(family, str):
         raise ValueError(f"{where}: model_type is missing; a HuggingFace config.json states it")
     refuse_what_is_not_modelled(Config(data, where), family)
-    data = {**CLASS_DEFAULTS.get(family, {}), **data}
+    named = SYNONYMS.get(family, {})
+    data = {**CLASS_DEFAULTS.get(family, {}), **{named.get(key, key): value for key, value in data.items()}}
     c = Config(data, where)
-    for key in STATED.get(family, ()):
+    layers = READ_AS.get(family, family)
+    for key in STATED.get(layers, ()):
         if key not in data:
             raise ValueError(f"{where}: {key} is missing; a {family} config.json states it")
     base = c.dtype("torch_dtype", "dtype")
     formats = {"attention_precision": base, "mlp_precision": base, "expert_precision": base, "base_precision": base}
     common: dict[str, Any] = {"name": name, "family": family, "source": own.get("source", where), **formats}
-    spec = (_plain_spec if family in PLAIN else _layered_spec)(c, family, common, tuple(notes))
+    spec = (_plain_spec if layers in PLAIN else _layered_spec)(c, layers, common, tuple(notes))
     return quantised(spec, data, quant_config, where, given=given)
 
 
@@ -251,6 +287,10 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
             f"Sparse attention: each query reads {attention.index_topk} chosen tokens, priced as a window of "
             "that size, plus an indexer over all tokens.",
         )
+        if shared := (c.listed("indexer_types", str) or []).count("shared"):
+            notes += (
+                f"{shared} of {n_layers} layers take the tokens that an earlier layer chose; priced with an indexer each.",
+            )
     if linear is not None:
         notes += (
             f"Linear attention in {kinds.count('linear')} of {n_layers} layers: a state of constant size for each sequence, "
@@ -271,9 +311,10 @@ def _layered_spec(c: Config, family: str, common: dict[str, Any], notes: tuple[s
         layer_attention=kinds,
         experts=experts,
         linear_attention=linear,
-        mlp_bias=c.flag("mlp_bias", False),
-        norm_params=hidden,
-        norms_per_layer=4 if family in GEMMA else 2,
+        gated_mlp=family != "starcoder2",
+        mlp_bias=c.flag("use_bias" if family == "starcoder2" else "mlp_bias", False),
+        norm_params=2 * hidden if family == "starcoder2" else hidden,
+        norms_per_layer=4 if family in {*GEMMA, "glm4"} else 1 if family in COHERE else 2,
         tied_embeddings=c.flag("tie_word_embeddings", family in GEMMA),
         window_tokens=window,
         max_positions=c.integer("max_position_embeddings") if c.has("max_position_embeddings") else None,

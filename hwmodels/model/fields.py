@@ -58,19 +58,52 @@ class Config:
 
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+READ_AS: Mapping[str, str] = {
+    **dict.fromkeys(("internlm2", "internlm3", "granite", "exaone"), "llama"),
+    **dict.fromkeys(("mimo", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
+    "ministral3": "mistral",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
+"""Families whose language models have the layers of another: a name, a position embedding or scalars tell them apart."""
+SYNONYMS: Mapping[str, Mapping[str, str]] = {
+    "exaone": {"num_layers": "num_hidden_layers"},
+    "ernie4_5_moe": {"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
+}
+"""Fields that a family's config.json has under names of its own."""
 GEMMA = {"gemma2", "gemma3_text"}
-GATED = GEMMA | {
-    "llama", "llama4_text", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss", "minimax_m2", "glm4_moe",
+OLMO = {"olmo2", "olmo3", "olmoe"}
+COHERE = {"cohere", "cohere2"}
+EXPERTS = {
+    "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2", "glm4_moe", "granitemoe", "olmoe", "ernie4_5_moe",
+    "llama4_text", "qwen3_next", "qwen3_5_moe_text",
+}  # fmt: skip
+"""Mixtures of experts without latent attention."""
+GATED = GEMMA | OLMO | COHERE | EXPERTS - {"qwen3_next", "qwen3_5_moe_text"} | {
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "glm", "glm4", "smollm3", "exaone4", "seed_oss", "starcoder2",
 }  # fmt: skip
 SPARSE = {"deepseek_v32", "glm_moe_dsa"}
 """Latent attention to the tokens that an indexer chooses."""
-LATENT = {"deepseek_v2", "deepseek_v3", "kimi_k2"} | SPARSE
+LATENT = {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"} | SPARSE
 AFTER_DENSE = LATENT | {"glm4_moe"}
 """Experts behind the first `first_k_dense_replace` layers, beside shared ones of the same width."""
 PLAIN = {"gpt2", "opt", "bloom", "bert"}
 HYBRID = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 """Gated delta nets between layers of full attention."""
-FAMILIES = tuple(sorted(GATED | LATENT | PLAIN | HYBRID))
+FAMILIES = tuple(sorted(GATED | LATENT | PLAIN | HYBRID | set(READ_AS)))
+_UNEVEN = "layers whose attention differs in its shape"
+NOT_MODELLED: Mapping[str, str] = {
+    "nemotron_h": "state-space layers of Mamba-2",
+    "kimi_linear": "layers of Kimi delta attention",
+    **dict.fromkeys(("deepseek_v4", "deepseek_ref"), "layers that attend to compressed tokens"),
+    **dict.fromkeys(
+        ("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), "layers that attend to chosen blocks of tokens"
+    ),
+    **dict.fromkeys(("gemma4_text", "mimo_v2_flash", "step3p5", "step3p7"), f"{_UNEVEN} from windowed to full ones"),
+    "nemotron-nas": f"{_UNEVEN} from one to the next",
+}
+"""Of families that are known, what no fitted kernel and no shape here stands for."""
+_TIED = {"tie_word_embeddings": True}
 CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma2": {"vocab_size": 256000, "head_dim": 256, "sliding_window": 4096},
     "gemma3_text": {
@@ -82,13 +115,17 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 131072,
     },
     "gpt_oss": {"attention_bias": True},
+    "seed_oss": {"attention_bias": True},
+    "glm": {"attention_bias": True},
+    "starcoder2": {"use_bias": True, **_TIED},
+    **dict.fromkeys(("gemma", "cohere", "cohere2", "smollm3", "ernie4_5_moe"), _TIED),
 }
-"""What a family's config.json leaves out on the hub: the defaults of its class in transformers 5.19."""
+"""What a family's config.json leaves out on the hub: the defaults of its class in transformers 5.23."""
 _HEADS = ("num_key_value_heads", "head_dim")
 _DEEPSEEK = ("n_routed_experts", "n_shared_experts", "first_k_dense_replace", "q_lora_rank")
 STATED: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("mistral", "mixtral", "qwen2", "qwen3_moe", "glm4_moe"), _HEADS[:1]),
-    **dict.fromkeys(("qwen3", "gpt_oss", "minimax_m2", "llama4_text", *sorted(HYBRID)), _HEADS),
+    **dict.fromkeys(GATED - {"llama", *GEMMA}, _HEADS[:1]),
+    **dict.fromkeys(("qwen3", "gpt_oss", "minimax_m2", "llama4_text", "gemma", "seed_oss", *sorted(HYBRID)), _HEADS),
     **dict.fromkeys(LATENT, _DEEPSEEK),
     **dict.fromkeys(SPARSE, (*_DEEPSEEK, "index_topk")),
 }
@@ -97,6 +134,7 @@ their own for it, which would be of another model."""
 _LAYER_KINDS = {
     **{family: {"full_attention", "linear_attention"} for family in HYBRID},
     "llama4_text": {"full_attention", "chunked_attention"},
+    **{family: {"deepseek_sparse_attention"} for family in SPARSE},
 }
 """`layer_types` that a family is modelled with, where they are other than full and sliding attention."""
 
@@ -117,6 +155,11 @@ def refuse_what_is_not_modelled(c: Config, family: str) -> None:
     def refuse(what: str) -> None:
         raise ValueError(f"{where}: {what} is not modelled; choose another model (see `rooftrace models`)")
 
+    if family in NOT_MODELLED:
+        raise ValueError(
+            f"{where}: a {family} model has {NOT_MODELLED[family]}, for which there is no fitted kernel; "
+            "choose another model (see `rooftrace models`)"
+        )
     if family not in FAMILIES:
         near = difflib.get_close_matches(family, FAMILIES, n=2)
         hint = f"nearest: {', '.join(near)}" if near else f"modelled: {', '.join(FAMILIES)}"
@@ -135,9 +178,8 @@ def refuse_what_is_not_modelled(c: Config, family: str) -> None:
         refuse(f"a hybrid with {', '.join(sorted(k.replace('_', ' ') for k in kinds))} layers ({family})")
     if family not in LATENT and data.get("kv_lora_rank"):
         refuse(f"latent attention (kv_lora_rank) in a {family} model")
-    dense = PLAIN | GEMMA | {"llama", "mistral", "qwen2", "qwen3", "qwen3_5_text"}
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
-        if family in dense and data.get(key):
+        if READ_AS.get(family, family) not in EXPERTS | AFTER_DENSE and data.get(key):
             refuse(f"a mixture of experts ({key}) in a {family} model")
     if family not in SPARSE and data.get("index_topk"):
         refuse(f"sparse attention (index_topk) in a {family} model")

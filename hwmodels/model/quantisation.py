@@ -18,7 +18,8 @@ from hwmodels.precision import precision
 
 _ALGORITHMS = {
     "FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8_block", "FP8_BLOCK_SCALES": "fp8_block",
-    "NVFP4": "nvfp4", "NVFP4_AWQ": "nvfp4", "W4A16_AWQ": "int4", "INT4_AWQ": "int4", "W4A8_AWQ": "int4_fp8",
+    "NVFP4": "nvfp4", "NVFP4_AWQ": "nvfp4", "W4A16_NVFP4": "nvfp4_a16",
+    "W4A16_AWQ": "int4", "INT4_AWQ": "int4", "W4A8_AWQ": "int4_fp8",
 }  # fmt: skip
 """`quant_algo` of ModelOpt, in a hf_quant_config.json or in a config.json. FP8_PB_WO multiplies in FP8 in spite of its name (vLLM
 0.32.0, quantization/modelopt.py)."""
@@ -110,6 +111,8 @@ def quantised(
         if stated is not None:
             for part, layers in _parts(spec):
                 found[_FIELDS[part]] = _format_of(stated, spec, part, layers, notes)
+            if "lm_head" in {**(quantised.get("quantized_layers") or {}), **(beside.get("quantized_layers") or {})}:
+                notes.append("The checkpoint has a narrow LM head; priced in 16 bits.")
     except _NotModelled as error:
         raise ValueError(
             f"{where}: quantisation {error} is not modelled; set another format in its place ({setting}: fp8, ...)"
@@ -203,6 +206,8 @@ def _of_cache(table: Mapping[str, Any]) -> dict[str, str]:
     scheme = table.get("kv_cache_scheme")
     if not scheme:
         return {}
+    if scheme == "FP8":
+        return {"kv_precision": "fp8"}
     if not isinstance(scheme, Mapping):
         raise _NotModelled(f"of the KV cache in {scheme}")
     kind, bits = scheme.get("type"), scheme.get("num_bits")
@@ -212,14 +217,26 @@ def _of_cache(table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_algorithm(table: Mapping[str, Any]) -> _Stated | None:
-    """Of ModelOpt: one format, and modules that are left alone."""
+    """Of ModelOpt: one format and modules that are left alone, or a format for each module that is quantised."""
     algorithm = table.get("quant_algo")
     if algorithm is None:
         return None
-    if not isinstance(algorithm, str) or algorithm.upper() not in _ALGORITHMS:
-        raise _NotModelled(f"{algorithm} of ModelOpt")
-    kept = _texts(table, "exclude_modules", "ignore")
-    return _Stated([_Group(_ALGORITHMS[algorithm.upper()], _EVERYTHING)], _selected(kept))
+    kept = _selected(_texts(table, "exclude_modules", "ignore"))
+    if algorithm != "MIXED_PRECISION":
+        return _Stated([_Group(_algorithm(algorithm), _EVERYTHING)], kept)
+    modules: dict[str, list[str]] = {}
+    layers = table.get("quantized_layers")
+    if not isinstance(layers, Mapping) or not layers:
+        raise _NotModelled(f"MIXED_PRECISION of ModelOpt with quantized_layers {layers!r}")
+    for name, says in layers.items():
+        modules.setdefault(_algorithm(says.get("quant_algo") if isinstance(says, Mapping) else says), []).append(name)
+    return _Stated([_Group(fmt, _selected(names)) for fmt, names in modules.items()], kept)
+
+
+def _algorithm(name: Any) -> str:
+    if not isinstance(name, str) or name.upper() not in _ALGORITHMS:
+        raise _NotModelled(f"{name} of ModelOpt")
+    return _ALGORITHMS[name.upper()]
 
 
 def _of_weights(table: Mapping[str, Any], spec: ModelSpec) -> _Stated | None:
@@ -281,7 +298,7 @@ def _scheme(weights: Mapping[str, Any], activations: Any) -> str:
         ("int", 4, None): "int4_g32" if group == 32 else "int4",
         ("int", 4, ("float", 8)): "int4_fp8",
         ("float", 4, ("float", 4)): "nvfp4" if group == 16 else None,
-        ("float", 4, None): "mxfp4" if group == 32 else None,
+        ("float", 4, None): "nvfp4_a16" if group == 16 else "mxfp4" if group == 32 else None,
     }
     try:
         fmt = names.get((kind, bits, taken))

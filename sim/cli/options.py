@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,23 @@ ScenarioFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 SummaryJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
+
+Fetch = Annotated[
+    bool,
+    typer.Option("--fetch", help="Ask the HuggingFace hub for the config.json of a model that is unknown otherwise."),
+]
+
+
+def fetch_models(names: Iterable[str]) -> None:
+    """What --fetch does before a command reads its models; RooftraceError in one sentence where the hub gives no config.json."""
+    from hwmodels.model import fetch_unknown
+    from sim.errors import RooftraceError
+
+    try:
+        for name in names:
+            fetch_unknown(name)
+    except ValueError as error:
+        raise RooftraceError(f"--fetch: {error}") from None
 
 
 def wants_json(ctx: typer.Context, as_json: bool) -> bool:

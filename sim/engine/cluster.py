@@ -474,8 +474,11 @@ def _check_nobody_is_left(cluster: _Cluster) -> None:
     jammed = set[int]() if handovers is None else {handovers.prefill_replica[id_] for id_ in handovers.awaiting}
     left = [
         id_
-        for id_, status in enumerate(state.status)
-        if status == UNFINISHED and state.arrival[id_] >= 0 and id_ not in waiting and state.replica[id_] not in jammed
+        for id_ in range(len(state.status))  # mypyc cannot enumerate a bytearray
+        if state.status[id_] == UNFINISHED
+        and state.arrival[id_] >= 0
+        and id_ not in waiting
+        and state.replica[id_] not in jammed
     ]
     if not left:
         return

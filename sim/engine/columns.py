@@ -406,6 +406,8 @@ class Columns:
 
     def iteration_blocks(self, max_rows: int = 1 << 18) -> Iterator[Table]:
         """The same in pieces of about *max_rows* rows, replica after replica, in the order in which they were planned."""
+        # A table has the same columns for all, whether they have tiers or not.
+        tiered = any(replica.transfers is not None for replica in self.replicas)
         for index, replica in enumerate(self.replicas):
             spans = replica.spans
             growth = _BlockGrowth(replica.joins, replica.block_tokens) if len(spans) and spans["n"].max() > 1 else None
@@ -414,10 +416,10 @@ class Columns:
             while at < len(spans) or (at == 0 and not len(spans)):
                 before = ends[at - 1] if at else 0
                 to = max(at + 1, int(np.searchsorted(ends, before + max_rows, side="right")))
-                yield self._iterations_of(index, spans[at:to], growth)
+                yield self._iterations_of(index, spans[at:to], growth, tiered)
                 at = to
 
-    def _iterations_of(self, index: int, spans: NDArray[Any], growth_of: _BlockGrowth | None) -> Table:
+    def _iterations_of(self, index: int, spans: NDArray[Any], growth_of: _BlockGrowth | None, tiered: bool) -> Table:
         replica = self.replicas[index]
         row, step = expand(spans["n"].astype(np.int64))
         first = spans["first_ticks"][row]
@@ -452,13 +454,8 @@ class Columns:
                 if "prefix_hit_tokens" in self.requests
                 else {}
             ),
-            **(self._tier_columns(replica, spans["loaded"][row], start_ns) if self._tiered else {}),
+            **(self._tier_columns(replica, spans["loaded"][row], start_ns) if tiered else {}),
         }
-
-    @property
-    def _tiered(self) -> bool:
-        """Whether any replica has tiers: a table has the same columns for all."""
-        return any(replica.transfers is not None for replica in self.replicas)
 
     def _tier_columns(self, replica: ReplicaColumns, loaded: IntArray, start_ns: IntArray) -> Table:
         if replica.transfers is None:

@@ -25,7 +25,7 @@ class Steered(Protocol):
     returns: list[bool]
     """Of each machine that has failed whether it comes back."""
     since_ns: list[int]
-    """When each got into its state."""
+    """When each got into its state; of those that start, when they began to."""
 
     def over(self) -> bool:
         """Whether nothing that happens to machines from here on matters."""

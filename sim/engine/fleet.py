@@ -242,7 +242,9 @@ class Fleet:
     def _note(self, index: int, state: int = OFF, phase: int = -1) -> None:
         self.states[index] = state
         self._phase[index] = phase
-        self.since_ns[index] = self._clock.now_ns
+        if phase <= 0:
+            # A machine that starts has begun with its first phase.
+            self.since_ns[index] = self._clock.now_ns
         self._shown.clear()
         for column, value in zip(self._log, (self._clock.now_ns, index, state, phase), strict=True):
             column.append(value)

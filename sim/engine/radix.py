@@ -192,7 +192,7 @@ class RadixCache(TreePool):
             self._unlock(node)
         if gone:
             self._put_back(gone)
-        for node, was_split in reversed(trial):
+        for node, was_split in trial:
             if was_split:
                 self._join(node)
 

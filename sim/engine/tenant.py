@@ -157,6 +157,8 @@ class Tenant:
             if held is not None:
                 if _still_holds(self, held, decoding, ticks):
                     held.left -= 1
+                    # Routers that poll are told of it as of a plan that is made now.
+                    lane.view.now_ns = ticks >> TICK_BITS
                     return self._start_iteration(lane, (), decoding.n, decoding.growth_blocks, ticks)
                 lane.held = None
             if self._speculates:
@@ -205,9 +207,12 @@ class Tenant:
             if unknown:
                 plan, stepping_on = as_known(lane, self._queue_view, plan)
                 decode, _, _, hold, *_ = plan
-            # Who is refused may have had blocks, which the plan did not count on; who gives way, blocks that others ask for.
-            gives_back = bool(reject) or (bool(preempt) and exchange is not None and bool(exchange.asked))
-            if hold > 1 and (gives_back or _may_see_more(self, lane, ticks, unknown=unknown)):
+            # Refused requests give back blocks that the plan did not count on, and preempted ones blocks that others ask for.
+            if hold > 1 and (
+                reject
+                or (preempt and exchange is not None and exchange.asked)
+                or _may_see_more(self, lane, ticks, unknown=unknown)
+            ):
                 hold, plan = 1, plan._replace(hold=1)
             if reject or shorten:
                 refuse(sequences, reject, shorten)

@@ -5,6 +5,6 @@ Both name what they cannot carry over.
 """
 
 from sim.launch.export import Export, export, recommended
-from sim.launch.translate import Translation, scenario_from
+from sim.launch.translate import Translation, models_of, scenario_from
 
-__all__ = ["Export", "Translation", "export", "recommended", "scenario_from"]
+__all__ = ["Export", "Translation", "export", "models_of", "recommended", "scenario_from"]

@@ -60,7 +60,7 @@ def scenario_from(
     """
     script = _script(command, source)
     servers = script.servers
-    model = next((given.partition("=")[2] for given in reversed(assignments) if given.startswith("model=")), None)
+    model = _assigned_model(assignments)
     readings = [_read(server, model, strict) for server in servers]
     notes = [*script.notes, *(note for reading in readings for note in reading.notes)]
     devices = [_device(server, notes) for server in servers]
@@ -83,6 +83,19 @@ def scenario_from(
         without_effect=tuple(dict.fromkeys(text for texts in front for text in texts)),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def models_of(command: str, *, assignments: Sequence[str] = (), source: str = "the command") -> tuple[str, ...]:
+    """The models that `scenario_from` reads for a command: those of *assignments* stand in the place of the command's."""
+    given = _assigned_model(assignments)
+    named = [given or _command_of(server, strict=False)[1] for server in _script(command, source).servers]
+    return tuple(dict.fromkeys(filter(None, named)))
+
+
+def _assigned_model(assignments: Sequence[str]) -> str | None:
+    """The model that an assignment of `model` gives in the place of the commands'; None without one."""
+    values = [text for key, _, text in (each.partition("=") for each in assignments) if key.strip() == "model"]
+    return values[-1].strip() if values else None
 
 
 def _device(server: Server, notes: list[str]) -> str | None:
@@ -108,27 +121,34 @@ def _script(text: str, source: str) -> Script:
     return found
 
 
-def _read(server: Server, model_set: str | None, strict: bool) -> Reading:
+def _command_of(server: Server, *, strict: bool) -> tuple[Reading, str | None]:
+    """A command that is read as options, and the model that it names."""
     words, role = _of_dynamo(server)
     found = read_words(words, strict=strict)
     if found.engine == "vllm":
         found = _with_file(found, strict)
     reading = Reading(found, role)
     option = _MODEL_OPTIONS.get(found.engine)
-    named = (reading.text(option) if option else None) or found.model
-    model = model_set or named
+    return reading, (reading.text(option) if option else None) or found.model
+
+
+def _read(server: Server, instead: str | None, strict: bool) -> Reading:
+    """The reading of one server's command, whose model *instead* stands for where it is given."""
+    reading, named = _command_of(server, strict=strict)
+    found, model = reading.command, instead or named
     if model is None:
         raise RooftraceError(f"the command of {found.engine} names no model; --set model=NAME does")
-    if model_set and named and model_set != named:
-        reading.notes.append(f"the command's model is {named}, in whose place --set model={model_set} stands")
+    if instead and named and instead != named:
+        reading.notes.append(f"the command's model is {named}, in whose place --set model={instead} stands")
     reading.put("model", model)
     try:
         from hwmodels.model import load_model
 
         experts = load_model(model).experts is not None
     except ValueError as error:
-        way_out = "or give --set model=NAME of a model like it, or the folder of its config.json in place of the name"
-        raise RooftraceError(f"{error}; {way_out}") from None
+        raise RooftraceError(
+            f"{error}; or set one in its place: --set model=NAME, or the folder of its config.json"
+        ) from None
     _READERS[found.engine](reading, experts=experts)
     aside = [word for word in found.aside if not word.startswith("LMCACHE_")]
     if aside:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
-from sim.scenario.section import FilePath, Section
+from sim.scenario.section import FilePath, ModelName, Section
 from sim.text import shown
 
 # `policies.decoding.METHODS`, which is not imported here to keep the start short; a test compares.
@@ -129,7 +129,7 @@ class AcceptanceSettings(Section):
 class Draft(Section):
     """What a draft pass costs: a model of its own, a share of the target's step, or a time."""
 
-    model: FilePath | None = None
+    model: ModelName | None = None
     """Catalogue name or path to a config.json; its weights and KV cache take memory."""
     tensor: Annotated[int, Field(ge=1)] | None = None
     """GPUs of the replica that share the draft model; as many as the target's where it is left out."""

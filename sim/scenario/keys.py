@@ -11,14 +11,14 @@ from pydantic_core import PydanticCustomError
 
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.fleet import Autoscale, Degraded, Failures
-from sim.scenario.section import FilePath, MayBeFile, Named, Policy, Section
+from sim.scenario.section import FilePath, MayBeFile, ModelName, Named, Policy, Section
 from sim.scenario.tiers import Tier
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
 TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain"]
 # Names of `hwmodels.precision.PRECISIONS`; a test compares.
 WeightPrecision = Literal[
-    "bf16", "fp16", "fp32", "fp8", "fp8_block", "int8", "int4", "int4_g32", "int4_fp8", "mxfp4", "nvfp4"
+    "bf16", "fp16", "fp32", "fp8", "fp8_block", "int8", "int4", "int4_g32", "int4_fp8", "mxfp4", "nvfp4", "nvfp4_a16"
 ]
 KvPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8"]
 # Known to `hwmodels.overheads.serving_stacks` as well; a test compares.
@@ -489,8 +489,8 @@ class Pool(Section):
     role: Literal["both", "prefill", "decode"] = "both"
     """What its machines do with a request: `prefill` computes its prompt and hands the KV over to machines that `decode`, across
     one of `links`; `both` is all of it."""
-    model: FilePath | None = None
-    models: Annotated[list[FilePath], Field(min_length=1)] | None = None
+    model: ModelName | None = None
+    models: Annotated[list[ModelName], Field(min_length=1)] | None = None
     """Several models that share each machine, in place of `model`: they take turns on its stages, and each has an equal part of
     the memory that all leave beside their caches. NAME#TAG is another copy of NAME, with requests of its own."""
     hardware: FilePath | None = None
@@ -571,7 +571,7 @@ class HandoverSettings(Section):
 class Settings(Section):
     """Every key of a scenario file."""
 
-    model: FilePath = "llama-3.1-8b"
+    model: ModelName = "llama-3.1-8b"
     """Catalogue name (`rooftrace models`), or a path to a HuggingFace config.json."""
     hardware: FilePath = "h100-sxm"
     """Catalogue name (`rooftrace hardware`), or a path to a hardware or calibrated profile (.toml)."""

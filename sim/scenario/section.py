@@ -17,6 +17,8 @@ class MayBeFile:
 
     names: tuple[str, ...] = ()
     """Texts that are never a file's."""
+    is_model: bool = False
+    """Whether it is a model, whose config.json may lie in a cache under a name of the HuggingFace hub."""
     lists_models: bool = False
     """Whether the file names models, which may be files in turn."""
 
@@ -31,6 +33,8 @@ class Open:
 Mark = MayBeFile | Open
 FilePath = Annotated[str, Field(min_length=1), MayBeFile()]
 """A file, or a name that the setting knows."""
+ModelName = Annotated[str, Field(min_length=1), MayBeFile(is_model=True)]
+"""A model by its name, or the path of its config.json."""
 
 
 class Section(BaseModel):

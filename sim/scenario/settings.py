@@ -186,12 +186,10 @@ class Scenario(Settings):
 
     def _behind(self, text: str, mark: Mark) -> Any:
         """What stands for a setting's *text* in the hash: the content of the file or the source of the module that it names."""
-        files = dict.fromkeys(map(self._look_up, self._paths(text, mark)))
         digests: list[str] = []
-        for file in files:
-            if file is not None:
-                with file.open("rb") as opened:
-                    digests.append("sha256:" + hashlib.file_digest(opened, "sha256").hexdigest())
+        for file in dict.fromkeys(file for path in self._paths(text, mark) for file in self._files(path, mark)):
+            with file.open("rb") as opened:
+                digests.append("sha256:" + hashlib.file_digest(opened, "sha256").hexdigest())
         if isinstance(mark, MayBeFile):
             return digests or text
         if mark.policy and ":" in text:
@@ -200,6 +198,34 @@ class Scenario(Settings):
             digests.append(source_digest(text.partition(":")[0]))
         # Whether a setting of something chosen by name is read as a file is not known here, so that its text counts too.
         return [text, *digests]
+
+    def _files(self, path: str, mark: Mark) -> Iterator[Path]:
+        """The files that are read for *path*: of a model its config.json, wherever it lies, and the file of formats beside it."""
+        file = self._look_up(path)
+        may_be_model = isinstance(mark, MayBeFile) and (mark.is_model or mark.lists_models)
+        if file is None and may_be_model and "/" in path:
+            from hwmodels.model import model_file
+
+            file = model_file(path)
+        if file is not None:
+            yield file
+            beside = file.with_name("hf_quant_config.json")
+            if may_be_model and beside.is_file():
+                yield beside
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that the scenario and its placement name, without those that stand for a file beside it."""
+        found: dict[str, None] = {}
+
+        def put(text: str, mark: Mark) -> str:
+            if isinstance(mark, MayBeFile) and (mark.is_model or mark.lists_models):
+                names = dict.fromkeys(path.partition("#")[0] for path in self._paths(text, mark))
+                found.update((name, None) for name in names if self._look_up(name) is None)
+            return text
+
+        content_of(self, put)
+        return tuple(found)
 
     def _paths(self, text: str, mark: Mark) -> Iterator[str]:
         """The paths that a setting's *text* may stand for: itself, that of which it is a copy, and those that its file names."""
@@ -214,7 +240,7 @@ class Scenario(Settings):
             with contextlib.suppress(ScenarioError):  # which is raised again where the placement is read
                 for group in placed_groups(file):
                     for model in group.models:
-                        yield from self._paths(model, MayBeFile())
+                        yield from self._paths(model, MayBeFile(is_model=True))
 
     @property
     def has_limits(self) -> bool:

@@ -101,26 +101,17 @@ def test_from_python_the_first_name_says_so(monkeypatch):
 def test_nobody_is_told_to_install_a_package_of_our_name():
     """The index may have one, which is not ours: what is told installs the folder at hand."""
     told = re.compile(r"\binstall [^\n&;|`]*?[\s'\"]?\brooftrace\b(?![/.])")
-    wrong = []
-    for name in (
-        "sim",
-        "hwmodels",
-        "policies",
-        "workloads",
-        "tests",
-        "docs",
-        "examples",
-        "notebooks",
-        "benchmarks",
-        ".ci",
-    ):
-        for path in (ROOT / name).rglob("*"):
-            if path.suffix in (".py", ".md", ".toml", ".yaml", ".yml", ".sh", ".ipynb", "") and path.is_file():
-                wrong += [
-                    f"{path}: {line}" for line in path.read_text(encoding="utf-8").splitlines() if told.search(line)
-                ]
-    for path in ROOT.glob("*.md"):
-        wrong += [f"{path}: {line}" for line in path.read_text(encoding="utf-8").splitlines() if told.search(line)]
+    rooms = (
+        ROOT / name for name in ("sim", "hwmodels", "policies", "workloads", "tests", "docs", "notebooks", "benchmarks")
+    )
+    kinds = (".py", ".md", ".toml", ".yaml", ".yml", ".sh", ".ipynb")
+    paths = [path for room in (*rooms, ROOT / "examples") for path in room.rglob("*") if path.suffix in kinds]
+    wrong = [
+        f"{path}: {line}"
+        for path in (*paths, *ROOT.glob("*.md"), ROOT / ".ci" / "run")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if told.search(line)
+    ]
     assert wrong == []
     command = "pip install "
     assert told.search(f"{command}'rooftrace[serve]'")

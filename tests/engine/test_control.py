@@ -10,7 +10,7 @@ import pytest
 from policies.control import PoolSeen, Seen
 from policies.routers import RoundRobin
 from sim.engine import Experiment, run
-from sim.engine.lives import DRAINING, Outage, Scaling
+from sim.engine.lives import DRAINING, OFF, STARTING, Outage, Scaling
 from tests.engine.test_fleet import S, Says, changes, fleet_of, one_at_a_time
 from workloads import Trace
 
@@ -71,6 +71,15 @@ def test_of_machines_that_are_ready_the_least_busy_goes() -> None:
         (at_s, machine) for at_s, machine, state, _ in changes(fleet_run(workload, scaling, 3)) if state == DRAINING
     ]
     assert drained == [(5, 0)]
+
+
+def test_of_machines_that_start_the_last_to_begin_goes_whatever_phase_the_others_are_in() -> None:
+    """Machine 1 begins at 1 s and is in its second phase from 5 s on; machine 2 begins at 4 s and is in its first at 6 s."""
+    workload = Trace(arrival_ns=[0], prompt_tokens=[8], output_tokens=[25])
+    phases = (("image", 4.0), ("weights", 40.0))
+    policy = Says((2, 2, 2, 3, 3, 2))
+    found = fleet_run(workload, Scaling(policy=policy, min_machines=1, initial=1, interval_s=1.0, phases=phases), 3)
+    assert changes(found) == [(1, 1, STARTING, 0), (4, 2, STARTING, 0), (5, 1, STARTING, 1), (6, 2, OFF, -1)]
 
 
 @pytest.mark.parametrize(("asks", "below", "above"), [((0, 0, 1), 2, 0), ((9, 1, 9, 1), 0, 2)])

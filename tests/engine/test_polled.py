@@ -110,8 +110,8 @@ def a_scheduler(rng: random.Random) -> Scheduler:
 
 
 def a_run(seed: int) -> Experiment:
-    """Machines that are full, answers so long that many polls fall into one span: alone, with ranks, in pipelines, with prefill and
-    decode apart, in fleets that change and fail."""
+    """Machines that are full, answers so long that many polls fall into one span: alone, with ranks, in pipelines, shared by
+    two models, with prefill and decode apart, in fleets that change and fail."""
     rng = random.Random(f"polls of {seed}")
     n = rng.randrange(10, 30)
     prompt = [rng.randrange(1, 60) for _ in range(n)]
@@ -125,7 +125,7 @@ def a_run(seed: int) -> Experiment:
         priority=np.array([rng.randrange(2) for _ in range(n)]),
         **beginnings(random.Random(f"contents of polls of {seed}"), prompt, output),
     )
-    kind = rng.choice(["alone", "alone", "alone", "ranks", "ranks", "stages", "apart"])
+    kind = rng.choice(["alone", "alone", "alone", "ranks", "ranks", "stages", "shared", "shared", "apart"])
     speculates = rng.random() < 0.15
     cost = Ranked(
         fixed_s=rng.choice([1e-3, 1.2345e-3]),
@@ -144,6 +144,9 @@ def a_run(seed: int) -> Experiment:
     machine: MachineSpec | ReplicaSpec = tenant
     if kind == "ranks":
         machine = MachineSpec(tenants=(tenant,), ranks=2, rank_router=rng.choice([RoundRobin(), VllmRanks()]))
+    if kind == "shared":
+        machine = MachineSpec(tenants=(replace(tenant, model=0), replace(tenant, model=1, scheduler=a_scheduler(rng))))
+        trace = trace.with_models(("small", "large"), np.array([rng.randrange(2) for _ in range(n)]))
     poll_s = rng.choice([1e-3, 7e-3, 0.05])
     experiment = Experiment(
         workload=trace,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from policies.schedulers import Sarathi
 from policies.view import Plan, ReplicaView, Scheduler
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
-from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.engine import Columns, Experiment, ReplicaSpec, content, run
 from sim.engine.content import contents_of
 from sim.engine.experiment import LeftBehind
-from sim.engine.kv import OutOfBlocks
+from sim.engine.kv import KvPool, OutOfBlocks
 from sim.engine.prefix import BlockCache
+from tests.engine.build import patches_the_engine
 from tests.engine.costs import Linear
 from tests.engine.lru import found_blocks
 from tests.engine.random_runs import an_experiment, assert_same
@@ -388,3 +390,22 @@ def test_blocks_that_others_hold_do_not_come_free_with_a_sequence(
     trace = a_trace((0, 9, 6, [1, 2]), (1, 10, 6, [1, 2]), (2, 11, 6, ids))
     served(trace, blocks=blocks, scheduler=noting, prefix_cache=cache)
     assert gone == [preempted]
+
+
+@patches_the_engine
+def test_contents_that_are_read_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    counts = rng.integers(0, 12, 60)
+    ids = np.concatenate([rng.integers(0, 2, count) for count in counts])
+    given = (ids, np.cumsum([0, *counts]), 4, 4 * counts, np.ones(60, np.int64), 4)
+    whole, of_parts = contents_of(*given), content._requests_of_parts
+    for size in (1, 5, 40):
+        monkeypatch.setattr(content, "_requests_of_parts", partial(of_parts, ids=size))
+        part = contents_of(*given)
+        assert all(getattr(part, name) == getattr(whole, name) for name in ("start", "parent", "chain", "named"))
+
+
+def test_a_pool_without_a_cache_finds_and_shares_nothing() -> None:
+    pool = KvPool(10, 4)
+    assert (pool.found_blocks(0, 9), pool.unheld_blocks(0, 0), pool.shared_blocks(0), pool.found(0)) == (0, 0, 0, 0)
+    assert (pool.full_blocks(0), pool.freed_by(0, {}), pool.held_again, pool.order(0)) == (0, 0, 0, 0)

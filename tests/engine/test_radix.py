@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 from policies.routers import Prefix, RoundRobin
 from policies.schedulers import Sarathi
 from policies.sglang import Sglang
-from policies.view import Scheduler
+from policies.view import Looks, Scheduler
 from policies.vllm import Vllm
 from policies.wrappers import EvictNewest
 from sim.engine import Columns, Experiment, ReplicaSpec, run
+from sim.engine.content import contents_of
+from sim.engine.radix import RadixCache
 from tests.engine.costs import Linear
 from tests.engine.radix import found_tokens
 from tests.engine.random_runs import an_experiment, assert_same
@@ -100,6 +103,90 @@ def test_what_a_retracted_sequence_decoded_is_gone_and_its_prompt_is_not() -> No
     assert columns.meta["preemptions"] == 1
     # Its prompt may have had to go as well, but for what room was needed.
     assert columns.requests["prefix_hit_again_tokens"].tolist() in ([20, 0], [0, 19])
+
+
+def test_the_last_page_of_what_is_found_is_computed_again_for_a_drafter_that_needs_it() -> None:
+    trace = a_trace(
+        (0, 5, 1, [1, 2, 3, 4, 5]), (10, 5, 1, [1, 2, 3, 4, 5]), (20, 5, 1, [1, 9, 9, 9, 9]), (30, 5, 1, [8] * 5)
+    )
+    for scheduler in (None, EvictNewest(Sarathi(token_budget=64, max_sequences=8))):
+        assert hits(served(trace, prefix_drops_last=True, scheduler=scheduler)) == [0, 3, 0, 0]
+        assert hits(served(trace, scheduler=scheduler)) == [0, 4, 1, 0]
+
+
+def a_pool(*rows: list[int], blocks: int, used_by_looks: bool = True) -> RadixCache:
+    """A tree over prompts of these ids, each a page of one token."""
+    prompts = np.array([len(row) for row in rows])
+    offsets = np.cumsum([0, *prompts])
+    contents = contents_of(np.concatenate(rows), offsets, 1, prompts, np.zeros_like(prompts), 1)
+    return RadixCache(blocks, 1, contents, array("q", prompts.tolist()), used_by_looks=used_by_looks)
+
+
+def put(pool: RadixCache, id_: int, tokens: int) -> None:
+    """A request computes all of its prompt."""
+    pool.admit(id_, 0)
+    pool.take(tokens)
+    pool.computed(id_, tokens)
+
+
+def test_the_upper_part_of_a_node_that_is_split_is_as_old_as_the_rest() -> None:
+    """Who holds the first half of a node splits it; when both halves are free, the upper one goes in its turn and not before."""
+    older, younger = list(range(10)), list(range(100, 110))
+    pool = a_pool(older, younger, younger, list(range(200, 230)), blocks=20)
+    put(pool, 0, 10)
+    put(pool, 1, 10)
+    pool.release(1, 10, 10)
+    pool.admit(2, 5)
+    pool.release(2, 5, 5)
+    # The lower half of the younger goes, as the older is held; and then the older.
+    pool.admit(3, 0)
+    pool.take(5)
+    assert pool.found_blocks(1, 11) == 5
+    pool.release(0, 10, 10)
+    pool.take(1)
+    assert (pool.found_blocks(0, 11), pool.found_blocks(1, 11)) == (0, 5)
+
+
+def test_looks_count_as_use_once_and_those_over_the_queue_are_counted() -> None:
+    one, two = list(range(10)), list(range(100, 110))
+    pool = a_pool(one, two, one[:5], blocks=20)
+    for id_ in (0, 1):
+        put(pool, id_, 10)
+        pool.release(id_, 10, 10)
+    # Asked for, nothing is used; used, the older outlives the younger, and is split where it was found.
+    pool.found_blocks(0, 11)
+    pool.use(Looks(((2, 6),)))
+    pool.use(Looks((), of_queue=True))
+    assert pool.queue_looks == 1
+    pool.admit(2, 0)
+    pool.take(10)
+    assert (pool.found_blocks(0, 11), pool.found_blocks(1, 11)) == (10, 0)
+    pool.take(1)
+    assert pool.found_blocks(0, 11) == 5
+
+
+def test_a_trial_leaves_the_nodes_of_the_tree_as_they_were() -> None:
+    """Half of a node that is tried to be held is whole again afterwards, and is evicted whole, after what is used less recently."""
+    pool = a_pool(list(range(10)), list(range(10)), list(range(5)), list(range(50, 60)), blocks=20)
+    put(pool, 3, 10)
+    pool.release(3, 10, 10)
+    put(pool, 0, 10)
+    pool.release(0, 10, 10)
+    nodes = [(node.lo, node.hi, list(node.keys)) for node in pool._nodes()]
+    for _ in range(2):
+        pool.try_out()
+        pool.admit(1, 7)
+        pool.admit(2, 5)
+        # What nobody holds gives way: three pages of the one and all of the other.
+        pool.take(13)
+        assert (pool.free, pool.evicted, pool.found_blocks(3, 11)) == (0, 13, 0)
+        pool.undo()
+        assert (pool.free, pool.evicted, pool.fault()) == (20, 0, None)
+        assert (pool.found_blocks(0, 11), pool.found_blocks(3, 11)) == (10, 10)
+        assert sorted((node.lo, node.hi, node.keys) for node in pool._nodes()) == sorted(nodes)
+    pool.admit(2, 0)
+    pool.take(11)
+    assert (pool.evicted, pool.found_blocks(0, 11)) == (20, 0)
 
 
 def test_lpm_serves_those_first_who_find_most_and_one_of_those_who_begin_alike() -> None:

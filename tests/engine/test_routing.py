@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -318,6 +319,21 @@ def test_replicas_of_one_kind_are_priced_once() -> None:
     )
     prices = [machine.tenants[0].prices for machine in cluster._machines]
     assert [each is prices[0] for each in prices] == [True] * 50 + [False]
+
+
+def test_iterations_of_many_replicas_are_told_in_one_pass() -> None:
+    passes = 0
+
+    class Counted(tuple[Any, ...]):
+        def __iter__(self) -> Any:
+            nonlocal passes
+            passes += 1
+            return super().__iter__()
+
+    one = ReplicaSpec(cost=Linear(), scheduler=Vllm(), kv_blocks=99)
+    found = run(Experiment(workload=a_trace((0, [1])), replicas=(one,) * 50, router=RoundRobin()))
+    assert len(list(replace(found, replicas=Counted(found.replicas)).iteration_blocks())) == 50
+    assert passes <= 2
 
 
 def test_plain_routers_are_told_nothing_and_pay_nothing() -> None:

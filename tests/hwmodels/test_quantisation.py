@@ -50,6 +50,7 @@ def formats(spec):
         (number("int", 4, group_size=128), number("float", 8), "int4_fp8"),
         (number("float", 4, group_size=16), number("float", 4, group_size=16), "nvfp4"),
         (number("float", 4, group_size=32), None, "mxfp4"),
+        (number("float", 4, group_size=16), None, "nvfp4_a16"),
     ],
 )
 def test_schemes_of_compressed_tensors(weights, activations, fmt):
@@ -61,9 +62,9 @@ def test_schemes_of_compressed_tensors(weights, activations, fmt):
     [
         (number("int", 8), None, "int8 with 16-bit activations"),
         (number("float", 8), None, "float8 with 16-bit activations"),
-        (number("float", 4, group_size=16), None, "float4 in groups of 16 with 16-bit activations"),
         (number("float", 8, group_size=32), number("float", 8), "float8 in groups of 32 with float8 activations"),
         (number("int", 4), number("int", 8), "int4 with int8 activations"),
+        (number("float", 4, group_size=64), None, "float4 in groups of 64 with 16-bit activations"),
         (number(["int"], 4), None, "with 16-bit activations"),
     ],
 )
@@ -91,6 +92,22 @@ def test_modelopt_is_read_from_a_config_as_from_the_file_beside_it(algorithm, fm
     beside = read(DENSE, side={"quantization": table})
     assert formats(within) == formats(beside) == ("bf16", fmt, fmt)
     assert within.kv_precision == beside.kv_precision == "fp8"
+
+
+def test_modelopt_may_state_a_format_for_each_module():
+    layers = {
+        f"model.layers.{i}.{module}": {"quant_algo": algorithm}
+        for i in range(64)
+        for module, algorithm in (("self_attn.q_proj", "FP8"), ("mlp.up_proj", "W4A16_NVFP4"))
+    }
+    mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    spec = read(DENSE, mixed)
+    assert (spec.attention_precision, spec.mlp_precision) == ("fp8", "nvfp4_a16")
+    for wrong in ({}, {"model.layers.0.mlp.up_proj": {"quant_algo": "FP7"}}, {"model.layers.0.mlp.up_proj": None}):
+        with pytest.raises(ValueError, match=r"of ModelOpt.* is not modelled; set another format in its place"):
+            read(DENSE, {**mixed, "quantized_layers": wrong})
+    head = {**mixed, "quantized_layers": {**layers, "lm_head": {"quant_algo": "W4A16_NVFP4"}}}
+    assert any("narrow LM head" in note for note in read(DENSE, head).notes)
 
 
 def test_a_file_that_says_the_cache_alone_leaves_the_weights_to_the_config():

@@ -9,7 +9,7 @@ import pytest
 
 from policies.routers import RoundRobin
 from policies.sglang import OUT_OF_ROOM, Past, Sglang
-from policies.view import UNTIL_CHANGE, PartialSeq, Plan, ReplicaView, RunningSeq, WaitingSeq
+from policies.view import UNTIL_CHANGE, Looks, PartialSeq, Plan, ReplicaView, RunningSeq, WaitingSeq
 from sim.engine import Experiment, ReplicaSpec, run
 from tests.engine.costs import Linear
 from tests.engine.random_runs import an_experiment, assert_same, with_scheduler
@@ -408,3 +408,82 @@ def test_spans_equal_stepping(overlap: bool) -> None:
         assert_same(fast, run(experiment, fast_forward=False))
         preempted += fast.meta["preemptions"]
     assert preempted
+
+
+# What is looked up: managers/schedule_policy.py, calc_priority.
+
+
+@dataclass
+class Cached:
+    """A prefix cache in literals, whose requests find so many pages each."""
+
+    pages: dict[int, int]
+    queue_looks: int = 0
+
+    def found_blocks(self, id_: int, tokens: int) -> int:
+        return min(self.pages[id_], tokens - 1)
+
+    def unheld_blocks(self, id_: int, blocks: int) -> int:
+        return 0
+
+    def beginning(self, id_: int, tokens: int) -> object:
+        return id_
+
+    def try_out(self) -> None: ...
+
+    def undo(self) -> None: ...
+
+    def admit(self, id_: int, blocks: int) -> None: ...
+
+
+def looked_up(scheduler: Sglang, n: int, queue_looks: int) -> Any:
+    """What is looked up for the first of *n* who wait, of whom one is admitted."""
+    waiting = tuple(WaitingSeq(100 + i, 40) for i in range(n))
+    numbers = {seq.id: 40 for seq in waiting}
+    cache: Any = Cached(dict.fromkeys(numbers, 8), queue_looks)
+    view = a_view(waiting=waiting, cache=cache, prompt_tokens=numbers, max_tokens=numbers)
+    return replace(scheduler, prefill_max_requests=1).plan(view).looks
+
+
+def test_every_32nd_look_over_the_queue_uses_what_its_first_128_would_find() -> None:
+    # The first of them is used last, and then what is found for the one that is admitted, and for the next.
+    first = tuple((100 + i, 41) for i in reversed(range(128)))
+    considered = ((100, 40), (101, 40))
+    for n in (128, 129, 200):
+        for queue_looks in (0, 32, 64):
+            assert looked_up(SYNCHRONOUS, n, queue_looks) == Looks((*first, *considered), of_queue=True)
+    for queue_looks in (1, 31, 33):
+        assert looked_up(SYNCHRONOUS, 200, queue_looks) == Looks(considered, of_queue=True)
+    assert looked_up(SYNCHRONOUS, 1, 0) == Looks(((100, 41), (100, 40)), of_queue=True)
+
+
+def test_a_queue_that_is_sorted_is_looked_up_one_by_one() -> None:
+    lpm = replace(SYNCHRONOUS, schedule_policy="lpm")
+    assert looked_up(lpm, 3, 0) == Looks(((100, 41), (101, 41), (102, 41), (100, 40), (101, 40)))
+    assert looked_up(lpm, 128, 0).of_queue is False
+    assert looked_up(lpm, 129, 0).of_queue is True
+
+
+def test_without_a_cache_nothing_is_looked_up() -> None:
+    assert SYNCHRONOUS.plan(a_view(waiting=waits(7))).looks is None
+    assert looked_up(replace(SYNCHRONOUS, disable_radix_cache=True), 3, 0) is None
+
+
+def test_what_a_running_request_may_still_emit_fits_the_context() -> None:
+    # 300 tokens less two leave 198 of the 200 that the client allows.
+    view = a_view(max_model_len=300, free_blocks=1, **decodes(120, 115))
+    assert past(SYNCHRONOUS.plan(view)).ratio == (21 + 20) / (198 + 1)
+
+
+@pytest.mark.parametrize("interval", [2, 3])
+def test_decodes_are_held_until_the_next_look_at_who_has_come(interval: int) -> None:
+    plan = replace(SYNCHRONOUS, scheduler_recv_interval=interval).plan(a_view(**decodes(150)))
+    assert (plan.hold, plan.through_arrivals) == (interval, True)
+
+
+def test_a_plan_made_ahead_knows_whose_latest_token_it_has_not_seen() -> None:
+    """Those whose prompts it completes, or all of a mixed batch; 21 and 1 emitted are then 20 and 0 (event_loop_overlap)."""
+    assert past(Sglang().plan(a_view(waiting=waits(7, 8), **decodes(150)))).late == (7, 8)
+    mixed = Sglang(enable_mixed_chunk=True, max_running_requests=8)
+    assert past(mixed.plan(a_view(waiting=waits(7), **decodes(150)))).late is True
+    assert past(SYNCHRONOUS.plan(a_view(waiting=waits(7, 8), **decodes(150)))).late == ()

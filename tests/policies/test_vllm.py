@@ -40,6 +40,8 @@ def test_decodes_come_first_and_prompts_fill_what_is_left_of_the_budget() -> Non
 def test_decodes_alone_are_held_and_an_arrival_ends_that_where_there_is_a_seat() -> None:
     assert vllm().plan(view(n_decoding=7)) == Plan(decode=True, hold=UNTIL_CHANGE)
     assert vllm().plan(view(n_decoding=8)) == Plan(decode=True, hold=UNTIL_CHANGE, through_arrivals=True)
+    # Steps that take the last free blocks as well.
+    assert vllm().plan(view(n_decoding=7, free_blocks=7, growth_blocks=7)) == Plan(decode=True, hold=UNTIL_CHANGE)
     # A higher priority may come before those that wait.
     assert not vllm(scheduling_policy="priority").plan(view(n_decoding=8)).through_arrivals
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from policies.classes import KeepSlo, Preempt, WeightedFair
 from policies.published import OrcaPaged, Static
 from policies.routers import RoundRobin
 from policies.schedulers import Sarathi
@@ -161,9 +162,16 @@ def test_settings_out_of_bounds_are_refused(make: Any, message: str) -> None:
         make()
 
 
-def test_a_wrapper_needs_a_scheduler() -> None:
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        EvictNewest, Order, RejectLate, Preempt, WeightedFair, KeepSlo,
+        lambda inner: Pad(inner, 4), lambda inner: Cap(inner, max_sequences=4),
+    ],
+)  # fmt: skip
+def test_a_wrapper_needs_a_scheduler(wrap: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match=r"a scheduler has a method plan\(view\) or is such a function; got \{'policy'"):
-        EvictNewest({"policy": "sarathi"})  # type: ignore[arg-type]
+        wrap({"policy": "sarathi"})
 
 
 def a_wrapped(rng: random.Random) -> Any:

@@ -733,7 +733,7 @@ class _Around:
                 if rng.random() < 0.3:
                     del failures["times"][0]["for_s"]
             if rng.random() < 0.3:
-                failures["slow"] = [{"machine": rng.randrange(self.machines), "factor": rng.choice([0.8, 1.5, 4.0])}]
+                failures["slow"] = [{"machine": rng.randrange(self.machines), "factor": rng.choice([1.0, 1.5, 4.0])}]
             failures["in_flight"] = rng.choice(["resume", "retry", "lose"])
             failures |= _some(rng, 0.4, retries=[0, 1, None], when_none=["lose"])
             found["failures"] = failures

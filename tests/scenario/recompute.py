@@ -151,7 +151,7 @@ class _Run:
     # Parts of the summary.
 
     def summary(self) -> dict[str, Any]:
-        window = self.manifest.get("scenario", {}).get("window", {"rule": "whole"})
+        window = self.manifest.get("window", self.manifest["scenario"]["window"])
         span_s = (self.end - self.begin) * 1e-9
         found = self._figures(self.requests, span_s)
         found |= {

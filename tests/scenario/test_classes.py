@@ -214,25 +214,6 @@ def test_notes_say_what_of_classes_nobody_heeds(tmp_path: Path) -> None:
     assert "keeps 2 machines of 2" in notes(scenario(classes=MIX, replicas=2, router=reserve))
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        {"policy": "weighted_fair", "inner": "vllm"},
-        {"policy": "weighted_fair", "output_weight": 1, "inner": "sglang"},
-        {"policy": "preempt", "inner": {"policy": "keep_slo", "otherwise": "demote", "inner": "vllm"}},
-        {"policy": "order", "by": "first_token", "inner": "trtllm"},
-        {"policy": "order", "by": "shortest_predicted", "inner": "vllm"},
-    ],
-)
-def test_policies_of_classes_wrap_the_engines_schedulers(scheduler: dict[str, Any]) -> None:
-    asked = scenario(
-        classes=MIX, scheduler=scheduler, workload={"rate_scale": 20, "predictor": {"error": 0.3}}, slo={"ttft_s": 9.0}
-    )
-    fast, stepped = simulate(asked), simulate(asked, fast_forward=False)
-    np.testing.assert_array_equal(fast.columns.requests["finish_ns"], stepped.columns.requests["finish_ns"])
-    assert fast.summary["requests"]["unfinished"] == 0
-
-
 def test_classes_of_a_trace_keep_terms_in_their_order() -> None:
     trace = Trace(arrival_ns=[0], prompt_tokens=[1], output_tokens=[1], class_index=[0], classes=("a",))
     with pytest.raises(ValueError, match="the trace has requests of class 'a', which nobody declares"):

@@ -244,3 +244,38 @@ def test_every_file_that_is_opened_is_one_that_the_hash_follows(tmp_path, monkey
         before = _identity(settings, tmp_path)
         file.write_text(file.read_text() + "\n")
         assert _both_differ(before, _identity(settings, tmp_path)), file
+
+
+LLAMA = "llama-3.1-8b"
+
+
+@pytest.mark.parametrize("setting", ["model", "decoding.draft.model", "pools.a.model", "pools.a.models"])
+def test_a_model_in_the_hubs_cache_belongs_to_the_content(tmp_path, monkeypatch, setting):
+    """Two machines with other files under one name do not have one hash, nor has one machine before and after an update."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    folder = tmp_path / "hub" / "models--somebody--mystery" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    scenario = Scenario(**FILES[setting]("somebody/mystery"))
+    seen = {scenario.hash}
+    for file, text in (("config.json", "{}"), ("config.json", '{"a": 1}'), ("hf_quant_config.json", "{}")):
+        (folder / file).write_text(text)
+        assert scenario.hash not in seen
+        seen.add(scenario.hash)
+    assert Scenario(model=LLAMA).hash == Scenario(model=LLAMA).hash
+
+
+def test_formats_beside_a_models_config_belong_to_the_content(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    scenario = Scenario(model=str(tmp_path))
+    before = scenario.hash
+    (tmp_path / "hf_quant_config.json").write_text("{}")
+    assert scenario.hash != before
+
+
+def test_a_scenario_says_which_models_it_names(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    pools = {"a": {"models": ["opt-13b", "somebody/mystery#2"]}, "b": {"model": str(tmp_path)}}
+    scenario = Scenario(model="qwen3-8b", pools=pools, decoding=_decoding("draft", "opt-125m"))
+    assert sorted(scenario.models) == ["opt-125m", "opt-13b", "qwen3-8b", "somebody/mystery"]

@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 
 from hwmodels.experts import ExpertLayout, Zipf
-from sim.engine import run
 from sim.errors import ScenarioError
 from sim.scenario import Scenario
 from sim.scenario.assembly.deployment import deployment_of
-from sim.scenario.assembly.experiment import build
 
 MOE = {"model": "qwen3-30b-a3b", "hardware": "h200", "parallel": {"tensor": 1, "data": 4, "expert": 4}}
 
@@ -106,24 +104,3 @@ def test_bad_graphs_in_a_sentence(settings, others, message):
     with pytest.raises(ScenarioError) as caught:
         graphs(settings, **others)
     assert message in str(caught.value)
-
-
-def test_spans_equal_stepping_where_steps_are_padded_and_experts_uneven():
-    given = Scenario.from_mapping(
-        {
-            **MOE,
-            "experts": {"popularity": {"zipf": 0.7}, "placement": "eplb", "redundant": 4},
-            "cuda_graphs": {"largest": 16},
-            "scheduler": "vllm",
-            "workload": {
-                "arrivals": {"process": "poisson", "rate_per_s": 40.0},
-                "prompt_tokens": 200,
-                "output_tokens": {"distribution": "uniform", "min_tokens": 5, "max_tokens": 90},
-                "requests": 80,
-            },
-        }
-    )
-    experiment = build(given)
-    spans, steps = run(experiment), run(experiment, fast_forward=False)
-    for name in ("first_token_ns", "finish_ns"):
-        assert spans.requests[name].tolist() == steps.requests[name].tolist()

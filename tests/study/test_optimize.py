@@ -100,6 +100,7 @@ class Finished:
 
     axes = ("replicas",)
     folder = None
+    notes = ()
     table = pd.DataFrame(
         {
             "replicas": [4, 1, 2, 3], "gpus": [4, 1, 2, 3], "replications": 3, "failed": [0, 0, 0, 1],

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sim.cli.options import Json, wants_json
+from sim.cli.options import Fetch, Json, fetch_models, wants_json
 from sim.errors import RooftraceError
 
 
@@ -57,13 +57,18 @@ def models(
 
 def show(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="Catalogue name, or path to a config.json.")],
+    name: Annotated[
+        str, typer.Argument(help="Name in the catalogue or on the HuggingFace hub, or path to a config.json.")
+    ],
     as_json: Json = False,
+    fetch: Fetch = False,
 ) -> None:
     """Show what is known of one model."""
     from hwmodels.model import load_model
     from sim.cli.tables import print_facts
 
+    if fetch:
+        fetch_models([name])
     try:
         spec = load_model(name)
     except ValueError as error:

@@ -114,7 +114,7 @@ def optimize(
                     "goal": goal,
                     "figures_over": part,
                     "best": _plain(best),
-                    "as_little": [{key: _plain(row)[key] for key in axes} for row in found.least[1:]],
+                    "as_little": [_plain({key: row[key] for key in axes}) for row in found.least[1:]],
                     "kept": kept,
                     "candidates": rows,
                     "notes": [str(each) for each in found.notes],

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sim.cli.intervals import IntervalReplays, print_intervals
-from sim.cli.options import ScenarioFile, SummaryJson
+from sim.cli.options import Fetch, ScenarioFile, SummaryJson, fetch_models
 from sim.cli.under_way import under_way
 
 REPORT = "report.html"
@@ -40,6 +40,7 @@ def run(
     ] = None,
     html: Annotated[bool, typer.Option("--html", help="Write report.html: the results on one page.")] = False,
     intervals: IntervalReplays = None,
+    fetch: Fetch = False,
 ) -> None:
     """Replay a workload on a simulated deployment and answer with latency, throughput and utilisation."""
     from sim.results import FILES, SOMETIMES, staging
@@ -50,6 +51,8 @@ def run(
 
     chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
     chosen = chosen.with_set(*(set_ or ()))
+    if fetch:
+        fetch_models(chosen.models)
     with under_way("Reading the workload and building the deployment"):
         built = resolve(chosen)
     for note in built.manifest["notes"]:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from sim.cli.options import Fetch, fetch_models
+
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Write scenarios from commands and manifests that start servers.", no_args_is_help=True)
@@ -41,12 +43,15 @@ def from_command(
         Path | None, typer.Option("--out", "-o", help="File for the scenario, in place of standard output.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse options that the known release does not have.")] = False,
+    fetch: Fetch = False,
 ) -> None:
     """Write the scenario of a command to standard output; what it does not carry over goes to standard error."""
-    from sim.launch import scenario_from
+    from sim.launch import models_of, scenario_from
     from workloads.write import write_whole
 
     text, source = _given(command)
+    if fetch:
+        fetch_models(models_of(text, assignments=set_ or (), source=source))
     found = scenario_from(text, hardware=hardware, assignments=set_ or (), strict=strict, source=source)
     for option in found.strange:
         typer.echo(f"Warning: {option}", err=True)

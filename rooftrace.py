@@ -1,0 +1,86 @@
+"""Rooftrace: replay LLM request traces against models of real hardware.
+
+>>> import rooftrace
+>>> result = rooftrace.simulate(rooftrace.Scenario.default().with_set("replicas=2"))
+>>> result.summary["requests"]["finished"]
+2500
+
+Every public name is here; the folders behind it (`sim`, `hwmodels`, `policies`, `workloads`) may move. Names are imported when they are
+first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hwmodels.deployment import deploy
+    from hwmodels.device import load_device
+    from hwmodels.model import load_model
+    from policies.view import Plan, ReplicaView
+    from sim import bench, plots, protocols
+    from sim.engine import Experiment, MachineSpec, ReplicaSpec
+    from sim.engine import run as run_experiment
+    from sim.errors import OutputError, RooftraceError, ScenarioError
+    from sim.results import Result
+    from sim.run import simulate
+    from sim.scenario import Scenario
+    from sim.study.compare import Comparison, compare
+    from sim.study.optimize import cheapest
+    from sim.study.rates import Target, highest_rate
+    from sim.study.sweep import SweepResult, sweep
+    from workloads import Trace, read_trace
+
+_HOMES = {
+    "Comparison": "sim.study.compare",
+    "Experiment": "sim.engine",
+    "MachineSpec": "sim.engine",
+    "OutputError": "sim.errors",
+    "Plan": "policies.view",
+    "ReplicaSpec": "sim.engine",
+    "ReplicaView": "policies.view",
+    "Result": "sim.results",
+    "RooftraceError": "sim.errors",
+    "Scenario": "sim.scenario",
+    "ScenarioError": "sim.errors",
+    "SweepResult": "sim.study.sweep",
+    "Target": "sim.study.rates",
+    "Trace": "workloads",
+    "bench": "sim",
+    "cheapest": "sim.study.optimize",
+    "compare": "sim.study.compare",
+    "deploy": "hwmodels.deployment",
+    "highest_rate": "sim.study.rates",
+    "load_device": "hwmodels.device",
+    "load_model": "hwmodels.model",
+    "plots": "sim",
+    "protocols": "sim",
+    "read_trace": "workloads",
+    "run_experiment": "sim.engine",
+    "simulate": "sim.run",
+    "sweep": "sim.study.sweep",
+}
+"""Public name -> the module that has it."""
+_RENAMED = {"run_experiment": "run"}
+_MODULES = ("bench", "plots", "protocols")
+
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'rooftrace' has no attribute {name!r}")
+    from sim.packages import intruder
+
+    strange = intruder()
+    if strange:
+        raise ImportError(strange)
+    if name in _MODULES:
+        return importlib.import_module(f"{home}.{name}")
+    return getattr(importlib.import_module(home), _RENAMED.get(name, name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
