@@ -147,6 +147,10 @@ def test_options_of_a_file_stand_under_those_of_the_command(tmp_path: Path) -> N
             'vllm serve Qwen/Qwen3-32B --speculative-config \'{"method": "ngram", "num_speculative_tokens": 3}\'',
             "a command does not say it",
         ),
+        (
+            'vllm serve Qwen/Qwen3-32B --speculative-config \'{"method": "mtp", "num_speculative_tokens": "many"}\'',
+            "num_speculative_tokens takes a whole number; got 'many'",
+        ),
         ("vllm serve Qwen/Qwen3-32B --max-num 4", "may be --max-num-"),
         ("vllm serve", "names no model"),
         ("vllm serve nobody/no-such-model", "config.json"),
@@ -220,7 +224,9 @@ def test_published_acceptance_is_assumed_of_drafters_and_said_to_be(
     found = scenario_from(_speculation(method, drafter, k), hardware="b200")
     assert found.scenario.settings()["decoding"]["acceptance"] == acceptance
     assert any(note.startswith("decoding.acceptance is assumed:") for note in found.notes)
-    own = scenario_from(_speculation(method, drafter, k), hardware="b200", assignments=["decoding.acceptance={alpha: 0.6}"])
+    own = scenario_from(
+        _speculation(method, drafter, k), hardware="b200", assignments=["decoding.acceptance={alpha: 0.6}"]
+    )
     assert own.scenario.settings()["decoding"]["acceptance"] == {"alpha": 0.6}
     assert not any("decoding.acceptance is assumed" in note for note in own.notes)
 
@@ -236,7 +242,9 @@ def test_a_conversion_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> No
 
 def test_manifests_are_read_from_files_and_from_standard_input(tmp_path: Path) -> None:
     file = tmp_path / "compose.yaml"
-    file.write_text("services: {a: {image: 'vllm/vllm-openai:latest', command: '--model Qwen/Qwen3-8B --api-key xyz'}}\n")
+    file.write_text(
+        "services: {a: {image: 'vllm/vllm-openai:latest', command: '--model Qwen/Qwen3-8B --api-key xyz'}}\n"
+    )
     out = rooftrace("scenario", "from", str(file))
     assert out.exit_code == 0
     assert out.stdout.startswith(f"# from {file}\n")

@@ -16,7 +16,7 @@ from typing import Any
 
 from sim.errors import RooftraceError
 from sim.launch.arguments import options_of
-from sim.launch.script import Script, Server, read_container, read_script, split
+from sim.launch.script import Script, read_container, read_script, split
 from sim.scenario.yaml import parse_yaml
 
 _ROUTERS: Mapping[str, str] = {
@@ -34,8 +34,26 @@ _ROUTERS: Mapping[str, str] = {
 PREFIX = "rooftrace-"
 """How the names of what is exported begin, the pool's name behind it."""
 _WITHOUT_SERVERS = frozenset(
-    "Service ConfigMap Secret Namespace ServiceAccount PersistentVolumeClaim PersistentVolume Ingress Gateway HTTPRoute Role "
-    "RoleBinding ClusterRole ClusterRoleBinding NetworkPolicy PodMonitor ServiceMonitor PodDisruptionBudget".split()
+    [
+        "Service",
+        "ConfigMap",
+        "Secret",
+        "Namespace",
+        "ServiceAccount",
+        "PersistentVolumeClaim",
+        "PersistentVolume",
+        "Ingress",
+        "Gateway",
+        "HTTPRoute",
+        "Role",
+        "RoleBinding",
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "NetworkPolicy",
+        "PodMonitor",
+        "ServiceMonitor",
+        "PodDisruptionBudget",
+    ]
 )
 
 
@@ -171,7 +189,12 @@ def _variables(given: Any) -> dict[str, str]:
     return found
 
 
-_PRODUCTS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "gpu.nvidia.com/class", "amd.com/gpu.product-name")
+_PRODUCTS = (
+    "nvidia.com/gpu.product",
+    "cloud.google.com/gke-accelerator",
+    "gpu.nvidia.com/class",
+    "amd.com/gpu.product-name",
+)
 
 
 def _device_of(spec: Mapping[str, Any]) -> str | None:
@@ -399,11 +422,13 @@ def _autoscaler(document: Mapping[str, Any], scaled: dict[str, Mapping[str, Any]
     spec = _map(document, "spec")
     name = _plain(str(_map(spec, "scaleTargetRef").get("name"))) or ""
     keda = document.get("kind") == "ScaledObject"
-    fewest, most = (("minReplicaCount", "maxReplicaCount") if keda else ("minReplicas", "maxReplicas"))
+    fewest, most = ("minReplicaCount", "maxReplicaCount") if keda else ("minReplicas", "maxReplicas")
     limits = {"min": _count(spec.get(fewest), 0 if keda else 1), "max": _count(spec.get(most))}
     policy = _keda_policy(spec) if keda else _hpa_policy(spec)
     if policy is None:
-        found.not_read(f"the metric of {document.get('kind')} {_name(document)}: autoscale takes target_tracking and concurrency")
+        found.not_read(
+            f"the metric of {document.get('kind')} {_name(document)}: autoscale takes target_tracking and concurrency"
+        )
         return
     down = _map(spec, "advanced", "horizontalPodAutoscalerConfig", "behavior") if keda else _map(spec, "behavior")
     windows = {

@@ -63,7 +63,10 @@ def _of_a_head(generation: str, drafter: str, k: int | None) -> tuple[dict[str, 
     own = [row for row in _rows() if row.drafter and row.drafter in name]
     rows = own or [row for row in _rows() if row.method == generation and not row.drafter]
     row = min(rows, key=lambda row: abs(row.k - (k or 1)))
-    return {"mean_length": row.mean_length, "at_k": row.k}, f"{row.mean_length} tokens a round with {row.k} drafted, {row.source}"
+    return {
+        "mean_length": row.mean_length,
+        "at_k": row.k,
+    }, f"{row.mean_length} tokens a round with {row.k} drafted, {row.source}"
 
 
 def _share_of_a_layer(model: str) -> float:

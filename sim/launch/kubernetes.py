@@ -123,7 +123,9 @@ def _pools(scenario: Scenario) -> list[_Pool]:
 def _export(chosen: Chosen, documents: Sequence[Mapping[str, Any]], pools: Sequence[_Pool], left: list[str]) -> Export:
     reasons = "".join(f"# {reason}\n" for reason in chosen.reasons)
     left = [*of_the_whole(chosen.scenario), *left]
-    left += [f"pool {each.name}: {t}" if chosen.scenario.pools else t for each in pools for t in each.command.left_out()]
+    left += [
+        f"pool {each.name}: {t}" if chosen.scenario.pools else t for each in pools for t in each.command.left_out()
+    ]
     text = reasons + "---\n".join(yaml.safe_dump(dict(each), sort_keys=False, width=1_000) for each in documents)
     return Export(text=text, left_out=tuple(dict.fromkeys(left)))
 
@@ -253,9 +255,7 @@ def _quantity(value: float) -> str:
     return f"{value:g}" if float(value).is_integer() else f"{round(value * 1000)}m"
 
 
-def _hpa(
-    name: str, fewest: int, most: int, metric: str, target: float, behaviour: Mapping[str, Any]
-) -> dict[str, Any]:
+def _hpa(name: str, fewest: int, most: int, metric: str, target: float, behaviour: Mapping[str, Any]) -> dict[str, Any]:
     pods = {"metric": {"name": metric}, "target": {"type": "AverageValue", "averageValue": _quantity(target)}}
     return {
         "apiVersion": "autoscaling/v2",
@@ -377,7 +377,9 @@ def kserve(chosen: Chosen) -> Export:
         return _export(chosen, [_inference_service(pool) for pool in pools], pools, left)
     sides = _one_or_a_pair(pools, "kserve")
     if any(pool.command.target != "vllm" for pool in pools):
-        raise RooftraceError("--for kserve starts pairs that prefill and decode with vLLM alone; --for kubernetes takes any")
+        raise RooftraceError(
+            "--for kserve starts pairs that prefill and decode with vLLM alone; --for kubernetes takes any"
+        )
     for pool in pools:
         if pool.part.autoscale is not None:
             pool.command.carries("autoscale")

@@ -100,14 +100,34 @@ def read_words(words: Sequence[str], aside: Sequence[str] = ()) -> Script:
 
 _ENGINES_OF_CONTAINERS = ("docker", "podman", "nerdctl")
 _SWITCHES = frozenset(
-    "-d -i -t -it -ti -P --rm --detach --interactive --tty --privileged --init --publish-all --read-only --no-healthcheck "
-    "--sig-proxy --oom-kill-disable --disable-content-trust --quiet -q".split()
+    [
+        "-d",
+        "-i",
+        "-t",
+        "-it",
+        "-ti",
+        "-P",
+        "--rm",
+        "--detach",
+        "--interactive",
+        "--tty",
+        "--privileged",
+        "--init",
+        "--publish-all",
+        "--read-only",
+        "--no-healthcheck",
+        "--sig-proxy",
+        "--oom-kill-disable",
+        "--disable-content-trust",
+        "--quiet",
+        "-q",
+    ]
 )
 """Options of docker run that take no value; all others do."""
 
 
 def _docker(words: Sequence[str], aside: Sequence[str]) -> Script:
-    """`docker run` after these words: variables, the entry point and the image are read; volumes, ports and the like say nothing."""
+    """`docker run` with *words* behind it: variables, the entry point and the image are read, volumes and ports are not."""
     variables, entry, at = dict(word.split("=", 1) for word in aside), None, 0
     while at < len(words) and words[at].startswith("-"):
         name, equals, value = words[at].partition("=")
@@ -231,7 +251,9 @@ def _pieces(text: str) -> Iterator[str]:
             yield text[begin:at].strip()
             begin = at
             continue
-        elif letter in "\n;|" or (letter == "&" and text[at - 1 : at] not in (">", "<") and text[at + 1 : at + 2] != ">"):
+        elif letter in "\n;|" or (
+            letter == "&" and text[at - 1 : at] not in (">", "<") and text[at + 1 : at + 2] != ">"
+        ):
             if piece := text[begin:at].strip():
                 yield piece
             begin = at + 1

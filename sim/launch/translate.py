@@ -108,7 +108,9 @@ def _device(server: Server, notes: list[str]) -> str | None:
     try:
         return load_device(label).name
     except ValueError:
-        notes.append(f"not read: {server.hardware} is no device of the catalogue; --hardware NAME says which it is like")
+        notes.append(
+            f"not read: {server.hardware} is no device of the catalogue; --hardware NAME says which it is like"
+        )
         return None
 
 

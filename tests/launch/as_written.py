@@ -1,5 +1,6 @@
 """Sixty ways in which people write down how their server is started: commands, containers, manifests and values of charts."""
 
+# ruff: noqa: E501 (lines as they are written elsewhere)
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -15,8 +16,6 @@ class Written:
     says: tuple[str, ...] = ()
     refused: str | None = None
     """Of the one sentence that refuses it and says what to do."""
-    where_known: bool = False
-    """Its model may be none of the catalogue, which is refused with `--set model=` as the way out."""
 
 
 def _k8s(kind: str, container: str, *, replicas: int = 1, extra: str = "") -> str:
@@ -51,10 +50,14 @@ WRITTEN: dict[str, Written] = {
   --max-num-batched-tokens=8192 \\
   --served-model-name llama
 """,
-        settings={"parallel.tensor": 4, "memory.max_model_len": 32768, "memory.gpu_memory_utilization": 0.92,
-                  "scheduler.max_num_batched_tokens": 8192},
+        settings={
+            "parallel.tensor": 4,
+            "memory.max_model_len": 32768,
+            "memory.gpu_memory_utilization": 0.92,
+            "scheduler.max_num_batched_tokens": 8192,
+        },
         says=("--served-model-name llama",),
-    ),  # fmt: skip
+    ),
     "vllm-variables-in-front": Written(
         text="CUDA_VISIBLE_DEVICES=0,1 HF_TOKEN=$HF_TOKEN VLLM_USE_V1=1 vllm serve Qwen/Qwen3-32B -tp 2",
         settings={"parallel.tensor": 2},
@@ -97,7 +100,7 @@ WRITTEN: dict[str, Written] = {
         says=("--tensor-parallel-sizee", "--tensor-parallel-size", "--turbo-mode"),
     ),
     "vllm-json-compilation": Written(
-        text="vllm serve Qwen/Qwen3-32B --compilation-config '{\"level\": 3, \"cudagraph_capture_sizes\": [1, 2, 4, 8]}'",
+        text='vllm serve Qwen/Qwen3-32B --compilation-config \'{"level": 3, "cudagraph_capture_sizes": [1, 2, 4, 8]}\'',
         settings={"model": "Qwen/Qwen3-32B"},
         says=("--compilation-config",),
     ),
@@ -229,14 +232,17 @@ WRITTEN: dict[str, Written] = {
     "trtllm-plain": Written(
         text="trtllm-serve meta-llama/Llama-3.1-8B-Instruct --tp_size 2 --max_batch_size 128 --max_num_tokens 4096 "
         "--max_seq_len 8192 --kv_cache_free_gpu_memory_fraction 0.9",
-        settings={"parallel.tensor": 2, "scheduler.max_batch_size": 128, "memory.free_gpu_memory_fraction": 0.9,
-                  "memory.max_model_len": 8192},
-    ),  # fmt: skip
+        settings={
+            "parallel.tensor": 2,
+            "scheduler.max_batch_size": 128,
+            "memory.free_gpu_memory_fraction": 0.9,
+            "memory.max_model_len": 8192,
+        },
+    ),
     "trtllm-serve-word": Written(
         text="trtllm-serve serve nvidia/Llama-3.1-405B-Instruct-FP8 --backend pytorch --tp_size 8 --ep_size 1 "
         "--host 0.0.0.0 --port 8000",
         settings={"parallel.tensor": 8},
-        where_known=True,
     ),
     "trtllm-mpirun": Written(
         text="mpirun -n 1 --oversubscribe --allow-run-as-root trtllm-serve deepseek-ai/DeepSeek-R1 --tp_size 8 --ep_size 8 "
@@ -330,50 +336,70 @@ services:
     ),
     # Kubernetes.
     "k8s-args": Written(
-        text=_k8s("Deployment", """        - name: vllm
+        text=_k8s(
+            "Deployment",
+            """        - name: vllm
           image: vllm/vllm-openai:v0.10.0
           args: ["--model", "Qwen/Qwen3-32B", "--tensor-parallel-size", "2", "--enable-prefix-caching"]
           env:
             - {name: VLLM_LOGGING_LEVEL, value: DEBUG}
           resources:
             limits: {nvidia.com/gpu: "2"}
-""", replicas=3, extra="      nodeSelector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}\n"),
+""",
+            replicas=3,
+            extra="      nodeSelector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}\n",
+        ),
         settings={"hardware": "h100-sxm", "replicas": 3, "parallel.tensor": 2, "memory.prefix_caching": True},
         says=("VLLM_LOGGING_LEVEL",),
-    ),  # fmt: skip
+    ),
     "k8s-shell": Written(
-        text=_k8s("StatefulSet", """        - name: vllm
+        text=_k8s(
+            "StatefulSet",
+            """        - name: vllm
           image: vllm/vllm-openai:latest
           command: ["/bin/sh", "-c"]
           args:
             - "vllm serve mistralai/Mistral-7B-Instruct-v0.3 --trust-remote-code --enable-chunked-prefill --max_num_batched_tokens 1024"
-"""),
+""",
+        ),
         settings={"scheduler.max_num_batched_tokens": 1024, "scheduler.enable_chunked_prefill": True},
-        where_known=True,
-    ),  # fmt: skip
+    ),
     "k8s-env-in-args": Written(
-        text=_k8s("Deployment", """        - name: server
+        text=_k8s(
+            "Deployment",
+            """        - name: server
           image: lmsysorg/sglang:v0.5.3
           command: ["python3", "-m", "sglang.launch_server"]
           args: ["--model-path", "$(MODEL_ID)", "--tp", "$(TP)"]
           env:
             - {name: MODEL_ID, value: Qwen/Qwen3-32B}
             - {name: TP, value: "4"}
-"""),
+""",
+        ),
         settings={"model": "Qwen/Qwen3-32B", "parallel.tensor": 4},
-    ),  # fmt: skip
+    ),
     "k8s-pair": Written(
-        text=_k8s("Deployment", """        - name: prefill
+        text=_k8s(
+            "Deployment",
+            """        - name: prefill
           image: vllm/vllm-openai:v0.11.0
           args: [--model, Qwen/Qwen3-32B, -tp, "2", --kv-transfer-config,
                  '{"kv_connector": "NixlConnector", "kv_role": "kv_producer"}']
-""", replicas=2) + "---\n" + _k8s("Deployment", """        - name: decode
+""",
+            replicas=2,
+        )
+        + "---\n"
+        + _k8s(
+            "Deployment",
+            """        - name: decode
           image: vllm/vllm-openai:v0.11.0
           args: [--model, Qwen/Qwen3-32B, -tp, "4", --kv-transfer-config,
                  '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}']
-""") + "---\napiVersion: v1\nkind: Service\nmetadata: {name: server}\nspec: {ports: [{port: 8000}]}\n",
+""",
+        )
+        + "---\napiVersion: v1\nkind: Service\nmetadata: {name: server}\nspec: {ports: [{port: 8000}]}\n",
         settings={"pools.prefill.replicas": 2, "pools.decode.parallel.tensor": 4},
-    ),  # fmt: skip
+    ),
     "lws": Written(
         text="""apiVersion: leaderworkerset.x-k8s.io/v1
 kind: LeaderWorkerSet
@@ -422,9 +448,14 @@ spec:
 routerSpec:
   routingLogic: roundrobin
 """,
-        settings={"replicas": 2, "memory.max_model_len": 16384, "memory.prefix_caching": False,
-                  "memory.gpu_memory_utilization": 0.8, "router.policy": "round_robin"},
-    ),  # fmt: skip
+        settings={
+            "replicas": 2,
+            "memory.max_model_len": 16384,
+            "memory.prefix_caching": False,
+            "memory.gpu_memory_utilization": 0.8,
+            "router.policy": "round_robin",
+        },
+    ),
     "llm-d-modelservice": Written(
         text="""modelArtifacts:
   uri: hf://Qwen/Qwen3-32B
@@ -451,7 +482,11 @@ prefill:
       modelCommand: vllmServe
       args: ["--block-size", "128", "--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_both"}']
 """,
-        settings={"pools.prefill.replicas": 4, "pools.decode.parallel.tensor": 4, "pools.decode.memory.block_tokens": 128},
+        settings={
+            "pools.prefill.replicas": 4,
+            "pools.decode.parallel.tensor": 4,
+            "pools.decode.memory.block_tokens": 128,
+        },
     ),
     "dynamo-v1alpha1": Written(
         text="""apiVersion: nvidia.com/v1alpha1
@@ -548,9 +583,14 @@ spec:
           max_model_len: 8192
           gpu_memory_utilization: 0.9
 """,
-        settings={"model": "Qwen/Qwen3-32B", "parallel.tensor": 4, "memory.max_model_len": 8192, "hardware": "h100-sxm",
-                  "replicas": 2},
-    ),  # fmt: skip
+        settings={
+            "model": "Qwen/Qwen3-32B",
+            "parallel.tensor": 4,
+            "memory.max_model_len": 8192,
+            "hardware": "h100-sxm",
+            "replicas": 2,
+        },
+    ),
     "docker-another-engine": Written(
         text="docker run --gpus all ghcr.io/huggingface/text-generation-inference:3.0 --model-id Qwen/Qwen3-8B --num-shard 2",
         refused="text-generation-inference",

@@ -29,7 +29,11 @@ def of(settings: dict[str, Any]) -> Chosen:
 PAIR = {
     "pools": {
         "prefill": {"role": "prefill", "replicas": 2, "memory": {"max_model_len": 8192}},
-        "decode": {"role": "decode", "parallel": {"tensor": 2}, "memory": {"max_model_len": 8192, "prefix_caching": False}},
+        "decode": {
+            "role": "decode",
+            "parallel": {"tensor": 2},
+            "memory": {"max_model_len": 8192, "prefix_caching": False},
+        },
     },
     "links": {"net": {}},
 }

@@ -22,7 +22,13 @@ def a_trace(folder: Path, *lengths: tuple[int, int]) -> str:
 
 def of(trace: str, **memory: Any) -> Scenario:
     return Scenario.from_mapping(
-        {"model": "qwen3-8b", "hardware": "h200", "serving_stack": "vllm", "workload": {"trace": trace}, "memory": memory}
+        {
+            "model": "qwen3-8b",
+            "hardware": "h200",
+            "serving_stack": "vllm",
+            "workload": {"trace": trace},
+            "memory": memory,
+        }
     )
 
 

@@ -13,8 +13,12 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    result: Annotated[Path, typer.Argument(help="Results folder of a run or of rooftrace optimize --out, or a scenario file.")],
-    target: Annotated[str, typer.Option("--for", help="vllm, sglang, trtllm, dynamo, kubernetes, llm-d or kserve.")] = "vllm",
+    result: Annotated[
+        Path, typer.Argument(help="Results folder of a run or of rooftrace optimize --out, or a scenario file.")
+    ],
+    target: Annotated[
+        str, typer.Option("--for", help="vllm, sglang, trtllm, dynamo, kubernetes, llm-d or kserve.")
+    ] = "vllm",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File for it, in place of standard output.")] = None,
 ) -> None:
     """Write the commands, or the manifest, that start a simulated deployment; what they do not carry goes to standard error."""

@@ -23,8 +23,8 @@ def from_command(
         str,
         typer.Argument(
             help="In quotes: 'vllm serve ...', 'python -m sglang.launch_server ...', 'trtllm-serve ...' or 'docker run ...'; "
-            "several, one a line, are pools. Or a file of them, or of YAML (Kubernetes, compose, KServe, Dynamo, values of charts); "
-            "- for standard input."
+            "several, one a line, are pools. Or a file of them, or of YAML (Kubernetes, compose, KServe, Dynamo, charts' values), "
+            "or - for standard input."
         ),
     ],
     hardware: Annotated[
@@ -42,7 +42,9 @@ def from_command(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File for the scenario, in place of standard output.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse options that the known release does not have.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse options that the known release does not have.")
+    ] = False,
     fetch: Fetch = False,
 ) -> None:
     """Write the scenario of a command to standard output; what it does not carry over goes to standard error."""

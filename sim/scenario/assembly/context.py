@@ -61,8 +61,8 @@ def check_longest(scenario: Scenario, plan: MemoryPlan) -> None:
     counted = plan.override is None and plan.layer_groups is None and all(stage.block_bytes for stage in plan.stages)
     if limit is not None and scenario.stack_name == "vllm" and counted and tokens < limit:
         raise ScenarioError(
-            f"{scenario.source}: memory.max_model_len: vLLM does not start where the KV cache ({tokens:,} tokens) does not hold one "
-            f"request of {limit:,} tokens; lower it, raise memory.gpu_memory_utilization, or use more devices"
+            f"{scenario.source}: memory.max_model_len: vLLM does not start where the KV cache ({tokens:,} tokens) does not hold "
+            f"one request of {limit:,} tokens; lower it, raise memory.gpu_memory_utilization, or use more devices"
         )
 
 
