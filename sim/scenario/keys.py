@@ -160,6 +160,9 @@ class Memory(Section):
     """Blocks of the KV cache, null block included, in place of what the memory has room for (vLLM's num_gpu_blocks_override)."""
     block_tokens: Annotated[int, Field(ge=1)] | None = None
     """Where it is left out, the stack's: 16 for vLLM, 1 for SGLang, 32 for TensorRT-LLM."""
+    max_model_len: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of prompt and answer together that the server takes (vLLM's `--max-model-len`): an answer ends there, and a prompt
+    that leaves no room for one is rejected. Where it is left out, the model's own context, beyond which requests are rejected."""
     prefix_caching: bool | None = None
     """Whether KV blocks are found again by prompts that begin alike, where the trace says which do; where it is left out, as the
     stack has it: on for vLLM, SGLang and TensorRT-LLM, off for `eager` and `ideal`."""
