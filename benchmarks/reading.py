@@ -40,6 +40,10 @@ FORMATS: dict[str, tuple[str, Callable[[int], str]]] = {
         "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n",
         lambda i: f"{i / 100},GPT-4,{i % 4000 + 1},{i % 500},0,API log\n",
     ),
+    "export": (
+        "startTime,promptTokens,completionTokens,status\n",
+        lambda i: f"{1_700_000_000_000 + 10 * i},{i % 4000 + 1},{i % 500},ok\n",
+    ),
     "mooncake": (
         "",
         lambda i: f'{{"timestamp": {i}, "input_length": {i % 4000 + 1}, "output_length": {i % 500}, "hash_ids": []}}\n',

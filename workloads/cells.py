@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import os
@@ -11,13 +10,13 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workloads.columns import NS_PER_S, IntArray
+from workloads.sources import opened
 
 HEADERS: dict[str, tuple[str, ...]] = {
     # github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023 and 2024
@@ -33,17 +32,14 @@ HEADERS: dict[str, tuple[str, ...]] = {
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """What is in a file, unpacked where it is a gzip file; ValueError for one that is damaged, or no text."""
+    """What is in a file, unpacked where gzip or zstd packed it; ValueError for one that is damaged, or no text."""
     return read_beginning(path, None)[0]
 
 
 def read_beginning(path: str | os.PathLike[str], n_lines: int | None) -> tuple[bytes, bool]:
     """The first *n_lines* lines of a file that are not empty (None: all of it), and whether that is all. Little more than them is
     read. Unpacked, and refused, as by `read_bytes`; a cell in quotes is never cut."""
-    with Path(path).open("rb") as raw:
-        packed = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        file: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
+    with opened(path) as (file, packed):
         try:
             data, is_all = (file.read(), True) if n_lines is None else _lines_of(file, n_lines)
         except (OSError, EOFError, zlib.error) as error:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workloads.columns import NS_PER_S, IntArray
 from workloads.requests import Requests
+
+FloatArray = NDArray[np.float64]
 
 
 def describe(requests: Requests) -> dict[str, Any]:
@@ -68,3 +71,21 @@ def describe(requests: Requests) -> dict[str, Any]:
         out["prefix_block_tokens"] = requests.prefix_block_tokens
         out["prefix_blocks_seen_before"] = 1 - distinct / total if total else 0.0
     return out
+
+
+def rates_over_time(requests: Requests, windows: int) -> tuple[float, FloatArray]:
+    """The length in seconds of each of at most *windows* equal windows from the first arrival to the last, and the arrivals a
+    second in each; fewer windows where there are fewer requests, and none where all arrive at once."""
+    if requests.duration_s == 0:
+        return 0.0, np.empty(0)
+    n = max(1, min(windows, len(requests) // 2))
+    since_s = (requests.arrival_ns - requests.arrival_ns[0]) / NS_PER_S
+    width_s = requests.duration_s / n
+    return width_s, np.histogram(since_s, bins=n, range=(0.0, requests.duration_s))[0] / width_s
+
+
+def turns_of_sessions(requests: Requests) -> IntArray:
+    """How many requests each session has; empty without sessions."""
+    if requests.session is None:
+        return np.empty(0, dtype=np.int64)
+    return np.unique(requests.session[requests.session >= 0], return_counts=True)[1]

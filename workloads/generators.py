@@ -67,6 +67,8 @@ class ClosedLoop:
     """What the trace that the lengths are from says besides, in words."""
     start_ns: IntArray | None = None
     """When each client sends its first request; None: all of them at time 0."""
+    notes: tuple[str, ...] = ()
+    """What reading the lengths left out or assumed, in sentences."""
 
     def __post_init__(self) -> None:
         check_count(self.concurrency, "concurrency")

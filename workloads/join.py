@@ -114,6 +114,7 @@ def _join(traces: list[Trace], *, shared_ids: bool, sort: bool) -> Trace:
         prefix_offsets=offsets,
         prefix_block_tokens=next(iter(block_tokens), None),
         source=" + ".join(dict.fromkeys(trace.source for trace in traces)),
+        notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
     )
     return replace(unsorted.take(order), arrival_ns=arrival[order])
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import numpy as np
 
 from workloads.cells import HEADERS, Table, header_cells, json_objects, read_beginning, read_bytes
 from workloads.columns import NS_PER_S, IntArray
+from workloads.exports import MissingOutput, Rules, read_export, says_requests
 from workloads.functions import function_counts, function_invocations
+from workloads.sources import is_parquet, trace_files
 from workloads.trace import Trace
 
-FORMATS = ("azure_llm", "burstgpt", "mooncake", "plain", "azure_functions_2019", "azure_functions_2021")
+FORMATS = ("azure_llm", "burstgpt", "mooncake", "plain", "azure_functions_2019", "azure_functions_2021", "export")
 
 # github.com/kvcache-ai/Mooncake hashes prompts in blocks of 512 tokens; each of the 12,031 prompts of its
 # conversation trace has ceil(input_length / 512) ids.
@@ -41,8 +44,14 @@ def read_trace(
     output_tokens: int | None = None,
     start_s: float | None = None,
     end_s: float | None = None,
+    columns: Mapping[str, str] | None = None,
+    missing_output: MissingOutput | None = None,
+    keep_failed: bool = False,
+    tokenizer: str | os.PathLike[str] | None = None,
+    timed: bool = True,
+    seed: int = 0,
 ) -> Trace:
-    """The requests of a trace file (plain or gzipped); time runs from its first arrival where the file has dates.
+    """The requests of a trace file, as it is or packed by gzip or zstd; time runs from its first arrival where the file has dates.
 
     Formats, told apart by their header or first line unless *format* names one: `azure_llm` (2023 and 2024),
     `burstgpt`, `mooncake`, `plain` (what `Trace.to_csv` writes), and `azure_functions_2019` and `_2021`, which
@@ -51,6 +60,14 @@ def read_trace(
     (see `read_function_counts`, `read_function_invocations`). Minutes of the 2019 trace are spread evenly; draw
     them with `GammaWindows` for random arrivals.
 
+    Everything else is an `export`: CSV, JSON lines, JSON documents and Parquet files, folders of them and patterns such as
+    `logs/*.gz` (in order of name), in which the names that tools give to columns are known, and *columns* names others: what is
+    said (arrival, prompt_tokens, output_tokens, ...) to a dotted path. Of exports alone: *missing_output* says what becomes of
+    requests without an output length (drop: left out; max_tokens: what the client allowed; draw: the lengths of others, by *seed*);
+    *keep_failed* keeps failed requests that have tokens; *tokenizer*, a tokenizer.json, counts the tokens of texts, which without
+    it is approximate; without *timed* all requests arrive at 0, whatever the file says. `Trace.notes` says what was left out and
+    what was assumed.
+
     *limit* keeps the first requests, *sort* accepts arrivals out of order, *drop_empty* leaves out rows with
     neither prompt nor output tokens. Raises ValueError naming file, line, column and value of what is wrong.
 
@@ -58,10 +75,33 @@ def read_trace(
     which may find the first requests at its end, and in the azure_functions formats, which have a line a function or go by end.
     """
     lines = int(limit) + 1 if limit and limit > 0 and not sort else None  # the first may be a header
-    data, is_all = read_beginning(path, lines)
-    name = _recognise(path, data) if format == "auto" else format
-    if name not in FORMATS:
+    if format not in ("auto", *FORMATS):
         raise ValueError(f"format is auto or one of {', '.join(FORMATS)}; got {format!r}")
+    rules = Rules(
+        columns=columns or {},
+        missing_output=missing_output,
+        keep_failed=keep_failed,
+        tokenizer=tokenizer,
+        timed=timed,
+        seed=seed,
+    )
+    files = trace_files(path)
+    if not files:
+        raise ValueError(f"{path}: no file is there that could be part of a trace")
+    if format == "export" or (format == "auto" and (columns or files != [Path(path)] or is_parquet(path))):
+        return read_export(path, files, limit=limit, rules=rules)
+    data, is_all = read_beginning(path, lines)
+    name = _recognise(path, data, rules) if format == "auto" else format
+    if name == "export":
+        return read_export(path, files, limit=limit, rules=rules)
+    given = {
+        "columns": columns,
+        "missing_output": missing_output,
+        "keep_failed": keep_failed or None,
+        "tokenizer": tokenizer,
+    }
+    if misplaced := [key for key, value in given.items() if value is not None]:
+        raise ValueError(f"{path}: {', '.join(misplaced)} belong to exports, and this file is {name}; leave them out")
     if name.startswith("azure_functions"):
         data = data if is_all else read_bytes(path)
         if not models or prompt_tokens is None:
@@ -165,22 +205,30 @@ def _assemble(
     return Trace(**columns, **blocks, **tables, source=Path(path).name)
 
 
-def _recognise(path: Any, data: bytes) -> str:
-    if data.lstrip().startswith(b"{"):
-        return "mooncake"
+def _recognise(path: Any, data: bytes, rules: Rules) -> str:
+    """The format of a file: one of those that have a reader of their own, or `export`."""
+    begin = data.lstrip()[:1]
+    if begin in (b"{", b"["):
+        return "mooncake" if begin == b"{" and _is_mooncake(data) else "export"
     cells = header_cells(data)
     header = set(cells)
     for name, needed in HEADERS.items():
         if header >= set(needed):
             return name
+    if says_requests(Path(path), rules):
+        return "export"
     # A header that has most of a format's columns is that format with a column missing, which its reader says.
     near = max(HEADERS, key=lambda name: len(header & set(HEADERS[name])) / len(HEADERS[name]))
-    if len(header & set(HEADERS[near])) >= 2:
-        return near
-    known = "; ".join(f"{name}: {','.join(needed)}" for name, needed in HEADERS.items())
-    raise ValueError(
-        f"{path}: the first line is none of the formats known ({known}; mooncake: JSON lines); "
-        f"got {','.join(cells)[:80]!r}: rename the columns or name the format"
+    return near if len(header & set(HEADERS[near])) >= 2 else "export"
+
+
+def _is_mooncake(data: bytes) -> bool:
+    try:
+        record = json.loads(data.lstrip().split(b"\n", 1)[0])
+    except (ValueError, RecursionError):
+        return False
+    return (
+        isinstance(record, dict) and "timestamp" in record and bool({"input_length", "output_length"} & record.keys())
     )
 
 

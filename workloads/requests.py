@@ -76,6 +76,8 @@ class Requests:
     """Which requests are sent only when others have ended; `arrival_ns` of such a one is but its place in the order."""
     source: str = ""
     """Where the requests come from, in words."""
+    notes: tuple[str, ...] = ()
+    """What reading them left out or assumed, in sentences."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__

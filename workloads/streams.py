@@ -26,6 +26,7 @@ class Stream(IntEnum):
     TURNS = 108
     CLASSES = 120
     PREDICTIONS = 121
+    MISSING_OUTPUTS = 122
 
 
 def stream(seed: int, name: Stream, *key: int) -> np.random.Generator:

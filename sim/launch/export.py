@@ -73,9 +73,13 @@ def _best_candidate(folder: Path) -> Chosen:
         f"best of {len(table)} candidates, {len(kept)} of which keep the SLO: "
         + ", ".join(f"{key}={best[key]}" for key in axes)
     ]
-    reasons.append(
-        f"{best['tokens_per_s_per_gpu']:,.0f} output tokens/s a GPU, {best['slo_attainment']:.1%} within the SLO"
+    # Of limits of means and percentiles alone there is no share of requests.
+    share = (
+        "the limits of the SLO kept"
+        if pd.isna(best["slo_attainment"])
+        else f"{best['slo_attainment']:.1%} within the SLO"
     )
+    reasons.append(f"{best['tokens_per_s_per_gpu']:,.0f} output tokens/s a GPU, {share}")
     reasons += [
         f"{scale * best[column]:,.3g} {unit}"
         for column, scale, unit in _PRICES

@@ -6,16 +6,18 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.fleet import Autoscale, Degraded, Failures
 from sim.scenario.section import FilePath, MayBeFile, ModelName, Named, Policy, Section
 from sim.scenario.tiers import Tier
+from sim.text import unknown
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
-TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain"]
+TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain", "export"]
+MissingOutput = Literal["drop", "max_tokens", "draw"]
 # Names of `hwmodels.precision.PRECISIONS`; a test compares.
 WeightPrecision = Literal[
     "bf16", "fp16", "fp32", "fp8", "fp8_block", "int8", "int4", "int4_g32", "int4_fp8", "mxfp4", "nvfp4", "nvfp4_a16"
@@ -261,8 +263,8 @@ class Predictor(Section):
 class Workload(Section):
     """What arrives: a trace, a generator, or the lengths of a trace under generated arrivals."""
 
-    trace: Annotated[str, Field(min_length=1), MayBeFile(names=BUILT_IN_TRACES)] | None = None
-    """A file, or the name of a built-in workload (conversation)."""
+    trace: Annotated[str, Field(min_length=1), MayBeFile(names=BUILT_IN_TRACES, several=True)] | None = None
+    """A file, a folder or a pattern such as logs/*.jsonl, or the name of a built-in workload (conversation)."""
     sessions: FilePath | None = None
     """A file of sessions, of which each request is sent when the answers before it have come and its delay is over; `arrivals` says
     when sessions start."""
@@ -279,6 +281,16 @@ class Workload(Section):
     """Accept a file whose arrivals are out of order."""
     drop_empty: bool = False
     """Leave out rows with neither prompt nor output tokens."""
+    columns: dict[str, Annotated[str, Field(min_length=1)]] | None = None
+    """What is in which column of a trace that a tool exported, where its name does not say: arrival, prompt_tokens, output_tokens,
+    end, duration, max_tokens, model, session, prompt, answer, status, ... to a column, or a dotted path into JSON."""
+    missing_output: MissingOutput | None = None
+    """What becomes of requests of an exported trace without an output length: left out (drop, as where nothing is said), given as
+    many tokens as their client allowed (max_tokens), or lengths drawn from those of the others (draw)."""
+    keep_failed: bool = False
+    """Keep failed requests of an exported trace that have tokens."""
+    tokenizer: FilePath | None = None
+    """A tokenizer.json that counts the tokens of a trace's texts; without it they are counted approximately."""
     arrivals: Process | None = None
     prompt_tokens: Distribution | None = None
     output_tokens: Distribution | None = None
@@ -318,9 +330,7 @@ class Workload(Section):
             return self._made_by(made)
         if self.sessions is not None:
             others = {"trace": self.trace, **lengths, "requests": self.requests, "duration_s": self.duration_s}
-            others |= {"sort": self.sort or None}
-            others |= {"format": None if self.format == "auto" else self.format, "drop_empty": self.drop_empty or None}
-            others |= {"protocol": self.protocol, "concurrency": self.concurrency}
+            others |= {"protocol": self.protocol, "concurrency": self.concurrency, **self.about_files()}
             if misplaced := [name for name, value in others.items() if value is not None]:
                 raise ValueError(
                     f"sessions already say what is sent, so {' and '.join(misplaced)} cannot be given too; leave out one"
@@ -357,11 +367,16 @@ class Workload(Section):
             )
         if missing:
             raise ValueError(f"a generated workload also needs {', '.join(missing)}")
-        files_only = {"format": self.format != "auto", "sort": self.sort, "drop_empty": self.drop_empty}
-        misplaced = [name for name, value in files_only.items() if value]
-        if misplaced:
+        if misplaced := self.about_files():
             raise ValueError(f"{', '.join(misplaced)} is about reading a trace, and this workload is generated")
         return self
+
+    def about_files(self) -> dict[str, Any]:
+        """What is set that is about reading a trace's file."""
+        names = ("format", "sort", "drop_empty", "columns", "missing_output", "keep_failed", "tokenizer")
+        return {
+            name: value for name in names if (value := getattr(self, name)) != type(self).model_fields[name].default
+        }
 
     def _lasting(self) -> None:
         if self.requests is not None:
@@ -382,8 +397,7 @@ class Workload(Section):
             key: getattr(self, key) for key in ("trace", "sessions", "block_tokens", "prompt_tokens", "output_tokens")
         }
         others |= {key: getattr(self, key) for key in ("requests", "duration_s", "protocol", "concurrency")}
-        others |= {"sort": self.sort or None, "drop_empty": self.drop_empty or None}
-        others |= {"format": None if self.format == "auto" else self.format, **dict.fromkeys(generators[1:], True)}
+        others |= {**self.about_files(), **dict.fromkeys(generators[1:], True)}
         if name != "conversations":
             others["arrivals"] = self.arrivals
         if misplaced := [key for key, value in others.items() if value is not None]:
@@ -396,8 +410,7 @@ class Workload(Section):
 
     def _asked_by_protocol(self) -> Self:
         given = {"trace": self.trace, "arrivals": self.arrivals, "requests": self.requests, "limit": self.limit}
-        given |= {"duration_s": self.duration_s}
-        given |= {"sort": self.sort or None, "drop_empty": self.drop_empty or None}
+        given |= {"duration_s": self.duration_s, **self.about_files()}
         if misplaced := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"a protocol says who sends what when, so {' and '.join(misplaced)} cannot be given too")
         needed = {
@@ -415,12 +428,57 @@ class Workload(Section):
         return self
 
 
+SLO_MEASURES = ("ttft", "tpot", "e2el", "itl")
+SLO_STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+_SLO_OF_ALL = f"^({'|'.join(SLO_MEASURES)})_({'|'.join(SLO_STATISTICS)})_s$"
+
+
 class Slo(Section):
-    """Limits that a request must keep to count as goodput."""
+    """Limits in seconds: `ttft_s`, `tpot_s` and `e2el_s` of each request, which must keep all of them to count as goodput; and of
+    all requests together a mean or percentile each, `ttft_p95_s: 1.0`: ttft, tpot, e2el or itl, with mean, p50, p90, p95 or p99."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "additionalProperties": False,
+            "patternProperties": {
+                _SLO_OF_ALL: {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]}
+            },
+        },
+    )
+    __pydantic_extra__: dict[str, Seconds | None] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     ttft_s: Seconds | None = None
     tpot_s: Seconds | None = None
     e2el_s: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _of_all_by_name(self) -> Self:
+        for key in self.model_extra or {}:
+            if not re.match(_SLO_OF_ALL, key):
+                raise ValueError(_no_limit(key))
+        return self
+
+    @property
+    def of_each(self) -> dict[str, float]:
+        """The limits that each request has to keep."""
+        return {key: value for key in type(self).model_fields if (value := getattr(self, key)) is not None}
+
+    @property
+    def of_all(self) -> dict[str, float]:
+        """The limits of means and percentiles."""
+        return {key: value for key, value in (self.model_extra or {}).items() if value is not None}
+
+
+def _no_limit(key: str) -> str:
+    """What to say of a *key* that is no limit: the nearest percentile that is one, or the nearest name."""
+    asked = re.match(rf"^({'|'.join(SLO_MEASURES)})_p(\d+)(_s)?$", key)
+    if asked is None:
+        names = [f"{measure}_{statistic}_s" for measure in SLO_MEASURES for statistic in SLO_STATISTICS]
+        return unknown(f"{key} is not a limit", key, [*Slo.model_fields, *names])
+    percent = float(f"{asked[2][:2]}.{asked[2][2:]}0")
+    near = min(SLO_STATISTICS[1:], key=lambda each: (abs(float(each[1:]) - percent), -float(each[1:])))
+    return f"{key} is not a limit; did you mean {asked[1]}_{near}_s?"
 
 
 class ServiceClass(Section):
@@ -437,14 +495,27 @@ class ServiceClass(Section):
     deadline_s: Seconds | None = None
     """From arrival to the last token: a request's own, for `{policy: order, by: deadline}`, `reject` and the figures."""
     slo: Slo = Slo()
-    """Limits of its requests, over those of the top level key by key. Schedulers see that of the first token."""
+    """Limits of its requests, over those of the top level key by key; of a mean or percentile, over its requests alone. Schedulers
+    see that of the first token."""
+
+    @field_validator("slo")
+    @classmethod
+    def _gaps_are_of_all(cls, slo: Slo) -> Slo:
+        gaps = next((key for key in slo.of_all if key.startswith("itl_")), None)
+        if gaps is not None:
+            raise ValueError(f"gaps between tokens are not known class by class; give {gaps} at the top level")
+        return slo
 
 
 class Costs(Section):
     """What devices cost and what their power comes to, for the summary's `costs` and `optimize --goal cost|energy`."""
 
     usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
-    """In place of the catalogue's price, for every device."""
+    """In place of list prices, for every device."""
+    provider: Annotated[str, Field(min_length=1)] | None = None
+    """Whose list prices: aws, gcp, ...; where it is left out, the first that is listed for the device."""
+    prices: FilePath | None = None
+    """A file of prices in the form of hwmodels/prices.toml, in place of those that are shipped."""
     pue: Annotated[float, Field(ge=1)] = 1.0
     """Power usage effectiveness: of the building over that of the devices."""
     carbon_g_per_kwh: Annotated[float, Field(ge=0)] | None = None

@@ -21,6 +21,8 @@ class MayBeFile:
     """Whether it is a model, whose config.json may lie in a cache under a name of the HuggingFace hub."""
     lists_models: bool = False
     """Whether the file names models, which may be files in turn."""
+    several: bool = False
+    """Whether it may be a folder or a pattern, which stand for the files in them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ def _servegen(scenario: Scenario, settings: keys.ServeGen) -> Trace:
 def _missing(name: str) -> str:
     """What is said of *name* where no file is found."""
     if Path(name).is_dir():
-        return f"{name} is a folder; give a file"
+        return f"{name} is a folder, and no file that could be read is in it; give a file"
     return f"{name} does not exist, neither beside the scenario nor in this folder"
 
 
@@ -178,14 +178,12 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
     if name in BUILT_IN_TRACES:
         from workloads import azure_conversation_like
 
-        asked = [key for key in ("sort", "drop_empty") if getattr(settings, key)]
-        asked += ["format"] if settings.format != "auto" else []
-        if asked:
-            raise ScenarioError(f"workload.{asked[0]} is about reading a file, and {name!r} is built in")
+        if asked := settings.about_files():
+            raise ScenarioError(f"workload.{next(iter(asked))} is about reading a file, and {name!r} is built in")
         return azure_conversation_like(settings.requests or BUILT_IN_REQUESTS, scenario.seed)
-    file = scenario.find(name)
-    if file is None:
-        if "/" not in name and "." not in name:
+    file, files = scenario.trace_files(name)
+    if not files:
+        if not set("/.*") & set(name) and not Path(name).is_dir():
             raise ScenarioError(
                 unknown(f"workload.trace {name!r} is neither a file nor built in", name, BUILT_IN_TRACES)
             )
@@ -196,7 +194,20 @@ def _read(scenario: Scenario, settings: Workload) -> Trace:
 
     # Arrivals that are drawn have as many lengths as there are to be had.
     limit = settings.limit if settings.arrivals is None else settings.requests
-    return read_trace(file, settings.format, limit=limit, sort=settings.sort, drop_empty=settings.drop_empty)
+    tokenizer = None if settings.tokenizer is None else _file(scenario, settings.tokenizer, "workload.tokenizer")
+    return read_trace(
+        file,
+        settings.format,
+        limit=limit,
+        sort=settings.sort,
+        drop_empty=settings.drop_empty,
+        columns=settings.columns,
+        missing_output=settings.missing_output,
+        keep_failed=settings.keep_failed,
+        tokenizer=tokenizer,
+        timed=settings.arrivals is None,
+        seed=scenario.seed,
+    )
 
 
 def _generate(scenario: Scenario, lengths: Trace | None) -> Trace | ClosedLoop:
@@ -286,6 +297,7 @@ def _closed_loop_of(lengths: Trace, clients: named.Clients, seed: int) -> Closed
             )
             if said
         ),
+        notes=lengths.notes,
         source=f"closed loop of {clients.concurrency} clients, lengths of {lengths.source}, seed {seed}",
     )
 

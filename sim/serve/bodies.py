@@ -123,7 +123,7 @@ def _count(body: Mapping[str, Any], key: str, least: int) -> int | None:
 
 def asked_of(body: Mapping[str, Any], *, chat: bool) -> Asked:
     """What *body* asks for; Refusal where it cannot be understood, or asks for what is not served."""
-    from sim.serve.counting import chat_text
+    from workloads.texts import chat_text
 
     for key, only in (("n", 1), ("best_of", 1)):
         if (_count(body, key, 1) or 1) != only:

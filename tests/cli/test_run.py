@@ -302,10 +302,12 @@ def test_whoever_reads_the_first_lines_only_gets_exit_code_zero():
     assert Path("out/summary.json").exists()
 
 
-def test_a_folder_is_no_trace_and_no_run():
+def test_an_empty_folder_is_no_trace_and_no_run():
     Path("traces").mkdir()
     assert_refused(
-        rooftrace("run", "--set", "workload.trace=traces/"), "traces/ is a folder; give a file", left=["traces"]
+        rooftrace("run", "--set", "workload.trace=traces/"),
+        "traces/ is a folder, and no file that could be read is in it; give a file",
+        left=["traces"],
     )
     assert_refused(rooftrace("plot", "traces"), "traces is not the folder of a run or a sweep", left=["traces"])
 

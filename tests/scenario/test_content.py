@@ -40,6 +40,7 @@ FILES = {
     "decoding.draft.model": lambda behind: {"decoding": _decoding("draft", behind)},
     "decoding.acceptance.recorded": lambda behind: {"decoding": _decoding("recorded", behind)},
     "workload.trace": lambda behind: {"workload": {"trace": behind}},
+    "workload.tokenizer": lambda behind: {"workload": {"trace": "conversation", "tokenizer": behind}},
     "workload.sessions": lambda behind: {"workload": {"sessions": behind, "arrivals": ARRIVALS}},
     "workload.servegen.arrivals": lambda behind: {
         "workload": {"servegen": {"arrivals": behind, "lengths": "other", "model": "m"}}

@@ -18,8 +18,9 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the serve extra (pip install -e '.[serve]')")
 
-from sim.serve.counting import WORDS, FromFile
+from sim.serve.counting import WORDS
 from tests.serve.serving import Serving, serving
+from workloads.texts import FromFile
 
 pytestmark = pytest.mark.slow
 

@@ -169,7 +169,10 @@ def test_nine_decimals_are_exact(tmp_path_factory, seconds):
         (PLAIN, "a header and no rows"),
         ("arrival_s,prompt_tokens\n0,1\n", "line 1: column output_tokens is missing"),
         ("TIMESTAMP,ContextTokens\n0,1\n", "line 1: column GeneratedTokens is missing"),
-        ("x,y\n1,2\n", "the first line is none of the formats known"),
+        (
+            "x,y\n1,2\n",
+            "no column is known to say arrival and prompt_tokens; it has x, y: name them, with --map arrival=COLUMN",
+        ),
         (PLAIN.strip() + ",modle\n0,1,1,a\n", "'modle' is not a column of the plain format"),
         (PLAIN.strip() + ",arrival_s\n0,1,1,2\n", "column arrival_s is there twice"),
         (PLAIN + "0,1,1\n1,1\n", "line 3: expected 3 columns; got 2"),

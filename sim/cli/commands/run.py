@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sim.cli.exports import Columns, KeepFailed, MissingOutput, Tokenizer, with_export
 from sim.cli.intervals import IntervalReplays, print_intervals
 from sim.cli.options import Fetch, ScenarioFile, SummaryJson, fetch_models
 from sim.cli.under_way import under_way
@@ -27,6 +28,14 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set replicas=2; VALUE is YAML."),
     ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Trace to replay: a file, folder or pattern.", show_default=False),
+    ] = None,
+    columns: Columns = None,
+    missing_output: MissingOutput = None,
+    keep_failed: KeepFailed = False,
+    tokenizer: Tokenizer = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; default results/NAME-HASH.", show_default=False)
     ] = None,
@@ -51,6 +60,7 @@ def run(
 
     chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
     chosen = chosen.with_set(*(set_ or ()))
+    chosen = with_export(chosen, trace, columns, missing_output, keep_failed, tokenizer)
     if fetch:
         fetch_models(chosen.models)
     with under_way("Reading the workload and building the deployment"):

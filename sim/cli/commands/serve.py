@@ -74,17 +74,20 @@ def serve(
         if find_spec(package) is None:
             raise RooftraceError(f"rooftrace serve needs {package}: pip install -e '.[serve]'")
     from sim.serve.app import Endpoint, Limits
-    from sim.serve.counting import Approximate, FromFile
     from sim.serve.script import read_script
     from sim.serve.server import listen
     from sim.serve.session import Session
     from sim.serve.setup import names_of, set_up
+    from workloads.texts import tokens_of
 
     chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
     chosen = chosen.with_set(*(set_ or ()))
     setup = set_up(chosen)
     names = names_of(setup, model_name or ())
-    tokens = Approximate() if tokenizer is None else FromFile(tokenizer)
+    try:
+        tokens = tokens_of(tokenizer)
+    except ValueError as error:
+        raise RooftraceError(f"--tokenizer: {error}") from None
     faults = None if script is None else read_script(script)
     for note in setup.built.manifest["notes"]:
         typer.echo(f"Note: {note}", err=True)

@@ -10,12 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
+from sim.cli.exports import Columns, KeepFailed, MissingOutput, Tokenizer, columns_of
 from sim.cli.options import Json
 from sim.errors import OutputError, RooftraceError
 
-_File = Annotated[Path, typer.Argument(help="Trace file; its format is recognised by its content.")]
-_Format = Annotated[str, typer.Option("--format", help="auto, azure_llm, burstgpt, mooncake or plain.")]
+_File = Annotated[Path, typer.Argument(help="Trace file, folder or pattern; its format is recognised by its content.")]
+_Format = Annotated[str, typer.Option("--format", help="auto, azure_llm, burstgpt, mooncake, plain or export.")]
 _Sort = Annotated[bool, typer.Option("--sort", help="Accept arrivals out of order.")]
+_Limit = Annotated[int | None, typer.Option(min=1, help="Read the first requests only.", show_default=False)]
 _DropEmpty = Annotated[bool, typer.Option("--drop-empty", help="Leave out rows with neither prompt nor output.")]
 
 
@@ -30,34 +32,91 @@ def register(app: typer.Typer) -> None:
 def describe(
     file: _File,
     format_: _Format = "auto",
+    columns: Columns = None,
+    missing_output: MissingOutput = None,
+    keep_failed: KeepFailed = False,
+    tokenizer: Tokenizer = None,
     sort: _Sort = False,
     drop_empty: _DropEmpty = False,
+    limit: _Limit = None,
+    untimed: Annotated[bool, typer.Option("--untimed", help="Take a file that says no arrivals.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Picture to write (.png).", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """Print how many requests a trace holds, how they arrive and how long they are."""
-    found = _read(file, format_, sort, drop_empty).describe()
+    """Print what a trace holds and what of its file is left out: arrivals, lengths, bursts, sessions, reuse."""
+    _check_picture(out)
+    how = {"columns": columns_of(columns), "missing_output": missing_output, "tokenizer": tokenizer, "limit": limit}
+    trace = _read(file, format_, sort=sort, drop_empty=drop_empty, keep_failed=keep_failed, timed=not untimed, **how)
+    found, curve = _described(trace)
+    for note in trace.notes:
+        typer.echo(f"Note: {note}", err=True)
+    if out is not None:
+        from sim.plots.style import save
+        from sim.plots.trace import plot_trace
+
+        with _picture(out):
+            save(plot_trace(trace, curve), out, svg=False)
     if as_json:
-        typer.echo(json.dumps(found, indent=2, allow_nan=False))
+        typer.echo(json.dumps({**found, "notes": trace.notes}, indent=2, allow_nan=False))
         return
+    _print_described(found)
+    if out is not None:
+        typer.echo(f"Picture: {out}", err=True)
+
+
+def _described(trace: Any) -> tuple[dict[str, Any], Any]:
+    """What is said of *trace*, and what ideal prefix caches of all sizes find of it, where it can be told."""
+    from workloads.describe import rates_over_time, turns_of_sessions
+    from workloads.reuse import reuse as reuse_of
+
+    found = trace.describe()
+    width_s, rates = rates_over_time(trace, 12)
+    found["rate_over_time"] = {"window_s": width_s, "per_s": rates.tolist()}
+    turns = turns_of_sessions(trace)
+    found["requests_of_a_session"] = float(turns.mean()) if len(turns) else None
+    curve = None if trace.prefix_blocks is None else reuse_of(trace)
+    found["best_prefix_hit_rate"] = None if curve is None else curve.best_hit_rate
+    return found, curve
+
+
+def _print_described(found: dict[str, Any]) -> None:
     from sim.cli.tables import print_facts, print_table
 
     lengths = {key: value for key, value in found.items() if isinstance(value, dict) and "p99" in value}
     heads = list(next(iter(lengths.values())))
-    print_facts([(key, _text(value)) for key, value in found.items() if key not in lengths])
+    rates = found["rate_over_time"]
+    print_facts([(key, _text(value)) for key, value in found.items() if key not in lengths and value is not rates])
     print_table(("", *heads), [(key, *(_text(values[head]) for head in heads)) for key, values in lengths.items()])
+    if rates["per_s"]:
+        top = max(rates["per_s"])
+        print_table(
+            ("From, s", "requests/s", ""),
+            [
+                (f"{at * rates['window_s']:,.5g}", f"{rate:,.4g}", "#" * round(30 * rate / top))
+                for at, rate in enumerate(rates["per_s"])
+            ],
+            fold=1,
+        )
 
 
 def convert(
     file: _File,
     out: Annotated[Path, typer.Argument(help="CSV file to write: arrival_s, prompt_tokens, output_tokens, ...")],
     format_: _Format = "auto",
+    columns: Columns = None,
+    missing_output: MissingOutput = None,
+    keep_failed: KeepFailed = False,
+    tokenizer: Tokenizer = None,
     sort: _Sort = False,
     drop_empty: _DropEmpty = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Keep the first requests.", show_default=False)] = None,
+    limit: _Limit = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT where it exists.")] = False,
 ) -> None:
     """Write a trace in Rooftrace's plain CSV format."""
-    trace = _read(file, format_, sort, drop_empty, limit)
+    how = {"columns": columns_of(columns), "missing_output": missing_output, "tokenizer": tokenizer, "limit": limit}
+    trace = _read(file, format_, sort=sort, drop_empty=drop_empty, keep_failed=keep_failed, **how)
+    for note in trace.notes:
+        typer.echo(f"Note: {note}", err=True)
     if out.is_file() and not overwrite:
         raise OutputError(f"{out} exists already; give another name or --overwrite")
     try:
@@ -70,6 +129,8 @@ def convert(
 def reuse(
     file: _File,
     format_: _Format = "auto",
+    columns: Columns = None,
+    tokenizer: Tokenizer = None,
     model: Annotated[
         str, typer.Option(help="Catalogue model, or path to a config.json, whose KV cache gives sizes in GB.")
     ] = "llama-3.1-8b",
@@ -94,9 +155,14 @@ def reuse(
     from hwmodels.model import load_model
     from workloads.reuse import reuse as reuse_of
 
-    if out is not None and out.suffix != ".png":
-        raise RooftraceError(f"--out {out}: the picture is a PNG file; end its name in .png")
-    trace = _read(file, format_, sort, drop_empty) if sessions_per_s is None else _read_sessions(file, sessions_per_s)
+    _check_picture(out)
+    if sessions_per_s is None:
+        how = {"columns": columns_of(columns), "tokenizer": tokenizer, "timed": False}
+        trace = _read(file, format_, sort=sort, drop_empty=drop_empty, **how)
+        for note in trace.notes:
+            typer.echo(f"Note: {note}", err=True)
+    else:
+        trace = _read_sessions(file, sessions_per_s)
     with _user_errors(file):
         curve = reuse_of(trace)
         per_token = load_model(model).kv_bytes_per_token(kv_precision)
@@ -177,9 +243,20 @@ def _draw_reuse(path: Path, curve: Any, source: str, per_token: float, model: st
         title=f"{source}: an ideal cache finds at most {100 * curve.best_hit_rate:.0f} % of the prompt tokens again",
     )
     plot_reuse(figure.subplots(), curve, bytes_per_token=per_token, model=model)
+    with _picture(path):
+        save(figure, path, svg=False)
+
+
+def _check_picture(path: Path | None) -> None:
+    if path is not None and path.suffix != ".png":
+        raise RooftraceError(f"--out {path}: the picture is a PNG file; end its name in .png")
+
+
+@contextlib.contextmanager
+def _picture(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save(figure, path, svg=False)
+        yield
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
 
@@ -191,17 +268,11 @@ def _read_sessions(file: Path, per_s: float) -> Any:
         return read_sessions(file, starts=Poisson(rate_per_s=per_s))
 
 
-def _read(file: Path, format_: str, sort: bool, drop_empty: bool, limit: int | None = None) -> Any:
+def _read(file: Path, format_: str, **how: Any) -> Any:
     from workloads import read_trace
 
     with _user_errors(file):
-        with file.open("rb") as opened:
-            if opened.read(4) == b"PAR1":
-                raise RooftraceError(
-                    f"{file} is a Parquet file, which holds sessions: workload.sessions replays them, and "
-                    "rooftrace trace reuse takes them with --sessions-per-s"
-                )
-        return read_trace(file, format_, limit=limit, sort=sort, drop_empty=drop_empty)
+        return read_trace(file, format_, **how)
 
 
 @contextlib.contextmanager

@@ -37,6 +37,8 @@ class Built:
     experiment: Experiment
     manifest: dict[str, Any]
     slo: dict[str, float | None]
+    class_limits: dict[str, dict[str, float]]
+    """Of classes by name, the limits that their requests keep together."""
 
 
 def build(scenario: Scenario) -> Experiment:
@@ -91,6 +93,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
         experiment=experiment,
         manifest=manifest,
         slo=scenario.slo.model_dump(),
+        class_limits={name: each.slo.of_all for name, each in (scenario.classes or {}).items()},
     )
 
 

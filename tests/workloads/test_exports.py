@@ -1,0 +1,291 @@
+"""Exports of the tools by which people log their requests: taken as they are, or refused with what would take them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workloads.exports import EXPORTS, Export
+from workloads import Trace, read_trace
+from workloads.texts import Approximate
+
+
+def put(export: Export, folder: Path) -> Path:
+    path = folder / export.name
+    if isinstance(export.content, bytes):
+        path.write_bytes(export.content)
+        return path
+    path.mkdir()
+    for name, content in export.content.items():
+        (path / name).write_bytes(content)
+    return path
+
+
+def check(export: Export, path: Path) -> None:
+    timed = export.arrival_s is not None
+    if export.refused:
+        with pytest.raises(ValueError, match=r"\S") as caught:
+            read_trace(path, timed=timed)
+        missing = [text for text in export.refused if text not in str(caught.value)]
+        assert not missing, str(caught.value)
+        if not export.way_out:
+            return
+    trace = read_trace(path, timed=timed, **export.way_out)
+    assert len(trace) >= 2
+    if export.arrival_s is not None:
+        assert trace.arrival_s.tolist() == pytest.approx(export.arrival_s, abs=2e-3)
+    if export.prompts is not None:
+        assert trace.prompt_tokens.tolist() == list(export.prompts)
+    if export.outputs is not None:
+        assert trace.output_tokens.tolist() == list(export.outputs)
+    assert not [text for text in export.notes if text not in " ".join(trace.notes)], trace.notes
+
+
+@pytest.mark.parametrize("export", EXPORTS, ids=lambda export: export.tool)
+def test_an_export_is_taken_or_refused_with_the_way_out(export, tmp_path):
+    check(export, put(export, tmp_path))
+
+
+@pytest.mark.parametrize("export", [e for e in EXPORTS if isinstance(e.content, bytes)], ids=lambda export: export.tool)
+def test_a_compressed_export_is_as_the_plain_one(export, tmp_path):
+    path = tmp_path / f"{export.name}.gz"
+    assert isinstance(export.content, bytes)
+    path.write_bytes(gzip.compress(export.content))
+    check(export, path)
+
+
+ROWS = "ts,p,o\n"
+NAMED = {"arrival": "ts", "prompt_tokens": "p", "output_tokens": "o"}
+
+
+def told(trace: Trace) -> str:
+    return "\n".join(trace.notes)
+
+
+@pytest.mark.parametrize(
+    ("stamps", "after_s", "said"),
+    [
+        (("1746100800", "1746100801.25"), 1.25, "seconds since 1970"),
+        (("1746100800000", "1746100801250"), 1.25, "milliseconds since 1970"),
+        (("1746100800000000", "1746100801250001"), 1.250001, "microseconds since 1970"),
+        (("1746100800000000000", "1746100801250000001"), 1.250000001, "nanoseconds since 1970"),
+        (("0.5", "1.75"), 1.25, "a zero of its own"),
+        (("2025-05-01T12:00:00Z", "2025-05-01T14:00:01.25+02:00"), 1.25, "Arrivals are ts."),
+        (("2025-05-01 12:00:00", "2025-05-01 12:00:01,250000001"), 1.250000001, "no zone is said"),
+        (("01/May/2025:12:00:00 +0000", "01/May/2025:14:00:01 +0200"), 1.0, "Arrivals are ts."),
+        (("2025-05-01T12:00:00+0530", "2025-05-01T06:30:01UTC"), 1.0, "Arrivals are ts."),
+        (("2025-05-01T09:00:00-03", "2025-05-01T12:00:01Z"), 1.0, "Arrivals are ts."),
+    ],
+)
+def test_times_are_told_apart_by_how_they_look_and_how_large_they_are(write, stamps, after_s, said):
+    text = "ts,p,o\n" + "".join(f'"{stamp}",5,6\n' for stamp in stamps)
+    trace = read_trace(write(text), columns=NAMED)
+    assert trace.arrival_ns.tolist() == [0, round(after_s * 1e9)]
+    assert said in told(trace)
+
+
+def test_a_unit_behind_a_column_or_in_its_name_is_taken_before_the_size(write):
+    rows = "0,5,6\n1500,5,6\n"
+    for text, column in ((ROWS + rows, "ts:ms"), ("t_ms,p,o\n" + rows, "t_ms"), ("t (ms),p,o\n" + rows, "t (ms)")):
+        assert read_trace(write(text), columns={**NAMED, "arrival": column}).arrival_s.tolist() == [0, 1.5]
+
+
+@pytest.mark.parametrize("value", ["soon", "2025-02-30T00:00:00Z", "2025-05-01T25:00:00Z", "2025-05-01 12:00:00 CEST"])
+def test_what_is_no_time_is_refused_by_line_and_column(write, value):
+    with pytest.raises(ValueError, match=rf"line 3, column ts: expected a time .*{value[:4]}"):
+        read_trace(write(f"{ROWS}2025-05-01T12:00:00Z,1,1\n{value},1,1\n"), columns=NAMED)
+
+
+def test_arrivals_are_ends_less_durations_where_only_these_are_there(write):
+    text = "end_time,latency_ms,prompt_tokens,completion_tokens\n2025-05-01T12:00:09Z,9000,1,2\n2025-05-01T12:00:10Z,500,3,4\n"
+    assert read_trace(write(text)).arrival_s.tolist() == [0, 9.5]
+    assert "Arrivals are the end, end_time, less latency_ms in milliseconds." in told(read_trace(write(text)))
+    named = {"end": "e", "duration": "d:ms", "prompt_tokens": "p", "output_tokens": "o"}
+    assert read_trace(write("e,d,p,o\n20,1000,1,2\n21,500,3,4\n"), columns=named).arrival_s.tolist() == [0, 1.5]
+
+
+def test_requests_without_outputs_are_left_out_given_their_bound_or_drawn(write):
+    head = "timestamp,prompt_tokens,completion_tokens,max_tokens\n"
+    path = write(head + "".join(f"{i},10,{'' if i % 2 else 100 + i},{500 + i}\n" for i in range(40)))
+    left = read_trace(path)
+    assert (len(left), left.output_tokens.min()) == (20, 100)
+    assert "of 40 rows 20 are taken; left out are 20 without output tokens (--missing-output" in told(left)
+    assert "--missing-output" not in told(read_trace(path, missing_output="drop"))
+    assert read_trace(path, missing_output="max_tokens").output_tokens[:4].tolist() == [100, 501, 102, 503]
+    drawn = [read_trace(path, missing_output="draw", seed=seed).output_tokens for seed in (0, 0, 1)]
+    assert set(drawn[0][1::2].tolist()) <= set(drawn[0][::2].tolist())
+    assert drawn[0].tolist() == drawn[1].tolist() != drawn[2].tolist()
+    assert "outputs of 20 requests are drawn from those of the other 20" in told(
+        read_trace(path, missing_output="draw")
+    )
+    with pytest.raises(ValueError, match="missing_output is one of drop, max_tokens, draw; got 'guess'"):
+        read_trace(path, missing_output="guess")  # type: ignore[arg-type]
+
+
+def test_failed_requests_are_left_out_with_their_number_or_kept(write):
+    statuses = ("200", "429", "500", "ok", "ERROR", "timeout", "201", "")
+    path = write(
+        "timestamp,prompt_tokens,completion_tokens,status\n"
+        + "".join(f"{i},10,5,{s}\n" for i, s in enumerate(statuses))
+    )
+    assert read_trace(path).arrival_s.tolist() == [0, 3, 6, 7]
+    assert "left out are 4 failed (--keep-failed" in told(read_trace(path))
+    assert len(read_trace(path, keep_failed=True)) == 8
+
+
+def test_columns_that_are_named_go_before_those_that_are_found_and_may_be_sums(write):
+    record = {
+        "timestamp": 5,
+        "usage": {"input_tokens": 7, "cache_read_input_tokens": 100, "output_tokens": 3},
+        "n.b": {"in": 1},
+    }
+    path = write(json.dumps(record) + "\n" + json.dumps({**record, "timestamp": 6}), "log.jsonl")
+    assert read_trace(path).prompt_tokens.tolist() == [107, 107]
+    assert read_trace(path, columns={"prompt_tokens": "n.b.in"}).prompt_tokens.tolist() == [1, 1]
+    assert read_trace(path, columns={"prompt_tokens": "n.b.in+usage.input_tokens"}).prompt_tokens.tolist() == [8, 8]
+    for columns, message in (
+        (
+            {"prompt_tokens": "usage.inputs"},
+            "no column 'usage.inputs', which prompt_tokens is said to be in; it has timestamp, usage",
+        ),
+        ({"prompts": "n.b.in"}, "'prompts' is nothing that a column can say; known are arrival"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_trace(path, columns=columns)
+
+
+def test_formats_with_a_reader_of_their_own_take_no_settings_of_exports(write):
+    with pytest.raises(ValueError, match="keep_failed belong to exports, and this file is plain"):
+        read_trace(write("arrival_s,prompt_tokens,output_tokens\n0,1,1\n"), keep_failed=True)
+
+
+def test_folders_and_patterns_are_read_in_order_of_name_and_no_further_than_the_limit(tmp_path):
+    for hour in (3, 1, 2):
+        rows = "".join(f"{hour * 3600 + i},{hour * 100 + i},1\n" for i in range(4))
+        (tmp_path / f"h{hour}.csv").write_text("timestamp,prompt_tokens,completion_tokens\n" + rows)
+    (tmp_path / "h9.csv").write_text("no trace\n")
+    assert read_trace(tmp_path / "h[1-3].csv").prompt_tokens.tolist() == [
+        h * 100 + i for h in (1, 2, 3) for i in range(4)
+    ]
+    assert read_trace(tmp_path, limit=6).prompt_tokens.tolist() == [100, 101, 102, 103, 200, 201]
+    with pytest.raises(ValueError, match=r"h9\.csv: no columns are found in its first line"):
+        read_trace(tmp_path)
+    with pytest.raises(ValueError, match="no file is there that could be part of a trace"):
+        read_trace(tmp_path / "x*.csv")
+
+
+def test_a_limit_reads_no_further_into_an_export_than_it_takes(write):
+    # What is behind would be refused.
+    lines = [json.dumps({"ts": 1e9 + i, "prompt_tokens": 1 + i, "completion_tokens": 5}) for i in range(20)]
+    path = write("\n".join(lines) + "\n{" + "x" * 100, "log.jsonl")
+    assert read_trace(path, limit=19).prompt_tokens.tolist() == [*range(1, 20)]
+    with pytest.raises(ValueError, match="line 21: expected one JSON object"):
+        read_trace(path, limit=21)
+
+
+def test_a_limit_passes_over_rows_that_are_no_requests(write):
+    spans = [{"startTime": f"2025-05-01T12:00:{i:02}Z", "type": "SPAN"} for i in range(30)]
+    asked = [{**span, "usage": {"input": 10 + i, "output": 5}} for i, span in enumerate(spans)]
+    trace = read_trace(write("\n".join(map(json.dumps, [*spans, *asked])), "log.jsonl"), limit=3)
+    assert trace.prompt_tokens.tolist() == [10, 11, 12]
+
+
+def test_zstd_is_unpacked(write):
+    pyarrow = pytest.importorskip("pyarrow")
+    text = b"timestamp,prompt_tokens,completion_tokens\n" + b"".join(b"%d,%d,1\n" % (i, i + 1) for i in range(5000))
+    packed = pyarrow.compress(text, codec="zstd", asbytes=True)
+    assert len(read_trace(write(packed, "log.csv.zst"))) == 5000
+    assert len(read_trace(write(packed, "log.csv.zst"), limit=3)) == 3
+    with pytest.raises(ValueError, match="the compressed file is damaged"):
+        read_trace(write(packed[: len(packed) // 2], "cut.csv.zst"))
+
+
+SYSTEM = "You help the customers of a shop with their orders and returns. " * 12
+
+
+def said(*texts: str) -> list[dict[str, str]]:
+    roles = ("user", "assistant")
+    return [{"role": "system", "content": SYSTEM}, *({"role": roles[i % 2], "content": t} for i, t in enumerate(texts))]
+
+
+def chats(*prompts: list[dict[str, str]], answer: str = "Yes. ", **more: Any) -> str:
+    return "\n".join(
+        json.dumps({"ts": 1746100800 + i, "request": {"messages": each}, "response": {"text": answer * 30}, **more})
+        for i, each in enumerate(prompts)
+    )
+
+
+def test_prompts_that_begin_alike_share_the_ids_of_their_blocks_and_answers_are_found_in_the_next_prompt(write):
+    first, other = said("Where is my order? " * 20), said("May I return it? " * 20)
+    following = said("Where is my order? " * 20, "Yes. " * 30, "And when does it come?")
+    trace = read_trace(write(chats(first, other, following), "log.jsonl"))
+    rows = [trace.prefix_of(i).tolist() for i in range(3)]
+    system = len(Approximate().of(SYSTEM)) // 16
+    shared = [a == b for a, b in zip(rows[0], rows[1], strict=False)]
+    assert all(shared[:system])
+    assert not any(shared[system + 1 :])
+    # Of the second turn all full blocks of the first one's prompt and answer are known.
+    assert rows[2][: len(rows[0])] == rows[0]
+    assert len(rows[0]) == (trace.prompt_tokens[0] + trace.output_tokens[0]) // 16
+    assert "hashes of blocks alone are kept" in told(trace)
+
+
+def test_blocks_are_stretched_to_the_tokens_that_the_log_counts(write):
+    prompts = [said(f"{word} " * 200) for word in ("order", "return", "refund")]
+    counted = read_trace(write(chats(*prompts), "log.jsonl")).prompt_tokens
+    halves = [json.loads(line) for line in chats(*prompts).splitlines()]
+    for record, tokens in zip(halves, counted.tolist(), strict=True):
+        record["usage"] = {"prompt_tokens": tokens // 2, "completion_tokens": 20}
+    trace = read_trace(write("\n".join(map(json.dumps, halves)), "halves.jsonl"))
+    assert trace.prompt_tokens.tolist() == [tokens // 2 for tokens in counted.tolist()]
+    # What all prompts share is the system's message, of which the log counts half as many tokens.
+    alike = set(trace.prefix_of(0).tolist()) & set(trace.prefix_of(1).tolist())
+    assert len(alike) == pytest.approx(len(Approximate().of(SYSTEM)) / 2 / 16, abs=1)
+    assert "2.0" in told(trace)
+
+
+def test_token_numbers_are_names_of_blocks_as_they_are(write):
+    same = list(range(1000, 1064))
+    rows = [{"ts": i, "prompt_token_ids": [*same, *[i] * 32], "completion_tokens": 9} for i in range(2)]
+    trace = read_trace(write("\n".join(map(json.dumps, rows)), "ids.jsonl"))
+    assert trace.prompt_tokens.tolist() == [96, 96]
+    shared = [a == b for a, b in zip(trace.prefix_of(0).tolist(), trace.prefix_of(1).tolist(), strict=True)]
+    assert shared == [True] * 4 + [False] * 2
+
+
+def test_a_tokenizer_counts_texts_in_place_of_the_approximation(write, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.save(str(tmp_path / "tokenizer.json"))
+    path = write('{"ts": 1, "prompt": "one two three four", "response": "five six"}\n' * 2, "log.jsonl")
+    trace = read_trace(path, tokenizer=tmp_path / "tokenizer.json")
+    assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([4, 4], [2, 2])
+    with pytest.raises(ValueError, match=r"none\.json does not exist; give a tokenizer\.json"):
+        read_trace(path, tokenizer=tmp_path / "none.json")
+
+
+def test_sessions_of_one_name_alone_are_none(write):
+    head = "timestamp,prompt_tokens,completion_tokens,session_id\n"
+    several = read_trace(write(head + "0,1,1,a\n1,1,1,b\n2,1,1,a\n")).session
+    assert several is not None
+    assert several.tolist() == [0, 1, 0]
+    alone = read_trace(write(head + "0,1,1,a\n1,1,1,a\n"))
+    assert alone.session is None
+    assert "All rows are of one session" in told(alone)
+
+
+def test_rows_out_of_order_are_sorted_and_said(write):
+    trace = read_trace(write("timestamp,prompt_tokens,completion_tokens\n30,3,1\n10,1,1\n20,2,1\n"))
+    assert trace.prompt_tokens.tolist() == [1, 2, 3]
+    assert "1 rows came before the one above them; all are sorted by arrival" in told(trace)
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_other_marks_between_columns_are_found(write, mark):
+    text = "timestamp,prompt_tokens,completion_tokens,note\n0,1,2,a\n1,3,4,b\n".replace(",", mark)
+    assert read_trace(write(text)).output_tokens.tolist() == [2, 4]

@@ -1,0 +1,508 @@
+"""Traces as tools export them: columns found by what tools call them, or named; what is left out and assumed is said."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from workloads.chains import chained
+from workloads.columns import INT64_MAX, IntArray
+from workloads.prompts import BLOCK_TOKENS, Prompts
+from workloads.records import Rows, rows_of
+from workloads.streams import Stream, stream
+from workloads.synonyms import AT_LOG, FIELDS, STATUSES, SUMS, SYNONYMS, matching, unit_of
+from workloads.texts import Tokens, tokens_of
+from workloads.times import UNITS_NS, moments_ns, number_of, unit_word
+from workloads.trace import Trace
+
+MissingOutput = Literal["drop", "max_tokens", "draw"]
+MISSING_OUTPUT: tuple[MissingOutput, ...] = ("drop", "max_tokens", "draw")
+_HASH_IDS_TOKENS = 512
+"""Tokens that one of Mooncake's `hash_ids` stands for."""
+_ABOUT_OTHERS = frozenset({"invoke_agent", "create_agent", "execute_tool", "invoke_workflow"})
+"""Spans of OpenTelemetry's GenAI conventions whose tokens, if any, are those of spans below them."""
+_FAILED = frozenset(
+    {
+        "error",
+        "errored",
+        "failed",
+        "failure",
+        "fail",
+        "exception",
+        "timeout",
+        "timed_out",
+        "rejected",
+        "throttled",
+        "critical",
+    }
+)
+_RESPONSE_TIME_MS = ("response_time", "total_time")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How an export is read."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """What is in which column, in place of what its name says: one of `FIELDS` to a dotted path. Paths with + between are added
+    up; `:ms` behind the path of a time says its unit."""
+    missing_output: MissingOutput | None = None
+    """What becomes of requests without an output length: left out, given their max_tokens, or drawn from the others' lengths.
+    None: left out, and refused where no request has one."""
+    keep_failed: bool = False
+    timed: bool = True
+    """Whether arrivals are needed; otherwise all are at 0."""
+    tokenizer: str | os.PathLike[str] | None = None
+    """A tokenizer.json, or its folder, that counts the tokens of texts."""
+    seed: int = 0
+    scale: float | None = None
+    """Tokens that are counted of texts for one that was logged; found in the first file where it is None."""
+
+
+def read_export(name: str | os.PathLike[str], files: Sequence[Path], *, limit: int | None, rules: Rules) -> Trace:
+    """The requests of *files*, of which the first *limit* are taken and no more read than that needs; `read_trace` says more."""
+    if rules.missing_output not in (None, *MISSING_OUTPUT):
+        raise ValueError(f"missing_output is one of {', '.join(MISSING_OUTPUT)}; got {rules.missing_output!r}")
+    if unknown := sorted(set(rules.columns) - set(FIELDS)):
+        raise ValueError(f"{unknown[0]!r} is nothing that a column can say; known are {', '.join(FIELDS)}")
+    tokens = tokens_of(rules.tokenizer)
+    parts: list[_Part] = []
+    for file in files:
+        wanted = None if limit is None else limit - sum(len(part.prompt) for part in parts)
+        if wanted is not None and wanted <= 0:
+            break
+        parts.append(_part(file, wanted, rules, tokens))
+        rules = replace(rules, scale=parts[-1].scale)
+    return _trace(name, parts, limit, rules)
+
+
+def says_requests(path: Path, rules: Rules) -> bool:
+    """Whether the names of a file's columns say when requests came and how long they are."""
+    try:
+        rows = rows_of(path, 2)
+        chosen = _choose(rows, rules)
+    except ValueError:
+        return False
+    return not _missing(chosen, rules) and bool({"output_tokens", "prompt"} & chosen.of.keys())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """Which columns of a file say what."""
+
+    of: dict[str, str]
+    statuses: tuple[str, ...]
+    operation: str | None
+    """The column of what kind of work a span is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What one file gives."""
+
+    arrival_ns: list[int]
+    prompt: list[int]
+    output: list[int]
+    """-1 where it is to be drawn."""
+    optional: dict[str, list[Any]]
+    left_out: Counter[str]
+    n_rows: int
+    notes: tuple[str, ...]
+    ids: list[Sequence[int]] | None
+    block_tokens: int
+    scale: float | None
+
+
+def _part(file: Path, wanted: int | None, rules: Rules, tokens: Tokens) -> _Part:
+    if wanted is not None:
+        n_lines = wanted + 1
+        while not (rows := rows_of(file, n_lines)).is_all:
+            # What a file has may be in none of its first rows.
+            if not _missing(_choose(rows, rules), rules):
+                part = _read_rows(rows, rules, tokens)
+                if len(part.prompt) >= wanted:
+                    return part
+            n_lines *= 2
+    return _read_rows(rows_of(file, None), rules, tokens)
+
+
+def _choose(rows: Rows, rules: Rules) -> _Chosen:
+    of: dict[str, str] = {}
+    for said in SYNONYMS:
+        if hits := matching(rows.names, SYNONYMS[said]):
+            of[said] = hits[0][0]
+    # What is anthropic's: tokens read from and written to a cache are counted beside `input_tokens`.
+    prompt = of.get("prompt_tokens", "")
+    head = prompt[: -len("input_tokens")]
+    cached = [f"{head}{each}" for each in ("cache_read_input_tokens", "cache_creation_input_tokens")]
+    if prompt.endswith("input_tokens") and (cached := [each for each in cached if each in rows.names]):
+        of["prompt_tokens"] = "+".join([prompt, *cached])
+    if "end" in rules.columns:
+        of.pop("arrival", None)
+    of |= rules.columns
+    for said, path in rules.columns.items():
+        for each in _paths(said, path):
+            if not rows.has(each):
+                raise ValueError(
+                    f"{rows.path}: no column {each!r}, which {said} is said to be in; it has {_listed(rows.names)}"
+                )
+    if "arrival" in of:
+        of = {said: path for said, path in of.items() if said not in ("end", "duration")}
+    statuses = (
+        (rules.columns["status"],) if "status" in rules.columns else tuple(n for n, _ in matching(rows.names, STATUSES))
+    )
+    operation = next((n for n, _ in matching(rows.names, ("gen_ai_operation_name",))), None)
+    return _Chosen(of=of, statuses=statuses, operation=operation)
+
+
+def _paths(said: str, path: str) -> list[str]:
+    """The paths of columns that a setting names, without the unit."""
+    if said in ("arrival", "end", "duration"):
+        head, colon, unit = path.rpartition(":")
+        return [head if colon and unit in UNITS_NS else path]
+    return path.split("+") if said.endswith("_tokens") else [path]
+
+
+def _unit(path: str) -> tuple[str, str | None]:
+    """The path of a column of times without its unit, and the unit that is said by it or by its name."""
+    head, colon, unit = path.rpartition(":")
+    if colon and unit in UNITS_NS:
+        return head, unit
+    return path, unit_of(path)
+
+
+def _missing(chosen: _Chosen, rules: Rules) -> list[str]:
+    of = chosen.of
+    lacking = []
+    if rules.timed and not {"arrival", "end"} & of.keys():
+        lacking.append("arrival")
+    if not {"prompt_tokens", "prompt"} & of.keys():
+        lacking.append("prompt_tokens")
+    return lacking
+
+
+def _read_rows(rows: Rows, rules: Rules, tokens: Tokens) -> _Part:
+    chosen = _choose(rows, rules)
+    _refuse_sums(rows)
+    if lacking := _missing(chosen, rules):
+        columns = ",".join(f"{each}=COLUMN" for each in lacking)
+        other = "" if lacking != ["arrival"] else ", or draw them (workload.arrivals)"
+        raise ValueError(
+            f"{rows.path}: no column is known to say {' and '.join(lacking)}; it has {_listed(rows.names)}: name them, with "
+            f"--map {columns} (workload.columns){other}"
+        )
+    n = len(rows)
+    of = chosen.of
+    arrival, notes = _arrivals(rows, of, rules) if rules.timed else ([0] * n, [])
+    prompt = _counts(rows, of, "prompt_tokens")
+    output = _counts(rows, of, "output_tokens")
+    allowed = _counts(rows, of, "max_tokens")
+    named = _blocks(rows, of)
+    block_tokens, scale = _HASH_IDS_TOKENS, rules.scale
+    row_of = list(range(n))
+    if "prompt" in of:
+        texts = Prompts.read(rows, of, tokens, prompt, rules.scale)
+        if texts is not None:
+            notes += texts.notes
+            row_of = texts.rows
+            prompt = texts.prompt if prompt is None else prompt
+            output = texts.output if output is None else output
+            named = texts.ids if named is None else named
+            scale = texts.scale
+            block_tokens = BLOCK_TOKENS if named is texts.ids else block_tokens
+            if texts.turns:
+                prompt, output = texts.prompt, texts.output
+        elif prompt is None and rows.is_all:
+            raise ValueError(
+                f"{rows.path}: column {of['prompt']} holds neither a text, messages nor token numbers; name another with "
+                "--map prompt=COLUMN or prompt_tokens=COLUMN (workload.columns)"
+            )
+    if rules.tokenizer is not None and not any(named or ()):
+        notes.append("The tokenizer counts nothing: no column has texts.")
+    failed = _failures(rows, chosen)
+    about = [None] * n if chosen.operation is None else rows.column(chosen.operation)
+    optional = {
+        said: rows.column(of[said])
+        for said in ("model", "session", "tenant", "class", "priority", "deadline_s")
+        if said in of
+    }
+    kept: list[int] = []
+    left_out: Counter[str] = Counter()
+    outputs: list[int] = []
+    rule = rules.missing_output
+    for at, row in enumerate(row_of):
+        p = None if prompt is None else prompt[at]
+        o = None if output is None else output[at]
+        if failed[row] and not rules.keep_failed:
+            left_out["failed"] += 1
+        elif about[row] in _ABOUT_OTHERS:
+            left_out[f"{about[row]}, which sums up others"] += 1
+        elif p is None or (p == 0 and not o):
+            left_out["without prompt tokens"] += 1
+        elif arrival[row] is None:
+            left_out["without a time"] += 1
+        else:
+            if o is None and rule == "max_tokens":
+                o = None if allowed is None else allowed[row]
+            if o is None and rule != "draw":
+                left_out["without output tokens" + (" or max_tokens" if rule == "max_tokens" else "")] += 1
+                continue
+            kept.append(at)
+            outputs.append(-1 if o is None else o)
+    if allowed is not None and kept:
+        optional["max_tokens"] = [allowed[row] for row in range(n)]
+    notes += _unused(rows, chosen)
+    for_row = [row_of[at] for at in kept]
+    if rule is None and not kept and left_out["without output tokens"] and rows.is_all:
+        raise ValueError(
+            f"{rows.path}: no request has output tokens ({_listed(rows.names)}); name their column with --map "
+            "output_tokens=COLUMN, or take as many as clients allowed: missing_output max_tokens (--missing-output, "
+            "workload.missing_output)"
+        )
+    part = _Part(
+        arrival_ns=[arrival[row] or 0 for row in for_row],
+        prompt=[(prompt or [])[at] or 0 for at in kept],
+        output=outputs,
+        optional={said: [values[row] for row in for_row] for said, values in optional.items()},
+        left_out=left_out,
+        n_rows=len(row_of),
+        notes=tuple(notes),
+        ids=None if named is None else [named[at] for at in kept],
+        block_tokens=block_tokens,
+        scale=scale,
+    )
+    if "prompt" in of and len(row_of) > n and "session" not in part.optional:
+        return replace(part, optional={**part.optional, "session": [f"{rows.path}:{row}" for row in for_row]})
+    return part
+
+
+def _refuse_sums(rows: Rows) -> None:
+    for name, _ in matching(rows.names, SUMS):
+        if any((number_of(value) or 0) > 1 for value in rows.column(name)):
+            raise ValueError(
+                f"{rows.path}: its rows are summed over requests ({name}); a trace has a row a request: log each request's usage"
+            )
+
+
+def _arrivals(rows: Rows, of: Mapping[str, str], rules: Rules) -> tuple[list[int | None], list[str]]:
+    """When each request came, and what was taken for granted of it."""
+    if "arrival" in of:
+        path, unit = _unit(of["arrival"])
+        found, said = _moments(rows, path, unit)
+        notes = [f"Arrivals are {path}" + (f", {said}." if said else ".")]
+        logged = matching([path], AT_LOG)
+        took = matching(rows.names, SYNONYMS["duration"])
+        if logged and took and "arrival" not in rules.columns:
+            notes[0] += f" If that is when requests ended: --map end={path},duration={took[0][0]}."
+        return found, notes
+    path, unit = _unit(of["end"])
+    ends, said = _moments(rows, path, unit)
+    said = f", {said}" if said else ""
+    if "duration" not in of:
+        return ends, [f"Arrivals are {path}, when requests ended{said}: no column says how long they took."]
+    lasting, unit = _unit(of["duration"])
+    if unit is None:
+        unit = "ms" if matching([lasting], _RESPONSE_TIME_MS) else "s"
+    durations: list[int | None] = []
+    for row, value in enumerate(rows.column(lasting)):
+        number = number_of(value)
+        if number is None and value is not None:
+            raise rows.refuse(lasting, row, "a duration", value)
+        durations.append(None if number is None else round(number * UNITS_NS[unit]))
+    started = [None if e is None or d is None else e - d for e, d in zip(ends, durations, strict=True)]
+    return started, [f"Arrivals are the end, {path}{said}, less {lasting} in {unit_word(unit)}."]
+
+
+def _moments(rows: Rows, path: str, unit: str | None) -> tuple[list[int | None], str]:
+    values = rows.column(path)
+    found, bad, said = moments_ns(values, unit)
+    if bad is not None:
+        raise rows.refuse(path, bad, "a time such as 2025-05-01T12:00:00Z or a number", values[bad])
+    return found, said
+
+
+def _counts(rows: Rows, of: Mapping[str, str], said: str) -> list[int | None] | None:
+    """Counts of tokens; None in rows that say none, and None alone where no row does."""
+    if said not in of:
+        return None
+    total: list[int | None] = [None] * len(rows)
+    for path in _paths(said, of[said]):
+        for row, value in enumerate(rows.column(path)):
+            if value is None:
+                continue
+            number = number_of(value)
+            if number is None or number != int(number) or not 0 <= number < 2**53:
+                raise rows.refuse(path, row, "a whole number of tokens from 0", value)
+            total[row] = (total[row] or 0) + int(number)
+    return total if any(each is not None for each in total) else None
+
+
+def _blocks(rows: Rows, of: Mapping[str, str]) -> list[Sequence[int]] | None:
+    if "blocks" not in of:
+        return None
+    found = []
+    for row, value in enumerate(rows.column(of["blocks"])):
+        if value is not None and not (
+            isinstance(value, list) and all(type(each) is int and 0 <= each < 2**63 for each in value)
+        ):
+            raise rows.refuse(of["blocks"], row, "a list of whole numbers from 0", value)
+        found.append(value or [])
+    return found
+
+
+def _failures(rows: Rows, chosen: _Chosen) -> list[bool]:
+    failed = [False] * len(rows)
+    for name in chosen.statuses:
+        is_error = bool(matching([name], ("error", "errors")))
+        is_good = bool(matching([name], ("is_success", "success")))
+        for row, value in enumerate(rows.column(name)):
+            failed[row] = failed[row] or _says_failed(value, is_error=is_error, is_good=is_good)
+    return failed
+
+
+def _says_failed(value: Any, *, is_error: bool, is_good: bool) -> bool:
+    if value is None or value == {} or value == []:
+        return False
+    text = str(value).strip().lower()
+    if is_error:
+        return text not in ("false", "0", "")
+    if is_good:
+        return text in ("false", "0")
+    return text in _FAILED or (text.isdigit() and len(text) == 3 and int(text) >= 400)
+
+
+def _unused(rows: Rows, chosen: _Chosen) -> list[str]:
+    used = (
+        {path for said, text in chosen.of.items() for path in _paths(said, text)}
+        | set(chosen.statuses)
+        | {chosen.operation}
+    )
+    others = [name for name in rows.names if name and name not in used]
+    return [f"Columns that are not used: {_listed(others)}."] if others else []
+
+
+def _listed(names: Sequence[str], most: int = 12) -> str:
+    shown = ", ".join(name or "(no name)" for name in names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def _trace(name: Any, parts: Sequence[_Part], limit: int | None, rules: Rules) -> Trace:
+    source = Path(name).name
+    left_out: Counter[str] = sum((part.left_out for part in parts), Counter())
+    n_rows = sum(part.n_rows for part in parts)
+    taken = sum(len(part.prompt) for part in parts)
+    why = "; ".join(f"{count:,} {reason}" for reason, count in left_out.most_common())
+    if taken == 0:
+        raise ValueError(f"{name}: no requests are left of {n_rows:,} rows: {why}" + _ways(left_out, rules))
+    notes = list(dict.fromkeys(f"{source}: {note}" for part in parts for note in part.notes))
+    if left_out:
+        notes.insert(
+            0, f"{source}: of {n_rows:,} rows {taken:,} are taken; left out are {why}{_ways(left_out, rules)}."
+        )
+    arrival = np.array([each for part in parts for each in part.arrival_ns], dtype=object)
+    first = min(arrival)
+    if int(max(arrival)) - int(first) > INT64_MAX:
+        raise ValueError(f"{name}: its arrivals are more than 292 years apart")
+    arrival_ns = (arrival - first).astype(np.int64)
+    prompt = np.array([each for part in parts for each in part.prompt], dtype=np.int64)
+    output = np.array([each for part in parts for each in part.output], dtype=np.int64)
+    if (drawn := output < 0).any():
+        if drawn.all():
+            raise ValueError(
+                f"{name}: no request has output tokens to draw the others' from; use missing_output max_tokens"
+            )
+        pool = output[~drawn]
+        output[drawn] = stream(rules.seed, Stream.MISSING_OUTPUTS).choice(pool, int(drawn.sum()))
+        notes.append(
+            f"{source}: outputs of {int(drawn.sum()):,} requests are drawn from those of the other {len(pool):,}."
+        )
+    order = np.argsort(arrival_ns[: limit or taken], kind="stable")
+    if moved := int(np.count_nonzero(np.diff(arrival_ns[: limit or taken]) < 0)):
+        read = "" if limit is None or taken < limit else f" Of the file the first {limit:,} are read, in its own order."
+        notes.append(f"{source}: {moved:,} rows came before the one above them; all are sorted by arrival.{read}")
+    columns, more = _optional(parts, output)
+    notes += [f"{source}: {note}" for note in more]
+    columns = {key: value[order] if isinstance(value, np.ndarray) else value for key, value in columns.items()}
+    trace = Trace(
+        arrival_ns=arrival_ns[order] - arrival_ns[order][0],
+        prompt_tokens=prompt[order],
+        output_tokens=output[order],
+        **columns,
+        **_prefixes(parts, order, prompt + output),
+        source=source,
+        notes=tuple(notes),
+    )
+    return trace
+
+
+def _ways(left_out: Counter[str], rules: Rules) -> str:
+    ways = []
+    if left_out["failed"]:
+        ways.append("--keep-failed keeps the failed ones that have tokens")
+    if left_out["without output tokens"] and rules.missing_output != "drop":
+        ways.append("--missing-output max_tokens or draw keeps those without an output")
+    return f" ({'; '.join(ways)})" if ways else ""
+
+
+def _optional(parts: Sequence[_Part], output: IntArray) -> tuple[dict[str, Any], list[str]]:
+    """Columns that a trace may have beside those that it must, and notes on what is left out of them."""
+    found: dict[str, Any] = {}
+    notes: list[str] = []
+
+    def values(said: str) -> list[Any] | None:
+        if not any(said in part.optional for part in parts):
+            return None
+        return [value for part in parts for value in part.optional.get(said, [None] * len(part.prompt))]
+
+    for said, names, index in (
+        ("model", "models", "model_index"),
+        ("tenant", "tenants", "tenant_index"),
+        ("class", "classes", "class_index"),
+    ):
+        if (each := values(said)) is not None and any(value is not None for value in each):
+            texts = ["unknown" if value is None else str(value) for value in each]
+            place = {text: at for at, text in enumerate(dict.fromkeys(texts))}
+            found[names] = tuple(place)
+            found[index] = np.array([place[text] for text in texts], dtype=np.int64)
+    if (each := values("session")) is not None:
+        place = {value: at for at, value in enumerate(dict.fromkeys(str(v) for v in each if v is not None))}
+        if len(place) == 1 and len(each) > 1:
+            notes.append("All rows are of one session, which is left out.")
+        elif place:
+            found["session"] = np.array([-1 if v is None else place[str(v)] for v in each], dtype=np.int64)
+    if (each := values("max_tokens")) is not None:
+        without = sum(value is None for value in each)
+        if without:
+            notes.append(f"max_tokens, which {without:,} of the requests lack, is left out.")
+        else:
+            allowed = np.array(each, dtype=np.int64)
+            if over := int(np.count_nonzero(allowed < output)):
+                notes.append(f"{over:,} outputs are longer than their max_tokens, which counts as their length.")
+            found["max_tokens"] = np.maximum(allowed, output)
+    for said, key, scale, absent in (("priority", "priority", 1, 0), ("deadline_s", "deadline_ns", 10**9, -1)):
+        if (each := values(said)) is not None:
+            numbers = [absent if value is None else number_of(value) for value in each]
+            if None in numbers:
+                raise ValueError(f"column {said}: expected numbers; got {each[numbers.index(None)]!r}")
+            found[key] = np.array(
+                [n if n == absent else round(n * scale) for n in numbers if n is not None], dtype=np.int64
+            )
+    return found, notes
+
+
+def _prefixes(parts: Sequence[_Part], order: IntArray, through: IntArray) -> dict[str, Any]:
+    """Ids of blocks, as small numbers that stand for chained hashes."""
+    if not any(part.ids is not None and any(part.ids) for part in parts):
+        return {}
+    block_tokens = next(part.block_tokens for part in parts if part.ids is not None)
+    ids = [each for part in parts for each in (part.ids if part.ids is not None else [[]] * len(part.prompt))]
+    kept = [ids[row][: -(-int(through[row]) // block_tokens)] for row in order.tolist()]
+    offsets = np.concatenate(([0], np.cumsum([len(each) for each in kept]))).astype(np.int64)
+    flat = np.array([each for row in kept for each in row], dtype=np.int64)
+    return {"prefix_blocks": chained(flat, offsets), "prefix_offsets": offsets, "prefix_block_tokens": block_tokens}
