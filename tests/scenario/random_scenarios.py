@@ -199,6 +199,8 @@ def draw(rng: Random) -> Mapping:
         fleet = "one"
     getattr(around, fleet)(found, classes)
     around.common(found)
+    if not {"pools", "placement"} & set(found) and rng.random() < 0.1:
+        found["memory"]["max_model_len"] = max(64, int(load.longest * rng.choice([0.6, 0.9, 1.5])))
     return found
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sim import simulate
 from sim.errors import ScenarioError
 from sim.scenario import Scenario
+from sim.scenario.assembly.context import within_context
 from sim.scenario.assembly.experiment import resolve
+from workloads import Trace
 
 
 def a_trace(folder: Path, *lengths: tuple[int, int]) -> str:
@@ -62,3 +65,15 @@ def test_pools_of_one_model_have_one_limit(tmp_path: Path) -> None:
     settings["pools"] = {"prefill": {"role": "prefill"}, "decode": {"role": "decode", "memory": {"max_model_len": 100}}}
     with pytest.raises(ScenarioError, match="have different ones \\(100 and none\\)"):
         resolve(Scenario.from_mapping({**settings, "links": {"net": {}}}))
+
+
+def test_block_ids_of_what_is_no_longer_emitted_go_with_it() -> None:
+    trace = Trace(
+        arrival_ns=np.arange(3), prompt_tokens=np.array([20, 20, 50]), output_tokens=np.array([40, 5, 9]),
+        prefix_blocks=np.arange(4 + 2 + 4), prefix_offsets=np.array([0, 4, 6, 10]), prefix_block_tokens=16,
+    )  # fmt: skip
+    cut, notes = within_context(trace, {"m": 40}, {})
+    assert isinstance(cut, Trace)
+    assert cut.output_tokens.tolist() == [20, 5, 9]
+    assert [cut.prefix_of(row).tolist() for row in range(3)] == [[0, 1, 2], [4, 5], [6, 7, 8, 9]]
+    assert len(notes) == 1

@@ -15,6 +15,7 @@ from sim.scenario.settings import Scenario
 if TYPE_CHECKING:
     from hwmodels.memory import MemoryPlan
     from workloads import ClosedLoop, Trace
+    from workloads.columns import IntArray
 
 
 def limits_of(scenario: Scenario, pools: Sequence[PoolOf]) -> dict[str, int]:
@@ -52,7 +53,22 @@ def within_context(
     if not shortened:
         return workload, []
     note = f"memory.max_model_len cuts the answers of {shortened:,} of {len(outputs):,} requests where prompt and answer reach it."
-    return replace(workload, output_tokens=cut), [note]
+    return replace(workload, output_tokens=cut, **_blocks_within(workload, cut)), [note]
+
+
+def _blocks_within(workload: Trace | ClosedLoop, outputs: IntArray) -> dict[str, IntArray]:
+    """The block ids of requests whose answers have *outputs* tokens: none of what is no longer emitted."""
+    ids, offsets = getattr(workload, "prefix_blocks", None), getattr(workload, "prefix_offsets", None)
+    size = getattr(workload, "prefix_block_tokens", None)
+    if ids is None or offsets is None or size is None:
+        return {}
+    counts = np.diff(offsets)
+    kept = np.minimum(counts, -(-(np.asarray(workload.prompt_tokens) + outputs) // size))
+    within = np.arange(len(ids)) - np.repeat(offsets[:-1], counts)
+    return {
+        "prefix_blocks": ids[within < np.repeat(kept, counts)],
+        "prefix_offsets": np.concatenate(([0], np.cumsum(kept))),
+    }
 
 
 def check_longest(scenario: Scenario, plan: MemoryPlan) -> None:
