@@ -5,8 +5,7 @@
 >>> result.summary["requests"]["finished"]
 2500
 
-Every public name is here; the folders behind it (`sim`, `hwmodels`, `policies`, `workloads`) may move. Names are imported when they are
-first used.
+What most need is here, and is imported when it is first used; `docs/reference/python.md` lists the rest.
 """
 
 from __future__ import annotations
@@ -65,7 +64,35 @@ _HOMES = {
 _RENAMED = {"run_experiment": "run"}
 _MODULES = ("bench", "plots", "protocols")
 
-__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [
+    "Comparison",
+    "Experiment",
+    "MachineSpec",
+    "OutputError",
+    "Plan",
+    "ReplicaSpec",
+    "ReplicaView",
+    "Result",
+    "RooftraceError",
+    "Scenario",
+    "ScenarioError",
+    "SweepResult",
+    "Target",
+    "Trace",
+    "bench",
+    "cheapest",
+    "compare",
+    "deploy",
+    "highest_rate",
+    "load_device",
+    "load_model",
+    "plots",
+    "protocols",
+    "read_trace",
+    "run_experiment",
+    "simulate",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1835,12 +1835,12 @@ MUTATIONS = [
     *_of(
         "sim/study/optimize.py",
         ("tests/study/test_optimize.py",),
+        ("candidates that are left open keep the SLO", "found.met is True for", "found.met is not False for"),
         (
-            "the middle of an interval has to keep the SLO",
-            'low = low - table["slo_attainment.half_width"].fillna(0.0)',
-            "low = low",
+            "candidates with a run that failed keep the SLO",
+            "if len(whole) == len(runs) else None",
+            "if whole else None",
         ),
-        ("saturated candidates keep the SLO", "(low >= attainment) & steady &", "(low >= attainment) &"),
         (
             "energy of one GPU",
             ".fillna(gpu_s * watt),",

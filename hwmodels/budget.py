@@ -13,7 +13,7 @@ LARGEST_BUDGET = 4096
 
 
 def _step_s(cost: CostModel, totals: Totals, stage: int, ranks: int) -> float:
-    """Of a batch on each of so many ranks, which take their step together."""
+    """Duration of a step that so many ranks take together, each with such a batch."""
     if ranks == 1:
         return float(cost.iteration_s(totals, stage))
     return float(cast(RankedCostModel, cost).common_step([totals] * ranks, stage))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hwmodels.prices import list_prices
 from hwmodels.tables import is_profile, read_toml
 
 CATALOGUE = Path(__file__).with_name("devices.toml")
@@ -238,6 +239,13 @@ def _tables(path: Path) -> tuple[dict[str, Mapping[str, Any]], Mapping[str, str]
     data = read_toml(path)
     documents: Mapping[str, str] = data.pop("documents", {})
     given = {name: table for name, table in data.items() if isinstance(table, dict)}
+    if path == CATALOGUE:
+        prices = {name: list_prices().find(name) for name in given}
+        listed = {
+            name: {"price_usd_per_hour": [each.usd_per_hour, each.source]} for name, each in prices.items() if each
+        }
+        # A device without a price of its own has none: that of the one that it is like is another's.
+        given = {name: {"price_usd_per_hour": None, **table, **listed.get(name, {})} for name, table in given.items()}
     if not given:
         raise ValueError(f"{path} holds no device; expected a table for each, such as [my-gpu]")
     tables: dict[str, Mapping[str, Any]] = {}

@@ -94,7 +94,7 @@ class StackMemory:
     """Where the sampler is not modelled: 2 bytes x tokens x hidden size x this, by tensor degree."""
     expert_factors: Mapping[int, float] = field(default_factory=dict, hash=False)
     tokens_by_concurrency: bool = False
-    """Of layers in groups the log counts the tokens of as many longest contexts as fit; else blocks over groups."""
+    """The log counts, for layers in groups, the tokens of as many longest contexts as fit; otherwise blocks over groups."""
     graphs_in_share: bool = False
     """CUDA graphs are taken from the cache; otherwise they are captured outside of the share."""
     graph_bytes_per_layer: float = 0.0

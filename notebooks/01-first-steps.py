@@ -19,7 +19,7 @@
 
 # %%
 # %matplotlib inline
-from sim import Scenario, plots, simulate, sweep
+from rooftrace import Scenario, plots, simulate, sweep
 from sim.study.compare import compare
 
 base = Scenario.default().with_set("workload.requests=800")

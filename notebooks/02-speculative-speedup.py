@@ -27,7 +27,7 @@
 # %matplotlib inline
 import pandas as pd
 
-from sim import Scenario, plots, simulate
+from rooftrace import Scenario, plots, simulate
 from sim.study.statistics import relative_difference
 from sim.theory.speculative import speedup
 

@@ -21,7 +21,7 @@
 # %%
 # %matplotlib inline
 from hwmodels.budget import saturating_tokens
-from sim import Scenario, plots, sweep
+from rooftrace import Scenario, plots, sweep
 from sim.scenario.assembly import build
 from sim.study.compare import compare
 

@@ -25,7 +25,7 @@ import pandas as pd
 
 from hwmodels.single_pass import load_single_pass
 from policies.placement import Cluster, PartitionSearch, SelectiveReplication
-from sim import plots
+from rooftrace import plots
 from sim.placement import Serving, find, serve
 from workloads import Fixed, Gamma, multi_model
 

@@ -32,7 +32,7 @@ from hwmodels.calibrate.fitting import PROFILE, fit_samples
 from hwmodels.calibrate.grid import grid, shapes_of
 from hwmodels.calibrate.samples import Log
 from hwmodels.calibrate.session import collect
-from sim import Scenario, plots, simulate
+from rooftrace import Scenario, plots, simulate
 
 # Processor time of one thread: what else runs on the machine then hardly matters.
 machine = open_backend("numpy", "cpu", threads=1, clock="cpu")

@@ -26,7 +26,7 @@
 # %matplotlib inline
 from pathlib import Path
 
-from sim import Scenario, plots, simulate, sweep
+from rooftrace import Scenario, plots, simulate, sweep
 from sim.study.optimize import cheapest
 from sim.study.rates import Target, highest_rate
 

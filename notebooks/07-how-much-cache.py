@@ -29,7 +29,7 @@
 import pandas as pd
 
 from hwmodels.model import load_model
-from sim import Scenario, plots, simulate, sweep
+from rooftrace import Scenario, plots, simulate, sweep
 from sim.plots.reuse import plot_reuse
 from sim.scenario.workload import workload_of
 from sim.study.optimize import cheapest

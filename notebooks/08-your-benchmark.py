@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sim import plots
+from rooftrace import plots
 from sim.bench.cases import cases_of, priors_of
 from sim.bench.fitting import fit
 from sim.bench.parameters import BY_NAME, own_value

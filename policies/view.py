@@ -283,7 +283,7 @@ class Plan(NamedTuple):
     """(id, output tokens) of waiting requests whose answers end after so many tokens at the latest from now on, as if their clients
     allowed no more (`ReplicaView.max_tokens`)."""
     looks: Looks | None = None
-    """What has been looked up for this plan, by a scheduler that `looks_itself`."""
+    """Lookups in the prefix cache that a scheduler which `looks_itself` made for this plan."""
 
 
 _new: Final = tuple[object, ...].__new__

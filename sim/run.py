@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import ScenarioError
@@ -23,7 +24,7 @@ def simulate(what: Scenario | Experiment, *, fast_forward: bool = True) -> Resul
     from sim.engine import Experiment
 
     if isinstance(what, Experiment):
-        manifest = {"label": "experiment", "seed": what.seed, **_classes(what)}
+        manifest = {"label": "experiment", "seed": what.seed, **_classes(what, {})}
         return Result(_run(what, fast_forward), manifest=manifest)
     from sim.scenario import Scenario
 
@@ -37,11 +38,12 @@ def simulate(what: Scenario | Experiment, *, fast_forward: bool = True) -> Resul
 def run_built(built: Built, *, fast_forward: bool = True) -> Result:
     """Run what `sim.scenario.assembly.resolve` made of a scenario."""
     columns = _run(built.experiment, fast_forward)
-    return Result(columns, manifest={**built.manifest, **_classes(built.experiment)}, slo=built.slo)
+    return Result(columns, manifest={**built.manifest, **_classes(built.experiment, built.class_limits)}, slo=built.slo)
 
 
-def _classes(experiment: Experiment) -> dict[str, Any]:
-    """Classes of service and tenants of a workload by their rows, for the manifest; nothing where there are none."""
+def _classes(experiment: Experiment, limits: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Classes of service and tenants of a workload by their rows, for the manifest; nothing where there are none. *limits*: those
+    that a class's requests keep together."""
     from workloads import ServiceClass, Trace
 
     workload = experiment.workload
@@ -54,7 +56,12 @@ def _classes(experiment: Experiment) -> dict[str, Any]:
                 "priority": each.priority,
                 "weight": each.weight,
                 "deadline_s": each.deadline_s,
-                "slo": {"ttft_s": each.ttft_s, "tpot_s": each.tpot_s, "e2el_s": each.e2el_s},
+                "slo": {
+                    "ttft_s": each.ttft_s,
+                    "tpot_s": each.tpot_s,
+                    "e2el_s": each.e2el_s,
+                    **limits.get(each.name, {}),
+                },
             }
             for each in terms
         ]

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from sim.errors import RooftraceError
 from sim.launch import export, recommended, scenario_from
-from sim.launch.arguments import ENGINES, _plain, options_of, read_command
+from sim.launch.arguments import ENGINES, _gone_from, _plain, options_of, read_words
 from sim.launch.chosen import Chosen
 from sim.scenario import Scenario
+from tests.cli.test_run import APP, rooftrace
 
 
 def test_a_command_of_vllm_becomes_the_scenario_that_it_describes() -> None:
@@ -30,11 +35,11 @@ def test_a_command_of_vllm_becomes_the_scenario_that_it_describes() -> None:
         "serving_stack": "vllm",
         "parallel": {"tensor": 4},
         "scheduler": {"policy": "vllm", "max_num_seqs": 512, "max_num_batched_tokens": 4000},
-        "memory": {"gpu_memory_utilization": 0.95, "prefix_caching": False},
+        "memory": {"gpu_memory_utilization": 0.95, "max_model_len": 32_000, "prefix_caching": False},
         "cuda_graphs": {"eager": True},
         "workload": {"trace": "conversation"},
     }
-    assert found.not_modelled == ("--max-model-len 32k",)
+    assert found.not_modelled == ()
     assert found.without_effect == ("--port 8080",)
     assert any("VLLM_LOGGING_LEVEL" in note for note in found.notes)
 
@@ -102,7 +107,7 @@ def test_a_negative_number_is_a_value() -> None:
     command = (
         "python -m sglang.launch_server --model-path m --chunked-prefill-size -1 --schedule-conservativeness -.5 --tp 2"
     )
-    options = read_command(command).options
+    options = read_words(shlex.split(command)).options
     assert options["chunked-prefill-size"] == "-1"
     assert options["schedule-conservativeness"] == "-.5"
     assert options["tp-size"] == "2"
@@ -110,7 +115,7 @@ def test_a_negative_number_is_a_value() -> None:
 
 @pytest.mark.parametrize("written", ["-O3", "-O=3", "-O 3", "--optimization-level 3"])
 def test_levels_of_optimisation_are_read_however_they_are_written(written: str) -> None:
-    assert read_command(f"vllm serve m {written} -tp 2").options == {
+    assert read_words(shlex.split(f"vllm serve m {written} -tp 2")).options == {
         "optimization-level": "3",
         "tensor-parallel-size": "2",
     }
@@ -134,8 +139,6 @@ def test_options_of_a_file_stand_under_those_of_the_command(tmp_path: Path) -> N
     ("command", "says"),
     [
         ("nginx -g off", "starts no server"),
-        ("vllm serve Qwen/Qwen3-32B --xyzzy 3", "no option of vllm 0.32.0; the release's --help lists its"),
-        ("vllm serve Qwen/Qwen3-32B --tensor-parallel-sze 4", "did you mean --tensor-parallel-size"),
         ("vllm serve Qwen/Qwen3-32B --max-num-seqs", "needs a value"),
         ("vllm serve Qwen/Qwen3-32B --max-num-seqs many", "takes a whole number"),
         ("vllm serve Qwen/Qwen3-32B other", "belongs to no option"),
@@ -143,6 +146,10 @@ def test_options_of_a_file_stand_under_those_of_the_command(tmp_path: Path) -> N
         (
             'vllm serve Qwen/Qwen3-32B --speculative-config \'{"method": "ngram", "num_speculative_tokens": 3}\'',
             "a command does not say it",
+        ),
+        (
+            'vllm serve Qwen/Qwen3-32B --speculative-config \'{"method": "mtp", "num_speculative_tokens": "many"}\'',
+            "num_speculative_tokens takes a whole number; got 'many'",
         ),
         ("vllm serve Qwen/Qwen3-32B --max-num 4", "may be --max-num-"),
         ("vllm serve", "names no model"),
@@ -157,6 +164,96 @@ def test_what_cannot_be_read_is_one_sentence(command: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--xyzzy 3 4", "--xyzzy 3 4 is no option of vllm 0.32.0; the release's --help lists its"),
+        ("--tensor-parallel-sze 4", "--tensor-parallel-sze 4 is no option of vllm 0.32.0; did you mean --tensor-parallel-size?"),
+        ("--swap-space 8", "--swap-space was removed from vllm before 0.32.0; it gave the CPU memory"),
+        ("--cuda-graph-sizes 1 2", "said for which sizes CUDA graphs are captured; it is read as --cudagraph-capture-sizes"),
+    ],
+)  # fmt: skip
+def test_options_that_the_release_does_not_have_are_warnings_or_refused(options: str, says: str) -> None:
+    command = f"vllm serve Qwen/Qwen3-32B {options} --max-num-seqs 64"
+    found = scenario_from(command, hardware="h200")
+    assert found.scenario.scheduler.settings == {"max_num_seqs": 64}
+    assert len(found.strange) == 1
+    assert says in found.strange[0]
+    with pytest.raises(RooftraceError, match=re.escape(says)):
+        scenario_from(command, hardware="h200", strict=True)
+
+
+def test_the_model_may_stand_behind_an_unknown_option() -> None:
+    command = read_words(shlex.split("vllm serve --xyzzy 3 Qwen/Qwen3-32B"))
+    assert command.model == "Qwen/Qwen3-32B"
+    assert command.strange[0].startswith("--xyzzy 3 is no option")
+
+
+def test_options_that_were_removed_are_none_of_the_release_and_lead_to_some_that_are() -> None:
+    for engine in ENGINES:
+        for name, gone in _gone_from(engine).items():
+            assert name not in options_of(engine)
+            assert not gone.now or f"--{gone.now}" in options_of(engine)
+    assert _gone_from("vllm")
+
+
+def test_set_model_stands_for_a_name_that_is_not_known() -> None:
+    found = scenario_from("vllm serve my/own-7 -tp 2", hardware="h200", assignments=["model=qwen3-32b"])
+    assert (found.scenario.model, found.scenario.parallel.tensor) == ("qwen3-32b", 2)
+    assert any("the command's model is my/own-7" in note for note in found.notes)
+
+
+def _speculation(method: str, model: str | None, k: int) -> str:
+    config = {"method": method, "num_speculative_tokens": k} | ({} if model is None else {"model": model})
+    return f"vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --speculative-config '{json.dumps(config)}'"
+
+
+@pytest.mark.parametrize(
+    ("method", "drafter", "k", "acceptance"),
+    [
+        ("mtp", None, 1, {"published": "deepseek-v3"}),
+        ("deepseek_mtp", None, 3, {"alpha": 0.875}),
+        ("eagle", "a/EAGLE-X", 5, {"mean_length": 2.43, "at_k": 5}),
+        ("eagle3", "a/EAGLE3-X", 9, {"mean_length": 2.79, "at_k": 3}),
+        ("eagle3", "nvidia/Llama-4-Maverick-17B-128E-Eagle3", 4, {"mean_length": 3.26, "at_k": 4}),
+    ],
+)
+def test_published_acceptance_is_assumed_of_drafters_and_said_to_be(
+    method: str, drafter: str | None, k: int, acceptance: dict[str, Any]
+) -> None:
+    found = scenario_from(_speculation(method, drafter, k), hardware="b200")
+    assert found.scenario.settings()["decoding"]["acceptance"] == acceptance
+    assert any(note.startswith("decoding.acceptance is assumed:") for note in found.notes)
+    own = scenario_from(
+        _speculation(method, drafter, k), hardware="b200", assignments=["decoding.acceptance={alpha: 0.6}"]
+    )
+    assert own.scenario.settings()["decoding"]["acceptance"] == {"alpha": 0.6}
+    assert not any("decoding.acceptance is assumed" in note for note in own.notes)
+
+
+def test_a_conversion_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    assert rooftrace("scenario", "from", "vllm serve Qwen/Qwen3-32B -tp 2", "--out", str(file)).exit_code == 0
+    before = file.read_text()
+    assert Scenario.from_yaml(before).parallel.tensor == 2
+    failed = rooftrace("scenario", "from", "vllm serve no/model", "-o", str(file))
+    assert (failed.exit_code, file.read_text()) == (2, before)
+
+
+def test_manifests_are_read_from_files_and_from_standard_input(tmp_path: Path) -> None:
+    file = tmp_path / "compose.yaml"
+    file.write_text(
+        "services: {a: {image: 'vllm/vllm-openai:latest', command: '--model Qwen/Qwen3-8B --api-key xyz'}}\n"
+    )
+    out = rooftrace("scenario", "from", str(file))
+    assert out.exit_code == 0
+    assert out.stdout.startswith(f"# from {file}\n")
+    assert CliRunner().invoke(APP, ["scenario", "from", "-"], input="vllm serve Qwen/Qwen3-8B").exit_code == 0
+    missing = rooftrace("scenario", "from", str(tmp_path / "no.yaml"))
+    assert missing.exit_code == 2
+    assert "cannot be read" in missing.stderr
+
+
 _SETTINGS = {
     "vllm": {
         "parallel": {"tensor": 2, "pipeline": 2},
@@ -164,6 +261,7 @@ _SETTINGS = {
         "memory": {
             "gpu_memory_utilization": 0.8,
             "block_tokens": 32,
+            "max_model_len": 16_384,
             "prefix_caching": True,
             "tiers": [{"kind": "host", "gib": 64.0}],
         },
@@ -175,7 +273,7 @@ _SETTINGS = {
     "sglang": {
         "parallel": {"tensor": 2},
         "scheduler": {"policy": "sglang", "chunked_prefill_size": 4096, "schedule_policy": "lof"},
-        "memory": {"mem_fraction_static": 0.8, "kv_blocks": 90_000},
+        "memory": {"mem_fraction_static": 0.8, "kv_blocks": 90_000, "max_model_len": 16_384},
         "cuda_graphs": {"largest": 64},
         "kv_precision": "fp8",
         "decoding": {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}},
@@ -188,7 +286,7 @@ _SETTINGS = {
             "max_num_tokens": 4096,
             "enable_chunked_prefill": True,
         },
-        "memory": {"free_gpu_memory_fraction": 0.8},
+        "memory": {"free_gpu_memory_fraction": 0.8, "max_model_len": 16_384},
         "kv_precision": "fp8",
     },
 }
@@ -279,7 +377,7 @@ def test_every_option_of_a_list_can_be_read(engine: str) -> None:
     start = {"vllm": "vllm serve m", "sglang": "python -m sglang.launch_server", "trtllm": "trtllm-serve m"}[engine]
     for spelling, option in options_of(engine).items():
         value = "" if option.takes == "switch" else " 1"
-        assert option.name in read_command(f"{start} {spelling}{value}").options
+        assert option.name in read_words(shlex.split(f"{start} {spelling}{value}")).options
 
 
 _PARSERS = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hwmodels.device import load_device
 from hwmodels.measured.kinds import CALIBRATING, DTYPE, KINDS
-from hwmodels.model import ModelSpec, load_model
+from hwmodels.model import ModelSpec, catalogue_base
 
 # Labels that are no name of the catalogue: query heads, KV heads, head dimension; others are looked up there.
 HEADS = {
@@ -29,25 +29,15 @@ def catalogue_name(label: str) -> str:
     return re.sub(r"(?<=\d)(pcie|sxm\d?|nvl)$", r"-\1", label)
 
 
-# A release's date, tuning or number format, which leave its shapes as they are.
-_RELEASE = r"-(?:instruct|chat|thinking|hf|it|base|\d{4}|fp8|fp4|nvfp4|mxfp4|int4|int8|awq|gptq|bf16|dynamic|v0\.[1-3])"
-
-
 def catalogue_model(label: str) -> ModelSpec:
     """The catalogue's model for a label such as llama3.1-8b, llama2-70b or nvidia/Llama-3.1-70B-Instruct-FP8.
 
     Releases of one model (tuned, dated, quantised) have its shapes; ValueError for what the catalogue does not hold.
     """
-    name = label.strip().lower()
-    bare = re.sub(r"^meta-(?=llama)", "", name.rpartition("/")[2])
-    shapes = re.sub(rf"(?:{_RELEASE})+$", "", bare)
-    for candidate in dict.fromkeys((name, bare, shapes)):
-        for spelt in (candidate, re.sub(r"^(llama|qwen|opt)(?=\d)", r"\1-", candidate)):
-            try:
-                return load_model(spelt)
-            except ValueError:
-                continue
-    raise ValueError(f"model {label} is not in the catalogue; give one that `rooftrace models` lists")
+    found = catalogue_base(label)
+    if found is None:
+        raise ValueError(f"model {label} is not in the catalogue; give one that `rooftrace models` lists")
+    return found
 
 
 # What columns and usual name together must say; a name that is not the usual one may say it in any order.
@@ -177,11 +167,7 @@ def _is_device(word: str) -> bool:
 def _is_model(word: str) -> bool:
     if word in HEADS or word in EXPERTS:
         return True
-    try:
-        catalogue_model(word)
-    except ValueError:
-        return False
-    return True
+    return catalogue_base(word) is not None
 
 
 def card_of(device: str, topology: str) -> str:

@@ -1,6 +1,14 @@
 """Transformers as the cost models see them: shapes, parameters, cache and number formats, read from config.json."""
 
-from hwmodels.model.catalogue import CATALOGUE, fetch_unknown, hub_name, load_model, model_catalogue, model_file
+from hwmodels.model.catalogue import (
+    CATALOGUE,
+    catalogue_base,
+    fetch_unknown,
+    hub_name,
+    load_model,
+    model_catalogue,
+    model_file,
+)
 from hwmodels.model.config import spec_from_config
 from hwmodels.model.fields import FAMILIES
 from hwmodels.model.spec import Attention, AttentionKind, Experts, LatentAttention, LinearAttention, ModelSpec
@@ -14,6 +22,7 @@ __all__ = [
     "LatentAttention",
     "LinearAttention",
     "ModelSpec",
+    "catalogue_base",
     "fetch_unknown",
     "hub_name",
     "load_model",

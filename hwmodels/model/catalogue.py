@@ -115,12 +115,18 @@ def load_model(name_or_path: str | Path, *, given: Collection[str] = ()) -> Mode
         return _variant(text, reading, tuple(sorted(given)))
     if text.endswith(".json") or ("/" in text.strip("/") and Path(text).parent.is_dir()):
         raise ValueError(f"model file {text} does not exist")
-    known = [*model_catalogue(), *_aliases()]
-    near = difflib.get_close_matches(text.strip().lower(), known, n=3, cutoff=0.4) or list(model_catalogue())
+    names = difflib.get_close_matches(normalised(text), _compared(), n=3, cutoff=0.4)
+    near = f"nearest valid names: {', '.join(names)}" if names else "no name that `rooftrace models` lists is near"
     fetch = ", or --fetch, which asks the HuggingFace hub for it" if is_hub_name(text) else ""
-    raise ValueError(
-        f"unknown model {text!r}; nearest valid names: {', '.join(near)} (or a path to a config.json{fetch})"
-    )
+    raise ValueError(f"unknown model {text!r}; {near} (or a path to a config.json{fetch})")
+
+
+def catalogue_base(name: str) -> ModelSpec | None:
+    """The model of the catalogue that *name* is, or is a variant of, in the formats of the catalogue; None for other names."""
+    shipped = _shipped_as(name)
+    if shipped is None and not Path(name).exists() and (reading := _by_its_name(name)) is not None:
+        shipped = _compared()[reading.base]
+    return None if shipped is None else _shipped(shipped)
 
 
 def _by_its_name(name: str) -> NameReading | None:

@@ -76,6 +76,7 @@ def _answer(url: str, timeout_s: float, *, may_lack: bool) -> bytes | None:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             content: bytes = answer.read()
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code == 404 and may_lack:
             return None
         if error.code in (401, 403):

@@ -83,7 +83,7 @@ _SCHEMES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any] | None]] = {
 def normalised(name: str) -> str:
     """A name in the form in which names are compared: the last part of a path, lower case, words joined by hyphens."""
     last = re.sub(r"[_ :]", "-", name.strip().lower().rpartition("/")[2])
-    return re.sub(r"\b(llama|gemma|phi)(?=\d)", r"\1-", last).removeprefix("meta-")
+    return re.sub(r"\b(llama|gemma|phi|opt)(?=\d)", r"\1-", last).removeprefix("meta-")
 
 
 def read_name(name: str, known: Collection[str]) -> NameReading | None:

@@ -217,7 +217,7 @@ def _of_cache(table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_algorithm(table: Mapping[str, Any]) -> _Stated | None:
-    """Of ModelOpt: one format and modules that are left alone, or a format for each module that is quantised."""
+    """ModelOpt names one format and modules that are left alone, or a format for each module that is quantised."""
     algorithm = table.get("quant_algo")
     if algorithm is None:
         return None

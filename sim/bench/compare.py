@@ -124,20 +124,16 @@ def headline(found: Replayed, quantity: str) -> tuple[str, float | None, float |
 
 def strange_model(scenario: Scenario, runs: Sequence[BenchRun]) -> list[str]:
     """A sentence for each model that files name and that is not the scenario's."""
-    from hwmodels.measured import catalogue_model
-    from hwmodels.model import load_model
+    from hwmodels.model import catalogue_base, load_model
 
     try:
-        ours = load_model(scenario.model).name
+        ours = (catalogue_base(scenario.model) or load_model(scenario.model)).name
     except ValueError:
         return []
     found = {}
     for label in dict.fromkeys(str(run.config["model"]) for run in runs if "model" in run.config):
-        try:
-            theirs = catalogue_model(label).name
-        except ValueError:
-            continue
-        if theirs != ours:
+        theirs = catalogue_base(label)
+        if theirs is not None and theirs.name != ours:
             found[label] = f"files name the model {label}, and the scenario simulates {ours}"
     return list(found.values())
 

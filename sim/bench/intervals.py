@@ -74,7 +74,9 @@ class Intervals:
     simulations: int
     basis: str
     attained: tuple[float, ...] = ()
-    """The share of requests within the SLO in each replay; empty without an SLO."""
+    """The share of requests within the SLO in each replay; empty where requests have no limits of their own."""
+    within: tuple[bool, ...] = ()
+    """Whether each replay keeps the limits of means and percentiles; empty without any."""
     saturated: int = 0
     """How many replays are."""
 
@@ -83,9 +85,13 @@ class Intervals:
         """What share of further draws the intervals hold on average: 0.9, or less where the replays are too few for that."""
         return min(LEVEL, (self.replays - 1) / (self.replays + 1))
 
-    def kept(self, share: float) -> float | None:
-        """The probability that at least *share* of requests keep the SLO: in how many of the replays they do; None without one."""
-        return float(np.mean([each >= share for each in self.attained])) if self.attained else None
+    def kept(self, share: float | None) -> float | None:
+        """The probability that the SLO is kept: in how many of the replays at least *share* of requests keep theirs (None: they
+        have none), and means and percentiles keep theirs; None without an SLO."""
+        shares = [each >= share for each in self.attained] if share is not None else []
+        both = [mine and all_ for mine, all_ in zip(shares, self.within, strict=True)] if shares and self.within else []
+        found = both or shares or self.within
+        return float(np.mean(found)) if found else None
 
     def facts(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -281,6 +287,7 @@ def intervals(scenario: Scenario, replays: int = REPLAYS, names: Sequence[str] =
         simulations=SIMULATIONS,
         basis=basis,
         attained=tuple(attained) if np.isfinite(attained).all() else (),
+        within=tuple(each.summary["slo_kept"] for each in runs if "slo_kept" in each.summary),
         saturated=sum(bool(each.summary["saturated"]) for each in runs),
     )
 

@@ -98,7 +98,6 @@ def kept_by(scenario: Scenario, settings: Mapping[str, Any], target: Target, rep
 
 
 def _kept(found: Intervals, target: Target) -> dict[str, Any]:
-    assert target.attainment is not None
     return {"probability": found.kept(target.attainment), "replays": found.replays, "basis": found.basis}
 
 

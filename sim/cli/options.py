@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario
 
 ScenarioFile = Annotated[
     Path | None, typer.Argument(help="Scenario file (YAML); without one, the built-in default.", show_default=False)
@@ -21,7 +25,7 @@ Fetch = Annotated[
 
 
 def fetch_models(names: Iterable[str]) -> None:
-    """What --fetch does before a command reads its models; RooftraceError in one sentence where the hub gives no config.json."""
+    """Carry out --fetch, before a command reads its models; RooftraceError in one sentence where the hub gives no config.json."""
     from hwmodels.model import fetch_unknown
     from sim.errors import RooftraceError
 
@@ -30,6 +34,33 @@ def fetch_models(names: Iterable[str]) -> None:
             fetch_unknown(name)
     except ValueError as error:
         raise RooftraceError(f"--fetch: {error}") from None
+
+
+Limits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="NAME=TIME",
+        help="A limit beside those of the scenario's slo: ttft_p95=1s, tpot_p99=40ms, or of each request ttft=1s; repeatable.",
+    ),
+]
+_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
+
+
+def with_limits(scenario: Scenario, limits: Sequence[str] | None) -> Scenario:
+    """*scenario* with what --limit gives in its `slo`."""
+    from sim.errors import RooftraceError
+
+    for text in limits or ():
+        found = re.fullmatch(r"\s*(\w+?)(?:_s)?\s*=\s*([\d.eE+-]+?)\s*(s|ms|us|min)?\s*", text)
+        try:
+            value_s = None if found is None else float(f"{float(found[2]) * _UNITS[found[3] or '']:.12g}")
+        except ValueError:
+            value_s = None
+        if found is None or value_s is None:
+            raise RooftraceError(f"--limit {text!r}: expected NAME=TIME, such as ttft_p95=1s or tpot_p95=40ms")
+        scenario = scenario.with_value(f"slo.{found[1]}_s", value_s)
+    return scenario
 
 
 def wants_json(ctx: typer.Context, as_json: bool) -> bool:

@@ -88,7 +88,7 @@ class Exchange:
         """When it came, what it is, of which request, and tokens that have come with it; for who asks for room, the number of its
         leg."""
         self.n_unread = 0
-        """Of those who ask for room, how many have not been read of."""
+        """Number of requests that ask for room and have not been read."""
         self.asked: deque[int] = deque()
         self._legs: dict[int, int] = {}
         """Of those who ask, the numbers of their legs: a request that comes again has another."""

@@ -114,8 +114,8 @@ class Watch:
             self._check_handovers(self._handovers)
 
     def _check_handovers(self, handovers: Handovers) -> None:
-        """Of those on a link the sender holds the blocks of the whole prompt, and the receiver those that it took for it. Routers
-        count who has been sent somewhere and waits elsewhere."""
+        """While KV is on a link, the sender holds the blocks of the whole prompt, and the receiver those that it took for it.
+        Routers count requests that have been sent to a machine and wait elsewhere."""
         awaited = Counter(leg.receiver.index for leg in handovers.legs.values() if leg.keeper is None)
         awaited.update(leg.sender.index for leg in handovers.legs.values() if not leg.delivered)
         for machine in self._machines:

@@ -54,7 +54,7 @@ class Outside(Protocol):
         ...
 
     def no_room(self, id_: int, now_ns: int, leg: int, /) -> None:
-        """Who asked for room has to wait for it."""
+        """A request that asked for room has to wait for it."""
         ...
 
 

@@ -62,7 +62,7 @@ class InCommon(NamedTuple):
     seed: int
     fast_forward: bool
     prices: dict[int, Prices]
-    """Of replicas that one `ReplicaSpec` describes, by its identity: what their iterations take, worked out once for all."""
+    """Prices of iterations, worked out once for all replicas that one `ReplicaSpec` describes, by its identity."""
     stores: SharedStores | None = None
     """What machines read of each other's KV."""
 

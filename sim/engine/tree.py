@@ -78,7 +78,7 @@ class TreePool(KvPool):
         self._root = Node(0, 0, [], None, 1, 0)
         self._n_nodes = 0
         self._walked: dict[int, tuple[int, Node, int]] = {}
-        """Of each request its latest walk since the tree changed: how far at most, and what was found."""
+        """The latest walk of each request since the tree changed: how far at most, and what was found."""
         self._heap: list[tuple[int, int, Node]] = []
         """Leaves that nobody holds by their last use; entries that have been overtaken stay until they are met."""
         self._held: dict[int, Held] = {}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 import functools
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim.errors import RooftraceError
 from sim.text import nearest, shown
@@ -41,6 +40,22 @@ class Command:
     options: Mapping[str, Any]
     aside: tuple[str, ...]
     """Words before the server's own, such as variables of the environment."""
+    strange: tuple[str, ...] = ()
+    """Sentences about options that the release does not have."""
+
+
+class _Gone(NamedTuple):
+    """An option that older releases had."""
+
+    takes: str
+    gone: str
+    now: str
+    did: str
+
+    def said(self, spelling: str, engine: str) -> str:
+        when = f" ({self.gone})" if self.gone else ""
+        read = f"; it is read as --{self.now}" if self.now else ""
+        return f"{spelling} was removed from {engine} before {RELEASES[engine]}{when}; it {self.did}{read}"
 
 
 @functools.lru_cache(maxsize=len(ENGINES))
@@ -60,20 +75,36 @@ def options_of(engine: str) -> Mapping[str, Option]:
     return found
 
 
-def read_command(text: str) -> Command:
-    """The command written in *text*; RooftraceError where it starts no known server, or has options that are not its own."""
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise RooftraceError(
-            f"the command is not complete: {str(error).lower()}; give it in one pair of quotes"
-        ) from None
-    engine, begin, rest = _server(words)
-    return _read(engine, tuple(words[:begin]), rest)
+@functools.lru_cache(maxsize=len(ENGINES))
+def _gone_from(engine: str) -> Mapping[str, _Gone]:
+    """Options that older releases had, by their names."""
+    text = (Path(__file__).parent / "data" / "removed.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    return {
+        row["option"]: _Gone(row["takes"], row["gone"], row["now"], row["did"])
+        for row in rows
+        if row["engine"] == engine
+    }
 
 
-def _server(words: Sequence[str]) -> tuple[str, int, Sequence[str]]:
-    """The engine, how many words stand before its own, and the words after its name."""
+def read_words(words: Sequence[str], *, strict: bool = False) -> Command:
+    """The command of these words; RooftraceError where it starts no known server. Options that the release does not have are
+    named in its sentences, or, *strict*, refused."""
+    found = server_in(words)
+    if found is None:
+        raise RooftraceError(NO_SERVER)
+    engine, begin, rest = found
+    return _read(engine, tuple(words[:begin]), rest, strict)
+
+
+NO_SERVER = (
+    "the command starts no server that is known: vllm serve MODEL, python -m sglang.launch_server --model-path MODEL, or "
+    "trtllm-serve MODEL"
+)
+
+
+def server_in(words: Sequence[str]) -> tuple[str, int, Sequence[str]] | None:
+    """The engine, how many words stand before its own, and the words after its name; None where they start no server."""
     for at, word in enumerate(words):
         name = word.rpartition("/")[2]
         if name == "vllm" and words[at + 1 : at + 2] == ["serve"]:
@@ -87,19 +118,20 @@ def _server(words: Sequence[str]) -> tuple[str, int, Sequence[str]]:
             if word == module or word.endswith(f"/{module.replace('.', '/')}.py"):
                 start = at - 2 if at >= 2 and words[at - 1] == "-m" else at
                 return engine, start, words[at + 1 :]
-        if name.startswith("vllm-openai"):  # the image's entry point is the server
-            return "vllm", at + 1, words[at + 1 :]
-    raise RooftraceError(
-        "the command starts no server that is known: vllm serve MODEL, python -m sglang.launch_server --model-path MODEL, or "
-        "trtllm-serve MODEL"
-    )
+    return None
 
 
-_MODULES: Mapping[str, str] = {"vllm.entrypoints.openai.api_server": "vllm", "sglang.launch_server": "sglang"}
+_MODULES: Mapping[str, str] = {
+    "vllm.entrypoints.openai.api_server": "vllm",
+    "sglang.launch_server": "sglang",
+    "dynamo.vllm": "vllm",
+    "dynamo.sglang": "sglang",
+}
 
 
-def _read(engine: str, aside: tuple[str, ...], words: Sequence[str]) -> Command:
-    table = options_of(engine)
+def _read(engine: str, aside: tuple[str, ...], words: Sequence[str], strict: bool) -> Command:
+    table, gone_from = options_of(engine), _gone_from(engine)
+    strange: list[str] = []
     words = [each for word in words for each in _levels(word)] if engine == "vllm" else words
     model: str | None = None
     options: dict[str, Any] = {}
@@ -117,7 +149,17 @@ def _read(engine: str, aside: tuple[str, ...], words: Sequence[str]) -> Command:
             continue
         spelling, equals, inline = word.partition("=")
         name, _, within = spelling.partition(".") if spelling.startswith("--") else (spelling, "", "")
-        option, value = _option(engine, table, name)
+        gone = gone_from.get(_plain(name))
+        if gone is not None:
+            strange.append(gone.said(name, engine))
+        known = _option(engine, table, f"--{gone.now}" if gone and gone.now else name) if not gone or gone.now else None
+        if known is None:
+            end = at if equals else _values_end(words, at, model, gone)
+            if gone is None:
+                strange.append(_unknown(engine, table, " ".join([word, *words[at:end]]), name))
+            at = end
+            continue
+        option, value = known
         if option.takes != "switch":
             values = [inline] if equals else []
             wanted = {"value": 1, "optional": 1, "list": len(words)}[option.takes]
@@ -135,7 +177,26 @@ def _read(engine: str, aside: tuple[str, ...], words: Sequence[str]) -> Command:
             _put_within(options, option.name, within, value)
         else:
             options[option.name] = value
-    return Command(engine=engine, model=model, options=options, aside=aside)
+    if strict and strange:
+        raise RooftraceError(strange[0])
+    return Command(engine=engine, model=model, options=options, aside=aside, strange=tuple(strange))
+
+
+def _values_end(words: Sequence[str], at: int, model: str | None, gone: _Gone | None) -> int:
+    """Where the values of an option end that the release does not have: the last word of a command may be its model."""
+    most = {"switch": 0, "value": 1}.get(gone.takes, len(words)) if gone else len(words)
+    end = at
+    while end < len(words) and end - at < most and not _is_option(words[end]):
+        if gone is None and model is None and end == len(words) - 1:
+            break
+        end += 1
+    return end
+
+
+def _unknown(engine: str, table: Mapping[str, Option], written: str, spelling: str) -> str:
+    near = nearest(_plain(spelling), sorted(table))
+    way_out = f"did you mean {near}?" if near else f"the release's --help lists its {len(set(table.values()))} options"
+    return f"{written} is no option of {engine} {RELEASES[engine]}; {way_out}"
 
 
 _ABBREVIATED = ("vllm", "sglang")
@@ -155,8 +216,8 @@ def _is_option(word: str) -> bool:
     return word.startswith("-") and word != "-" and not word[1:2].isdigit() and word[1:2] != "."
 
 
-def _option(engine: str, table: Mapping[str, Option], spelling: str) -> tuple[Option, bool]:
-    """The option of a spelling, and what a switch is then: --no-NAME is False."""
+def _option(engine: str, table: Mapping[str, Option], spelling: str) -> tuple[Option, bool] | None:
+    """The option of a spelling, and what a switch is then: --no-NAME is False. None: the release has none of that name."""
     plain = _plain(spelling)
     if plain in table:
         return table[plain], True
@@ -171,9 +232,7 @@ def _option(engine: str, table: Mapping[str, Option], spelling: str) -> tuple[Op
             raise RooftraceError(
                 f"{spelling} of {engine} may be {', '.join(f'--{name}' for name in meant)}; write it out"
             )
-    near = nearest(plain, sorted(table))
-    way_out = f"did you mean {near}?" if near else f"the release's --help lists its {len(set(table.values()))} options"
-    raise RooftraceError(f"{spelling} is no option of {engine} {RELEASES[engine]}; {way_out}")
+    return None
 
 
 def _plain(spelling: str) -> str:

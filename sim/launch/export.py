@@ -11,19 +11,23 @@ from sim.errors import OutputError, RooftraceError
 from sim.launch.arguments import ENGINES
 from sim.launch.chosen import Chosen, Export
 from sim.launch.dynamo import manifest
+from sim.launch.kubernetes import kserve, kubernetes, llm_d
 from sim.launch.writers import commands, of_the_whole
 from sim.scenario import Scenario
 from sim.scenario.tiers import Tier
 from sim.text import unknown
 
-TARGETS = (*ENGINES, "dynamo")
+_MANIFESTS = {"dynamo": manifest, "kubernetes": kubernetes, "llm-d": llm_d, "kserve": kserve}
+TARGETS = (*ENGINES, *_MANIFESTS)
 
 
 def recommended(folder: Path) -> Chosen:
-    """What a folder holds: the scenario of a run, or the best candidate of `rooftrace optimize --out`.
+    """What a folder holds: the scenario of a run, or the best candidate of `rooftrace optimize --out`; or the scenario of a file.
 
-    OutputError where it holds neither; RooftraceError where no candidate keeps the SLO.
+    OutputError where it holds neither; RooftraceError where no candidate keeps the SLO, ScenarioError for a file that is none.
     """
+    if folder.is_file():
+        return Chosen(scenario=Scenario.load(folder), reasons=(f"from {folder.name}, not simulated",))
     if (folder / "ranked.csv").is_file():
         return _best_candidate(folder)
     from sim.results import Result
@@ -69,9 +73,13 @@ def _best_candidate(folder: Path) -> Chosen:
         f"best of {len(table)} candidates, {len(kept)} of which keep the SLO: "
         + ", ".join(f"{key}={best[key]}" for key in axes)
     ]
-    reasons.append(
-        f"{best['tokens_per_s_per_gpu']:,.0f} output tokens/s a GPU, {best['slo_attainment']:.1%} within the SLO"
+    # Of limits of means and percentiles alone there is no share of requests.
+    share = (
+        "the limits of the SLO kept"
+        if pd.isna(best["slo_attainment"])
+        else f"{best['slo_attainment']:.1%} within the SLO"
     )
+    reasons.append(f"{best['tokens_per_s_per_gpu']:,.0f} output tokens/s a GPU, {share}")
     reasons += [
         f"{scale * best[column]:,.3g} {unit}"
         for column, scale, unit in _PRICES
@@ -117,8 +125,8 @@ def export(chosen: Chosen, target: str) -> Export:
     if target not in TARGETS:
         raise RooftraceError(unknown(f"--for {target} is not known", target, list(TARGETS)))
     scenario = chosen.scenario
-    if target == "dynamo":
-        return manifest(chosen)
+    if target in _MANIFESTS:
+        return _MANIFESTS[target](chosen)
     lines = [f"# {scenario.model} on {scenario.hardware}, as simulated:" if not scenario.pools else "# as simulated:"]
     lines += [f"#   {reason}" for reason in chosen.reasons]
     left = list(of_the_whole(scenario))

@@ -12,11 +12,14 @@ from sim.launch.arguments import Command, json_object, options_of
 class Reading:
     """Options as they are taken, and the settings of a scenario as they are put."""
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: Command, role: str | None = None) -> None:
+        """*role*: prefill or decode, where a manifest says it and not the command."""
         self.command = command
         self.settings: dict[str, Any] = {}
+        self.assumed: dict[str, tuple[Any, str]] = {}
+        """Settings that hold where nobody says others, each with the sentence that says so."""
         self.notes: list[str] = []
-        self.role: str | None = None
+        self.role = role
         """prefill or decode, of a server that does one of the two."""
         self.connector: str | None = None
         """What takes its KV to the other role, as `links` calls it."""
@@ -50,6 +53,13 @@ class Reading:
         except ValueError:
             raise RooftraceError(f"--{name} takes a whole number; got {text!r}") from None
 
+    def longest(self, name: str) -> None:
+        """Put the limit of prompt and answer together; what leaves it to the server stays so."""
+        if self._left.get(name) in ("auto", "-1"):
+            self.notes.append(f"--{name} {self.text(name)} is left to the server: as long as its memory has room for")
+        else:
+            self.put("memory.max_model_len", self.integer(name))
+
     def integers(self, name: str) -> list[int] | None:
         """Whole numbers of an option that takes a list."""
         value = self._take(name)
@@ -71,8 +81,8 @@ class Reading:
 
     def took_role(self, role: str | None, why: str) -> None:
         """The server does prompts or answers alone, or (None) both sides of a handover that nobody names."""
-        self.role = role
-        if role is None:
+        self.role = role or self.role
+        if self.role is None:
             self.notes.append(
                 f"{why} takes KV to or from other servers, which is not modelled for a server of both roles"
             )

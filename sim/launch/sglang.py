@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim.launch.drafters import assumed
 from sim.launch.reading import Reading, formats
 from sim.launch.tiers import sglang_tiers
 
@@ -26,6 +27,7 @@ def settings(reading: Reading, *, experts: bool) -> None:
             reading.put("replicas", ranks)
     spread = reading.integer("ep-size")
     reading.put("parallel.expert", spread if experts and spread and spread > 1 else None)
+    reading.longest("context-length")
     sglang_tiers(reading)
     mode = reading.text("disaggregation-mode")
     if mode in ("prefill", "decode"):
@@ -89,6 +91,8 @@ def _speculation(reading: Reading) -> None:
     # In a chain the tokens that are verified are the drafted ones and the last of the target's own.
     drafted = steps if steps is not None else None if tokens is None else tokens - 1
     reading.put("decoding.num_speculative_tokens", drafted)
+    if method in ("eagle", "mtp"):
+        assumed(reading, generation=None if method == "mtp" else algorithm.lower(), drafter=drafter)
     if method == "draft_model":
         reading.put("decoding.draft.model", drafter)
     elif drafter is not None:

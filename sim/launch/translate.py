@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sim.errors import RooftraceError, ScenarioError
 from sim.launch import sglang, trtllm, vllm
-from sim.launch.arguments import Command, read_command
+from sim.launch.arguments import NO_SERVER, Command, read_words
+from sim.launch.documents import is_document, read_documents
 from sim.launch.reading import Reading
+from sim.launch.script import Script, Server, masked, read_script
 from sim.launch.tiers import GIB
 from sim.scenario import Scenario
 from sim.scenario.yaml import parse_yaml
@@ -33,6 +34,8 @@ class Translation:
     """A scenario, and everything of its command that it leaves out."""
 
     scenario: Scenario
+    strange: tuple[str, ...]
+    """Sentences about options that the release does not have: removed, of other releases, or misspelt."""
     not_modelled: tuple[str, ...]
     """Options that may change how long requests take."""
     without_effect: tuple[str, ...]
@@ -40,36 +43,53 @@ class Translation:
     notes: tuple[str, ...]
 
 
-def scenario_from(command: str, *, hardware: str | None = None, assignments: Sequence[str] = ()) -> Translation:
+def scenario_from(
+    command: str,
+    *,
+    hardware: str | None = None,
+    assignments: Sequence[str] = (),
+    strict: bool = False,
+    source: str = "the command",
+) -> Translation:
     """The scenario of a command that starts a server, or of several, one a line, which are pools of it.
 
-    *hardware* is a name of `rooftrace hardware`, which no command says; *assignments* are KEY=VALUE settings beside the
-    commands'. RooftraceError for a command that is not understood or that makes no scenario.
+    *command* is shell text, docker's and podman's commands included, or YAML: manifests of Kubernetes, KServe and Dynamo, docker
+    compose, values of charts; *source* says where it is from. *hardware* is a name of `rooftrace hardware`, which no command
+    says; *assignments* are KEY=VALUE settings beside the commands', of which `model=` stands for names that are not known.
+    *strict* refuses options that the release does not have. RooftraceError for what is not understood or makes no scenario.
     """
-    servers = list(_servers(command))
+    script = _script(command, source)
+    servers = script.servers
     model = _assigned_model(assignments)
-    readings = [_read(server.text, model) for server in servers]
-    notes = [note for reading in readings for note in reading.notes]
-    if hardware is None:
+    readings = [_read(server, model, strict) for server in servers]
+    notes = [*script.notes, *(note for reading in readings for note in reading.notes)]
+    devices = [_device(server, notes) for server in servers]
+    hardware = hardware or (devices[0] if len(set(devices)) == 1 else None)
+    if hardware is None and None in devices:
         notes.append("a command does not say on what it runs; --hardware NAME does, and h100-sxm is assumed")
     notes.append("a command says nothing of the traffic: workload is the built-in conversation; replace it by yours")
     settings: dict[str, Any] = {} if hardware is None else {"hardware": hardware}
     settings |= _one(servers[0], readings[0], notes) if len(servers) == 1 else _pools(servers, readings, notes)
+    if hardware is None and len(servers) > 1:
+        for pool, device in zip(settings["pools"].values(), devices, strict=True):
+            pool |= {} if device is None else {"hardware": device}
     settings["workload"] = {"trace": "conversation"}
-    scenario = _scenario(settings, assignments)
+    scenario = _scenario(settings, readings, assignments, notes)
     timing, front = zip(*(reading.left() for reading in readings), strict=True)
     return Translation(
         scenario=_with_host_tiers(scenario, readings),
+        strange=tuple(dict.fromkeys(text for reading in readings for text in reading.command.strange)),
         not_modelled=tuple(dict.fromkeys(text for texts in timing for text in texts)),
         without_effect=tuple(dict.fromkeys(text for texts in front for text in texts)),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def models_of(command: str, *, assignments: Sequence[str] = ()) -> tuple[str, ...]:
+def models_of(command: str, *, assignments: Sequence[str] = (), source: str = "the command") -> tuple[str, ...]:
     """The models that `scenario_from` reads for a command: those of *assignments* stand in the place of the command's."""
     given = _assigned_model(assignments)
-    return tuple(dict.fromkeys(given or _command_of(server.text)[1] for server in _servers(command)))
+    named = [given or _command_of(server, strict=False)[1] for server in _script(command, source).servers]
+    return tuple(dict.fromkeys(filter(None, named)))
 
 
 def _assigned_model(assignments: Sequence[str]) -> str | None:
@@ -78,53 +98,50 @@ def _assigned_model(assignments: Sequence[str]) -> str | None:
     return values[-1].strip() if values else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Server:
-    """A command, and what the comment above it says: name and role of its pool, how many there are, and their router."""
+def _device(server: Server, notes: list[str]) -> str | None:
+    """The catalogue's name of the device that a manifest asks for."""
+    from hwmodels.device import load_device
 
-    text: str
-    name: str | None = None
-    replicas: int = 1
-    router: str | None = None
-
-
-_COMMENT = re.compile(
-    r"# (?:pool (?P<name>[\w-]+), .*: )?start this (?P<times>\d+) times(?:, behind a router \((?P<router>[\w:.]+)\))?$"
-)
-"""As `export` writes it."""
-
-
-def _servers(text: str) -> Iterator[_Server]:
-    said: dict[str, Any] = {}
-    found = False
-    for line in text.replace("\\\n", " ").splitlines():
-        if match := _COMMENT.match(line.strip()):
-            said = {"name": match["name"], "replicas": int(match["times"]), "router": match["router"]}
-        elif line.strip() and not line.lstrip().startswith("#"):
-            yield _Server(text=line, **said)
-            said, found = {}, True
-    if not found:
-        yield _Server(text=text)
+    if server.hardware is None:
+        return None
+    label = re.sub("-SHARED$", "", server.hardware)
+    try:
+        return load_device(label).name
+    except ValueError:
+        notes.append(
+            f"not read: {server.hardware} is no device of the catalogue; --hardware NAME says which it is like"
+        )
+        return None
 
 
-def _command_of(text: str) -> tuple[Reading, str]:
+def _script(text: str, source: str) -> Script:
+    """The servers that *text* starts: commands, or YAML; RooftraceError where there are none."""
+    found = read_documents(text, source) if is_document(text) else read_script(text)
+    if not found.servers:
+        said = f"; {'; '.join(found.notes[:3])}" if found.notes else ""
+        raise RooftraceError(NO_SERVER.replace("the command", source) + said)
+    return found
+
+
+def _command_of(server: Server, *, strict: bool) -> tuple[Reading, str | None]:
     """A command that is read as options, and the model that it names."""
-    found = read_command(text)
+    words, role = _of_dynamo(server)
+    found = read_words(words, strict=strict)
     if found.engine == "vllm":
-        found = _with_file(found)
-    reading = Reading(found)
+        found = _with_file(found, strict)
+    reading = Reading(found, role)
     option = _MODEL_OPTIONS.get(found.engine)
-    model = (reading.text(option) if option else None) or found.model
-    if model is None:
-        raise RooftraceError(f"the command of {found.engine} names no model")
-    return reading, model
+    return reading, (reading.text(option) if option else None) or found.model
 
 
-def _read(text: str, instead: str | None) -> Reading:
+def _read(server: Server, instead: str | None, strict: bool) -> Reading:
     """The reading of one server's command, whose model *instead* stands for where it is given."""
-    reading, model = _command_of(text)
-    model = instead or model
-    found = reading.command
+    reading, named = _command_of(server, strict=strict)
+    found, model = reading.command, instead or named
+    if model is None:
+        raise RooftraceError(f"the command of {found.engine} names no model; --set model=NAME does")
+    if instead and named and instead != named:
+        reading.notes.append(f"the command's model is {named}, in whose place --set model={instead} stands")
     reading.put("model", model)
     try:
         from hwmodels.model import load_model
@@ -137,11 +154,26 @@ def _read(text: str, instead: str | None) -> Reading:
     _READERS[found.engine](reading, experts=experts)
     aside = [word for word in found.aside if not word.startswith("LMCACHE_")]
     if aside:
-        reading.notes.append(f"not read, because it stands before the server's own words: {' '.join(aside)}")
+        reading.notes.append(f"not read, because it stands before the server's own words: {' '.join(masked(aside))}")
     return reading
 
 
-def _one(server: _Server, reading: Reading, notes: list[str]) -> dict[str, Any]:
+def _of_dynamo(server: Server) -> tuple[list[str], str | None]:
+    """The words of a server, and its role: Dynamo's workers say it by options that the servers themselves do not have."""
+    words, role = list(server.words), server.role
+    if any(word.startswith("dynamo.") for word in words):
+        for option, meant in (("--is-prefill-worker", "prefill"), ("--is-decode-worker", "decode")):
+            if option in words:
+                words.remove(option)
+                role = meant
+        at = words.index("--disaggregation-mode") if "--disaggregation-mode" in words else None
+        if at is not None and "dynamo.vllm" in words and words[at + 1 : at + 2] in (["prefill"], ["decode"]):
+            role = words[at + 1]
+            del words[at : at + 2]
+    return words, role
+
+
+def _one(server: Server, reading: Reading, notes: list[str]) -> dict[str, Any]:
     if reading.role is not None:
         other = {"prefill": "decode", "decode": "prefill"}[reading.role]
         notes.append(
@@ -153,19 +185,24 @@ def _one(server: _Server, reading: Reading, notes: list[str]) -> dict[str, Any]:
         settings["replicas"] = server.replicas * settings.get("replicas", 1)
     if server.router is not None:
         settings["router"] = server.router
+    if server.autoscale is not None:
+        settings["autoscale"] = dict(server.autoscale)
     return settings
 
 
-def _pools(servers: Sequence[_Server], readings: Sequence[Reading], notes: list[str]) -> dict[str, Any]:
+def _pools(servers: Sequence[Server], readings: Sequence[Reading], notes: list[str]) -> dict[str, Any]:
     """Settings of several commands: a pool each, called as the comment above it says, or by its role, or by its number."""
     pools: dict[str, Any] = {}
     for at, (server, reading) in enumerate(zip(servers, readings, strict=True)):
-        name = server.name or (reading.role if reading.role not in (None, *pools) else None) or f"pool{at + 1}"
+        names = (server.name, reading.role) if server.named else (reading.role, server.name)
+        name = next(name for name in (*names, f"pool{at + 1}", f"server{at + 1}") if name not in (None, *pools))
         settings = {key: value for key, value in reading.settings.items() if key not in ("router", "stream_interval")}
         if reading.role is not None:
             settings["role"] = reading.role
         replicas = server.replicas * settings.pop("replicas", 1)
         pools[name] = {**settings, **({"replicas": replicas} if replicas > 1 else {})}
+        if server.autoscale is not None:
+            pools[name]["autoscale"] = dict(server.autoscale)
     found: dict[str, Any] = {"model": readings[0].settings["model"], "scheduler": readings[0].settings["scheduler"]}
     intervals = {reading.settings.get("stream_interval", 1) for reading in readings}
     if len(intervals) > 1:
@@ -200,13 +237,20 @@ def _with_host_tiers(scenario: Scenario, readings: Sequence[Reading]) -> Scenari
     return scenario
 
 
-def _scenario(settings: dict[str, Any], assignments: Sequence[str]) -> Scenario:
+def _scenario(
+    settings: dict[str, Any], readings: Sequence[Reading], assignments: Sequence[str], notes: list[str]
+) -> Scenario:
     pools = settings.get("pools", {})
     decoding = {"": settings.pop("decoding", None)}
     decoding |= {f"pools.{name}.": pool.pop("decoding", None) for name, pool in pools.items()}
     base = Scenario.from_mapping(settings, source="the command")
     # What drafts are worth is in no command; it comes with the assignments, all at once.
     said = [f"{at}decoding.{key}={value}" for at, of in decoding.items() for key, value in _flat(of or {})]
+    for at, reading in zip([f"pools.{name}." for name in pools] or [""], readings, strict=True):
+        for key, (value, note) in reading.assumed.items():
+            if not any(each.startswith((f"{at}{key}", key)) for each in assignments):
+                said.append(f"{at}{key}={json.dumps(value)}")
+                notes.append(note)
     try:
         return base.with_set(*said, *assignments)
     except ScenarioError as error:
@@ -224,7 +268,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def _with_file(command: Command) -> Command:
+def _with_file(command: Command, strict: bool) -> Command:
     """vLLM's --config: a YAML file of options, over which the command's own go."""
     path = command.options.get("config")
     if path is None:
@@ -246,11 +290,12 @@ def _with_file(command: Command) -> Command:
             words += [name, json.dumps(value)]
         else:
             words += [name, *map(str, value)] if isinstance(value, list) else [name, str(value)]
-    from_file = read_command(shlex.join(words))
+    from_file = read_words(words, strict=strict)
     own = {name: value for name, value in command.options.items() if name != "config"}
     return Command(
         engine=command.engine,
         model=command.model or from_file.model,
         options={**from_file.options, **own},
         aside=command.aside,
+        strange=(*from_file.strange, *command.strange),
     )

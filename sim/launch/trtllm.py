@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import RooftraceError
+from sim.launch.drafters import assumed
 from sim.launch.reading import CACHES, Reading
 from sim.launch.tiers import GIB, devices
 from sim.scenario.yaml import parse_yaml
@@ -31,6 +32,10 @@ def settings(reading: Reading, *, experts: bool) -> None:
     reading.put("parallel.expert", spread if experts and spread and spread > 1 else None)
     for name in ("max_batch_size", "max_num_tokens"):
         reading.put(f"scheduler.{name}", reading.integer(name.replace("_", "-")) or given.integer(name))
+    reading.longest("max-seq-len")
+    longest = given.integer("max_seq_len")
+    if "max_model_len" not in reading.settings.get("memory", {}):
+        reading.put("memory.max_model_len", longest)
     chunked = reading.switch("enable-chunked-prefill")
     reading.put(
         "scheduler.enable_chunked_prefill", given.take("enable_chunked_prefill") if chunked is None else chunked
@@ -80,6 +85,9 @@ def _speculation(reading: Reading, given: _File) -> None:
     names = ("max_draft_len", "num_nextn_predict_layers")
     drafted = next((n for name in names if (n := given.integer(f"speculative_config.{name}")) is not None), None)
     reading.put("decoding.num_speculative_tokens", drafted)
+    if method in ("eagle", "mtp"):
+        drafter = given.take("speculative_config.speculative_model_dir")
+        assumed(reading, generation=None if method == "mtp" else str(kind).lower(), drafter=drafter)
     if method == "draft_model":
         reading.put("decoding.draft.model", given.take("speculative_config.speculative_model_dir"))
 

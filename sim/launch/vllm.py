@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sim.errors import RooftraceError
+from sim.launch.drafters import assumed
 from sim.launch.reading import Reading, formats
 from sim.launch.tiers import vllm_tiers
 
@@ -35,6 +37,7 @@ def settings(reading: Reading, *, experts: bool) -> None:
     reading.put("memory.kv_blocks", reading.integer("num-gpu-blocks-override"))
     reading.put("memory.block_tokens", reading.integer("block-size"))
     reading.put("memory.prefix_caching", reading.switch("enable-prefix-caching"))
+    reading.longest("max-model-len")
     vllm_tiers(reading)
     _graphs(reading)
     if reading.switch("enable-eplb"):
@@ -102,14 +105,25 @@ def _speculation(reading: Reading) -> None:
     known = {"ngram": "ngram", "draft_model": "draft_model", "medusa": "medusa", "eagle": "eagle", "eagle3": "eagle"}
     named = "mtp" if method.endswith("mtp") else known.get(method)
     if named is None:
-        reading.give_back("speculative-config", {"method": method, **config})
+        reading.give_back("speculative-config", json.dumps({"method": method, **config}))
         return
     reading.put("decoding.method", named)
-    tokens = config.pop("num_speculative_tokens", None)
-    reading.put("decoding.num_speculative_tokens", None if tokens is None else int(tokens))
+    reading.put("decoding.num_speculative_tokens", _whole(config, "num_speculative_tokens"))
     if named == "draft_model" and model is not None:
         reading.put("decoding.draft.model", model)
-        tensor = config.pop("draft_tensor_parallel_size", None)
-        reading.put("decoding.draft.tensor", None if tensor is None else int(tensor))
+        reading.put("decoding.draft.tensor", _whole(config, "draft_tensor_parallel_size"))
+    if named in ("eagle", "mtp"):
+        assumed(reading, generation=None if named == "mtp" else method, drafter=model)
+    elif named != "draft_model" and model is not None:
+        config["model"] = model
     if config:
-        reading.give_back("speculative-config", config)
+        reading.give_back("speculative-config", json.dumps(config))
+
+
+def _whole(config: dict[str, Any], key: str) -> int | None:
+    """The whole number at *key*, which is taken out; None where there is none."""
+    value = config.pop(key, None)
+    try:
+        return None if value is None else int(value)
+    except (TypeError, ValueError):
+        raise RooftraceError(f"--speculative-config: {key} takes a whole number; got {value!r}") from None

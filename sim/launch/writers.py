@@ -40,6 +40,7 @@ def _vllm(command: Writing) -> None:
     command.flag("--gpu-memory-utilization", command.memory("gpu_memory_utilization"))
     command.flag("--num-gpu-blocks-override", command.memory("kv_blocks"))
     command.flag("--block-size", command.memory("block_tokens"))
+    command.flag("--max-model-len", command.memory("max_model_len"))
     cached = command.memory("prefix_caching")
     if cached is not None:
         command.flag("--enable-prefix-caching" if cached else "--no-enable-prefix-caching", True)
@@ -157,6 +158,7 @@ def _sglang(command: Writing) -> None:
     if command.role != "both":
         command.flag("--disaggregation-mode", command.role)
         command.flag("--disaggregation-transfer-backend", "mooncake" if command.connector else "nixl")
+    command.flag("--context-length", command.memory("max_model_len"))
     page = command.memory("block_tokens")
     command.flag("--page-size", page)
     blocks = command.memory("kv_blocks")
@@ -222,6 +224,7 @@ def _trtllm(command: Writing) -> None:
     for key in ("max_batch_size", "max_num_tokens", "enable_chunked_prefill"):
         command.flag(f"--{key}", command.scheduler(key))
     command.flag("--free_gpu_memory_fraction", command.memory("free_gpu_memory_fraction"))
+    command.flag("--max_seq_len", command.memory("max_model_len"))
     command.flag("--kv_cache_dtype", scenario.kv_precision)
     if scenario.precision is not None:
         command.not_carried(f"precision {scenario.precision}: serve a checkpoint that has it")

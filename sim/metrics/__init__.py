@@ -10,6 +10,7 @@ from sim.metrics.fleet import STATES as MACHINE_STATES
 from sim.metrics.fleet import stays
 from sim.metrics.iterations import kv_holdings, last_iteration_end_ns
 from sim.metrics.requests import e2el_s, first_arrival_ns, queue_s, slo_met, span_ns, tpot_s, ttft_s
+from sim.metrics.slo import limits_in
 from sim.metrics.spread import STATISTICS, statistics, weighted_quantile, weighted_statistics
 from sim.metrics.tiers import KINDS as TIER_KINDS
 from sim.metrics.trend import saturated
@@ -29,6 +30,7 @@ __all__ = [
     "in_window",
     "kv_holdings",
     "last_iteration_end_ns",
+    "limits_in",
     "queue_s",
     "saturated",
     "slo_met",

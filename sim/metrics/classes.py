@@ -21,7 +21,7 @@ def limits_of(
     """The limits of *requests*: those of *slo* that are given, or with *classes* one a request, its class's, infinite where it has
     none. Empty where nobody has any."""
     if not classes:
-        return {key: value for key, value in (slo or {}).items() if value is not None}
+        return {key: value for key in LIMITS if (value := (slo or {}).get(key)) is not None}
     found: dict[str, FloatArray] = {}
     for key in LIMITS:
         given = [each["slo"].get(key) for each in classes]

@@ -15,6 +15,7 @@ from sim.metrics.handover import handover_figures
 from sim.metrics.iterations import iteration_sums, sums_between
 from sim.metrics.ranks import rank_figures
 from sim.metrics.requests import e2el_s, finished, first_arrival_ns, queue_s, span_ns, tpot_s, ttft_s
+from sim.metrics.slo import with_limits
 from sim.metrics.spread import Blocks, statistics, weighted_statistics
 from sim.metrics.tiers import kv_tiers
 from sim.metrics.trend import saturated
@@ -38,14 +39,15 @@ def summary(
     latencies, attainment and preemptions these are. Rates, shares of time and iterations are then those between its two
     instants; the figures of OVER_THE_WHOLE_RUN, and with a pipeline `busy_fraction`, stay those of the run and are named
     in `window.whole_run`. *classes* of service, by `class_index`, have `name`, `weight` and limits `slo` of their own, which their
-    requests are held to in place of *slo*; *tenants* are names by `tenant_index`.
+    requests are held to in place of *slo*; *tenants* are names by `tenant_index`. Limits of means and percentiles in *slo*, such as
+    `ttft_p95_s`, are held in `slo` and `slo_kept` (`sim.metrics.slo`).
     """
     groups = _Groups(models, classes, tenants)
     if window["rule"] == "whole":
         found = _whole_summary(columns, slo=slo, groups=groups)
         part = {"rule": "whole", "from_s": 0.0, "to_s": found["makespan_s"], "requests": found["requests"]["total"]}
-        return {**found, "window": {**part, "whole_run": []}}
-    return _window_summary(columns, slo, window, groups)
+        return with_limits({**found, "window": {**part, "whole_run": []}}, slo, classes)
+    return with_limits(_window_summary(columns, slo, window, groups), slo, classes)
 
 
 def _window_summary(

@@ -4,7 +4,8 @@ Energy is of the devices alone, times `pue`: idle power while nothing runs, and 
 iteration reaches (`hwmodels.power`), with a 90 % interval; `tdp_joule` is every device at its limit for the whole run, the upper
 bound.
 
-Money is device-hours times price. `usd_per_m_output` puts all of it on the answers. Divided between prompts and answers
+Money is device-hours times price, and `price_basis` says whose price and of when.
+`usd_per_m_output` puts all of it on the answers. Divided between prompts and answers
 (`usd_per_m_input`, of computed prompt tokens, and `usd_per_m_generated`) it follows the time that each would take on a roofline of
 its own (`prompt_share`); idle time is divided alike. Prompt tokens found in a cache are not computed and cost no more than
 the memory that holds them: `usd_per_m_cached` is 0.
@@ -16,7 +17,7 @@ attention takes by the tokens that these had to attend to (`classes`); the parts
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from sim.metrics.columns import FloatArray, IntArray
 from sim.metrics.fleet import OFF, seconds_by_state
 
 _J_PER_KWH = 3.6e6
+HOURS_A_MONTH = 730
 _DEVICES = ("tensor", "pipeline", "data")
 """Degrees of parallelism whose product is the devices of a machine."""
 
@@ -33,7 +35,8 @@ _DEVICES = ("tensor", "pipeline", "data")
 def costs_of(columns: Columns, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a whole run costs; None for an experiment made by hand, and for models that are tables of latencies, of unknown work.
 
-    The scenario's `costs` says what is other than in the catalogue.
+    The scenario's `costs` says what is other than in the catalogue. `usd_per_hour` is the mean over the run of what its machines
+    cost while they are not off, and `usd_per_month` that for 730 hours.
     """
     meta, requests = columns.meta, columns.requests
     machines = _machines(manifest, meta.get("fleet"))
@@ -47,12 +50,19 @@ def costs_of(columns: Columns, manifest: Mapping[str, Any]) -> dict[str, Any] | 
     begin_ns, end_ns = span_ns(requests, last_iteration_end_ns(columns))
     paid_s = _paid_s(meta, begin_ns, end_ns, len(machines))
     span_s = (end_ns - begin_ns) * 1e-9
-    usd = _usd(machines, asked.get("usd_per_device_hour"), paid_s)
+    prices = _prices(machines)
+    usd = None if prices is None else sum(price * s / 3600 for price, s in zip(prices, paid_s, strict=True))
+    usd_per_hour = None
+    if prices is not None and span_s > 0:
+        usd_per_hour = sum(price * (s / span_s) for price, s in zip(prices, paid_s, strict=True))
     energy = _energy(machines, shares, busy, paid_s, asked.get("pue", 1.0))
     carbon = asked.get("carbon_g_per_kwh")
     return {
         "device_hours": sum(n * each for (n, _), each in zip(machines, paid_s, strict=True)) / 3600,
         "usd": usd,
+        "usd_per_hour": usd_per_hour,
+        "usd_per_month": None if usd_per_hour is None else usd_per_hour * HOURS_A_MONTH,
+        "price_basis": price_basis(facts for _, facts in machines),
         "usd_per_m_output": _per_million(usd, 1.0, output),
         "usd_per_m_input": _per_million(usd, part, prompt),
         "usd_per_m_generated": _per_million(usd, None if part is None else 1 - part, output),
@@ -145,19 +155,19 @@ def _paid_s(meta: Mapping[str, Any], begin_ns: int, end_ns: int, n: int) -> list
 
 def usd_per_machine_hour(columns: Columns, manifest: Mapping[str, Any]) -> list[float] | None:
     """Of each machine while it is not off; None where the price of one is not known."""
-    price = (manifest.get("scenario", {}).get("costs") or {}).get("usd_per_device_hour")
-    machines = _machines(manifest, columns.meta.get("fleet"))
-    prices = [(n, facts["price_usd_per_hour"] if price is None else price) for n, facts in machines]
-    return None if not prices or any(each is None for _, each in prices) else [n * each for n, each in prices]
+    return _prices(_machines(manifest, columns.meta.get("fleet"))) or None
 
 
-def _usd(
-    machines: Sequence[tuple[int, Mapping[str, Any]]], price: float | None, paid_s: Sequence[float]
-) -> float | None:
-    prices = [facts["price_usd_per_hour"] if price is None else price for _, facts in machines]
-    if any(each is None for each in prices):
-        return None
-    return sum(n * s / 3600 * each for (n, _), s, each in zip(machines, paid_s, prices, strict=True))
+def _prices(machines: Sequence[tuple[int, Mapping[str, Any]]]) -> list[float] | None:
+    """US dollars an hour of each machine; None where one is not known."""
+    prices = [(n, facts["price_usd_per_hour"]) for n, facts in machines]
+    return None if any(each is None for _, each in prices) else [n * each for n, each in prices]
+
+
+def price_basis(facts: Iterable[Mapping[str, Any]]) -> str:
+    """Where the prices of devices are from, by what the manifest says of each; empty where none is known."""
+    sources = [f"{each['name']}: {source}" for each in facts if (source := each["sources"].get("price_usd_per_hour"))]
+    return "; ".join(dict.fromkeys(sources))
 
 
 def _energy(

@@ -50,6 +50,21 @@ def group_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
     return rows
 
 
+def limit_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Limits of means and percentiles beside what was reached, for people; none where there are none."""
+    found: dict[str, list[str]] = {}
+    for name, key, limit in metrics.limits_in(summary):
+        found.setdefault(f"SLO of {name}" if name else "SLO", []).append(limit_text(key, limit))
+    return [(name, "; ".join(texts)) for name, texts in found.items()]
+
+
+def limit_text(key: str, limit: Mapping[str, Any]) -> str:
+    """A limit of a mean or percentile in words: 'TTFT p95 0.81 s, within 1 s'."""
+    measure, statistic, _ = key.split("_")
+    value = "of no request" if limit["value_s"] is None else seconds_text(limit["value_s"])
+    return f"{measure.upper()} {statistic} {value}, {'within' if limit['kept'] else 'above'} {seconds_text(limit['limit_s'])}"
+
+
 def window_text(window: Mapping[str, Any]) -> str:
     """Which part of a run the figures of a summary are over, for people."""
     if window["rule"] == "whole":
@@ -214,6 +229,9 @@ def _costs(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     hours = f"{found['device_hours']:,.3g} device-hours"
     rows = []
     if found["usd"] is not None:
+        if found.get("usd_per_hour") is not None:
+            each = f"{money(found['usd_per_hour'])} an hour, {money(found['usd_per_month'])} a month of 730 h"
+            rows += [("Deployment", each), ("Prices", found["price_basis"])]
         parts = f"${found['usd']:,.3g} for {hours}"
         if found["usd_per_m_output"] is not None:
             parts += f", ${found['usd_per_m_output']:,.3g} per million output tokens"
@@ -239,6 +257,11 @@ def _costs(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if found["carbon_g"] is not None:
         energy += f", {found['carbon_g']:,.3g} g of carbon"
     return [*rows, ("Energy", f"{energy}; {found['power_basis']}")]
+
+
+def money(usd: float) -> str:
+    """US dollars for people, whole where they are many: '$6.88', '$5,022'."""
+    return f"${usd:,.0f}" if usd >= 1000 else f"${usd:,.2f}" if usd >= 1 else f"${usd:,.3g}"
 
 
 def _price(usd: float | None) -> str:
@@ -280,6 +303,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary["slo_attainment"] is not None:
         good = rate(summary["goodput_requests_per_s"], "requests/s")
         rows.append(("Within the SLO", f"{share(summary['slo_attainment'])} of requests, goodput {good}"))
+    rows += limit_rows(summary)
     window = summary.get("window", metrics.WHOLE)
     rows.insert(1, ("Figures over", window_text(window)))
     saturated = {True: "yes: the queue still grows when arrivals end", False: "no", None: "cannot be said"}

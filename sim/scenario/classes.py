@@ -52,7 +52,7 @@ def terms_of(scenario: Scenario) -> list[ServiceClass]:
     """What the scenario agrees of its classes, limits of the top level included; empty without classes."""
     from workloads import ServiceClass
 
-    top = scenario.slo.model_dump()
+    top = scenario.slo.of_each
     return [
         ServiceClass(
             name=name,
@@ -60,7 +60,7 @@ def terms_of(scenario: Scenario) -> list[ServiceClass]:
             weight=each.weight,
             tenant=each.tenant,
             deadline_s=each.deadline_s,
-            **{key: top[key] if value is None else value for key, value in each.slo.model_dump().items()},
+            **{**top, **each.slo.of_each},
         )
         for name, each in (scenario.classes or {}).items()
     ]

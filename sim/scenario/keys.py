@@ -6,13 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from sim.scenario.decoding import DecodingSettings
 from sim.scenario.fleet import Autoscale, Degraded, Failures
 from sim.scenario.section import FilePath, MayBeFile, ModelName, Named, Policy, Section
 from sim.scenario.tiers import Tier
+from sim.text import unknown
 
 # Known to `workloads.readers.FORMATS` as well, which is not imported here to keep the start short; a test compares.
 TraceFormat = Literal["auto", "azure_llm", "burstgpt", "mooncake", "plain", "export"]
@@ -159,6 +160,9 @@ class Memory(Section):
     """Blocks of the KV cache, null block included, in place of what the memory has room for (vLLM's num_gpu_blocks_override)."""
     block_tokens: Annotated[int, Field(ge=1)] | None = None
     """Where it is left out, the stack's: 16 for vLLM, 1 for SGLang, 32 for TensorRT-LLM."""
+    max_model_len: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of prompt and answer together that the server takes (vLLM's `--max-model-len`): an answer ends there, and a prompt
+    that leaves no room for one is rejected. Where it is left out, the model's own context, beyond which requests are rejected."""
     prefix_caching: bool | None = None
     """Whether KV blocks are found again by prompts that begin alike, where the trace says which do; where it is left out, as the
     stack has it: on for vLLM, SGLang and TensorRT-LLM, off for `eager` and `ideal`."""
@@ -424,12 +428,57 @@ class Workload(Section):
         return self
 
 
+SLO_MEASURES = ("ttft", "tpot", "e2el", "itl")
+SLO_STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+_SLO_OF_ALL = f"^({'|'.join(SLO_MEASURES)})_({'|'.join(SLO_STATISTICS)})_s$"
+
+
 class Slo(Section):
-    """Limits that a request must keep to count as goodput."""
+    """Limits in seconds: `ttft_s`, `tpot_s` and `e2el_s` of each request, which must keep all of them to count as goodput; and of
+    all requests together a mean or percentile each, `ttft_p95_s: 1.0`: ttft, tpot, e2el or itl, with mean, p50, p90, p95 or p99."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "additionalProperties": False,
+            "patternProperties": {
+                _SLO_OF_ALL: {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]}
+            },
+        },
+    )
+    __pydantic_extra__: dict[str, Seconds | None] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     ttft_s: Seconds | None = None
     tpot_s: Seconds | None = None
     e2el_s: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _of_all_by_name(self) -> Self:
+        for key in self.model_extra or {}:
+            if not re.match(_SLO_OF_ALL, key):
+                raise ValueError(_no_limit(key))
+        return self
+
+    @property
+    def of_each(self) -> dict[str, float]:
+        """The limits that each request has to keep."""
+        return {key: value for key in type(self).model_fields if (value := getattr(self, key)) is not None}
+
+    @property
+    def of_all(self) -> dict[str, float]:
+        """The limits of means and percentiles."""
+        return {key: value for key, value in (self.model_extra or {}).items() if value is not None}
+
+
+def _no_limit(key: str) -> str:
+    """What to say of a *key* that is no limit: the nearest percentile that is one, or the nearest name."""
+    asked = re.match(rf"^({'|'.join(SLO_MEASURES)})_p(\d+)(_s)?$", key)
+    if asked is None:
+        names = [f"{measure}_{statistic}_s" for measure in SLO_MEASURES for statistic in SLO_STATISTICS]
+        return unknown(f"{key} is not a limit", key, [*Slo.model_fields, *names])
+    percent = float(f"{asked[2][:2]}.{asked[2][2:]}0")
+    near = min(SLO_STATISTICS[1:], key=lambda each: (abs(float(each[1:]) - percent), -float(each[1:])))
+    return f"{key} is not a limit; did you mean {asked[1]}_{near}_s?"
 
 
 class ServiceClass(Section):
@@ -446,14 +495,27 @@ class ServiceClass(Section):
     deadline_s: Seconds | None = None
     """From arrival to the last token: a request's own, for `{policy: order, by: deadline}`, `reject` and the figures."""
     slo: Slo = Slo()
-    """Limits of its requests, over those of the top level key by key. Schedulers see that of the first token."""
+    """Limits of its requests, over those of the top level key by key; of a mean or percentile, over its requests alone. Schedulers
+    see that of the first token."""
+
+    @field_validator("slo")
+    @classmethod
+    def _gaps_are_of_all(cls, slo: Slo) -> Slo:
+        gaps = next((key for key in slo.of_all if key.startswith("itl_")), None)
+        if gaps is not None:
+            raise ValueError(f"gaps between tokens are not known class by class; give {gaps} at the top level")
+        return slo
 
 
 class Costs(Section):
     """What devices cost and what their power comes to, for the summary's `costs` and `optimize --goal cost|energy`."""
 
     usd_per_device_hour: Annotated[float, Field(gt=0)] | None = None
-    """In place of the catalogue's price, for every device."""
+    """In place of list prices, for every device."""
+    provider: Annotated[str, Field(min_length=1)] | None = None
+    """Whose list prices: aws, gcp, ...; where it is left out, the first that is listed for the device."""
+    prices: FilePath | None = None
+    """A file of prices in the form of hwmodels/prices.toml, in place of those that are shipped."""
     pue: Annotated[float, Field(ge=1)] = 1.0
     """Power usage effectiveness: of the building over that of the devices."""
     carbon_g_per_kwh: Annotated[float, Field(ge=0)] | None = None

@@ -15,7 +15,7 @@ from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from sim.errors import ScenarioError
 from sim.scenario import explain
-from sim.scenario.keys import Settings
+from sim.scenario.keys import Settings, Slo
 from sim.scenario.section import Mark, MayBeFile, content_of
 from sim.scenario.yaml import parse_yaml
 from sim.text import unknown
@@ -107,8 +107,13 @@ class Scenario(Settings):
 
     def with_value(self, key: str, value: Any) -> Scenario:
         """A copy with the setting at the dotted *key* changed to *value*."""
+        return self.with_values({key: value})
+
+    def with_values(self, changes: Mapping[str, Any]) -> Scenario:
+        """A copy with settings changed by dotted key, in order; checked when all are changed."""
         settings = copy.deepcopy(self.settings())
-        self._put(settings, key, value)
+        for key, value in changes.items():
+            self._put(settings, key, copy.deepcopy(value))
         return Scenario.from_mapping(settings, source=self._source, folder=self._folder)
 
     def _put(self, settings: dict[str, Any], key: str, value: Any) -> None:
@@ -185,7 +190,7 @@ class Scenario(Settings):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _behind(self, text: str, mark: Mark) -> Any:
-        """What stands for a setting's *text* in the hash: the content of the file or the source of the module that it names."""
+        """The part of the hash for a setting's *text*: the content of the file or the source of the module that it names."""
         digests: list[str] = []
         for file in dict.fromkeys(file for path in self._paths(text, mark) for file in self._files(path, mark)):
             with file.open("rb") as opened:
@@ -248,9 +253,18 @@ class Scenario(Settings):
 
     @property
     def has_limits(self) -> bool:
-        """Whether requests have limits to keep: all of them, or those of a class."""
-        slos = [self.slo, *(each.slo for each in (self.classes or {}).values())]
-        return any(limit is not None for slo in slos for limit in slo.model_dump().values())
+        """Whether there are limits to keep, of each request or of all together; of the whole workload, or of a class."""
+        return any(slo.of_each or slo.of_all for slo in self.slos)
+
+    @property
+    def has_request_limits(self) -> bool:
+        """Whether requests have limits of their own, so that a share of them keeps these."""
+        return any(slo.of_each for slo in self.slos)
+
+    @property
+    def slos(self) -> list[Slo]:
+        """The limits of the whole workload, and those of each class."""
+        return [self.slo, *(each.slo for each in (self.classes or {}).values())]
 
     def find(self, name: str) -> Path | None:
         """The file that *name*, from a setting, stands for, beside the scenario or in the current folder; None for no file."""

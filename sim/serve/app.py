@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from sim.errors import RooftraceError
 from sim.serve.bodies import Asked, Refusal, asked_of, read
-from sim.serve.filler import filler
 from sim.serve.exchange import Exchange
+from sim.serve.filler import filler
 from sim.serve.prometheus import head, sample
 from sim.serve.script import Script
 from sim.serve.session import Session
@@ -126,7 +126,7 @@ class Endpoint:
         return self._error(Refusal(500, f"{type(error).__name__} in the endpoint; its log says where"))
 
     def full(self) -> bytes:
-        """What a connection is told that is one too many, before it is closed."""
+        """The answer to a connection above the limit, which is closed after it."""
         answer = self._error(Refusal(503, "there are as many connections as the endpoint takes; try again"))
         heads = b"".join(b"%s: %s\r\n" % pair for pair in answer.raw_headers)
         return b"HTTP/1.1 503 Service Unavailable\r\n" + heads + b"connection: close\r\n\r\n" + bytes(answer.body)

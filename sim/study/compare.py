@@ -116,7 +116,7 @@ class Comparison:
     how: str
     level: float = st.LEVEL
     notes: tuple[Noted, ...] = ()
-    """What the runs of A and B note."""
+    """Notes of the runs of A and B."""
 
     def __iter__(self) -> Any:
         return iter(self.differences)
@@ -244,7 +244,7 @@ def _scenarios(
 
 
 def _how(both: Sequence[SweepResult], pairs: str, level: float) -> str:
-    """What intervals are from, and in which of two sweeps nothing is random, so that its replications are equal."""
+    """The sentence that says where intervals come from, and in which of two sweeps nothing is random."""
     alike = [name for name, each in zip("AB", both, strict=True) if each.counts["alike"] == each.counts["points"]]
     if len(alike) == 2:
         return (
@@ -256,7 +256,7 @@ def _how(both: Sequence[SweepResult], pairs: str, level: float) -> str:
 
 
 def _notes(a: Iterable[str], b: Iterable[str]) -> tuple[Noted, ...]:
-    """What A and B note, of which a sentence that both do stands for both."""
+    """Notes of A and B; a sentence that both have is there once, for both."""
     notes = Notes()
     notes.add("A", a)
     notes.add("B", b)

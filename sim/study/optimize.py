@@ -13,10 +13,11 @@ import numpy as np
 
 from sim.errors import RooftraceError
 from sim.scenario import Scenario
+from sim.scenario.assembly.prices import price_of
 from sim.study.notes import Noted
 from sim.study.points import Sweep, axis_values
 from sim.study.progress import Progress
-from sim.study.rates import REPLICATIONS, Target
+from sim.study.rates import REPLICATIONS, Judgement, Target, judge, target_of
 from sim.study.sweep import SweepResult, sweep
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def with_costs(table: pd.DataFrame, base: Scenario) -> pd.DataFrame:
     """*table* of a sweep over *base* with what serving costs and gives: the columns of `GOALS`, per GPU, per user.
 
     tokens_per_s_per_gpu; tokens_per_s_per_user, which is 1 / median TPOT; gpu_s_per_mtoken, over the whole run;
-    usd_per_mtoken from the devices' prices an hour (NaN where the catalogue has none); joule_per_mtoken by what
+    usd_per_mtoken from what the deployment costs an hour (NaN where no price is known); joule_per_mtoken by what
     the devices do (`hwmodels.power`), or at their TDP for the whole run, an upper bound, where their work is not known. Both are
     sums over pools. Tokens are output tokens.
     """
@@ -46,31 +47,32 @@ def with_costs(table: pd.DataFrame, base: Scenario) -> pd.DataFrame:
     prices, watts = [], []
     for name in hardware:
         device = _device(base, str(name))
-        prices.append(math.nan if device.price_usd_per_hour is None else device.price_usd_per_hour)
+        usd_per_hour, _ = price_of(base, device)
+        prices.append(math.nan if usd_per_hour is None else usd_per_hour)
         watts.append(device.tdp_w)
     price, watt = np.array(prices), np.array(watts)
     if "fleet.tdp_w" in table:
         # Of pools with different devices: the mean GPU.
         pooled = table["fleet.tdp_w"].notna()
-        price = np.where(pooled, table["fleet.usd_per_hour"].astype(float) / table["gpus"], price)
         watt = np.where(pooled, table["fleet.tdp_w"] / table["gpus"], watt)
+    # Where the work of the devices is not known, all are paid for from beginning to end.
+    usd_per_hour = _known(table, "costs.usd_per_hour").fillna(table["gpus"] * price)
     mtoken_s = table["output_tokens_per_s"] / 1e6
     gpu_s = (table["gpus"] / mtoken_s).where(mtoken_s > 0)
     return table.assign(
         tokens_per_s_per_gpu=table["output_tokens_per_s"] / table["gpus"],
         tokens_per_s_per_user=1.0 / table["tpot_s.p50"],
         gpu_s_per_mtoken=gpu_s,
-        usd_per_mtoken=gpu_s * price / 3600.0,
-        joule_per_mtoken=_by_what_they_do(table).fillna(gpu_s * watt),
+        usd_per_mtoken=(usd_per_hour / 3600.0 / mtoken_s).where(mtoken_s > 0),
+        joule_per_mtoken=(_known(table, "costs.joule_per_output_token") * 1e6).fillna(gpu_s * watt),
     )
 
 
-def _by_what_they_do(table: pd.DataFrame) -> pd.Series[float]:
-    """Joules per million output tokens of each row; NaN where the work of the devices is not known."""
+def _known(table: pd.DataFrame, name: str) -> pd.Series[float]:
+    """A column of each row's costs; NaN where the work of the devices is not known."""
     import pandas as pd
 
-    name = "costs.joule_per_output_token"
-    return table[name].astype(float) * 1e6 if name in table else pd.Series(math.nan, index=table.index)
+    return table[name].astype(float) if name in table else pd.Series(math.nan, index=table.index)
 
 
 def _device(base: Scenario, name: str) -> Any:
@@ -112,11 +114,17 @@ class Choice:
     target: Target
     folder: Path | None = None
     notes: tuple[Noted, ...] = ()
-    """What the runs note, with the candidates that it holds for."""
+    """Notes of the runs, each with the candidates that it holds for."""
 
     @property
     def column(self) -> str:
         return GOALS[self.goal]
+
+    @property
+    def asked(self) -> str:
+        """What a candidate has to keep, in words."""
+        share = self.target.attainment
+        return "the limits of the SLO" if share is None else f"{share:.1%} of requests within the SLO"
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -134,9 +142,7 @@ class Choice:
     def __str__(self) -> str:
         best = self.best
         if best is None:
-            return (
-                f"none of {len(self.table)} candidates keeps {_attainment(self.target):.1%} of requests within the SLO"
-            )
+            return f"none of {len(self.table)} candidates keeps {self.asked}"
         places = [", ".join(f"{key}={row[key]}" for key in self.axes) for row in self.least]
         said = f"least {self.goal}: {places[0]} at {best[self.column]:,.4g} ({self.column})"
         if len(places) == 1:
@@ -166,15 +172,12 @@ def cheapest(
     """Try every combination of *axes* on *scenario*'s workload and rank those that meet *target* by *goal*.
 
     *axes* as in `sim.sweep`: drafted tokens, token budget, parallelism, replicas, hardware. A candidate keeps the target
-    where the lower end of its attainment's interval does, and it is not saturated. *out* keeps the sweep, which then
-    goes on where it was interrupted.
+    where `judge` says so of its runs: the lower end of its attainment's interval does, and most runs are not saturated and miss
+    no other limit. *out* keeps the sweep, which then goes on where it was interrupted.
     """
-    target = target or Target()
-    _attainment(target)
     if goal not in GOALS:
         raise RooftraceError(f"goal is one of {', '.join(GOALS)}; got {goal!r}")
-    if not scenario.has_limits:
-        raise RooftraceError("there is no SLO to keep: give slo.ttft_s, slo.tpot_s or slo.e2el_s")
+    target = target or target_of(scenario)
     plan = Sweep(
         base=scenario, axes={key: axis_values(values, key) for key, values in axes.items()}, replications=replications
     )
@@ -182,18 +185,17 @@ def cheapest(
     return choose(result, scenario, goal=goal, target=target)
 
 
-def _attainment(target: Target) -> float:
-    """The share that a candidate has to reach, which is all that the table of a sweep is held against."""
-    if target.attainment is None or target != Target(attainment=target.attainment):
-        raise RooftraceError(
-            "candidates are ranked by their attainment alone; give Target(attainment=...) and no other limit"
-        )
-    return target.attainment
+def judged(result: SweepResult, target: Target) -> list[Judgement | None]:
+    """What the runs of each point say of *target*, in the order of the table; None where one of them failed."""
+    found: list[Judgement | None] = []
+    for runs in result.summaries():
+        whole = [each for each in runs if each is not None]
+        found.append(judge(whole, target, math.nan, level=result.level) if len(whole) == len(runs) else None)
+    return found
 
 
 def choose(result: SweepResult, base: Scenario, *, goal: str, target: Target) -> Choice:
     """Rank the points of a finished sweep over *base*; RooftraceError where none of them ran."""
-    attainment = _attainment(target)
     table = result.table
     if not (table["replications"] > 0).any():
         failure = next(iter(result.failures(1)), {"error": "no run"})
@@ -201,13 +203,9 @@ def choose(result: SweepResult, base: Scenario, *, goal: str, target: Target) ->
     table = with_costs(table, base)
     if table["usd_per_mtoken"].isna().all() and goal == "cost":
         raise RooftraceError(
-            f"the profile of {base.hardware} has no price_usd_per_hour; give a profile that does, or --goal gpu-seconds"
+            f"no price of {base.hardware} is known; give costs.usd_per_device_hour, costs.provider or --goal gpu-seconds"
         )
-    low = table["slo_attainment"]
-    if "slo_attainment.half_width" in table:
-        low = low - table["slo_attainment.half_width"].fillna(0.0)
-    steady = ~table["saturated"].fillna(False).astype(bool)
-    table = table.assign(keeps=(low >= attainment) & steady & (table["failed"] == 0))
+    table = table.assign(keeps=[found is not None and found.met is True for found in judged(result, target)])
     # What misses the SLO is nobody's choice; where all do, the front still says what there is.
     kept = table["keeps"].to_numpy(dtype=bool)
     table["on_front"] = pareto_front(

@@ -120,9 +120,7 @@ class Sweep:
     def runs(self, point: Point) -> list[Run]:
         """The replications of *point*, in order of seed. Cheap: nothing is built yet."""
         try:
-            scenario = self.base
-            for key, value in point.settings.items():
-                scenario = scenario.with_value(key, value)
+            scenario = self.base.with_values(point.settings)
             seeds = range(scenario.seed, scenario.seed + self.replications)
             versions = [scenario.with_value("seed", seed) if seed else scenario for seed in seeds]
             return [Run(key=content_key(version), scenario=version) for version in versions]

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import RooftraceError
+from sim.metrics import limits_in
+from sim.results.words import limit_text
 from sim.study import statistics as st
 from sim.study.notes import Noted, Notes
 
@@ -19,11 +21,12 @@ REPLICATIONS = 3
 MOST_REPLICATIONS = 12
 TOLERANCE = 0.03
 _MOST_PROBES = 40
+_GIVE = "give slo.ttft_s, slo.tpot_s or slo.e2el_s, or limits of percentiles such as slo.ttft_p95_s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a run must reach to count, beside a queue that is steady."""
+    """What a run must reach to count, beside a queue that is steady and the limits of means and percentiles in its `slo`."""
 
     attainment: float | None = ATTAINMENT
     """Share of requests that meet the scenario's `slo`."""
@@ -49,7 +52,7 @@ class Target:
             return found
         value = summary["slo_attainment"]
         if value is None:
-            raise RooftraceError("an attainment needs limits: give slo.ttft_s, slo.tpot_s or slo.e2el_s")
+            raise RooftraceError(f"an attainment needs limits of each request: {_GIVE}")
         if value < self.attainment:
             # Rounded down, so that 98.96 % does not read as the 99.0 % that it misses.
             return f"{math.floor(1000 * value) / 10:.1f}% of requests within the SLO < {self.attainment:.1%}"
@@ -71,7 +74,19 @@ class Target:
             value = summary["queue_s"]["p50"]
             if value is not None and value > self.queue_p50_s:
                 return f"median delay {value:.3f} s > {self.queue_p50_s:g} s"
+        for name, key, limit in limits_in(summary):
+            if not limit["kept"]:
+                return f"{name}: {limit_text(key, limit)}" if name else limit_text(key, limit)
         return None
+
+
+def target_of(scenario: Scenario, attainment: float = ATTAINMENT) -> Target:
+    """The target of *scenario*'s `slo`: *attainment* where requests have limits of their own. Where only means and percentiles have
+    limits, which do not see a request that is rejected, every request has to finish. RooftraceError where there is no limit."""
+    if not scenario.has_limits:
+        raise RooftraceError(f"there is no SLO to keep: {_GIVE}")
+    of_each = scenario.has_request_limits
+    return Target(attainment=attainment if of_each else None, all_finish=not of_each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +115,7 @@ class Rate:
     judgements: tuple[Judgement, ...]
     level: float = st.LEVEL
     notes: tuple[Noted, ...] = ()
-    """What the runs note, with the rates that it holds for."""
+    """Notes of the runs, each with the rates that it holds for."""
 
     def __str__(self) -> str:
         return f"{self.rate_per_s:.4g} requests/s (not at {self.outside_per_s:.4g}; {len(self.judgements)} rates tried)"
@@ -127,7 +142,8 @@ def judge(summaries: Sequence[Mapping[str, Any]], target: Target, rate_per_s: fl
         return verdict(False, misses[0])
     if target.attainment is None:
         return verdict(True, f"{len(summaries) - len(misses)} of {len(summaries)} runs within all limits")
-    assert interval is not None  # an attainment is only asked of scenarios that have an slo
+    if interval is None:
+        raise RooftraceError(f"an attainment needs limits of each request: {_GIVE}")
     half = 0.0 if math.isnan(interval.half_width) else interval.half_width
     low, high = interval.mean - half, interval.mean + half
     met = True if low >= target.attainment else False if high < target.attainment else None
@@ -157,9 +173,9 @@ def highest_rate(
     """
     from sim.run import simulate
 
-    target = target or Target()
-    if target.attainment is not None and not scenario.has_limits:
-        raise RooftraceError("there is no SLO to keep: give slo.ttft_s, slo.tpot_s or slo.e2el_s")
+    target = target or target_of(scenario)
+    if target.attainment is not None:
+        target_of(scenario)
     if replications < 1:
         raise RooftraceError(f"a rate is judged by at least 1 run; got {replications} replications")
     # A second run adds confidence only where the first was to be one of several.

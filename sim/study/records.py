@@ -81,15 +81,11 @@ def gpus(scenario: Scenario) -> int:
 
 
 def _fleet(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What all pools together cost an hour (None where a price is not known) and draw at most; empty without pools."""
+    """What all pools together draw at most; empty without pools."""
     if "pools" not in manifest:
         return {}
     parts = [(pool["gpus"], pool["hardware"]) for pool in manifest["pools"].values()]
-    prices = [hardware["price_usd_per_hour"] for _, hardware in parts]
-    usd = None
-    if None not in prices:
-        usd = sum(n * price for (n, _), price in zip(parts, prices, strict=True))
-    return {"fleet": {"usd_per_hour": usd, "tdp_w": sum(n * hardware["tdp_w"] for n, hardware in parts)}}
+    return {"fleet": {"tdp_w": sum(n * hardware["tdp_w"] for n, hardware in parts)}}
 
 
 def failed(record: dict[str, Any], error: str) -> dict[str, Any]:

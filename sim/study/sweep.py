@@ -67,6 +67,20 @@ class SweepResult:
 
         return pd.read_parquet(self.folder / "runs.parquet")
 
+    def summaries(self) -> Iterator[list[Mapping[str, Any] | None]]:
+        """The summaries of the runs of each point, in the order of `table`; None for a run that failed."""
+        store = Store(self.folder / _POINTS)
+        for _, mine in self.runs.groupby("point", sort=True):
+            yield [
+                None if isinstance(error, str) else store.get(key)["summary"]
+                for key, error in zip(mine["key"], mine["error"], strict=True)
+            ]
+
+    @property
+    def level(self) -> float:
+        """The confidence of its intervals."""
+        return self.manifest["level"]
+
     @property
     def axes(self) -> list[str]:
         """The columns that were varied, `meta.` columns included, in order."""
@@ -84,7 +98,7 @@ class SweepResult:
 
     @property
     def notes(self) -> tuple[Noted, ...]:
-        """What the runs note, each sentence once, with the points that it holds for."""
+        """Notes of the runs, each sentence once, with the points that it holds for."""
         return read_notes(self.manifest["notes"])
 
     def failures(self, n: int = 20) -> list[dict[str, str]]:
@@ -119,13 +133,17 @@ HEADLINE = ("ttft_s.p50", "ttft_s.p99", "tpot_s.p50", "tpot_s.p99", "requests_pe
 def short_table(result: SweepResult, *, most: int, errors: bool = True) -> tuple[list[str], list[list[str]]]:
     """Heads and cells of the first *most* points for people: axes and the metrics most asked for.
 
-    Where the deployment is saturated, its latencies are that word; a failed point shows its error, or without *errors*
-    the word failed.
+    Where points cost different sums, $ a month are there too. Where the deployment is saturated, its latencies are that word; a
+    failed point shows its error, or without *errors* the word failed.
     """
     table = result.table.head(most)
     metrics = [
-        name for name in (*HEADLINE, "slo_attainment") if name in table and bool(table[name].notna().to_numpy().any())
+        name
+        for name in (*HEADLINE, "slo_attainment", "slo_kept")
+        if name in table and bool(table[name].notna().to_numpy().any())
     ]
+    # What all points cost alike is no difference between them.
+    metrics += [name for name in ("costs.usd_per_month",) if name in table and table[name].nunique() > 1]
     heads = [*result.axes, *(metrics or ["outcome"])]
     rows = []
     for values in table.to_dict("records"):

@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import math
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ HALF_WIDTH = ".half_width"
 SATURATED = "saturated"
 UNSTEADY = ("ttft_s.", "e2el_s.", "queue_s.")
 """Latencies that grow with the length of the run where arrivals outrun the deployment."""
+KEPT = ("slo_kept", "_s.kept")
+"""Verdicts on limits of means and percentiles."""
+_HELD = re.compile(r"\b(ttft|e2el)_\w+_s\.value_s$")
 _NOT_RESULTS = ("wall_s",)  # differs from run to run of the same scenario
 _ROWS_A_GROUP = 512
 
@@ -71,9 +75,12 @@ def aggregate(runs: Sequence[Mapping[str, Any]], *, half_widths: bool = True, le
         values = [run[key] for run in runs if run.get(key) is not None]
         if key == SATURATED:
             row[key] = saturated
+        elif key.endswith(KEPT):
+            # As a rate is judged: missed where most of the replications miss it.
+            row[key] = 2 * sum(values) >= len(values)
         elif any(isinstance(value, str | bool) for value in values):
             row[key] = values[0] if all(value == values[0] for value in values) else None
-        elif (saturated and key.startswith(UNSTEADY)) or not values:
+        elif (saturated and (key.startswith(UNSTEADY) or _HELD.search(key))) or not values:
             row[key] = None
             if half_widths:
                 row[key + HALF_WIDTH] = None

@@ -120,9 +120,12 @@ def test_one_search_answers_both_commands():
     assert len(json.loads(ours.stdout)["probes"]) == len(best["tried"])
 
 
-def test_candidates_of_a_sweep_are_ranked_by_attainment_alone():
-    with pytest.raises(RooftraceError, match="no other limit"):
-        cheapest(Scenario.default().with_set("slo.ttft_s=1"), {"replicas": [1]}, target=Target(tbt_p99_s=0.1))
+def test_candidates_of_a_sweep_are_judged_by_every_limit_of_the_target():
+    base = Scenario.default().with_set("workload.limit=20")
+    free = cheapest(base, {"replicas": [1]}, goal="devices", replications=1, jobs=1)
+    assert free.best is not None
+    held = cheapest(base, {"replicas": [1]}, goal="devices", target=Target(tbt_p99_s=1e-6), replications=1, jobs=1)
+    assert held.best is None
 
 
 def test_a_tighter_limit_carries_less():

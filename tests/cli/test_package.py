@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import rooftrace
 import sim
 import sim.engine as sim_engine
 import sim.placement as sim_placement
@@ -31,14 +32,26 @@ def test_the_three_lines_of_the_docstring_run():
     assert (outcome.attempted, outcome.failed) == (3, 0)
 
 
+def test_one_module_has_every_public_name():
+    for name in rooftrace.__all__:
+        assert getattr(rooftrace, name) is not None
+    assert sorted(rooftrace._HOMES) == rooftrace.__all__
+    assert {name: getattr(rooftrace, name) for name in sim.__all__} == {
+        name: getattr(sim, name) for name in sim.__all__
+    }
+    outcome = doctest.testmod(rooftrace)
+    assert (outcome.attempted, outcome.failed) == (3, 0)
+
+
 def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(sim, "simulat")
+    assert not hasattr(rooftrace, "simulat")
 
 
 def test_the_reference_lists_what_packages_hand_out():
     page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
     rows = dict(row.strip("| ").split(" | ", 1) for row in page.splitlines() if row.startswith("| `"))
-    for module in (sim, sim_engine, sim_results, sim_placement):
+    for module in (rooftrace, sim, sim_engine, sim_results, sim_placement):
         listed = set(re.findall(r"`(\w+)`", rows[f"`{module.__name__}`"]))
         assert listed == set(module.__all__), module.__name__
     for row in ("`sim.study.speedup`", "`hwmodels.deployment`, `hwmodels.cost`, `hwmodels.totals`, `hwmodels.budget`"):

@@ -49,6 +49,7 @@ def hub(monkeypatch):
 
     Hub.answers, Hub.asked = {}, []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.daemon_threads = False
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")

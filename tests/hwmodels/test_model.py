@@ -177,6 +177,10 @@ def test_hub_names_of_the_measured_deployments_are_known(hub):
 def test_unknown_model_names_the_nearest():
     with pytest.raises(ValueError, match=r"unknown model 'lama-3\.1-8b'.*llama-3\.1-8b"):
         load_model("lama-3.1-8b")
+    with pytest.raises(
+        ValueError, match=r"unknown model 'x/zzz'; no name that `rooftrace models` lists is near \(or a path"
+    ):
+        load_model("x/zzz")
     with pytest.raises(ValueError, match="does not exist"):
         load_model("/nowhere/config.json")
 

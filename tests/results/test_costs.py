@@ -80,7 +80,7 @@ def hand_made(**meta: float) -> tuple[Any, dict[str, Any]]:
     columns = Columns(requests=requests, reasons=(), replicas=(), meta=facts)
     manifest = {
         "classes": [{"name": "a"}, {"name": "b"}],
-        "hardware": {"name": "h100-sxm", "tdp_w": 700.0, "price_usd_per_hour": 3600.0},
+        "hardware": {"name": "h100-sxm", "tdp_w": 700.0, "price_usd_per_hour": 3600.0, "sources": {}},
         "scenario": {"parallel": {"tensor": 1, "pipeline": 1, "data": 1}, "replicas": 1},
     }
     return columns, manifest

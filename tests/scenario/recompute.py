@@ -569,7 +569,9 @@ class _Run:
         price, pue, carbon = asked.get("usd_per_device_hour"), asked.get("pue", 1.0), asked.get("carbon_g_per_kwh")
         there = self._machine_s(_STATES[1:], self.begin, self.end)
         hours = sum(n * s for (n, _), s in zip(machines, there, strict=True)) / 3600
-        prices = [facts["price_usd_per_hour"] if price is None else price for _, facts in machines]
+        prices = [facts["price_usd_per_hour"] for _, facts in machines]
+        if price is not None:
+            assert set(prices) == {price}
         usd = None
         if all(each is not None for each in prices):
             usd = sum(n * s / 3600 * each for (n, _), s, each in zip(machines, there, prices, strict=True))
@@ -594,6 +596,15 @@ class _Run:
         return {
             "device_hours": hours,
             "usd": usd,
+            "usd_per_hour": None if usd is None or not span_s else usd / (span_s / 3600),
+            "usd_per_month": None if usd is None or not span_s else usd / (span_s / 3600) * 730,
+            "price_basis": "; ".join(
+                dict.fromkeys(
+                    f"{facts['name']}: {facts['sources']['price_usd_per_hour']}"
+                    for _, facts in machines
+                    if facts["price_usd_per_hour"] is not None
+                )
+            ),
             "usd_per_m_output": per_million(usd, out),
             "usd_per_m_input": per_million(usd * part if both else None, into),
             "usd_per_m_generated": per_million(usd * (1 - part) if both else None, out),

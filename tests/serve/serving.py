@@ -11,11 +11,11 @@ from typing import Any
 
 from sim import Scenario
 from sim.serve.app import Endpoint, Limits
-from workloads.texts import Approximate, Tokens
 from sim.serve.script import Script
 from sim.serve.server import listen, serve
 from sim.serve.session import Session
 from sim.serve.setup import names_of, set_up
+from workloads.texts import Approximate, Tokens
 
 
 @dataclass

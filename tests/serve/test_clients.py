@@ -19,8 +19,8 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs the serve extra (pip install -e '.[serve]')")
 
 from sim.serve.filler import WORDS
-from workloads.texts import FromFile
 from tests.serve.serving import Serving, serving
+from workloads.texts import FromFile
 
 pytestmark = pytest.mark.slow
 

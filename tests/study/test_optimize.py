@@ -7,8 +7,9 @@ from typer.testing import CliRunner
 
 from sim import RooftraceError, Scenario
 from sim.cli import build_app
+from sim.launch import recommended
 from sim.study.optimize import cheapest, choose, pareto_front, with_costs
-from sim.study.rates import Target, highest_rate, judge
+from sim.study.rates import Target, highest_rate, judge, target_of
 
 BASE = Scenario.default().with_set(
     "workload={arrivals: {process: poisson, rate_per_s: 10}, prompt_tokens: 600, output_tokens: 60, requests: 200}"
@@ -44,6 +45,56 @@ def test_the_highest_rate_is_bracketed_and_holds_when_run_again():
     # A tighter SLO carries less.
     tight = highest_rate(scenario.with_set("slo.ttft_s=0.05"), tolerance=0.1, most_replications=4)
     assert tight.rate_per_s < found.rate_per_s
+
+
+LIMITED = BASE.with_set("slo={ttft_p95_s: 0.2, tpot_p95_s: 0.0077}")
+
+
+def test_a_rate_is_missed_where_most_runs_are_above_the_limit_of_a_percentile():
+    def runs(*values_s):
+        found = []
+        for value_s in values_s:
+            limit = {"limit_s": 1.0, "value_s": value_s, "kept": value_s <= 1.0}
+            found.append({**summaries(None)[0], "slo": {"ttft_p95_s": limit}})
+        return found
+
+    target = Target(attainment=None)
+    assert [judge(runs(*each), target, 1.0, level=0.95).met for each in ((1.0,), (1.1,), (0.9, 1.1), (0.9, 1.1, 1.2))] == [
+        True, False, True, False,
+    ]  # fmt: skip
+    assert judge(runs(1.1), target, 1.0, level=0.95).why == "TTFT p95 1.1 s, above 1 s"
+
+
+def test_limits_of_percentiles_bound_the_rate_and_choose_the_candidate():
+    found = highest_rate(LIMITED, replications=1, tolerance=0.2)
+    missed = [each.why for each in found.judgements if not each.met]
+    assert missed
+    assert all("TPOT p95" in why for why in missed)
+    assert found.rate_per_s > 0
+    best = cheapest(LIMITED, {"replicas": [1, 2]}, replications=2, jobs=1)
+    assert best.table["slo_kept"].tolist() == best.table["keeps"].tolist() == [False, True]
+    assert best.table["slo.tpot_p95_s.limit_s"].tolist() == [0.0077] * 2
+
+
+def test_a_candidate_chosen_by_percentiles_is_exported_with_its_model_error_said(tmp_path):
+    file, out = tmp_path / "s.yaml", tmp_path / "candidates"
+    file.write_text(LIMITED.with_set("slo={}").to_yaml())
+    arguments = ["optimize", str(file), "--limit", "tpot_p95=9ms", "--goal", "cost", "--axis", "replicas=1,2"]
+    more = ["--replications", "2", "--intervals", "2", "--jobs", "1", "--out", str(out), "--json"]
+    done = CliRunner().invoke(build_app(), [*arguments, *more])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["best"]["slo_attainment"] is None
+    assert found["kept"][0]["probability"] is not None
+    assert "the limits of the SLO kept" in " ".join(recommended(out).reasons)
+
+
+def test_limits_of_percentiles_do_not_hide_requests_that_were_rejected():
+    limits = target_of(LIMITED)
+    assert limits == Target(attainment=None, all_finish=True)
+    assert target_of(LIMITED.with_set("slo.ttft_s=1")) == Target()
+    counts = {"requests": {"total": 2, "finished": 1}}
+    assert judge([{**summaries(None)[0], **counts}], limits, 1.0, level=0.95).met is False
 
 
 def test_a_search_needs_an_slo_and_a_rate():
@@ -100,14 +151,19 @@ class Finished:
 
     axes = ("replicas",)
     folder = None
-    notes = ()
     table = pd.DataFrame(
         {
             "replicas": [4, 1, 2, 3], "gpus": [4, 1, 2, 3], "replications": 3, "failed": [0, 0, 0, 1],
             "saturated": [False, True, False, False], "slo_attainment": 0.995, "tpot_s.p50": 0.02,
-            "slo_attainment.half_width": [0.001, 0.001, 0.02, 0.001], "output_tokens_per_s": 1000.0,
+            "output_tokens_per_s": 1000.0,
         }
     )  # fmt: skip
+    level = 0.95
+    notes = ()
+
+    def summaries(self):
+        sound, wide = summaries(0.995, 0.995, 0.996), summaries(0.98, 1.0, 1.0)
+        return [sound, summaries(0.995, 0.995, 0.996, saturated=True), wide, [*sound[:2], None]]
 
     def failures(self, n):
         return []

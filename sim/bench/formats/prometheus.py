@@ -184,7 +184,7 @@ def _families(text: str) -> tuple[dict[str, _Family], int]:
 
 
 def _since(after: Mapping[str, _Family], before: Mapping[str, _Family], types: Mapping[str, str]) -> dict[str, _Family]:
-    """What counters and histograms have grown by, gauges as they are; *types* as the exposition has them. `Unreadable` where one
+    """The growth of counters and histograms, gauges as they are; *types* as the exposition has them. `Unreadable` where one
     fell."""
     found: dict[str, _Family] = {}
     for name, family in after.items():

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sim.cli.options import Json, ScenarioFile
+from sim.cli.options import Json, Limits, ScenarioFile, with_limits
 from sim.errors import RooftraceError
 
 
@@ -31,6 +31,7 @@ def capacity(
         ),
     ] = None,
     slo: Annotated[bool, typer.Option("--slo", help="Search the highest request rate within the limits.")] = False,
+    limit: Limits = None,
     tbt_p99: Annotated[
         float | None, typer.Option(help="With --slo: seconds that 99 % of gaps between tokens must keep to.")
     ] = None,
@@ -61,6 +62,7 @@ def capacity(
     """Say how many sequences fit in memory, or with --slo how many requests a second are served within limits."""
     planning = {"--tokens": tokens, "--reserve-gb": reserve_gb}
     searching = {
+        "--limit": limit,
         "--tbt-p99": tbt_p99,
         "--queue-p50": queue_p50,
         "--attainment": attainment,
@@ -79,7 +81,7 @@ def capacity(
     if slo:
         _refuse(planning, "--slo searches a rate with the memory.* of the scenario")
         _search(
-            chosen,
+            with_limits(chosen, limit),
             tbt_p99,
             2.0 if queue_p50 is None else queue_p50,
             attainment,
@@ -176,19 +178,20 @@ def _search(
     replications: int,
     as_json: bool,
 ) -> None:
-    from sim.study.rates import Target, highest_rate
+    from sim.study.rates import ATTAINMENT, Target, highest_rate
 
     if not 0 < tolerance < 1:
         raise RooftraceError(f"--tolerance is a share in (0, 1); got {tolerance}")
     if attainment is None and tbt_p99 is None:
         if not scenario.has_limits:
-            raise RooftraceError("--slo needs limits: give --tbt-p99, or slo settings in the scenario")
-        attainment = 0.99
+            raise RooftraceError("--slo needs limits: give --limit or --tbt-p99, or slo settings in the scenario")
+        attainment = ATTAINMENT if scenario.has_request_limits else None
     for name, value in (("--tbt-p99", tbt_p99), ("--queue-p50", queue_p50)):
         if value is not None and not 0 < value < float("inf"):
             raise RooftraceError(f"{name} is a finite number of seconds above 0; got {value}")
     if attainment is not None and not 0 < attainment <= 1:
         raise RooftraceError(f"--attainment is a share above 0 and at most 1; got {attainment}")
+    of_all = {key: limit_s for slo in scenario.slos for key, limit_s in slo.of_all.items()}
     target = Target(attainment=attainment, tbt_p99_s=tbt_p99, queue_p50_s=queue_p50, all_finish=True)
     found = highest_rate(scenario, target, replications=replications, tolerance=tolerance)
     for each in found.notes:
@@ -199,7 +202,7 @@ def _search(
                 {
                     "rate_per_s": found.rate_per_s,
                     "outside_per_s": found.outside_per_s,
-                    "limits": {"tbt_p99_s": tbt_p99, "queue_p50_s": queue_p50, "attainment": attainment},
+                    "limits": {"tbt_p99_s": tbt_p99, "queue_p50_s": queue_p50, "attainment": attainment, **of_all},
                     "probes": [{"rate_per_s": each.rate_per_s, "miss": each.miss} for each in found.judgements],
                 },
                 indent=2,
@@ -214,6 +217,7 @@ def _search(
     within = [f"median delay at most {queue_p50:g} s"]
     if tbt_p99 is not None:
         within.append(f"p99 gap between tokens at most {tbt_p99:g} s")
+    within += [f"{key} at most {limit_s:g} s" for key, limit_s in of_all.items()]
     if attainment is not None:
         within.append(f"{attainment:.4g} of requests within the scenario's slo")
     within += ["every request finished", "no growing queue"]

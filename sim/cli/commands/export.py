@@ -13,14 +13,23 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    result: Annotated[Path, typer.Argument(help="Results folder of a run, or that of rooftrace optimize --out.")],
-    target: Annotated[str, typer.Option("--for", help="vllm, sglang, trtllm or dynamo.")] = "vllm",
+    result: Annotated[
+        Path, typer.Argument(help="Results folder of a run or of rooftrace optimize --out, or a scenario file.")
+    ],
+    target: Annotated[
+        str, typer.Option("--for", help="vllm, sglang, trtllm, dynamo, kubernetes, llm-d or kserve.")
+    ] = "vllm",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File for it, in place of standard output.")] = None,
 ) -> None:
     """Write the commands, or the manifest, that start a simulated deployment; what they do not carry goes to standard error."""
     from sim.launch import export as write
     from sim.launch import recommended
+    from workloads.write import write_whole
 
     found = write(recommended(result), target)
     for text in found.left_out:
         typer.echo(f"Not carried over: {text}", err=True)
-    typer.echo(found.text, nl=False)
+    if out is None:
+        typer.echo(found.text, nl=False)
+    else:
+        write_whole(out, found.text)

@@ -60,6 +60,7 @@ def show(
 ) -> None:
     """Show one device with the source of every number, and what its kernels are priced from."""
     from hwmodels.hardware import load_hardware
+    from hwmodels.prices import list_prices
     from sim.cli.tables import console, print_table
 
     try:
@@ -77,6 +78,11 @@ def show(
     ]
     print_table(("", "value, SI units", "Source"), rows, title=device.title, fold=1)
     console().print(f"Kernels: {kernels}.")
+    listed = list_prices().of.get(device.name, ())
+    if listed:
+        rows = [(each.provider, f"{each.usd_per_hour:.2f}", each.seen, each.listed) for each in listed]
+        title = "On-demand list prices; the first is the default, costs.provider chooses"
+        print_table(("Provider", "$/h", "seen", "listed"), rows, title=title, fold=3)
 
 
 def diff(

@@ -10,7 +10,7 @@ import typer
 
 from sim.cli.exits import interrupted
 from sim.cli.intervals import IntervalReplays, kept_at, kept_by, kept_facts
-from sim.cli.options import Json
+from sim.cli.options import Json, Limits, with_limits
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario
@@ -39,6 +39,7 @@ def optimize(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set slo.ttft_s=1.")
     ] = None,
+    limit: Limits = None,
     attainment: Annotated[float, typer.Option(help="Share of requests that must keep the SLO.")] = 0.99,
     replications: Annotated[int, typer.Option(min=2, help="Runs of each candidate.")] = 3,
     tolerance: Annotated[
@@ -64,11 +65,11 @@ def optimize(
     from sim.scenario import Scenario
     from sim.study.optimize import GOALS
     from sim.study.points import read_axis
-    from sim.study.rates import TOLERANCE, Target
+    from sim.study.rates import TOLERANCE, target_of
     from sim.text import unknown
 
     chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
-    chosen = chosen.with_set(*(set_ or ()))
+    chosen = with_limits(chosen.with_set(*(set_ or ())), limit)
     if tolerance is not None and not 0 < tolerance < 1:
         raise RooftraceError(f"--tolerance is a share in (0, 1); got {tolerance}")
     axes: dict[str, Any] = {}
@@ -77,7 +78,7 @@ def optimize(
         if key in axes:
             raise RooftraceError(f"--axis {key} is given twice; put its values into one list")
         axes[key] = values
-    target = Target(attainment=attainment)
+    target = target_of(chosen, attainment)
     if goal == "rate":
         if jobs is not None:
             raise RooftraceError("--goal rate tries one rate after the other in this process; leave out --jobs")
@@ -211,7 +212,8 @@ def _rate(
                 said += f"; as high: {'; '.join(_where({key: row[key] for key in axes}) for row in as_high)}"
         else:
             lowest = min(row["outside_per_s"] for row in rows)
-            said = f"none: {target.attainment:.4g} of requests is not reached even at {lowest:.3g} requests/s"
+            share = "the SLO" if target.attainment is None else f"{target.attainment:.4g} of requests"
+            said = f"none: {share} is not reached even at {lowest:.3g} requests/s"
         print_facts(
             [("Highest", said), *kept_facts(best.get("kept")), ("Figures over", over(scenario.resolved(), list(axes)))]
         )
@@ -228,11 +230,11 @@ def _print(found: Choice, out: Path | None, part: str) -> None:
     from sim.text import short_keys
 
     ranked = found.table.sort_values(["keeps", found.column], ascending=[False, True])
-    columns = [found.column, "slo_attainment", "tokens_per_s_per_gpu", "tokens_per_s_per_user"]
+    columns = [found.column, "costs.usd_per_month", "slo_attainment", "tokens_per_s_per_gpu", "tokens_per_s_per_user"]
     rows = [
         (
             *(str(row[key]) for key in found.axes),
-            *("-" if row[key] != row[key] else f"{row[key]:,.4g}" for key in columns),
+            *("-" if row.get(key) is None or row[key] != row[key] else f"{row[key]:,.4g}" for key in columns),
             "yes" if row["keeps"] else "no",
             "yes" if row["on_front"] else "",
         )
@@ -242,6 +244,7 @@ def _print(found: Choice, out: Path | None, part: str) -> None:
         # The name of a pool over the setting, or the columns behind are cut.
         *(key.replace(".", ".\n") for key in short_keys(found.axes)),
         found.column,
+        "$/month",
         "attained",
         "tok/s/GPU",
         "tok/s/user",

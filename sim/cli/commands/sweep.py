@@ -159,7 +159,10 @@ def _fitting(heads: list[str], rows: list[list[str]], *, fixed: int) -> tuple[li
 
     heads = [*short_keys(heads[:fixed]), *heads[fixed:]]
     widths = [max(len(text) for text in column) + 3 for column in zip(heads, *rows, strict=True)]
-    order = sorted(range(fixed, len(heads)), key=lambda i: (not heads[i].endswith(("p99", "per_s", "attainment")), i))
+    order = sorted(
+        range(fixed, len(heads)),
+        key=lambda i: (not heads[i].endswith(("p99", "per_s", "attainment", "kept", "month")), i),
+    )
     left = console().width - sum(widths[:fixed])
     kept = []
     for column in order:

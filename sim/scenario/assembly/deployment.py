@@ -45,6 +45,8 @@ def deployment_of(scenario: Scenario) -> Deployment:
     given = [name for name, value in (("precision", precision), ("kv_precision", kv_precision)) if value is not None]
     with told_by(scenario, "model"):
         model = load_model(scenario.find(scenario.model) or scenario.model, given=given)
+    if scenario.memory.max_model_len is not None:
+        model = replace(model, max_positions=scenario.memory.max_model_len)
     with told_by(scenario, "hardware"):
         hardware, profile = _hardware(scenario)
     calibrated = Calibrated(stack=_stack(scenario), profile=profile)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sim.errors import ScenarioError
 from sim.scenario import named
 from sim.scenario.assembly.asked import asked_for
+from sim.scenario.assembly.context import beyond_own_context, limits_of, within_context
 from sim.scenario.assembly.deployment import deployment_of
 from sim.scenario.assembly.fleet import fleet_of, with_slow
 from sim.scenario.assembly.handover import check_models, handover_of
@@ -36,6 +37,8 @@ class Built:
     experiment: Experiment
     manifest: dict[str, Any]
     slo: dict[str, float | None]
+    class_limits: dict[str, dict[str, float]]
+    """Of classes by name, the limits that their requests keep together."""
 
 
 def build(scenario: Scenario) -> Experiment:
@@ -54,6 +57,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
     from sim.engine import Experiment
 
     pools = [_deployed(pool) for pool in pools_of(scenario)]
+    limits = limits_of(scenario, pools)
     check_models(scenario, pools)
     check_asked(scenario, pools)
     workload = classed(scenario, workload_of(scenario)) if workload is None else workload
@@ -61,6 +65,7 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
         workload, rows = asked_for(scenario, workload, pools)
     else:
         rows = {}
+    workload, cut = within_context(workload, limits, rows)
     router = policy_of(scenario, "router", named.ROUTERS, "route")
     check_router(scenario, router, workload)
     check_stores(scenario, pools)
@@ -82,10 +87,13 @@ def resolve(scenario: Scenario, workload: Trace | ClosedLoop | None = None) -> B
         fleet=fleet_of(scenario, pools, workload),
         **_front_end(scenario, pools),
     )
+    manifest = manifest_of(scenario, pools, built, experiment)
+    manifest["notes"] += [*cut, *dict.fromkeys(beyond_own_context(pools))]
     return Built(
         experiment=experiment,
-        manifest=manifest_of(scenario, pools, built, experiment),
+        manifest=manifest,
         slo=scenario.slo.model_dump(),
+        class_limits={name: each.slo.of_all for name, each in (scenario.classes or {}).items()},
     )
 
 

@@ -9,6 +9,7 @@ from sim.scenario import named
 from sim.scenario.assembly.handover import facts_of, notes_of_handover
 from sim.scenario.assembly.notes import notes_of
 from sim.scenario.assembly.pools import PoolOf
+from sim.scenario.assembly.prices import price_of
 from sim.scenario.assembly.ranks import ranks_of
 from sim.scenario.assembly.replica import Hosted
 from sim.scenario.settings import Scenario
@@ -121,6 +122,7 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
     """What the manifest says of a model on its machines."""
     deployment, decoding = pool.deployments[i], hosted[i].decoding
     model, device = deployment.model, deployment.device
+    usd_per_hour, price_source = price_of(pool.scenarios[i], device)
     return {
         "model": {
             "name": model.name,
@@ -137,8 +139,11 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
             "hbm_bytes_per_s": device.hbm_bytes_per_s,
             "peak_flops_per_s": dict(device.peak_flops_per_s),
             "tdp_w": device.tdp_w,
-            "price_usd_per_hour": device.price_usd_per_hour,
-            "sources": dict(device.sources),
+            "price_usd_per_hour": usd_per_hour,
+            "sources": {
+                **{key: source for key, source in device.sources.items() if key != "price_usd_per_hour"},
+                **({"price_usd_per_hour": price_source} if price_source else {}),
+            },
         },
         **_interval(deployment, hosted[i]),
         **ranks_of(pool.scenarios[i]),

@@ -9,6 +9,7 @@ from sim.scenario import named
 from sim.scenario.assembly.fleet import about_fleet
 from sim.scenario.assembly.pools import PoolOf
 from sim.scenario.assembly.prefix_cache import caches, sorts_by_nothing, windows_left_behind, without_cache
+from sim.scenario.assembly.prices import about_prices
 from sim.scenario.assembly.tiers import about_tiers
 from sim.scenario.classes import about_classes
 from sim.scenario.settings import Scenario
@@ -64,6 +65,7 @@ def notes_of(
     notes += dict.fromkeys(note for pool in pools for each in pool.scenarios for note in _of_two_engines(each))
     notes += _priorities(schedulers, workload)
     notes += _allowances(schedulers, workload)
+    notes += about_prices(scenario, [each.device for pool in pools for each in pool.deployments])
     notes += about_classes(schedulers, workload, router, sum(pool.replicas for pool in pools))
     return notes
 

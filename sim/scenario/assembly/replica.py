@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sim.errors import ScenarioError
 from sim.scenario.assembly.asked import of_model
 from sim.scenario.assembly.auto import chosen_by_auto
+from sim.scenario.assembly.context import check_longest
 from sim.scenario.assembly.decoding import BuiltDecoding, build_decoding, slots_of_drafts
 from sim.scenario.assembly.memory import memory_of, shared_plan
 from sim.scenario.assembly.pools import PoolOf
@@ -82,6 +83,7 @@ def _build_hosted(pool: PoolOf, i: int, workload: Trace | ClosedLoop, row: int |
             "some; give output_tokens: 0 or another model"
         )
     check_room(scenario, plan)
+    check_longest(scenario, plan)
     spec = ReplicaSpec(
         cost=deployment.cost,
         scheduler=scheduler,

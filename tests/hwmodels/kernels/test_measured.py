@@ -131,7 +131,7 @@ def test_cached_keys_in_eight_bits_are_read_faster(tmp_path):
         ("BLOOM-176B", "bloom-176b"),
         ("meta-llama/Meta-Llama-3-70B", "llama-3-70b"),
         ("nvidia/Llama-3.1-70B-Instruct-FP8", "llama-3.1-70b"),
-        ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "qwen3-235b-a22b"),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "qwen3-235b-a22b-2507"),
         ("Qwen/Qwen3-235B-A22B-FP8", "qwen3-235b-a22b-fp8"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
     ],

@@ -1,0 +1,201 @@
+"""rooftrace advise: what this traffic needs, and what each change of the deployment would do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sim.cli.exits import interrupted
+from sim.cli.options import Json, Limits, ScenarioFile, with_limits
+
+if TYPE_CHECKING:
+    from sim.study.advise import Advice, Row
+
+_SHOWN = ("ttft_p95_s", "tpot_p95_s")
+"""Percentiles that the table has where the SLO limits none."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(advise)
+
+
+def advise(
+    scenario: ScenarioFile = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as in rooftrace run.")
+    ] = None,
+    limit: Limits = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP,...",
+            help="Some of machines, devices, tensor, precision, prefix, memory, speculation, pools, release; all by default.",
+            show_default=False,
+        ),
+    ] = None,
+    attainment: Annotated[float, typer.Option(help="Share of requests that must keep limits of each request.")] = 0.99,
+    replications: Annotated[int, typer.Option(min=1, help="Runs of each change, with seeds that all share.")] = 3,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder that keeps the runs, as of a sweep.", show_default=False)
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; all cores by default.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what this traffic needs and what each change of the deployment would do, ranked by cost. Exit code 1 if nothing keeps the
+    SLO."""
+    from sim.scenario import Scenario
+    from sim.study.advise import advise as run
+
+    given = list(set_ or ())
+    chosen = Scenario.default() if scenario is None else Scenario.load(scenario)
+    chosen = with_limits(chosen.with_set(*given), limit)
+    groups = [name.strip() for name in (only or "").split(",") if name.strip()]
+    try:
+        found = run(
+            chosen, only=groups, attainment=attainment, replications=replications, out=out, jobs=jobs,
+            progress=False if as_json else None,
+        )  # fmt: skip
+    except KeyboardInterrupt as error:
+        if out is None:
+            raise
+        raise interrupted(error, f"what was finished is kept in {out}/, and the same command goes on.") from None
+    if limit or found.assumed:
+        given.append(f"slo={json.dumps(found.base.slo.model_dump(exclude_none=True))}")
+    commands = {row.candidate.name: _command(scenario, given, row) for row in found.rows}
+    if as_json:
+        typer.echo(json.dumps(_facts(found, commands), indent=2))
+    else:
+        _print(found, commands, out)
+    for each in found.notes:
+        typer.echo(f"Note: {each}", err=True)
+    if not any(row.keeps for row in found.rows):
+        raise typer.Exit(1)
+
+
+def _command(scenario: Path | None, given: list[str], row: Row) -> str:
+    from sim.study.advise import command
+
+    return command("" if scenario is None else str(scenario), [*given, *row.candidate.assignments])
+
+
+def _facts(found: Advice, commands: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "slo": found.base.slo.model_dump(exclude_none=True),
+        "slo_assumed": bool(found.assumed),
+        "attainment": found.target.attainment,
+        "replications": found.replications,
+        "least_machines": found.least,
+        "candidates": [
+            {
+                "group": row.candidate.group,
+                "change": row.candidate.name,
+                "rank": rank,
+                "keeps": row.keeps,
+                "why": row.judgement.why,
+                "as_now": row.as_now,
+                "set": row.candidate.assignments,
+                "run": commands[row.candidate.name],
+                "figures": row.figures,
+                "half_widths": {key: half for key, half in row.half_widths.items() if half is not None},
+            }
+            for row, rank in zip(found.rows, found.ranks(), strict=True)
+        ],
+        "cannot_be": [
+            {"group": each.candidate.group, "change": each.candidate.name, "reason": each.reason}
+            for each in found.refused
+        ],
+        "not_tried": list(found.said),
+        "notes": [str(each) for each in found.notes],
+    }
+
+
+def _print(found: Advice, commands: Mapping[str, str], out: Path | None) -> None:
+    from sim.cli.tables import print_facts, print_table
+    from sim.results.words import money
+
+    print_facts(_needs(found))
+    keys = list(found.base.slo.of_all) or list(_SHOWN)
+    share = found.base.has_request_limits
+    rows = []
+    for row, rank in zip(found.rows, found.ranks(), strict=True):
+        costs = [row.figures.get(f"costs.{name}") for name in ("usd_per_month", "usd_per_m_output")]
+        rows.append(
+            (
+                "-" if rank is None else str(rank),
+                row.candidate.name,
+                *([_attained(row)] if share else []),
+                *(_latency(row, key) for key in keys),
+                *("-" if usd is None else money(usd) for usd in costs),
+                "as now, to the bit" if row.as_now else "" if row.keeps else row.judgement.why,
+            )
+        )
+    heads = [f"{measure.upper()} {statistic}" for measure, statistic, _ in (key.split("_") for key in keys)]
+    heads = ["", "change", *(["in SLO"] if share else []), *heads, "$/month", "$/M out", "what it misses"]
+    print_table(heads, rows, left=2, fold=1)
+    facts = [
+        ("Ranked", "by what the deployment costs an hour, among those that keep the SLO; as much costs the same rank")
+    ]
+    if len({row.figures.get("costs.price_basis") for row in found.rows}) > 1:
+        text = "list prices of different providers and dates (rooftrace hardware show NAME); --set costs.provider=... takes one"
+        facts.append(("Prices", text))
+    if found.replications > 1:
+        text = f"± half-widths over {found.replications} seeds, where these differ; figures are those of the commands below"
+        facts.append(("Figures", text))
+    if out is not None:
+        facts.append(("Runs", f"{out}/results.csv, runs.parquet"))
+    print_facts(facts)
+    if found.refused:
+        print_table(
+            ("cannot be", "why"), [(each.candidate.name, each.reason) for each in found.refused], left=1, fold=1
+        )
+    print_facts([("Not tried" if i == 0 else "", text) for i, text in enumerate(found.said)])
+    typer.echo("\nTo run one of them:")
+    for name, command in commands.items():
+        typer.echo(f"  {name}: {command}")
+
+
+def _needs(found: Advice) -> list[tuple[str, str]]:
+    """What the traffic is, what it is held to, and what it takes of the deployment as it is."""
+    base, now = found.base, found.now
+    figures = now.figures
+    limits = ", ".join(f"{key} {value:g}" for key, value in base.slo.model_dump(exclude_none=True).items())
+    if base.classes:
+        limits = ", ".join(filter(None, [limits, "and those of classes"]))
+    if found.target.attainment is not None:
+        limits += f"; by {found.target.attainment:.4g} of requests"
+    if found.assumed:
+        limits += "; assumed, as the scenario has no SLO: give slo in it, or --limit"
+    total, span_s = figures["requests.total"], figures["makespan_s"]
+    kv, busy = figures.get("kv_utilization.max"), figures.get("busy_fraction")
+    uses = [f"busy {busy:.0%} of the time"] if busy is not None else []
+    uses += [f"KV memory {kv:.0%} full at most"] if kv is not None else []
+    least = "more than were tried" if found.least is None else f"{found.least}, and {base.replicas} now"
+    return [
+        ("Traffic", f"{total:,} requests in {span_s:,.0f} s, {figures['total_tokens_per_s']:,.0f} tokens/s in and out"),
+        ("Deployment", f"{base.model} on {base.replicas} x {base.parallel.gpus} {base.hardware}; {', '.join(uses)}"),
+        ("SLO", limits),
+        ("Now", "keeps it" if now.keeps else now.judgement.why),
+        ("Machines needed", least),
+    ]
+
+
+def _latency(row: Row, key: str) -> str:
+    from sim.text import seconds_text
+
+    measure, statistic, _ = key.split("_")
+    name = f"{measure}_s.{statistic}"
+    value, half = row.figures.get(name), row.half_widths.get(name)
+    if value is None:
+        return "-"
+    return seconds_text(value) + ("" if not half else f" ± {seconds_text(half)}")
+
+
+def _attained(row: Row) -> str:
+    value, half = row.figures.get("slo_attainment"), row.half_widths.get("slo_attainment")
+    return "-" if value is None else f"{value:.1%}" + ("" if not half else f" ± {half:.1%}")

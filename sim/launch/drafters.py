@@ -1,0 +1,79 @@
+"""Acceptance and cost that are assumed of a drafter which a command names, and no command says."""
+
+from __future__ import annotations
+
+import csv
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sim.launch.reading import Reading
+
+
+class _Row(NamedTuple):
+    method: str
+    drafter: str
+    k: int
+    mean_length: float
+    source: str
+
+
+@functools.cache
+def _rows() -> tuple[_Row, ...]:
+    text = (Path(__file__).parent / "data" / "drafters.csv").read_text(encoding="utf-8")
+    lines = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    return tuple(
+        _Row(row["method"], row["drafter"], int(row["k"]), float(row["mean_length"]), row["source"]) for row in lines
+    )
+
+
+def assumed(reading: Reading, *, generation: str | None, drafter: str | None = None) -> None:
+    """Put published acceptance for the drafting that *reading* has, as an assumption that its notes name.
+
+    *generation*: eagle or eagle3, of a checkpoint called *drafter*; None: the model's own layers (mtp).
+    """
+    k = reading.settings["decoding"].get("num_speculative_tokens")
+    if generation is None:
+        found, source = _of_own_layers(k)
+    else:
+        found, source = _of_a_head(generation, drafter or "", k)
+        share = _share_of_a_layer(reading.settings["model"])
+        reading.assumed["decoding.draft"] = (
+            {"cost_ratio": share},
+            f"decoding.draft is assumed: a pass of the drafter takes {share:.2g} of the model's step, as one layer and the head do",
+        )
+    reading.assumed["decoding.acceptance"] = (
+        found,
+        f"decoding.acceptance is assumed: {source}; --set 'decoding.acceptance={{alpha: 0.7}}' says what yours is",
+    )
+
+
+def _of_own_layers(k: int | None) -> tuple[dict[str, Any], str]:
+    from policies.acceptance import published
+
+    rates = published("deepseek-v3")
+    if (k or 1) <= len(rates.rates):
+        return {"published": "deepseek-v3"}, rates.source
+    return {"alpha": rates.rates[0]}, f"{rates.source}, taken for all {k} positions, which is more than later ones get"
+
+
+def _of_a_head(generation: str, drafter: str, k: int | None) -> tuple[dict[str, Any], str]:
+    """The row of that drafter, or else of its generation, for the number of tokens that is nearest to *k*."""
+    name = drafter.rpartition("/")[2].lower()
+    own = [row for row in _rows() if row.drafter and row.drafter in name]
+    rows = own or [row for row in _rows() if row.method == generation and not row.drafter]
+    row = min(rows, key=lambda row: abs(row.k - (k or 1)))
+    return {
+        "mean_length": row.mean_length,
+        "at_k": row.k,
+    }, f"{row.mean_length} tokens a round with {row.k} drafted, {row.source}"
+
+
+def _share_of_a_layer(model: str) -> float:
+    """Weights of one layer and the head over all that a step reads."""
+    from hwmodels.model import load_model
+
+    spec = load_model(model)
+    head = spec.embedding_params
+    layers = spec.active_params - head * (1 if spec.tied_embeddings else 2)
+    return round((layers / spec.n_layers + head) / (layers + head), 3)
