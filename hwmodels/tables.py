@@ -18,7 +18,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     try:
         return tomllib.loads(_text(path))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise ValueError(f"{path} nests lists or tables deeper than can be read") from None
+    except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not TOML ({error}); is the file truncated?") from None
 
 
@@ -27,7 +29,9 @@ def read_json(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     try:
         data = json.loads(_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise ValueError(f"{path} nests lists or objects deeper than can be read") from None
+    except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{path} must hold one JSON object, a HuggingFace config")

@@ -165,6 +165,18 @@ def test_looks_count_as_use_once_and_those_over_the_queue_are_counted() -> None:
     assert pool.found_blocks(0, 11) == 5
 
 
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 0)])
+def test_what_is_looked_up_last_for_a_plan_is_evicted_last(first: int, last: int) -> None:
+    pool = a_pool(list(range(10)), list(range(100, 110)), list(range(200, 230)), blocks=20)
+    for id_ in (0, 1):
+        put(pool, id_, 10)
+        pool.release(id_, 10, 10)
+    pool.use(Looks(((first, 11), (last, 11))))
+    pool.admit(2, 0)
+    pool.take(10)
+    assert (pool.found_blocks(first, 11), pool.found_blocks(last, 11)) == (0, 10)
+
+
 def test_a_trial_leaves_the_nodes_of_the_tree_as_they_were() -> None:
     """Half of a node that is tried to be held is whole again afterwards, and is evicted whole, after what is used less recently."""
     pool = a_pool(list(range(10)), list(range(10)), list(range(5)), list(range(50, 60)), blocks=20)
