@@ -27,9 +27,15 @@ def number_of(value: Any) -> Decimal | int | None:
         return None
     if isinstance(value, int):
         return value
-    if isinstance(value, float | str | Decimal):
+    if isinstance(value, float | str):
+        if isinstance(value, str):
+            # Most cells are digits or dates, which a Decimal is slow to tell.
+            if value.isdigit() and value.isascii():
+                return int(value)
+            if ":" in value or "_" in value:
+                return None
         try:
-            number = Decimal(value.strip().replace("_", "x") if isinstance(value, str) else repr(value))
+            number = Decimal(value.strip() if isinstance(value, str) else repr(value))
         except InvalidOperation:
             return None
         return number if number.is_finite() else None

@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from sim.errors import RooftraceError
 from sim.serve.bodies import Asked, Refusal, asked_of, read
-from sim.serve.counting import filler
 from sim.serve.exchange import Exchange
+from sim.serve.filler import filler
 from sim.serve.prometheus import head, sample
 from sim.serve.script import Script
 from sim.serve.session import Session

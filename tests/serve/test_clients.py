@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the serve extra (pip install -e '.[serve]')")
 
-from sim.serve.counting import WORDS
+from sim.serve.filler import WORDS
 from tests.serve.serving import Serving, serving
 from workloads.texts import FromFile
 

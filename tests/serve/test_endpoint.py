@@ -25,7 +25,7 @@ from sim.engine.streaming import Stream  # noqa: E402
 from sim.errors import RooftraceError  # noqa: E402
 from sim.serve.app import Limits  # noqa: E402
 from sim.serve.bodies import Refusal, asked_of  # noqa: E402
-from sim.serve.counting import WORDS  # noqa: E402
+from sim.serve.filler import WORDS  # noqa: E402
 from sim.serve.script import Fault, Script, read_script  # noqa: E402
 from sim.serve.session import Session  # noqa: E402
 from sim.serve.setup import set_up  # noqa: E402

@@ -101,7 +101,7 @@ def openai_usage_page() -> bytes:
     ).encode()  # fmt: skip
 
 
-VLLM_LOG = b"""INFO 05-01 12:00:00 [logger.py:43] Received request chatcmpl-1: prompt: 'Hi', params: SamplingParams(n=1, max_tokens=100), prompt_token_ids: None
+VLLM_LOG = b"""INFO 05-01 12:00:00 [logger.py:43] Received request chatcmpl-1: prompt: 'Hi', params: SamplingParams(n=1)
 INFO 05-01 12:00:00 [async_llm.py:270] Added request chatcmpl-1.
 INFO 05-01 12:00:10 [loggers.py:118] Engine 000: Avg prompt throughput: 81.2 tokens/s, Running: 1 reqs, Waiting: 0 reqs
 """
@@ -165,8 +165,10 @@ def langfuse_rows() -> list[dict[str, Any]]:
     for i, (t, p, o) in reversed(list(enumerate(FOUR))):
         generation = {
             "id": f"g{i}", "traceId": f"t{i}", "type": "GENERATION", "name": "answer", "startTime": iso(t), "endTime": iso(t + 2),
-            "completionStartTime": iso(t + 1), "model": "claude-sonnet-4", "modelParameters": {"max_tokens": 1024}, "level": "DEFAULT",
-            "statusMessage": None, "usageDetails": {"input": p, "output": o, "total": p + o}, "usage": {"input": p, "output": o, "unit": "TOKENS"},
+            "completionStartTime": iso(t + 1), "model": "claude-sonnet-4", "modelParameters": {"max_tokens": 1024},
+            "level": "DEFAULT",
+            "statusMessage": None, "usageDetails": {"input": p, "output": o, "total": p + o}, "usage": {"input": p,
+            "output": o, "unit": "TOKENS"},
             "costDetails": {"input": 0.001, "output": 0.002}, "parentObservationId": f"s{i}",
         }  # fmt: skip
         span = {
@@ -203,7 +205,8 @@ def envoy() -> bytes:
 
 
 def helicone() -> bytes:
-    header = "request_id,request_created_at,response_created_at,response_status,request_model,prompt_tokens,completion_tokens,delay_ms,user_id"
+    header = "request_id,request_created_at,response_created_at,response_status,"
+    header += "request_model,prompt_tokens,completion_tokens,delay_ms,user_id"
     return csv_of(
         header,
         [
@@ -263,7 +266,8 @@ def azure_diagnostics() -> bytes:
     return lines(
         [
             {
-                "time": iso(t), "resourceId": "/SUBSCRIPTIONS/X", "category": "RequestResponse", "operationName": "ChatCompletions_Create",
+                "time": iso(t), "resourceId": "/SUBSCRIPTIONS/X", "category": "RequestResponse",
+                "operationName": "ChatCompletions_Create",
                 "durationMs": 1830, "resultSignature": "200", "location": "eastus", "properties": json.dumps(properties),
             }
             for t in AFTER_S
@@ -273,7 +277,8 @@ def azure_diagnostics() -> bytes:
 
 def azure_gateway() -> bytes:
     return csv_of(
-        "TimeGenerated [UTC],CorrelationId,OperationName,DeploymentName,ModelName,PromptTokens,CompletionTokens,TotalTokens,IsStreamCompletion",
+        "TimeGenerated [UTC],CorrelationId,OperationName,DeploymentName,ModelName,"
+        "PromptTokens,CompletionTokens,TotalTokens,IsStreamCompletion",
         [[blank(t) + "0Z", f"c{i}", "chat", "d", "gpt-4o", p, o, p + o, "true"] for i, (t, p, o) in enumerate(FOUR)],
     )
 
@@ -339,7 +344,8 @@ def datadog() -> bytes:
                 {
                     "id": f"d{i}", "type": "span",
                     "attributes": {
-                        "span_id": f"{i}", "trace_id": f"t{i}", "ml_app": "app", "span_kind": "llm", "model_name": "gpt-4o", "status": "ok",
+                        "span_id": f"{i}", "trace_id": f"t{i}", "ml_app": "app", "span_kind": "llm", "model_name": "gpt-4o",
+                        "status": "ok",
                         "start_ns": round(epoch_s(t) * 1e9), "duration": 1.83e9,
                         "metrics": {"input_tokens": p, "output_tokens": o, "total_tokens": p + o},
                     },
@@ -372,7 +378,8 @@ def nginx() -> bytes:
     took = (0.25, 0.5, 4.0, 1.0)
     rows = [
         {
-            "time_iso8601": at(t + s).astimezone(timezone(timedelta(hours=2))).isoformat(), "msec": f"{epoch_s(t + s):.3f}", "status": "200",
+            "time_iso8601": at(t + s).astimezone(timezone(timedelta(hours=2))).isoformat(), "msec": f"{epoch_s(t + s):.3f}",
+            "status": "200",
             "request_time": f"{s:.3f}", "request": "POST /v1/completions HTTP/1.1",
             "upstream": {"addr": "10.0.0.1:8000", "usage": {"prompt_tokens": p, "completion_tokens": o}},
         }
@@ -440,8 +447,10 @@ def bedrock() -> bytes:
     return lines(
         [
             {
-                "schemaType": "ModelInvocationLog", "schemaVersion": "1.0", "timestamp": iso(t), "accountId": "1", "region": "us-east-1",
-                "requestId": f"{i}", "operation": "Converse", "modelId": "anthropic.claude", "input": {"inputContentType": "application/json", "inputTokenCount": p},
+                "schemaType": "ModelInvocationLog", "schemaVersion": "1.0", "timestamp": iso(t), "accountId": "1",
+                "region": "us-east-1",
+                "requestId": f"{i}", "operation": "Converse", "modelId": "anthropic.claude",
+                "input": {"inputContentType": "application/json", "inputTokenCount": p},
                 "output": {"outputContentType": "application/json", "outputTokenCount": o},
             }
             for i, (t, p, o) in enumerate(FOUR)
@@ -460,7 +469,8 @@ def langsmith() -> bytes:
 def elastic() -> bytes:
     hits = [
         {"_index": "gw", "_id": f"{i}", "_score": 1.0,
-         "_source": {"@timestamp": iso(t), "http": {"response": {"status_code": 200}}, "llm": {"usage": {"prompt_tokens": p, "completion_tokens": o}}}}
+         "_source": {"@timestamp": iso(t), "http": {"response": {"status_code": 200}}, "llm": {"usage": {"prompt_tokens": p,
+         "completion_tokens": o}}}}
         for i, (t, p, o) in enumerate(FOUR)
     ]  # fmt: skip
     return json.dumps({"took": 3, "timed_out": False, "hits": {"total": {"value": 4}, "hits": hits}}).encode()
@@ -512,17 +522,22 @@ EXPORTS: tuple[Export, ...] = (
     Export(
         tool="BurstGPT",
         name="burst.csv",
-        content=csv_of("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", [[t, "GPT-4", p, o, p + o, "API log"] for t, p, o in FOUR]),
+        content=csv_of("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", [[t, "GPT-4", p, o, p + o,
+        "API log"] for t, p, o in FOUR]),
     ),
     Export(
         tool="Mooncake",
         name="mooncake.jsonl",
-        content=lines([{"timestamp": round(t * 1e3), "input_length": p, "output_length": o, "hash_ids": list(range(-(-p // 512)))} for t, p, o in FOUR]),
+        content=lines([{"timestamp": round(t * 1e3), "input_length": p, "output_length": o,
+        "hash_ids": list(range(-(-p // 512)))} for t, p, o in FOUR]),
     ),
-    Export(tool="ShareGPT", name="sharegpt.json", content=sharegpt(), arrival_s=None, prompts=None, outputs=None, notes=("approximate",)),
-    Export(tool="OpenAI chat JSONL", name="train.jsonl", content=openai_chat(), arrival_s=None, prompts=None, outputs=None, notes=("approximate",)),
+    Export(tool="ShareGPT", name="sharegpt.json", content=sharegpt(), arrival_s=None, prompts=None, outputs=None,
+    notes=("approximate",)),
+    Export(tool="OpenAI chat JSONL", name="train.jsonl", content=openai_chat(), arrival_s=None, prompts=None, outputs=None,
+    notes=("approximate",)),
     Export(
-        tool="OpenAI batch input", name="batch.jsonl", content=openai_batch(), arrival_s=None, prompts=None, outputs=(200, 201, 202),
+        tool="OpenAI batch input", name="batch.jsonl", content=openai_batch(), arrival_s=None, prompts=None, outputs=(200,
+        201, 202),
         refused=("output", "missing_output"), way_out={"missing_output": "max_tokens"},
     ),
     Export(tool="OpenTelemetry GenAI spans", name="traces.json", content=otlp(), notes=("1 without", "invoke_agent")),

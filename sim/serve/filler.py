@@ -1,4 +1,4 @@
-"""The words that answers consist of."""
+"""The texts of answers."""
 
 from __future__ import annotations
 
