@@ -36,6 +36,7 @@ FILES = {
     "hardware": lambda behind: {"hardware": behind},
     "serving_stack": lambda behind: {"serving_stack": behind},
     "placement": lambda behind: {"placement": behind},
+    "costs.prices": lambda behind: {"costs": {"prices": behind}},
     "experts.popularity": lambda behind: {"experts": {"popularity": behind}},
     "decoding.draft.model": lambda behind: {"decoding": _decoding("draft", behind)},
     "decoding.acceptance.recorded": lambda behind: {"decoding": _decoding("recorded", behind)},

@@ -105,6 +105,7 @@ ELSEWHERE = {
     ("hwmodels/calibrate/samples.py", "_append"): "a log, which grows sample by sample",
     ("hwmodels/calibrate/samples.py", "write_measured"): "in the folder of a calibration, read again at once",
     ("hwmodels/profiles/files.py", "write_profile"): "in the folder of a calibration, and profiles that ship",
+    ("hwmodels/model/hub.py", "fetch_config"): "in a cache folder of our own, in which nothing else is written",
     ("hwmodels/left_out.py", "write_widths"): "a table that ships",
     ("sim/cli/app.py", "_mute"): "/dev/null in the place of standard output",
     ("sim/study/table.py", "__init__"): "a temporary file without a name",
