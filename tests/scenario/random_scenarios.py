@@ -67,6 +67,21 @@ def write_files(folder: Path) -> None:
     ]
     (folder / "placement.json").write_text(json.dumps({"format": "rooftrace-placement-1", "groups": groups}))
     _write_servegen(folder)
+    _write_jsonl(folder / "export.jsonl", _exported(rng))
+    (folder / "prices.toml").write_text(
+        '[providers]\nours = "our contract"\n\n[devices]\n'
+        'h100-sxm = [{ provider = "ours", usd_per_hour = 2.0, listed = "one", seen = "2026" }]\n'
+    )
+
+
+def _exported(rng: Random) -> list[Mapping]:
+    """Rows of a gateway's log, of which some failed and some do not say how long the answer was."""
+    rows: list[Mapping] = []
+    for i in range(40):
+        usage = {"in": rng.randint(1, 400), **({} if i % 5 == 3 else {"out": rng.randint(1, _LONGEST)})}
+        status = "error" if i % 9 == 4 else "success"
+        rows.append({"at": 1_790_000_000 + i / 40, "usage": usage, "limit": 60, "status": status})
+    return rows
 
 
 def _columns(number: int) -> dict[str, bool]:
@@ -742,7 +757,8 @@ class _Around:
         if rng.random() < 0.5:
             found["slo"] = rng.choice([{"ttft_s": 0.1}, {"ttft_s": 0.5, "tpot_s": 0.01}, {"e2el_s": 0.7}])
         if rng.random() < 0.3:
-            found["costs"] = rng.choice([{"usd_per_device_hour": 2.5}, {"pue": 1.3, "carbon_g_per_kwh": 250}])
+            listed = [{"provider": "coreweave"}, {"prices": "prices.toml", "provider": "ours"}]
+            found["costs"] = rng.choice([{"usd_per_device_hour": 2.5}, {"pue": 1.3, "carbon_g_per_kwh": 250}, *listed])
         if rng.random() < 0.25:
             found["window"] = rng.choice([{"from_s": 0.1}, {"from_s": 0, "to_s": 0.4}, {"to_s": 0.2}, "after_warmup"])
 
@@ -753,7 +769,7 @@ class _Around:
 def _a_load(rng: Random) -> _Load:
     kind = rng.choice(
         ["generated"] * 7 + ["closed"] * 3 + ["trace"] * 7 + ["shared_prefix"] * 4 + ["conversations"] * 3
-        + ["sessions"] * 2 + ["mooncake"] * 2 + ["servegen", "protocol", "conversation"]
+        + ["sessions"] * 2 + ["mooncake"] * 2 + ["servegen", "protocol", "conversation", "export"]
     )  # fmt: skip
     load = _LOADS[kind](rng)
     settings = load.settings
@@ -885,6 +901,12 @@ def _protocol(rng: Random) -> _Load:
     return _Load(found, closed=True, arrives=False, longest=240)
 
 
+def _export(rng: Random) -> _Load:
+    columns = {"arrival": "at", "prompt_tokens": "usage.in", "output_tokens": "usage.out", "max_tokens": "limit"}
+    found = {"trace": "export.jsonl", "columns": columns, "missing_output": rng.choice(["drop", "max_tokens", "draw"])}
+    return _Load(found | _some(rng, 0.3, keep_failed=[True]), columns=frozenset({"max_tokens"}), longest=470)
+
+
 def _builtin(rng: Random) -> _Load:
     return _Load({"trace": "conversation", "requests": 25, "rate_scale": 20}, longest=5000)
 
@@ -892,4 +914,5 @@ def _builtin(rng: Random) -> _Load:
 _LOADS = {
     "generated": _generated, "closed": _closed, "trace": _trace, "shared_prefix": _shared, "conversations": _conversations,
     "sessions": _recorded, "mooncake": _hashed, "servegen": _production, "protocol": _protocol, "conversation": _builtin,
+    "export": _export,
 }  # fmt: skip

