@@ -54,6 +54,11 @@ class FromFile:
 
     def __init__(self, path: Path) -> None:
         """ValueError where the package is missing or *path* cannot be read."""
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if not file.is_file():
+            raise ValueError(
+                f"the tokenizer {file} does not exist; give a tokenizer.json or the folder that it lies in"
+            )
         try:
             from tokenizers import Tokenizer
         except ImportError:
@@ -61,11 +66,6 @@ class FromFile:
                 "a tokenizer needs the package tokenizers, which is not installed: pip install tokenizers, or leave it out to "
                 "count tokens approximately"
             ) from None
-        file = path / "tokenizer.json" if path.is_dir() else path
-        if not file.is_file():
-            raise ValueError(
-                f"the tokenizer {file} does not exist; give a tokenizer.json or the folder that it lies in"
-            )
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(file))
         except Exception as error:  # whatever the package's own code raises
