@@ -27,15 +27,17 @@ def cached_config(name: str) -> Path | None:
     fetched = fetched_folder(name) / FILES[0]
     if fetched.is_file():
         return fetched
-    hub = (
-        os.environ.get("HF_HUB_CACHE")
-        or Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "hub"
-    )
-    folder = Path(hub).expanduser() / f"models--{name.replace('/', '--')}"
+    folder = hub_cache() / f"models--{name.replace('/', '--')}"
     main = folder / "refs" / "main"
     snapshots = [folder / "snapshots" / main.read_text().strip()] if main.is_file() else []
     snapshots += sorted((folder / "snapshots").glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
     return next((each / FILES[0] for each in snapshots if (each / FILES[0]).is_file()), None)
+
+
+def hub_cache() -> Path:
+    """The folder in which the HuggingFace libraries keep checkpoints (`HF_HUB_CACHE`, `HF_HOME`)."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
 
 
 def fetched_folder(name: str) -> Path:

@@ -14,6 +14,16 @@ from typer.core import TyperGroup
 from sim.cli.exits import USER_ERROR, interrupted
 from sim.errors import RooftraceError
 
+_QUESTIONS = {
+    "What happens to my traffic?": ("run", "sweep", "compare", "plot", "trace"),
+    "What do I need, and what would help?": ("advise", "capacity", "optimize", "place"),
+    "How far is it from what I measured?": ("bench", "validate", "fit", "calibrate"),
+    "From and to real servers": ("scenario", "export", "serve"),
+    "Theory and papers": ("theory", "reproduce"),
+    "Catalogues, settings and this installation": ("models", "hardware", "schema", "doctor"),
+}
+"""The commands by the question that they answer, in the order of `rooftrace --help`."""
+
 
 class _Guarded(TyperGroup):
     """Turns errors that the user can mend, full disks included, into one sentence and exit code 2, and signals into another."""
@@ -51,13 +61,13 @@ def _mute() -> bool:
 
 
 def build_app() -> typer.Typer:
-    """The application with every command registered: `run` first, the others by name."""
+    """The application with every command registered, in the order of the questions that they answer."""
     app = typer.Typer(
         name="rooftrace",
         cls=_Guarded,
         help="Replay LLM request traces against models of real hardware.",
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -72,7 +82,11 @@ def build_app() -> typer.Typer:
 
     from sim.cli import commands
 
-    names = sorted((module.name for module in pkgutil.iter_modules(commands.__path__)), key=lambda n: (n != "run", n))
-    for name in names:
+    panels = {name: question for question, names in _QUESTIONS.items() for name in names}
+    modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}
+    for name in sorted(modules, key=list(panels).index):
+        n_commands, n_groups = len(app.registered_commands), len(app.registered_groups)
         importlib.import_module(f"sim.cli.commands.{name}").register(app)
+        for each in (*app.registered_commands[n_commands:], *app.registered_groups[n_groups:]):
+            each.rich_help_panel = panels[name]
     return app

@@ -1,0 +1,37 @@
+"""What an installation has, and how commands are grouped."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import pkgutil
+
+from typer.testing import CliRunner
+
+from sim.cli import build_app, commands
+from sim.cli.app import _QUESTIONS
+
+
+def test_doctor_says_what_is_installed() -> None:
+    done = CliRunner().invoke(build_app(), ["doctor", "--json"])
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["rooftrace"] == importlib.metadata.version("rooftrace")
+    assert f"numpy {importlib.metadata.version('numpy')}" in found["packages"]
+    assert found["other_packages_in_the_way"] == "none"
+    both = {*found["extras"].split(", "), *found["extras_not_installed"].split(", ")}
+    assert {"fast", "serve", "torch", "jax"} <= both
+    assert set(found["extras"].split(", ")).isdisjoint(found["extras_not_installed"].split(", "))
+
+
+def test_every_command_stands_below_one_question() -> None:
+    listed = [name for names in _QUESTIONS.values() for name in names]
+    assert sorted(listed) == sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
+    shown = CliRunner().invoke(build_app(), ["--help"]).stdout
+    places = [shown.index(question) for question in _QUESTIONS]
+    assert places == sorted(places)
+    assert places[0] < shown.index("\n│ sweep ") < places[1]
+
+
+def test_completion_can_be_installed() -> None:
+    assert "--install-completion" in CliRunner().invoke(build_app(), ["--help"]).stdout
