@@ -85,7 +85,7 @@ def test_a_signal_is_answered_by_one_sentence(monkeypatch, tmp_path, asked, wher
     [
         ["reproduce", "--quick", "--jobs", "2", "--out", "out"],
         ["sweep", "--axis", "seed=0:40:41", "--jobs", "2", "--set", "workload.requests=4000", "--out", "out"],
-        ["optimize", "--goal", "cost", "--axis", "replicas=1,2,3,4", "--set", "workload.requests=4000", "--jobs", "2",
+        ["optimize", "--goal", "cost", "--axis", "replicas=1,2,3,4", "--set", "workload.requests=40000", "--jobs", "2",
          "--out", "out"],
         ["serve", "--port", "0", "--out", "out"],
     ],

@@ -471,7 +471,7 @@ def test_the_books_hold_at_every_event_with_tiers() -> None:
 def test_the_random_runs_use_every_kind_of_tier() -> None:
     loads = dict.fromkeys(("host", "disk", "remote", "peer"), 0)
     swapped = 0
-    for seed in range(800):
+    for seed in range(2_400):
         columns = run(with_tiers(an_experiment(seed, speculative=seed % 2 == 0), seed))
         for kind, facts in columns.meta.get("tiers", {}).items():
             loads[kind] += facts["loads"]
