@@ -165,9 +165,9 @@ def test_trace_reuse_takes_sessions_and_says_how(tmp_path):
     assert 0.5 < found["best_hit_rate"] < 1
     parquet = tmp_path / "s.parquet"
     pd.read_json(lines, lines=True).to_parquet(parquet)
-    as_a_trace = rooftrace("trace", "reuse", parquet, "--out", tmp_path / "reuse.png")
-    assert as_a_trace.exit_code == 0
-    assert "Columns that are not used: agent, request, delay" in as_a_trace.stderr
+    refused = rooftrace("trace", "reuse", parquet)
+    assert refused.exit_code == 2
+    assert "--sessions-per-s" in refused.stderr
 
 
 def test_trace_reuse_needs_block_ids(tmp_path):

@@ -268,10 +268,32 @@ def _read_sessions(file: Path, per_s: float) -> Any:
         return read_sessions(file, starts=Poisson(rate_per_s=per_s))
 
 
+def _holds_sessions(file: Path) -> bool:
+    """Whether *file* is a Parquet file with the columns of recorded sessions, whose requests have no arrivals of their own."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        if opened.read(4) != b"PAR1":
+            return False
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        names = set(pyarrow.parquet.read_schema(file).names)
+    except (OSError, pyarrow.ArrowException):
+        return False  # said where it is read
+    return {"session_id", "request", "delay", "hash_ids"} <= names
+
+
 def _read(file: Path, format_: str, **how: Any) -> Any:
     from workloads import read_trace
 
     with _user_errors(file):
+        if _holds_sessions(file):
+            raise RooftraceError(
+                f"{file} is a Parquet file of recorded sessions: workload.sessions replays them, and rooftrace trace reuse takes "
+                "them with --sessions-per-s"
+            )
         return read_trace(file, format_, **how)
 
 
