@@ -1,4 +1,4 @@
-"""What an hour of a device costs: list prices by provider, each with its date and source."""
+"""List prices of an hour of a device by provider, each with its date and source."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _KEYS = {"provider": str, "usd_per_hour": (int, float), "listed": str, "seen": s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What one provider lists for an hour of a device."""
+    """The list price of an hour of a device at one provider."""
 
     provider: str
     usd_per_hour: float
     listed: str
-    """What the price is listed for: an instance, or the device alone."""
+    """The item that the price list names: an instance, or the device alone."""
     seen: str
     """When, as YYYY, YYYY-MM or YYYY-MM-DD."""
     page: str
@@ -43,7 +43,7 @@ class Prices:
         return tuple(sorted({price.provider for listed in self.of.values() for price in listed}))
 
     def find(self, device: str, provider: str | None = None) -> Price | None:
-        """What *provider* lists for *device*, or the default; None where there is none."""
+        """The list price of *device* at *provider*, or the default one; None where there is none."""
         return next((each for each in self.of.get(device, ()) if provider in (None, each.provider)), None)
 
 

@@ -102,7 +102,7 @@ NOT_MODELLED: Mapping[str, str] = {
     **dict.fromkeys(("gemma4_text", "mimo_v2_flash", "step3p5", "step3p7"), f"{_UNEVEN} from windowed to full ones"),
     "nemotron-nas": f"{_UNEVEN} from one to the next",
 }
-"""Of families that are known, what no fitted kernel and no shape here stands for."""
+"""Parts of known families for which there is no fitted kernel or shape here."""
 _TIED = {"tie_word_embeddings": True}
 CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma2": {"vocab_size": 256000, "head_dim": 256, "sliding_window": 4096},
@@ -120,7 +120,7 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "starcoder2": {"use_bias": True, **_TIED},
     **dict.fromkeys(("gemma", "cohere", "cohere2", "smollm3", "ernie4_5_moe"), _TIED),
 }
-"""What a family's config.json leaves out on the hub: the defaults of its class in transformers 5.23."""
+"""Keys that a family's config.json leaves out on the hub: the defaults of its class in transformers 5.23."""
 _HEADS = ("num_key_value_heads", "head_dim")
 _DEEPSEEK = ("n_routed_experts", "n_shared_experts", "first_k_dense_replace", "q_lora_rank")
 STATED: Mapping[str, tuple[str, ...]] = {

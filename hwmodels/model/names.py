@@ -160,7 +160,7 @@ def _contained(text: str, known: Collection[str]) -> str | None:
 
 
 def quantization_config(fmt: str, *, latent: bool, fp8_cache: bool) -> Mapping[str, Any]:
-    """What the config.json of a checkpoint says whose linear layers are all in *fmt*, as compressed-tensors writes it.
+    """The `quantization_config` of a checkpoint whose linear layers are all in *fmt*, as compressed-tensors writes it.
 
     NVFP4 leaves *latent* attention in the base format, as the checkpoints of DeepSeek, Kimi and GLM-5 do (`exclude_modules`,
     `ignore` of their configs).

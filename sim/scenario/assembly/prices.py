@@ -1,4 +1,4 @@
-"""What an hour of a scenario's devices costs: its own price, that of a provider, or the catalogue's."""
+"""The price of an hour of a scenario's devices: its own, that of a provider, or the catalogue's."""
 
 from __future__ import annotations
 
