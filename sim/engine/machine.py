@@ -26,18 +26,7 @@ from sim.engine.prices import StageTable
 from sim.engine.roles import Part
 from sim.engine.sequences import n_waiting, refusal, take_for_rounds
 from sim.engine.stages import Stages
-from sim.engine.tenant import (
-    NOTHING,
-    InCommon,
-    Tenant,
-    awaits,
-    drop_in_flight,
-    hand_back,
-    n_loading,
-    read_at_rest,
-    rings,
-    stop,
-)
+from sim.engine.tenant import NOTHING, InCommon, Tenant
 
 
 def found_tokens(tenant: Tenant, request: RoutedRequest, now_ns: int) -> int:
@@ -147,7 +136,7 @@ class Machine:
         self.stages = Stages(n_stages)
         self.tenants = self._made(common, spec, first_number, part)
         for tenant in self.tenants:
-            rings(tenant, common.clock, self._on_loaded)
+            tenant.ring_when_loaded(common.clock, self._on_loaded)
         self._hosting = {tenant.spec.model: tenant for tenant in self.tenants}
         self._turn = 0
         self._promised = [0] * n_stages if isinstance(first.cost, StageTable) else []
@@ -301,8 +290,9 @@ class Machine:
             self._ticks = span.end(j)
             self._alarm.set(self._ticks >> TICK_BITS)
 
-    def _on_loaded(self, _event: object) -> None:
+    def _on_loaded(self, tenant: Tenant) -> None:
         """KV that was asked for has come: who waits for it may go on."""
+        tenant.sequences.version.hear(self._clock.now_ns)
         self._heed(self._clock.now_ns)
 
     def give_up(self, id_: int) -> None:
@@ -311,6 +301,7 @@ class Machine:
         tenant = self.tenants[0] if self._alone else self.tenant_of(self._model(id_))
         now_ns = self._clock.now_ns
         tenant.sequences.given_up[id_] = now_ns
+        tenant.sequences.version.hear(now_ns)
         self._heed(now_ns)
 
     def tenant_for(self, id_: int) -> Tenant:
@@ -321,8 +312,7 @@ class Machine:
         """News of a request from another machine (`sim.engine.exchange`); it is read when the next iteration is planned."""
         now_ns = self._clock.now_ns
         put(tenant, now_ns, id_, what, tokens)
-        if self._lane.span is not None or not (self._alone and read_at_rest(tenant, now_ns)):
-            self._heed(now_ns)
+        self._heed(now_ns)
 
     def abort(self, now_ns: int) -> list[int]:
         """Stop at *now_ns*: iterations that have ended by then count, the others have not been. All memory is free afterwards;
@@ -332,14 +322,14 @@ class Machine:
         if self._alone and self._lane.span is not None:
             span = self._lane.span
             done = span.index_at(now_ns << TICK_BITS) - 1
-            stop(self.tenants[0], self._lane, done, span.end(done) if done else self._ticks)
+            self.tenants[0].stop(self._lane, done, span.end(done) if done else self._ticks)
         for tenant in self.tenants:
-            drop_in_flight(tenant)
+            tenant.drop_in_flight()
         self._ends.clear()
         self._ticks = now_ns << TICK_BITS
         self._promised = [self._ticks] * len(self._promised)
         self.stages.stop(self._ticks)
-        return [id_ for tenant in self.tenants for id_ in hand_back(tenant)]
+        return [id_ for tenant in self.tenants for id_ in tenant.hand_back()]
 
     # Turns of a machine that is alone.
 
@@ -390,7 +380,7 @@ class Machine:
             return
         ticks = max(self.stages.free[0], now_ns << TICK_BITS)
         for tenant in _in_turn(self.tenants, self._turn, self._oldest_first):
-            if not tenant.sequences.busy and not n_loading(tenant):
+            if not tenant.sequences.busy and not tenant.n_loading:
                 continue
             refused = False
             for _ in range(max(len(tenant.ready), 1)):
@@ -439,7 +429,7 @@ class Machine:
             if self._alone:
                 self._alarm.set(wake_ns)
             self._look_ns = wake_ns
-        elif busy and not self.stages.in_flight and not any(map(awaits, self.tenants)):
+        elif busy and not self.stages.in_flight and not any(tenant.awaits_kv for tenant in self.tenants):
             if any([surrenders(each) for each in busy]):
                 self._look_again(now_ns)
                 return

@@ -28,7 +28,7 @@ from sim.engine.roles import Part
 from sim.engine.sequences import n_waiting, refusal
 from sim.engine.span import Span, TapedSpan
 from sim.engine.stages import Stages
-from sim.engine.tenant import NOTHING, InCommon, Tenant, drop_in_flight, hand_back, launch, n_loading, stop
+from sim.engine.tenant import NOTHING, InCommon, Tenant
 from sim.engine.uniform import UniformSet
 
 _FEWEST, _MOST = 16, 1024
@@ -178,7 +178,7 @@ class RankedMachine(Machine):
             return
         tenant.sequences.enqueue(id_, kv_tokens, self._clock.now_ns)
         held = self._lanes[rank].held
-        if self._n_steps > 1 and held is not None and held.arrivals == -1 and self._balance is None:
+        if self._n_steps > 1 and held is not None and held.through_arrivals and self._balance is None:
             # Its plan is the same whoever waits.
             tenant.recorder.queued_ns.append(self._clock.now_ns)
         else:
@@ -235,12 +235,14 @@ class RankedMachine(Machine):
         put(tenant, self._clock.now_ns, id_, what, tokens)
         self.interrupt(self._clock.now_ns)
 
-    def _on_loaded(self, _event: object) -> None:
+    def _on_loaded(self, tenant: Tenant) -> None:
+        tenant.sequences.version.hear(self._clock.now_ns)
         self.interrupt(self._clock.now_ns)
 
     def give_up(self, id_: int) -> None:
         tenant = self.tenants[self._state.replica[id_] - self.tenants[0].number]
         tenant.sequences.given_up[id_] = self._clock.now_ns
+        tenant.sequences.version.hear(self._clock.now_ns)
         self.interrupt(self._clock.now_ns)
 
     def abort(self, now_ns: int) -> list[int]:
@@ -251,9 +253,9 @@ class RankedMachine(Machine):
         end = self._ticks if span is None or not done else span.end(done)
         for tenant, lane in zip(self.tenants, self._lanes, strict=True):
             if lane.span is not None:
-                stop(tenant, lane, done, end)
-            drop_in_flight(tenant)
-            ids += hand_back(tenant)
+                tenant.stop(lane, done, end)
+            tenant.drop_in_flight()
+            ids += tenant.hand_back()
         self._in_step = False
         self._waited = Waited()
         self._ticks = now_ns << TICK_BITS
@@ -309,21 +311,21 @@ class RankedMachine(Machine):
         self._n_steps = 1
         duration = self._prices.step(totals, draft_steps)
         for rank in taking:
-            launch(self.tenants[rank], self._lanes[rank], ticks, duration)
+            self.tenants[rank].iterations.launch(self._lanes[rank], ticks, duration)
         return ticks + duration
 
     def _alike(self, taking: Sequence[int]) -> int:
         """For how many steps all would do what they are about to do, if nobody comes: decodes, and nothing else."""
         if any(tenant.sequences.busy for rank, tenant in enumerate(self.tenants) if rank not in taking):
             return 1
+        if self.tenants[0].planner.prompts_wait and any(work.prompts for work in self._works):
+            # Whether they may start is asked before every step.
+            return 1
         n = _MOST
         for rank in taking:
             lane, sequences = self._lanes[rank], self.tenants[rank].sequences
             held, decoding, prepared = lane.held, lane.decoding, lane.prepared
-            if held is None or lane.run or sequences.given_up or not isinstance(decoding, UniformSet):
-                return 1
-            if sequences.exchange is not None and sequences.exchange.mail:
-                # What came while the present plan was there is read by the next.
+            if held is None or lane.run or not isinstance(decoding, UniformSet):
                 return 1
             assert prepared is not None
             n = min(n, held.left + 1, decoding.until_finish(), decoding.until_bend())
@@ -373,7 +375,9 @@ class RankedMachine(Machine):
         ]
         starts, self._waited = balance.start(self._works, self._waited)
         for tenant in self.tenants:
-            tenant.prompts_wait = not starts
+            if tenant.planner.prompts_wait is starts:
+                tenant.planner.prompts_wait = not starts
+                tenant.sequences.version.changes += 1
 
     def _rest(self) -> None:
         """Wait for the next interruption, or for the instant that a policy waits for.
@@ -388,7 +392,7 @@ class RankedMachine(Machine):
         busy = [rank for rank, tenant in enumerate(self.tenants) if tenant.sequences.busy]
         # What one rank waits for comes from other machines; ranks have no memory in common.
         busy = [rank for rank in busy if not self.tenants[rank].sequences.awaits()]
-        if busy and not any(n_loading(tenant) for tenant in self.tenants):
+        if busy and not any(tenant.n_loading for tenant in self.tenants):
             if any([surrenders(self.tenants[rank]) for rank in busy]):
                 self._alarm.set(now_ns)
                 return

@@ -36,6 +36,7 @@ from sim.engine.promises import Promises
 from sim.engine.requests import RequestState
 from sim.engine.roles import Part
 from sim.engine.running import Departure, RunningSet
+from sim.engine.version import Version
 
 
 class Outside(Protocol):
@@ -79,8 +80,8 @@ class Sequences:
         self.kv = pool_of(spec, state, by_chunk=alone and takes_by_chunk(spec.scheduler))
         self.state = state
         self.n_admitted = 0
-        self.n_changes = self.n_arrivals = 0
-        """Counts of what may end a plan that is held in a lane: who ends, joins or leaves in any lane, and who comes."""
+        self.version = Version()
+        """Counts what may change a plan, in whichever lane."""
         self.n_computed = 0
         """Of those that wait: with nothing to compute before they decode."""
         self.given_up: dict[int, int] = {}
@@ -112,7 +113,7 @@ class Sequences:
         seq = self.state.waiting_seq(id_, cached_tokens=kv_tokens)
         self.queue.append(seq)
         self.n_computed += not seq.tokens
-        self.n_arrivals += 1
+        self.version.arrive(now_ns)
 
     def take_out(self, lane: Lane, id_: int) -> tuple[int, int, int]:
         """A sequence that is not in flight leaves its lane: its tokens cached, the KV blocks to give back, and when it emitted its
@@ -175,6 +176,11 @@ class Sequences:
     def paused_growth(self, lane: Lane, paused: Paused) -> int:
         return max(0, self.kv.held(paused.cached + lane.decoding.query_tokens) - paused.blocks)
 
+    def growth_of(self, lane: Lane) -> int:
+        """KV blocks that a decode step of all would take that a lane has."""
+        growth = lane.decoding.growth_blocks if lane.decoding.n else 0
+        return growth + sum(self.paused_growth(lane, paused) for paused in lane.paused.values())
+
     def reject(self, refused: Sequence[tuple[int, str]]) -> None:
         for id_, reason in refused:
             seq = next((seq for seq in self.queue if seq.id == id_), None)
@@ -183,7 +189,7 @@ class Sequences:
             self.queue.remove(seq)
             self.n_computed -= not seq.tokens
             self.brought.gone(id_)
-            self.n_changes += 1
+            self.version.changes += 1
             if seq.kept_blocks:
                 assert self.exchange is not None
                 self.exchange.leave_the_queue(id_, seq.cached_tokens)
@@ -224,7 +230,7 @@ class Sequences:
         return departure._replace(blocks=kept)
 
     def _join(self, lane: Lane, id_: int, cached: int, token_ns: int, blocks: int | None = None) -> None:
-        self.n_changes += 1
+        self.version.changes += 1
         held = self.kv.held(cached) if blocks is None else blocks
         lane.decoding.join(id_, cached, self.state.left[id_], token_ns, held)
         if not self._alone:
@@ -253,7 +259,7 @@ class Sequences:
         if token_ns >= 0:
             state.token_ns[id_] = token_ns
         self.kv.release(id_, blocks + beside, known)
-        self.n_changes += 1
+        self.version.changes += 1
         self._in_vain += 1
         if self._in_vain > _MOST_IN_VAIN:
             raise PolicyError(
@@ -285,7 +291,7 @@ class Sequences:
             queue.remove(seq)
         lane.admitted[id_] = None
         self.n_admitted += 1
-        self.n_changes += 1
+        self.version.changes += 1
         if self.state.scheduled[id_] < 0:
             self.state.scheduled[id_] = now_ns
         if seq.kept_blocks:
@@ -379,7 +385,7 @@ class Sequences:
             del lane.admitted[id_]
             self.n_admitted -= 1
             self.promises.end(id_)
-            self.n_changes += 1
+            self.version.changes += 1
             self.state.status[id_] = ABORTED
             return
         promised = self.promises.end(id_)
@@ -391,7 +397,7 @@ class Sequences:
         else:
             del lane.admitted[id_]
         self.n_admitted -= 1
-        self.n_changes += 1
+        self.version.changes += 1
         state = self.state
         state.finish[id_] = end_ns
         state.status[id_] = FINISHED
@@ -457,8 +463,7 @@ def refuse(sequences: Sequences, reject: Sequence[tuple[int, str]], shorten: Seq
             raise PolicyError(f"{what}, which does not wait here")
         if tokens < 1:
             raise PolicyError(f"{what} to {tokens} tokens; the least is 1")
-        sequences.state.shorten(id_, tokens)
-        sequences.n_changes += 1
+        sequences.version.changes += sequences.state.shorten(id_, tokens)
 
 
 def n_waiting(sequences: Sequences) -> int:
@@ -524,7 +529,7 @@ def let_go(sequences: Sequences, lane: Lane) -> None:
         if state.status[id_] != UNFINISHED:
             continue
         state.status[id_] = ABORTED
-        sequences.n_changes += 1
+        sequences.version.changes += 1
         if waiting is not None:
             sequences.queue.remove(waiting)
             sequences.n_computed -= not waiting.tokens
