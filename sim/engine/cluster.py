@@ -106,12 +106,6 @@ def _as_column(values: array[int], dtype: type[np.signedinteger] = np.int64) -> 
     return np.frombuffer(values, dtype)
 
 
-def _trees_of_ranks(spec: MachineSpec) -> bool:
-    """Whether ranks find KV again in trees: with requests that come with KV from elsewhere, such machines run step by step, for one
-    of them may find room a step sooner than its plan, which was to hold, said (one random run in a thousand)."""
-    return spec.ranks > 1 and any(tenant.prefix_cache == "tree" for tenant in spec.tenants)
-
-
 def _stores(specs: Sequence[MachineSpec]) -> SharedStores | None:
     """What tiers of several machines share; None where no machine has a tier."""
     kinds = [tier.kind for spec in specs for tenant in spec.tenants for tier in tenant.tiers]
@@ -228,9 +222,7 @@ class _Cluster:
         common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, _stores(specs))
         first = 0
         for index, spec in enumerate(specs):
-            steps = experiment.handover is not None and _trees_of_ranks(spec)
-            its_own = common._replace(fast_forward=False) if steps else common
-            self._machines.append(machine_of(its_own, index, spec, first, experiment.part_of(index)))
+            self._machines.append(machine_of(common, index, spec, first, experiment.part_of(index)))
             first += len(self._machines[-1].tenants)
         self._caching = any(tenant.sequences.kv.caches for machine in self._machines for tenant in machine.tenants)
         alone = len(self._machines) == 1 and eligible(self._machines, workload) is None and experiment.fleet is None

@@ -29,7 +29,6 @@ from sim.engine.links import Link, Transfer
 from sim.engine.machine import Machine
 from sim.engine.requests import RequestState
 from sim.engine.roles import HandoverSpec, KvPath, Role
-from sim.engine.sequences import refusal
 from sim.engine.tenant import Tenant
 
 _ARRIVED: Final = 0
@@ -268,7 +267,7 @@ class Handovers:
             machine.deliver(id_)
             return
         assert receiver is not None
-        if refusal(machine.tenant_of(self._model(id_)).sequences, id_) is not None:
+        if machine.tenant_of(self._model(id_)).sequences.refusal(id_) is not None:
             # It says why.
             self.legs.pop(id_).end()
             machine.deliver(id_)
@@ -309,7 +308,7 @@ class Handovers:
             for machine in hosting:
                 tenant = machine.tenant_of(model)
                 kinds.setdefault(id(tenant.spec), []).append((machine, tenant))
-        refusing = [kind for kind, each in kinds.items() if refusal(each[0][1].sequences, id_) is not None]
+        refusing = [kind for kind, each in kinds.items() if each[0][1].sequences.refusal(id_) is not None]
         if not refusing:
             return hosting
         gone = {machine for kind in refusing for machine, _ in kinds[kind]}
@@ -496,7 +495,7 @@ def _never(handovers: Handovers, id_: int) -> str:
     machines = handovers._gate.hosting(id_)
     if not machines:
         return "no machine decodes for the model"
-    return f"to decode it, {refusal(machines[0].tenant_of(handovers._model(id_)).sequences, id_)}"
+    return f"to decode it, {machines[0].tenant_of(handovers._model(id_)).sequences.refusal(id_)}"
 
 
 def _on_no_room(handovers: Handovers, id_: int) -> None:

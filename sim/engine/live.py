@@ -21,7 +21,6 @@ from sim.engine.experiment import Experiment
 from sim.engine.grown import GrownContents
 from sim.engine.lane import Lane
 from sim.engine.lives import DRAINING, READY
-from sim.engine.sequences import never_fits
 from workloads import Trace
 
 AFTER_NS = 1
@@ -247,7 +246,7 @@ class LiveRun(_Cluster):
         for machines in stages:
             if not machines:
                 return "no machine hosts the model"
-            reasons = [never_fits(each.tenant_of(model).sequences, prompt_tokens, output_tokens) for each in machines]
+            reasons = [each.tenant_of(model).sequences.never_fits(prompt_tokens, output_tokens) for each in machines]
             if None not in reasons:
                 return reasons[0]
         return None

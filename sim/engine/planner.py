@@ -50,6 +50,7 @@ class Planner:
         decoding, partial, queue, view = lane.decoding, lane.partial, self._queue, lane.view
         if self._speculates:
             decoding.follow_batch()
+            view.query_tokens = decoding.query_tokens
         n = decoding.n
         lane.growth = growth = decoding.growth_blocks if n else 0
         if lane.paused:
@@ -65,7 +66,6 @@ class Planner:
         view.waiting = self.queue_view if queue else ()
         view.prefilling = tuple(partial.values()) if partial else ()
         view.n_decoding = n
-        view.query_tokens = decoding.query_tokens
         view.free_blocks = kv.free
         view.growth_blocks = growth
         view.now_ns, view.rounds = ticks >> TICK_BITS, decoding.round
@@ -95,30 +95,33 @@ class Planner:
     def ask(self, lane: Lane) -> Plan:
         """The scheduler's plan for *lane*, as it was shown, held for no longer than it holds."""
         view = lane.view
-        plan = self._answer(view)
+        plan = self._plan(view)
+        if not isinstance(plan, Plan):
+            raise self._no_plan(plan)
         if self._loading is not None:
             plan = self._with_loads(self._loading, lane, plan)
         view.memo = plan.memo
         if plan.looks is not None:
             self._kv.use(plan.looks)
-        if plan.hold > 1 and not self._may_hold(lane, plan):
+        if plan.hold > 1 and (plan.reject or not (self._is_plain or self._may_hold(lane, plan))):
             plan = plan._replace(hold=1)
         return plan
 
     def _answer(self, view: ReplicaView) -> Plan:
         answer = self._plan(view)
         if not isinstance(answer, Plan):
-            raise PolicyError(f"{self._scheduler!r} answered {answer!r}; expected a policies.view.Plan")
+            raise self._no_plan(answer)
         return answer
+
+    def _no_plan(self, answer: object) -> PolicyError:
+        return PolicyError(f"{self._scheduler!r} answered {answer!r}; expected a policies.view.Plan")
 
     def _may_hold(self, lane: Lane, plan: Plan) -> bool:
         """Whether the scheduler would say the same again if nothing happened: where it may not, it is asked each iteration.
 
-        A plan does not hold that refuses requests, since it does not count on their blocks; that did not know of something; that
-        would see something else after every iteration. Whatever happens later ends it by the version that it was made for.
+        A plan does not hold that did not know of something, nor one that would see something else after every iteration. Whatever
+        happens later ends it by the version that it was made for.
         """
-        if plan.reject or self._is_plain:
-            return not plan.reject
         kv, exchange, ahead = self._kv, self._exchange, self._ahead
         asked = exchange is not None and bool(exchange.asked)
         waits = asked or bool(self._queue)
@@ -135,6 +138,12 @@ class Planner:
         return not (unknown_ends and ends_matter) and not ahead.misses(
             self._sequences.version, through_arrivals=plan.through_arrivals
         )
+
+    def let_prompts_start(self, starts: bool) -> None:
+        """Show prompts from now on, or none."""
+        if self.prompts_wait is starts:
+            self.prompts_wait = not starts
+            self._sequences.version.changes += 1
 
     # Loads from tiers.
 

@@ -163,6 +163,7 @@ class Tenant:
                 lane.held = None
             if not planner.show(lane, ticks):
                 if not planner.plans_now():
+                    lane.wake_ns = ALWAYS_NS
                     return NOTHING
                 continue
             plan = planner.ask(lane)
@@ -338,6 +339,7 @@ class Tenant:
                 lane.undo_prompts()
             lane.span = None
             lane.held = lane.view.memo = None
+            lane.wake_ns = ALWAYS_NS
         self.iterations.n_in_flight = 0
         self.ready.clear()
         self.ready.extend(self.lanes)
@@ -384,6 +386,11 @@ class Tenant:
     def awaits_kv(self) -> bool:
         """Whether something will come from a tier or from another machine that frees blocks or brings work."""
         return self.n_loading > 0 or self.sequences.awaits()
+
+    def gives_room_up(self) -> bool:
+        """Have a sequence give its room up that has landed with its KV and cannot be admitted; see `Exchange.surrender`."""
+        exchange = self.sequences.exchange
+        return exchange is not None and exchange.surrender()
 
     # What it leaves behind.
 
