@@ -40,13 +40,11 @@ class Prepared(NamedTuple):
     """Totals, draft steps, query tokens, prompts that complete, tokens emitted."""
     growth: int
     """KV blocks that its decodes take."""
-    in_vain: int
+    wasted: int
     found: int
-    """Tokens that those it admits have found."""
     loaded: int
-    """Tokens that were loaded for them from tiers."""
     evicted: int
-    """Blocks whose content has gone."""
+    """As in `sim.engine.iterations.Work`."""
 
 
 class Ended(NamedTuple):

@@ -164,7 +164,7 @@ class Machine:
         """The client of a request that is here has gone: it takes no further iteration, and its KV is free when the present one
         ends (where plans are made ahead, when the next one does)."""
         tenant = self._serving(id_)
-        tenant.sequences.give_up(id_, self._clock.now_ns)
+        tenant.give_up(id_, self._clock.now_ns)
         self.turns.heed(self._clock.now_ns)
 
     def _serving(self, id_: int) -> Tenant:

@@ -34,6 +34,7 @@ class Planner:
         self._loading = loading
         self._speculates = spec.decoding is not None
         self._by_chunk = sequences.kv.by_chunk
+        self._late = sequences.kv.caches_late
         self._shares_cache = sequences.kv.caches and not alone
         self._writes_evicted = loading is not None and loading.tiers.takes_evicted
         self._shows_more = self._ahead is not None or is_rank or reserves(spec.scheduler)
@@ -101,8 +102,10 @@ class Planner:
         if self._loading is not None:
             plan = self._with_loads(self._loading, lane, plan)
         view.memo = plan.memo
-        if plan.looks is not None:
-            self._kv.use(plan.looks)
+        if self._late:
+            self._sequences.finding.listed = plan.order
+            if plan.looks is not None:
+                self._kv.use(plan.looks)
         if plan.hold > 1 and (plan.reject or not (self._is_plain or self._may_hold(lane, plan))):
             plan = plan._replace(hold=1)
         return plan

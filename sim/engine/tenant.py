@@ -38,6 +38,8 @@ from sim.engine.version import HeldPlan
 
 NOTHING: Final = -1
 """What `Tenant.begin` returns where nothing was started."""
+ASK_AGAIN: Final = -2
+"""Nothing was started, and the scheduler would see something else now."""
 
 _LANES_AT_ONCE = 64
 """More micro-batches than these get their lanes when they are needed."""
@@ -152,30 +154,35 @@ class Tenant:
         For a rank the tick is not known yet: any other answer than NOTHING means that an iteration is prepared, and the machine
         launches it.
         """
-        planner, version = self.planner, self._version
+        planner = self.planner
         while True:
-            if self._hears or self.sequences.given_up:
+            if self._hears:
                 self._hear(lane, ticks)
-            held = lane.held
-            if held is not None:
-                if held.holds(version, ticks >> TICK_BITS) and lane.decoding.growth_blocks <= self._kv.free:
-                    return self._go_on(lane, held, ticks)
+            if lane.held is not None:
+                if self._still_holds(lane, lane.held, ticks):
+                    return self._go_on(lane, lane.held, ticks)
                 lane.held = None
             if not planner.show(lane, ticks):
-                if not planner.plans_now():
-                    lane.wake_ns = ALWAYS_NS
-                    return NOTHING
-                continue
+                if planner.plans_now():
+                    continue
+                lane.wake_ns = ALWAYS_NS
+                return NOTHING
             plan = planner.ask(lane)
-            before = version.changes
             end = self._carry_out(lane, plan, ticks)
-            if end != NOTHING:
+            if end >= 0:
                 return end
-            if planner.knows_more_now(lane) or version.changes != before:
-                continue
-            if not planner.takes_memory_back(lane, plan.until_ns, ticks >> TICK_BITS):
+            if end == NOTHING and not self._asks_again(lane, plan, ticks):
                 lane.wake_ns = plan.until_ns
                 return NOTHING
+
+    def _still_holds(self, lane: Lane, held: HeldPlan, ticks: int) -> bool:
+        """Whether nothing has happened that a held plan does not let pass, and there is memory for its next iteration."""
+        return held.holds(self._version, ticks >> TICK_BITS) and lane.decoding.growth_blocks <= self._kv.free
+
+    def _asks_again(self, lane: Lane, plan: Plan, ticks: int) -> bool:
+        """Whether a plan that starts nothing was made ahead, or memory comes free for another."""
+        planner = self.planner
+        return planner.knows_more_now(lane) or planner.takes_memory_back(lane, plan.until_ns, ticks >> TICK_BITS)
 
     def _go_on(self, lane: Lane, held: HeldPlan, ticks: int) -> int:
         """Carry a held plan out for one iteration more."""
@@ -188,33 +195,37 @@ class Tenant:
         """Refuse, preempt and pause those whom *plan* names, and start what it plans: the tick at which that ends, or NOTHING."""
         sequences, iterations = self.sequences, self.iterations
         decode, run = plan.decode, plan.run
-        wasted = stepping_on(lane.leaving, plan) if lane.leaving else None
-        if wasted is not None and isinstance(decode, tuple):
-            decode = tuple(id_ for id_ in decode if id_ not in lane.leaving)
+        wasted = None
+        if lane.leaving:
+            wasted = stepping_on(lane.leaving, plan)
+            if isinstance(decode, tuple):
+                decode = tuple(id_ for id_ in decode if id_ not in lane.leaving)
         if plan.reject or plan.shorten:
             refuse(sequences, plan.reject, plan.shorten)
-        if self._late:
-            self._finding.listed = plan.order
         if plan.preempt or sequences.n_computed or lane.paused or (decode is not True and decode is not False):
             run = self._move(lane, plan, decode, ticks)
         n, growth = (lane.decoding.n, lane.growth) if decode else (0, 0)
         if wasted is not None:
-            if self._kv.writes:
-                self._finding.note_the_leaving(lane)
-            lane.forget_the_leaving()
+            self._forget_the_leaving(lane)
             if wasted:
-                return iterations.start_with_wasted(lane, run, n, growth, ticks, wasted)
+                return iterations.start(lane, run, n, growth, ticks, wasted)
         if run or (n and self._steps_singly):
             if self._holds and plan.hold > 1 and not run:
                 lane.held = HeldPlan(
                     plan.hold - 1, self._version, through_arrivals=plan.through_arrivals, until_ns=plan.until_ns
                 )
             return iterations.start(lane, run, n, growth, ticks)
-        return iterations.start_span(lane, plan, growth, ticks) if n else NOTHING
+        if n:
+            return iterations.start_span(lane, plan, growth, ticks)
+        # What it has changed the next plan sees.
+        return ASK_AGAIN if plan.preempt or plan.reject or len(run) < len(plan.run) else NOTHING
 
-    def _move(
-        self, lane: Lane, plan: Plan, decode: bool | tuple[int, ...], ticks: int
-    ) -> tuple[tuple[int, int], ...]:
+    def _forget_the_leaving(self, lane: Lane) -> None:
+        if self._kv.writes:
+            self._finding.note_the_leaving(lane)
+        lane.forget_the_leaving()
+
+    def _move(self, lane: Lane, plan: Plan, decode: bool | tuple[int, ...], ticks: int) -> tuple[tuple[int, int], ...]:
         """Preempt, join and pause those whom *plan* names; what is left of its prompts."""
         sequences, decoding, run = self.sequences, lane.decoding, plan.run
         if plan.preempt:
@@ -244,23 +255,32 @@ class Tenant:
     # Hearing what has come.
 
     def _what_it_hears(self) -> tuple[Callable[[Lane, int], None], ...]:
-        """The steps before a plan that this tenant needs, in order; none for one without a cache, tiers or other machines."""
+        """The steps before a plan that this tenant needs, in order; none for one without a cache, tiers, other machines and clients
+        that go."""
         sequences, steps = self.sequences, list[Callable[[Lane, int], None]]()
         if self.loading is not None:
             steps.append(self._land_loads)
-        steps.append(self._let_go)
+        if sequences.given_up:
+            steps.append(self._let_go)
         if self._ahead is not None and sequences.kv.caches:
             steps.append(self._free_the_ended)
         if sequences.exchange is not None:
             steps.append(self._read_news)
         if self._late:
             steps.append(self._show_chunks)
-        return () if len(steps) == 1 else tuple(steps)
+        return tuple(steps)
 
     def _hear(self, lane: Lane, ticks: int) -> None:
         """Take in what has come since the last plan, as far as the coming one knows it."""
-        for step in self._hears or (self._let_go,):
+        for step in self._hears:
             step(lane, ticks)
+
+    def give_up(self, id_: int, now_ns: int) -> None:
+        """The client of a request that is here has gone."""
+        first = not self.sequences.given_up
+        self.sequences.give_up(id_, now_ns)
+        if first:
+            self._hears = self._what_it_hears()
 
     def _land_loads(self, lane: Lane, ticks: int) -> None:
         assert self.loading is not None
@@ -270,6 +290,8 @@ class Tenant:
     def _let_go(self, lane: Lane, ticks: int) -> None:
         if self.sequences.given_up:
             let_go(self.sequences, lane)
+        else:
+            self._hears = self._what_it_hears()
 
     def _free_the_ended(self, lane: Lane, ticks: int) -> None:
         assert self._ahead is not None
@@ -294,7 +316,6 @@ class Tenant:
         span = lane.span
         assert span is not None
         lane.span = None
-        self.iterations.n_in_flight -= 1
         if done < span.n or not span.is_recorded:
             span.close(self.recorder, done)
             if not done:
@@ -331,7 +352,7 @@ class Tenant:
 
     def drop_in_flight(self) -> None:
         """Forget the micro-batches that have not left the last stage."""
-        n_in_flight = self.iterations.n_in_flight
+        n_in_flight = sum(lane.span is not None for lane in self.lanes)
         self.recorder.spans.drop_last(n_in_flight)
         self.recorder.stages.drop_last(n_in_flight * len(self.stages))
         for lane in self.lanes:
@@ -340,7 +361,6 @@ class Tenant:
             lane.span = None
             lane.held = lane.view.memo = None
             lane.wake_ns = ALWAYS_NS
-        self.iterations.n_in_flight = 0
         self.ready.clear()
         self.ready.extend(self.lanes)
 
