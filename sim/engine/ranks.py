@@ -54,7 +54,7 @@ class Together(Turns):
         self._balance = balance
         self._waited = Waited()
         self._works: list[RankWork] = []
-        """As of the first of the steps in flight."""
+        """Of each rank, behind the first of the steps in flight."""
         self._n_steps = 0
         """Steps in flight; 0: none."""
 
@@ -112,13 +112,15 @@ class Together(Turns):
         return ticks + duration
 
     def _let_prompts_start(self, balance: PromptBalance) -> None:
-        self._works = [
+        starts, self._waited = balance.start(self._works_now(), self._waited)
+        for tenant in self.tenants:
+            tenant.planner.let_prompts_start(starts)
+
+    def _works_now(self) -> list[RankWork]:
+        return [
             RankWork(bool(tenant.sequences.queue or lane.partial), bool(lane.decoding.n or lane.paused))
             for tenant, lane in zip(self.tenants, self._lanes, strict=True)
         ]
-        starts, self._waited = balance.start(self._works, self._waited)
-        for tenant in self.tenants:
-            tenant.planner.let_prompts_start(starts)
 
     # Several steps as one event.
 
@@ -126,9 +128,11 @@ class Together(Turns):
         """For how many steps all would do what they are about to do, if nothing comes: decodes, and nothing else."""
         if any(tenant.sequences.busy for rank, tenant in enumerate(self.tenants) if rank not in taking):
             return 1
-        if self.tenants[0].planner.prompts_wait and any(work.prompts for work in self._works):
-            # Whether they may start is asked before every step.
-            return 1
+        if self._balance is not None:
+            # News may have brought prompts since it was asked whether they may start, which it is before every step.
+            self._works = self._works_now()
+            if self.tenants[0].planner.prompts_wait and any(work.prompts for work in self._works):
+                return 1
         n = _MOST
         for rank in taking:
             n = self._steps_of(self.tenants[rank], self._lanes[rank], n)
