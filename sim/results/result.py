@@ -17,6 +17,7 @@ from sim.errors import OutputError
 from sim.results.costs import costs_of
 from sim.results.folder import FILES, read_json, staging, write_json
 from sim.results.parquet import iteration_table, request_table, stored_columns, transfer_table, write_parquet
+from sim.results.trust import trusted
 from sim.results.words import LATENCY_HEADS, fact_rows, latency_rows
 
 if TYPE_CHECKING:
@@ -56,32 +57,10 @@ class Result:
         costs = costs_of(self.columns, self.manifest)
         if costs is not None and found["window"]["rule"] != "whole":
             found["window"]["whole_run"].append("costs")
-        beside = {"costs": costs, "fitted_stack": fitted_stack(self.manifest)}
+        beside = {
+            **trusted(self.manifest, found), "reported": self._reported, "costs": costs, "fitted_stack": fitted_stack(self.manifest)
+        }  # fmt: skip
         return {**found, **{key: value for key, value in beside.items() if value}}
-
-    @property
-    def intervals(self) -> dict[str, dict[str, Any]]:
-        """For `tpot_s` and `ttft_s` the mean of the summary, and `low` and `high` of the 90 % interval in which it would be
-        measured, by how far off deployments were that the serving stack's fit had not seen (`basis`). Empty where none were held
-        back: pools, speculation, the datasheet, a stack that nothing was fitted to, a device that is no GPU, and a saturated run,
-        whose latencies grow for as long as arrivals last. TPOT's `low` is no less than the reading of the weights takes."""
-        factors = self.manifest.get("interval")
-        if factors is None or self.summary["saturated"]:
-            return {}
-        found = {}
-        for name in ("tpot_s", "ttft_s"):
-            mean = self.summary[name]["mean"]
-            if mean is not None:
-                low, high = factors[name]
-                # Nothing is measured faster than the datasheet allows.
-                floor = min(mean, factors.get("tpot_floor_s", 0.0)) if name == "tpot_s" else 0.0
-                found[name] = {
-                    "mean": mean,
-                    "low": max(mean * low, floor),
-                    "high": mean * high,
-                    "basis": factors["basis"],
-                }
-        return found
 
     @property
     def figures(self) -> Figures | None:
@@ -92,6 +71,12 @@ class Result:
         if asked.get("protocol") is None:
             return None
         return protocol(asked["protocol"]).figures(self.columns, asked["concurrency"])
+
+    @property
+    def _reported(self) -> dict[str, float | None] | None:
+        """`figures` for a summary; None for what none of the requests has."""
+        found = self.figures
+        return None if found is None else {key: value if value == value else None for key, value in found._asdict().items()}
 
     @property
     def _window(self) -> Mapping[str, Any]:

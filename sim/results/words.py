@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sim.metrics as metrics
+from sim.results.trust import trust_rows
 from sim.text import seconds_text
 
 LATENCY_HEADS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -348,6 +349,7 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             ),
             ("Accepted by position", ", ".join(share(rate) for rate in speculation["acceptance_rate_per_pos"])),
         ]
+    rows += trust_rows(summary)
     if summary["wall_s"] is not None:
         rows.append(("Spent simulating", seconds_text(summary["wall_s"])))
     return rows

@@ -146,44 +146,4 @@ def _print(result: Any, folder: Path) -> None:
         more = len(rejections) - 1
         others = f", and {more} more reason{'s' if more > 1 else ''} in requests.parquet" if more else ""
         facts.append(("Rejected", f"{count:,} x {reason}{others}"))
-    print_facts([*facts, *_expected(result), *_memory(result.manifest), ("Results", f"{folder}/")])
-
-
-def _expected(result: Any) -> list[tuple[str, str]]:
-    """What the protocol reports, and within what the means would be measured."""
-    from sim.text import seconds_text
-
-    rows = []
-    if result.figures is not None:
-        ttft, tpot = (seconds_text(each) if each == each else "-" for each in result.figures)
-        rows.append(("As the protocol reports", f"TTFT {ttft}, TPOT {tpot}"))
-    if result.intervals:
-        texts = [
-            f"{name.removesuffix('_s').upper()} {seconds_text(each['low'])} to {seconds_text(each['high'])}"
-            for name, each in result.intervals.items()
-        ]
-        basis = next(iter(result.intervals.values()))["basis"]
-        rows.append(("Expect to measure", f"mean {', '.join(texts)} (90 % interval), by the errors on {basis}"))
-    elif "interval" in result.manifest and result.summary["saturated"]:
-        rows.append(
-            ("Expect to measure", "no interval: the run is saturated, and the runs that were held back are not")
-        )
-    return rows
-
-
-def _memory(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The KV cache and what else takes memory, to lay beside the log of an engine."""
-    from hwmodels.memory import cache_text, parts_text
-
-    if "memory" in manifest:
-        found = [("", manifest["memory"])]
-    else:
-        found = [
-            (f" of {name}/{model['serves']}" if len(pool["models"]) > 1 else f" of {name}", model["memory"])
-            for name, pool in manifest["pools"].items()
-            for model in pool["models"]
-        ]
-    rows = []
-    for whose, facts in found:
-        rows += [(f"KV cache{whose}", cache_text(facts)), (f"Memory{whose}", parts_text(facts))]
-    return rows
+    print_facts([*facts, ("Results", f"{folder}/")])

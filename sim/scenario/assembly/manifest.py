@@ -108,6 +108,7 @@ def _pool_facts(pools: list[PoolOf], built: list[list[Hosted]]) -> dict[str, Any
                     **each["model"],
                     **({"ranks": each["ranks"]} if "ranks" in each else {}),
                     "memory": each["memory"],
+                    "trust": {**each["trust"], "why_not": "of several pools together no run was held back"},
                     "scheduler": each["scheduler"],
                     "decoding": each["decoding"],
                 }
@@ -145,7 +146,7 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
                 **({"price_usd_per_hour": price_source} if price_source else {}),
             },
         },
-        **_interval(deployment, hosted[i]),
+        **_trust(deployment, hosted[i]),
         **ranks_of(pool.scenarios[i]),
         "memory": hosted[i].plan.facts,
         "scheduler": named.shown_policy(hosted[i].spec.scheduler),
@@ -153,28 +154,41 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
     }
 
 
-def _interval(deployment: Deployment, hosted: Hosted) -> dict[str, Any]:
-    """Factors of a 90 % interval for TPOT and TTFT, where deployments were held back of the stack's fit."""
+def _trust(deployment: Deployment, hosted: Hosted) -> dict[str, Any]:
+    """What the prices come from (`trust`), and factors of a 90 % interval for TPOT and TTFT where deployments were held back of the
+    stack's fit; `why_not` where there are none."""
     from hwmodels.calibrated import Calibrated
     from hwmodels.serving_intervals import has_rows, serving_interval
 
-    profile = deployment.profile
-    if not isinstance(deployment.made_by, Calibrated) or profile is None or hosted.decoding is not None:
-        return {}
+    provenance, profile = deployment.provenance, deployment.profile
+    stack = provenance.get("serving_stack", {})
+    priced = {"kernels": provenance.get("calibration", provenance["profile"])}
+    priced |= {key: provenance[key] for key in ("measured_kernels", "borrowed_kernels") if key in provenance}
+    priced |= {f"stack_{key}" if key != "name" else "stack": stack[key] for key in ("name", "release", "fitted_to") if key in stack}
+
+    def without(tier: str, why: str) -> dict[str, Any]:
+        return {"trust": {"tier": tier, **priced, "why_not": why}}
+
+    if not isinstance(deployment.made_by, Calibrated) or profile is None:
+        return without("no measurements", "no measured deployment was laid beside this cost model")
     if deployment.made_by.stack.fit:
-        # Deployments held back of the catalogue's fit say nothing of one that was fitted itself.
-        return {}
-    stack = deployment.made_by.stack.name
+        return without("fitted to your runs", "the stack was fitted to runs of its own; --intervals N replays what its fit left unknown")
+    if hosted.decoding is not None:
+        return without("nothing held back", "no run with speculative decoding was held back of the stack's fit")
+    name = deployment.made_by.stack.name
     found = serving_interval(
-        stack,
+        name,
         deployment.model.name,
         deployment.measured_as,
         kind=profile.kind,
-        loan=deployment.loan(network_alone=has_rows(stack, deployment.measured_as)),
+        loan=deployment.loan(network_alone=has_rows(name, deployment.measured_as)),
     )
     if found is None:
-        return {}
-    return {"interval": {**found.facts, "tpot_floor_s": deployment.least_step_s}}
+        return without("nothing held back", f"no measured deployment was held back of serving_stack {name} on {deployment.device.name}")
+    return {
+        "interval": {**found.facts, "tpot_floor_s": deployment.least_step_s},
+        "trust": {"tier": f"{found.unseen} not seen by the fit", **priced},
+    }
 
 
 def versions() -> dict[str, str]:
