@@ -21,6 +21,7 @@ from sim.bench.cases import at as experiment_at
 from sim.bench.fitting import ERRORS
 from sim.bench.parameters import Z90, Setting
 from sim.errors import RooftraceError
+from sim.text import is_share
 
 if TYPE_CHECKING:
     from hwmodels.deployment import Deployment
@@ -313,9 +314,10 @@ def _interval(name: str, middle: float, values: Sequence[float], same: Sequence[
 
 
 def changes(a: Scenario, b: Scenario, replays: int = REPLAYS, names: Sequence[str] = FIGURES) -> dict[str, Interval]:
-    """Figures of *b* over those of *a*, less 1: the two share the draws of a replay, so that what is off in both cancels.
+    """Figures of *b* over those of *a*, less 1, or of shares their difference.
 
-    RooftraceError where they are not of one serving stack, model and device, whose errors would not be the same.
+    The two share the draws of a replay, so that what is off in both cancels. RooftraceError where they
+    are not of one serving stack, model and device, whose errors would not be the same.
     """
     from sim.scenario.assembly.deployment import deployment_of
 
@@ -329,7 +331,8 @@ def changes(a: Scenario, b: Scenario, replays: int = REPLAYS, names: Sequence[st
 
     def change(name: str, up: Result, down: Result) -> float:
         before = value_at(down.summary, name)
-        # Of nothing, such as an SLO that no request keeps, there is no share.
+        if is_share(name):
+            return value_at(up.summary, name) - before
         return value_at(up.summary, name) / before - 1.0 if before else float("nan")
 
     found = {}

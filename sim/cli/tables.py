@@ -6,8 +6,10 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -106,9 +108,7 @@ class _Table:
         n = len(heads)
         self.tail = range(n - fold, n)
         self.wraps = {*self.tail, *(range(left) if fold_left else ())}
-        self.cells = [
-            max((cell_len(line) for row in rows for line in row[i].split("\n")), default=0) for i in range(n)
-        ]
+        self.cells = [max((cell_len(line) for row in rows for line in row[i].split("\n")), default=0) for i in range(n)]
         whole = [max(self.cells[i], *map(cell_len, head.split("\n"))) for i, head in enumerate(heads)]
         self.least = [min(width, _WRAPPED) if i in self.wraps else width for i, width in enumerate(whole)]
         # Heads go on over several lines where there is little room, names of settings at their dots.
@@ -132,9 +132,8 @@ class _Table:
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for i, head in enumerate(self.heads):
             wraps = i in self.wraps
-            table.add_column(
-                head, justify=self._justify(i), overflow="fold", no_wrap=not wraps, min_width=min(self.least[i], 8) if wraps else None
-            )  # fmt: skip
+            least = min(self.least[i], 8) if wraps else None
+            table.add_column(head, justify=self._justify(i), overflow="fold", no_wrap=not wraps, min_width=least)
         for row in self.rows:
             table.add_row(*row)
         return table
@@ -191,6 +190,25 @@ class _Table:
 
     def _justify(self, column: int) -> Any:
         return "left" if column < self.left or column in self.wraps else "right"
+
+
+def written(folder: Path, *commands: str) -> list[tuple[str, str]]:
+    """Facts that say what a command has written into *folder*, and by which other commands to look at it."""
+    names = sorted(f"{each.name}/" if each.is_dir() else each.name for each in folder.iterdir() if each.name[0] != ".")
+    page = [f"{folder / 'report.html'} in a browser"] if "report.html" in names else []
+    facts = [("Results", f"{folder}/: {', '.join(names)}")]
+    return [*facts, *(("See" if i == 0 else "", text) for i, text in enumerate([*page, *commands]))]
+
+
+def seen_by(folder: Path) -> tuple[str, ...]:
+    """Commands that look at the results folder of a run."""
+    name = shlex.quote(str(folder))
+    page = f"rooftrace plot {name} --html {shlex.quote(str(folder) + '.html')}"
+    return (
+        *([] if (folder / "report.html").exists() else [page]),
+        f"rooftrace compare {name} OTHER",
+        f"rooftrace export {name} --for vllm",
+    )
 
 
 def print_facts(rows: Iterable[tuple[str, str]]) -> None:

@@ -76,7 +76,11 @@ class Result:
     def _reported(self) -> dict[str, float | None] | None:
         """`figures` for a summary; None for what none of the requests has."""
         found = self.figures
-        return None if found is None else {key: value if value == value else None for key, value in found._asdict().items()}
+        return (
+            None
+            if found is None
+            else {key: value if value == value else None for key, value in found._asdict().items()}
+        )
 
     @property
     def _window(self) -> Mapping[str, Any]:

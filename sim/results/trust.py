@@ -2,10 +2,10 @@
 
 All of it is made of the manifest and of the other figures, once, for whoever shows or writes a summary.
 
-`intervals` has `level` (the share of measured means that intervals hold), `basis` (whose errors they are from) and `figures`: by the
-dotted name of a figure its `low` and `high`. They are those of `hwmodels.serving_intervals`, or of replays (`--intervals`), which
-have more figures and more about each; where there are none, `why_not` says why in a sentence. TPOT's `low` is no less than the
-reading of the weights takes.
+`intervals` has `level` (the share of measured means that intervals hold), `basis` (whose errors they are from) and `figures`: by
+the dotted name of a figure its `low` and `high`. They are those of `hwmodels.serving_intervals`, or of replays (`--intervals`),
+which have more figures and more about each; where there are none, `why_not` says why in a sentence. TPOT's `low` is no less than
+the reading of the weights takes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sim.text import seconds_text
+from sim.text import is_share, seconds_text
 
 LEVEL = 0.9
 REPLAYED = "replayed_intervals"
@@ -80,20 +80,71 @@ def interval_text(intervals: Mapping[str, Any]) -> str:
         for name, each in means.items()
         if each is not None
     ]
-    return f"mean {', '.join(texts)} ({intervals['level']:.0%} interval), by the errors on {intervals['basis']}".replace("%", " %")
+    basis = f"{'from' if 'replays' in intervals else 'by the errors on'} {intervals['basis']}"
+    return f"mean {', '.join(texts) or 'of nothing'} ({100 * intervals['level']:.0f} % interval), {basis}"
+
+
+INTERVAL_HEADS = ("middle", "model and simulation", "simulation alone")
+
+
+def interval_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Figures with the intervals of replays for a table under `INTERVAL_HEADS`; none without replays (`--intervals`)."""
+    intervals = summary.get("intervals", {})
+    if "replays" not in intervals:
+        return []
+    return [
+        (
+            name,
+            figure_text(name, each["middle"]),
+            f"{figure_text(name, each['low'])} to {figure_text(name, each['high'])}",
+            f"{figure_text(name, each['simulation_low'])} to {figure_text(name, each['simulation_high'])}",
+        )
+        for name, each in intervals["figures"].items()
+    ]
+
+
+def figure_text(name: str, value: float) -> str:
+    """A figure of a summary for people, by its dotted name."""
+    if name.split(".")[0].endswith("_s") and "per_s" not in name:
+        return seconds_text(value)
+    return f"{value:.1%}" if is_share(name) else f"{value:,.4g}"
+
+
+def _replay_rows(intervals: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if "replays" not in intervals:
+        return []
+    replays = intervals["replays"]
+    rows = [
+        ("", f"{replays} replays, and {intervals['simulations']} more seeds for the simulation's own"),
+        *level_facts(replays),
+    ]
+    if intervals["saturated_replays"]:
+        rows.append(("Saturated", f"{intervals['saturated_replays']} of {replays} replays"))
+    return rows
+
+
+def level_facts(replays: int) -> list[tuple[str, str]]:
+    """A row that says what so few *replays* hold; none where they are enough."""
+    held = (replays - 1) / (replays + 1)
+    if held >= LEVEL:
+        return []
+    return [("Too few", f"the farthest of {replays} replays hold {held:.0%} on average; 90 % take 19 of them or more")]
 
 
 def trust_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Rows for people: within what the means would be measured, where the prices come from, and the memory, to lay beside the log of
-    an engine; those that the summary of an older run has."""
+    """Rows for people: within what the means would be measured, where the prices come from, and the memory, to lay beside the log
+    of an engine; those that the summary of an older run has."""
     from hwmodels.memory import cache_text, parts_text
 
     rows = []
     if "reported" in summary:
-        texts = ("-" if (value := summary["reported"][name]) is None else seconds_text(value) for name in ("ttft_s", "tpot_s"))
+        texts = (
+            "-" if (value := summary["reported"][name]) is None else seconds_text(value)
+            for name in ("ttft_s", "tpot_s")
+        )
         rows.append(("As the protocol reports", "TTFT {}, TPOT {}".format(*texts)))
     if "intervals" in summary:
-        rows.append(("Expect to measure", interval_text(summary["intervals"])))
+        rows += [("Expect to measure", interval_text(summary["intervals"])), *_replay_rows(summary["intervals"])]
     for whose, found in _by_pool(summary.get("trust"), "tier"):
         rows.append((f"Trust{whose}", trust_text(found)))
     for whose, found in _by_pool(summary.get("memory"), "blocks"):

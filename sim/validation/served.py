@@ -120,18 +120,6 @@ def unexplained(
     return sorted((group for group in groups if beyond(group) > 0), key=beyond, reverse=True)
 
 
-def text_tables(pair: tuple[Comparison, Comparison]) -> Iterator[str]:
-    """Lines for a terminal: errors by family, stack, model and load."""
-    for title, names in BREAKDOWNS:
-        yield ""
-        yield f"{f'Serving runs {title}':<86}{'rows':>6}{'unmod.':>8}{'TPOT %':>8}{'bias':>8}{'TTFT %':>8}{'bias':>8}"
-        for group in errors_by(pair, *names):
-            yield f"{group.name:<86}{group.rows:>6,}{group.unmodelled:>8,}" + "".join(
-                f"{'-' if np.isnan(value) else format(value, '+.1f' if i % 2 else '.1f'):>8}"
-                for i, value in enumerate(_cells(group))
-            )
-
-
 def _cells(group: GroupErrors) -> tuple[float, float, float, float]:
     return group.tpot_median_pct, group.tpot_bias_pct, group.ttft_median_pct, group.ttft_bias_pct
 

@@ -28,7 +28,7 @@ from sim.bench.measured import BenchRun
 from sim.bench.next_run import advise
 from sim.bench.overlay import errors_of, posterior_of, stack_text
 from sim.bench.parameters import BY_NAME, KV, PARAMETERS, Setting, own_value, priors, setting_at
-from sim.cli.intervals import kept_at, kept_by, kept_facts, level_facts
+from sim.cli.intervals import kept_at, kept_by, kept_facts
 from sim.errors import RooftraceError, ScenarioError
 from sim.scenario.assembly import build, resolve
 from sim.scenario.assembly.deployment import deployment_of

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sim.cli.options import SummaryJson
+from sim.cli.tables import print_json
 
 if TYPE_CHECKING:
     from sim.placement import Outcome, Plan
@@ -62,7 +63,7 @@ def place(
     if plan is not None and plan.note is not None:
         typer.echo(f"Note: {plan.note}", err=True)
     if as_json:
-        typer.echo(json.dumps(summary, indent=2, allow_nan=False))
+        print_json(summary)
     else:
         _print(placements, serving, summary, out)
 
@@ -171,7 +172,7 @@ def _write(out: Path, placement: Any, serving: Any, summary: dict[str, Any]) -> 
 
 def _print(placements: list[Any], serving: Any, summary: dict[str, Any], out: Path | None) -> None:
     from policies.placement import group_bytes
-    from sim.cli.tables import print_facts, print_table
+    from sim.cli.tables import print_facts, print_table, written
 
     placement = placements[0]
     rows, device = [], 0
@@ -208,5 +209,7 @@ def _print(placements: list[Any], serving: Any, summary: dict[str, Any], out: Pa
         facts.append(("Planning", f"{took}{windows}{cut}"))
     if out is not None:
         only = "; the placement saved is that of the first window" if len(placements) > 1 else ""
-        facts.append(("Results", f"{out}/{only}"))
+        replay = shlex.quote(str(out / "placement.json"))
+        (name, text), *see = written(out, f"rooftrace place SCENARIO --replay {replay}")
+        facts += [(name, text + only), *see]
     print_facts(facts)

@@ -164,7 +164,11 @@ def _trust(deployment: Deployment, hosted: Hosted) -> dict[str, Any]:
     stack = provenance.get("serving_stack", {})
     priced = {"kernels": provenance.get("calibration", provenance["profile"])}
     priced |= {key: provenance[key] for key in ("measured_kernels", "borrowed_kernels") if key in provenance}
-    priced |= {f"stack_{key}" if key != "name" else "stack": stack[key] for key in ("name", "release", "fitted_to") if key in stack}
+    priced |= {
+        f"stack_{key}" if key != "name" else "stack": stack[key]
+        for key in ("name", "release", "fitted_to")
+        if key in stack
+    }
 
     def without(tier: str, why: str) -> dict[str, Any]:
         return {"trust": {"tier": tier, **priced, "why_not": why}}
@@ -172,7 +176,10 @@ def _trust(deployment: Deployment, hosted: Hosted) -> dict[str, Any]:
     if not isinstance(deployment.made_by, Calibrated) or profile is None:
         return without("no measurements", "no measured deployment was laid beside this cost model")
     if deployment.made_by.stack.fit:
-        return without("fitted to your runs", "the stack was fitted to runs of its own; --intervals N replays what its fit left unknown")
+        return without(
+            "fitted to your runs",
+            "the stack was fitted to runs of its own; --intervals N replays what its fit left unknown",
+        )
     if hosted.decoding is not None:
         return without("nothing held back", "no run with speculative decoding was held back of the stack's fit")
     name = deployment.made_by.stack.name
@@ -184,7 +191,10 @@ def _trust(deployment: Deployment, hosted: Hosted) -> dict[str, Any]:
         loan=deployment.loan(network_alone=has_rows(name, deployment.measured_as)),
     )
     if found is None:
-        return without("nothing held back", f"no measured deployment was held back of serving_stack {name} on {deployment.device.name}")
+        return without(
+            "nothing held back",
+            f"no measured deployment was held back of serving_stack {name} on {deployment.device.name}",
+        )
     return {
         "interval": {**found.facts, "tpot_floor_s": deployment.least_step_s},
         "trust": {"tier": f"{found.unseen} not seen by the fit", **priced},
