@@ -111,8 +111,15 @@ class _Table:
         self.cells = [max((cell_len(line) for row in rows for line in row[i].split("\n")), default=0) for i in range(n)]
         whole = [max(self.cells[i], *map(cell_len, head.split("\n"))) for i, head in enumerate(heads)]
         self.least = [min(width, _WRAPPED) if i in self.wraps else width for i, width in enumerate(whole)]
-        # Heads go on over several lines where there is little room, names of settings at their dots.
-        self.parts = [re.findall(r"[^\s.]+\.?|\.", head) for head in heads]
+        # Heads go on over several lines where there is little room, long names of settings at their dots.
+        self.parts = [
+            [
+                part
+                for word in head.split()
+                for part in (re.findall(r"[^.]+\.?|\.", word) if len(word) > _WRAPPED else [word])
+            ]
+            for head in heads
+        ]
         self.narrow = [
             max(self.least[i] if i in self.wraps else self.cells[i], *map(cell_len, self.parts[i] or [""]))
             for i in range(n)

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.results.trust import interval_text
 from sim.text import seconds_text
 from workloads.write import write_whole
 
@@ -27,7 +28,8 @@ _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: var(--text); background: var(--page); max-width: 1180px; margin: 2em auto;
   padding: 0 1em; overflow-wrap: anywhere; -webkit-text-size-adjust: 100%; }
 h1 { font-size: 1.5em; margin-bottom: 0.2em; } h2 { font-size: 1.15em; margin-top: 2em; }
-.lead { color: var(--soft); margin-top: 0; } .note { border-left: 4px solid #E69F00; padding: 0.2em 0.8em; background: var(--note); }
+.lead { color: var(--soft); margin-top: 0; } .note { border-left: 4px solid #E69F00; padding: 0.2em 0.8em;
+  background: var(--note); }
 .bad { border-left-color: #D55E00; background: var(--bad); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.25em 0.7em; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
@@ -153,9 +155,8 @@ def _run_lead(summary: Mapping[str, Any]) -> str:
     text = f"{counts['finished']:,} of {counts['total']:,} requests finished"
     if first["p99"] is None:
         return text
-    return (
-        f"{text}; half see a first token within {seconds_text(first['p50'])}, 99 % within {seconds_text(first['p99'])}"
-    )
+    text += f"; half see a first token within {seconds_text(first['p50'])}, 99 % within {seconds_text(first['p99'])}"
+    return f"{text}. To be measured: {interval_text(summary['intervals'])}" if "intervals" in summary else text
 
 
 def _values(result: SweepResult, heads: Sequence[str]) -> list[list[Any]]:

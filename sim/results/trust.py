@@ -18,7 +18,7 @@ from sim.text import is_share, seconds_text
 LEVEL = 0.9
 REPLAYED = "replayed_intervals"
 """Where a manifest has the intervals of replays."""
-_MEANS = ("tpot_s", "ttft_s")
+_MEANS = ("ttft_s", "tpot_s")
 
 
 def trusted(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -303,7 +303,11 @@ def fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if summary["slo_attainment"] is not None:
         good = rate(summary["goodput_requests_per_s"], "requests/s")
-        rows.append(("Within the SLO", f"{share(summary['slo_attainment'])} of requests, goodput {good}"))
+        limits = [
+            f"{key[:-2].upper()} at most {seconds_text(s)}" for key, s in summary.get("request_limits", {}).items()
+        ]
+        held = f" ({', '.join(limits)})" if limits else ""
+        rows.append(("Within the SLO", f"{share(summary['slo_attainment'])} of requests{held}, goodput {good}"))
     rows += limit_rows(summary)
     window = summary.get("window", metrics.WHOLE)
     rows.insert(1, ("Figures over", window_text(window)))

@@ -30,6 +30,7 @@ from sim.bench.overlay import errors_of, posterior_of, stack_text
 from sim.bench.parameters import BY_NAME, KV, PARAMETERS, Setting, own_value, priors, setting_at
 from sim.cli.intervals import kept_at, kept_by, kept_facts
 from sim.errors import RooftraceError, ScenarioError
+from sim.results.trust import level_facts
 from sim.scenario.assembly import build, resolve
 from sim.scenario.assembly.deployment import deployment_of
 from sim.study.rates import Target, own_rate_per_s
