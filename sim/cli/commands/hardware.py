@@ -70,8 +70,9 @@ def show(
     except ValueError as error:
         raise RooftraceError(str(error)) from None
     facts = _facts(device)
+    listed = list_prices().of.get(device.name, ())
     if wants_json(ctx, as_json):
-        print_json({**facts, "kernels": kernels})
+        print_json({**facts, "kernels": kernels, "prices": [asdict(each) for each in listed]})
         return
     rows = [
         (key, "-" if value is None else f"{value:,g}", device.sources.get(key, "-"))
@@ -79,7 +80,6 @@ def show(
     ]
     print_table(("", "value, SI units", "Source"), rows, title=device.title, fold=1)
     console().print(f"Kernels: {kernels}.")
-    listed = list_prices().of.get(device.name, ())
     if listed:
         rows = [(each.provider, f"{each.usd_per_hour:.2f}", each.seen, each.listed) for each in listed]
         title = "On-demand list prices; the first is the default, costs.provider chooses"

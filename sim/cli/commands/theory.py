@@ -60,7 +60,10 @@ def _split(argument: str) -> tuple[str, str]:
 
 def _list(entries: list[Any], as_json: bool) -> None:
     if as_json:
-        found = [{"name": e.name, "group": e.group, "summary": e.summary, "source": e.source} for e in entries]
+        found = [
+            {"name": e.name, "group": e.group, "parameters": _parameters(e), "summary": e.summary, "source": e.source}
+            for e in entries
+        ]
         print_json(found)
         return
     from sim.cli.tables import print_table
@@ -78,12 +81,14 @@ def _list(entries: list[Any], as_json: bool) -> None:
         print_table(("Closed form", "Arguments", "What it is"), rows, title=group, left=2, fold=1, fold_left=True)
 
 
+def _parameters(entry: Any) -> list[dict[str, Any]]:
+    return [{"name": p.name, "required": p.required, "default": p.default, "whole": p.whole} for p in entry.parameters]
+
+
 def _describe(entry: Any, as_json: bool) -> None:
-    parameters = [
-        {"name": p.name, "required": p.required, "default": p.default, "whole": p.whole} for p in entry.parameters
-    ]
     if as_json:
-        found = {"name": entry.name, "group": entry.group, "description": entry.description, "parameters": parameters}
+        found = {"name": entry.name, "group": entry.group, "description": entry.description}
+        found["parameters"] = _parameters(entry)
         print_json(found)
         return
     typer.echo(f"{entry.name}\n\n{entry.description}\n")
