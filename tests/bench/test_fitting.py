@@ -441,11 +441,10 @@ def test_what_is_off_in_both_sides_of_a_comparison_cancels(stack_file: Path) -> 
         changes(closed(stack_file), closed("vllm"), 2)
 
 
-def test_an_slo_that_no_request_keeps_has_no_change() -> None:
+def test_shares_change_by_points_also_from_none() -> None:
     never = closed("vllm").with_set("slo={ttft_s: 0.000001}")
-    found = changes(never, never, 2)
-    assert "slo_attainment" not in found
-    assert found["tpot_s.mean"].middle == 0.0
+    found = changes(never, closed("vllm").with_set("slo={ttft_s: 10}"), 2)
+    assert (found["slo_attainment"].middle, found["tpot_s.mean"].middle) == (1.0, 0.0)
 
 
 def test_the_probability_of_an_slo_is_worked_out_at_lower_rates_until_it_is_certain(

@@ -41,9 +41,7 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "sweep": [("s.yaml", *AXES, "--replications", "2", "--out", "out")],
     "compare": [("s.yaml", "t.yaml", "--replications", "2", "--jobs", "1")],
     "trace describe": [("t.csv",)],
-    "trace reuse": [("t.csv", "--out", "t.png")],
     "capacity": [("s.yaml",), ("--published",)],
-    "optimize": [("s.yaml", "--goal", "devices", *AXES, "--replications", "2", "--attainment", "0.5")],
     "validate": [("--measured", "gemm.csv", "--hardware", "h200")],
     "bench show": [BENCH[1:]],
     "bench compare": [(*BENCH, "--replications", "1")],
@@ -52,11 +50,13 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "models show": [("llama-3.1-8b",)],
     "hardware": [()],
     "hardware show": [("h100-sxm",)],
-    "hardware diff": [("h100-sxm", "h200")],
+    "hardware diff": [("l40s", "rtx-pro-6000")],
     "doctor": [()],
 }
 """Arguments of commands that print tables."""
 SLOW = {
+    "optimize": ("s.yaml", "--goal", "devices", *AXES, "--replications", "2", "--attainment", "0.5"),
+    "trace reuse": ("t.csv", "--out", "t.png"),
     "advise": ("s.yaml", "--only", "machines,tensor", "--replications", "2", "--jobs", "1"),
     "place": ("place.yaml",),
     "fit": ("--measured", "gemm.csv", "--device", "h200", "--out", "h200.toml", "--no-borrow"),
