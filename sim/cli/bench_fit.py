@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -158,6 +158,8 @@ def _facts(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Predi
                 "measured_s": dict(case.measured_s),
                 "before_s": dict(before),
                 "fitted_s": dict(figures),
+                "error_before": _errors(before, case.measured_s),
+                "error_fitted": _errors(figures, case.measured_s),
             }
             for case, before, figures in zip(found.cases, found.before, found.figures, strict=True)
         ],
@@ -167,11 +169,16 @@ def _facts(found: Fit, left_out: Sequence[Prediction], predicted: Sequence[Predi
     }
 
 
+def _errors(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+    return {name: predicted[name] / value - 1 for name, value in measured.items() if name in predicted}
+
+
 def _plain(each: Prediction) -> dict[str, Any]:
     return {
         "name": each.name,
         "quantity": each.quantity,
         "measured_s": each.measured_s,
+        "error": each.error,
         "predicted_s": each.predicted_s,
         "low_s": each.low_s,
         "high_s": each.high_s,

@@ -152,13 +152,20 @@ class _Table:
         groups = [middle[i : i + together] for i in range(0, len(middle), together)] + [[i] for i in tail]
         narrow = list(self.narrow)
         everything = [*keys, *middle, *tail]
-        # Names give way first, to a third of the room or what makes all columns fit.
+        # Names give way first, between words, to a third of the room or what makes all columns fit.
         over = self.width(everything, narrow, gap=2) - room
-        most = room // 3 // len(keys)
+        third = room // 3 // len(keys)
         for i in sorted(keys, key=lambda i: -narrow[i]):
-            if over > 0 and narrow[i] > most:
-                given = min(over, narrow[i] - most)
+            words = (len(word) for row in [*self.rows, self.heads] for word in row[i].split())
+            given = min(over, narrow[i] - max(third, min(_WRAPPED, max(words, default=0))))
+            if given > 0:
                 narrow[i], over = narrow[i] - given, over - given
+        # What is wider together than a line comes apart.
+        groups = [
+            part
+            for group in groups
+            for part in ([group] if self.width([*keys, *group], narrow, gap=2) <= room else [[i] for i in group])
+        ]
         block = list(keys)
         for group in groups:
             if len(block) > len(keys) and self.width([*block, *group], narrow, gap=2) > room:
@@ -173,8 +180,11 @@ class _Table:
 
         spare = max(0, room - self.width(columns, narrow, gap=2))
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
+        alone = len(columns) == max(self.left, 1) + 1
         for i in columns:
-            width = min(narrow[i], room)
+            width = narrow[i]
+            if alone and i == columns[-1]:
+                width = min(width, room - self.width(columns[:-1], narrow, gap=2) - 2)
             if spare and i in self.wraps | set(range(max(self.left, 1))):
                 more = min(spare, max(self.cells[i] - width, 0))
                 width, spare = width + more, spare - more

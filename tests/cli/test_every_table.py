@@ -60,7 +60,7 @@ SLOW = {
     "advise": ("s.yaml", "--only", "machines,tensor", "--replications", "2", "--jobs", "1"),
     "place": ("place.yaml",),
     "fit": ("--measured", "gemm.csv", "--device", "h200", "--out", "h200.toml", "--no-borrow"),
-    "capacity": ("s.yaml", "--slo", "--tolerance", "0.5"),
+    "capacity": ("s.yaml", "--set", "workload.limit=300", "--slo", "--limit", "ttft_p95=0.2s", "--tolerance", "0.3"),
     "calibrate": ("--backend", "numpy", "--budget", "2s", "--allow-noise", "--out", "out"),
     "reproduce": ("speculative", "--quick", "--jobs", "1"),
     "bench fit": (*BENCH, "--out", "stack.toml"),
