@@ -155,9 +155,10 @@ class _Table:
         # Names give way first, between words, to a third of the room or what makes all columns fit.
         over = self.width(everything, narrow, gap=2) - room
         third = room // 3 // len(keys)
+        rest = (room - max((narrow[i] for i in [*middle, *tail]), default=0)) // len(keys) - 2
         for i in sorted(keys, key=lambda i: -narrow[i]):
             words = (len(word) for row in [*self.rows, self.heads] for word in row[i].split())
-            given = min(over, narrow[i] - max(third, min(_WRAPPED, max(words, default=0))))
+            given = min(over, narrow[i] - max(third, min(_WRAPPED, rest, max(words, default=0))))
             if given > 0:
                 narrow[i], over = narrow[i] - given, over - given
         # What is wider together than a line comes apart.
@@ -189,8 +190,11 @@ class _Table:
                 more = min(spare, max(self.cells[i] - width, 0))
                 width, spare = width + more, spare - more
             table.add_column(self._head(i, width), justify=self._justify(i), overflow="fold", width=width)
+        keys = max(self.left, 1)
         for row in self.rows:
-            table.add_row(*(row[i] for i in columns))
+            # A row without anything in this block is in another.
+            if len(columns) == keys or any(row[i] for i in columns[keys:]):
+                table.add_row(*(row[i] for i in columns))
         table.add_row()
         return table
 

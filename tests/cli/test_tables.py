@@ -39,7 +39,7 @@ def test_a_file_gets_every_column_of_a_wide_table_side_by_side(
     fold=st.integers(0, 2),
     fold_left=st.booleans(),
     together=st.integers(1, 3),
-    columns=st.integers(60, 120),
+    columns=st.integers(80, 120),
 )
 def test_a_table_that_is_too_wide_goes_on_below_and_loses_nothing(
     words: list[list[int]], left: int, fold: int, fold_left: bool, together: int, columns: int

@@ -73,7 +73,7 @@ def test_pages_exports_comparisons_sweeps_and_advice_say_the_same_of_a_run(folde
         ("cost_model=roofline", "no measured deployment was laid beside this cost model"),
         ("serving_stack=ideal", "no measured deployment was held back of serving_stack ideal on h100-sxm"),
         ("decoding={method: ngram, num_speculative_tokens: 2, acceptance: {alpha: 0.5}}", "speculative decoding"),
-        ("pools={a: {replicas: 1}, b: {replicas: 1}}", "of several pools together no run was held back"),
+        ("pools={a: {replicas: 1}, b: {replicas: 1}}", "of several pools, or models, together"),
         ("workload.rate_scale=500", "the run is saturated"),
     ],
 )

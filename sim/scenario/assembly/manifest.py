@@ -34,6 +34,10 @@ def manifest_of(
         names = dict.fromkeys(deployment.model.name for pool in pools for deployment in pool.deployments)
         models = list(getattr(workload, "models", ()) or names)
         facts = {"models": models, "pools": _pool_facts(pools, built), "router": router}
+        if len(built) == len(built[0]) == 1:
+            facts |= {
+                key: value for key, value in _trust(pools[0].deployments[0], built[0][0]).items() if key == "interval"
+            }
         facts |= facts_of(scenario, pools, experiment.handover)
     chosen = {
         f"{pool.prefix(i)}{key}": {"tokens": tokens, "why": why}
@@ -60,6 +64,9 @@ def manifest_of(
         "versions": versions(),
         **({"auto": chosen} if chosen else {}),
     }
+
+
+_SEVERAL = "of several pools, or models, together no run was held back"
 
 
 def _label(pools: list[PoolOf], built: list[list[Hosted]], plain: bool) -> str:
@@ -93,6 +100,7 @@ def _name(pool: PoolOf, i: int, plain: bool) -> str:
 def _pool_facts(pools: list[PoolOf], built: list[list[Hosted]]) -> dict[str, Any]:
     """What the manifest says of each pool; `rows` are the values of the column `replica` that are its own."""
     found, first = {}, 0
+    alone = len(built) == len(built[0]) == 1
     for pool, hosted in zip(pools, built, strict=True):
         facts = [_facts(pool, hosted, i) for i in range(len(hosted))]
         last = first + pool.replicas * len(hosted) * pool.scenarios[0].parallel.data - 1
@@ -108,7 +116,7 @@ def _pool_facts(pools: list[PoolOf], built: list[list[Hosted]]) -> dict[str, Any
                     **each["model"],
                     **({"ranks": each["ranks"]} if "ranks" in each else {}),
                     "memory": each["memory"],
-                    "trust": {**each["trust"], "why_not": "of several pools together no run was held back"},
+                    "trust": each["trust"] if alone else {**each["trust"], "why_not": _SEVERAL},
                     "scheduler": each["scheduler"],
                     "decoding": each["decoding"],
                 }
