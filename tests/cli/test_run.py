@@ -63,6 +63,21 @@ def test_without_arguments_results_go_to_a_folder_and_the_table_says_which():
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES[:4])
 
 
+def test_a_run_says_what_it_wrote_and_its_commands_show_it(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    result = rooftrace("run", "--no-plots", *TINY, "--out", "out")
+    said = result.stdout.splitlines()
+    (files,) = [line for line in said if line.startswith("Results")]
+    assert files.split(": ")[1].strip().split(", ") == sorted(FILES[:4])
+    commands = [line[line.index("rooftrace") :].strip() for line in said if "rooftrace " in line]
+    assert [command.split()[1] for command in commands] == ["plot", "compare", "export"]
+    for command in commands:
+        shown = rooftrace(*command.replace("OTHER", "out").split()[1:])
+        assert shown.exit_code == 0, shown.output
+    assert Path("out.html").is_file()
+    assert "out/report.html in a browser" in rooftrace("run", "--no-plots", "--html", *TINY, "--out", "out").stdout
+
+
 def test_a_run_with_plots_writes_the_whole_folder():
     assert rooftrace("run", *TINY, "--out", "out").exit_code == 0
     assert sorted(path.name for path in Path("out").iterdir()) == sorted(FILES)
