@@ -108,21 +108,20 @@ def validate(
         except OSError as error:
             raise OutputError(f"cannot write {markdown}: {error.strerror}") from None
     pair = served_pair(found)
+    served = [] if pair is None else [(title, errors_by(pair, *names)) for title, names in BREAKDOWNS]
     if as_json:
         print_json(
             {
                 "files": [asdict(line) for line in lines],
                 "intervals": [asdict(line) for line in covered],
-                "served": [] if pair is None else [
-                    {"by": title, **asdict(group)} for title, names in BREAKDOWNS for group in errors_by(pair, *names)
-                ],
+                "served": [{"by": title, **asdict(group)} for title, groups in served for group in groups],
                 "left_out": folder.left_out,
             }
-        )  # fmt: skip
+        )
     else:
         _print(lines, covered)
-        for title, names in BREAKDOWNS if pair is not None else ():
-            _print_served(title, errors_by(pair, *names))
+        for title, groups in served:
+            _print_served(title, groups)
     told: list[Path] = [path for path in (out, markdown) if path is not None]
     if plots is not None and pair is not None:
         from sim.plots.served import draw_served
