@@ -289,7 +289,7 @@ class Vllm:
 
 
 def _note_admitted(cache: PrefixCache, id_: int, found_blocks: int, new_blocks: int, cached_tokens: int) -> None:
-    """Note in *cache* what an admitted sequence takes and then has; *found_blocks* is negative where it holds its blocks already."""
+    """Note in *cache* what an admitted sequence takes and then has; *found_blocks* is negative where it holds blocks already."""
     if found_blocks >= 0:
         cache.admit(id_, found_blocks)
     cache.take(new_blocks)

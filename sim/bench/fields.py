@@ -206,6 +206,10 @@ def _contradictions(run: BenchRun) -> Iterable[str]:
         each = getattr(run.offered, side).each_tokens
         if each and amount and abs(sum(each) / amount - 1) > 0.01:
             yield f"{side} tokens of the requests add up to {sum(each):,}; the file gives {amount:,}"
+    yield from _contradictory_latencies(run)
+
+
+def _contradictory_latencies(run: BenchRun) -> Iterable[str]:
     for name in ("ttft", "tpot", "itl", "e2el"):
         found: Latency | None = getattr(run, name)
         if found is None:
