@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Literal
 
 from starlette.applications import Starlette
@@ -137,8 +138,6 @@ class Endpoint:
         return Response(status_code=200)
 
     async def _version(self, _request: Request) -> Response:
-        from importlib.metadata import version
-
         return JSONResponse({"version": version("rooftrace")})
 
     def _card(self, name: str, row: int) -> dict[str, Any]:
