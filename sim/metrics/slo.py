@@ -21,7 +21,8 @@ def with_limits(
     Values are of the requests that the summary's latencies are of, so that a request without a first token is in no percentile.
     """
     found = dict(summary)
-    if of_requests := _of_requests(slo or {}):
+    # With classes a request is held to those of its class in their place.
+    if (of_requests := _of_requests(slo or {})) and not classes:
         found["request_limits"] = of_requests
     top = _held(summary, slo or {})
     if top:

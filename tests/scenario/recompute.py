@@ -182,7 +182,7 @@ class _Run:
         """Limits, what the protocol reports, and how far to trust the figures, by what the manifest says of the deployment."""
         of_requests = ("ttft_s", "tpot_s", "e2el_s")
         more: dict[str, Any] = {}
-        if any(self.slo.get(key) is not None for key in of_requests):
+        if not self.classes and any(self.slo.get(key) is not None for key in of_requests):
             more["request_limits"] = {key: self.slo[key] for key in of_requests if self.slo.get(key) is not None}
         for each in self.classes:
             limits = {key: value for key, value in each["slo"].items() if key in of_requests and value is not None}
