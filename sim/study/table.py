@@ -86,10 +86,12 @@ def aggregate(runs: Sequence[Mapping[str, Any]], *, half_widths: bool = True, le
             row[key] = None
             if half_widths and _estimated(key):
                 row[key + HALF_WIDTH] = None
+        elif not _estimated(key):
+            row[key] = sum(values) / len(values)
         else:
             interval = mean_interval(values, level=level)
             row[key] = interval.mean
-            if half_widths and _estimated(key):
+            if half_widths:
                 known = not certain and not math.isnan(interval.half_width)
                 row[key + HALF_WIDTH] = interval.half_width if known else None
     return row

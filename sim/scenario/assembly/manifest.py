@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sim.scenario import named
@@ -35,9 +36,9 @@ def manifest_of(
         models = list(getattr(workload, "models", ()) or names)
         facts = {"models": models, "pools": _pool_facts(pools, built), "router": router}
         if len(built) == len(built[0]) == 1:
-            facts |= {
-                key: value for key, value in _trust(pools[0].deployments[0], built[0][0]).items() if key == "interval"
-            }
+            only = pools[0].deployments[0]
+            found = _trust(only, built[0][0], only.provenance)
+            facts |= {"interval": found["interval"]} if "interval" in found else {}
         facts |= facts_of(scenario, pools, experiment.handover)
     chosen = {
         f"{pool.prefix(i)}{key}": {"tokens": tokens, "why": why}
@@ -130,7 +131,7 @@ def _pool_facts(pools: list[PoolOf], built: list[list[Hosted]]) -> dict[str, Any
 def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
     """What the manifest says of a model on its machines."""
     deployment, decoding = pool.deployments[i], hosted[i].decoding
-    model, device = deployment.model, deployment.device
+    model, device, provenance = deployment.model, deployment.device, deployment.provenance
     usd_per_hour, price_source = price_of(pool.scenarios[i], device)
     return {
         "model": {
@@ -143,7 +144,7 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
         "hardware": {
             "name": device.name,
             "title": device.title,
-            **deployment.provenance,
+            **provenance,
             "memory_bytes": device.memory_bytes,
             "hbm_bytes_per_s": device.hbm_bytes_per_s,
             "peak_flops_per_s": dict(device.peak_flops_per_s),
@@ -154,7 +155,7 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
                 **({"price_usd_per_hour": price_source} if price_source else {}),
             },
         },
-        **_trust(deployment, hosted[i]),
+        **_trust(deployment, hosted[i], provenance),
         **ranks_of(pool.scenarios[i]),
         "memory": hosted[i].plan.facts,
         "scheduler": named.shown_policy(hosted[i].spec.scheduler),
@@ -162,13 +163,13 @@ def _facts(pool: PoolOf, hosted: list[Hosted], i: int) -> dict[str, Any]:
     }
 
 
-def _trust(deployment: Deployment, hosted: Hosted) -> dict[str, Any]:
+def _trust(deployment: Deployment, hosted: Hosted, provenance: Mapping[str, Any]) -> dict[str, Any]:
     """What the prices come from (`trust`), and factors of a 90 % interval for TPOT and TTFT where deployments were held back of the
     stack's fit; `why_not` where there are none."""
     from hwmodels.calibrated import Calibrated
     from hwmodels.serving_intervals import has_rows, serving_interval
 
-    provenance, profile = deployment.provenance, deployment.profile
+    profile = deployment.profile
     stack = provenance.get("serving_stack", {})
     priced = {"kernels": provenance.get("calibration", provenance["profile"])}
     priced |= {key: provenance[key] for key in ("measured_kernels", "borrowed_kernels") if key in provenance}
