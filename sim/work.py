@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hwmodels.power import power_share
+from hwmodels.totals import Totals
+from sim.engine.clock import TICK_BITS
+from sim.engine.prices import StageTable
+from sim.engine.spill import in_blocks
+
 if TYPE_CHECKING:
     from hwmodels.cost import CostModel
     from sim.engine import Columns, Experiment
@@ -30,8 +36,6 @@ def work_done(experiment: Experiment, columns: Columns) -> dict[str, Any]:
     affine in them: the mean of its first and last iteration is that of all; power and shares are the mean of the two. Empty where
     a model is known by a table of latencies only, which says nothing of its work.
     """
-    from sim.engine.prices import StageTable
-
     done: dict[str, Any] = {"flops": 0.0, "hbm_bytes": 0.0, "peak_flops_per_s": 0.0, "peak_bytes_per_s": 0.0}
     done |= {"prompt_s": 0.0, "prompt_attention_s": 0.0, "decode_kv_s": 0.0}
     machines = experiment.machines
@@ -106,8 +110,6 @@ class _Bulk(NamedTuple):
 
 def _in_bulk(parts: Iterable[tuple[int, np.ndarray]]) -> Iterator[_Bulk]:
     """Many small records together, as thousands of machines have them, and large ones in pieces."""
-    from sim.engine.spill import in_blocks
-
     held: list[tuple[int, np.ndarray]] = []
     n = 0
     for machine, spans_of in parts:
@@ -131,9 +133,6 @@ def _joined(held: list[tuple[int, np.ndarray]]) -> _Bulk:
 
 def _add_work(done: dict[str, Any], cost: CostModel, draft_cost: CostModel | None, bulk: _Bulk) -> None:
     """What a model did on some machines, by their records."""
-    from hwmodels.totals import Totals
-    from sim.engine.clock import TICK_BITS
-
     spans = bulk.spans
     span = {name: spans[name].astype(np.int64) for name in _SPAN_FIELDS}
     queries = span["decode_seqs"] * span["query_tokens"]
@@ -168,8 +167,6 @@ def _add_power(
 ) -> None:
     """Add half of spans of *times* iterations that took *seconds* in all, in each of which *work* was done; a draft's passes draw
     what the target's step draws."""
-    from hwmodels.power import power_share
-
     busy = seconds > 0
     each = np.where(busy, seconds / times, 1.0)
     memory = np.broadcast_to(work.hbm_bytes, times.shape) / (each * cost.peak_bytes_per_s)
@@ -209,8 +206,6 @@ def _roofline_s(cost: CostModel, totals: Any) -> np.ndarray:
 
 def _add_draft_work(done: dict[str, Any], draft: CostModel, span: Mapping[str, Any]) -> None:
     """Prompts and passes of the draft model; a draft of which only a time is known adds nothing."""
-    from hwmodels.totals import Totals
-
     zero = np.zeros_like(span["n"])
     prompts = Totals(
         rows=span["prefill_rows"],
