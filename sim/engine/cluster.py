@@ -11,6 +11,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -32,6 +33,7 @@ from sim.engine.invariants import Watch
 from sim.engine.machine import Machine
 from sim.engine.ranks import machine_of, ranked
 from sim.engine.requests import RequestState
+from sim.engine.spill import Spill
 from sim.engine.tenant import InCommon, columns_of
 from sim.engine.terms import class_columns, terms_of
 from sim.engine.tiers import SharedStores
@@ -50,15 +52,19 @@ FELT_AFTER_NS = 1
 """Nothing that one machine does is felt by another sooner."""
 
 
-def run(experiment: Experiment, *, fast_forward: bool = True, check_invariants: bool = False) -> Columns:
+def run(
+    experiment: Experiment, *, fast_forward: bool = True, check_invariants: bool = False, spill_to: Path | None = None
+) -> Columns:
     """Replay the experiment's workload to its end, or to its horizon.
+
+    Records of iterations beyond 64 MB go to a file without a name in the folder *spill_to*, or in that of temporary files.
 
     With *fast_forward* off every iteration is an event of its own: the same columns, slower. With *check_invariants* the
     invariants that docs/architecture.md names are checked at every event, slower still; `InvariantError` names the broken one.
     """
     began = time.perf_counter()
     with _COLLECTIONS.few():
-        cluster = _Cluster(experiment, fast_forward, check_invariants)
+        cluster = _Cluster(experiment, fast_forward, check_invariants, spill_to)
         columns = cluster.run()
     columns.meta["wall_s"] = time.perf_counter() - began
     return columns
@@ -185,7 +191,9 @@ def _waiting_clients(experiment: Experiment) -> tuple[list[int] | None, array[in
 class _Cluster:
     """Arrivals, the router between machines, closed-loop clients, and the end of the run."""
 
-    def __init__(self, experiment: Experiment, fast_forward: bool, check_invariants: bool) -> None:
+    def __init__(
+        self, experiment: Experiment, fast_forward: bool, check_invariants: bool, spill_to: Path | None = None
+    ) -> None:
         workload = experiment.workload
         self._experiment = experiment
         self._n = n = len(workload)
@@ -224,7 +232,8 @@ class _Cluster:
             self._state.carried = array("q", bytes(8 * n))
         self._clock = Clock()
         self._machines: list[Machine] = []
-        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, _stores(specs))
+        spill = Spill(spill_to, sum(len(spec.tenants) * spec.ranks for spec in specs))
+        common = InCommon(self._clock, self._state, self, experiment.seed, fast_forward, {}, _stores(specs), spill)
         first = 0
         for index, spec in enumerate(specs):
             steps = experiment.handover is not None and _trees_of_ranks(spec)
@@ -509,7 +518,10 @@ def _columns(cluster: _Cluster) -> Columns:
     """What the run leaves behind."""
     state = cluster._state
     finish, output, left = (_as_column(column) for column in (state.finish, state.output, state.left))
-    replicas = tuple(columns_of(tenant) for machine in cluster._machines for tenant in machine.tenants)
+    tenants = [tenant for machine in cluster._machines for tenant in machine.tenants]
+    for tenant in tenants:
+        tenant.recorder.close(tenant.sequences.kv.block_tokens)
+    replicas = tuple(map(columns_of, tenants))
     makespan_ns = int(finish.max(initial=0))
     if cluster._experiment.horizon_ns is not None:
         makespan_ns = min(max(makespan_ns, cluster._clock.now_ns), cluster._experiment.horizon_ns)
