@@ -108,14 +108,12 @@ def _cell(value: float) -> str:
 _INTERVALS = """\
 ## Intervals
 
-Each prediction of a kernel has an interval that is meant to hold nine measured times in ten (`Profile.estimate` gives it). Its
-ends are where the errors on shapes that the scored fit did not see have their middle 90 %, and move apart outside the range
-of times that was measured. The first figure judges each such row by the interval that the other half of them gives.
+`Profile.estimate` gives each kernel a 90 % interval: the middle 90 % of the errors on shapes that the scored fit did not see, wider
+outside the measured range of times. The first figure judges each such row by the interval that the other half of them gives.
 """
 _LOANS = """\
 ## Devices left out
 
-Each measured device predicted from the profiles of all the others, as a device without a profile is: `python -m
-hwmodels.left_out DIR` gives the same table, and writes from it how far the intervals of loans reach. The error is the mean
-over a device's files, each of the mean over its rows.
+Each measured device is predicted from the profiles of the others, as a device without a profile is (`python -m hwmodels.left_out
+DIR`). The error is the mean over a device's files of each file's mean error.
 """

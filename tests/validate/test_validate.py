@@ -343,7 +343,7 @@ def test_the_command_prints_and_writes_the_table(tmp_path):
     assert tuple(row) == COLUMNS
     assert (row["file"], row["rows"], row["unmodelled"]) == ("gemm_h100_bf16_vllm0.24.csv", "3", "0")
     assert float(row["mape_pct"]) < 0.01
-    assert "| gemm_h100_bf16_vllm0.24.csv | latency |" in page.read_text()
+    assert "| gemm | 1 | 3 | 0.0 | 0.0 | 0.0 | gemm_h100_bf16_vllm0.24.csv |" in page.read_text()
     assert [path.name for path in plots.iterdir()] == ["gemm_h100_bf16_vllm0.24.latency.png"]
 
 
@@ -481,10 +481,12 @@ def test_serving_errors_are_told_by_group():
     assert served_pair([]) is None
 
 
-def test_what_remains_unexplained_is_beyond_the_aims_and_the_largest_first():
-    labels = [("vllm", "good", 4)] * 3 + [("vllm", "bad", 4)] * 3 + [("vllm", "worse", 4)]
-    groups = unexplained(served(labels, [1.01] * 3 + [1.6] * 3 + [1.7]))
-    assert [group.name.split(",")[0] for group in groups] == ["bad", "worse"]
+def test_the_page_marks_the_models_that_remain_unexplained():
+    pair = served([("vllm", "good", 4)] * 3 + [("vllm", "bad", 4)] * 3, [1.01] * 3 + [1.6] * 3)
+    assert [unexplained(group) for group in errors_by(pair, "model")] == [True, False]
+    page = served_markdown(pair)
+    assert "| **bad, " in page
+    assert "| good, " in page
 
 
 def test_served_runs_are_drawn_and_listed(tmp_path):
@@ -524,7 +526,15 @@ def test_lines_without_a_prediction_leave_their_errors_empty(tmp_path):
     lines = [one.line for one in validate(tmp_path)]
     write_csv(lines, tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text().splitlines()[1].endswith(",1,1,,,,,latency")
-    assert "| - | - | - | - |" in to_markdown(lines)
+    assert "| gemm | 1 | 1 | - | - | - | - |" in to_markdown(lines)
+
+
+def test_the_page_shows_the_least_the_median_and_the_largest_error_of_a_kind(tmp_path):
+    for device, off in (("h100", 0.8), ("h200", 0.5), ("b200", 1.0)):
+        name = {"h100": "h100-sxm"}.get(device, device)
+        write(tmp_path, f"gemm_{device}_bf16_vllm0.24.csv", gemm_rows(name, SHAPES, off=off))
+    page = to_markdown([one.line for one in validate(tmp_path)])
+    assert "| gemm | 3 | 9 | 0.0 | 25.0 | 100.0 | gemm_h200_bf16_vllm0.24.csv |" in page
 
 
 def test_latencies_are_missing_where_a_request_did_not_end():
