@@ -24,7 +24,15 @@ from sim.validation.files import Comparison, compare, validate
 from sim.validation.fit_acceptance import best_of
 from sim.validation.machines import Speculation, devices_of
 from sim.validation.runs import Unmodelled, latencies_s, rows_of, served_run, served_s
-from sim.validation.served import errors_by, served_markdown, served_pair, unexplained
+from sim.validation.served import (
+    GROUP_COLUMNS,
+    errors_by,
+    served_markdown,
+    served_pair,
+    served_pairs,
+    unexplained,
+    write_groups,
+)
 from sim.validation.speculated import NOT_KNOWN, speculation_of
 from sim.validation.tables import COLUMNS, to_markdown, write_csv
 from tests.sample import with_all
@@ -481,12 +489,21 @@ def test_serving_errors_are_told_by_group():
     assert served_pair([]) is None
 
 
-def test_the_page_marks_the_models_that_remain_unexplained():
-    pair = served([("vllm", "good", 4)] * 3 + [("vllm", "bad", 4)] * 3, [1.01] * 3 + [1.6] * 3)
-    assert [unexplained(group) for group in errors_by(pair, "model")] == [True, False]
-    page = served_markdown(pair)
-    assert "| **bad, " in page
-    assert "| good, " in page
+def test_what_remains_unexplained_is_beyond_the_aims_and_the_largest_first():
+    labels = [("vllm", "good", 4)] * 3 + [("vllm", "bad", 4)] * 3 + [("vllm", "worse", 4)]
+    groups = unexplained(served(labels, [1.01] * 3 + [1.6] * 3 + [1.7]))
+    assert [group.name.split(",")[0] for group in groups] == ["bad", "worse"]
+
+
+def test_groups_of_serving_runs_are_written_with_models_and_loads(tmp_path):
+    pair = served([("vllm", "a", 4), ("sglang", "b", 64)], [1.1, 0.7])
+    write_groups(served_pairs(pair), tmp_path / "groups.csv")
+    with (tmp_path / "groups.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == GROUP_COLUMNS
+    assert {row["by"] for row in rows} == {"family stack", "model precision device stack family", "family stack load"}
+    (one,) = [row for row in rows if row["group"] == "InferenceX, sglang, 17 to 64"]
+    assert (one["rows"], one["tpot_median_pct"], one["tpot_bias_pct"]) == ("1", "30.00", "-30.00")
 
 
 def test_served_runs_are_drawn_and_listed(tmp_path):
