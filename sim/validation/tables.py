@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
+from hwmodels import memory_logs
+from hwmodels.profiles import calibrated_devices, load_profile
 from sim.errors import OutputError
 from sim.validation.files import Comparison, ErrorLine
 from sim.validation.served import served_markdown
@@ -40,8 +42,6 @@ def to_markdown(
 
     Further *sections* follow the errors on data that was not fitted.
     """
-    from hwmodels import memory_logs
-
     parts = [_HEAD, *_by_kind(line for line in lines if line.quantity == "latency")]
     parts.append("\n## Serving runs and their parts\n")
     parts.append("| file | quantity | priced as | rows | unmodelled | MAPE % | median % | p90 % | bias % |")
@@ -122,8 +122,6 @@ sets beyond 15 %.
 
 
 def _held_back() -> Iterator[str]:
-    from hwmodels.profiles import calibrated_devices, load_profile
-
     devices = calibrated_devices()
     held: dict[tuple[str, str], list[float]] = {}
     for name in devices:
