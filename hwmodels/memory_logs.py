@@ -236,7 +236,7 @@ Blocks of the KV cache as vLLM's logs report them, and as `memory:` of a scenari
 benchmarks.kv_blocks`). The constants of `hwmodels/memory.toml` are fitted to the parts that the logs print, never to the blocks;
 "unseen" is with constants fitted without any log of the same model. The forms of the account were chosen with all logs in view.
 Where a source gives no limits, they are vLLM's defaults on an H100 (1,024 sequences, 8,192 tokens). Logs of SGLang and TensorRT-LLM
-were not at hand: their accounts follow their sources and have been held against nothing."""
+were not at hand: their accounts follow their sources and were compared with nothing."""
 _MISSES = """
 The misses: gpt-oss-120b on one H100 has 3.3 GiB of cache beside 64 GiB of weights, of which 0.1 GiB are off; for Qwen3-32B in
 September 2025 neither release nor flags are known. The row of gpt-oss compares blocks of the pool that vLLM's groups of layers
