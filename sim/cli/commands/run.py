@@ -81,22 +81,22 @@ def run(
         n_requests, n_machines = len(built.experiment.workload), len(built.experiment.replicas)
         machines = f"{n_machines:,} machine{'s' if n_machines > 1 else ''}"
         with under_way(f"Simulating {n_requests:,} requests on {machines}"):
-            result = run_built(built).or_whole()
+            run = run_built(built, spill_to=scratch.parent)
+            result = run.kept().or_whole()
         for note in result.manifest["notes"][len(built.manifest["notes"]) :]:
             typer.echo(f"Note: {note}", err=True)
-        kept = result.kept()
         with under_way("Writing the results"):
-            kept.write(scratch)
+            result.write(scratch)
             if plots:
                 from sim.plots import save_run
 
-                save_run(kept, scratch)
+                save_run(result, scratch)
         if html:
             from sim.report.html import write_run_report
 
             write_run_report(result, scratch / REPORT)
         if timeline is not None:
-            _write_events(result, timeline)
+            _write_events(run, timeline)
     if as_json:
         print_json(result.summary)
     else:
